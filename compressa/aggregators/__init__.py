@@ -1,0 +1,28 @@
+"""Aggregators: how the ranks' gradients of one unit become their mean."""
+
+from compressa.aggregators.base import (
+    Aggregator,
+    AllGather,
+    AllReduce,
+    Merge,
+    Round,
+    State,
+    Turn,
+    Verb,
+    World,
+)
+from compressa.aggregators.single import choose_exchange, single
+
+__all__ = [
+    "Aggregator",
+    "AllGather",
+    "AllReduce",
+    "Merge",
+    "Round",
+    "State",
+    "Turn",
+    "Verb",
+    "World",
+    "choose_exchange",
+    "single",
+]

@@ -1,0 +1,182 @@
+"""The contract of an aggregator, the only thing that the engine drives.
+
+An aggregator is bound to one unit. `rounds` says beforehand which communication it will ask
+for; `run` is a generator that asks for exactly those rounds, in order, with device work
+between them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch
+
+from compressa.collectives.base import Combine
+from compressa.parameters import Layout, ParameterInfo
+
+
+class Verb(Enum):
+    """What a round asks of the network."""
+
+    ALL_REDUCE = "all_reduce"
+    ALL_GATHER = "all_gather"
+
+
+@dataclass(frozen=True)
+class Round:
+    """One communication round, known before the first step.
+
+    Attributes:
+        verb: What is asked.
+        dtype: Dtype of the values on the wire; uint8 for payloads.
+        capacity_bytes: Most bytes of this rank's whole contribution.
+        dense: Whether a backend's own all-reduce can carry it.
+    """
+
+    verb: Verb
+    dtype: torch.dtype
+    capacity_bytes: int
+    dense: bool = False
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """Request: combine over all ranks; the combine holds the result."""
+
+    combine: Combine
+    scratch: Mapping[int, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class AllGather:
+    """Request: bring every rank's payload to every rank; answered with `{rank: payload}`."""
+
+    payload: torch.Tensor
+    incoming: Mapping[int, torch.Tensor]
+    exact: bool
+
+
+Request = AllReduce | AllGather
+Rounds = Generator[Request, Any, None]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One step of one unit.
+
+    Attributes:
+        step: Optimizer step.
+        epoch: Epoch of the transport.
+        loss_scale: What the gradients were multiplied by; residuals are kept unscaled.
+        hold_zeros: A segment whose gradient is all zero keeps its residual back (its
+            parameter may be unused on every rank, and the result thrown away).
+    """
+
+    step: int
+    epoch: int = 0
+    loss_scale: float = 1.0
+    hold_zeros: bool = False
+
+
+class Merge(Enum):
+    """How one rank's state becomes another world's, when the number of ranks changes."""
+
+    SUM = "sum"  # residuals: e'_j = (P'/P) times the sum of the e_i mapped to j
+    FIRST = "first"  # the same on every rank: any copy serves
+
+
+class State:
+    """Named vectors that survive steps, keyed by parameter name; one store per rank.
+
+    `vector` gives the same memory to whoever asks for the same name, so that units, cuts and
+    compressors can change while the state stays.
+    """
+
+    def __init__(self) -> None:
+        self.vectors: dict[str, torch.Tensor] = {}
+        self.merges: dict[str, Merge] = {}
+
+    def vector(
+        self,
+        kind: str,
+        parameter: ParameterInfo,
+        elems: int,
+        merge: Merge,
+        initial: Callable[[torch.Tensor], None] | None = None,
+    ) -> torch.Tensor:
+        """Return the vector of this kind for a parameter, made of zeros at first.
+
+        Args:
+            kind: What it is, such as "residual".
+            parameter: Whose it is.
+            elems: Its length, float32.
+            merge: What becomes of it when the number of ranks changes.
+            initial: Fills it when it is new.
+        """
+        key = f"{kind}/{parameter.name}"
+        if key not in self.vectors:
+            self.vectors[key] = torch.zeros(elems, dtype=torch.float32)
+            self.merges[key] = merge
+            if initial is not None:
+                initial(self.vectors[key])
+        return self.vectors[key]
+
+    def residual(self, parameter: ParameterInfo) -> torch.Tensor:
+        """Return a parameter's residual: what was not sent so far, unscaled."""
+        return self.vector("residual", parameter, parameter.elems, Merge.SUM)
+
+
+@dataclass(frozen=True)
+class World:
+    """What an aggregator needs to know of the run.
+
+    Attributes:
+        rank: This rank.
+        size: Number of ranks.
+        seed: Seed of the counter-based random bits.
+        exchange: How codecs are exchanged: "auto", "all_reduce", "all_gather" or
+            "scatter_reduce".
+        state: This rank's state.
+    """
+
+    rank: int
+    size: int
+    seed: int
+    exchange: str
+    state: State
+
+    @property
+    def peers(self) -> list[int]:
+        """The other ranks, the next one first."""
+        return [(self.rank + shift) % self.size for shift in range(1, self.size)]
+
+
+class Aggregator(ABC):
+    """Turns the ranks' gradients of one unit into their mean."""
+
+    @property
+    def values_dtype(self) -> torch.dtype:
+        """Dtype in which `run` wants the gradients."""
+        return torch.float32
+
+    @property
+    @abstractmethod
+    def rounds(self) -> tuple[Round, ...]:
+        """The communication rounds of every step, in order."""
+
+    @abstractmethod
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Yield the rounds' requests; afterwards `gradients` hold the mean over ranks.
+
+        Args:
+            gradients: One 1-D contiguous `values_dtype` tensor per segment, overwritten.
+            turn: The step.
+        """
+
+    @abstractmethod
+    def rollback(self, turn: Turn) -> None:
+        """Give back to the residual what `turn` sent, since its step was skipped."""

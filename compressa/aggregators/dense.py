@@ -1,0 +1,92 @@
+"""Dense: the uncompressed mean, in the gradients' own dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from compressa.aggregators.base import AllReduce, Aggregator, Round, Rounds, Turn, Verb, World
+from compressa.collectives.combine import DenseSum
+from compressa.parameters import Layout
+
+
+class Dense(Aggregator):
+    """Divide by the number of ranks, then sum, as DistributedDataParallel does."""
+
+    def __init__(self, layout: Layout, world: World) -> None:
+        self._layout = layout
+        self._world = world
+        self._flat = torch.empty(0, dtype=layout.dtype)
+        self._scratch: dict[int, torch.Tensor] = {}
+
+    @property
+    def values_dtype(self) -> torch.dtype:
+        """The gradients' own."""
+        return self._layout.dtype
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """One sum."""
+        size = self._layout.elems * self._layout.dtype.itemsize
+        return (Round(Verb.ALL_REDUCE, self._layout.dtype, size, dense=True),)
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """One all-reduce, in place where the segments lie side by side in memory."""
+        joined = side_by_side(gradients)
+        flat = self._staged(gradients) if joined is None else joined
+        flat.div_(self._world.size)
+        combine = DenseSum(flat, self._world.rank, self._world.size)
+        yield AllReduce(combine, self._receive_buffers(combine))
+        if joined is None:
+            for gradient, mean in zip(gradients, flat.split(_lengths(gradients)), strict=True):
+                gradient.copy_(mean)
+
+    def rollback(self, turn: Turn) -> None:
+        """There is no residual."""
+
+    def _staged(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self._flat.numel() == 0:
+            self._flat = torch.empty(self._layout.elems, dtype=self._layout.dtype)
+        return torch.cat(list(gradients), out=self._flat)
+
+    def _receive_buffers(self, combine: DenseSum) -> dict[int, torch.Tensor]:
+        """Made at the first step, and only if the transport does not sum by itself."""
+        if not self._scratch:
+            size = max(combine.shard_bytes(shard) for shard in range(self._world.size))
+            self._scratch = LazyBuffers(self._world.peers, size)
+        return self._scratch
+
+
+class LazyBuffers(dict[int, torch.Tensor]):
+    """One uint8 buffer per peer, allocated when first asked for."""
+
+    def __init__(self, peers: Sequence[int], size_bytes: int) -> None:
+        super().__init__()
+        self._peers = frozenset(peers)
+        self._size_bytes = size_bytes
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __missing__(self, peer: int) -> torch.Tensor:
+        if peer not in self._peers:
+            raise KeyError(peer)
+        self[peer] = torch.empty(self._size_bytes, dtype=torch.uint8)
+        return self[peer]
+
+
+def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return one tensor over all of them if they follow each other in memory, else None."""
+    first = tensors[0]
+    storage = first.untyped_storage().data_ptr()
+    offset = first.storage_offset()
+    for tensor in tensors:
+        if tensor.untyped_storage().data_ptr() != storage or tensor.storage_offset() != offset:
+            return None
+        offset += tensor.numel()
+    return first.as_strided((offset - first.storage_offset(),), (1,))
+
+
+def _lengths(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor.numel() for tensor in tensors]

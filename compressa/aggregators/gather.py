@@ -1,0 +1,57 @@
+"""Gathered: every rank's payload goes to every rank, and all decode and average alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from compressa.aggregators.base import (
+    Aggregator,
+    AllGather,
+    Round,
+    Rounds,
+    Turn,
+    Verb,
+    World,
+)
+from compressa.aggregators.scopes import ScopePayload, whole_scopes
+from compressa.codecs.base import Codec
+from compressa.parameters import Layout
+
+
+class Gathered(Aggregator):
+    """One all-gather of payloads: out = 1/P * sum over ranks, in rank order, of decode(c_i).
+
+    Loses nothing but what each rank's own encode leaves in its residual. Each rank sends its
+    payload P - 1 times, so it pays for few ranks or large ratios.
+    """
+
+    def __init__(self, codec: Codec, layout: Layout, world: World, *, feedback: bool) -> None:
+        self._world = world
+        self._scopes = ScopePayload(
+            codec, layout.unit, whole_scopes(layout), world, feedback=feedback
+        )
+        self._payload = self._sent = self._scopes.buffer()
+        self._incoming = {peer: self._scopes.buffer() for peer in world.peers}
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """One all-gather."""
+        return (Round(Verb.ALL_GATHER, torch.uint8, self._scopes.wire_bytes),)
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Encode, gather, decode and average."""
+        self._sent = self._scopes.encode(gradients, turn, self._payload)
+        everyone = yield AllGather(self._sent, self._incoming, self._scopes.exact)
+        for sender in self._world.peers:
+            self._scopes.check(everyone[sender], turn, sender)
+        for gradient in gradients:
+            gradient.zero_()
+        for sender in range(self._world.size):
+            weight = 1.0 / self._world.size
+            self._scopes.decode_add(everyone[sender], gradients, weight, turn, sender)
+
+    def rollback(self, turn: Turn) -> None:
+        """Decode the own payload and add it back."""
+        self._scopes.give_back(self._sent, turn)

@@ -1,0 +1,78 @@
+"""Reducible: payloads that a plain all-reduce may sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from compressa.aggregators.base import AllReduce, Aggregator, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.dense import LazyBuffers
+from compressa.aggregators.scopes import held_back, whole_scopes
+from compressa.codecs.base import Codec, Draw
+from compressa.collectives.combine import DenseSum
+from compressa.errors import ConfigError
+from compressa.parameters import Layout, Segment
+
+
+class Reducible(Aggregator):
+    """One all-reduce of values in the codec's wire dtype, divided by P before the sum.
+
+    The values carry no header: they are summed on the way.
+    """
+
+    def __init__(self, codec: Codec, layout: Layout, world: World, *, feedback: bool) -> None:
+        if codec.reduce is None:
+            raise ConfigError(
+                f"{codec.name}: its payloads cannot be summed, so exchange.kind = "
+                '"all_reduce" does not fit; use "auto", "all_gather" or "scatter_reduce"'
+            )
+        self._codec = codec
+        self._world = world
+        self._feedback = feedback
+        self._scopes = whole_scopes(layout)
+        self._sizes = [codec.wire_bytes(scope.segment.elems) for scope in self._scopes]
+        self._payload = torch.zeros(sum(self._sizes), dtype=torch.uint8)
+        self._sent = torch.zeros_like(self._payload)
+        self._values = self._payload.view(codec.reduce.dtype)
+        self._combine = DenseSum(self._values, world.rank, world.size)
+        largest = max(self._combine.shard_bytes(shard) for shard in range(world.size))
+        self._scratch = LazyBuffers(world.peers, largest)
+        if feedback:
+            for scope in self._scopes:
+                scope.residual(world.state)
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """One sum."""
+        size = self._payload.numel()
+        return (Round(Verb.ALL_REDUCE, self._values.dtype, size, dense=True),)
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Encode, sum, decode."""
+        for scope, place in zip(self._scopes, self._payload.split(self._sizes), strict=True):
+            x, draw = scope.of(gradients), self._draw(scope.segment, turn)
+            if self._feedback and not held_back(x, turn):
+                residual = scope.residual(self._world.state)
+                self._codec.encode_feedback(x, residual, place, draw, turn.loss_scale)
+            else:
+                self._codec.encode(x, place, draw)
+        self._sent.copy_(self._payload)
+        self._values.div_(self._world.size)
+        yield AllReduce(self._combine, self._scratch)
+        for scope, place in zip(self._scopes, self._payload.split(self._sizes), strict=True):
+            self._codec.decode(place, scope.of(gradients), self._draw(scope.segment, turn))
+
+    def rollback(self, turn: Turn) -> None:
+        """Decode what was sent and add it back."""
+        if not self._feedback:
+            return
+        for scope, place in zip(self._scopes, self._sent.split(self._sizes), strict=True):
+            sent = torch.empty(scope.segment.elems)
+            self._codec.decode(place, sent, self._draw(scope.segment, turn))
+            sent.mul_(1.0 / turn.loss_scale)
+            scope.residual(self._world.state).add_(torch.where(sent.isfinite(), sent, 0.0))
+
+    def _draw(self, segment: Segment, turn: Turn) -> Draw:
+        index = segment.parameter.index
+        return Draw(self._world.seed, turn.step, index, segment.start, self._world.rank)

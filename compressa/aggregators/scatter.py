@@ -1,0 +1,195 @@
+"""Scattered: scatter-reduce-all-gather, the compressed mean for any number of ranks.
+
+Each rank encodes the shard of every other rank and sends it there; the owner decodes, adds
+its own values exactly, averages, encodes the mean once, and shares it. Bytes per rank are
+2 (P-1)/P of one payload, whatever P.
+
+Two-sided feedback needs no state of its own: the owner's error r of the mean is kept as P r
+in the owner's own residual, over its own shard, where nothing else is kept, since the owner's
+contribution to its own shard is exact. So sum_t out_t + (1/P) sum_i e_i = (1/P) sum_t sum_i g_i
+holds as it stands, and a change of world size redistributes one kind of residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from compressa.aggregators.base import AllReduce, Aggregator, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.scopes import Scope, ScopePayload, held_back
+from compressa.codecs.base import Codec
+from compressa.codecs.payload import HEADER_BYTES
+from compressa.collectives.base import Combine
+from compressa.compressor import Granularity
+from compressa.errors import ConfigError
+from compressa.parameters import Layout
+
+
+class Scattered(Aggregator, Combine):
+    """Scatter-reduce-all-gather with a codec; also the combine of its own all-reduce."""
+
+    def __init__(
+        self, codec: Codec, layout: Layout, world: World, *, feedback: bool, owner_feedback: bool
+    ) -> None:
+        if codec.granularity not in (Granularity.ELEMENT, Granularity.BLOCK):
+            raise ConfigError(
+                f"{codec.name}: its statistics span the whole parameter, so exchange.kind = "
+                '"scatter_reduce" cannot cut it into shards; use "auto" or "all_gather"'
+            )
+        self._world = world
+        self._owner_feedback = owner_feedback
+        self._shards = [
+            ScopePayload(codec, layout.unit, scopes, world, feedback=feedback)
+            for scopes in cut_shards(layout, world.size, codec.block_elems)
+        ]
+        self._sent = [shard.buffer() for shard in self._shards]
+        self._filled = list(self._sent)
+        largest = max(shard.wire_bytes for shard in self._shards)
+        self._scratch = {peer: torch.zeros(largest, dtype=torch.uint8) for peer in world.peers}
+        self._kept = [torch.zeros(scope.segment.elems) for scope in self._own.scopes]
+        self._held = [False] * len(self._kept)
+        self._turn = Turn(0)
+        self._gradients: Sequence[torch.Tensor] = ()
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """One all-reduce that decodes, adds and encodes."""
+        size = sum(shard.wire_bytes for shard in self._shards)
+        return (Round(Verb.ALL_REDUCE, torch.uint8, size),)
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Encode every other rank's shard, then combine."""
+        self._gradients, self._turn = gradients, turn
+        for peer in self._world.peers:
+            buffer = self._sent[peer]
+            self._filled[peer] = self._shards[peer].encode(gradients, turn, buffer)
+        for i, scope in enumerate(self._own.scopes):
+            self._correct(i, scope)
+        yield AllReduce(self, self._scratch)
+
+    def rollback(self, turn: Turn) -> None:
+        """Add back what the peers were sent; restore what the own shard contributed."""
+        for peer in self._world.peers:
+            self._shards[peer].give_back(self._filled[peer], turn)
+        if self._own.feedback:
+            for kept, scope in zip(self._kept, self._own.scopes, strict=True):
+                scope.residual(self._world.state).copy_(kept)
+
+    @property
+    def exact(self) -> bool:
+        """Whether payloads are of fixed size."""
+        return self._own.exact
+
+    def shard_bytes(self, shard: int) -> int:
+        """Bytes of a shard's payload."""
+        return self._shards[shard].wire_bytes
+
+    def partial(self, shard: int) -> torch.Tensor:
+        """The payload for a shard's owner."""
+        return self._filled[shard]
+
+    def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
+        """Average the own values and the decoded partials; encode the mean."""
+        own, turn, size = self._own, self._turn, self._world.size
+        for sender, part in enumerate(partials):
+            if part is not None:
+                own.check(part, turn, sender)
+        for scope in own.scopes:
+            scope.of(self._gradients).mul_(1.0 / size)
+        for sender, part in enumerate(partials):
+            if part is not None:
+                own.decode_add(part, self._gradients, 1.0 / size, turn, sender)
+        self._encode_mean()
+
+    def sealed(self, shard: int) -> torch.Tensor:
+        """The encoded mean."""
+        return self._filled[shard]
+
+    def accept(self, shard: int, sealed: torch.Tensor) -> None:
+        """Check and decode another owner's mean."""
+        self._shards[shard].check(sealed, self._turn, shard)
+        self._shards[shard].decode(sealed, self._gradients, self._turn, shard)
+
+    @property
+    def _own(self) -> ScopePayload:
+        return self._shards[self._world.rank]
+
+    def _correct(self, i: int, scope: Scope) -> None:
+        """Add the residual to the own shard's gradient, and note what to keep if it fails."""
+        x = scope.of(self._gradients)
+        self._held[i] = held_back(x, self._turn)
+        if not self._own.feedback:
+            return
+        residual = scope.residual(self._world.state)
+        self._kept[i].copy_(residual)
+        if not self._held[i]:
+            x.add_(residual, alpha=self._turn.loss_scale)
+            torch.where(x.isfinite(), x / self._turn.loss_scale, residual, out=self._kept[i])
+
+    def _encode_mean(self) -> None:
+        """Encode the mean of the own shard, and go on with what the others will decode."""
+        own, turn = self._own, self._turn
+        payload = self._sent[self._world.rank]
+        offset = HEADER_BYTES
+        for i, scope in enumerate(own.scopes):
+            mean = scope.of(self._gradients)
+            place = own.place(payload, offset, scope)
+            length = self._encode_owned(i, scope, mean, place)
+            offset = own.advance(payload, offset, length)
+        filled = own.seal(payload, turn, offset - HEADER_BYTES)
+        self._filled[self._world.rank] = filled
+        own.decode(filled, self._gradients, turn, self._world.rank)
+
+    def _encode_owned(
+        self, i: int, scope: Scope, mean: torch.Tensor, place: torch.Tensor
+    ) -> int:
+        codec, draw = self._own.codec, self._own.draw(scope, self._turn, owner=True)
+        if not self._own.feedback:
+            return codec.encode(mean, place, draw)
+        residual = scope.residual(self._world.state).zero_()
+        if not self._owner_feedback:
+            length = codec.encode(mean, place, draw)
+        else:
+            # (mean - decoded) * P / loss_scale: the owner's error, times P, unscaled.
+            unit = self._turn.loss_scale / self._world.size
+            length = codec.encode_feedback(mean, residual, place, draw, unit)
+        if self._held[i]:
+            residual.add_(self._kept[i])
+        elif not bool(mean.isfinite().all()):
+            torch.where(mean.isfinite(), residual, self._kept[i], out=residual)
+        return length
+
+
+def cut_shards(layout: Layout, shards: int, block_elems: int) -> list[list[Scope]]:
+    """Cut a unit into one nearly equal list of scopes per rank, on block boundaries.
+
+    Cuts fall on multiples of `block_elems` within each segment, or between segments, so that
+    blocks are the same whatever the number of ranks.
+    """
+    edges = _edges(layout, shards, block_elems)
+    result: list[list[Scope]] = []
+    for low, high in zip(edges, edges[1:], strict=False):
+        scopes, base = [], 0
+        for i, segment in enumerate(layout.segments):
+            start, stop = max(low - base, 0), min(high - base, segment.elems)
+            if start < stop:
+                scopes.append(Scope(i, start, segment.part(start, stop)))
+            base += segment.elems
+        result.append(scopes)
+    return result
+
+
+def _edges(layout: Layout, shards: int, block_elems: int) -> list[int]:
+    edges = [0]
+    for i in range(1, shards):
+        target = layout.elems * i // shards
+        base = 0
+        for segment in layout.segments:
+            if target < base + segment.elems:
+                inside = round((target - base) / block_elems) * block_elems
+                target = base + min(inside, segment.elems)
+                break
+            base += segment.elems
+        edges.append(max(target, edges[-1]))
+    return [*edges, layout.elems]

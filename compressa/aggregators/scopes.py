@@ -1,0 +1,204 @@
+"""ScopePayload: several scopes of a unit as one payload with one header.
+
+The body holds the scopes' payloads in order, each beginning on a multiple of 8 bytes. A scope
+of a codec with Bounded size is preceded by 8 bytes: its length (u32) and 4 zero bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from compressa.aggregators.base import State, Turn, World
+from compressa.codecs.base import Bounded, Codec, Draw
+from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
+from compressa.errors import PayloadError
+from compressa.parameters import Layout, Segment
+
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Part of one of the unit's gradients, compressed alone.
+
+    Attributes:
+        gradient: Index of the gradient in the unit.
+        start: First element in that gradient.
+        segment: The same part as a segment of its parameter.
+    """
+
+    gradient: int
+    start: int
+    segment: Segment
+
+    def of(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return this scope's values."""
+        return gradients[self.gradient][self.start : self.start + self.segment.elems]
+
+    def residual(self, state: State) -> torch.Tensor:
+        """Return this scope's part of its parameter's residual."""
+        whole = state.residual(self.segment.parameter)
+        return whole[self.segment.start : self.segment.stop]
+
+
+def whole_scopes(layout: Layout) -> tuple[Scope, ...]:
+    """One scope for each segment."""
+    return tuple(Scope(i, 0, segment) for i, segment in enumerate(layout.segments))
+
+
+class ScopePayload:
+    """Encodes and decodes a fixed list of scopes; offsets are worked out once.
+
+    Args:
+        codec: The codec of all scopes.
+        unit: Number of the unit.
+        scopes: What the payload holds.
+        world: Rank, seed and state.
+        feedback: Whether encoding adds and keeps residuals.
+    """
+
+    def __init__(
+        self, codec: Codec, unit: int, scopes: Sequence[Scope], world: World, *, feedback: bool
+    ) -> None:
+        self.codec = codec
+        self.scopes = tuple(scopes)
+        self.feedback = feedback
+        self._unit = unit
+        self._world = world
+        self._bounded = isinstance(codec.size, Bounded)
+        self._sizes = [codec.wire_bytes(scope.segment.elems) for scope in scopes]
+        lead = _LENGTH_BYTES if self._bounded else 0
+        self.body_bytes = sum(lead + _aligned(size) for size in self._sizes)
+        self.wire_bytes = HEADER_BYTES + self.body_bytes
+        self.elems = sum(scope.segment.elems for scope in scopes)
+        if feedback:
+            for scope in scopes:
+                scope.residual(world.state)  # allocated now, not in the first step
+
+    @property
+    def exact(self) -> bool:
+        """Whether the payload always has `wire_bytes` bytes."""
+        return not self._bounded
+
+    def buffer(self) -> torch.Tensor:
+        """Allocate a buffer for one payload, zeroed so that padding is."""
+        return torch.zeros(self.wire_bytes, dtype=torch.uint8)
+
+    def draw(self, scope: Scope, turn: Turn, *, owner: bool = False, rank: int = -1) -> Draw:
+        """Return the counter of the random bits for a scope."""
+        segment = scope.segment
+        sender = self._world.rank if rank < 0 else rank
+        index = segment.parameter.index
+        return Draw(self._world.seed, turn.step, index, segment.start, sender, owner)
+
+    def encode(
+        self, gradients: Sequence[torch.Tensor], turn: Turn, payload: torch.Tensor
+    ) -> torch.Tensor:
+        """Encode all scopes of `gradients`; return the filled front of `payload`."""
+        offset = HEADER_BYTES
+        for scope in self.scopes:
+            place = self.place(payload, offset, scope)
+            length = self._encode_scope(scope, scope.of(gradients), turn, place)
+            offset = self.advance(payload, offset, length)
+        return self.seal(payload, turn, offset - HEADER_BYTES)
+
+    def place(self, payload: torch.Tensor, offset: int, scope: Scope) -> torch.Tensor:
+        """Return the memory for a scope's bytes that begin at `offset`."""
+        start = offset + (_LENGTH_BYTES if self._bounded else 0)
+        return payload[start : start + self.codec.wire_bytes(scope.segment.elems)]
+
+    def advance(self, payload: torch.Tensor, offset: int, length: int) -> int:
+        """Note a written scope's length where it varies; return the next scope's offset."""
+        if self._bounded:
+            payload[offset : offset + 4].view(torch.uint32).fill_(length)
+            offset += _LENGTH_BYTES
+        return offset + _aligned(length)
+
+    def seal(self, payload: torch.Tensor, turn: Turn, body_bytes: int) -> torch.Tensor:
+        """Write the header; return the filled front of `payload`."""
+        write_header(payload, self._header(turn, body_bytes))
+        return payload[: HEADER_BYTES + body_bytes]
+
+    def check(self, payload: torch.Tensor, turn: Turn, sender: int) -> None:
+        """Raise PayloadError unless the payload is what `sender` owes for `turn`."""
+        check_header(payload, self._header(turn, self.body_bytes), sender, self.exact)
+        for scope, part in self._parts(payload):
+            self.codec.check(part, scope.segment.elems)
+
+    def decode_add(
+        self,
+        payload: torch.Tensor,
+        gradients: Sequence[torch.Tensor],
+        weight: float,
+        turn: Turn,
+        sender: int,
+    ) -> None:
+        """Add `weight` times the decoded scopes to `gradients`."""
+        for scope, part in self._parts(payload):
+            draw = self.draw(scope, turn, rank=sender)
+            self.codec.decode_add(part, scope.of(gradients), weight, draw)
+
+    def decode(
+        self, payload: torch.Tensor, gradients: Sequence[torch.Tensor], turn: Turn, sender: int
+    ) -> None:
+        """Write the decoded scopes to `gradients`."""
+        for scope, part in self._parts(payload):
+            draw = self.draw(scope, turn, owner=True, rank=sender)
+            self.codec.decode(part, scope.of(gradients), draw)
+
+    def give_back(self, payload: torch.Tensor, turn: Turn) -> None:
+        """Add to the residuals what an encoded payload took from them."""
+        if not self.feedback:
+            return
+        for scope, part in self._parts(payload):
+            sent = torch.empty(scope.segment.elems)
+            self.codec.decode(part, sent, self.draw(scope, turn))
+            sent.mul_(1.0 / turn.loss_scale)
+            scope.residual(self._world.state).add_(torch.where(sent.isfinite(), sent, 0.0))
+
+    def _encode_scope(
+        self, scope: Scope, x: torch.Tensor, turn: Turn, place: torch.Tensor
+    ) -> int:
+        draw = self.draw(scope, turn)
+        if self.feedback and not held_back(x, turn):
+            residual = scope.residual(self._world.state)
+            return self.codec.encode_feedback(x, residual, place, draw, turn.loss_scale)
+        return self.codec.encode(x, place, draw)
+
+    def _header(self, turn: Turn, body_bytes: int) -> Header:
+        wire_id = self.codec.wire_id
+        return Header(wire_id, turn.epoch, turn.step, self._unit, self.elems, body_bytes)
+
+    def _parts(self, payload: torch.Tensor) -> list[tuple[Scope, torch.Tensor]]:
+        offset = HEADER_BYTES
+        parts = []
+        for scope, size in zip(self.scopes, self._sizes, strict=True):
+            length = size
+            if self._bounded:
+                length = self._scope_length(payload, offset, size)
+                offset += _LENGTH_BYTES
+            parts.append((scope, payload[offset : offset + length]))
+            offset += _aligned(length)
+        if offset != payload.numel():
+            raise PayloadError(f"a payload's scopes end at byte {offset} of {payload.numel()}")
+        return parts
+
+    def _scope_length(self, payload: torch.Tensor, offset: int, most: int) -> int:
+        if offset + _LENGTH_BYTES > payload.numel():
+            raise PayloadError("a payload ends before its last scope begins")
+        length = int(payload[offset : offset + 4].view(torch.uint32).item())
+        if length > min(most, payload.numel() - offset - _LENGTH_BYTES):
+            raise PayloadError(f"a scope says it has {length} bytes, more than there are")
+        return length
+
+
+def held_back(x: torch.Tensor, turn: Turn) -> bool:
+    """Whether a scope's residual must wait: its parameter may be unused on every rank."""
+    return turn.hold_zeros and not bool(x.any())
+
+
+def _aligned(size: int) -> int:
+    return -(-size // 8) * 8

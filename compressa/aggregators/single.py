@@ -1,0 +1,62 @@
+"""Single: adapts a codec to the engine, with or without error feedback."""
+
+from __future__ import annotations
+
+from compressa.aggregators.base import Aggregator, World
+from compressa.aggregators.dense import Dense
+from compressa.aggregators.gather import Gathered
+from compressa.aggregators.reducible import Reducible
+from compressa.aggregators.scatter import Scattered
+from compressa.codecs.base import Codec
+from compressa.codecs.none import NoCompression
+from compressa.compressor import Granularity
+from compressa.parameters import Layout
+
+
+
+def choose_exchange(codec: Codec, size: int, wanted: str = "auto") -> str:
+    """Choose how a codec's payloads are combined; depends on nothing that timing changes.
+
+    - Values at places that every rank knows, and no lossy cast: sum them on the way.
+    - Codecs that can be cut anywhere, from three ranks on: scatter-reduce, whose bytes do not
+      grow with the number of ranks, and which sums casts in float32.
+    - Else all-gather: one stage, one loss.
+    """
+    if wanted != "auto":
+        return wanted
+    if codec.reduce is not None and codec.reduce.dtype.itemsize == 4:
+        return "all_reduce"
+    divisible = codec.granularity in (Granularity.ELEMENT, Granularity.BLOCK)
+    return "scatter_reduce" if divisible and size > 2 else "all_gather"
+
+
+def single(
+    codec: Codec,
+    layout: Layout,
+    world: World,
+    *,
+    worker_feedback: bool = False,
+    owner_feedback: bool = False,
+) -> Aggregator:
+    """Build the aggregator of one codec.
+
+    Args:
+        codec: What compresses.
+        layout: The unit.
+        world: Ranks, exchange and state.
+        worker_feedback: Keep what each rank's encode loses, and send it later.
+        owner_feedback: Keep what the owner's encode of the mean loses, too.
+
+    Raises:
+        ConfigError: The wanted exchange does not fit the codec.
+    """
+    if isinstance(codec, NoCompression):
+        return Dense(layout, world)
+    kind = choose_exchange(codec, world.size, world.exchange)
+    if kind == "all_reduce":
+        return Reducible(codec, layout, world, feedback=worker_feedback)
+    if kind == "all_gather":
+        return Gathered(codec, layout, world, feedback=worker_feedback)
+    return Scattered(
+        codec, layout, world, feedback=worker_feedback, owner_feedback=owner_feedback
+    )

@@ -1,0 +1,37 @@
+"""Codecs, one algorithm per file: a vector to really packed bytes, and back."""
+
+from compressa.codecs.base import (
+    Bounded,
+    Codec,
+    Contraction,
+    Draw,
+    Fixed,
+    Reduction,
+    Unbiased,
+)
+from compressa.codecs.bf16 import Bf16
+from compressa.codecs.fp16 import Fp16
+from compressa.codecs.int4 import Int4
+from compressa.codecs.int8 import Int8
+from compressa.codecs.none import NoCompression
+from compressa.codecs.onebit import OneBit
+from compressa.codecs.randomk import RandomK
+from compressa.codecs.topk import TopK
+
+__all__ = [
+    "Bf16",
+    "Bounded",
+    "Codec",
+    "Contraction",
+    "Draw",
+    "Fixed",
+    "Fp16",
+    "Int4",
+    "Int8",
+    "NoCompression",
+    "OneBit",
+    "RandomK",
+    "Reduction",
+    "TopK",
+    "Unbiased",
+]

@@ -1,0 +1,201 @@
+"""The contract of a codec: vectors to bytes and back, and facts that let nobody guess.
+
+A codec works on one scope (a segment of a parameter): a contiguous float32 vector. It keeps
+no state and never talks to a network. Error feedback is a wrapper, but a codec may override
+`encode_feedback` where one fused pass over memory does the work of four.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+
+from compressa.compressor import Compressor, Granularity
+from compressa.errors import PayloadError
+
+if TYPE_CHECKING:
+    from compressa.aggregators.base import Aggregator, World
+    from compressa.parameters import Layout
+
+
+@dataclass(frozen=True)
+class Unbiased:
+    """E C(x) = x, and E||C(x) - x||^2 <= omega ||x||^2."""
+
+    omega: float
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """E||C(x) - x||^2 <= (1 - delta) ||x||^2 with 0 < delta <= 1."""
+
+    delta: float
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """The payload of n elements always has `wire_bytes(n)` bytes."""
+
+
+@dataclass(frozen=True)
+class Bounded:
+    """The payload of n elements has at most `wire_bytes(n)` bytes; its header says how many."""
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A plain all-reduce may sum the payloads.
+
+    Attributes:
+        dtype: The payload is a packed array of this dtype.
+        max_ranks: Most ranks whose sum cannot overflow the dtype (None: any number, since
+            every payload is divided by the number of ranks before the sum).
+    """
+
+    dtype: torch.dtype
+    max_ranks: int | None = None
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Where in the run an encode happens: the counter of counter-based random bits.
+
+    Attributes:
+        seed: The run's seed; the same on every rank.
+        step: Optimizer step.
+        parameter: Index of the parameter.
+        start: First element of the scope within its parameter.
+        rank: The encoding rank, for private streams; shared streams ignore it.
+        owner: Whether the owner of a shard encodes the mean (a stream of its own too).
+    """
+
+    seed: int
+    step: int
+    parameter: int
+    start: int
+    rank: int
+    owner: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec(Compressor):
+    """One vector to bytes and back.
+
+    Tensors: `x`, `out` and `residual` are 1-D, contiguous, float32 and of one length n;
+    `payload` is 1-D, contiguous, uint8, of `wire_bytes(n)` bytes. All are on one device, and
+    the work is enqueued on that device's current stream.
+
+    A scope that holds a NaN or an infinity yields a payload that decodes to non-finite
+    values wherever the affected block reaches, so that a loss scaler sees it on every rank.
+    """
+
+    wire_id: ClassVar[int]
+
+    @property
+    def size(self) -> Fixed | Bounded:
+        """Whether `wire_bytes` is exact or a bound."""
+        return Fixed()
+
+    @abstractmethod
+    def wire_bytes(self, elems: int) -> int:
+        """Bytes of the payload of `elems` elements: exact if Fixed, else the most."""
+
+    @abstractmethod
+    def bias(self, elems: int) -> Unbiased | Contraction:
+        """Return the error bound that holds for every finite vector of `elems` elements."""
+
+    @property
+    def reduce(self) -> Reduction | None:
+        """How a plain all-reduce may sum payloads; None if it may not."""
+        return None
+
+    @property
+    def error_feedback(self) -> bool:
+        """Whether error feedback is switched on unless the configuration says otherwise."""
+        return True
+
+    @abstractmethod
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        """Write the payload of `x`; return its length in bytes."""
+
+    def encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float = 1.0,
+    ) -> int:
+        """Encode p = x + scale * residual, and set residual = (p - decode(payload)) / scale.
+
+        The residual of elements whose error is not finite is left as it was.
+
+        Args:
+            x: The gradient, multiplied by the loss scale.
+            residual: What was not sent so far, unscaled; updated in place.
+            payload: Receives the payload.
+            draw: Counter of the random bits.
+            scale: The loss scale.
+
+        Returns:
+            The payload's length in bytes.
+        """
+        corrected = torch.add(x, residual, alpha=scale)
+        length = self.encode(corrected, payload, draw)
+        decoded = torch.empty_like(x)
+        self.decode(payload[:length], decoded, draw)
+        error = corrected.sub_(decoded).mul_(1.0 / scale)
+        torch.where(torch.isfinite(error), error, residual, out=residual)
+        return length
+
+    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """Write the decoded vector to `out`.
+
+        Raises:
+            PayloadError: The payload is not one of this codec for `out`'s length. `out` is
+                untouched then.
+        """
+        self.check(payload, out.numel())
+        out.zero_()
+        self.decode_add(payload, out, 1.0, draw)
+
+    @abstractmethod
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Add `weight` times the decoded vector to `out`; errors as for `decode`."""
+
+    def aggregator(self, layout: Layout, world: World) -> Aggregator:
+        """Adapt this codec, without feedback, to the engine."""
+        from compressa.aggregators.single import single
+
+        return single(self, layout, world)
+
+    def check(self, payload: torch.Tensor, elems: int) -> None:
+        """Raise PayloadError unless the payload can be decoded to `elems` elements.
+
+        Codecs whose payload holds indices or lengths extend this with checks of those.
+        """
+        expected = self.wire_bytes(elems)
+        actual = payload.numel()
+        exact = isinstance(self.size, Fixed)
+        if actual != expected if exact else actual > expected:
+            raise PayloadError(
+                f"{self.name}: a payload of {actual} bytes arrived for {elems} elements, which "
+                f"take {'exactly' if exact else 'at most'} {expected} bytes"
+            )
+
+
+__all__ = [
+    "Bounded",
+    "Codec",
+    "Contraction",
+    "Draw",
+    "Fixed",
+    "Granularity",
+    "Reduction",
+    "Unbiased",
+]

@@ -1,0 +1,104 @@
+"""The header that every unit's compressed payload begins with, version 1, little-endian.
+
+    byte  0  u16  magic 0x7A43 ("Cz")
+    byte  2  u8   version
+    byte  3  u8   wire id of the codec
+    byte  4  u32  epoch of the transport
+    byte  8  u32  optimizer step, modulo 2^32
+    byte 12  u32  unit
+    byte 16  u32  elements that the payload decodes to
+    byte 20  u32  bytes of the body that follows
+
+The body is the concatenation of the scopes' payloads, in the order of the layout. A received
+header is input from outside: `check_header` compares every field before anything is decoded.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import astuple, dataclass
+
+import torch
+
+from compressa.errors import PayloadError
+
+MAGIC = 0x7A43
+VERSION = 1
+_FORMAT = struct.Struct("<HBBIIIII")
+HEADER_BYTES = _FORMAT.size
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a payload says of itself."""
+
+    codec: int
+    epoch: int
+    step: int
+    unit: int
+    elems: int
+    body_bytes: int
+
+
+def write_header(payload: torch.Tensor, header: Header) -> None:
+    """Write `header` to the first `HEADER_BYTES` bytes of a uint8 tensor in host memory."""
+    fields = (header.codec, header.epoch, header.step & 0xFFFFFFFF, header.unit)
+    view = payload.numpy()
+    _FORMAT.pack_into(view, 0, MAGIC, VERSION, *fields, header.elems, header.body_bytes)
+
+
+def read_header(payload: torch.Tensor) -> Header:
+    """Read the header of a received payload.
+
+    Raises:
+        PayloadError: It is too short, or not a payload of this version.
+    """
+    if payload.numel() < HEADER_BYTES:
+        raise PayloadError(
+            f"a payload of {payload.numel()} bytes arrived, shorter than its header of "
+            f"{HEADER_BYTES} bytes"
+        )
+    magic, version, *fields = _FORMAT.unpack_from(payload.numpy(), 0)
+    if magic != MAGIC:
+        raise PayloadError(f"a payload begins with {magic:#06x} instead of {MAGIC:#06x}")
+    if version != VERSION:
+        raise PayloadError(
+            f"a payload of format version {version} arrived, this library reads version "
+            f"{VERSION}: install the same version of compressa on every rank"
+        )
+    return Header(*fields)
+
+
+def check_header(payload: torch.Tensor, expected: Header, sender: int, exact: bool) -> int:
+    """Check a received payload's header against what its receiver waits for.
+
+    Args:
+        payload: uint8, header and body.
+        expected: The header that the sender should have written.
+        sender: Rank that sent it, for the message.
+        exact: Whether the body has exactly `expected.body_bytes` (else at most that many).
+
+    Returns:
+        Bytes of the body.
+
+    Raises:
+        PayloadError: A field differs.
+    """
+    header = read_header(payload)
+    names = ("codec", "epoch", "step", "unit", "elems")
+    for name, got, want in zip(names, astuple(header), astuple(expected), strict=False):
+        if name == "step":
+            want &= 0xFFFFFFFF
+        if got != want:
+            raise PayloadError(
+                f"the payload from rank {sender} has {name} {got} where {want} is due"
+            )
+    length = header.body_bytes
+    due = expected.body_bytes
+    arrived = payload.numel() - HEADER_BYTES
+    if length > due or (exact and length != due) or arrived != length:
+        raise PayloadError(
+            f"the payload from rank {sender} says it has a body of {length} bytes; {arrived} "
+            f"arrived, and {'exactly' if exact else 'at most'} {due} are due"
+        )
+    return length

@@ -1,0 +1,143 @@
+"""randomk: k random elements, the same on every rank (Stich et al., 2018; shared seed).
+
+The indices come from a counter-based generator that all ranks share, so none are sent, and
+payloads can be summed. One index is drawn per stratum of n / k elements: the marginal
+probability of every element is that of drawing without replacement, the indices come out
+sorted, and each can be computed alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from annotated_types import Gt, Le
+
+from compressa.codecs.base import (
+    Codec,
+    Contraction,
+    Draw,
+    Granularity,
+    Reduction,
+    Unbiased,
+)
+from compressa.errors import ConfigError
+from compressa.kernels import philox, strata
+
+SHARED_STREAM = 0x726B  # "rk": private streams add the rank; this one must not
+
+
+@dataclass(frozen=True, kw_only=True)
+class RandomK(Codec):
+    """Send the values at k = max(1, round(density * n)) random indices.
+
+    Wire format: k little-endian float32 values, in increasing order of index. Bias: with
+    `unbiased`, values are multiplied by n / k, and omega is about n / k - 1; without, a
+    contraction in expectation with delta about k / n, for use with error feedback. Reducible
+    in float32. A scope with a NaN or an infinity sends k NaNs.
+
+    Args:
+        density: k / n.
+        unbiased: Multiply by n / k.
+
+    Example:
+        >>> RandomK(density=0.01).wire_bytes(1_000_000)
+        40000
+    """
+
+    name: ClassVar[str] = "randomk"
+    wire_id: ClassVar[int] = 7
+
+    density: Annotated[float, Gt(0), Le(1)] = 0.01
+    unbiased: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ConfigError(f"randomk: density must be in (0, 1], got {self.density}")
+
+    @property
+    def granularity(self) -> Granularity:
+        """Indices are drawn over the whole parameter."""
+        return Granularity.PARAMETER
+
+    @property
+    def reduce(self) -> Reduction:
+        """Values at the same indices on every rank: they sum."""
+        return Reduction(torch.float32)
+
+    @property
+    def error_feedback(self) -> bool:
+        """A contraction needs feedback; the unbiased form refuses it."""
+        return not self.unbiased
+
+    def kept(self, elems: int) -> int:
+        """Return k for a scope of `elems` elements."""
+        return min(elems, max(1, round(self.density * elems)))
+
+    def wire_bytes(self, elems: int) -> int:
+        """Four bytes per kept element."""
+        return 4 * self.kept(elems)
+
+    def bias(self, elems: int) -> Unbiased | Contraction:
+        """Strata differ in size by one element where k does not divide n: the worst counts."""
+        kept = self.kept(elems)
+        widest = -(-elems // kept) if kept else 1
+        return Unbiased(widest - 1.0) if self.unbiased else Contraction(1.0 / max(widest, 1))
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        """Gather."""
+        values = payload.view(torch.float32)
+        torch.index_select(x, 0, self._indices(x.numel(), draw), out=values)
+        if self.unbiased:
+            values.mul_(self._gain(x.numel(), draw))
+        if not torch.isfinite(x).all():
+            values.fill_(torch.nan)
+        return payload.numel()
+
+    def encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float = 1.0,
+    ) -> int:
+        """Gather from x + scale * residual, and zero the residual where it was sent."""
+        if self.unbiased:
+            return super().encode_feedback(x, residual, payload, draw, scale)
+        corrected = torch.add(x, residual, alpha=scale)
+        length = self.encode(corrected, payload, draw)
+        if torch.isfinite(corrected).all():
+            torch.mul(corrected, 1.0 / scale, out=residual)
+            residual.index_fill_(0, self._indices(x.numel(), draw), 0.0)
+        return length
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Scatter to the indices that the shared generator gives."""
+        self.check(payload, out.numel())
+        values = payload.view(torch.float32)
+        out.index_add_(0, self._indices(out.numel(), draw), values, alpha=weight)
+
+    def _indices(self, elems: int, draw: Draw) -> torch.Tensor:
+        kept = self.kept(elems)
+        words = torch.empty(kept, dtype=torch.uint32)
+        philox.random_words(
+            words.numpy(),
+            seed=draw.seed,
+            stream=SHARED_STREAM,
+            step=draw.step,
+            parameter=draw.parameter,
+            start=draw.start,
+        )
+        indices = torch.empty(kept, dtype=torch.int64)
+        strata.stratified_indices(indices.numpy(), elems, words.numpy())
+        return indices
+
+    def _gain(self, elems: int, draw: Draw) -> torch.Tensor:
+        """One over the probability of each drawn element: the size of its stratum."""
+        kept = self.kept(elems)
+        edges = torch.arange(kept + 1, dtype=torch.int64) * elems // max(kept, 1)
+        return (edges[1:] - edges[:-1]).to(torch.float32)

@@ -1,0 +1,106 @@
+"""Collectives without I/O: generators of operations that something else carries out.
+
+A *program* yields operations and is resumed with their results. It never blocks and never
+touches a socket, so that one communication thread drives many programs at once, and the same
+code runs on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Send some buffers, receive others; done when all are in and the sent ones are free.
+
+    Resumes the program with `{peer: received}`, where `received` is the filled front of the
+    buffer in `incoming`.
+
+    Attributes:
+        outgoing: uint8 buffer for each peer that is sent to.
+        incoming: uint8 buffer for each peer that is heard from; its length is the capacity.
+        exact: Whether each message fills its buffer (else it may be shorter).
+    """
+
+    outgoing: Mapping[int, torch.Tensor]
+    incoming: Mapping[int, torch.Tensor]
+    exact: bool = True
+
+    @property
+    def outgoing_bytes(self) -> int:
+        """Bytes that this rank sends."""
+        return sum(buffer.numel() for buffer in self.outgoing.values())
+
+
+@dataclass(frozen=True)
+class BackendAllReduce:
+    """Sum a tensor over all ranks, in place, with the backend's own all-reduce."""
+
+    tensor: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Work for the device or the worker threads; resumes the program with its result."""
+
+    work: Callable[[], Any]
+    stage: str
+
+
+Operation = Exchange | BackendAllReduce | Compute
+Program = Generator[Operation, Any, T]
+
+
+class Combine(ABC):
+    """What a reduction does with its data: a dense add, or decode-add-encode.
+
+    The data is cut into one shard per rank; the rank with a shard's number owns it. Buffers
+    are 1-D uint8. `Combine` objects are made once per unit and reused every step.
+    """
+
+    @abstractmethod
+    def shard_bytes(self, shard: int) -> int:
+        """Most bytes that a partial or a sealed shard takes."""
+
+    @abstractmethod
+    def partial(self, shard: int) -> torch.Tensor:
+        """Return what this rank contributes to a shard that another rank owns."""
+
+    @abstractmethod
+    def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
+        """Combine all ranks' partials, in rank order, into this rank's own shard.
+
+        Args:
+            shard: The shard that this rank owns.
+            partials: By rank; None for this rank's own contribution.
+        """
+
+    @abstractmethod
+    def sealed(self, shard: int) -> torch.Tensor:
+        """Return the own shard's final bytes; the owner goes on with what they decode to."""
+
+    @abstractmethod
+    def accept(self, shard: int, sealed: torch.Tensor) -> None:
+        """Take another owner's final bytes."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether messages always have `shard_bytes` bytes."""
+        return True
+
+    def landing(self, shard: int) -> torch.Tensor | None:
+        """Memory in which a sealed shard can arrive in place, if there is any."""
+        return None
+
+    @property
+    def dense(self) -> torch.Tensor | None:
+        """The tensor that a backend's own all-reduce may sum instead, if there is one."""
+        return None

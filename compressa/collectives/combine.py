@@ -1,0 +1,75 @@
+"""DenseSum: the combine of a plain all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from compressa.collectives.base import Combine
+
+_ALIGN_ELEMS = 16
+
+
+def shard_edges(elems: int, shards: int, align: int = _ALIGN_ELEMS) -> list[int]:
+    """Cut `elems` into `shards` nearly equal parts on multiples of `align`.
+
+    Returns:
+        `shards + 1` ascending edges from 0 to `elems`.
+    """
+    inner = (round(elems * i / shards / align) * align for i in range(1, shards))
+    return [0, *(min(edge, elems) for edge in inner), elems]
+
+
+class DenseSum(Combine):
+    """Sum a flat tensor over the ranks, in rank order, in the tensor's dtype.
+
+    Args:
+        values: 1-D contiguous tensor, summed in place.
+        rank: This rank.
+        size: Number of ranks.
+    """
+
+    def __init__(self, values: torch.Tensor, rank: int, size: int) -> None:
+        self._values = values
+        self._rank = rank
+        self._edges = shard_edges(values.numel(), size)
+
+    def shard_bytes(self, shard: int) -> int:
+        """Exact size of the shard."""
+        elems = self._edges[shard + 1] - self._edges[shard]
+        return elems * self._values.element_size()
+
+    def partial(self, shard: int) -> torch.Tensor:
+        """The own values, in place."""
+        return self._shard(shard).view(torch.uint8)
+
+    def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
+        """Add up from rank 0 to the last."""
+        own = self._shard(shard)
+        dtype = own.dtype
+        terms = [own if part is None else part.view(dtype) for part in partials]
+        total = terms[0]
+        for term in terms[1:]:
+            total = torch.add(total, term, out=terms[0])
+        if total is not own:
+            own.copy_(total)
+
+    def sealed(self, shard: int) -> torch.Tensor:
+        """The sum, in place."""
+        return self.partial(shard)
+
+    def accept(self, shard: int, sealed: torch.Tensor) -> None:
+        """Nothing is left to do: it has landed in place."""
+
+    def landing(self, shard: int) -> torch.Tensor:
+        """The shard's own memory."""
+        return self.partial(shard)
+
+    @property
+    def dense(self) -> torch.Tensor:
+        """All values."""
+        return self._values
+
+    def _shard(self, shard: int) -> torch.Tensor:
+        return self._values[self._edges[shard] : self._edges[shard + 1]]

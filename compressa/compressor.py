@@ -1,0 +1,65 @@
+"""The contract of everything that a configuration can name as a compressor.
+
+A compressor is a frozen, keyword-only dataclass of hyper-parameters. Codecs
+(`compressa.codecs`), aggregators of several rounds (`compressa.aggregators`) and wrappers
+(`compressa.wrappers`) all are compressors, so that each can stand where another does.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from compressa.aggregators.base import Aggregator, World
+    from compressa.parameters import Layout, ParameterInfo
+
+
+class Granularity(Enum):
+    """What must be compressed together, and so where a parameter may be cut."""
+
+    ELEMENT = "element"  # anywhere
+    BLOCK = "block"  # at multiples of `Compressor.block_elems`
+    PARAMETER = "parameter"  # nowhere: statistics span the parameter
+    MATRIX = "matrix"  # nowhere, and the shape matters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compressor(ABC):
+    """Hyper-parameters of one way to make gradients smaller."""
+
+    name: ClassVar[str]
+
+    @property
+    @abstractmethod
+    def granularity(self) -> Granularity:
+        """What must be compressed together."""
+
+    @property
+    def block_elems(self) -> int:
+        """Cuts inside a parameter fall on multiples of this (1: anywhere)."""
+        return 1
+
+    @property
+    def breakpoints(self) -> tuple[int, ...]:
+        """Steps at which `at` changes its answer, ascending; empty for most."""
+        return ()
+
+    def at(self, step: int) -> Compressor:
+        """Return the compressor in force at a step (a warm-up is dense at first)."""
+        return self
+
+    def for_parameter(self, parameter: ParameterInfo) -> Compressor:
+        """Return the compressor for one parameter (small ones may be exempt)."""
+        return self
+
+    @abstractmethod
+    def aggregator(self, layout: Layout, world: World) -> Aggregator:
+        """Build what the engine drives for one unit.
+
+        Args:
+            layout: The unit's segments.
+            world: Ranks, exchange settings and state.
+        """

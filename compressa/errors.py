@@ -1,0 +1,61 @@
+"""Every error that Compressa raises on purpose.
+
+    CompressaError
+    ├── ConfigError          the configuration is wrong, or differs between ranks
+    ├── PayloadError         received bytes are not what the sender's codec writes
+    ├── TransportError       the network or a peer failed; the transport is dead
+    │   ├── PeerLost         a rank died, or went silent for longer than allowed
+    │   └── Timeout          a rank is alive, but what it owed did not come in time
+    ├── StateError           a call in the wrong state, or a checkpoint that does not fit
+    └── BackendUnavailable   a device, library or privilege is missing; names the fix
+"""
+
+from __future__ import annotations
+
+
+class CompressaError(Exception):
+    """Base class of all errors raised by Compressa."""
+
+
+class ConfigError(CompressaError):
+    """The configuration is invalid, or is not the same on every rank."""
+
+
+class PayloadError(CompressaError):
+    """Received bytes failed a check; no output memory was touched."""
+
+
+class TransportError(CompressaError):
+    """Communication failed. The transport that raised it cannot be used again."""
+
+
+class PeerLost(TransportError):  # noqa: N818 - the design's name for the event
+    """A peer's process died, or nothing was heard from it for longer than allowed.
+
+    Attributes:
+        rank: The rank that was lost.
+    """
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class Timeout(TransportError):  # noqa: N818 - the design's name for the event
+    """A deadline passed while this rank waited.
+
+    Attributes:
+        ranks: The ranks that this rank was waiting for (not necessarily to blame).
+    """
+
+    def __init__(self, ranks: tuple[int, ...], message: str) -> None:
+        super().__init__(message)
+        self.ranks = ranks
+
+
+class StateError(CompressaError):
+    """An operation came in the wrong state, or a checkpoint does not fit this model."""
+
+
+class BackendUnavailable(CompressaError):  # noqa: N818 - the design's name for the event
+    """A device, library, privilege or program is missing; the message names the fix."""

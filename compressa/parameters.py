@@ -1,0 +1,103 @@
+"""What Compressa knows of a parameter, and the pieces of parameters that travel together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+
+
+class Role(StrEnum):
+    """What a parameter does in its model; rules in the configuration can match it."""
+
+    WEIGHT = "weight"
+    BIAS = "bias"
+    NORM = "norm"
+    EMBEDDING = "embedding"
+    OUTPUT = "output"
+
+
+@dataclass(frozen=True)
+class ParameterInfo:
+    """Facts about one trainable parameter.
+
+    Attributes:
+        index: Position in the model's parameter list; the same on every rank.
+        name: Name in `module.named_parameters()`; state is keyed by it.
+        shape: Shape of the parameter.
+        dtype: Dtype of its gradient.
+        role: What it does in the model.
+    """
+
+    index: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    role: Role = Role.WEIGHT
+
+    @property
+    def elems(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A contiguous run of one parameter's elements, compressed as one scope.
+
+    Attributes:
+        parameter: The parameter that it belongs to.
+        start: First element, in the flattened parameter.
+        stop: One past the last element.
+    """
+
+    parameter: ParameterInfo
+    start: int
+    stop: int
+
+    @property
+    def elems(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+    @property
+    def name(self) -> str:
+        """Name for people: the parameter's, with the range where it is only a part."""
+        if self.elems == self.parameter.elems:
+            return self.parameter.name
+        return f"{self.parameter.name}[{self.start}:{self.stop}]"
+
+    def part(self, start: int, stop: int) -> Segment:
+        """Return the sub-segment [start, stop), counted from this segment's first element."""
+        return Segment(self.parameter, self.start + start, self.start + stop)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The segments of one unit, in order; they share a compressor and a dtype.
+
+    Attributes:
+        unit: Number of the unit; the same on every rank.
+        segments: The parts, in the order in which their payloads are laid out.
+    """
+
+    unit: int
+    segments: tuple[Segment, ...]
+
+    @property
+    def elems(self) -> int:
+        """Number of elements of all segments."""
+        return sum(segment.elems for segment in self.segments)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the gradients."""
+        return self.segments[0].parameter.dtype
+
+    @property
+    def name(self) -> str:
+        """Name for people and traces."""
+        more = len(self.segments) - 1
+        return self.segments[0].name + (f" (+{more})" if more else "")

@@ -1,0 +1,117 @@
+"""What a link of the testbed can carry, and how it is shaped to carry exactly that.
+
+A token bucket passes its *burst* at once before it holds the rate. With the common 256 kB, a
+170 kB message crosses a "100 Mbit/s" link in half a millisecond, and a benchmark on top of it
+measures nothing. A bucket that is too small is wrong as well: the kernel's timer wakes late, the
+bucket overflows meanwhile, and the link is slower than it says. So the burst grows with the rate
+(12 KiB up to 100 Mbit/s, 32 KiB at 1 Gbit/s), and packets that the kernel has merged for
+segmentation offload are kept smaller than the bucket.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from compressa.errors import ConfigError
+
+_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_TEXT = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[kmg]?bit)(/s|ps)?")
+_LOWEST_BITS_PER_S = 1e5
+_HIGHEST_BITS_PER_S = 1e11
+_REFERENCE_BITS_PER_S = 1e8
+_REFERENCE_BURST_BYTES = 12 * 1024
+# 12 KiB at 100 Mbit/s becomes 32 KiB at 1 Gbit/s.
+_BURST_EXPONENT = math.log10(32 / 12)
+# Room for one Ethernet frame beside the largest merged packet.
+_FRAME_BYTES = 2048
+_GSO_BYTES = 14_000
+_GSO_UNSHAPED_BYTES = 65_536
+# A switch port's buffer: about 25 ms of traffic, and never less than a small incast needs.
+_QUEUE_S = 0.025
+_QUEUE_LEAST_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkSpec:
+    """The speed of one host's link, the same in both directions.
+
+    Attributes:
+        rate_bits_per_s: Bits per second on the wire (Ethernet frames, headers included), or None
+            for an unshaped link.
+
+    Raises:
+        ConfigError: The rate is not between 100 kbit/s and 100 Gbit/s.
+
+    Example:
+        >>> LinkSpec.parse("100mbit").rate_bits_per_s
+        100000000.0
+        >>> str(LinkSpec.parse("2.5 Gbit/s")), str(LinkSpec.parse("unshaped"))
+        ('2.5gbit', 'unshaped')
+    """
+
+    rate_bits_per_s: float | None
+
+    def __post_init__(self) -> None:
+        """Refuse rates that a token bucket cannot hold."""
+        rate = self.rate_bits_per_s
+        if rate is not None and not _LOWEST_BITS_PER_S <= rate <= _HIGHEST_BITS_PER_S:
+            raise ConfigError(
+                f"A link of {rate:g} bit/s cannot be shaped; choose between 100kbit and 100gbit, "
+                'or "unshaped".'
+            )
+
+    @classmethod
+    def parse(cls, text: str | LinkSpec) -> LinkSpec:
+        """Read "100mbit", "1gbit", "2.5 Gbit/s" or "unshaped"; a LinkSpec is returned as it is.
+
+        Args:
+            text: A number and one of bit, kbit, mbit, gbit (powers of 1000), in any case.
+
+        Raises:
+            ConfigError: The text is none of these, or the rate is out of range.
+        """
+        if isinstance(text, LinkSpec):
+            return text
+        plain = text.strip().lower()
+        if plain == "unshaped":
+            return cls(rate_bits_per_s=None)
+        match = _TEXT.fullmatch(plain)
+        if match is None:
+            raise ConfigError(
+                f'"{text}" is not a link; write a number with kbit, mbit or gbit, such as '
+                '"100mbit" or "1gbit", or write "unshaped".'
+            )
+        return cls(rate_bits_per_s=float(match["number"]) * _UNITS[match["unit"]])
+
+    def __str__(self) -> str:
+        """The shortest text that `parse` reads back as the same link."""
+        rate = self.rate_bits_per_s
+        if rate is None:
+            return "unshaped"
+        unit = max((u for u in _UNITS if _UNITS[u] <= rate), key=_UNITS.__getitem__)
+        return f"{rate / _UNITS[unit]:.12g}{unit}"
+
+    @property
+    def burst_bytes(self) -> int:
+        """Bytes that an idle link passes at once: the depth of the token bucket."""
+        faster = max(1.0, (self.rate_bits_per_s or 0.0) / _REFERENCE_BITS_PER_S)
+        return round(_REFERENCE_BURST_BYTES * faster**_BURST_EXPONENT)
+
+    @property
+    def gso_max_bytes(self) -> int:
+        """Largest packet that segmentation offload may hand to the link."""
+        if self.rate_bits_per_s is None:
+            return _GSO_UNSHAPED_BYTES
+        wanted = max(_GSO_BYTES, self.burst_bytes * 3 // 7)
+        return min(wanted, self.burst_bytes - _FRAME_BYTES, _GSO_UNSHAPED_BYTES)
+
+    @property
+    def queue_bytes(self) -> int:
+        """Bytes that wait at one end of the link before packets are dropped."""
+        return max(_QUEUE_LEAST_BYTES, round((self.rate_bits_per_s or 0.0) / 8 * _QUEUE_S))
+
+    def seconds_for(self, n_bytes: float) -> float:
+        """Time that `n_bytes` take at this rate; 0 on an unshaped link."""
+        return 0.0 if self.rate_bits_per_s is None else n_bytes * 8 / self.rate_bits_per_s

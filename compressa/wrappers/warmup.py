@@ -1,0 +1,69 @@
+"""Warmup: dense for the first steps, compressed from then on.
+
+Early gradients are large and change fast; a compressor with memory does better once they
+have settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+from compressa.aggregators.base import Aggregator, World
+from compressa.codecs.none import NoCompression
+from compressa.compressor import Compressor, Granularity
+from compressa.errors import ConfigError
+from compressa.parameters import Layout, ParameterInfo
+
+
+@dataclass(frozen=True, kw_only=True)
+class Warmup(Compressor):
+    """`dense` for steps 0 to `steps` - 1, then `compressor`.
+
+    Args:
+        compressor: In force from step `steps` on.
+        steps: Length of the warm-up.
+        dense: In force before.
+    """
+
+    name: ClassVar[str] = "warmup"
+
+    compressor: Compressor
+    steps: int
+    dense: Compressor = field(default_factory=NoCompression)
+
+    def __post_init__(self) -> None:
+        if self.steps < 0:
+            raise ConfigError(f"warmup: steps must not be negative, got {self.steps}")
+
+    @property
+    def granularity(self) -> Granularity:
+        """The compressor's."""
+        return self.compressor.granularity
+
+    @property
+    def block_elems(self) -> int:
+        """The compressor's."""
+        return self.compressor.block_elems
+
+    @property
+    def breakpoints(self) -> tuple[int, ...]:
+        """The end of the warm-up, and what the wrapped compressors have."""
+        inner = {*self.compressor.breakpoints, *self.dense.breakpoints}
+        return tuple(sorted(inner | {self.steps} if self.steps else inner))
+
+    def at(self, step: int) -> Compressor:
+        """Return the one in force."""
+        return (self.dense if step < self.steps else self.compressor).at(step)
+
+    def for_parameter(self, parameter: ParameterInfo) -> Compressor:
+        """Resolve both."""
+        return replace(
+            self,
+            compressor=self.compressor.for_parameter(parameter),
+            dense=self.dense.for_parameter(parameter),
+        )
+
+    def aggregator(self, layout: Layout, world: World) -> Aggregator:
+        """A warm-up has no aggregator of its own: `at` names the compressor that has."""
+        raise ConfigError("warmup: ask `at(step)` for the compressor in force")

@@ -1,0 +1,115 @@
+"""One place where a compressor's name becomes a hook on a DDP model.
+
+The baselines are PyTorch's own: plain DDP in float32, its fp16 hook, and its PowerSGD hook. All
+others are compressa configurations. The rest of the lab sees an :class:`Attachment` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import compressa
+from torch.distributed import get_world_size
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from lab.cells import CompressorSpec
+from lab.names import BASELINES, DDP_FLOAT32, TORCH_FP16, TORCH_POWERSGD
+
+ONE_BUCKET_MB = 4096.0
+TORCH_POWERSGD_APPROX_RANK = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Totals:
+    """Running totals on this rank: bytes handed to the network, seconds in the codec."""
+
+    bytes_accounted: float
+    codec_s: float
+
+
+def _nothing() -> None:
+    """Closing a baseline: nothing was built up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attachment:
+    """A hook that is on a model.
+
+    Attributes:
+        totals: Reads the running totals; None where the compressor keeps none.
+        bytes_per_step: What is known beforehand where no totals are kept, else None.
+        close: Takes down what attaching built up.
+    """
+
+    totals: Callable[[], Totals] | None = None
+    bytes_per_step: float | None = None
+    close: Callable[[], None] = _nothing
+
+
+def ring_bytes(elems: int, bytes_per_elem: int, world: int) -> float:
+    """Bytes that one rank sends in a ring all-reduce: 2 (P - 1) / P of the data."""
+    return 2.0 * (world - 1) / world * elems * bytes_per_elem
+
+
+def attach(model: DistributedDataParallel, spec: CompressorSpec) -> Attachment:
+    """Puts the named compressor on ``model``; collective over all ranks.
+
+    Raises:
+        KeyError: If the name is no baseline and has no configuration.
+        compressa.errors.CompressaError: What ``register_comm_hook`` raises.
+    """
+    if spec.name in _ATTACH:
+        return _ATTACH[spec.name](model)
+    if spec.config is None:
+        raise KeyError(f"{spec.name!r} is no baseline and has no compressa configuration")
+    handle = compressa.register_comm_hook(model, spec.config)
+
+    def totals() -> Totals:
+        stats = handle.stats()
+        return Totals(bytes_accounted=stats.bytes_wire, codec_s=stats.codec_s)
+
+    return Attachment(totals=totals, close=handle.close)
+
+
+def _elems(model: DistributedDataParallel) -> int:
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def _ddp_float32(model: DistributedDataParallel) -> Attachment:
+    return Attachment(bytes_per_step=ring_bytes(_elems(model), 4, get_world_size()))
+
+
+def _torch_fp16(model: DistributedDataParallel) -> Attachment:
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return Attachment(bytes_per_step=ring_bytes(_elems(model), 2, get_world_size()))
+
+
+def _torch_powersgd(model: DistributedDataParallel) -> Attachment:
+    state = powerSGD_hook.PowerSGDState(
+        process_group=None,
+        matrix_approximation_rank=TORCH_POWERSGD_APPROX_RANK,
+        start_powerSGD_iter=2,  # the smallest that it allows together with error feedback
+    )
+    model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return Attachment()
+
+
+_ATTACH: dict[str, Callable[[DistributedDataParallel], Attachment]] = {
+    DDP_FLOAT32: _ddp_float32,
+    TORCH_FP16: _torch_fp16,
+    TORCH_POWERSGD: _torch_powersgd,
+}
+
+
+def bucket_caps_mb(name: str, candidates: list[float]) -> list[float]:
+    """The bucket sizes to try for a compressor: what suits the baseline best is what it gets.
+
+    PyTorch's PowerSGD hook fails on Gloo with more than one bucket (its second all-reduce is
+    launched in a different order on every rank), so it has one; compressa's units do not depend
+    on DDP's buckets, so it has DDP's default.
+    """
+    if name == TORCH_POWERSGD:
+        return [ONE_BUCKET_MB]
+    return candidates if name in BASELINES else [25.0]

@@ -1,0 +1,241 @@
+"""Result rows: quality and timing cells joined, with every comparison worked out here.
+
+One row per (task, link, compressor, seed). With F and B the times of forward and backward pass and
+C the time that a step's bytes take, a dense step takes F + B + C_dense and no compressed one can
+take less than max(F + B, C_compressed), so what can be gained over a dense baseline is at most
+
+    bound = (F + B + C_dense) / max(F + B, C_compressed).
+
+C_compressed is the busiest host's interface bytes at the link's rate: perfect overlap at line rate.
+C_dense is the larger of the same for the baseline and of what the baseline's step took beyond
+computing, so that a baseline which overlaps badly can not make a speed-up exceed its bound.
+
+Time to target = steps x step time: the steps come from the unshaped quality run, the step time from
+the link. The target is float32's final quality with the task's tolerance.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from lab.names import DDP_FLOAT32, TORCH_FP16
+from lab.quality import Quality
+from lab.records import Provenance, Record, TimeRecord, TrainRecord, read
+
+RESULTS_FILE = "results.jsonl"
+
+
+class Row(BaseModel):
+    """One line of ``results.jsonl``; None where a partial result does not say yet."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    task: str
+    link: str | None
+    hosts: int
+    compressor: str
+    seed: int
+    testbed_kind: str
+    steps: int | None = None
+    final_accuracy: float | None = None
+    final_loss: float | None = None
+    quality_unit: str | None = None
+    difference_from_float32: float | None = None
+    diverged: bool = False
+    step_s: float | None = None
+    compute_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    codec_s: float | None = None
+    exposed_comm_s: float | None = None
+    target: float | None = None
+    steps_to_target: int | None = None
+    time_to_target_s: float | None = None
+    training_time_s: float | None = None
+    bytes_accounted: float | None = None
+    bytes_interface: float | None = None
+    ratio: float | None = None
+    ratio_to_16_bit: float | None = None
+    speedup_over_ddp_float32: float | None = None
+    speedup_over_torch_fp16: float | None = None
+    bound_over_ddp_float32: float | None = None
+    bound_over_torch_fp16: float | None = None
+    replicas_identical: bool
+    machine: str
+    versions: dict[str, str]
+    date: str
+
+    @property
+    def loses(self) -> bool:
+        """Slower than a dense baseline in the same place."""
+        speedups = (self.speedup_over_ddp_float32, self.speedup_over_torch_fp16)
+        return any(speedup is not None and speedup < 1.0 for speedup in speedups)
+
+    @property
+    def quality(self) -> float | None:
+        """The final value of whichever of accuracy and loss the task is judged by."""
+        return self.final_loss if self.final_accuracy is None else self.final_accuracy
+
+
+def compute_s(cell: TimeRecord) -> float:
+    """Forward, backward and optimizer step."""
+    return cell.forward_s + cell.backward_s + cell.optimizer_s
+
+
+def exposed_comm_s(cell: TimeRecord) -> float:
+    """What a step took beyond computing and coding; never below zero."""
+    return max(0.0, cell.step_s - compute_s(cell) - (cell.codec_s or 0.0))
+
+
+def wire_s(cell: TimeRecord) -> float:
+    """Seconds that the busiest host's bytes take at the link's rate; 0 when not shaped."""
+    if cell.bytes_interface is None or cell.link_bits_per_s is None:
+        return 0.0
+    return cell.bytes_interface * 8.0 / cell.link_bits_per_s
+
+
+def bound(dense: TimeRecord, compressed: TimeRecord) -> float:
+    """The largest speed-up over ``dense`` that ``compressed`` could have; see the module."""
+    dense_s = dense.forward_s + dense.backward_s + max(wire_s(dense), exposed_comm_s(dense))
+    floor_s = max(compressed.forward_s + compressed.backward_s, wire_s(compressed))
+    return dense_s / floor_s
+
+
+def target_of(float32: TrainRecord) -> float | None:
+    """The quality that counts as reached, from float32's own run."""
+    return None if float32.final is None else _quality(float32).target(float32.final)
+
+
+def steps_to(record: TrainRecord, target: float) -> int | None:
+    """The first evaluated step at or beyond ``target``; None if there is none."""
+    quality = _quality(record)
+    for point in record.curve:
+        if point.value is not None and quality.reached(point.value, target):
+            return point.step
+    return None
+
+
+def _quality(record: TrainRecord) -> Quality:
+    return Quality(
+        name=record.quality_name,
+        unit=record.quality_unit,
+        larger_is_better=record.larger_is_better,
+        tolerance=record.tolerance,
+        relative=record.tolerance_relative,
+    )
+
+
+class Results:
+    """The cells of a results folder, looked up by what they measured; the last one wins."""
+
+    def __init__(self, records: list[Record]) -> None:
+        trains = [r for r in records if isinstance(r, TrainRecord)]
+        times = [r for r in records if isinstance(r, TimeRecord)]
+        self.trains = {(r.task, r.compressor, r.seed): r for r in trains if r.link is None}
+        self.end_to_end = [r for r in trains if r.link is not None]
+        self.times = {(r.task, r.link, r.compressor): r for r in times}
+
+    @classmethod
+    def load(cls, results_dir: Path) -> Results:
+        """The folder's ``cells.jsonl``; may be the partial one of an interrupted run."""
+        return cls(read(results_dir))
+
+    def rows(self) -> list[Row]:
+        """All rows, in the order in which the cells were run."""
+        rows: list[Row] = []
+        for (task, link, compressor), time in self.times.items():
+            seeds = [s for (t, c, s) in self.trains if (t, c) == (task, compressor)]
+            for seed in seeds or [time.seed]:
+                train = self.trains.get((task, compressor, seed))
+                rows.append(self._row(task, link, compressor, seed, train, time))
+        timed = {(task, compressor) for (task, _, compressor) in self.times}
+        for (task, compressor, seed), train in self.trains.items():
+            if (task, compressor) not in timed:
+                rows.append(self._row(task, None, compressor, seed, train, None))
+        return rows
+
+    def _row(
+        self,
+        task: str,
+        link: str | None,
+        compressor: str,
+        seed: int,
+        train: TrainRecord | None,
+        time: TimeRecord | None,
+    ) -> Row:
+        cells = [cell for cell in (train, time) if cell is not None]
+        latest = max(cells, key=lambda cell: cell.date)
+        provenance = {name: getattr(latest, name) for name in Provenance.model_fields}
+        return Row(
+            task=task,
+            link=link,
+            hosts=latest.hosts,
+            compressor=compressor,
+            seed=seed,
+            testbed_kind=(time or latest).testbed_kind,
+            replicas_identical=all(cell.replicas_identical for cell in cells),
+            **(self._quality_columns(train) if train else {}),
+            **(self._time_columns(time) if time else {}),
+            **(self._joint_columns(train, time) if train and time else {}),
+            **provenance,
+        )
+
+    def _quality_columns(self, train: TrainRecord) -> dict[str, object]:
+        float32 = self.trains.get((train.task, DDP_FLOAT32, train.seed))
+        known = float32 is not None and float32.final is not None and train.final is not None
+        target = target_of(float32) if float32 else None
+        return {
+            "steps": train.steps,
+            f"final_{train.quality_name}": train.final,
+            "quality_unit": train.quality_unit,
+            "difference_from_float32": train.final - float32.final if known else None,  # type: ignore
+            "diverged": train.final is None,
+            "target": target,
+            "steps_to_target": None if target is None else steps_to(train, target),
+        }
+
+    def _time_columns(self, time: TimeRecord) -> dict[str, object]:
+        float32 = self.times.get((time.task, time.link, DDP_FLOAT32))
+        fp16 = self.times.get((time.task, time.link, TORCH_FP16))
+        return {
+            "step_s": time.step_s,
+            "compute_s": compute_s(time),
+            "forward_s": time.forward_s,
+            "backward_s": time.backward_s,
+            "codec_s": time.codec_s,
+            "exposed_comm_s": exposed_comm_s(time),
+            "bytes_accounted": time.bytes_accounted,
+            "bytes_interface": time.bytes_interface,
+            "ratio": _bytes_ratio(float32, time),
+            "ratio_to_16_bit": _bytes_ratio(fp16, time),
+            "speedup_over_ddp_float32": float32.step_s / time.step_s if float32 else None,
+            "speedup_over_torch_fp16": fp16.step_s / time.step_s if fp16 else None,
+            "bound_over_ddp_float32": bound(float32, time) if float32 else None,
+            "bound_over_torch_fp16": bound(fp16, time) if fp16 else None,
+        }
+
+    def _joint_columns(self, train: TrainRecord, time: TimeRecord) -> dict[str, object]:
+        float32 = self.trains.get((train.task, DDP_FLOAT32, train.seed))
+        target = target_of(float32) if float32 else None
+        needed = None if target is None else steps_to(train, target)
+        return {
+            "time_to_target_s": None if needed is None else needed * time.step_s,
+            "training_time_s": train.steps * time.step_s,
+        }
+
+
+def _bytes_ratio(dense: TimeRecord | None, time: TimeRecord) -> float | None:
+    if dense is None or not dense.bytes_interface or not time.bytes_interface:
+        return None
+    return dense.bytes_interface / time.bytes_interface
+
+
+def write_rows(results_dir: Path, rows: list[Row]) -> None:
+    """Writes ``results.jsonl`` whole: a reader sees the old one or the new one."""
+    partial = results_dir / (RESULTS_FILE + ".partial")
+    text = "".join(row.model_dump_json() + "\n" for row in rows)
+    partial.write_text(text, encoding="utf-8")
+    os.replace(partial, results_dir / RESULTS_FILE)

@@ -1,0 +1,78 @@
+"""Array types, argument checks and sizes that every kernel shares.
+
+The checks read only what NumPy and CuPy arrays have in common (``dtype``, ``shape``, ``flags``),
+so they cost no look at the data and run the same way for every device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+F32: TypeAlias = npt.NDArray[np.float32]
+F64: TypeAlias = npt.NDArray[np.float64]
+U8: TypeAlias = npt.NDArray[np.uint8]
+U32: TypeAlias = npt.NDArray[np.uint32]
+U64: TypeAlias = npt.NDArray[np.uint64]
+I64: TypeAlias = npt.NDArray[np.int64]
+
+
+def check_array(
+    name: str,
+    array: npt.NDArray[Any],
+    dtype: npt.DTypeLike,
+    shape: tuple[int, ...] | None = None,
+    *,
+    writable: bool = False,
+) -> None:
+    """Refuse an array that a kernel could not safely read or write.
+
+    Args:
+        name: What the caller named the array, for the message.
+        array: The array to look at. It must be C-contiguous and aligned to its item size.
+        dtype: The only dtype that is accepted.
+        shape: The only shape that is accepted; None for any 1-D shape.
+        writable: Whether the kernel writes into the array.
+
+    Raises:
+        TypeError: The dtype is another one.
+        ValueError: Shape, contiguity, alignment or writability is wrong.
+    """
+    if array.dtype != np.dtype(dtype):
+        raise TypeError(f"{name} must be {np.dtype(dtype)}, not {array.dtype}")
+    if shape is None and array.ndim != 1:
+        raise ValueError(f"{name} must have one dimension, not shape {array.shape}")
+    if shape is not None and array.shape != shape:
+        raise ValueError(f"{name} must have shape {shape}, not {array.shape}")
+    if not array.flags.c_contiguous:
+        raise ValueError(f"{name} must be C-contiguous")
+    if not getattr(array.flags, "aligned", True):
+        raise ValueError(f"{name} must be aligned to {array.dtype.itemsize} bytes")
+    if writable and not getattr(array.flags, "writeable", True):
+        raise ValueError(f"{name} is written to, and must not be read-only")
+
+
+def check_feedback(residual: F32 | None, size_elems: int, scale: float) -> None:
+    """Refuse a residual that does not fit its gradient, or a useless loss scale.
+
+    Args:
+        residual: float32[size_elems], or None for a call without feedback.
+        size_elems: Number of elements of the gradient.
+        scale: Loss scale; positive and finite in float32.
+
+    Raises:
+        TypeError: The residual's dtype is another one.
+        ValueError: The residual's shape or layout is wrong, or so is the scale.
+    """
+    if residual is not None:
+        check_array("residual", residual, np.float32, (size_elems,), writable=True)
+    if not (math.isfinite(scale) and 2.0**-126 <= scale <= 2.0**126):
+        raise ValueError(f"scale must lie between 2**-126 and 2**126, not {scale}")
+
+
+def block_count(n: int, block: int) -> int:
+    """Number of blocks of ``block`` elements that cover ``n`` elements; the last may be short."""
+    return -(-n // block)

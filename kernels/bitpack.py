@@ -1,0 +1,127 @@
+"""Integers in the fewest bits that their range needs, and index sets as bitmaps.
+
+Wire formats (no headers, no padding between values):
+
+* bit stream of ``width`` bits: value v occupies the stream's bits v*width to (v+1)*width - 1, least
+  significant first; stream bit s is bit s % 8 of byte s // 8. Unused bits of the last byte are 0.
+* bitmap over range(n): element e is bit e % 8 of byte e // 8; bits from n on are 0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._arrays import U8, U32, check_array
+from ._backends import backend
+
+
+def index_width(n: int) -> int:
+    """Fewest bits, but at least one, that hold every index of ``range(n)``."""
+    return max(1, (n - 1).bit_length()) if n > 0 else 1
+
+
+def packed_bytes(count: int, width: int) -> int:
+    """Bytes that ``count`` values of ``width`` bits take."""
+    return (count * width + 7) // 8
+
+
+def _check_stream(values: U32, values_name: str, width: int, packed: U8) -> None:
+    if not 1 <= width <= 32:
+        raise ValueError(f"width must lie between 1 and 32, not {width}")
+    check_array(values_name, values, np.uint32, writable=values_name == "out")
+    name = "packed" if values_name == "out" else "out"
+    size_bytes = packed_bytes(values.size, width)
+    check_array(name, packed, np.uint8, (size_bytes,), writable=name == "out")
+
+
+def pack_bits(values: U32, width: int, out: U8) -> None:
+    """Write ``values`` as a bit stream (format above).
+
+    Example:
+        >>> import numpy as np
+        >>> out = np.empty(packed_bytes(3, 5), np.uint8)
+        >>> pack_bits(np.array([1, 2, 31], np.uint32), 5, out)
+        >>> [f"{byte:08b}" for byte in out]
+        ['01000001', '01111100']
+
+    Args:
+        values: uint32[count]. Only the low ``width`` bits of each are kept.
+        width: Bits per value, 1 to 32.
+        out: uint8[packed_bytes(count, width)], overwritten.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or the width is wrong.
+    """
+    _check_stream(values, "values", width, out)
+    backend("bitpack", values, out).pack_bits(values, width, out)
+
+
+def unpack_bits(packed: U8, width: int, out: U32) -> None:
+    """Read a bit stream (format above) back; any bytes are valid input.
+
+    Args:
+        packed: uint8[packed_bytes(count, width)].
+        width: Bits per value, 1 to 32.
+        out: uint32[count], overwritten with values below 2**width.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or the width is wrong.
+    """
+    _check_stream(out, "out", width, packed)
+    backend("bitpack", packed, out).unpack_bits(packed, width, out)
+
+
+def pack_bitmap(indices: U32, n: int, out: U8) -> None:
+    """Write a set of indices below ``n`` as a bitmap (format above).
+
+    Args:
+        indices: uint32[k], each below ``n``.
+        n: Number of elements that the bitmap spans.
+        out: uint8[packed_bytes(n, 1)], overwritten.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong, or an index is not below ``n``.
+    """
+    check_array("indices", indices, np.uint32)
+    check_array("out", out, np.uint8, (packed_bytes(n, 1),), writable=True)
+    check_indices(indices, n)
+    backend("bitpack", indices, out).pack_bitmap(indices, n, out)
+
+
+def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> int:
+    """List the elements of a bitmap (format above) in increasing order.
+
+    Nothing is written unless the whole bitmap is valid, so it may come from outside.
+
+    Args:
+        bitmap: uint8[packed_bytes(n, 1)].
+        n: Number of elements that the bitmap spans, at most 2**32.
+        indices: uint32[capacity]; the first ``count`` are overwritten.
+
+    Returns:
+        count: How many bits are set.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong, a bit from ``n`` on is set, or more bits are set
+            than ``indices`` has room for.
+    """
+    check_array("bitmap", bitmap, np.uint8, (packed_bytes(n, 1),))
+    check_array("indices", indices, np.uint32, writable=True)
+    if n % 8 and int(bitmap[-1]) >> n % 8:
+        raise ValueError(f"the bitmap has bits set beyond its {n} elements")
+    kernel = backend("bitpack", bitmap, indices)
+    count = int(kernel.count_bitmap(bitmap))
+    if count > indices.size:
+        raise ValueError(f"the bitmap has {count} bits set, more than the {indices.size} expected")
+    kernel.unpack_bitmap(bitmap, indices)
+    return count
+
+
+def check_indices(indices: U32, n: int) -> None:
+    """Raise ValueError unless every index is below ``n``."""
+    if indices.size and int(indices.max()) >= n:
+        raise ValueError(f"index {int(indices.max())} is not below {n}")

@@ -1,0 +1,27 @@
+"""The one numba setting that all CPU kernels are compiled with.
+
+``nogil``: the engine's own threads run kernels side by side. ``cache``: compiled code is kept on
+disk, so that only the first process on a machine compiles. ``error_model="numpy"``: a division by
+zero gives inf or NaN as in the reference, and loops keep no branch for it. Neither ``fastmath``
+nor ``parallel``: the first would change bits (also by contracting a*b + c), and the default layer
+of the second aborts the process when two threads call it.
+
+Numba's cache watches the file of the compiled function only. Kernels therefore call jitted
+helpers of their own file; the exceptions, in ``_feedback.py``, are never to change silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar, cast
+
+import numba
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Compile ``function`` on its first call with each new combination of argument types."""
+    compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
+    return cast(Callable[_P, _R], compiled)
