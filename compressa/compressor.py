@@ -55,6 +55,10 @@ class Compressor(ABC):
         """Return the compressor for one parameter (small ones may be exempt)."""
         return self
 
+    def exempt(self, parameter: ParameterInfo, dense: Compressor) -> Compressor:
+        """Return what carries a parameter that is too small to compress: `dense` for most."""
+        return dense
+
     @abstractmethod
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """Build what the engine drives for one unit.

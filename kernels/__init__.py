@@ -1,5 +1,55 @@
-"""Arithmetic on arrays."""
+"""Arithmetic on arrays: what compressors do to every element, on the device that holds them.
+
+Each algorithm has a public function here (with checks), a specification in NumPy
+(``reference/``) and one implementation per kind of device (``cpu/``: numba, imported on first
+use). All give the same bits. Functions write into arrays that the caller owns, release the GIL
+while they work, keep no state and know nothing of tensors, payload headers or ranks.
+"""
+
+if __name__ != "compressa.kernels":
+    raise ImportError(f"this package is compressa.kernels: import that, not {__name__!r}")
+
+from ._arrays import block_count
+from ._backends import KernelUnavailable, device_of
+from .bitpack import (
+    check_indices,
+    index_width,
+    pack_bitmap,
+    pack_bits,
+    packed_bytes,
+    unpack_bitmap,
+    unpack_bits,
+)
+from .blockwise import code_bytes, dequantize_blockwise, quantize_blockwise
+from .lowrank import low_rank_product, orthonormalize, subtract_low_rank
+from .onebit import sign_bytes, sign_dequantize, sign_quantize
 from .philox import random_words
-from .bitpack import *
-from .bitpack import pack_bits, unpack_bits, packed_bytes
-from .blockwise import quantize_blockwise, dequantize_blockwise, code_bytes
+from .strata import stratified_indices
+from .topk import return_unsent, scatter_add, select_top_k
+
+__all__ = [
+    "KernelUnavailable",
+    "block_count",
+    "check_indices",
+    "code_bytes",
+    "dequantize_blockwise",
+    "device_of",
+    "index_width",
+    "low_rank_product",
+    "orthonormalize",
+    "pack_bitmap",
+    "pack_bits",
+    "packed_bytes",
+    "quantize_blockwise",
+    "random_words",
+    "return_unsent",
+    "scatter_add",
+    "select_top_k",
+    "sign_bytes",
+    "sign_dequantize",
+    "sign_quantize",
+    "stratified_indices",
+    "subtract_low_rank",
+    "unpack_bitmap",
+    "unpack_bits",
+]

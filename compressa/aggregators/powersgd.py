@@ -81,6 +81,10 @@ class PowerSGD(Compressor):
         factors = approx_rank * (rows + columns)
         return factors if factors * self.min_gain <= rows * columns else 0
 
+    def exempt(self, parameter: ParameterInfo, dense: Compressor) -> Compressor:
+        """Vectors travel dense in the first round already: no unit of their own is needed."""
+        return dense if self.factor_elems(parameter.shape) else self
+
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """Two rounds for the unit."""
         return PowerSGDAggregator(self, layout, world)

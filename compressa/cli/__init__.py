@@ -1,1 +1,96 @@
-"""TODO."""
+"""The command `compressa`.
+
+A subcommand is one file and one line in `COMMANDS`. Only the subcommand that is asked for is
+imported, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+from compressa.errors import CompressaError
+
+if TYPE_CHECKING:
+    import typer
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "config": ("compressa.cli.config:config_app", "Check, show and describe configurations."),
+    "testbed": ("compressa.cli.testbed:testbed_app", "Hosts on a shaped network, on one machine."),
+    "info": ("compressa.cli.info:info_app", "What this machine and installation can do."),
+}
+"""Where each subcommand's Typer app is, and what `--help` says of it."""
+
+_EPILOG = "Example: compressa config check compressa.toml"
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line, and exit.
+
+    The exit status is 1 after an error of compressa's own (one sentence on stderr), 2 after
+    wrong usage, 130 after Ctrl-C.
+
+    Args:
+        arguments: What to run; `sys.argv` without the program's name if left out.
+    """
+    from typer.main import get_command
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        get_command(build_app(given))(args=given, prog_name="compressa")
+    except CompressaError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    sys.exit(0)
+
+
+def build_app(arguments: Sequence[str]) -> typer.Typer:
+    """Return the whole command, with the subcommand that the arguments ask for.
+
+    Args:
+        arguments: The command line without the program's name.
+    """
+    import typer
+
+    app = typer.Typer(
+        name="compressa",
+        help="Gradient compression for data-parallel training on slow networks.",
+        epilog=_EPILOG,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_show_locals=False,
+    )
+    # Without a callback of its own, Typer would fold a lone subcommand into the program.
+    app.callback()(_nothing)
+    asked = next((word for word in arguments if not word.startswith("-")), None)
+    for name, (place, text) in COMMANDS.items():
+        if name == asked:
+            _add(app, name, _load(place))
+        else:
+            app.command(name, help=text)(_nothing)
+    return app
+
+
+def _add(app: typer.Typer, name: str, inner: typer.Typer) -> None:
+    """Add a subcommand; an app of one command becomes that command."""
+    alone = len(inner.registered_commands) == 1 and not inner.registered_callback
+    if alone and not inner.registered_groups:
+        command = inner.registered_commands[0]
+        command.name = name
+        app.registered_commands.append(command)
+    else:
+        app.add_typer(inner, name=name)
+
+
+def _load(place: str) -> typer.Typer:
+    module, _, attribute = place.partition(":")
+    app: typer.Typer = getattr(importlib.import_module(module), attribute)
+    return app
+
+
+def _nothing() -> None:
+    """Stand for a command that was not asked for, and is only listed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -28,11 +28,14 @@ class Exchange:
         outgoing: uint8 buffer for each peer that is sent to.
         incoming: uint8 buffer for each peer that is heard from; its length is the capacity.
         exact: Whether each message fills its buffer (else it may be shorter).
+        capacity_bytes: Unless exact: for each peer that is sent to, the length of the buffer
+            in which it receives.
     """
 
     outgoing: Mapping[int, torch.Tensor]
     incoming: Mapping[int, torch.Tensor]
     exact: bool = True
+    capacity_bytes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def outgoing_bytes(self) -> int:

@@ -46,7 +46,9 @@ def all_gather(
     everyone = {rank: payload}
     if size > 1:
         outgoing = dict.fromkeys(peers(rank, size), payload)
-        everyone |= yield Exchange(outgoing, incoming, exact)
+        # Every rank's payload has the same capacity, that of the buffers it arrives in.
+        capacity = {peer: incoming[peer].numel() for peer in outgoing}
+        everyone |= yield Exchange(outgoing, incoming, exact, capacity)
     return everyone
 
 
@@ -66,7 +68,8 @@ def all_reduce(
     if others:
         outgoing = {peer: combine.partial(peer) for peer in others}
         incoming = {peer: scratch[peer][: combine.shard_bytes(rank)] for peer in others}
-        received = yield Exchange(outgoing, incoming, combine.exact)
+        capacity = {peer: combine.shard_bytes(peer) for peer in others}
+        received = yield Exchange(outgoing, incoming, combine.exact, capacity)
         for peer, buffer in received.items():
             partials[peer] = buffer
     yield Compute(lambda: combine.reduce(rank, partials), "decode")
@@ -80,7 +83,10 @@ def _share(
     """All-gather the sealed shards."""
     outgoing = dict.fromkeys(others, combine.sealed(rank))
     incoming = {peer: _landing(combine, scratch, peer) for peer in others}
-    received: dict[int, torch.Tensor] = yield Exchange(outgoing, incoming, combine.exact)
+    capacity = dict.fromkeys(others, combine.shard_bytes(rank))
+    received: dict[int, torch.Tensor] = yield Exchange(
+        outgoing, incoming, combine.exact, capacity
+    )
 
     def accept() -> None:
         for peer, sealed in received.items():

@@ -1,1 +1,41 @@
-"""TODO."""
+"""The configuration: one TOML file, checked whole when it is loaded."""
+
+from compressa.config.compare import ABSENT, first_difference
+from compressa.config.emit import config_toml
+from compressa.config.load import load_config
+from compressa.config.match import Match, Rule
+from compressa.config.model import Config
+from compressa.config.roles import infer_roles, parameter_infos
+from compressa.config.rules import ConfigWarning, assign
+from compressa.config.schema import config_schema
+from compressa.config.sections import (
+    DenseBelow,
+    Engine,
+    Exchange,
+    Feedback,
+    Schedule,
+    Trace,
+    Warmup,
+)
+
+__all__ = [
+    "ABSENT",
+    "Config",
+    "ConfigWarning",
+    "DenseBelow",
+    "Engine",
+    "Exchange",
+    "Feedback",
+    "Match",
+    "Rule",
+    "Schedule",
+    "Trace",
+    "Warmup",
+    "assign",
+    "config_schema",
+    "config_toml",
+    "first_difference",
+    "infer_roles",
+    "load_config",
+    "parameter_infos",
+]

@@ -1,1 +1,1 @@
-"""TODO."""
+"""The engine: units, worker threads, the communication thread and its driver."""

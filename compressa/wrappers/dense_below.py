@@ -43,8 +43,9 @@ class DenseBelow(Compressor):
 
     def for_parameter(self, parameter: ParameterInfo) -> Compressor:
         """Choose by the parameter's size."""
-        chosen = self.dense if parameter.elems < self.elems else self.compressor
-        return chosen.for_parameter(parameter)
+        if parameter.elems < self.elems:
+            return self.compressor.exempt(parameter, self.dense).for_parameter(parameter)
+        return self.compressor.for_parameter(parameter)
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """Build the compressor's: sizes were looked at when parameters were resolved."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import compressa
 from torch.distributed import get_world_size
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+import compressa
 from lab.cells import CompressorSpec
 from lab.names import BASELINES, DDP_FLOAT32, TORCH_FP16, TORCH_POWERSGD
 

@@ -7,19 +7,19 @@ nobody comes, so after any error the pool has to be stopped and a new one starte
 
 from __future__ import annotations
 
-import os
 import select
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from compressa.testbed import Testbed
 from lab.cells import (
     REPLIES,
     Armed,
@@ -44,42 +44,6 @@ class LabError(Exception):
     """A cell gave no result; the message says why, in words for the person who ran it."""
 
 
-class Host(Protocol):
-    """One host of a testbed."""
-
-    @property
-    def address(self) -> str:
-        """Address that the other hosts reach it by."""
-        ...
-
-    @property
-    def interface(self) -> str:
-        """Name of the interface that carries the traffic."""
-        ...
-
-
-class Testbed(Protocol):
-    """The part of ``compressa.testbed``'s testbed that the lab uses."""
-
-    __test__ = False  # the name is no test class
-
-    @property
-    def kind(self) -> str:
-        """"netns" or "processes"."""
-        ...
-
-    @property
-    def hosts(self) -> Sequence[Host]:
-        """The hosts, by index."""
-        ...
-
-    def spawn(
-        self, host_index: int, argv: Sequence[str], *, env: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[bytes]:
-        """Starts a process on a host."""
-        ...
-
-
 class RankPool:
     """One worker per host of ``testbed``, in one process group.
 
@@ -93,7 +57,7 @@ class RankPool:
         self._testbed = testbed
         self._folder = folder
         self._start_timeout_s = start_timeout_s
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[Any]] = []
         self._channels: dict[int, Channel] = {}
         self._generation = 0
 
@@ -122,18 +86,16 @@ class RankPool:
             hello = self._hello(channel, deadline)
             self._channels[hello.rank] = channel
 
-    def _spawn(self, rank: int, path: Path, port: int) -> subprocess.Popen[bytes]:
-        host = self._testbed.hosts[rank]
+    def _spawn(self, rank: int, path: Path, port: int) -> subprocess.Popen[Any]:
         env = {
             "RANK": str(rank),
             "WORLD_SIZE": str(len(self._testbed.hosts)),
             "MASTER_ADDR": self._testbed.hosts[0].address,
             "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": host.interface,
             "OMP_NUM_THREADS": "1",
         }
         argv = [sys.executable, str(WORKER), str(path), str(self._log(rank))]
-        return self._testbed.spawn(rank, argv, env={**os.environ, **env})
+        return self._testbed.spawn(rank, argv, env=env, stdin=subprocess.DEVNULL)
 
     def _accept(self, listener: socket.socket, deadline: float) -> Channel:
         while time.monotonic() < deadline:
@@ -211,11 +173,21 @@ class RankPool:
             for line in lines:
                 reply = REPLIES.validate_json(line)
                 if isinstance(reply, Failed):
-                    raise LabError(f"rank {reply.rank}: {reply.error}\n{reply.traceback}")
+                    raise LabError(self._cause_of(reply))
                 if isinstance(reply, Hello):
                     raise LabError(f"rank {reply.rank} said hello twice")
                 replies.append(reply)
         return replies
+
+    def _cause_of(self, failed: Failed) -> str:
+        """A rank that reports a lost connection is rarely the cause: looks for a dead one first."""
+        told = f"rank {failed.rank}: {failed.error}\n{failed.traceback}"
+        for _ in range(10):
+            for rank, process in enumerate(self._processes):
+                if process.poll() is not None:
+                    return f"{self._epitaph(rank)}\nand then {told}"
+            time.sleep(0.1)
+        return told
 
     def _raise_if_dead(self) -> None:
         for rank, process in enumerate(self._processes):
@@ -236,14 +208,14 @@ class RankPool:
     def _log(self, rank: int) -> Path:
         return self._folder / f"rank{rank}.{self._generation}.log"
 
-    def stop(self) -> None:
-        """Ends all ranks: asks first, then kills what is left."""
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Ends all ranks: asks first, then kills what is left after ``grace_s``."""
         for channel in self._channels.values():
             try:
                 channel.send(Quit())
             except ChannelClosed:
                 continue  # dead already, which is what is wanted
-        deadline = time.monotonic() + (GRACE_S if self._channels else 0.0)
+        deadline = time.monotonic() + (grace_s if self._channels else 0.0)
         for process in self._processes:
             try:
                 process.wait(timeout=max(0.01, deadline - time.monotonic()))

@@ -85,7 +85,7 @@ def _steps(
     for step in steps:
         inputs, targets = task.batch(rank, world, step, cell.seed)
         optimizer.zero_grad(set_to_none=False)
-        task.loss(ddp(inputs), targets).backward()
+        task.loss(ddp(inputs), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         now = time.perf_counter()
         times.append(now - before)
@@ -121,9 +121,7 @@ def measure(cell: TimeCell, edge: Edge) -> TimeAnswer:
     return _answer(model, probe.parts, times, attachment, before, after)
 
 
-def _at_edge(
-    edge: Edge, which: Literal["start", "end"], attachment: Attachment
-) -> Totals | None:
+def _at_edge(edge: Edge, which: Literal["start", "end"], attachment: Attachment) -> Totals | None:
     dist.barrier()
     totals = attachment.totals() if attachment.totals else None
     edge(which)

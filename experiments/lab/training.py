@@ -29,9 +29,7 @@ def parameters_sha256(model: nn.Module) -> str:
 
 def wrap(model: nn.Module, bucket_cap_mb: float) -> DistributedDataParallel:
     """DDP as both kinds of cell use it."""
-    return DistributedDataParallel(
-        model, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True
-    )
+    return DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True)
 
 
 def _finite(value: float) -> float | None:
@@ -96,7 +94,7 @@ def _run(
     for step in range(cell.steps):
         inputs, targets = task.batch(rank, world, step, cell.seed)
         optimizer.zero_grad(set_to_none=False)
-        task.loss(ddp(inputs), targets).backward()
+        task.loss(ddp(inputs), targets).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
         progress(step + 1)

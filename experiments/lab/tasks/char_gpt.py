@@ -104,7 +104,11 @@ class CharGPT:
     """
 
     quality = Quality(
-        name="loss", unit="nats per character", larger_is_better=False, tolerance=0.01, relative=True
+        name="loss",
+        unit="nats per character",
+        larger_is_better=False,
+        tolerance=0.01,
+        relative=True,
     )
 
     def __init__(self, size: str) -> None:

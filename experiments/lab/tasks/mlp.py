@@ -7,6 +7,8 @@ everything. It is meant for timing cells; it trains too.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from torch import Tensor, nn
 
 from lab.tasks.digits import Digits
@@ -20,7 +22,7 @@ class Perceptron(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layers: list[nn.Module] = []
-        for wide_in, wide_out in zip(WIDTHS, WIDTHS[1:], strict=False):
+        for wide_in, wide_out in pairwise(WIDTHS):
             layers += [nn.Linear(wide_in, wide_out), nn.ReLU()]
         self.layers = nn.Sequential(*layers[:-1])
 
@@ -32,4 +34,4 @@ class Perceptron(nn.Module):
 
 def mlp_task() -> Digits:
     """The digits with the perceptron, 32 images per rank and step."""
-    return Digits(Perceptron, name="mlp", batch=32, learning_rate=0.02)
+    return Digits(Perceptron, name="mlp", batch=32, learning_rate=0.1)

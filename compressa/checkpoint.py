@@ -1,0 +1,181 @@
+"""Checkpoints of residuals and factors: one file per rank and a manifest.
+
+    <path>/manifest.json                what was saved, and a SHA-256 of every file
+    <path>/rank-00000.safetensors       rank 0's state
+    ...
+
+Residuals are rank-local: a checkpoint is complete only with every rank's file. The files hold
+tensors and JSON only, nothing that runs code when it is read. Another number of ranks reads
+all files and redistributes: e'_j = (P'/P) times the sum of the e_i mapped to j, which keeps
+(1/P) sum_i e_i.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from compressa.aggregators.base import Merge, State
+from compressa.errors import StateError
+from compressa.parameters import ParameterInfo
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+
+def rank_file(rank: int) -> str:
+    """Return the name of a rank's file."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def layout_of(parameters: Sequence[ParameterInfo]) -> dict[str, list[int]]:
+    """Return what identifies a model in a manifest."""
+    return {p.name: list(p.shape) for p in parameters}
+
+
+def write_rank(path: Path, rank: int, state: State) -> str:
+    """Write one rank's file, whole or not at all; return its SHA-256."""
+    path.mkdir(parents=True, exist_ok=True)
+    merges = {key: merge.value for key, merge in state.merges.items()}
+    data = save(state.vectors, metadata={"merges": json.dumps(merges)})
+    _replace(path / rank_file(rank), data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_manifest(
+    path: Path, step: int, digests: Sequence[str], parameters: Sequence[ParameterInfo]
+) -> None:
+    """Write the manifest, after every rank's file is there."""
+    manifest = {
+        "format": FORMAT,
+        "step": step,
+        "ranks": len(digests),
+        "sha256": list(digests),
+        "parameters": layout_of(parameters),
+    }
+    _replace(path / MANIFEST, json.dumps(manifest, indent=1).encode())
+
+
+def read_manifest(path: Path, parameters: Sequence[ParameterInfo]) -> dict[str, Any]:
+    """Read and check a manifest.
+
+    Raises:
+        StateError: There is none, it cannot be read, or it is of another model.
+    """
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
+        checked = {
+            "format": int(manifest["format"]),
+            "step": int(manifest["step"]),
+            "ranks": int(manifest["ranks"]),
+            "sha256": [str(digest) for digest in manifest["sha256"]],
+        }
+        saved = dict(manifest["parameters"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise StateError(
+            f"{path} holds no readable checkpoint ({error}); give the folder that handle.save "
+            "wrote, on a file system that every rank can read"
+        ) from error
+    if checked["format"] != FORMAT or len(checked["sha256"]) != checked["ranks"]:
+        raise StateError(f"{path / MANIFEST} is of format {checked['format']}, not {FORMAT}")
+    _check_model(path, saved, layout_of(parameters))
+    return checked
+
+
+def _check_model(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    for name in sorted(saved.keys() | own.keys()):
+        if saved.get(name) != own.get(name):
+            raise StateError(
+                f"the checkpoint {path} is of another model: parameter {name!r} has shape "
+                f"{saved.get(name, 'none')} there and {own.get(name, 'none')} here"
+            )
+
+
+def read_rank(path: Path, rank: int, digest: str) -> dict[str, torch.Tensor]:
+    """Read and check one rank's file.
+
+    Raises:
+        StateError: It is missing, damaged, or not the one that the manifest means.
+    """
+    file = path / rank_file(rank)
+    try:
+        data = file.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            raise StateError(
+                f"{file} is not the file that {MANIFEST} names: it is damaged or of another save"
+            )
+        return dict(load(data))
+    except (OSError, SafetensorError) as error:
+        raise StateError(f"{file} cannot be read: {error}") from error
+
+
+def restore(
+    path: Path, manifest: Mapping[str, Any], state: State, rank: int, size: int
+) -> None:
+    """Fill this rank's state from a checkpoint of any number of ranks.
+
+    Raises:
+        StateError: A file cannot be read, or lacks a vector or has it in another length.
+    """
+    saved = manifest["ranks"]
+    if saved == size:
+        sources = [rank]
+    else:
+        sources = [i for i in range(saved) if i % size == rank]
+    files = [read_rank(path, i, manifest["sha256"][i]) for i in sources]
+    first = files[0] if 0 in sources else read_rank(path, 0, manifest["sha256"][0])
+    new = {}
+    for key, vector in state.vectors.items():
+        parts = [file.get(key) for file in (files or [first])]
+        new[key] = _merged(path, key, parts, vector, state.merges[key], size / saved, bool(files))
+        if state.merges[key] is Merge.FIRST:
+            new[key] = _merged(path, key, [first.get(key)], vector, Merge.FIRST, 1.0, True)
+    for key, vector in new.items():
+        state.vectors[key].copy_(vector)
+
+
+def _merged(
+    path: Path,
+    key: str,
+    parts: Sequence[torch.Tensor | None],
+    like: torch.Tensor,
+    merge: Merge,
+    gain: float,
+    owns: bool,
+) -> torch.Tensor:
+    for part in parts:
+        if part is None or part.shape != like.shape or part.dtype != like.dtype:
+            raise StateError(
+                f"the checkpoint {path} has no {key!r} of {like.numel()} float32 values: it was "
+                "saved with another compressor; remove the folder, or restore the configuration"
+            )
+    known = [part for part in parts if part is not None]
+    if merge is Merge.FIRST:
+        return known[0]
+    if not owns:
+        return torch.zeros_like(like)
+    total = known[0]
+    for part in known[1:]:
+        total = total + part
+    return total * gain if gain != 1.0 else total
+
+
+def _replace(file: Path, data: bytes) -> None:
+    """Write a file so that it is never seen half written."""
+    temporary = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,141 @@
+"""`compressa config`: check, show and describe configurations."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from compressa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compressa.compressor import Compressor
+    from compressa.config import Config
+    from compressa.parameters import ParameterInfo
+
+config_app = typer.Typer(
+    help="Check, show and describe configurations.",
+    epilog="Example: compressa config check compressa.toml",
+    no_args_is_help=True,
+)
+
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="A configuration in TOML.")]
+
+
+@config_app.command(
+    epilog="Example: compressa config check compressa.toml --model mynet:build_model"
+)
+def check(
+    file: _File,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:CALLABLE", help="Check the rules against the model that this returns."
+        ),
+    ] = None,
+) -> None:
+    """Say OK, or list every mistake."""
+    from compressa.config import load_config
+
+    config = load_config(file)
+    if model is not None:
+        _show_assignment(config, _build_model(model))
+    typer.echo(f"OK: {file}")
+
+
+@config_app.command(epilog="Example: compressa config show compressa.toml > complete.toml")
+def show(
+    file: _File,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of TOML.")] = False,
+) -> None:
+    """Print all settings, defaults filled in."""
+    from compressa.config import config_toml, load_config
+
+    config = load_config(file)
+    if as_json:
+        typer.echo(json.dumps(config.model_dump(mode="json"), indent=2))
+    else:
+        typer.echo(config_toml(config), nl=False)
+
+
+@config_app.command(epilog="Example: compressa config schema > compressa.schema.json")
+def schema() -> None:
+    """Print the JSON Schema, for editors that complete and check TOML."""
+    from compressa.config import config_schema
+
+    typer.echo(json.dumps(config_schema(), indent=2))
+
+
+def _build_model(place: str) -> nn.Module:
+    """Return the model that `module:callable` makes.
+
+    Raises:
+        ConfigError: There is no such callable, it fails, or what it returns is no model.
+    """
+    from torch import nn
+
+    module_name, _, attribute = place.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f'--model must be "module:callable", such as mynet:build, not "{place}"')
+    # As `python -m` does: models mostly live beside the configuration.
+    sys.path.insert(0, "")
+    try:
+        made: Any = getattr(importlib.import_module(module_name), attribute)()
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"--model {place}: could not make the model: {reason}") from error
+    finally:
+        sys.path.remove("")
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"--model {place}: returned {type(made).__name__}, not an nn.Module")
+    return made
+
+
+def _show_assignment(config: Config, model: nn.Module) -> None:
+    """Print who compresses how much, and warn of rules without effect."""
+    from compressa.config import assign, parameter_infos
+
+    parameters = parameter_infos(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assigned = assign(config, parameters)
+    for warning in caught:
+        typer.echo(f"warning: {warning.message}", err=True)
+    counts: Counter[str] = Counter()
+    elems: Counter[str] = Counter()
+    for parameter in parameters:
+        text = _describe(assigned[parameter.name], parameter)
+        counts[text] += 1
+        elems[text] += parameter.elems
+    _print_table([(text, counts[text], elems[text]) for text in counts])
+
+
+def _describe(compressor: Compressor, parameter: ParameterInfo) -> str:
+    """Return in words what compresses a parameter after any warm-up."""
+    last = max(compressor.breakpoints, default=0)
+    settled = compressor.for_parameter(parameter).at(last)
+    inner = getattr(settled, "codec", settled)
+    fields = {field.name: getattr(inner, field.name) for field in dataclasses.fields(inner)}
+    text = " ".join([inner.name, *(f"{name}={value}" for name, value in fields.items())])
+    return text if inner is settled else f"{text}, error feedback"
+
+
+def _print_table(rows: list[tuple[str, int, int]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("compressor", box=None)
+    table.add_column("parameters", justify="right")
+    table.add_column("elements", justify="right")
+    for text, count, elems in rows:
+        table.add_row(text, f"{count:,}", f"{elems:,}")
+    Console().print(table)

@@ -1,0 +1,117 @@
+"""Settings that are fine alone and impossible together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from compressa.codecs.base import Codec, Unbiased
+from compressa.compressor import Compressor, Granularity
+from compressa.config.mistakes import Mistake, Path
+
+if TYPE_CHECKING:
+    from compressa.config.model import Config
+
+# Bounds are stated for a length; any that is long compared to 1 / density shows the kind.
+_TYPICAL_ELEMS = 1 << 20
+_KIND: Path = ("exchange", "kind")
+
+
+class _Use(NamedTuple):
+    """One place that names a compressor."""
+
+    path: Path
+    compressor: Compressor
+    feedback: str
+    feedback_path: Path
+
+    @property
+    def name(self) -> str:
+        return self.compressor.name
+
+
+def conflicts(config: Config) -> list[Mistake]:
+    """Return every impossible combination in a configuration whose parts are valid."""
+    found = [*_exchange_conflicts(config)]
+    for use in _uses(config):
+        found += _feedback_conflicts(use)
+        found += _kind_conflicts(use, config.exchange.kind)
+    # Two rules may run into the same wall.
+    return list(dict.fromkeys(found))
+
+
+def _uses(config: Config) -> Iterator[_Use]:
+    kind, path = config.feedback.kind, ("feedback", "kind")
+    yield _Use(("compressor",), config.compressor.build(), kind, path)
+    for index, rule in enumerate(config.rules):
+        place: Path = ("rules", index)
+        own = rule.feedback is not None
+        yield _Use(
+            (*place, "compressor"),
+            rule.compressor.build(),
+            rule.feedback or kind,
+            (*place, "feedback") if own else path,
+        )
+    if config.warmup.steps:
+        yield _Use(("warmup", "compressor"), config.warmup.compressor.build(), kind, path)
+
+
+def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:
+    involves = (use.path, use.feedback_path)
+    if use.feedback == "none" and not isinstance(use.compressor, Codec):
+        yield Mistake(
+            use.feedback_path,
+            f'is "none", but {use.name} has its error feedback built in; use "auto"',
+            involves,
+        )
+    if use.feedback == "error" and isinstance(use.compressor, Codec):
+        bias = use.compressor.bias(_TYPICAL_ELEMS)
+        if isinstance(bias, Unbiased):
+            yield Mistake(
+                use.feedback_path,
+                f'is "error", but {use.name} is unbiased as configured, and its residual would '
+                f'grow without bound; use "auto" or "none", or the biased form of {use.name}',
+                involves,
+            )
+
+
+def _kind_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
+    reason = _why_not(use.compressor, kind)
+    if reason:
+        yield Mistake(
+            _KIND,
+            f'is "{kind}", but {reason}; use "auto"',
+            ((*use.path, "name"), _KIND),
+        )
+
+
+def _why_not(compressor: Compressor, kind: str) -> str:
+    """Return why payloads can not be exchanged in this way; nothing if they can."""
+    name = compressor.name
+    if not isinstance(compressor, Codec):
+        own = kind not in ("auto", "all_reduce")
+        return f"{name} sums its factors by an all-reduce of its own" if own else ""
+    whole = compressor.granularity in (Granularity.PARAMETER, Granularity.MATRIX)
+    if kind == "scatter_reduce" and whole:
+        return f"the statistics of {name} span a whole parameter, which no rank may cut"
+    if kind == "all_reduce" and compressor.reduce is None:
+        return f"payloads of {name} can not be summed before they are decoded"
+    return ""
+
+
+def _exchange_conflicts(config: Config) -> Iterator[Mistake]:
+    exchange = config.exchange
+    if exchange.credit_bytes < exchange.chunk_bytes:
+        yield Mistake(
+            ("exchange", "credit_bytes"),
+            f"is {exchange.credit_bytes}, less than one chunk; must be at least chunk_bytes = "
+            f"{exchange.chunk_bytes}",
+            (("exchange", "credit_bytes"), ("exchange", "chunk_bytes")),
+        )
+    if exchange.silence_s <= 2 * exchange.heartbeat_s:
+        yield Mistake(
+            ("exchange", "silence_s"),
+            f"is {exchange.silence_s:g}; must be more than two heartbeats, "
+            f"{2 * exchange.heartbeat_s:g} s, or a healthy rank would be taken for lost",
+            (("exchange", "silence_s"), ("exchange", "heartbeat_s")),
+        )

@@ -1,0 +1,181 @@
+"""Pydantic's errors in words that say what would be right."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+from compressa.config.choices import CHOICES
+from compressa.config.mistakes import MISTAKES, Mistake, Path, nearest, show
+from compressa.config.model import Config
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+_BOUNDS = {
+    "gt": "greater than {}",
+    "ge": "at least {}",
+    "lt": "less than {}",
+    "le": "at most {}",
+    "multiple_of": "a multiple of {}",
+}
+_WANTED = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "string_type": "a string",
+    "bool_type": "true or false",
+    "tuple_type": "a list",
+    "model_type": "a table",
+    "dict_type": "a table",
+    "too_short": "a list of at least one",
+}
+
+
+def describe(error: ErrorDetails, raw: Mapping[str, Any]) -> Iterator[Mistake]:
+    """Yield the mistakes of one of pydantic's errors.
+
+    Args:
+        error: As `ValidationError.errors()` lists it.
+        raw: What was validated.
+    """
+    path = _written_path(error["loc"], raw)
+    if error["type"] == MISTAKES:
+        for inner in error["ctx"]["mistakes"]:
+            yield Mistake((*path, *inner.path), inner.text, inner.involves)
+        return
+    say = _SAY.get(error["type"], _say_type)
+    yield Mistake(path, say(error))
+
+
+def _written_path(loc: Path, raw: object) -> Path:
+    """Return the keys that the user wrote: no union tags, no index into a lone value."""
+    path: list[str | int] = []
+    for before, part in zip(("", *loc), loc, strict=False):
+        if before == "compressor" and part in CHOICES:
+            continue
+        if isinstance(part, int) and not isinstance(raw, list | tuple):
+            continue
+        path.append(part)
+        raw = _item(raw, part)
+    return tuple(path)
+
+
+def _item(raw: object, part: str | int) -> object:
+    if isinstance(raw, Mapping):
+        return raw.get(part)
+    if isinstance(raw, list | tuple) and isinstance(part, int) and part < len(raw):
+        return raw[part]
+    return None
+
+
+def _say_type(error: ErrorDetails) -> str:
+    wanted = _WANTED.get(error["type"])
+    if wanted is None:
+        return error["msg"][:1].lower() + error["msg"][1:]
+    return f"must be {wanted}, not {show(error['input'])}"
+
+
+def _say_unknown_key(error: ErrorDetails) -> str:
+    *parents, key = error["loc"]
+    known = list(_model_at(parents).model_fields)
+    near = nearest(key, known)
+    return f"is not a setting{near or '; known here are ' + ', '.join(known)}"
+
+
+def _say_missing(error: ErrorDetails) -> str:
+    *parents, key = error["loc"]
+    text = _model_at(parents).model_fields[str(key)].description or ""
+    return f"is missing: {text[:1].lower()}{text[1:]}".rstrip(".")
+
+
+def _say_unknown_compressor(error: ErrorDetails) -> str:
+    tag = error["ctx"]["tag"]
+    return f'"{tag}" is not a compressor{_offer(tag, list(CHOICES))}'
+
+
+def _say_no_compressor(error: ErrorDetails) -> str:
+    return f"has no name; give name = one of {_quoted(list(CHOICES))}"
+
+
+def _say_not_a_compressor(error: ErrorDetails) -> str:
+    return f'must be a table such as {{ name = "int8" }}, not {show(error["input"])}'
+
+
+def _say_choice(error: ErrorDetails) -> str:
+    names = _names(error)
+    return f"{show(error['input'])} is not allowed{_offer(error['input'], names)}"
+
+
+def _say_bounds(error: ErrorDetails) -> str:
+    """Name all bounds of the field, not only the one that was hit."""
+    *parents, key = error["loc"]
+    field = _model_at(parents).model_fields.get(str(key))
+    bounds = list(_bounds(field.metadata if field else []))
+    wanted = " and ".join(bounds) or error["msg"].removeprefix("Input should be ")
+    return f"must be {wanted}, not {show(error['input'])}"
+
+
+def _say_value(error: ErrorDetails) -> str:
+    return str(error["ctx"]["error"])
+
+
+_SAY: dict[str, Callable[[ErrorDetails], str]] = {
+    "extra_forbidden": _say_unknown_key,
+    "missing": _say_missing,
+    "union_tag_invalid": _say_unknown_compressor,
+    "union_tag_not_found": _say_no_compressor,
+    "model_attributes_type": _say_not_a_compressor,
+    "enum": _say_choice,
+    "literal_error": _say_choice,
+    "greater_than": _say_bounds,
+    "greater_than_equal": _say_bounds,
+    "less_than": _say_bounds,
+    "less_than_equal": _say_bounds,
+    "multiple_of": _say_bounds,
+    "value_error": _say_value,
+}
+
+
+def _bounds(metadata: list[Any]) -> Iterator[str]:
+    for constraint in metadata:
+        for attribute, text in _BOUNDS.items():
+            if hasattr(constraint, attribute):
+                yield text.format(getattr(constraint, attribute))
+
+
+def _offer(word: object, names: list[str]) -> str:
+    # Among few short names, "gpu" is two thirds of "cpu", and means another thing.
+    return f"; must be one of {_quoted(names)}{nearest(word, names, cutoff=0.7)}"
+
+
+def _names(error: ErrorDetails) -> list[str]:
+    """Return the allowed strings, which pydantic gives as "'a', 'b' or 'c'"."""
+    listed = str(error["ctx"]["expected"]).replace(" or ", ", ").split(", ")
+    return [name.strip("'") for name in listed]
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _model_at(loc: list[str | int]) -> type[BaseModel]:
+    """Return the model that describes the table at a place."""
+    model: type[BaseModel] = Config
+    for part in loc:
+        if part in CHOICES:
+            model = CHOICES[str(part)]
+        elif isinstance(part, str):
+            model = _find_model(model.model_fields[part].annotation) or model
+    return model
+
+
+def _find_model(annotation: object) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = (_find_model(argument) for argument in typing.get_args(annotation))
+    return next((model for model in inner if model is not None), None)

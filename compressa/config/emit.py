@@ -1,0 +1,49 @@
+"""A configuration as TOML text that loads back to the same configuration."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from compressa.config.model import Config
+
+
+def config_toml(config: Config) -> str:
+    """Return all settings as TOML, with defaults filled in.
+
+    What is not set and has no default (such as where traces are written) is left out.
+
+    Example:
+        >>> print(config_toml(Config()).splitlines()[0])
+        [compressor]
+    """
+    blocks = []
+    for name, value in config.model_dump(mode="json").items():
+        if isinstance(value, list):
+            blocks += [_table(f"[[{name}]]", item) for item in value]
+        else:
+            blocks.append(_table(f"[{name}]", value))
+    return "\n".join(blocks)
+
+
+def _table(header: str, settings: Mapping[str, Any]) -> str:
+    rows = [
+        f"# {key}: not set" if value is None else f"{key} = {_value(value)}"
+        for key, value in settings.items()
+    ]
+    return "\n".join([header, *rows, ""])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON's strings are TOML's basic strings, but for one control character.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return f"[{', '.join(_value(item) for item in value)}]"
+    if isinstance(value, Mapping):
+        pairs = (f"{key} = {_value(item)}" for key, item in value.items() if item is not None)
+        return f"{{ {', '.join(pairs)} }}"
+    return repr(value)

@@ -1,0 +1,139 @@
+"""Reading a configuration, whole: every mistake is reported at once."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path as FilePath
+from typing import Any
+
+from pydantic import ValidationError
+
+from compressa.config.describe import describe
+from compressa.config.mistakes import MISTAKES, Mistake, Path, report
+from compressa.config.model import Config
+from compressa.config.positions import key_lines
+from compressa.errors import ConfigError
+
+_NOTHING: Mapping[str, Any] = {"match": {"name": "*"}, "compressor": {"name": "none"}}
+"""A rule that cannot be in conflict with anything."""
+
+
+def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | Config) -> Config:
+    """Read and check a configuration.
+
+    Args:
+        source: A TOML file's path, a mapping with the same keys, or a configuration, which
+            is returned as it is.
+
+    Raises:
+        ConfigError: The file cannot be read, is not TOML, or holds mistakes. The message
+            lists all of them, one per line, each with its key path, its line in the file
+            where there is one, and what would be right.
+
+    Example:
+        >>> load_config({"compressor": {"name": "topk", "density": 0.05}}).compressor.name
+        'topk'
+    """
+    if isinstance(source, Config):
+        return source
+    if isinstance(source, Mapping):
+        return _validate(dict(source), "configuration", {})
+    if not isinstance(source, str | os.PathLike):
+        raise ConfigError(
+            f"a configuration is a path, a mapping or a Config, not {type(source).__name__}"
+        )
+    where = os.fspath(source)
+    text = _read(where)
+    raw = _parse(text, where)
+    return _validate(raw, where, key_lines(text, raw))
+
+
+def _read(where: str) -> str:
+    try:
+        return FilePath(where).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{where}: there is no such file; give the path of a TOML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{where}: is not UTF-8 text, as TOML must be ({error})") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{where}: cannot be read: {reason}") from error
+
+
+def _parse(text: str, where: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        at = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
+        what = message[: at.start()] if at else message
+        place = f"line {at[1]}, column {at[2]}" if at and at[1] else "end of the file"
+        raise ConfigError(f"{where}: {place}: is not valid TOML: {what}") from error
+
+
+def _validate(raw: dict[str, Any], where: str, lines: Mapping[Path, int]) -> Config:
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        mistakes = _mistakes(error, raw)
+    mistakes += _hidden(raw, mistakes)
+    raise ConfigError(report(where, mistakes, lines))
+
+
+def _mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake]:
+    found = error.errors(include_url=False)
+    return [mistake for one in found for mistake in describe(one, raw)]
+
+
+def _hidden(raw: dict[str, Any], mistakes: list[Mistake]) -> list[Mistake]:
+    """Return the impossible combinations that plain mistakes keep from being looked for.
+
+    The settings at fault are taken out, and the rest is looked at again. What rests on one
+    of those settings is not reported, since it may vanish with the mistake.
+    """
+    rest = copy.deepcopy(raw)
+    for mistake in mistakes:
+        _take_out(rest, mistake.path)
+    try:
+        Config.model_validate(rest)
+    except ValidationError as error:
+        only = [one for one in error.errors() if one["type"] == MISTAKES and not one["loc"]]
+        found = [mistake for one in only for mistake in describe(one, rest)]
+        return [mistake for mistake in found if not _rests_on(mistake, mistakes)]
+    return []
+
+
+def _take_out(raw: dict[str, Any], path: Path) -> None:
+    if len(path) > 1 and path[0] == "rules":
+        _take_out_of_rule(raw["rules"], path[1:])
+        return
+    inner: Any = raw
+    for part in path[:-1]:
+        inner = inner.get(part) if isinstance(inner, dict) else None
+    if path and isinstance(inner, dict):
+        inner.pop(path[-1], None)
+
+
+def _take_out_of_rule(rules: list[Any], path: Path) -> None:
+    """Keep the number of rules, by which conflicts are placed."""
+    index, *keys = path
+    assert isinstance(index, int)
+    rule = rules[index]
+    if not keys or not isinstance(rule, dict):
+        rules[index] = dict(_NOTHING)
+    elif keys[0] in _NOTHING and (keys[0] == "match" or len(keys) == 1):
+        rule[keys[0]] = _NOTHING[str(keys[0])]
+    else:
+        _take_out(rule, tuple(keys))
+
+
+def _rests_on(mistake: Mistake, others: Iterable[Mistake]) -> bool:
+    return any(
+        one[: len(other.path)] == other.path or other.path[: len(one)] == one
+        for one in mistake.involves
+        for other in others
+    )

@@ -1,0 +1,65 @@
+"""Rules: which parameters are compressed in which way."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from annotated_types import Ge, MinLen
+from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
+
+from compressa.config.base import Listed, Section
+from compressa.config.choices import AnyCompressor
+from compressa.config.mistakes import Mistake, refuse, show
+from compressa.config.sections import FeedbackKind
+from compressa.parameters import Role
+
+
+def _dimension(value: object) -> int | str:
+    if value == "*" or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise ValueError(f'must be a number of elements or "*" for any, not {show(value)}')
+
+
+Dimension = Annotated[
+    int | str,
+    PlainValidator(_dimension),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"const": "*"}]}),
+]
+_OneOrMore = Listed(or_one=True)
+
+
+class Match(Section):
+    """Which parameters a rule is for; all conditions that are given must hold."""
+
+    name: Annotated[tuple[str, ...], _OneOrMore, MinLen(1)] | None = Field(
+        default=None, description='Patterns of the parameter\'s name such as "blocks.*.bias".'
+    )
+    role: (
+        Annotated[tuple[Annotated[Role, Field(strict=False)], ...], _OneOrMore, MinLen(1)] | None
+    ) = Field(default=None, description="What the parameter does in its model.")
+    shape: Annotated[tuple[Dimension, ...], Listed()] | None = Field(
+        default=None, description='Elements of each dimension, "*" for any, such as ["*", 256].'
+    )
+    ndim: Annotated[int, Ge(0)] | None = Field(default=None, description="Number of dimensions.")
+    min_elems: Annotated[int, Ge(0)] | None = Field(default=None, description="Fewest elements.")
+    max_elems: Annotated[int, Ge(0)] | None = Field(default=None, description="Most elements.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Match:
+        if not self.model_fields_set:
+            keys = ", ".join(type(self).model_fields)
+            raise ValueError(f"is empty, and would match every parameter; give one of {keys}")
+        if (self.min_elems or 0) > (self.max_elems if self.max_elems is not None else 2**63):
+            text = f"is {self.min_elems}, more than max_elems = {self.max_elems}"
+            refuse([Mistake(("min_elems",), f"{text}; nothing can match")])
+        return self
+
+
+class Rule(Section):
+    """How the parameters that match are compressed; the first rule that matches decides."""
+
+    match: Match = Field(description="Which parameters.")
+    compressor: AnyCompressor = Field(description="How they are compressed.")
+    feedback: FeedbackKind | None = Field(
+        default=None, description="As feedback.kind, for these parameters only."
+    )

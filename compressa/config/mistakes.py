@@ -1,0 +1,112 @@
+"""One mistake in a configuration, how several are shown, and the nearest valid name."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, NoReturn
+
+from pydantic_core import PydanticCustomError
+
+Path = tuple[str | int, ...]
+"""Keys and list indices from the top of the file, such as ("rules", 0, "match")."""
+
+MISTAKES = "compressa_mistakes"
+"""Type of the pydantic error that `refuse` raises."""
+
+
+class Mistake(NamedTuple):
+    """What is wrong at one place.
+
+    Attributes:
+        path: Where it is.
+        text: What is wrong and what would be right, after the key path.
+        involves: Every key that the judgement rests on. While one of them holds another
+            mistake, this one is not reported.
+    """
+
+    path: Path
+    text: str
+    involves: tuple[Path, ...] = ()
+
+
+def refuse(mistakes: Sequence[Mistake]) -> NoReturn:
+    """Raise all mistakes as one pydantic error, from inside a validator."""
+    text = "; ".join(f"{key_path(mistake.path)}: {mistake.text}" for mistake in mistakes)
+    raise PydanticCustomError(MISTAKES, "{text}", {"text": text, "mistakes": list(mistakes)})
+
+
+def key_path(path: Sequence[str | int]) -> str:
+    """Write a path as people do.
+
+    Example:
+        >>> key_path(("rules", 0, "match", "role"))
+        'rules[0].match.role'
+    """
+    written = ""
+    for part in path:
+        if isinstance(part, int):
+            written += f"[{part}]"
+        else:
+            written += f".{part}" if written else part
+    return written or "the configuration"
+
+
+def nearest(word: object, names: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return a question that offers the name most like `word`, or nothing.
+
+    Args:
+        word: What was written.
+        names: What can be written.
+        cutoff: Least likeness, from 0 to 1.
+
+    Example:
+        >>> nearest("topkk", ["topk", "int8"])
+        '; did you mean "topk"?'
+    """
+    found = difflib.get_close_matches(str(word).lower(), list(names), n=1, cutoff=cutoff)
+    return f'; did you mean "{found[0]}"?' if found else ""
+
+
+def show(value: object) -> str:
+    """Return a value as it stands in TOML, shortened."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, Mapping):
+        return "a table"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def report(where: str, mistakes: Sequence[Mistake], lines: Mapping[Path, int]) -> str:
+    """Return the message that lists all mistakes, in the order of the file's lines.
+
+    Args:
+        where: The file's name, or what else was read.
+        mistakes: At least one.
+        lines: Line of each key, where known.
+    """
+    placed = sorted(((_line(mistake.path, lines), mistake) for mistake in mistakes), key=_order)
+    rows = [_row(line, mistake) for line, mistake in placed]
+    if len(rows) == 1:
+        return f"{where}: {rows[0]}"
+    return "\n  ".join([f"{where}: {len(rows)} mistakes", *rows])
+
+
+def _line(path: Path, lines: Mapping[Path, int]) -> int | None:
+    """Return the line of a key, or of the table that lacks it."""
+    for length in range(len(path), 0, -1):
+        if path[:length] in lines:
+            return lines[path[:length]]
+    return None
+
+
+def _order(placed: tuple[int | None, Mistake]) -> int:
+    return placed[0] or 0
+
+
+def _row(line: int | None, mistake: Mistake) -> str:
+    place = f"line {line}: " if line is not None else ""
+    return f"{place}{key_path(mistake.path)}: {mistake.text}"

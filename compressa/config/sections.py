@@ -1,0 +1,117 @@
+"""The sections of the configuration, one model each; see `Config` for how they go together."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Lt
+from pydantic import BeforeValidator, Field, JsonValue
+
+from compressa.config.base import Section
+from compressa.config.choices import AnyCompressor, choice
+from compressa.config.sizes import Bytes
+
+FeedbackKind = Literal["auto", "error", "none"]
+ExchangeKind = Literal["auto", "all_reduce", "all_gather", "scatter_reduce"]
+
+NONE: dict[str, JsonValue] = {"default": {"name": "none"}}
+
+
+def none() -> AnyCompressor:
+    """Return the choice of no compression."""
+    return choice("none")
+
+
+class Feedback(Section):
+    """What becomes of what was not sent."""
+
+    kind: FeedbackKind = Field(
+        default="auto",
+        description="auto: as the compressor needs; error: keep it and send it later, with any "
+        "compressor; none: lose it.",
+    )
+    owner: bool = Field(
+        default=True, description="In a scatter-reduce, the owner keeps the error of the mean too."
+    )
+
+
+class Warmup(Section):
+    """Sends the first steps in another way, while gradients change quickly."""
+
+    steps: Annotated[int, Ge(0)] = Field(default=0, description="Number of such steps; 0 for none.")
+    compressor: AnyCompressor = Field(
+        default_factory=none, description="What sends them.", json_schema_extra=NONE
+    )
+
+
+class DenseBelow(Section):
+    """Exempts small parameters, on which compression gains nothing."""
+
+    elems: Annotated[int, Ge(0)] = Field(
+        default=1024, description="A parameter with fewer elements is sent dense; 0 exempts none."
+    )
+
+
+class Exchange(Section):
+    """How payloads cross the network."""
+
+    transport: Literal["gloo", "gloo-group"] = Field(
+        default="gloo", description="gloo: tagged point-to-point; gloo-group: group calls."
+    )
+    kind: ExchangeKind = Field(
+        default="auto",
+        description="auto: the cheapest that the compressor allows; scatter_reduce: each rank "
+        "sums a part and shares it compressed.",
+    )
+    unit_bytes: Bytes = Field(
+        default=4 << 20,
+        description="Dense bytes of gradient that are compressed and sent together.",
+    )
+    chunk_bytes: Bytes = Field(default=256 << 10, description="Most bytes of one message.")
+    credit_bytes: Bytes = Field(
+        default=1 << 20, description="Most bytes in flight to one peer; at least chunk_bytes."
+    )
+    deadline_s: Annotated[float, Gt(0)] = Field(
+        default=120.0, description="Longest wait for anything, in seconds."
+    )
+    heartbeat_s: Annotated[float, Gt(0)] = Field(
+        default=2.0, description="Seconds between two signs of life."
+    )
+    silence_s: Annotated[float, Gt(0)] = Field(
+        default=20.0,
+        description="A rank silent for so many seconds is lost; more than two heartbeats.",
+    )
+
+
+class Schedule(Section):
+    """Which unit goes next."""
+
+    policy: Literal["fifo", "priority"] = Field(
+        default="fifo",
+        description="fifo: as gradients appear; priority: in the order of use.",
+    )
+
+
+class Engine(Section):
+    """Where and with how many threads gradients are compressed."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="Device of the gradients; auto: wherever they are."
+    )
+    threads: Annotated[int, Ge(1)] = Field(default=1, description="Threads that encode and decode.")
+    seed: Annotated[int, Ge(0), Lt(2**32)] = Field(
+        default=0, description="Seed of all random bits; yours are left alone."
+    )
+
+
+def _text_path(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+class Trace(Section):
+    """What is recorded."""
+
+    path: Annotated[str | None, BeforeValidator(_text_path)] = Field(
+        default=None, description="Where each rank writes its trace; left out: nowhere."
+    )

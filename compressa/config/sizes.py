@@ -1,0 +1,53 @@
+"""Sizes in bytes, written as a number or as people write them: "4MiB", "256 KiB", "1.5MB"."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from annotated_types import Ge
+from pydantic import BeforeValidator, WithJsonSchema
+
+_UNITS = {"": 1, "b": 1}
+_UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmg", 1)}
+_UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmg", 1)}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+_PATTERN = r"^\s*\d+(\.\d+)?\s*([kKmMgG]?[iI]?[bB])?\s*$"
+
+
+def parse_bytes(text: str) -> int:
+    """Return a size in bytes.
+
+    Args:
+        text: A number and a unit: B, kB, MB, GB (powers of 1000), KiB, MiB, GiB (of 1024).
+
+    Raises:
+        ValueError: It is not a size, or not a whole number of bytes.
+
+    Example:
+        >>> parse_bytes("4MiB")
+        4194304
+    """
+    match = _SIZE.fullmatch(text)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f'must be a size in bytes such as 262144 or "256KiB", not "{text}"')
+    size_bytes = float(match[1]) * unit
+    if not size_bytes.is_integer():
+        raise ValueError(f'must be a whole number of bytes, not "{text}"')
+    return int(size_bytes)
+
+
+def _read(value: object) -> object:
+    return parse_bytes(value) if isinstance(value, str) else value
+
+
+Bytes = Annotated[
+    int,
+    Ge(1),
+    BeforeValidator(_read),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": _PATTERN}]}
+    ),
+]
+"""A positive number of bytes; a string with a unit is read by `parse_bytes`."""

@@ -1,0 +1,144 @@
+"""The communication thread: owns the driver, and so the order of launches."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from compressa.collectives.base import Compute
+from compressa.engine.driver import ComputeDone, Driver, Task
+from compressa.errors import CompressaError, TransportError
+from compressa.schedulers import Plan
+from compressa.transports.base import Transport
+
+_TICK_S = 0.5
+
+
+class Communication:
+    """Runs one driver on a thread of its own, and its computations on worker threads.
+
+    Args:
+        transport: Carries the exchanges; ended with this object.
+        threads: Number of worker threads for encode and decode.
+        deadline_s: Longest wait for an exchange.
+        failed: Called once, on the communication thread, with the error that ended it.
+        timed: Called, on a worker thread, with each computation's task, stage, start (on
+            `time.perf_counter`) and duration in seconds.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        threads: int,
+        deadline_s: float,
+        failed: Callable[[CompressaError], None],
+        timed: Callable[[Task, str, float, float], None],
+    ) -> None:
+        self._transport = transport
+        self._failed = failed
+        self._timed = timed
+        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compressa-codec")
+        self._driver = Driver(transport, self._compute, self.post, time.monotonic, deadline_s)
+        self._error: CompressaError | None = None
+        self._thread = threading.Thread(target=self._run, name="compressa-comm", daemon=True)
+        self._thread.start()
+
+    def observe(self, wire: Callable[[Task, float], None]) -> None:
+        """Have `wire` called with each finished exchange and its duration in seconds."""
+        self._driver.observe(wire)
+
+    def post(self, event: Callable[[], None]) -> None:
+        """Have a function called on the communication thread."""
+        self._events.put(event)
+
+    def follow(self, plan: Plan, ordered: Sequence[tuple[int, int]]) -> None:
+        """Follow a plan from its first step on."""
+        self.post(lambda: self._driver.follow(plan, ordered))
+
+    def start(self, task: Task) -> None:
+        """Begin a program."""
+        self.post(lambda: self._start(task))
+
+    def fail(self, error: CompressaError) -> None:
+        """End everything under way with an error; only the first one counts."""
+        self.post(lambda: self._fail(error))
+
+    def close(self, timeout_s: float) -> None:
+        """End the threads and the transport."""
+        self._events.put(None)
+        self._thread.join(timeout_s)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._transport.close(timeout_s)
+
+    def _run(self) -> None:
+        checked_s = time.monotonic()
+        while True:
+            try:
+                event = self._events.get(timeout=_TICK_S)
+            except queue.Empty:
+                event = _nothing
+            if event is None:
+                return
+            self._call(event)
+            if time.monotonic() - checked_s > _TICK_S:
+                checked_s = time.monotonic()
+                self._call(self._check_deadline)
+
+    def _call(self, event: Callable[[], None]) -> None:
+        try:
+            event()
+        except CompressaError as error:
+            self._fail(error)
+        except Exception as error:
+            self._fail(_wrapped(error))
+
+    def _start(self, task: Task) -> None:
+        if self._error is not None:
+            task.finished(self._error)
+        else:
+            self._driver.start(task)
+
+    def _check_deadline(self) -> None:
+        error = self._driver.expired()
+        if error is not None:
+            self._fail(error)
+
+    def _fail(self, error: CompressaError) -> None:
+        if self._error is not None:
+            return
+        self._error = error
+        self._transport.fail(error)
+        self._driver.fail(error)
+        self._failed(error)
+
+    def _compute(self, task: Task, operation: Compute, done: ComputeDone) -> None:
+        def work() -> None:
+            started_s = time.perf_counter()
+            value: Any = None
+            failure: BaseException | None = None
+            try:
+                value = operation.work()
+            except CompressaError as error:
+                failure = error
+            except Exception as error:
+                failure = _wrapped(error)
+            self._timed(task, operation.stage, started_s, time.perf_counter() - started_s)
+            self.post(lambda: done(value, failure))
+
+        self._pool.submit(work)
+
+
+def _nothing() -> None:
+    """Stand in for an event when none came."""
+
+
+def _wrapped(error: Exception) -> CompressaError:
+    """Give an unforeseen error a type that every caller of the engine handles."""
+    wrapped = TransportError(f"an internal error ended the communication: {error!r}")
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,166 @@
+"""Control: a channel of its own for start-up digests, heartbeats and aborts.
+
+It has its own process group, so that bulk data never stands in its way. Heartbeats are the
+idle frames of its streams. The first abort that is recorded names the culprit: a rank that
+fails because it lost another says so before it leaves, and is not blamed itself.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from compressa.collectives.base import Exchange
+from compressa.errors import CompressaError, PeerLost, Timeout
+from compressa.transports.base import Key, Received
+from compressa.transports.gloo import GlooTransport
+from compressa.transports.streams import StreamSettings
+
+_ABORT = Key(0xFFFFFFFF, 0, 0)
+_ABORT_BYTES = 2048
+_LENGTH_BYTES = 8
+_MOST_BYTES = 1 << 26
+_VERDICT_S = 1.0
+
+
+class Control:
+    """Small messages between all ranks.
+
+    Args:
+        group: A Gloo process group of its own.
+        settings: Sizes and times of the streams.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, settings: StreamSettings) -> None:
+        self.rank = group.rank()
+        self.size = group.size()
+        self._lock = threading.Lock()
+        self._first: CompressaError | None = None
+        self._settled = threading.Event()
+        self._listener: Callable[[CompressaError], None] | None = None
+        self._numbers = itertools.count()
+        self._transport = GlooTransport(group, settings, _MOST_BYTES, self._record)
+        for peer in self._peers:
+            buffer = torch.zeros(_ABORT_BYTES, dtype=torch.uint8)
+            self._transport.receive(
+                peer, _ABORT, buffer, False, lambda data, peer=peer: self._heard(peer, data)
+            )
+
+    @property
+    def _peers(self) -> list[int]:
+        return [peer for peer in range(self.size) if peer != self.rank]
+
+    def listen(self, listener: Callable[[CompressaError], None]) -> None:
+        """Have `listener` called, from any thread, with the first failure."""
+        with self._lock:
+            self._listener = listener
+            first = self._first
+        if first is not None:
+            listener(first)
+
+    def all_gather(self, data: bytes, what: str, deadline_s: float) -> list[bytes]:
+        """Bring every rank's bytes to every rank; blocks, within the deadline.
+
+        All ranks must call it in the same order.
+
+        Raises:
+            Timeout: Some rank did not call it in time.
+            PeerLost: Some rank is gone.
+        """
+        number = next(self._numbers)
+        lengths = self._exchange(
+            Key(number, 0, 0), _as_tensor(len(data).to_bytes(_LENGTH_BYTES, "little")),
+            dict.fromkeys(self._peers, _LENGTH_BYTES), what, deadline_s,
+        )
+        sizes = {peer: int.from_bytes(_as_bytes(buffer), "little") for peer, buffer in lengths.items()}
+        for peer, size in sizes.items():
+            if size > _MOST_BYTES:
+                raise PeerLost(peer, f"rank {peer} announced {size} bytes of {what}")
+        parts = self._exchange(Key(number, 0, 1), _as_tensor(data), sizes, what, deadline_s)
+        return [data if r == self.rank else _as_bytes(parts[r]) for r in range(self.size)]
+
+    def verdict(self, error: CompressaError) -> CompressaError:
+        """Say who is to blame for a failure, and tell the others.
+
+        A failure that does not name a lost rank waits a moment for one that does.
+        """
+        if not isinstance(error, PeerLost):
+            self._settled.wait(_VERDICT_S)
+        with self._lock:
+            if self._first is None:
+                self._first = error
+            first = self._first
+        self._abort(first)
+        return first if isinstance(first, PeerLost) else error
+
+    def close(self, timeout_s: float) -> None:
+        """Say goodbye and end the threads."""
+        self._transport.close(timeout_s)
+
+    def _exchange(
+        self, key: Key, data: torch.Tensor, sizes: dict[int, int], what: str, deadline_s: float
+    ) -> Received:
+        incoming = {p: torch.zeros(size, dtype=torch.uint8) for p, size in sizes.items()}
+        answer: list[Received | CompressaError] = []
+        finished = threading.Event()
+
+        def done(result: Received | CompressaError) -> None:
+            answer.append(result)
+            finished.set()
+
+        exchange = Exchange(dict.fromkeys(self._peers, data), incoming)
+        self._transport.exchange(key, exchange, 0, done)
+        end_s = time.monotonic() + deadline_s
+        while not finished.wait(0.05):
+            if self._first is not None:
+                raise self._first
+            if time.monotonic() > end_s:
+                ranks = tuple(self._transport.missing(key))
+                who = ", ".join(map(str, ranks))
+                raise Timeout(ranks, f"ranks {who} sent no {what} within {deadline_s:g} s")
+        if isinstance(answer[0], CompressaError):
+            raise answer[0]
+        return answer[0]
+
+    def _abort(self, error: CompressaError) -> None:
+        culprit = error.rank if isinstance(error, PeerLost) else self.rank
+        text = json.dumps({"rank": culprit, "reason": str(error)[:1000]}).encode()
+        for peer in self._peers:
+            if peer != culprit:
+                self._transport.send(peer, _ABORT, _as_tensor(text), 0, lambda: None)
+
+    def _heard(self, peer: int, data: torch.Tensor) -> None:
+        """A peer gave up, and says why."""
+        try:
+            message = json.loads(_as_bytes(data))
+            culprit, reason = int(message["rank"]), str(message["reason"])
+        except (ValueError, KeyError, TypeError):
+            culprit, reason = peer, "it sent an abort that cannot be read"
+        if reason.startswith(f"rank {culprit} "):
+            self._record(PeerLost(culprit, reason))
+        else:
+            self._record(PeerLost(culprit, f"rank {culprit} gave up: {reason}"))
+
+    def _record(self, error: CompressaError) -> None:
+        with self._lock:
+            if self._first is not None:
+                return
+            self._first = error
+            listener = self._listener
+        self._settled.set()
+        if listener is not None:
+            listener(error)
+
+
+def _as_tensor(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _as_bytes(tensor: torch.Tensor) -> bytes:
+    return tensor.numpy().tobytes()

@@ -1,0 +1,208 @@
+"""Driver: advances many programs at once over one transport.
+
+It is itself without threads and clocks: whoever owns it calls its methods, one at a time, and
+gives it functions to compute with and to tell the time. The engine runs one on its
+communication thread; the loopback runs one per rank on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from compressa.collectives.base import BackendAllReduce, Compute, Exchange, Operation, Program
+from compressa.errors import CompressaError, Timeout
+from compressa.schedulers import Plan
+from compressa.transports.base import Key, Transport
+
+Finished = Callable[[BaseException | None], None]
+ComputeDone = Callable[[Any, BaseException | None], None]
+
+
+@dataclass
+class Task:
+    """One program under way.
+
+    Attributes:
+        unit: Unit that it serves.
+        name: The unit's name, for people.
+        step: Optimizer step.
+        program: The generator.
+        finished: Called once, with None or the error.
+        stage: Number of the next exchange.
+        waits_since_s: When the exchange that it waits for was launched; None if it does not.
+    """
+
+    unit: int
+    name: str
+    step: int
+    program: Program[None]
+    finished: Finished
+    stage: int = 0
+    waits_since_s: float | None = None
+
+    @property
+    def key(self) -> Key:
+        """Name of the exchange that it waits for, or is about to ask for."""
+        return Key(self.step, self.unit, self.stage)
+
+
+ComputeIn = Callable[[Task, Compute, ComputeDone], None]
+
+
+@dataclass
+class _OrderedQueue:
+    """Holds ordered operations back until all that the plan puts before them are launched."""
+
+    order: Sequence[tuple[int, int]] = ()
+    step: int = -1
+    position: int = 0
+    held: dict[Key, tuple[Task, Operation]] = field(default_factory=dict)
+
+    def pop_next(self) -> tuple[Task, Operation] | None:
+        """Return what may be launched now, if it is here."""
+        if self.position == len(self.order):
+            self.step, self.position = self.step + 1, 0
+        if not self.order:
+            return None
+        item = self.held.pop(Key(self.step, *self.order[self.position]), None)
+        if item is not None:
+            self.position += 1
+        return item
+
+
+class Driver:
+    """Carries out programs' operations.
+
+    Args:
+        transport: Carries exchanges.
+        compute: Runs a `Compute` and calls back with its result or error.
+        post: Has a function called later, one at a time with all other calls to this driver;
+            transports call back from their own threads.
+        now_s: Tells the time.
+        deadline_s: Longest wait for an exchange.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        compute: ComputeIn,
+        post: Callable[[Callable[[], None]], None],
+        now_s: Callable[[], float],
+        deadline_s: float,
+    ) -> None:
+        self._transport = transport
+        self._compute = compute
+        self._post = post
+        self._now_s = now_s
+        self._deadline_s = deadline_s
+        self._tasks: dict[tuple[int, int], Task] = {}
+        self._plan = Plan(())
+        self._ordered = _OrderedQueue()
+        self._observe: Callable[[Task, float], None] = lambda task, seconds: None
+
+    def follow(self, plan: Plan, ordered: Sequence[tuple[int, int]]) -> None:
+        """Follow a plan from its first step on.
+
+        Args:
+            plan: The total order.
+            ordered: The part of it whose operations must be launched in order.
+        """
+        self._plan = plan
+        self._ordered = _OrderedQueue(ordered, plan.first_step)
+
+    def observe(self, wire: Callable[[Task, float], None]) -> None:
+        """Have `wire` called with each finished exchange and its duration in seconds."""
+        self._observe = wire
+
+    def start(self, task: Task) -> None:
+        """Begin a program."""
+        self._tasks[task.step, task.unit] = task
+        self._advance(task, None)
+
+    def fail(self, error: BaseException) -> None:
+        """End all programs with an error."""
+        tasks, self._tasks = list(self._tasks.values()), {}
+        self._ordered.held.clear()
+        for task in tasks:
+            task.program.close()
+            task.finished(error)
+
+    def expired(self) -> Timeout | None:
+        """Return an error if an exchange has waited for longer than the deadline."""
+        now = self._now_s()
+        for task in self._tasks.values():
+            if task.waits_since_s is not None and now - task.waits_since_s > self._deadline_s:
+                ranks = tuple(self._transport.missing(task.key))
+                who = f"ranks {', '.join(map(str, ranks))}" if ranks else "the backend's sum"
+                return Timeout(
+                    ranks,
+                    f"rank {self._transport.rank} waited {self._deadline_s:g} s for {who} in "
+                    f"stage {task.stage} of unit {task.unit} ({task.name}), step {task.step}; "
+                    "if a rank may be late by more, raise exchange.deadline_s",
+                )
+        return None
+
+    def _advance(self, task: Task, value: Any) -> None:
+        try:
+            operation = task.program.send(value)
+        except StopIteration:
+            self._finish(task, None)
+        except CompressaError as error:
+            self._finish(task, error)
+        else:
+            self._perform(task, operation)
+
+    def _finish(self, task: Task, error: BaseException | None) -> None:
+        if self._tasks.pop((task.step, task.unit), None) is not None:
+            task.finished(error)
+
+    def _perform(self, task: Task, operation: Operation) -> None:
+        if isinstance(operation, Compute):
+            self._compute(task, operation, lambda v, error: self._computed(task, v, error))
+        elif self._transport.ordered(operation):
+            self._ordered.held[task.key] = (task, operation)
+            self._launch_ordered()
+        else:
+            self._launch(task, operation)
+
+    def _computed(self, task: Task, value: Any, error: BaseException | None) -> None:
+        if (task.step, task.unit) not in self._tasks:
+            return
+        if error is not None:
+            task.program.close()
+            self._finish(task, error)
+        else:
+            self._advance(task, value)
+
+    def _launch_ordered(self) -> None:
+        while (item := self._ordered.pop_next()) is not None:
+            self._launch(*item)
+
+    def _launch(self, task: Task, operation: Operation) -> None:
+        started_s = task.waits_since_s = self._now_s()
+
+        def done(result: Any) -> None:
+            self._post(lambda: self._exchanged(task, result, started_s))
+
+        try:
+            if isinstance(operation, Exchange):
+                place = self._plan.places.get((task.unit, task.stage), 0)
+                self._transport.exchange(task.key, operation, place, done)
+            elif isinstance(operation, BackendAllReduce):
+                self._transport.all_reduce(operation, done)
+        except CompressaError as error:
+            self._finish(task, error)
+
+    def _exchanged(self, task: Task, result: Any, started_s: float) -> None:
+        if (task.step, task.unit) not in self._tasks:
+            return
+        task.waits_since_s = None
+        if isinstance(result, CompressaError):
+            task.program.close()
+            self._finish(task, result)
+            return
+        self._observe(task, self._now_s() - started_s)
+        task.stage += 1
+        self._advance(task, result)

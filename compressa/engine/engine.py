@@ -1,0 +1,266 @@
+"""The engine: named gradients in, their mean over the ranks out.
+
+`Engine.submit` is the single entry. It only notes what arrived; a unit whose gradients are
+all there goes to the communication thread, which drives its program, and worker threads do
+the encoding and decoding. The returned future is done when every unit that the gradients
+belong to is.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+
+import torch
+
+from compressa.aggregators.base import State, Turn, World
+from compressa.compressor import Compressor
+from compressa.config import Config
+from compressa.engine.communication import Communication
+from compressa.engine.control import Control
+from compressa.engine.driver import Task
+from compressa.engine.phase import Phase
+from compressa.engine.programs import unit_program
+from compressa.engine.stats import Ledger, Stats
+from compressa.engine.unit_runtime import UnitRuntime
+from compressa.errors import CompressaError, StateError, TransportError
+from compressa.parameters import ParameterInfo
+from compressa.tracing import Tracer
+from compressa.transports.base import Transport
+
+_CLOSE_S = 5.0
+
+
+class Engine:
+    """Combines gradients over the ranks of a transport.
+
+    Args:
+        parameters: What will be submitted, in the model's order; the same on every rank.
+        compressors: By parameter name, from the configuration's rules.
+        config: Settings.
+        transport: Carries payloads; the engine owns and closes it.
+        control: Carries aborts; the engine owns and closes it. None in a world of one.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[ParameterInfo],
+        compressors: Mapping[str, Compressor],
+        config: Config,
+        transport: Transport,
+        control: Control | None = None,
+    ) -> None:
+        self.parameters = tuple(parameters)
+        self.state = State()
+        self.step = 0
+        self.tracer = Tracer(config.trace.path)
+        self._compressors = compressors
+        self._config = config
+        self._transport = transport
+        self._control = control
+        self._ledger = Ledger()
+        self._lock = threading.Lock()
+        self._error: CompressaError | None = None
+        self._failed = threading.Event()
+        self._gradients: dict[str, torch.Tensor] = {}
+        self._waiting: dict[int, int] = {}
+        self._tickets: dict[Future[None], set[int]] = {}
+        self._turn = Turn(0)
+        self._rollback: Phase | None = None
+        self._communication = Communication(
+            transport, config.engine.threads, config.exchange.deadline_s, self._broke, self._timed
+        )
+        self._communication.observe(self._carried)
+        self._phase = self._enter(0)
+        if control is not None:
+            control.listen(self.fail)
+
+    def submit(
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        *,
+        step: int,
+        loss_scale: float | None = None,
+        hold_zeros: bool = False,
+    ) -> Future[None]:
+        """Combine some of a step's gradients over the ranks, in place.
+
+        Args:
+            gradients: By parameter name. They must stay untouched until the future is done.
+            step: Optimizer step; all its gradients must be submitted before the next begins.
+            loss_scale: What the gradients were multiplied by; None without loss scaling.
+            hold_zeros: Keep the residual of a parameter back whose gradient is all zero.
+
+        Returns:
+            A future without a value.
+
+        Raises:
+            CompressaError: The engine has failed earlier; the same error again.
+            StateError: The last step is not complete, or a name is unknown.
+        """
+        if self._error is not None:
+            raise self._error
+        ticket: Future[None] = Future()
+        with self._lock:
+            if step != self._turn.step or not self._waiting:
+                self._begin(step, loss_scale, hold_zeros)
+            ready = self._arrive(gradients, ticket)
+        if not ready and not self._tickets.get(ticket):
+            ticket.set_result(None)
+        for unit in ready:
+            self._communication.start(self._task(unit))
+        return ticket
+
+    def wait(self, futures: Sequence[Future[None]]) -> None:
+        """Block until all are done; raise the engine's error if it fails first."""
+        started_s = time.perf_counter()
+        for future in futures:
+            future.result()
+        self._ledger.exposed_s += time.perf_counter() - started_s
+
+    def stats(self) -> Stats:
+        """Return what was measured since the start."""
+        traffic = self._transport.traffic
+        return self._ledger.snapshot(traffic.sent_bytes, traffic.messages)
+
+    @property
+    def control(self) -> Control | None:
+        """The control channel; None in a world of one."""
+        return self._control
+
+    @property
+    def transport(self) -> Transport:
+        """What carries payloads."""
+        return self._transport
+
+    def fail(self, error: CompressaError) -> None:
+        """End everything under way, and all that comes, with an error; from any thread."""
+        self._communication.fail(error)
+
+    def settle(self) -> None:
+        """Give back what a skipped step sent; residuals are final afterwards."""
+        with self._lock:
+            self._give_back()
+
+    def close(self) -> None:
+        """End threads and transports. Ranks may close at different times."""
+        self._communication.close(_CLOSE_S)
+        if self._control is not None:
+            self._control.close(_CLOSE_S)
+        self.tracer.write(self._transport.rank)
+
+    def _begin(self, step: int, loss_scale: float | None, hold_zeros: bool) -> None:
+        if any(self._waiting.values()) or self._tickets:
+            raise StateError(
+                f"step {step} began before every gradient of step {self._turn.step} was "
+                "combined; submit all parameters of a step, and wait for them, first"
+            )
+        self._give_back()
+        if not self._phase.covers(step):
+            self._phase = self._enter(step)
+        self._turn = Turn(step, self._transport.epoch, loss_scale or 1.0, hold_zeros)
+        self._rollback = self._phase if loss_scale is not None else None
+        self._gradients.clear()
+        self._waiting = {i: len(unit.names) for i, unit in enumerate(self._phase.units)}
+        self._ledger.steps += 1
+        self.step = step
+
+    def _give_back(self) -> None:
+        """If the last step overflowed under loss scaling, its optimizer step was skipped."""
+        phase, self._rollback = self._rollback, None
+        if phase is not None and not all(unit.finite for unit in phase.units):
+            for unit in phase.units:
+                unit.aggregator.rollback(self._turn)
+
+    def _enter(self, step: int) -> Phase:
+        exchange, engine = self._config.exchange, self._config.engine
+        transport = self._transport
+        world = World(transport.rank, transport.size, engine.seed, exchange.kind, self.state)
+        phase = Phase(
+            self.parameters, self._compressors, step, exchange.unit_bytes, world, transport
+        )
+        plan = phase.plan(self._config.schedule.policy)
+        self._communication.follow(plan, phase.ordered(plan))
+        return phase
+
+    def _arrive(
+        self, gradients: Mapping[str, torch.Tensor], ticket: Future[None]
+    ) -> list[int]:
+        """Note gradients; return the units that are complete now."""
+        ready, owed = [], set()
+        for name, gradient in gradients.items():
+            if name not in self._phase.units_of or name in self._gradients:
+                raise StateError(f"{name!r} is unknown, or was submitted twice in one step")
+            self._gradients[name] = gradient
+            for unit in self._phase.units_of[name]:
+                owed.add(unit)
+                self._waiting[unit] -= 1
+                if self._waiting[unit] == 0:
+                    ready.append(unit)
+        if owed:
+            self._tickets[ticket] = owed
+        return ready
+
+    def _task(self, index: int) -> Task:
+        unit, turn = self._phase.units[index], self._turn
+        gradients = dict(self._gradients)
+        check = self._rollback is not None
+        program = unit_program(
+            unit.aggregator,
+            lambda: unit.collect(gradients),
+            lambda: unit.deliver(gradients, check),
+            turn,
+            self._transport,
+        )
+        payload = sum(round_.capacity_bytes for round_ in unit.aggregator.rounds)
+        dense = unit.layout.elems * unit.layout.dtype.itemsize
+        self._ledger.add_unit(unit.label, dense, payload)
+        return Task(
+            index,
+            unit.layout.name,
+            turn.step,
+            program,
+            lambda error: self._finished(index, error),
+        )
+
+    def _finished(self, index: int, error: BaseException | None) -> None:
+        """On the communication thread: one unit is done, or failed."""
+        if error is not None:
+            if not isinstance(error, CompressaError):
+                error = TransportError(f"an internal error ended a unit: {error!r}")
+            self._communication.fail(error)
+            return
+        done = []
+        with self._lock:
+            for ticket, units in list(self._tickets.items()):
+                units.discard(index)
+                if not units:
+                    del self._tickets[ticket]
+                    done.append(ticket)
+        for ticket in done:
+            ticket.set_result(None)
+
+    def _broke(self, error: CompressaError) -> None:
+        """On the communication thread: nothing more will be combined."""
+        if self._control is not None:
+            error = self._control.verdict(error)
+        self._error = error
+        with self._lock:
+            tickets, self._tickets = list(self._tickets), {}
+        for ticket in tickets:
+            ticket.set_exception(error)
+
+    def _timed(self, task: Task, stage: str, started_s: float, seconds: float) -> None:
+        self._ledger.add_time(self._unit(task).label, stage, seconds)
+        self.tracer.span(stage, task.name, task.step, started_s, seconds)
+
+    def _carried(self, task: Task, seconds: float) -> None:
+        self._ledger.add_time(self._unit(task).label, "wire", seconds)
+        self.tracer.span("wire", task.name, task.step, time.perf_counter() - seconds, seconds)
+
+    def _unit(self, task: Task) -> UnitRuntime:
+        return self._phase.units[task.unit]
+
+

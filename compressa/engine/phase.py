@@ -1,0 +1,82 @@
+"""Phase: the steps during which the compressors, and so the units, stay the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from compressa.aggregators.base import World
+from compressa.compressor import Compressor
+from compressa.engine.programs import transfers, uses_backend
+from compressa.engine.unit_runtime import UnitRuntime
+from compressa.engine.units import build_units
+from compressa.collectives.base import Exchange
+from compressa.parameters import ParameterInfo
+from compressa.schedulers import POLICIES, Plan
+from compressa.transports.base import Transport
+
+
+class Phase:
+    """Units, their aggregators, and the plan of a stretch of steps.
+
+    Args:
+        parameters: In the model's order.
+        compressors: By parameter name; `at` and `for_parameter` are resolved here.
+        step: First step of the phase.
+        unit_bytes: Dense bytes at which a unit is full.
+        world: What aggregators need.
+        transport: What will carry the exchanges.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[ParameterInfo],
+        compressors: Mapping[str, Compressor],
+        step: int,
+        unit_bytes: int,
+        world: World,
+        transport: Transport,
+    ) -> None:
+        now = {p.name: compressors[p.name].at(step).for_parameter(p) for p in parameters}
+        breakpoints = {b for c in compressors.values() for b in c.breakpoints if b > step}
+        self._first_step = step
+        self._end_step = min(breakpoints, default=None)
+        self._transport = transport
+        self.units = [UnitRuntime(unit, world) for unit in build_units(parameters, now, unit_bytes)]
+        self.units_of: defaultdict[str, list[int]] = defaultdict(list)
+        for index, unit in enumerate(self.units):
+            for name in unit.names:
+                self.units_of[name].append(index)
+
+    def covers(self, step: int) -> bool:
+        """Whether a step belongs to this phase."""
+        before_end = self._end_step is None or step < self._end_step
+        return self._first_step <= step and before_end
+
+    def plan(self, policy: str) -> Plan:
+        """Plan a step with one of the schedulers' policies."""
+        steps = [
+            transfer
+            for index, unit in enumerate(self.units)
+            for transfer in transfers(index, unit.aggregator.rounds, self._transport)
+        ]
+        return POLICIES[policy](steps, first_step=self._first_step)
+
+    def ordered(self, plan: Plan) -> list[tuple[int, int]]:
+        """Return the part of a plan that must be launched in order."""
+        chosen = {
+            (index, stage)
+            for index, unit in enumerate(self.units)
+            for stage in self._ordered_stages(unit)
+        }
+        return [key for key in plan.order if key in chosen]
+
+    def _ordered_stages(self, unit: UnitRuntime) -> list[int]:
+        stages, stage = [], 0
+        for round_ in unit.aggregator.rounds:
+            backend = uses_backend(round_, self._transport)
+            count = len(transfers(0, [round_], self._transport))
+            if backend or self._transport.ordered(Exchange({}, {})):
+                stages += range(stage, stage + count)
+            stage += count
+        return stages

@@ -1,0 +1,110 @@
+"""Start-up: own process groups, and a digest that all ranks must share."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from compressa.aggregators.base import Round
+from compressa.config import Config, first_difference
+from compressa.engine.control import Control
+from compressa.errors import ConfigError
+from compressa.parameters import ParameterInfo
+from compressa.transports.base import Transport
+from compressa.transports.gloo import GlooTransport
+from compressa.transports.gloo_group import GlooGroupTransport
+from compressa.transports.streams import StreamSettings
+
+_epochs = itertools.count(1)  # every registration of this process takes the next one
+_CONTROL_CHUNK_BYTES = 1 << 16
+
+
+def new_groups(
+    config: Config, group: dist.ProcessGroup | None
+) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Create the data and the control group; every rank of `group` must do so together."""
+    timeout = timedelta(seconds=config.exchange.deadline_s)
+    ranks = None if group is None else dist.get_process_group_ranks(group)
+    local = group is not None and len(ranks or ()) != dist.get_world_size()
+    made = [
+        dist.new_group(ranks, timeout=timeout, backend="gloo", use_local_synchronization=local)
+        for _ in range(2)
+    ]
+    return made[0], made[1]
+
+
+def stream_settings(config: Config, chunk_bytes: int, window: int) -> StreamSettings:
+    """Return what all streams of this registration share."""
+    exchange = config.exchange
+    return StreamSettings(
+        next(_epochs), chunk_bytes, window, exchange.heartbeat_s, exchange.silence_s
+    )
+
+
+def open_control(config: Config, group: dist.ProcessGroup) -> Control:
+    """Open the control channel."""
+    return Control(group, stream_settings(config, _CONTROL_CHUNK_BYTES, 4))
+
+
+def digest(
+    config: Config | None, error: str | None, parameters: Sequence[ParameterInfo]
+) -> dict[str, Any]:
+    """Return what every rank must agree on before the first step."""
+    return {
+        "error": error,
+        "library": {"compressa": version("compressa"), "torch": torch.__version__.split("+")[0]},
+        "configuration": config.canonical() if config is not None else None,
+        "parameters": {
+            p.name: {"index": p.index, "shape": list(p.shape), "dtype": str(p.dtype)}
+            for p in parameters
+        },
+        "roles": {p.name: p.role.value for p in parameters},
+    }
+
+
+def agree(control: Control, own: dict[str, Any], deadline_s: float) -> None:
+    """Compare all ranks' digests.
+
+    Raises:
+        ConfigError: They differ, or a rank has none; on every rank, with the first difference.
+    """
+    texts = control.all_gather(json.dumps(own).encode(), "start-up digest", deadline_s)
+    digests = [json.loads(text) for text in texts]
+    for rank, other in enumerate(digests):
+        if other["error"] is not None and rank != control.rank:
+            raise ConfigError(f"rank {rank} cannot start: {other['error']}")
+    for rank, other in enumerate(digests):
+        difference = first_difference(digests[0], other)
+        if difference is not None:
+            path, first, value = difference
+            raise ConfigError(
+                f"the ranks differ in {path}: rank 0 has {first!r}, rank {rank} has {value!r}; "
+                "start all ranks with the same configuration, model and library versions"
+            )
+
+
+def open_transport(
+    config: Config, group: dist.ProcessGroup, failed: Any
+) -> Transport:
+    """Open what carries payloads."""
+    exchange = config.exchange
+    window = max(2, exchange.credit_bytes // exchange.chunk_bytes)
+    settings = stream_settings(config, exchange.chunk_bytes, window)
+    if exchange.transport == "gloo-group":
+        return GlooGroupTransport(group, settings.epoch)
+    return GlooTransport(group, settings, _EARLY_BYTES, failed)
+
+
+_EARLY_BYTES = 1 << 32
+
+
+def capacity_bytes(rounds: Sequence[Round]) -> int:
+    """Most bytes that one rank contributes to these rounds."""
+    return sum(round_.capacity_bytes for round_ in rounds)

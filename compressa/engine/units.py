@@ -1,0 +1,80 @@
+"""Units: what is compressed and sent as one, worked out once from static facts.
+
+Parameters are walked from the last to the first, as backward readies them. Small ones that
+share a compressor and a dtype are put together until a unit has `unit_bytes` of dense
+gradient; large ones are cut where their compressor's granularity allows. Nothing here depends
+on DDP's buckets, on arrival times or on a measured link, so neither does any arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from compressa.compressor import Compressor, Granularity
+from compressa.parameters import Layout, ParameterInfo, Segment
+
+_CUT_ABOVE = 1.5  # a parameter is cut only if it has at least this many units' bytes
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A layout and what compresses it."""
+
+    layout: Layout
+    compressor: Compressor
+
+
+@dataclass
+class _Open:
+    """A unit that is being filled."""
+
+    segments: list[Segment] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+def build_units(
+    parameters: Sequence[ParameterInfo],
+    compressors: Mapping[str, Compressor],
+    unit_bytes: int,
+) -> list[Unit]:
+    """Divide the parameters into units.
+
+    Args:
+        parameters: In the model's order.
+        compressors: By parameter name, as in force at some step.
+        unit_bytes: Dense bytes at which a unit is full.
+
+    Returns:
+        Units in the order in which backward readies them, numbered from 0.
+    """
+    ready: list[tuple[list[Segment], Compressor]] = []
+    filling: dict[tuple[Compressor, torch.dtype], _Open] = {}
+    for parameter in reversed(parameters):
+        compressor = compressors[parameter.name]
+        for segment in _cut(parameter, compressor, unit_bytes):
+            key = (compressor, parameter.dtype)
+            unit = filling.setdefault(key, _Open())
+            unit.segments.append(segment)
+            unit.size_bytes += segment.elems * parameter.dtype.itemsize
+            if unit.size_bytes >= unit_bytes:
+                ready.append((unit.segments, compressor))
+                del filling[key]
+    ready += [(unit.segments, key[0]) for key, unit in filling.items()]
+    return [Unit(Layout(i, tuple(segments)), c) for i, (segments, c) in enumerate(ready)]
+
+
+def _cut(parameter: ParameterInfo, compressor: Compressor, unit_bytes: int) -> list[Segment]:
+    """Cut one parameter; pieces are equal to within a block."""
+    size = parameter.elems * parameter.dtype.itemsize
+    whole = compressor.granularity in (Granularity.PARAMETER, Granularity.MATRIX)
+    if whole or size < _CUT_ABOVE * unit_bytes:
+        return [Segment(parameter, 0, parameter.elems)] if parameter.elems else []
+    pieces = round(size / unit_bytes)
+    block = compressor.block_elems
+    blocks = -(-parameter.elems // block)
+    edges = [min(blocks * i // pieces * block, parameter.elems) for i in range(pieces + 1)]
+    pairs = zip(edges, edges[1:], strict=False)
+    return [Segment(parameter, start, stop) for start, stop in pairs if start < stop]

@@ -1,0 +1,91 @@
+"""The DDP communication hook: buckets in, futures out.
+
+A hook must return before its bucket is combined, and DDP waits for all futures at the end of
+backward. The hook therefore only submits, and leaves one callback for the end of backward
+that waits first, with a deadline, so that a failure reaches the user as the exception that it
+is instead of DDP's reading of a failed future.
+"""
+
+# No `from __future__ import annotations` here: DDP compares the hook's annotation of `bucket`
+# with the class itself.
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+from torch.nn.parallel import DistributedDataParallel
+
+from compressa.engine.engine import Engine
+from compressa.hooks.handle import Handle
+
+
+class DDPHook:
+    """State of the hook: the engine, and what is under way in this backward.
+
+    Args:
+        model: The wrapped model.
+        engine: Combines gradients.
+        handle: Keeps the number of the next step.
+        names: Parameter names by `id` of the parameter.
+        scaler: The user's loss scaler, if any.
+    """
+
+    def __init__(
+        self,
+        model: DistributedDataParallel,
+        engine: Engine,
+        handle: Handle,
+        names: dict[int, str],
+        scaler: Any,
+    ) -> None:
+        self._engine = engine
+        self._handle = handle
+        self._names = names
+        self._scaler = scaler
+        self._hold_zeros = bool(model.find_unused_parameters)
+        self._pending: list[Future[None]] = []
+
+    def submit(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Submit one bucket; return a future of its buffer, averaged in place."""
+        if not self._pending:
+            Variable._execution_engine.queue_callback(self._wait)
+        gradients = {
+            self._names[id(parameter)]: gradient
+            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+        }
+        combined = self._engine.submit(
+            gradients,
+            step=self._handle.next_step,
+            loss_scale=self._loss_scale(),
+            hold_zeros=self._hold_zeros,
+        )
+        self._pending.append(combined)
+        if bucket.is_last():
+            self._handle.next_step += 1
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        buffer = bucket.buffer()
+        combined.add_done_callback(lambda done: _complete(done, future, buffer))
+        return future
+
+    def _wait(self) -> None:
+        """At the end of backward, before DDP looks at the futures."""
+        pending, self._pending = self._pending, []
+        self._engine.wait(pending)
+
+    def _loss_scale(self) -> float | None:
+        if self._scaler is None or not self._scaler.is_enabled():
+            return None
+        return float(self._scaler.get_scale())
+
+
+def _complete(
+    done: Future[None], future: torch.futures.Future[torch.Tensor], buffer: torch.Tensor
+) -> None:
+    if done.exception() is None:
+        future.set_result(buffer)
+
+
+def ddp_hook(state: DDPHook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The function that DDP calls with each bucket."""
+    return state.submit(bucket)

@@ -1,0 +1,155 @@
+"""Handle: what `register_comm_hook` returns."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compressa import checkpoint
+from compressa.config import Config
+from compressa.engine.engine import Engine
+from compressa.engine.stats import Stats
+from compressa.errors import CompressaError, StateError
+
+_STEP = "step"
+
+
+class Handle:
+    """Statistics, checkpoints and the end of one registration.
+
+    Residuals are *rank-local*: every rank keeps what it has not yet sent. `save` and `load`
+    are collective and handle that; `state_dict` gives this rank's part only.
+    """
+
+    def __init__(self, engine: Engine, config: Config, deadline_s: float) -> None:
+        self.config = config
+        self._engine = engine
+        self._deadline_s = deadline_s
+        self._closed = False
+        self.next_step = 0
+        # Threads that wait inside the network library must end before the interpreter does.
+        self._at_exit = weakref.ref(self)
+        atexit.register(_close_at_exit, self._at_exit)
+
+    def stats(self) -> Stats:
+        """Return what was measured on this rank since registration."""
+        return self._engine.stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this rank's state: residuals, factors and the step.
+
+        It is rank-local: the keys begin with the rank, so that torch's distributed checkpoint
+        keeps every rank's part (this object is a `Stateful`). The tensors are the live ones.
+        """
+        self._engine.settle()
+        prefix = f"rank{self._engine.transport.rank}/"
+        state = {prefix + key: vector for key, vector in self._engine.state.vectors.items()}
+        return {**state, prefix + _STEP: torch.tensor(self.next_step)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take back what this rank's `state_dict` gave.
+
+        Raises:
+            StateError: It is another rank's, or another model's.
+        """
+        prefix = f"rank{self._engine.transport.rank}/"
+        vectors = self._engine.state.vectors
+        due = {prefix + key for key in vectors} | {prefix + _STEP}
+        if due != state_dict.keys():
+            raise StateError(
+                f"this state dict is not rank {self._engine.transport.rank}'s of this model and "
+                "configuration: state is rank-local, use handle.save and handle.load to change "
+                f"the number of ranks (first difference: {min(due ^ state_dict.keys())!r})"
+            )
+        for key, vector in vectors.items():
+            saved = state_dict[prefix + key]
+            if saved.shape != vector.shape:
+                raise StateError(
+                    f"{key!r} has {saved.numel()} elements in the state dict and "
+                    f"{vector.numel()} here: it is of another model"
+                )
+        for key, vector in vectors.items():
+            vector.copy_(state_dict[prefix + key])
+        self.next_step = int(state_dict[prefix + _STEP])
+
+    def save(self, path: str | Path) -> None:
+        """Write a checkpoint: one file per rank and a manifest. Collective.
+
+        Args:
+            path: A folder on a file system that all ranks share.
+
+        Raises:
+            StateError: Some rank could not write; on every rank.
+        """
+        folder = Path(path)
+        self._engine.settle()
+
+        def write() -> str:
+            return checkpoint.write_rank(folder, self._rank, self._engine.state)
+
+        digests = self._together("checkpoint", write)
+        parameters = self._engine.parameters
+
+        def finish() -> str:
+            if self._rank == 0:
+                checkpoint.write_manifest(folder, self.next_step, digests, parameters)
+            return ""
+
+        self._together("manifest", finish)
+
+    def load(self, path: str | Path) -> None:
+        """Read a checkpoint of this model, of any number of ranks. Collective.
+
+        Raises:
+            StateError: It cannot be read, or is of another model or compressor; on every rank.
+        """
+        folder = Path(path)
+        self._engine.settle()
+        size = self._engine.transport.size
+
+        def read() -> str:
+            manifest = checkpoint.read_manifest(folder, self._engine.parameters)
+            checkpoint.restore(folder, manifest, self._engine.state, self._rank, size)
+            return str(manifest["step"])
+
+        self.next_step = int(self._together("checkpoint", read)[0])
+
+    def close(self) -> None:
+        """End all threads. The model must not be trained with this hook afterwards."""
+        if not self._closed:
+            self._closed = True
+            atexit.unregister(_close_at_exit)
+            self._engine.close()
+
+    @property
+    def _rank(self) -> int:
+        return self._engine.transport.rank
+
+    def _together(self, what: str, work: Any) -> list[str]:
+        """Do something on every rank; if it fails on one, it fails on all, with the reason."""
+        own: dict[str, str | None] = {"error": None, "value": None}
+        failure: CompressaError | OSError | None = None
+        try:
+            own["value"] = work()
+        except (CompressaError, OSError) as error:
+            failure, own["error"] = error, str(error)
+        control = self._engine.control
+        text = json.dumps(own).encode()
+        texts = [text] if control is None else control.all_gather(text, what, self._deadline_s)
+        if isinstance(failure, CompressaError):
+            raise failure
+        for rank, answer in enumerate(map(json.loads, texts)):
+            if answer["error"] is not None:
+                raise StateError(f"rank {rank}: {answer['error']}") from failure
+        return [json.loads(answer)["value"] for answer in texts]
+
+
+def _close_at_exit(reference: weakref.ref[Handle]) -> None:
+    handle = reference()
+    if handle is not None:
+        handle.close()

@@ -1,0 +1,150 @@
+"""register_comm_hook: from a DDP model and a configuration to a running engine."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from os import PathLike
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from compressa.compressor import Compressor
+from compressa.config import Config, assign, load_config, parameter_infos
+from compressa.engine import startup
+from compressa.engine.control import Control
+from compressa.engine.engine import Engine
+from compressa.errors import BackendUnavailable, CompressaError, StateError
+from compressa.hooks.ddp import DDPHook, ddp_hook
+from compressa.hooks.handle import Handle
+from compressa.parameters import ParameterInfo
+from compressa.transports.alone import Alone
+
+Source = str | PathLike[str] | Mapping[str, Any] | Config
+
+_registered: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
+
+
+def register_comm_hook(
+    model: DistributedDataParallel, config: Source, *, scaler: Any = None
+) -> Handle:
+    """Compress the gradients of a DDP model from now on. Collective over the model's ranks.
+
+    Args:
+        model: Wrapped, not yet trained with another hook.
+        config: Path of a TOML file, a mapping, or a `Config`.
+        scaler: The `GradScaler`, if losses are scaled, so that residuals are kept unscaled
+            and a skipped step loses nothing.
+
+    Returns:
+        A handle for statistics and checkpoints.
+
+    Raises:
+        ConfigError: The configuration is wrong, or differs between ranks; on every rank.
+        StateError: The model has a hook of compressa already.
+        BackendUnavailable: The configured device is missing.
+
+    Example:
+        >>> model = DistributedDataParallel(net)                  # doctest: +SKIP
+        >>> handle = register_comm_hook(model, "compressa.toml")  # doctest: +SKIP
+    """
+    if model in _registered:
+        raise StateError(
+            "this model has a compressa hook already; DDP takes one hook in its life, so wrap "
+            "the network in a new DistributedDataParallel first"
+        )
+    parameters = parameter_infos(model.module)
+    loaded, compressors, failure = _load(config, parameters)
+    group = model.process_group
+    settings = loaded or Config()
+    engine = _start(settings, compressors, failure, parameters, group)
+    handle = Handle(engine, settings, settings.exchange.deadline_s)
+    names = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
+    model.register_comm_hook(DDPHook(model, engine, handle, names, scaler), ddp_hook)
+    _registered.add(model)
+    return handle
+
+
+def _load(
+    source: Source, parameters: list[ParameterInfo]
+) -> tuple[Config | None, dict[str, Compressor], CompressaError | None]:
+    """Load; a failure is kept until the other ranks have heard of it."""
+    try:
+        config = load_config(source)
+        _check_device(config)
+        return config, assign(config, parameters), None
+    except CompressaError as error:
+        return None, {}, error
+
+
+def _check_device(config: Config) -> None:
+    if config.engine.device == "cuda":
+        if not torch.cuda.is_available():
+            raise BackendUnavailable(
+                'engine.device = "cuda", but torch sees no CUDA device here; install a CUDA '
+                'build of torch on a machine with a GPU, or set engine.device = "cpu"'
+            )
+        raise BackendUnavailable(
+            'engine.device = "cuda" needs kernels that this version does not have yet; move the '
+            'model to the CPU and set engine.device = "cpu"'
+        )
+
+
+def _start(
+    config: Config,
+    compressors: dict[str, Compressor],
+    failure: CompressaError | None,
+    parameters: list[ParameterInfo],
+    group: dist.ProcessGroup,
+) -> Engine:
+    """Open the channels, compare the ranks, and start the engine."""
+    if group.size() == 1:
+        if failure is not None:
+            raise failure
+        return Engine(parameters, compressors, config, Alone())
+    data, control_group = startup.new_groups(config, group)
+    control = startup.open_control(config, control_group)
+    try:
+        text = str(failure) if failure is not None else None
+        own = startup.digest(config, text, parameters)
+        _agree(control, own, failure, config)
+        failed = _Late()
+        transport = startup.open_transport(config, data, failed)
+        engine = Engine(parameters, compressors, config, transport, control)
+        failed.connect(engine.fail)
+        return engine
+    except BaseException:
+        control.close(2.0)
+        raise
+
+
+def _agree(
+    control: Control, own: dict[str, Any], failure: CompressaError | None, config: Config
+) -> None:
+    try:
+        startup.agree(control, own, config.exchange.deadline_s)
+    except CompressaError:
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
+
+
+class _Late:
+    """Passes a transport's failure on to an engine that is made after it."""
+
+    def __init__(self) -> None:
+        self._error: CompressaError | None = None
+        self._target: Any = None
+
+    def __call__(self, error: CompressaError) -> None:
+        self._error = error
+        if self._target is not None:
+            self._target(error)
+
+    def connect(self, target: Any) -> None:
+        self._target = target
+        if self._error is not None:
+            target(self._error)

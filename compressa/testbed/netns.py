@@ -1,0 +1,164 @@
+"""Hosts that are Linux network namespaces on a bridge: real TCP stacks, really shaped links."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal, final
+
+from compressa.errors import BackendUnavailable
+from compressa.testbed import _network
+from compressa.testbed._keeper_client import Keeper, enter_argv, start_keeper
+from compressa.testbed._records import Record
+from compressa.testbed._scripts import script_argv
+from compressa.testbed.base import Counters, Testbed
+from compressa.testbed.link import LinkSpec
+
+_STATISTICS = ("tx_bytes", "rx_bytes", "tx_packets", "rx_packets")
+
+
+@final
+class NetnsTestbed(Testbed):
+    """N network namespaces on a bridge, each link shaped both ways. See `open_testbed`.
+
+    Bytes are those of each host's own interface. Processes see a /sys of their host, so
+    /sys/class/net/eth0/statistics can also be read by a rank itself.
+    """
+
+    kind: Literal["netns", "loopback"] = "netns"
+    notice: str | None = None
+
+    def __init__(self, record: Record, keeper: Keeper | None) -> None:
+        super().__init__(record, keeper)
+        self._statistics: list[list[int]] = []
+
+    def set_link(self, link: LinkSpec | str) -> None:
+        """Re-shape both ends of every link."""
+        self._check_open()
+        before, link = self.link, LinkSpec.parse(link)
+        shaped_before = before.rate_bits_per_s is not None
+        _network.shape(_entering(self._record), len(self.hosts), link, shaped_before=shaped_before)
+        self._record = dataclasses.replace(self._record, link=str(link))
+        self._record.write()
+
+    def command(
+        self, host_index: int, argv: Sequence[str], *, cwd: str | Path | None, isolate: bool
+    ) -> list[str]:
+        """Enter the host's namespaces, mount its views, become the command."""
+        options = {
+            "cwd": os.path.abspath(cwd or os.getcwd()),
+            "hosts_file": str(self._record.hosts_file),
+            "hostname": self.hosts[host_index].name if isolate else None,
+        }
+        launcher = script_argv("_launch", json.dumps(options))
+        return [*_entering(self._record)(host_index + 1), *launcher, *argv]
+
+    def counters(self) -> list[Counters]:
+        """Read each host's interface counters, some 10 microseconds per host after the first time.
+
+        Raises:
+            BackendUnavailable: The counters cannot be opened inside a host.
+        """
+        self._check_open()
+        if not self._statistics:
+            self._statistics = [self._open_statistics(i) for i in range(len(self.hosts))]
+        return [Counters(*(int(os.pread(fd, 32, 0)) for fd in fds)) for fds in self._statistics]
+
+    def _open_statistics(self, host_index: int) -> list[int]:
+        folder = f"/sys/class/net/{self.hosts[host_index].interface}/statistics"
+        sender = script_argv("_send_counters", *(f"{folder}/{name}" for name in _STATISTICS))
+        ours, theirs = socket.socketpair()
+        with ours:
+            with theirs:
+                child = self.spawn(
+                    host_index, sender, stdin=theirs.fileno(), stderr=subprocess.PIPE
+                )
+            _, fds, _, _ = socket.recv_fds(ours, 1, len(_STATISTICS))
+        _, words = child.communicate()
+        self._children.remove(child)
+        if len(fds) != len(_STATISTICS):
+            raise BackendUnavailable(
+                f"The interface counters of host {host_index} cannot be opened ({words.decode()}); "
+                "does this kernel let a namespace mount sysfs?"
+            )
+        return fds
+
+    def _release(self) -> None:
+        for fd in (fd for fds in self._statistics for fd in fds):
+            os.close(fd)
+        self._statistics = []
+
+
+def make_netns(record: Record, *, user_namespace: bool | None = None) -> NetnsTestbed:
+    """Make the namespaces and the network that a record plans.
+
+    Args:
+        record: The plan; it is on disk already. Without an owner the testbed is persistent.
+        user_namespace: Whether to work inside a user namespace, which needs no root; None to find
+            out what is permitted.
+
+    Raises:
+        BackendUnavailable: This user, or this kernel, cannot; the message says what would.
+    """
+    _network.require_programs()
+    attempts = [user_namespace] if user_namespace is not None else _attempts()
+    keeper, inside = _start_permitted(record, attempts)
+    try:
+        record = dataclasses.replace(
+            record, keeper=keeper.process, net_fds=keeper.net_fds, user_namespace=inside
+        )
+        record.write()
+        record.hosts_file.write_text(_hosts_text(record))
+        paths = [f"/proc/{keeper.process.pid}/fd/{fd}" for fd in keeper.net_fds]
+        _network.build(_entering(record), paths, [address for _, address, _ in record.hosts])
+        link = LinkSpec.parse(record.link)
+        _network.shape(_entering(record), len(record.hosts), link, shaped_before=False)
+    except BaseException:
+        keeper.close()
+        raise
+    return NetnsTestbed(record, keeper if record.owner else None)
+
+
+def _attempts() -> list[bool]:
+    # Root in a container may lack the privilege and still be allowed a user namespace.
+    return [False, True] if os.geteuid() == 0 else [True]
+
+
+def _start_permitted(record: Record, attempts: list[bool]) -> tuple[Keeper, bool]:
+    refusals = []
+    for inside in attempts:
+        try:
+            keeper = start_keeper(
+                record.mark,
+                namespaces=len(record.hosts) + 1,
+                user_namespace=inside,
+                persistent=record.owner is None,
+            )
+        except BackendUnavailable as refusal:
+            refusals.append(str(refusal))
+        else:
+            return keeper, inside
+    raise BackendUnavailable(
+        f"Network namespaces are not permitted here ({'; '.join(refusals)}); run as root, or allow "
+        'user namespaces (sysctl user.max_user_namespaces), or use kind="loopback", which shapes '
+        "no network."
+    )
+
+
+def _hosts_text(record: Record) -> str:
+    lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address, _ in record.hosts)]
+    return "\n".join(lines) + "\n"
+
+
+def _entering(record: Record) -> Callable[[int], list[str]]:
+    keeper, fds = record.keeper, record.net_fds
+    if keeper is None or not keeper.alive():
+        raise BackendUnavailable(
+            f"Testbed {record.name} has lost its namespaces; take it down and open a new one."
+        )
+    return lambda index: enter_argv(keeper, fds[index], user_namespace=record.user_namespace)

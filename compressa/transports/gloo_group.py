@@ -1,0 +1,146 @@
+"""GlooGroupTransport: every exchange is one group call, in an order that all ranks share.
+
+The ordered counterpart of `GlooTransport`, and the pattern for backends that have no named
+messages. Each message begins with a frame header, so that ranks whose orders differ find out
+instead of averaging unrelated tensors.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from compressa.collectives.base import BackendAllReduce, Exchange, Operation
+from compressa.errors import CompressaError, PayloadError, TransportError
+from compressa.transports.base import Done, Key, Received, Traffic, Transport
+from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
+
+
+class GlooGroupTransport(Transport):
+    """Exchanges as `all_to_all_single` on a Gloo process group of its own.
+
+    Args:
+        group: A Gloo process group of its own.
+        epoch: Epoch of the transport.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, epoch: int) -> None:
+        self.rank = group.rank()
+        self.size = group.size()
+        self.epoch = epoch
+        self._group = group
+        self._sent_bytes = 0
+        self._messages = 0
+        self._under_way: set[Key] = set()
+        self._lock = threading.Lock()
+
+    def ordered(self, operation: Operation) -> bool:
+        """Every call to the group is."""
+        return isinstance(operation, BackendAllReduce | Exchange)
+
+    @property
+    def sums(self) -> bool:
+        """Gloo has an all-reduce."""
+        return True
+
+    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+        """Launch one all-to-all; messages that are shorter than their buffers are padded."""
+        outgoing, in_lengths = self._pack(key, exchange)
+        out_lengths = [
+            FRAME_HEADER_BYTES + exchange.incoming[p].numel() if p in exchange.incoming else 0
+            for p in range(self.size)
+        ]
+        landed = torch.empty(sum(out_lengths), dtype=torch.uint8)
+        self._under_way.add(key)
+        self._count(outgoing.numel(), len(exchange.outgoing))
+
+        def unpack() -> Received:
+            return self._unpack(key, exchange, landed.split(out_lengths))
+
+        work = self._group.alltoall_base(landed, outgoing, out_lengths, in_lengths)
+        self._when_done(work, key, unpack, done)
+
+    def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
+        """Launch Gloo's own sum; the bytes are those of a ring."""
+        tensor = operation.tensor
+        size = tensor.numel() * tensor.element_size()
+        self._count(2 * size * (self.size - 1) // self.size, 1)
+        self._when_done(self._group.allreduce([tensor]), None, dict, done)
+
+    def missing(self, key: Key) -> Sequence[int]:
+        """A group call does not tell: everyone else."""
+        return [p for p in range(self.size) if p != self.rank] if key in self._under_way else []
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes of all-to-alls, and what sums must have sent."""
+        return Traffic(self._sent_bytes, self._messages)
+
+    def fail(self, error: CompressaError) -> None:
+        """Group calls end by themselves, at the group's timeout."""
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing is held."""
+
+    def _count(self, sent_bytes: int, messages: int) -> None:
+        self._sent_bytes += sent_bytes
+        self._messages += messages
+
+    def _pack(self, key: Key, exchange: Exchange) -> tuple[torch.Tensor, list[int]]:
+        """Lay out headers and messages; a peer's share is as long as its buffer for it."""
+        parts, lengths = [], [0] * self.size
+        for peer in range(self.size):
+            data = exchange.outgoing.get(peer)
+            if data is None:
+                continue
+            size = data.numel() if exchange.exact else exchange.capacity_bytes[peer]
+            part = torch.zeros(FRAME_HEADER_BYTES + size, dtype=torch.uint8)
+            frame = Frame(Kind.DATA, self.epoch, key, data.numel(), 0, data.numel())
+            frame.write(part.numpy())
+            part[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + data.numel()].copy_(data)
+            parts.append(part)
+            lengths[peer] = part.numel()
+        return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8), lengths
+
+    def _unpack(
+        self, key: Key, exchange: Exchange, parts: Sequence[torch.Tensor]
+    ) -> Received:
+        received = {}
+        for peer, buffer in exchange.incoming.items():
+            part = parts[peer]
+            frame = read_frame(part.numpy(), self.epoch, buffer.numel(), peer)
+            if frame.key != key._replace(step=key.step & 0xFFFFFFFF):
+                raise PayloadError(
+                    f"rank {peer} launched {frame.key} where this rank launched {key}: their "
+                    "plans differ"
+                )
+            if exchange.exact and frame.data_bytes != buffer.numel():
+                raise PayloadError(
+                    f"rank {peer} sent {frame.data_bytes} bytes where {buffer.numel()} are due"
+                )
+            filled = buffer[: frame.data_bytes]
+            filled.copy_(part[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + frame.data_bytes])
+            received[peer] = filled
+        return received
+
+    def _when_done(
+        self, work: dist.Work, key: Key | None, unpack: Callable[[], Received], done: Done
+    ) -> None:
+        def report(future: torch.futures.Future[object]) -> None:
+            try:
+                future.value()
+                result: Received | CompressaError = unpack()
+            except CompressaError as error:
+                result = error
+            except RuntimeError as error:
+                reason = str(error).strip().split("\n")[0]
+                result = TransportError(f"a group call failed: {reason}")
+            if key is not None:
+                with self._lock:
+                    self._under_way.discard(key)
+            done(result)
+
+        work.get_future().add_done_callback(report)

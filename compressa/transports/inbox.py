@@ -1,0 +1,157 @@
+"""Inbox: assembles frames into messages, in place where the receiver already waits.
+
+A message can come before its receiver asks for it: a peer may be ahead by as much as a step.
+It is then kept aside, within a limit, and copied when it is asked for.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from compressa.errors import PayloadError
+from compressa.transports.base import Key
+from compressa.transports.frames import Frame
+
+Arrived = Callable[[torch.Tensor], None]
+
+
+@dataclass
+class _Message:
+    """A message under way; either side may come first."""
+
+    buffer: torch.Tensor
+    message_bytes: int = -1
+    received_bytes: int = 0
+    arrived: Arrived | None = None
+
+    @property
+    def complete(self) -> bool:
+        return self.received_bytes == self.message_bytes
+
+
+class Inbox:
+    """Messages from one peer.
+
+    Args:
+        peer: The peer's rank, for messages.
+        limit_bytes: Most bytes of a message that nobody has asked for yet.
+    """
+
+    def __init__(self, peer: int, limit_bytes: int) -> None:
+        self._peer = peer
+        self._limit_bytes = limit_bytes
+        self._early_bytes = 0
+        self._messages: dict[Key, _Message] = {}
+        self._lock = threading.Lock()
+
+    def expect(self, key: Key, buffer: torch.Tensor, exact: bool, arrived: Arrived) -> None:
+        """Ask for a message.
+
+        Args:
+            key: Its name.
+            buffer: uint8, not empty; where it goes, and so the most that it may have.
+            exact: Whether it must fill the buffer.
+            arrived: Called once, with the filled front of `buffer`, when it is complete.
+
+        Raises:
+            PayloadError: It has come already and has the wrong length.
+        """
+        key = _wrapped(key)
+        with self._lock:
+            message = self._messages.get(key)
+            if message is None:
+                length = buffer.numel() if exact else -1
+                self._messages[key] = _Message(buffer, length, 0, arrived)
+                return
+            self._check_length(key, message.message_bytes, buffer, exact)
+            self._adopt(message, buffer)
+            message.arrived = arrived
+            if not message.complete:
+                return
+            del self._messages[key]
+        arrived(message.buffer[: message.message_bytes])
+
+    def accept(self, frame: Frame, data: torch.Tensor) -> None:
+        """Take a frame's data.
+
+        Args:
+            frame: Its header, already checked by itself.
+            data: uint8 of `frame.data_bytes` bytes; copied.
+
+        Raises:
+            PayloadError: It contradicts what is expected, or exceeds the limit.
+        """
+        with self._lock:
+            message = self._messages.get(frame.key) or self._early(frame)
+            self._check_frame(message, frame)
+            start = frame.offset_bytes
+            message.buffer[start : start + frame.data_bytes].copy_(data)
+            message.received_bytes += frame.data_bytes
+            if not message.complete or message.arrived is None:
+                return
+            del self._messages[frame.key]
+        message.arrived(message.buffer[: message.message_bytes])
+
+    def waits_for(self, key: Key) -> bool:
+        """Whether a message was asked for and is not complete."""
+        with self._lock:
+            message = self._messages.get(_wrapped(key))
+            return message is not None and message.arrived is not None
+
+    @property
+    def asked(self) -> bool:
+        """Whether anything that was asked for has not come."""
+        with self._lock:
+            return any(message.arrived is not None for message in self._messages.values())
+
+    def clear(self) -> None:
+        """Forget everything: no memory that was lent is written from now on."""
+        with self._lock:
+            self._messages.clear()
+
+    def _early(self, frame: Frame) -> _Message:
+        """Make room for a message that nobody has asked for yet."""
+        self._early_bytes += frame.message_bytes
+        if self._early_bytes > self._limit_bytes:
+            raise PayloadError(
+                f"rank {self._peer} sent {self._early_bytes} bytes that nobody waits for, more "
+                f"than the {self._limit_bytes} that a whole step has"
+            )
+        buffer = torch.empty(frame.message_bytes, dtype=torch.uint8)
+        message = self._messages[frame.key] = _Message(buffer, frame.message_bytes)
+        return message
+
+    def _adopt(self, message: _Message, buffer: torch.Tensor) -> None:
+        """Move an early message into its receiver's memory."""
+        buffer[: message.message_bytes].copy_(message.buffer)
+        message.buffer = buffer
+        self._early_bytes -= message.message_bytes
+
+    def _check_length(self, key: Key, length: int, buffer: torch.Tensor, exact: bool) -> None:
+        due = buffer.numel()
+        if length > due or (exact and length != due):
+            raise PayloadError(
+                f"rank {self._peer} sends {length} bytes for unit {key.unit}, stage {key.stage} "
+                f"of step {key.step}, where {'' if exact else 'at most '}{due} are due"
+            )
+
+    def _check_frame(self, message: _Message, frame: Frame) -> None:
+        if message.message_bytes < 0:
+            self._check_length(frame.key, frame.message_bytes, message.buffer, exact=False)
+            message.message_bytes = frame.message_bytes
+        elif frame.message_bytes != message.message_bytes:
+            due = message.buffer[: message.message_bytes]
+            self._check_length(frame.key, frame.message_bytes, due, exact=True)
+        if frame.offset_bytes != message.received_bytes:
+            raise PayloadError(
+                f"rank {self._peer} sends byte {frame.offset_bytes} of a message where byte "
+                f"{message.received_bytes} is due"
+            )
+
+
+def _wrapped(key: Key) -> Key:
+    return key._replace(step=key.step & 0xFFFFFFFF)

@@ -1,0 +1,171 @@
+"""Loopback: all ranks in one process and one thread, on a virtual clock.
+
+Every rank has one port of a given bandwidth, each way. A message leaves when its sender's
+port is free, arrives `latency_s` later, and occupies its receiver's port while its bytes come
+in. Events at equal times happen in the order in which they were made, so a run is repeatable
+bit for bit.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from compressa.collectives.base import BackendAllReduce
+from compressa.errors import CompressaError, PeerLost, StateError
+from compressa.transports.base import Done, Key, Traffic
+from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
+from compressa.transports.inbox import Inbox
+from compressa.transports.tagged import TaggedTransport
+
+
+@dataclass
+class VirtualClock:
+    """Time that passes only from event to event.
+
+    Attributes:
+        now_s: The time.
+    """
+
+    now_s: float = 0.0
+    _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def at(self, time_s: float, event: Callable[[], None]) -> None:
+        """Have `event` called at a time not before now."""
+        heapq.heappush(self._events, (max(time_s, self.now_s), next(self._numbers), event))
+
+    def run(self) -> None:
+        """Call events in order until none is left."""
+        while self._events:
+            self.now_s, _, event = heapq.heappop(self._events)
+            event()
+
+
+class Loopback:
+    """A world of ranks that share a virtual clock.
+
+    Args:
+        size: Number of ranks.
+        latency_s: Time from one port to another.
+        bandwidth_bytes_per_s: Of each port, each way.
+        clock: The clock; a new one if not given.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        latency_s: float = 0.0,
+        bandwidth_bytes_per_s: float = math.inf,
+        clock: VirtualClock | None = None,
+    ) -> None:
+        self.size = size
+        self.clock = clock or VirtualClock()
+        self._latency_s = latency_s
+        self._bandwidth = bandwidth_bytes_per_s
+        self._leaves_free_s = [0.0] * size
+        self._enters_free_s = [0.0] * size
+        self.transports = [LoopbackTransport(self, rank) for rank in range(size)]
+
+    def lose(self, rank: int) -> None:
+        """Cut a rank off: nothing reaches it or comes from it any more."""
+        self.transports[rank].lost = True
+        for transport in self.transports:
+            if not transport.lost:
+                transport.fail(PeerLost(rank, f"rank {rank} is lost: its connection was closed"))
+
+    def carry(self, sender: int, receiver: int, size_bytes: int, arrive: Callable[[], None]) -> float:
+        """Occupy both ports for a message; return the time at which it has left."""
+        duration = size_bytes / self._bandwidth
+        leave = max(self.clock.now_s, self._leaves_free_s[sender])
+        self._leaves_free_s[sender] = leave + duration
+        enter = max(leave + self._latency_s, self._enters_free_s[receiver])
+        self._enters_free_s[receiver] = enter + duration
+        self.clock.at(enter + duration, arrive)
+        return leave + duration
+
+
+class LoopbackTransport(TaggedTransport):
+    """One rank's end of a `Loopback`."""
+
+    def __init__(self, world: Loopback, rank: int) -> None:
+        self.rank = rank
+        self.size = world.size
+        self.epoch = 0
+        self.lost = False
+        self.failed: Callable[[CompressaError], None] = lambda error: None
+        self._world = world
+        self._sent_bytes = 0
+        self._messages = 0
+        self._inboxes = {
+            peer: Inbox(peer, 1 << 40) for peer in range(world.size) if peer != rank
+        }
+
+    @property
+    def sums(self) -> bool:
+        """There is no backend below."""
+        return False
+
+    def send(
+        self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]
+    ) -> None:
+        """Copy now, deliver when the ports have carried it."""
+        data = buffer.clone()
+        size = data.numel()
+        self._sent_bytes += size + FRAME_HEADER_BYTES
+        self._messages += 1
+        frame = Frame(Kind.DATA, self.epoch, key, size, 0, size)
+        receiver = self._world.transports[peer]
+
+        def arrive() -> None:
+            if not (self.lost or receiver.lost):
+                receiver.deliver(self.rank, frame, data)
+
+        left_s = self._world.carry(self.rank, peer, size + FRAME_HEADER_BYTES, arrive)
+        self._world.clock.at(left_s, sent)
+
+    def deliver(self, sender: int, frame: Frame, data: torch.Tensor) -> None:
+        """Take a message that has arrived."""
+        try:
+            self._inboxes[sender].accept(frame, data)
+        except CompressaError as error:
+            self.fail(error)
+
+    def receive(
+        self,
+        peer: int,
+        key: Key,
+        buffer: torch.Tensor,
+        exact: bool,
+        arrived: Callable[[torch.Tensor], None],
+    ) -> None:
+        """Ask the peer's inbox."""
+        self._inboxes[peer].expect(key, buffer, exact, arrived)
+
+    def waits_for(self, peer: int, key: Key) -> bool:
+        """Ask the peer's inbox."""
+        return peer != self.rank and self._inboxes[peer].waits_for(key)
+
+    def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
+        """Not offered."""
+        raise StateError("the loopback has no all-reduce of its own; use compressa's")
+
+    @property
+    def traffic(self) -> Traffic:
+        """Messages, with a frame header each."""
+        return Traffic(self._sent_bytes, self._messages)
+
+    def fail(self, error: CompressaError) -> None:
+        """Forget what is under way, and tell whoever listens."""
+        for inbox in self._inboxes.values():
+            inbox.clear()
+        self.failed(error)
+
+    def close(self, timeout_s: float) -> None:
+        """Nothing is held."""

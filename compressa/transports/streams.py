@@ -1,0 +1,252 @@
+"""Streams over Gloo's point-to-point calls: one sender and one receiver thread per peer.
+
+Gloo's send and receive objects can be waited for but not polled, and a receive does not tell
+the length that came. So each direction between two ranks is a stream of frames under
+consecutive tags: the receiver keeps a window of receives posted, each large enough for any
+frame, and learns from a frame's header what it is. Frames arrive in the order in which they
+were sent, so nobody has to agree on an order, and a peer that is late delays only itself.
+
+The window is also the credit: a sender has at most that many frames in flight, and picks the
+most urgent message anew for each, so that an urgent one waits for one window at most.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from compressa.errors import CompressaError, PeerLost
+from compressa.transports.base import Key
+from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
+from compressa.transports.inbox import Inbox
+
+_TAG_BITS = 20
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """What both directions of all streams share.
+
+    Attributes:
+        epoch: Epoch of the transport.
+        chunk_bytes: Most bytes of data in a frame.
+        window: Frames in flight per peer and direction.
+        heartbeat_s: An idle sender sends an empty frame this often.
+        silence_s: A peer from which nothing comes for so long is lost.
+    """
+
+    epoch: int
+    chunk_bytes: int
+    window: int
+    heartbeat_s: float
+    silence_s: float
+
+    def tag(self, sequence: int) -> int:
+        """Gloo's tag (31 bits) of the frame with this number."""
+        return (self.epoch & 0x7FF) << _TAG_BITS | (sequence & ((1 << _TAG_BITS) - 1))
+
+    def staging(self) -> torch.Tensor:
+        """Allocate memory for one frame."""
+        return torch.zeros(FRAME_HEADER_BYTES + self.chunk_bytes, dtype=torch.uint8)
+
+
+@dataclass(order=True)
+class _Outgoing:
+    """A message under way; ordered by urgency, then by age."""
+
+    place: tuple[int, int]
+    age: int
+    key: Key = field(compare=False)
+    buffer: torch.Tensor = field(compare=False)
+    sent: Callable[[], None] = field(compare=False)
+    offset: int = field(default=0, compare=False)
+
+
+class Sender:
+    """Sends messages to one peer, the most urgent first, a frame at a time."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        peer: int,
+        settings: StreamSettings,
+        failed: Callable[[CompressaError], None],
+    ) -> None:
+        self._group = group
+        self._peer = peer
+        self._settings = settings
+        self._failed = failed
+        self._queue: list[_Outgoing] = []
+        self._ages = itertools.count()
+        self._sequence = itertools.count()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._dead = False
+        self._slots = [settings.staging() for _ in range(settings.window)]
+        self._works: list[dist.Work | None] = [None] * settings.window
+        self.sent_bytes = 0
+        self.messages = 0
+        self.thread = threading.Thread(
+            target=self._run, name=f"compressa-send-{peer}", daemon=True
+        )
+
+    def send(
+        self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]
+    ) -> None:
+        """Queue a message; `sent` is called when `buffer` may be reused."""
+        with self._wake:
+            heapq.heappush(self._queue, _Outgoing(place, next(self._ages), key, buffer, sent))
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Send what is queued, then goodbye, then end."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+
+    def kill(self) -> None:
+        """End without sending anything more."""
+        with self._wake:
+            self._dead = True
+            self._queue.clear()
+            self._wake.notify()
+
+    def _run(self) -> None:
+        try:
+            for slot in itertools.cycle(range(self._settings.window)):
+                self._wait_for(slot)
+                if not self._send_next(slot):
+                    break
+            for slot in range(self._settings.window):
+                self._wait_for(slot)
+        except RuntimeError as error:
+            if not self._dead:
+                self._failed(lost(self._peer, error, self._settings.silence_s))
+
+    def _wait_for(self, slot: int) -> None:
+        work = self._works[slot]
+        if work is not None and not self._dead:
+            work.wait(timedelta(seconds=self._settings.silence_s))
+            self._works[slot] = None
+
+    def _send_next(self, slot: int) -> bool:
+        """Send one frame; return whether there may be more."""
+        with self._wake:
+            self._wake.wait_for(
+                lambda: self._queue or self._closing or self._dead, self._settings.heartbeat_s
+            )
+            if self._dead:
+                return False
+            item = self._queue[0] if self._queue else None
+            closing = self._closing
+        if item is None:
+            kind = Kind.GOODBYE if closing else Kind.IDLE
+            self._send_frame(slot, Frame(kind, self._settings.epoch), None)
+            return not closing
+        self._send_data(slot, item)
+        return True
+
+    def _send_data(self, slot: int, item: _Outgoing) -> None:
+        length = min(self._settings.chunk_bytes, item.buffer.numel() - item.offset)
+        total = item.buffer.numel()
+        frame = Frame(Kind.DATA, self._settings.epoch, item.key, total, item.offset, length)
+        data = item.buffer[item.offset : item.offset + length]
+        item.offset += length
+        finished = item.offset == total
+        if finished:
+            with self._wake:
+                self._queue.remove(item)
+                heapq.heapify(self._queue)
+        self._send_frame(slot, frame, data)
+        if finished:
+            self.messages += 1
+            item.sent()
+
+    def _send_frame(self, slot: int, frame: Frame, data: torch.Tensor | None) -> None:
+        staging = self._slots[slot]
+        frame.write(staging.numpy())
+        end = FRAME_HEADER_BYTES + frame.data_bytes
+        if data is not None:
+            staging[FRAME_HEADER_BYTES:end].copy_(data)
+        tag = self._settings.tag(next(self._sequence))
+        self._works[slot] = self._group.send([staging[:end]], self._peer, tag)
+        self.sent_bytes += end
+
+
+class Receiver:
+    """Receives one peer's frames and hands them to its inbox."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        peer: int,
+        settings: StreamSettings,
+        inbox: Inbox,
+        failed: Callable[[CompressaError], None],
+        left: Callable[[int], None],
+    ) -> None:
+        self._group = group
+        self._peer = peer
+        self._settings = settings
+        self._inbox = inbox
+        self._failed = failed
+        self._left = left
+        self._dead = False
+        self._sequence = itertools.count()
+        self.heard_s = time.monotonic()
+        self.thread = threading.Thread(
+            target=self._run, name=f"compressa-receive-{peer}", daemon=True
+        )
+
+    def kill(self) -> None:
+        """End at the next frame, or when the peer falls silent."""
+        self._dead = True
+
+    def _run(self) -> None:
+        try:
+            slots = [self._settings.staging() for _ in range(self._settings.window)]
+            works = [self._post(staging) for staging in slots]
+            for slot in itertools.cycle(range(self._settings.window)):
+                works[slot].wait(timedelta(seconds=self._settings.silence_s))
+                if self._dead or not self._take(slots[slot]):
+                    return
+                works[slot] = self._post(slots[slot])
+        except CompressaError as error:
+            self._failed(error)
+        except RuntimeError as error:
+            if not self._dead:
+                self._failed(lost(self._peer, error, self._settings.silence_s))
+
+    def _post(self, staging: torch.Tensor) -> dist.Work:
+        # Zeroed, so that a frame that is cut short cannot pass for the one before.
+        staging[:FRAME_HEADER_BYTES].zero_()
+        tag = self._settings.tag(next(self._sequence))
+        return self._group.recv([staging], self._peer, tag)
+
+    def _take(self, staging: torch.Tensor) -> bool:
+        """Handle one frame; return whether there may be more."""
+        self.heard_s = time.monotonic()
+        settings = self._settings
+        frame = read_frame(staging.numpy(), settings.epoch, settings.chunk_bytes, self._peer)
+        if frame.kind is Kind.GOODBYE:
+            self._left(self._peer)
+            return False
+        if frame.kind is Kind.DATA:
+            data = staging[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + frame.data_bytes]
+            self._inbox.accept(frame, data)
+        return True
+
+
+def lost(peer: int, error: RuntimeError, silence_s: float) -> PeerLost:
+    """Say in one sentence what a failed wait means."""
+    if "imed out" in str(error):
+        return PeerLost(peer, f"rank {peer} is lost: nothing was heard for {silence_s:g} s")
+    return PeerLost(peer, f"rank {peer} is lost: its connection was closed")

@@ -1,0 +1,251 @@
+"""Runs a plan: brings up the testbed, starts the ranks once, and gives them every cell.
+
+The result of a cell is on disk before the next one starts, so a run that is interrupted leaves a
+results folder that can be reported. A cell that fails is recorded with its error, the ranks are
+started afresh, and the plan goes on. Whatever happens, ranks and testbed are taken down.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from compressa.testbed import Counters, LinkSpec, Testbed
+from lab import records
+from lab.cells import TimeAnswer, TimeCell, TrainAnswer, TrainCell
+from lab.compressors import bucket_caps_mb
+from lab.derive import Results, write_rows
+from lab.names import UNSHAPED
+from lab.plan import Plan
+from lab.quality import Quality
+from lab.ranks import LabError, RankPool
+from lab.records import FailedRecord, Provenance, TimeRecord, TrainRecord
+from lab.tasks import load_task
+
+OpenTestbed = Callable[[int], AbstractContextManager[Testbed]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One cell on one link, with a line that says what it is."""
+
+    cell: TrainCell | TimeCell
+    link: str | None
+    title: str
+
+
+class Watcher(Protocol):
+    """Who is told how far the run is."""
+
+    def begin(self, total: int, note: str) -> None:
+        """The run starts, with that many jobs."""
+        ...
+
+    def job(self, title: str, steps: int) -> None:
+        """A job starts."""
+        ...
+
+    def step(self, step: int) -> None:
+        """The job is at this step."""
+        ...
+
+    def done(self, failure: str | None) -> None:
+        """The job has ended."""
+        ...
+
+
+def jobs(plan: Plan) -> list[Job]:
+    """Every cell in the order of the run: per task, quality first, then the links."""
+    return [job for task in plan.tasks for job in _jobs_of(plan, task.name)]
+
+
+def _jobs_of(plan: Plan, name: str) -> Iterator[Job]:
+    task = next(task for task in plan.tasks if task.name == name)
+    compressors = plan.compressors_of(task)
+    if task.train_steps:
+        for seed in plan.seeds:
+            for compressor in compressors:
+                title = f"{name}: train, {compressor}, seed {seed}"
+                yield Job(plan.train_cell(task, compressor, seed), None, title)
+    for link in plan.links:
+        for compressor in compressors:
+            timing = plan.time_cell(name, compressor, 25.0, plan.time_steps)
+            yield Job(timing, link, f"{name}: time, {compressor}, {link}")
+    for extra in (extra for extra in plan.end_to_end if extra.task == name):
+        cell = plan.train_cell(task, extra.compressor, plan.seeds[0])
+        title = f"{name}: end to end, {extra.compressor}, {extra.link}"
+        yield Job(cell, extra.link, title)
+
+
+class Driver:
+    """One run of one plan into one results folder."""
+
+    def __init__(self, plan: Plan, results_dir: Path, watcher: Watcher) -> None:
+        self._plan = plan
+        self._results_dir = results_dir
+        self._watcher = watcher
+        self._link: str | None = None
+        self._checked: set[str] = set()
+        self.failures: list[str] = []
+
+    def run(self, open_testbed: OpenTestbed) -> None:
+        """Runs all cells; failures of single cells are recorded and counted, not raised."""
+        self._results_dir.mkdir(parents=True, exist_ok=True)
+        with (
+            tempfile.TemporaryDirectory(prefix="lab-") as folder,
+            open_testbed(self._plan.hosts) as bed,
+        ):
+            self._bed = bed
+            self._pool = RankPool(bed, Path(folder))
+            try:
+                self._run_all()
+            finally:
+                self._pool.stop(grace_s=1.0)
+
+    def _run_all(self) -> None:
+        todo = jobs(self._plan)
+        note = f"{self._plan.hosts} hosts, testbed: {self._bed.kind}"
+        self._watcher.begin(len(todo), f"{note}. {self._bed.notice or ''}".rstrip(". ") + ".")
+        for job in todo:
+            self._watcher.job(job.title, job.cell.steps)
+            failure = self._run_job(job)
+            self._watcher.done(failure)
+            write_rows(self._results_dir, Results.load(self._results_dir).rows())
+
+    def _run_job(self, job: Job) -> str | None:
+        try:
+            if not self._pool.running:
+                self._pool.start()
+            self._set_link(job.link)
+            record = self._measure(job)
+        except LabError as error:
+            self._pool.stop(grace_s=0.0)
+            failure = FailedRecord(**self._common(job), cell_kind=job.cell.kind, error=str(error))
+            records.append(self._results_dir, failure)
+            self.failures.append(f"{job.title}: {error}")
+            return str(error)
+        records.append(self._results_dir, record)
+        return None
+
+    def _measure(self, job: Job) -> TrainRecord | TimeRecord:
+        if isinstance(job.cell, TrainCell):
+            return self._train(job, job.cell)
+        return self._time(job, job.cell)
+
+    def _set_link(self, link: str | None) -> None:
+        wanted = link or UNSHAPED
+        if wanted != self._link:
+            self._bed.set_link(wanted)
+            self._link = wanted
+            if wanted not in self._checked:  # a link that is not what it says measures nothing
+                self._bed.self_check()
+                self._checked.add(wanted)
+
+    def _common(self, job: Job) -> dict[str, Any]:
+        return {
+            "task": job.cell.task,
+            "compressor": job.cell.compressor.name,
+            "seed": job.cell.seed,
+            "hosts": self._plan.hosts,
+            "testbed_kind": self._bed.kind,
+            "link": job.link,
+            **Provenance.now().model_dump(),
+        }
+
+    def _train(self, job: Job, cell: TrainCell) -> TrainRecord:
+        answers = self._pool.run(
+            cell, self._plan.cell_timeout_s, self._watcher.step, lambda edge: None
+        )
+        trained = [answer for answer in answers if isinstance(answer, TrainAnswer)]
+        _check_identical([answer.parameters_sha256 for answer in trained])
+        return TrainRecord(
+            **self._common(job),
+            **_quality_fields(load_task(cell.task).quality),
+            steps=cell.steps,
+            parameters_elems=trained[0].parameters_elems,
+            metrics=trained[0].metrics,
+            units=trained[0].units,
+            curve=trained[0].curve,
+            elapsed_s=max(answer.elapsed_s for answer in trained),
+            replicas_identical=True,
+            parameters_sha256=trained[0].parameters_sha256,
+        )
+
+    def _time(self, job: Job, cell: TimeCell) -> TimeRecord:
+        """The cell with the bucket size that suits it best, found with a few steps of each."""
+        tried: dict[str, float] = {}
+        caps = bucket_caps_mb(cell.compressor.name, self._plan.ddp_bucket_caps_mb)
+        best = caps[0]
+        if len(caps) > 1:
+            short = {"steps": self._plan.bucket_tuning_steps}
+            for cap in caps:
+                answers, _ = self._timed(cell.model_copy(update={"bucket_cap_mb": cap, **short}))
+                tried[f"{cap:g}"] = statistics.fmean(answer.step_s for answer in answers)
+            best = min(caps, key=lambda cap: tried[f"{cap:g}"])
+        cell = cell.model_copy(update={"bucket_cap_mb": best})
+        answers, bytes_interface = self._timed(cell)
+        return TimeRecord(
+            **self._common(job),
+            **_time_fields(answers),
+            timed_steps=cell.steps,
+            bytes_interface=bytes_interface,
+            link_bits_per_s=LinkSpec.parse(job.link or UNSHAPED).rate_bits_per_s,
+            bucket_cap_mb=best,
+            bucket_caps_tried_step_s=tried,
+            replicas_identical=True,
+        )
+
+    def _timed(self, cell: TimeCell) -> tuple[list[TimeAnswer], float | None]:
+        """Answers of all ranks, and the bytes per step of the busiest host."""
+        counted: dict[str, list[Counters] | None] = {}
+
+        def at_edge(edge: Literal["start", "end"]) -> None:
+            counted[edge] = self._bed.counters()
+
+        answers = self._pool.run(cell, self._plan.cell_timeout_s, self._watcher.step, at_edge)
+        timed = [answer for answer in answers if isinstance(answer, TimeAnswer)]
+        _check_identical([answer.parameters_sha256 for answer in timed])
+        before, after = counted["start"], counted["end"]
+        if before is None or after is None:
+            return timed, None
+        sent = [late.tx_bytes - early.tx_bytes for early, late in zip(before, after, strict=True)]
+        return timed, max(sent) / cell.steps
+
+
+def _check_identical(hashes: list[str]) -> None:
+    """Raises LabError naming the ranks whose parameters are not those of rank 0."""
+    differing = [rank for rank, digest in enumerate(hashes) if digest != hashes[0]]
+    if differing:
+        raise LabError(
+            f"replicas differ: the parameters of ranks {differing} are not the bits of rank 0's"
+        )
+
+
+def _quality_fields(quality: Quality) -> dict[str, Any]:
+    return {
+        "quality_name": quality.name,
+        "quality_unit": quality.unit,
+        "larger_is_better": quality.larger_is_better,
+        "tolerance": quality.tolerance,
+        "tolerance_relative": quality.relative,
+    }
+
+
+def _time_fields(answers: list[TimeAnswer]) -> dict[str, Any]:
+    """Means over the ranks; of the accounted bytes, the busiest rank's."""
+    means = ("step_s", "step_mean_s", "forward_s", "backward_s", "optimizer_s")
+    fields: dict[str, Any] = {
+        name: statistics.fmean(getattr(answer, name) for answer in answers) for name in means
+    }
+    codec = [answer.codec_s for answer in answers if answer.codec_s is not None]
+    accounted = [a.bytes_accounted for a in answers if a.bytes_accounted is not None]
+    return fields | {
+        "codec_s": statistics.fmean(codec) if codec else None,
+        "bytes_dense": answers[0].bytes_dense,
+        "bytes_accounted": max(accounted) if accounted else None,
+    }

@@ -1,0 +1,134 @@
+"""What is to be run: one validated object, from a TOML file, from options, or from both.
+
+A plan lists tasks, compressors, links and seeds; the cells are their product. A compressor's name
+is a baseline, a table under ``[configs.NAME]`` in the plan, the stem of a file in
+``experiments/configs``, or the path of a TOML file.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from compressa.errors import ConfigError
+from compressa.testbed import LinkSpec
+from lab.cells import CompressorSpec, TimeCell, TrainCell
+from lab.names import BASELINES
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+PLANS = Path(__file__).resolve().parents[1] / "plans"
+
+
+def _plain_link(text: str) -> str:
+    try:
+        return str(LinkSpec.parse(text))
+    except ConfigError as error:
+        raise ValueError(str(error)) from error  # pydantic collects these
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class TaskPlan(_Strict):
+    """A task and how long it is trained; ``train_steps = 0`` means timing only."""
+
+    name: str
+    train_steps: int = Field(200, ge=0)
+    evaluations: int = Field(10, ge=1, description="points on the quality curve")
+    compressors: list[str] | None = Field(None, description="only these, instead of all")
+
+
+Link = Annotated[str, AfterValidator(_plain_link)]
+
+
+class EndToEnd(_Strict):
+    """One cell trained on the shaped link, quality and time measured together."""
+
+    task: str
+    compressor: str
+    link: Link
+
+
+class Plan(_Strict):
+    """A whole experiment."""
+
+    tasks: list[TaskPlan] = Field(min_length=1)
+    compressors: list[str] = Field(min_length=1)
+    links: list[Link] = []
+    seeds: list[int] = Field([0], min_length=1)
+    hosts: int = Field(4, ge=1)
+    time_steps: int = Field(10, ge=1)
+    warmup_steps: int = Field(4, ge=3)
+    ddp_bucket_caps_mb: list[float] = Field([25.0], min_length=1)
+    bucket_tuning_steps: int = Field(3, ge=1)
+    end_to_end: list[EndToEnd] = []
+    configs: dict[str, dict[str, Any]] = {}
+    cell_timeout_s: float = Field(600.0, gt=0)
+
+    @model_validator(mode="after")
+    def _names_exist(self) -> Plan:
+        tasks = {task.name for task in self.tasks}
+        for cell in self.end_to_end:
+            if cell.task not in tasks:
+                raise ValueError(f"end_to_end names the task {cell.task!r}, which is not planned")
+        named = [*self.compressors, *(cell.compressor for cell in self.end_to_end)]
+        for task in self.tasks:
+            named += task.compressors or []
+        for name in named:
+            self.spec(name)
+        return self
+
+    @classmethod
+    def load(cls, path: Path, **overrides: Any) -> Plan:
+        """The plan in a TOML file, with the ``overrides`` that are not None put over it."""
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        return cls.model_validate(values | _given(overrides))
+
+    def spec(self, name: str) -> CompressorSpec:
+        """The compressor of that name, with its configuration.
+
+        Raises:
+            ValueError: If nothing has that name; the message lists what has one.
+        """
+        if name in BASELINES:
+            return CompressorSpec(name=name)
+        if name in self.configs:
+            return CompressorSpec(name=name, config=self.configs[name])
+        for path in (CONFIGS / f"{name}.toml", Path(name)):
+            if path.suffix == ".toml" and path.is_file():
+                return CompressorSpec(name=path.stem, config=str(path.resolve()))
+        known = [*BASELINES, *self.configs, *(p.stem for p in sorted(CONFIGS.glob("*.toml")))]
+        raise ValueError(f"no compressor is called {name!r}; there are: {', '.join(known)}")
+
+    def compressors_of(self, task: TaskPlan) -> list[str]:
+        """The compressors that a task is run with."""
+        return task.compressors or self.compressors
+
+    def train_cell(self, task: TaskPlan, compressor: str, seed: int) -> TrainCell:
+        """The train cell of one (task, compressor, seed)."""
+        return TrainCell(
+            task=task.name,
+            compressor=self.spec(compressor),
+            seed=seed,
+            steps=task.train_steps,
+            eval_every=max(1, task.train_steps // task.evaluations),
+        )
+
+    def time_cell(self, task: str, compressor: str, bucket_cap_mb: float, steps: int) -> TimeCell:
+        """A time cell; times do not depend on the seed, so the first one is taken."""
+        return TimeCell(
+            task=task,
+            compressor=self.spec(compressor),
+            seed=self.seeds[0],
+            steps=steps,
+            warmup_steps=self.warmup_steps,
+            bucket_cap_mb=bucket_cap_mb,
+        )
+
+
+def _given(overrides: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in overrides.items() if value not in (None, [], ())}

@@ -1,0 +1,115 @@
+"""Low-rank arithmetic for NumPy arrays; see :mod:`compressa.kernels.lowrank`.
+
+Columns of a C-ordered matrix are strided, so both work on transposed copies of the thin matrices;
+the wide ones are passed over once, row by row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, F64
+from ..lowrank import DEPENDENT
+from ._jit import jit
+from ._tree import LANES, add_terms, halve
+
+_TERMS = 16 * LANES  # one piece of a sum: small enough for the first-level cache
+
+
+@jit
+def _products(a: F32, b: F32, terms: F64) -> None:
+    for i in range(a.size):
+        terms[i] = np.float64(a[i]) * np.float64(b[i])
+
+
+@jit
+def _dot(a: F32, b: F32, terms: F64, lanes: F64) -> float:
+    lanes[:] = 0.0
+    for low in range(0, a.size, _TERMS):
+        high = min(low + _TERMS, a.size)
+        _products(a[low:high], b[low:high], terms)
+        add_terms(terms[: high - low], lanes)
+    return halve(lanes)
+
+
+@jit
+def _subtract(column: F32, factor: float, direction: F32) -> None:
+    for i in range(column.size):
+        column[i] = np.float32(np.float64(column[i]) - factor * np.float64(direction[i]))
+
+
+@jit
+def _normalize(column: F32, before: float, after: float) -> None:
+    if not np.isfinite(after):
+        column[:] = np.float32(np.nan)
+    elif after > DEPENDENT * before:
+        for i in range(column.size):
+            column[i] = np.float32(np.float64(column[i]) / after)
+    else:
+        column[:] = np.float32(0)
+
+
+@jit
+def _orthonormalize_rows(columns: F32) -> None:
+    """``columns``: the matrix transposed, so that its columns are contiguous."""
+    terms, lanes = np.empty(_TERMS, np.float64), np.empty(LANES, np.float64)
+    for j in range(columns.shape[0]):
+        column = columns[j]
+        before = np.sqrt(_dot(column, column, terms, lanes))
+        for _ in range(2):
+            for i in range(j):
+                _subtract(column, _dot(columns[i], column, terms, lanes), columns[i])
+        _normalize(column, before, np.sqrt(_dot(column, column, terms, lanes)))
+
+
+@jit
+def _scaled(factor: np.float32, row: F32, out: F32) -> None:
+    for j in range(out.size):
+        out[j] = factor * row[j]
+
+
+@jit
+def _add_scaled(factor: np.float32, row: F32, out: F32) -> None:
+    for j in range(out.size):
+        out[j] += factor * row[j]
+
+
+@jit
+def _take_off(out: F32, m: F32 | None) -> None:
+    if m is not None:
+        for j in range(out.size):
+            m[j] -= out[j]
+
+
+@jit
+def _row(m: F32 | None, i: int) -> F32 | None:
+    if m is None:
+        return None
+    return m[i]
+
+
+@jit
+def _product(p: F32, q: F32, out: F32, m: F32 | None) -> None:
+    """``q`` transposed; ``m``: what to subtract the product from, or None."""
+    for i in range(out.shape[0]):
+        _scaled(p[i, 0], q[0], out[i])
+        for k in range(1, p.shape[1]):
+            _add_scaled(p[i, k], q[k], out[i])
+        _take_off(out[i], _row(m, i))
+
+
+def orthonormalize(p: F32) -> None:
+    """See :func:`compressa.kernels.lowrank.orthonormalize`."""
+    columns = np.ascontiguousarray(p.T)
+    _orthonormalize_rows(columns)
+    p[:] = columns.T
+
+
+def low_rank_product(p: F32, q: F32, out: F32) -> None:
+    """See :func:`compressa.kernels.lowrank.low_rank_product`."""
+    _product(p, np.ascontiguousarray(q.T), out, None)
+
+
+def subtract_low_rank(m: F32, p: F32, q: F32, out: F32) -> None:
+    """See :func:`compressa.kernels.lowrank.subtract_low_rank`."""
+    _product(p, np.ascontiguousarray(q.T), out, m)

@@ -1,0 +1,92 @@
+"""What PowerSGD needs of linear algebra, in one written order, so that replicas agree in every bit.
+
+PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019) approximates M by P Q^T, with the columns of
+P orthonormal and Q = M^T P. Every rank computes the product and subtracts it from its own M, so
+the arithmetic here uses IEEE additions, multiplications, divisions and square roots only, each
+rounded on its own: any machine gets the same result. (The two large products with M are not here;
+their results are averaged over the ranks, and what is averaged is the same everywhere.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._arrays import F32, check_array
+from ._backends import backend
+
+DEPENDENT = 2.0**-18
+
+
+def _shape(name: str, matrix: F32) -> tuple[int, int]:
+    if matrix.ndim != 2:
+        raise ValueError(f"{name} must have two dimensions, not shape {matrix.shape}")
+    return matrix.shape[0], matrix.shape[1]
+
+
+def _check_product(p: F32, q: F32, out: F32) -> None:
+    (rows, approx_rank), (columns, _) = _shape("p", p), _shape("q", q)
+    if approx_rank < 1:
+        raise ValueError("p must have at least one column")
+    check_array("p", p, np.float32, (rows, approx_rank))
+    check_array("q", q, np.float32, (columns, approx_rank))
+    check_array("out", out, np.float32, (rows, columns), writable=True)
+
+
+def orthonormalize(p: F32) -> None:
+    """Make the columns of ``p`` orthonormal in place: modified Gram-Schmidt, each column twice.
+
+    For each column in order: norm before = sqrt(<p, p>); then, two times over, for each earlier
+    column q in order, p = float32(p - <q, p> * q) element by element in float64; then norm after.
+    (Once is not enough for nearly dependent columns; twice is.) Dot products are in float64 by the
+    written tree: lane l of 16 sums rows l, l+16, ... in order, then lane j takes in lane j + half.
+
+    * norm after > 2**-18 * norm before: the column becomes float32(p / norm after).
+    * otherwise it becomes zero. What is left of a dependent column is rounding noise; scaled up to
+      unit norm it would be a direction that the gradient does not have. A caller that starts the
+      next step from Q has to draw new values for columns of Q that became zero, or else that part
+      of the rank is lost for good.
+    * a column with NaN or Inf becomes NaN, and so does every later one.
+
+    Args:
+        p: float32[n, r], overwritten.
+
+    Raises:
+        TypeError: The dtype is wrong.
+        ValueError: The shape or the layout is wrong.
+    """
+    check_array("p", p, np.float32, _shape("p", p), writable=True)
+    backend("lowrank", p).orthonormalize(p)
+
+
+def low_rank_product(p: F32, q: F32, out: F32) -> None:
+    """out = p q^T in float32: out[i, j] = ((p[i,0] q[j,0]) + p[i,1] q[j,1]) + ..., each rounded.
+
+    Args:
+        p: float32[n, r], r at least 1.
+        q: float32[c, r].
+        out: float32[n, c], overwritten.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong.
+    """
+    _check_product(p, q, out)
+    backend("lowrank", p, q, out).low_rank_product(p, q, out)
+
+
+def subtract_low_rank(m: F32, p: F32, q: F32, out: F32) -> None:
+    """out = p q^T as :func:`low_rank_product` has it, and m -= out: the residual of the step.
+
+    Args:
+        m: float32[n, c], updated in place.
+        p: float32[n, r], r at least 1.
+        q: float32[c, r].
+        out: float32[n, c], overwritten.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong.
+    """
+    _check_product(p, q, out)
+    check_array("m", m, np.float32, out.shape, writable=True)
+    backend("lowrank", m, p, q, out).subtract_low_rank(m, p, q, out)

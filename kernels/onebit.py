@@ -1,0 +1,108 @@
+"""One bit per element with one scale per block: the scaled sign of EF-signSGD.
+
+C(p) = (||p||_1 / len) * sign(p) within each block (Karimireddy, Rebjock, Stich and Jaggi, "Error
+Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019). The scale minimises
+||p - C(p)||, and C is a contraction with exactly delta = ||p||_1^2 / (len * ||p||_2^2), so it needs
+error feedback; sign(0) = +1.
+
+Bits on the wire, block after block, planar: of a block of ``len`` elements with m = ceil(len / 8),
+bit j of byte i is 1 where element j*m + i is negative (p < 0, so not for -0), and 0 where there is
+no such element.
+
+Exact arithmetic:
+
+* p = x + scale * residual in float32, product rounded first; p = x without a residual.
+* ||p||_1 in float64 by a fixed tree: lane l of 16 sums |p| over elements l, l+16, l+32, ... in
+  order; then lane j takes in lane j + half for half = 8, 4, 2, 1. The block's scale is
+  float32(sum / len); NaN if any p is infinite or NaN, and then the residual is left as it was.
+* decode = +scale or -scale. New residual = (p - decode) * (1 / scale of the loss) in float32.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._arrays import F32, U8, block_count, check_array, check_feedback
+from ._backends import backend
+
+
+def sign_bytes(n: int, block: int) -> int:
+    """Bytes of the signs of ``n`` elements.
+
+    Args:
+        n: Number of elements.
+        block: Elements per block; a multiple of 8.
+
+    Returns:
+        One byte per eight elements, the last block rounded up.
+
+    Raises:
+        ValueError: ``block`` is not a positive multiple of 8.
+    """
+    if block < 8 or block % 8:
+        raise ValueError(f"block must be a positive multiple of 8, not {block}")
+    return (n + 7) // 8
+
+
+def sign_quantize(
+    x: F32,
+    bits: U8,
+    scales: F32,
+    *,
+    block: int,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """Reduce ``x``, plus what earlier steps left behind, to signs, and keep what is left now.
+
+    Example:
+        >>> import numpy as np
+        >>> bits, scales = np.empty(1, np.uint8), np.empty(1, np.float32)
+        >>> sign_quantize(np.array([1, -2, 3], np.float32), bits, scales, block=8)
+        >>> bits.tolist(), scales.tolist()
+        ([2], [2.0])
+
+    Args:
+        x: float32[n].
+        bits: uint8[sign_bytes(n, block)], overwritten.
+        scales: float32[ceil(n / block)], overwritten.
+        block: Elements per block; a multiple of 8.
+        residual: float32[n], updated in place; None for no feedback.
+        scale: Loss scale that ``x`` carries and the residual does not.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout, ``block`` or ``scale`` is wrong.
+    """
+    check_array("x", x, np.float32)
+    check_array("bits", bits, np.uint8, (sign_bytes(x.size, block),), writable=True)
+    check_array("scales", scales, np.float32, (block_count(x.size, block),), writable=True)
+    check_feedback(residual, x.size, scale)
+    kernel = backend("onebit", x, bits, scales, residual)
+    kernel.sign_quantize(x, bits, scales, block=block, residual=residual, scale=scale)
+
+
+def sign_dequantize(
+    bits: U8, scales: F32, out: F32, *, block: int, weight: float = 1.0, add: bool = False
+) -> None:
+    """Decode into ``out``, or add to it: out (+)= weight * (+scale or -scale), each step rounded.
+
+    Any bits and scales are valid input.
+
+    Args:
+        bits: uint8[sign_bytes(n, block)].
+        scales: float32[ceil(n / block)].
+        out: float32[n], overwritten, or added to.
+        block: Elements per block; a multiple of 8.
+        weight: Factor on every decoded value.
+        add: Whether to add to what ``out`` holds.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or ``block`` is wrong.
+    """
+    check_array("out", out, np.float32, writable=True)
+    check_array("bits", bits, np.uint8, (sign_bytes(out.size, block),))
+    check_array("scales", scales, np.float32, (block_count(out.size, block),))
+    kernel = backend("onebit", bits, scales, out)
+    kernel.sign_dequantize(bits, scales, out, block=block, weight=weight, add=add)

@@ -1,0 +1,57 @@
+"""Scaled signs in NumPy; see :mod:`compressa.kernels.onebit`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, U8
+from ._feedback import combine, effective, remainder
+from ._tree import tree_sum
+
+
+def _mean_magnitude(p: F32) -> np.float32:
+    total = tree_sum(np.abs(p).astype(np.float64))
+    return np.float32(total / p.size) if np.isfinite(total) else np.float32(np.nan)
+
+
+def _pack(negative: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> U8:
+    width = -(-negative.size // 8)
+    planes = np.zeros(8 * width, np.bool_)
+    planes[: negative.size] = negative
+    return np.packbits(planes.reshape(8, width).T, axis=1, bitorder="little")[:, 0]
+
+
+def _decode(bits: U8, size: int, scale: np.float32) -> F32:
+    negative = np.unpackbits(bits[:, None], axis=1, bitorder="little").T.ravel()[:size]
+    return np.where(negative, -scale, scale)
+
+
+def sign_quantize(
+    x: F32,
+    bits: U8,
+    scales: F32,
+    *,
+    block: int,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.onebit.sign_quantize`."""
+    for b in range(scales.size):
+        elements = slice(b * block, (b + 1) * block)
+        left = None if residual is None else residual[elements]
+        p = effective(x[elements], left, scale)
+        scales[b] = _mean_magnitude(p)
+        packed = _pack(p < 0)
+        bits[b * block // 8 : (b + 1) * block // 8] = packed
+        if left is not None and np.isfinite(scales[b]):
+            left[:] = remainder(p, _decode(packed, p.size, scales[b]), scale)
+
+
+def sign_dequantize(
+    bits: U8, scales: F32, out: F32, *, block: int, weight: float = 1.0, add: bool = False
+) -> None:
+    """See :func:`compressa.kernels.onebit.sign_dequantize`."""
+    for b in range(scales.size):
+        part = out[b * block : (b + 1) * block]
+        packed = bits[b * block // 8 : (b + 1) * block // 8]
+        combine(part, _decode(packed, part.size, scales[b]), weight, add)

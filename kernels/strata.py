@@ -1,0 +1,49 @@
+"""Random-k with one index per stratum: sorted, distinct and drawn in parallel.
+
+range(n) is cut into k strata of n/k elements, and each gives one index, uniformly. Every element is
+sent with probability of about k/n, so that the bounds of sampling without replacement hold
+(times n/k unbiased with variance n/k - 1, unscaled with a residual a contraction k/n; exactly where
+k divides n). With shared random words every rank picks the same indices: none are sent, and the
+values can be summed on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._arrays import U32, check_array
+from ._backends import backend
+
+
+def stratified_indices(out: npt.NDArray[Any], n: int, words: U32) -> None:
+    """Turn k uniform words into k increasing indices below ``n``.
+
+    Stratum i is [i*n // k, (i+1)*n // k), in integers; its index is
+    low + ((words[i] * (high - low)) >> 32). (Lemire's multiply-and-shift: the bias per element is
+    below (high - low) / 2**32.)
+
+    Example:
+        >>> import numpy as np
+        >>> out = np.empty(2, np.int64)
+        >>> stratified_indices(out, 10, np.array([0, 2**32 - 1], np.uint32))
+        >>> out.tolist()
+        [0, 9]
+
+    Args:
+        out: uint32[k] or int64[k], overwritten.
+        n: Number of elements to choose from; at least k, at most 2**32, and n * k below 2**63.
+        words: uint32[k], uniform, as from :func:`compressa.kernels.random_words`.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong, or ``n`` is out of range.
+    """
+    check_array("words", words, np.uint32)
+    dtype = np.int64 if out.dtype == np.int64 else np.uint32
+    check_array("out", out, dtype, (words.size,), writable=True)
+    if not words.size <= n <= 2**32 or n * words.size >= 2**63:
+        raise ValueError(f"n must lie between k = {words.size} and 2**32, and n * k below 2**63")
+    backend("strata", out, words).stratified_indices(out, n, words)

@@ -1,0 +1,112 @@
+"""The k largest elements by magnitude, exactly, and what a sparse payload needs besides.
+
+Top-k keeps the best k-term approximation: ||p - C(p)||^2 <= (1 - k/n) ||p||^2 (Stich, Cordonnier
+and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018). It is biased, so it needs error feedback.
+
+Exact arithmetic:
+
+* p = x + scale * residual in float32, product rounded first; p = x without a residual.
+* Order: larger |p| first, then the lower index; so ties are settled the same way everywhere.
+* Not selected: new residual = p * (1 / scale). Selected: 0, because float32 values are sent whole.
+  Where the wire carries 16 bits, :func:`return_unsent` puts back what the cast lost.
+* If any p is infinite or NaN: indices are 0 to k-1, every value is NaN, and the residual is left as
+  it was, so a step that overflowed is seen by every rank and poisons nothing.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._arrays import F32, U32, check_array, check_feedback
+from ._backends import backend
+from .bitpack import check_indices
+
+
+def select_top_k(
+    x: F32,
+    k: int,
+    indices: U32,
+    values: F32,
+    *,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """Find the ``k`` largest elements of ``x`` plus residual, and keep the others for later.
+
+    Example:
+        >>> import numpy as np
+        >>> indices, values = np.empty(2, np.uint32), np.empty(2, np.float32)
+        >>> select_top_k(np.array([1, -5, 2, 5], np.float32), 2, indices, values)
+        >>> indices.tolist(), values.tolist()
+        ([1, 3], [-5.0, 5.0])
+
+    Args:
+        x: float32[n], n at most 2**32.
+        k: How many to select, 0 to n.
+        indices: uint32[k], overwritten with increasing indices.
+        values: float32[k], overwritten with p at those indices.
+        residual: float32[n], updated in place; None for no feedback.
+        scale: Loss scale that ``x`` carries and the residual does not.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout, ``k`` or ``scale`` is wrong.
+    """
+    check_array("x", x, np.float32)
+    if not 0 <= k <= x.size <= 2**32:
+        raise ValueError(f"k must lie between 0 and n = {x.size} (at most 2**32), not {k}")
+    check_array("indices", indices, np.uint32, (k,), writable=True)
+    check_array("values", values, np.float32, (k,), writable=True)
+    check_feedback(residual, x.size, scale)
+    kernel = backend("topk", x, indices, values, residual)
+    kernel.select_top_k(x, k, indices, values, residual=residual, scale=scale)
+
+
+def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> None:
+    """out[index] += weight * value for each pair in order, product rounded first.
+
+    Args:
+        indices: uint32[k], each below ``out.size``; one may occur more than once.
+        values: float32[k].
+        out: float32[n], added to.
+        weight: Factor on every value.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong, or an index is too large; ``out`` is untouched.
+    """
+    check_array("indices", indices, np.uint32)
+    check_array("values", values, np.float32, (indices.size,))
+    check_array("out", out, np.float32, writable=True)
+    kernel = backend("topk", indices, values, out)
+    check_indices(indices, out.size)
+    kernel.scatter_add(indices, values, out, weight=weight)
+
+
+def return_unsent(
+    residual: F32, indices: U32, exact: F32, sent: F32, *, scale: float = 1.0
+) -> None:
+    """Give the residual what a narrower wire format lost of the selected values.
+
+    residual[index] = (exact - sent) * (1 / scale); exact * (1 / scale) where the cast overflowed
+    and ``sent`` is not finite; untouched where ``exact`` itself is not finite.
+
+    Args:
+        residual: float32[n], updated in place, as :func:`select_top_k` left it.
+        indices: uint32[k], distinct, each below n.
+        exact: float32[k], the values as they were selected.
+        sent: float32[k], the values as receivers decode them.
+        scale: Loss scale that the values carry and the residual does not.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or ``scale`` is wrong, or an index is too large.
+    """
+    check_array("indices", indices, np.uint32)
+    check_array("exact", exact, np.float32, (indices.size,))
+    check_array("sent", sent, np.float32, (indices.size,))
+    check_array("residual", residual, np.float32, writable=True)
+    check_feedback(residual, residual.size, scale)
+    kernel = backend("topk", residual, indices, exact, sent)
+    check_indices(indices, residual.size)
+    kernel.return_unsent(residual, indices, exact, sent, scale=scale)

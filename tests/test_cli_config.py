@@ -1,0 +1,196 @@
+"""The command line says OK, or every mistake, and ends with the right status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compressa import cli
+from compressa.config import Config, load_config
+from compressa.errors import StateError
+
+
+def run(*arguments: object) -> int:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([str(argument) for argument in arguments])
+    return int(caught.value.code or 0)
+
+
+@pytest.fixture
+def good(tmp_path: Path) -> Path:
+    file = tmp_path / "good.toml"
+    file.write_text('rules = [{ match = { name = "*bias" }, compressor = "none" }]\n')
+    return file
+
+
+def test_check_says_ok(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "check", good) == 0
+    assert capsys.readouterr().out == f"OK: {good}\n"
+
+
+def test_check_lists_every_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text('engin = 1\ncompressor = "topkk"\n')
+    assert run("config", "check", file) == 1
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith(f"error: {file}: 2 mistakes\n  line 1: engin: ")
+    assert "\n  line 2: compressor: " in shown.err
+
+
+def model_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> str:
+    text = "from torch import nn\ndef build():\n    return nn.Linear(64, 64)\nwrong = list\n"
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_check_tries_the_rules_on_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = model_beside(tmp_path, monkeypatch, "net_for_rules")
+    file = tmp_path / "c.toml"
+    file.write_text(
+        'compressor = "int8"\nrules = [{ match = { name = "wieght" }, compressor = "none" }]\n'
+    )
+    assert run("config", "check", file, "--model", f"{model}:build") == 0
+    shown = capsys.readouterr()
+    assert "warning: rules[0] (name = 'wieght') has no effect" in shown.err
+    assert "the nearest names are weight" in shown.err
+    rows = [line.split() for line in shown.out.splitlines()]
+    assert ["int8", "block=256,", "error", "feedback", "1", "4,096"] in rows
+    assert ["none", "1", "64"] in rows
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("net_for_errors", 'must be "module:callable"'),
+        ("net_for_errors:absent", "could not make the model: AttributeError"),
+        ("no_such_module_here:build", "could not make the model: ModuleNotFoundError"),
+        ("net_for_errors:wrong", "returned list, not an nn.Module"),
+    ],
+)
+def test_check_refuses_what_is_no_model(
+    good: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+    message: str,
+) -> None:
+    model_beside(tmp_path, monkeypatch, "net_for_errors")
+    before = list(sys.path)
+    assert run("config", "check", good, "--model", place) == 1
+    assert message in capsys.readouterr().err
+    assert sys.path == before
+
+
+def test_show_prints_toml_that_loads_back(
+    good: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("config", "show", good) == 0
+    (tmp_path / "shown.toml").write_text(capsys.readouterr().out)
+    assert load_config(tmp_path / "shown.toml") == load_config(good)
+
+
+def test_show_prints_json_with_all_settings(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "show", good, "--json") == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert list(shown) == list(Config.model_fields)
+
+
+def test_schema_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("config", "schema") == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "Config"
+
+
+def test_info_has_every_group_in_both_forms(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("info", "--json") == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["versions"]["pydantic"]
+    assert facts["backends"]["gloo"] is True
+    assert run("info") == 0
+    shown = capsys.readouterr().out
+    assert all(group in shown for group in facts)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["config"], ["config", "check"], ["config", "show"], ["config", "schema"], ["info"]],
+    ids=" ".join,
+)
+def test_every_help_has_an_example(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments, "--help") == 0
+    example = " ".join(["Example: compressa", *arguments])
+    assert example in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_subcommand_can_be_loaded_and_has_an_example(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(name, "--help") == 0
+    assert f"Example: compressa {name}" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_general_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--help") == 0
+    shown = capsys.readouterr().out
+    assert all(f" {name} " in shown for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["bogus"], ["config", "check"], ["info", "--bogus"]])
+def test_wrong_usage_ends_with_status_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*arguments) == 2
+    assert "Usage: compressa" in capsys.readouterr().err
+
+
+def raising(error: BaseException) -> object:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def test_an_error_of_compressa_s_own_is_one_line_and_status_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("compressa.cli.info.collect", raising(StateError("do this")))
+    assert run("info") == 1
+    assert capsys.readouterr().err == "error: do this\n"
+
+
+def test_ctrl_c_is_quiet_and_ends_with_status_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("compressa.cli.info.collect", raising(KeyboardInterrupt()))
+    assert run("info") == 130
+    assert capsys.readouterr().err.strip() == ""
+
+
+def test_an_unexpected_error_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compressa.cli.info.collect", raising(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["info"])
+
+
+def test_help_imports_no_subcommand() -> None:
+    program = (
+        "import sys\n"
+        "from compressa.cli import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "names = ['config', 'info', 'testbed']\n"
+        "loaded = {'numba', *(f'compressa.cli.{n}' for n in names)} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)

@@ -1,0 +1,154 @@
+"""A valid configuration is read as it is written, from any source, and shown again."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressa.compressors import COMPRESSORS
+from compressa.config import (
+    ABSENT,
+    Config,
+    config_toml,
+    first_difference,
+    load_config,
+)
+from compressa.config.choices import CHOICES, choice
+from compressa.config.sizes import parse_bytes
+
+READY = sorted((Path(__file__).parent.parent / "experiments" / "configs").glob("*.toml"))
+
+
+def load_text(tmp_path: Path, text: str) -> Config:
+    file = tmp_path / "config.toml"
+    file.write_text(text, encoding="utf-8")
+    return load_config(file)
+
+
+@pytest.mark.parametrize("file", READY, ids=lambda file: file.stem)
+def test_ready_file_loads_and_says_when_to_use_it(file: Path) -> None:
+    load_config(file)
+    first = file.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith(".")
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_each_compressor_has_a_ready_file(name: str) -> None:
+    assert name in {load_config(file).compressor.name for file in READY}
+
+
+def test_an_empty_file_is_the_default_configuration(tmp_path: Path) -> None:
+    assert load_text(tmp_path, "") == Config() == load_config({})
+
+
+def test_a_config_is_returned_as_it_is() -> None:
+    config = Config()
+    assert load_config(config) is config
+
+
+def test_a_configuration_can_be_hashed_and_not_changed() -> None:
+    config = load_config({"rules": [{"match": {"role": ["bias"]}, "compressor": "none"}]})
+    assert hash(config) == hash(load_config(config.model_dump(mode="json")))
+    with pytest.raises(ValueError, match="frozen"):
+        config.compressor = choice("int8")
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_choice_builds_its_compressor_with_the_table_s_defaults(name: str) -> None:
+    entry = COMPRESSORS[name]
+    assert load_config({"compressor": name}).compressor.build() == entry.compressor()
+    fields = [field.name for field in dataclasses.fields(entry.compressor)]
+    assert list(CHOICES[name].model_fields) == ["name", *fields]
+
+
+def test_hyper_parameters_reach_the_compressor() -> None:
+    config = load_config({"compressor": {"name": "topk", "density": 0.5, "value_dtype": "float16"}})
+    assert repr(config.compressor.build()) == "TopK(density=0.5, value_dtype='float16')"
+
+
+def test_a_lone_value_stands_for_a_list_of_one() -> None:
+    def of(match: dict[str, Any]) -> Config:
+        return load_config({"rules": [{"match": match, "compressor": "none"}]})
+
+    assert of({"name": "a*", "role": "norm"}) == of({"name": ["a*"], "role": ["norm"]})
+
+
+def test_sizes_are_read_as_people_write_them() -> None:
+    sizes = {"0.5KiB": 512, "4MiB": 4 << 20, "1 GiB": 1 << 30, "2kB": 2000, "7": 7, "7B": 7}
+    assert {text: parse_bytes(text) for text in sizes} == sizes
+    assert load_config({"exchange": {"unit_bytes": "2MB"}}).exchange.unit_bytes == 2_000_000
+
+
+def test_a_trace_path_may_be_a_path_object(tmp_path: Path) -> None:
+    assert load_config({"trace": {"path": tmp_path}}).trace.path == str(tmp_path)
+
+
+@pytest.mark.parametrize("file", READY, ids=lambda file: file.stem)
+def test_what_is_shown_loads_back_to_the_same(file: Path, tmp_path: Path) -> None:
+    config = load_config(file)
+    assert load_text(tmp_path, config_toml(config)) == config
+
+
+def names() -> st.SearchStrategy[str]:
+    return st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+
+
+@given(
+    name=names(),
+    path=names(),
+    shape=st.lists(st.integers(0, 9) | st.just("*"), max_size=3),
+    density=st.floats(1e-300, 1),
+    elems=st.integers(0, 2**40),
+)
+def test_any_configuration_survives_being_shown(
+    tmp_path_factory: pytest.TempPathFactory,
+    name: str,
+    path: str,
+    shape: list[int | str],
+    density: float,
+    elems: int,
+) -> None:
+    rule = {
+        "match": {"name": name, "shape": shape, "max_elems": elems},
+        "compressor": {"name": "topk", "density": density},
+        "feedback": "none",
+    }
+    config = load_config({"rules": [rule, rule], "trace": {"path": path}})
+    assert load_text(tmp_path_factory.mktemp("shown"), config_toml(config)) == config
+
+
+def test_canonical_form_is_plain_and_leaves_only_the_trace_out() -> None:
+    written = load_config({"exchange": {"unit_bytes": "4MiB"}, "trace": {"path": "x"}})
+    canonical = written.canonical()
+    assert canonical == Config().canonical() == json.loads(json.dumps(canonical))
+    assert set(Config.model_fields) - set(canonical) == {"trace"}
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "found"),
+    [
+        ({"a": 1}, {"a": 1}, None),
+        ({"a": {"b": [1, 2]}}, {"a": {"b": [1, 3]}}, ("a.b[1]", 2, 3)),
+        ({"a": 1, "b": 2}, {"a": 1}, ("b", 2, ABSENT)),
+        ({}, {"b": None}, ("b", ABSENT, None)),
+        ([1], [1, 2], ("[1]", ABSENT, 2)),
+        ({"a": True}, {"a": 1}, ("a", True, 1)),
+        ({"a": [1]}, {"a": {"0": 1}}, ("a", [1], {"0": 1})),
+        ({"b": 1, "a": 1}, {"a": 2, "b": 2}, ("b", 1, 2)),
+    ],
+)
+def test_the_first_difference_is_found(a: Any, b: Any, found: tuple[str, Any, Any] | None) -> None:
+    assert first_difference(a, b) == found
+
+
+def test_the_first_difference_between_two_configurations_has_its_key_path() -> None:
+    a = load_config({"compressor": "topk"}).canonical()
+    b = load_config({"compressor": {"name": "topk", "density": 0.02}}).canonical()
+    assert first_difference(a, b) == ("compressor.density", 0.01, 0.02)

@@ -1,0 +1,267 @@
+"""Every kind of mistake is refused in words that say where it is and what would be right."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressa.config import load_config
+from compressa.errors import ConfigError
+
+ONE_RULE: dict[str, Any] = {"match": {"name": "*"}, "compressor": {"name": "int8"}}
+
+
+def refusal(source: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(source)
+    return str(caught.value)
+
+
+def rule(**changes: Any) -> dict[str, Any]:
+    return {"rules": [{**ONE_RULE, **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"engin": {}}, 'engin: is not a setting; did you mean "engine"?'),
+        ({"exchange": {"credit": 1}}, "exchange.credit: is not a setting; did you mean "),
+        ({"compressor": {"name": "topk", "densty": 0.1}}, '; did you mean "density"?'),
+        ({"compressor": {"name": "topk", "block": 8}}, "known here are name, density, value_dtype"),
+        ({"compressor": {"name": "topk", "none": 1}}, "compressor.none: is not a setting"),
+        (rule(feedbak="none"), 'rules[0].feedbak: is not a setting; did you mean "feedback"?'),
+        (rule(match={"nmae": "*"}), 'rules[0].match.nmae: is not a setting; did you mean "name"?'),
+        ({"warmup": {"compressor": {"name": "int8", "blok": 8}}}, "warmup.compressor.blok: is not"),
+    ],
+)
+def test_an_unknown_key_is_refused_at_every_level(raw: dict[str, Any], message: str) -> None:
+    assert message in refusal(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"engine": {"threads": "2"}}, 'engine.threads: must be a whole number, not "2"'),
+        ({"engine": {"threads": True}}, "engine.threads: must be a whole number, not true"),
+        ({"engine": {"threads": 1.5}}, "engine.threads: must be a whole number, not 1.5"),
+        ({"feedback": {"owner": 1}}, "feedback.owner: must be true or false, not 1"),
+        ({"feedback": "none"}, 'feedback: must be a table, not "none"'),
+        ({"rules": {}}, "rules: must be a list, not a table"),
+        ({"rules": [3]}, "rules[0]: must be a table, not 3"),
+        ({"compressor": 3}, 'compressor: must be a table such as { name = "int8" }, not 3'),
+        ({"compressor": {"name": "topk", "density": "1%"}}, "compressor.density: must be a number"),
+        ({"trace": {"path": 4}}, "trace.path: must be a string, not 4"),
+        (rule(match={"name": 3}), "rules[0].match.name: must be a string, not 3"),
+        (rule(match={"name": []}), "rules[0].match.name: "),
+        (rule(match={"shape": "x"}), 'rules[0].match.shape: must be a list, not "x"'),
+        (rule(match={"shape": ["*", -1]}), "rules[0].match.shape[1]: must be a number of elements"),
+    ],
+)
+def test_a_wrong_type_is_refused_and_never_converted(raw: dict[str, Any], message: str) -> None:
+    assert message in refusal(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"compressor": {"name": "topk", "density": 0}}, "greater than 0 and at most 1, not 0"),
+        ({"compressor": {"name": "topk", "density": 1.5}}, "greater than 0 and at most 1, not 1.5"),
+        ({"compressor": {"name": "randomk", "density": math.nan}}, "compressor.density: must be"),
+        ({"compressor": {"name": "onebit", "block": 12}}, "compressor.block: must be at least 8"),
+        ({"compressor": {"name": "powersgd", "approx_rank": 0}}, "approx_rank: must be at least 1"),
+        ({"exchange": {"deadline_s": 0}}, "exchange.deadline_s: must be greater than 0, not 0"),
+        ({"exchange": {"deadline_s": math.inf}}, "exchange.deadline_s: must be a finite number"),
+        ({"exchange": {"chunk_bytes": 0}}, "exchange.chunk_bytes: must be at least 1, not 0"),
+        ({"exchange": {"chunk_bytes": "4 apples"}}, 'such as 262144 or "256KiB", not "4 apples"'),
+        ({"exchange": {"chunk_bytes": "0.3B"}}, 'must be a whole number of bytes, not "0.3B"'),
+        ({"engine": {"seed": 2**32}}, "engine.seed: must be at least 0 and less than 4294967296"),
+        ({"engine": {"seed": -1}}, "engine.seed: must be at least 0 and less than 4294967296"),
+        ({"engine": {"threads": 0}}, "engine.threads: must be at least 1, not 0"),
+        ({"warmup": {"steps": -1}}, "warmup.steps: must be at least 0, not -1"),
+        (
+            rule(match={"min_elems": 5, "max_elems": 4}),
+            "more than max_elems = 4; nothing can match",
+        ),
+        (rule(match={}), "rules[0].match: is empty, and would match every parameter"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_the_range(raw: dict[str, Any], message: str) -> None:
+    assert message in refusal(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        ({"compressor": "topkk"}, '; did you mean "topk"?'),
+        ({"compressor": {"name": "zip"}}, '"zip" is not a compressor; must be one of "none", '),
+        ({"compressor": {}}, 'compressor: has no name; give name = one of "none", '),
+        ({"compressor": {"name": 3}}, "compressor: "),
+        (
+            rule(match={"role": "nrom"}),
+            'match.role: "nrom" is not allowed; must be one of "weight", ',
+        ),
+        (rule(match={"role": ["bias", "b"]}), 'match.role[1]: "b" is not allowed; must be one of'),
+        ({"schedule": {"policy": "lifo"}}, 'one of "fifo", "priority"; did you mean "fifo"?'),
+        ({"exchange": {"kind": "allreduce"}}, 'did you mean "all_reduce"?'),
+        ({"exchange": {"transport": "mpi"}}, 'must be one of "gloo", "gloo-group"'),
+        (
+            {"engine": {"device": "gpu"}},
+            '"gpu" is not allowed; must be one of "auto", "cpu", "cuda"',
+        ),
+        ({"rules": [{"compressor": "int8"}]}, "rules[0].match: is missing"),
+        ({"rules": [{"match": {"name": "*"}}]}, "rules[0].compressor: is missing"),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_nearest(raw: dict[str, Any], message: str) -> None:
+    assert message in refusal(raw)
+
+
+UNBIASED = {"name": "randomk", "unbiased": True}
+
+
+@pytest.mark.parametrize(
+    ("raw", "message"),
+    [
+        (
+            {"compressor": UNBIASED, "feedback": {"kind": "error"}},
+            'feedback.kind: is "error", but randomk is unbiased',
+        ),
+        (
+            rule(compressor=UNBIASED, feedback="error"),
+            'rules[0].feedback: is "error", but randomk is unbiased',
+        ),
+        (
+            {"compressor": "powersgd", "feedback": {"kind": "none"}},
+            "powersgd has its error feedback built in",
+        ),
+        (
+            {"compressor": "topk", "exchange": {"kind": "scatter_reduce"}},
+            "the statistics of topk span a whole parameter",
+        ),
+        (
+            {**rule(compressor="topk"), "exchange": {"kind": "scatter_reduce"}},
+            "exchange.kind: is ",
+        ),
+        (
+            {"compressor": "int8", "exchange": {"kind": "all_reduce"}},
+            "payloads of int8 can not be summed",
+        ),
+        (
+            {"compressor": "powersgd", "exchange": {"kind": "all_gather"}},
+            "powersgd sums its factors by an all-reduce of its own",
+        ),
+        (
+            {"exchange": {"credit_bytes": "64KiB"}},
+            "credit_bytes: is 65536, less than one chunk; must be at least chunk_bytes = 262144",
+        ),
+        ({"exchange": {"silence_s": 4}}, "silence_s: is 4; must be more than two heartbeats, 4 s"),
+    ],
+)
+def test_an_impossible_combination_is_refused_with_the_reason(
+    raw: dict[str, Any], message: str
+) -> None:
+    assert message in refusal(raw)
+
+
+MANY = """\
+feedback = { kind = "eror" }
+engin = 1
+
+[compressor]
+name = "topk"
+density = 1.5   # too much
+
+[exchange]
+kind = "scatter_reduce"
+chunk_bytes = [
+  1,
+]
+
+[[rules]]
+match.role = ["bias",
+              "nrom"]
+compressor = { name = "int8" }
+
+[[rules]]
+compressor = { name = "int8",  blokc = 3 }
+"""
+
+
+def test_all_mistakes_are_reported_at_once_with_their_lines(tmp_path: Path) -> None:
+    file = tmp_path / "many.toml"
+    file.write_text(MANY)
+    first, *rows = refusal(file).splitlines()
+    assert first == f"{file}: 8 mistakes"
+    starts = [
+        "line 1: feedback.kind: ",
+        "line 2: engin: ",
+        "line 6: compressor.density: ",
+        'line 9: exchange.kind: is "scatter_reduce", but the statistics of topk',
+        "line 10: exchange.chunk_bytes: ",
+        "line 16: rules[0].match.role[1]: ",
+        "line 19: rules[1].match: is missing",
+        "line 20: rules[1].compressor.blokc: ",
+    ]
+    assert [row.strip()[: len(start)] for row, start in zip(rows, starts, strict=True)] == starts
+
+
+def test_a_combination_that_rests_on_a_mistake_is_not_reported() -> None:
+    text = refusal({"exchange": {"credit_bytes": "x", "chunk_bytes": "2MiB"}})
+    assert "exchange.credit_bytes: must be a size" in text
+    assert "less than one chunk" not in text
+
+
+def test_a_single_mistake_takes_a_single_line(tmp_path: Path) -> None:
+    file = tmp_path / "one.toml"
+    file.write_text('\n[compressor]\nname = "topkk"\n')
+    text = refusal(str(file))
+    assert text.startswith(f'{file}: line 2: compressor: "topkk" is not a compressor')
+    assert "\n" not in text
+
+
+def test_text_that_is_not_toml_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text('[compressor]\nname = "topk\n')
+    assert f"{file}: line 2, column " in refusal(file)
+    file.write_text("[compressor]\nname = ")
+    assert "is not valid TOML" in refusal(file)
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    assert "there is no such file" in refusal(tmp_path / "absent.toml")
+    assert "cannot be read" in refusal(tmp_path)
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    assert "is not UTF-8 text" in refusal(tmp_path / "bytes.toml")
+
+
+def test_a_source_of_another_type_is_refused() -> None:
+    assert "a path, a mapping or a Config, not list" in refusal([])
+    assert "keys should be strings" in refusal({3: 4})
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=5,
+)
+SECTIONS = ["compressor", "rules", "match", "feedback", "exchange", "warmup", "none", "topk"]
+FIELDS = ["name", "role", "shape", "min_elems", "kind", "credit_bytes", "density", "steps"]
+KEYS = st.sampled_from([*SECTIONS, *FIELDS])
+NAMES = st.sampled_from(["topk", "randomk", "powersgd", "error", "scatter_reduce", "bias", "4MiB"])
+NEARLY = st.recursive(
+    JUNK | NAMES,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(raw=st.dictionaries(KEYS, NEARLY, max_size=5))
+def test_nothing_but_a_config_error_comes_of_any_input(raw: dict[str, Any]) -> None:
+    with contextlib.suppress(ConfigError):
+        assert load_config(load_config(raw).canonical()) is not None

@@ -1,0 +1,292 @@
+"""Network namespaces: they connect, hold their rate, count bytes, and leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from compressa.errors import BackendUnavailable, ConfigError, StateError, TransportError
+from compressa.testbed import (
+    NetnsTestbed,
+    Testbed,
+    list_testbeds,
+    open_testbed,
+    sweep_testbeds,
+)
+from compressa.testbed import netns as netns_module
+from compressa.testbed._probing import Probes
+from compressa.testbed._processes import ProcessId, find_processes
+from compressa.testbed._records import directory
+
+missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
+    pytest.mark.skipif(bool(missing), reason=f"needs the programs {missing}"),
+]
+
+OWNER = textwrap.dedent(
+    """
+    import time
+    from compressa.testbed import open_testbed
+    with open_testbed(hosts=2, kind="netns", self_check=False) as bed:
+        marked = bed.spawn(0, ["sleep", "1000"])
+        bare = bed.spawn(1, ["env", "-i", "sleep", "1000"])
+        stopped = bed.spawn(1, ["sh", "-c", "kill -STOP $$"])
+        print(bed.name, bed._keeper.process.pid, marked.pid, bare.pid, stopped.pid, flush=True)
+        time.sleep(1000)
+    """
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESSA_TESTBED_DIR", str(tmp_path_factory.mktemp("testbeds")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def bed(_own_directory: None) -> Iterator[Testbed]:
+    with open_testbed(hosts=3, link="100mbit", kind="netns", self_check=False) as opened:
+        yield opened
+
+
+def output(bed: Testbed, host_index: int, *argv: str, isolate: bool = False) -> str:
+    child = bed.spawn(
+        host_index, argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, isolate=isolate
+    )
+    text, _ = child.communicate(timeout=20)
+    return str(text.decode())
+
+
+def wait_until(condition: Callable[[], bool], patience_s: float = 10.0) -> bool:
+    deadline_s = time.monotonic() + patience_s
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return condition()
+
+
+def assert_nothing_left(mark: str, *pids: int) -> None:
+    assert find_processes(mark) == set()
+    assert [pid for pid in pids if ProcessId.of(pid) is not None] == []
+    assert list(directory().glob(f"{mark}*")) == []
+    assert mark not in [status.name for status in list_testbeds()]
+
+
+# --- the network ---------------------------------------------------------------------------------
+
+
+def test_hosts_reach_each_other(bed: Testbed) -> None:
+    with Probes(bed) as probes:
+        flows = [(i, j) for i in range(3) for j in range(3) if i != j]
+        assert len(probes.transfer(flows, 100)) == 6
+
+
+def test_hosts_do_not_reach_the_outside(bed: Testbed) -> None:
+    connect = "import socket,sys; socket.create_connection((sys.argv[1], 80), timeout=2)"
+    for address in ("8.8.8.8", "192.0.2.2", "10.214.0.1"):
+        said = output(bed, 0, sys.executable, "-I", "-S", "-c", connect, address)
+        assert "Network is unreachable" in said
+    assert "default" not in output(bed, 0, "ip", "route")
+
+
+def test_the_machine_itself_gets_no_interface_and_no_named_namespace(bed: Testbed) -> None:
+    links = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True).stdout
+    assert all(host.address not in links for host in bed.hosts)
+    assert not [name for name in os.listdir("/sys/class/net") if name.startswith(("cmpr", "br0"))]
+    named = subprocess.run(["ip", "netns"], capture_output=True, text=True, check=True).stdout
+    assert bed.name not in named
+
+
+def test_processes_see_their_own_host(bed: Testbed) -> None:
+    assert output(bed, 1, "ls", "/sys/class/net").split() == ["eth0", "lo"]
+    assert bed.hosts[1].address in output(bed, 1, "ip", "addr", "show", "eth0")
+    assert bed.hosts[2].address in output(bed, 1, "getent", "hosts", bed.hosts[2].name)
+    script = 'echo "$GLOO_SOCKET_IFNAME $COMPRESSA_TESTBED_HOST"'
+    assert output(bed, 1, "sh", "-c", script).split() == ["eth0", "1"]
+
+
+def test_isolated_processes_share_neither_hostname_nor_memory(bed: Testbed) -> None:
+    script = "hostname; touch /dev/shm/compressa-test; ls /dev/shm"
+    said = output(bed, 2, "sh", "-c", script, isolate=True)
+    assert said.split() == [bed.hosts[2].name, "compressa-test"]
+    assert "compressa-test" not in os.listdir("/dev/shm")
+    assert os.uname().nodename != bed.hosts[2].name
+
+
+def test_links_hold_their_rate_both_ways(bed: Testbed) -> None:
+    found = bed.self_check()
+    assert {m.n_bytes for m in found} == {64_000, 170_000, 8_000_000, 192_000}
+    assert {m.what for m in found} >= {
+        f"host {i} {way} all" for i in range(3) for way in ("to", "from")
+    }
+
+
+@pytest.mark.parametrize(
+    ("host", "device", "accused"), [(1, "eth0", "host 1 to all"), (None, "h1", "host 1 from all")]
+)
+def test_self_check_finds_one_unshaped_end(host: int | None, device: str, accused: str) -> None:
+    with open_testbed(hosts=3, link="50mbit", kind="netns", self_check=False) as broken:
+        assert isinstance(broken, NetnsTestbed)
+        words = netns_module._entering(broken._record)(0 if host is None else host + 1)
+        subprocess.run([*words, "tc", "qdisc", "del", "dev", device, "root"], check=True)
+        with pytest.raises(TransportError, match=accused):
+            broken.self_check()
+
+
+def test_counters_grow_by_what_was_sent(bed: Testbed) -> None:
+    before = bed.counters()
+    with Probes(bed) as probes:
+        probes.transfer([(0, 1)], 1_000_000)
+        after = bed.counters()
+    assert before is not None
+    assert after is not None
+    grown = [now - then for now, then in zip(after, before, strict=True)]
+    assert 1_000_000 <= grown[0].tx_bytes <= 1_030_000
+    assert 1_000_000 <= grown[1].rx_bytes <= 1_030_000
+    assert grown[2].tx_bytes + grown[2].rx_bytes < 10_000
+    own = output(bed, 0, "cat", "/sys/class/net/eth0/statistics/tx_bytes")
+    assert bed.counters()[0].tx_bytes == int(own)  # type: ignore[index]
+
+
+def test_set_link_changes_the_rate_under_running_processes() -> None:
+    with open_testbed(hosts=2, link="unshaped", kind="netns") as bed, Probes(bed) as probes:
+        taken_s = {}
+        for link in ("unshaped", "20mbit", "100mbit", "unshaped"):
+            bed.set_link(link)
+            assert str(bed.link) == link
+            begin_s, end_s = probes.transfer([(0, 1)], 500_000)[0]
+            taken_s[link] = end_s - begin_s
+    assert 0.85 * 0.2 <= taken_s["20mbit"] <= 1.5 * 0.2
+    assert 0.85 * 0.04 <= taken_s["100mbit"] <= 2 * 0.04
+    assert taken_s["unshaped"] < 0.02
+
+
+def test_two_testbeds_at_once_do_not_meet(bed: Testbed) -> None:
+    with open_testbed(hosts=2, link="unshaped", kind="netns") as other:
+        assert not {h.address for h in bed.hosts} & {h.address for h in other.hosts}
+        connect = "import socket,sys; socket.create_connection((sys.argv[1], 80), timeout=2)"
+        argv = (sys.executable, "-I", "-S", "-c", connect)
+        assert "Network is unreachable" in output(other, 0, *argv, bed.hosts[0].address)
+    assert output(bed, 0, "echo", "still up") == "still up\n"
+
+
+def test_works_inside_a_user_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netns_module, "_attempts", lambda: [True])
+    try:
+        opened = open_testbed(hosts=2, link="100mbit", kind="netns")
+    except BackendUnavailable as refusal:
+        pytest.skip(f"user namespaces are not permitted: {refusal}")
+    with opened as bed:
+        counters = bed.counters()
+        assert counters is not None
+        assert counters[0].tx_bytes > 8_000_000
+        assert output(bed, 0, "hostname", isolate=True).strip() == bed.hosts[0].name
+    assert_nothing_left(bed.name)
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+
+def test_exit_codes_and_failures_to_start_are_passed_on(bed: Testbed) -> None:
+    assert bed.spawn(0, ["sh", "-c", "exit 7"]).wait() == 7
+    assert bed.spawn(0, ["sh", "-c", "kill -TERM $$"]).wait() == -signal.SIGTERM
+    assert "no-such-program: No such file" in output(bed, 0, "no-such-program")
+    assert bed.spawn(0, ["no-such-program"], stderr=subprocess.DEVNULL).wait() == 127
+
+
+def test_a_process_keeps_its_working_directory(bed: Testbed, tmp_path: Path) -> None:
+    child = bed.spawn(0, ["pwd"], cwd=tmp_path, stdout=subprocess.PIPE, text=True)
+    assert child.communicate()[0].strip() == str(tmp_path)
+
+
+def test_spawn_refuses_what_it_cannot_do(bed: Testbed) -> None:
+    with pytest.raises(ConfigError, match="hosts 0 to 2"):
+        bed.spawn(3, ["true"])
+    with pytest.raises(ConfigError, match="No command"):
+        bed.spawn(0, [])
+
+
+# --- nothing is left -----------------------------------------------------------------------------
+
+
+def test_nothing_is_left_after_an_exception() -> None:
+    pids = []
+
+    def fail_inside(bed: Testbed) -> None:
+        with bed:
+            assert isinstance(bed, NetnsTestbed)
+            assert bed._keeper is not None
+            pids.append(bed._keeper.process.pid)
+            pids.append(bed.spawn(0, ["sleep", "1000"]).pid)
+            pids.append(bed.spawn(1, ["sh", "-c", "setsid env -i sleep 1000 & wait"]).pid)
+            raise RuntimeError("in the block")
+
+    bed = open_testbed(2, kind="netns", self_check=False)
+    with pytest.raises(RuntimeError, match="in the block"):
+        fail_inside(bed)
+    assert_nothing_left(bed.name, *pids)
+    with pytest.raises(StateError, match="closed"):
+        bed.spawn(0, ["true"])
+
+
+def test_nothing_is_left_when_making_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(directory().iterdir())
+    monkeypatch.setattr("compressa.testbed._network.INTERFACE", "a-name-that-is-too-long")
+    with pytest.raises(BackendUnavailable, match="network could not be made"):
+        open_testbed(2, kind="netns")
+    assert set(directory().iterdir()) <= before | {directory() / "lock"}
+
+
+def start_owner() -> tuple[subprocess.Popen[str], str, list[int]]:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    mark, *pids = owner.stdout.readline().split()
+    assert all(ProcessId.of(int(pid)) is not None for pid in pids)
+    return owner, mark, [int(pid) for pid in pids]
+
+
+def test_nothing_is_left_after_ctrl_c() -> None:
+    owner, mark, pids = start_owner()
+    owner.send_signal(signal.SIGINT)
+    _, said = owner.communicate(timeout=20)
+    assert "KeyboardInterrupt" in said
+    assert owner.returncode != 0
+    assert_nothing_left(mark, *pids)
+
+
+def test_processes_end_at_once_when_the_owner_is_killed() -> None:
+    owner, mark, pids = start_owner()
+    owner.kill()
+    owner.communicate(timeout=20)
+    assert wait_until(lambda: all(ProcessId.of(pid) is None for pid in pids))
+    assert (directory() / f"{mark}.json").exists()
+    open_testbed(2, link="unshaped", kind="netns").close()
+    assert_nothing_left(mark, *pids)
+
+
+def test_the_next_start_sweeps_when_the_keeper_is_killed_too() -> None:
+    owner, mark, (keeper, marked, bare, stopped) = start_owner()
+    os.kill(keeper, signal.SIGSTOP)
+    owner.kill()
+    owner.communicate(timeout=20)
+    assert ProcessId.of(marked) is not None
+    assert sweep_testbeds() == [mark]
+    assert_nothing_left(mark, keeper, marked, bare, stopped)
+
+
+def test_a_living_owner_is_not_swept(bed: Testbed) -> None:
+    assert sweep_testbeds() == []
+    assert bed.name in [status.name for status in list_testbeds()]
