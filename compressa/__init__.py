@@ -4,25 +4,48 @@
 
     model = DistributedDataParallel(net)
     handle = compressa.register_comm_hook(model, "compressa.toml")
+
+Names are imported when they are first used, so that `import compressa` costs next to nothing.
 """
 
-from importlib.metadata import version as _version
+from __future__ import annotations
 
-from compressa.config import Config, load_config
-from compressa.engine.stats import CompressorStats, Stats
-from compressa.errors import (
-    BackendUnavailable,
-    CompressaError,
-    ConfigError,
-    PayloadError,
-    PeerLost,
-    StateError,
-    Timeout,
-    TransportError,
-)
-from compressa.hooks import Handle, register_comm_hook
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__version__ = _version("compressa")
+if TYPE_CHECKING:
+    from compressa.config import Config, load_config
+    from compressa.engine.stats import CompressorStats, Stats
+    from compressa.errors import (
+        BackendUnavailable,
+        CompressaError,
+        ConfigError,
+        PayloadError,
+        PeerLost,
+        StateError,
+        Timeout,
+        TransportError,
+    )
+    from compressa.hooks import Handle, register_comm_hook
+
+    __version__: str
+
+_HOMES = {
+    "BackendUnavailable": "compressa.errors",
+    "CompressaError": "compressa.errors",
+    "CompressorStats": "compressa.engine.stats",
+    "Config": "compressa.config",
+    "ConfigError": "compressa.errors",
+    "Handle": "compressa.hooks",
+    "PayloadError": "compressa.errors",
+    "PeerLost": "compressa.errors",
+    "StateError": "compressa.errors",
+    "Stats": "compressa.engine.stats",
+    "Timeout": "compressa.errors",
+    "TransportError": "compressa.errors",
+    "load_config": "compressa.config",
+    "register_comm_hook": "compressa.hooks",
+}
 
 __all__ = [
     "BackendUnavailable",
@@ -40,3 +63,19 @@ __all__ = [
     "load_config",
     "register_comm_hook",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("compressa")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'compressa' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

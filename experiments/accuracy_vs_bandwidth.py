@@ -15,6 +15,7 @@ Example: python experiments/accuracy_vs_bandwidth.py --plan demo --out results/d
 
 from __future__ import annotations
 
+import signal
 import sys
 from functools import partial
 from pathlib import Path
@@ -83,6 +84,8 @@ def run(
 ) -> None:
     """Run a plan and report it. See the first lines of this file for examples."""
     console = Console()
+    # Ended by a supervisor is ended by Ctrl-C: take down, and report what there is.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         overrides = _overrides(task or [], steps, compressor or [])
         options = {"links": link, "seeds": seed, "time_steps": time_steps, "hosts": hosts}

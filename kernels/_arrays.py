@@ -6,7 +6,6 @@ so they cost no look at the data and run the same way for every device.
 
 from __future__ import annotations
 
-import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -61,7 +60,7 @@ def check_feedback(residual: F32 | None, size_elems: int, scale: float) -> None:
     Args:
         residual: float32[size_elems], or None for a call without feedback.
         size_elems: Number of elements of the gradient.
-        scale: Loss scale; positive and finite in float32.
+        scale: Loss scale; it and its inverse must be normal float32 numbers.
 
     Raises:
         TypeError: The residual's dtype is another one.
@@ -69,7 +68,12 @@ def check_feedback(residual: F32 | None, size_elems: int, scale: float) -> None:
     """
     if residual is not None:
         check_array("residual", residual, np.float32, (size_elems,), writable=True)
-    if not (math.isfinite(scale) and 2.0**-126 <= scale <= 2.0**126):
+    check_scale(scale)
+
+
+def check_scale(scale: float) -> None:
+    """Raise ValueError unless the loss scale and its inverse are normal float32 numbers."""
+    if not 2.0**-126 <= scale <= 2.0**126:
         raise ValueError(f"scale must lie between 2**-126 and 2**126, not {scale}")
 
 

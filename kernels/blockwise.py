@@ -126,6 +126,4 @@ def dequantize_blockwise(
     check_array("codes", codes, np.uint8, (code_bytes(out.size, bits, block),))
     check_array("scales", scales, np.float32, (block_count(out.size, block),))
     kernel = backend("blockwise", codes, scales, out)
-    kernel.dequantize_blockwise(
-        codes, scales, out, bits=bits, block=block, weight=weight, add=add
-    )
+    kernel.dequantize_blockwise(codes, scales, out, bits=bits, block=block, weight=weight, add=add)

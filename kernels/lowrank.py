@@ -1,7 +1,7 @@
 """What PowerSGD needs of linear algebra, in one written order, so that replicas agree in every bit.
 
 PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019) approximates M by P Q^T, with the columns of
-P orthonormal and Q = M^T P. Every rank computes the product and subtracts it from its own M, so
+P orthonormal and Q = M^T P. Every rank computes the product itself, so
 the arithmetic here uses IEEE additions, multiplications, divisions and square roots only, each
 rounded on its own: any machine gets the same result. (The two large products with M are not here;
 their results are averaged over the ranks, and what is averaged is the same everywhere.)
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._arrays import F32, check_array
+from ._arrays import F32, check_array, check_scale
 from ._backends import backend
 
 DEPENDENT = 2.0**-18
@@ -23,13 +23,13 @@ def _shape(name: str, matrix: F32) -> tuple[int, int]:
     return matrix.shape[0], matrix.shape[1]
 
 
-def _check_product(p: F32, q: F32, out: F32) -> None:
+def _check_product(p: F32, q: F32, out: F32, name: str) -> None:
     (rows, approx_rank), (columns, _) = _shape("p", p), _shape("q", q)
     if approx_rank < 1:
         raise ValueError("p must have at least one column")
     check_array("p", p, np.float32, (rows, approx_rank))
     check_array("q", q, np.float32, (columns, approx_rank))
-    check_array("out", out, np.float32, (rows, columns), writable=True)
+    check_array(name, out, np.float32, (rows, columns), writable=True)
 
 
 def orthonormalize(p: F32) -> None:
@@ -59,7 +59,7 @@ def orthonormalize(p: F32) -> None:
 
 
 def low_rank_product(p: F32, q: F32, out: F32) -> None:
-    """out = p q^T in float32: out[i, j] = ((p[i,0] q[j,0]) + p[i,1] q[j,1]) + ..., each rounded.
+    """Write p q^T to ``out``: ((p[i,0] q[j,0]) + p[i,1] q[j,1]) + ..., each step rounded.
 
     Args:
         p: float32[n, r], r at least 1.
@@ -70,23 +70,28 @@ def low_rank_product(p: F32, q: F32, out: F32) -> None:
         TypeError: A dtype is wrong.
         ValueError: A shape or a layout is wrong.
     """
-    _check_product(p, q, out)
+    _check_product(p, q, out, "out")
     backend("lowrank", p, q, out).low_rank_product(p, q, out)
 
 
-def subtract_low_rank(m: F32, p: F32, q: F32, out: F32) -> None:
-    """out = p q^T as :func:`low_rank_product` has it, and m -= out: the residual of the step.
+def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) -> None:
+    """Split ``m`` into its approximation and the rest, in one pass over memory.
+
+    residual = (m - product) * (1 / scale), then m = product, with the product of
+    :func:`low_rank_product`; float32, 1 / scale rounded first.
 
     Args:
-        m: float32[n, c], updated in place.
+        m: float32[n, c]; afterwards the product.
         p: float32[n, r], r at least 1.
         q: float32[c, r].
-        out: float32[n, c], overwritten.
+        residual: float32[n, c], overwritten.
+        scale: Loss scale that ``m`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape or a layout is wrong.
+        ValueError: A shape, a layout or ``scale`` is wrong.
     """
-    _check_product(p, q, out)
-    check_array("m", m, np.float32, out.shape, writable=True)
-    backend("lowrank", m, p, q, out).subtract_low_rank(m, p, q, out)
+    _check_product(p, q, m, "m")
+    check_array("residual", residual, np.float32, m.shape, writable=True)
+    check_scale(scale)
+    backend("lowrank", m, p, q, residual).split_low_rank(m, p, q, residual, scale)

@@ -53,6 +53,4 @@ def random_words(
     if not 0 <= start < 2**63 - out.size:
         raise ValueError(f"start must lie between 0 and 2**63 - {out.size}, not {start}")
     kernel = backend("philox", out)
-    kernel.random_words(
-        out, seed=seed, stream=stream, step=step, parameter=parameter, start=start
-    )
+    kernel.random_words(out, seed=seed, stream=stream, step=step, parameter=parameter, start=start)

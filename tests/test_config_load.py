@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressa.compressors import COMPRESSORS
@@ -100,6 +100,7 @@ def names() -> st.SearchStrategy[str]:
     return st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 
 
+@settings(deadline=None)  # the first example pays for building the validators
 @given(
     name=names(),
     path=names(),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressa.config import load_config
@@ -261,6 +261,7 @@ NEARLY = st.recursive(
 )
 
 
+@settings(deadline=None)  # the first example pays for building the validators
 @given(raw=st.dictionaries(KEYS, NEARLY, max_size=5))
 def test_nothing_but_a_config_error_comes_of_any_input(raw: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigError):

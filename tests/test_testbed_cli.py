@@ -42,12 +42,12 @@ def run(*words: str) -> Result:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_testbed_stays_up_until_it_is_taken_down(kind: str) -> None:
-    said = run("up", "--hosts", "2", "--link", "100mbit", "--name", "lab", "--kind", kind)
+    said = run("up", "--hosts", "2", "--link", "20mbit", "--name", "lab", "--kind", kind)
     assert said.exit_code == 0
-    assert f"Testbed lab is up: 2 hosts ({kind}), link 100mbit." in said.stdout
+    assert f"Testbed lab is up: 2 hosts ({kind}), link 20mbit." in said.stdout
     assert ("no shaped network" in said.stderr) == (kind == "loopback")
     try:
-        assert f"lab: {kind}, link 100mbit" in run("status").stdout
+        assert f"lab: {kind}, link 20mbit" in run("status").stdout
         assert run("exec", "1", "--", "sh", "-c", "exit 7").exit_code == 7
         assert run("exec", "1", "--", "sh", "-c", "kill -KILL $$").exit_code == 137
         host = read_records()[0].hosts[0][0]

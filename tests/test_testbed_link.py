@@ -66,7 +66,7 @@ def test_the_bucket_holds_a_merged_packet_and_is_small_beside_170_kb(rate: float
     assert 1514 < link.gso_max_bytes < link.burst_bytes <= 80 * 1024
     assert link.queue_bytes > link.burst_bytes
     if rate <= 1e9:
-        assert link.burst_bytes <= 22 * 1024
+        assert link.burst_bytes <= 20 * 1024
 
 
 def test_size_over_rate() -> None:
@@ -116,7 +116,7 @@ def test_a_lost_rate_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_loopback_paces_its_own_senders_and_says_what_it_is() -> None:
-    with open_testbed(hosts=2, link="50mbit", kind="loopback") as bed:
+    with open_testbed(hosts=2, link="20mbit", kind="loopback") as bed:
         assert bed.kind == "loopback"
         assert bed.notice is not None
         assert "no shaped network" in bed.notice

@@ -31,11 +31,11 @@ _OneOrMore = Listed(or_one=True)
 class Match(Section):
     """Which parameters a rule is for; all conditions that are given must hold."""
 
-    name: Annotated[tuple[str, ...], _OneOrMore, MinLen(1)] | None = Field(
+    name: Annotated[tuple[str, ...], MinLen(1), _OneOrMore] | None = Field(
         default=None, description='Patterns of the parameter\'s name such as "blocks.*.bias".'
     )
     role: (
-        Annotated[tuple[Annotated[Role, Field(strict=False)], ...], _OneOrMore, MinLen(1)] | None
+        Annotated[tuple[Annotated[Role, Field(strict=False)], ...], MinLen(1), _OneOrMore] | None
     ) = Field(default=None, description="What the parameter does in its model.")
     shape: Annotated[tuple[Dimension, ...], Listed()] | None = Field(
         default=None, description='Elements of each dimension, "*" for any, such as ["*", 256].'
@@ -46,12 +46,13 @@ class Match(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Match:
-        if not self.model_fields_set:
+        if all(condition is None for _, condition in self):
             keys = ", ".join(type(self).model_fields)
             raise ValueError(f"is empty, and would match every parameter; give one of {keys}")
-        if (self.min_elems or 0) > (self.max_elems if self.max_elems is not None else 2**63):
-            text = f"is {self.min_elems}, more than max_elems = {self.max_elems}"
-            refuse([Mistake(("min_elems",), f"{text}; nothing can match")])
+        least, most = self.min_elems, self.max_elems
+        if least is not None and most is not None and least > most:
+            text = f"is {least}, more than max_elems = {most}; nothing can match"
+            refuse([Mistake(("min_elems",), text)])
         return self
 
 

@@ -13,7 +13,8 @@ processes on loopback and `bed.notice` says what that means for results.
 """
 
 from compressa.testbed._records import sweep as sweep_testbeds
-from compressa.testbed.base import Counters, Host, Testbed
+from compressa.testbed.base import Testbed
+from compressa.testbed.host import Counters, Host
 from compressa.testbed.link import LinkSpec
 from compressa.testbed.loopback import LoopbackTestbed
 from compressa.testbed.manage import (

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import signal
 import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Literal
@@ -19,53 +17,13 @@ from compressa.errors import ConfigError, StateError
 from compressa.testbed._keeper_client import Keeper
 from compressa.testbed._processes import MARK_VARIABLE
 from compressa.testbed._records import Record
+from compressa.testbed.host import Counters, Host
 from compressa.testbed.link import LinkSpec
 from compressa.testbed.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
 from compressa.testbed.selfcheck import Measurement, check_links
 
 Stream = int | IO[Any] | None
 HOST_VARIABLE = "COMPRESSA_TESTBED_HOST"
-
-
-@dataclass(frozen=True)
-class Host:
-    """One host of a testbed.
-
-    Attributes:
-        name: Its name; on a netns testbed also its hostname when a process runs isolated.
-        address: Its IPv4 address, as the other hosts reach it.
-        interface: The network interface that has the address.
-    """
-
-    name: str
-    address: str
-    interface: str
-
-
-@dataclass(frozen=True)
-class Counters:
-    """What one host's interface has carried, as the kernel counts it.
-
-    Bytes include Ethernet, IP and TCP headers and acknowledgements, but a packet that segmentation
-    offload has merged counts its headers once: 1 MB of payload reads about 0.5 % more. Subtract an
-    earlier reading to get the traffic in between.
-
-    Attributes:
-        tx_bytes: Bytes sent.
-        rx_bytes: Bytes received.
-        tx_packets: Packets sent.
-        rx_packets: Packets received.
-    """
-
-    tx_bytes: int
-    rx_bytes: int
-    tx_packets: int
-    rx_packets: int
-
-    def __sub__(self, earlier: Counters) -> Counters:
-        """Traffic since `earlier`."""
-        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(earlier), strict=True)
-        return Counters(*(now - then for now, then in pairs))
 
 
 class Testbed(ABC):

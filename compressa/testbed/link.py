@@ -4,7 +4,7 @@ A token bucket passes its *burst* at once before it holds the rate. With the com
 170 kB message crosses a "100 Mbit/s" link in half a millisecond, and a benchmark on top of it
 measures nothing. A bucket that is too small is wrong as well: the kernel's timer wakes late, the
 bucket overflows meanwhile, and the link is slower than it says. So the burst grows with the rate
-(12 KiB up to 100 Mbit/s, 22 KiB at 1 Gbit/s), and packets that the kernel has merged for
+(12 KiB up to 100 Mbit/s, 20 KiB at 1 Gbit/s), and packets that the kernel has merged for
 segmentation offload are kept smaller than the bucket.
 """
 
@@ -22,9 +22,9 @@ _LOWEST_BITS_PER_S = 1e5
 _HIGHEST_BITS_PER_S = 1e11
 _REFERENCE_BITS_PER_S = 1e8
 _REFERENCE_BURST_BYTES = 12 * 1024
-# 12 KiB at 100 Mbit/s becomes 22 KiB at 1 Gbit/s. Measured there with 14 kB packets: with 32 KiB an
+# 12 KiB at 100 Mbit/s becomes 20 KiB at 1 Gbit/s. Measured there with 14 kB packets: with 32 KiB an
 # idle link passes 64 kB in 0.69 of its time, with 16 KiB it holds 0.83 of its rate.
-_BURST_EXPONENT = math.log10(22 / 12)
+_BURST_EXPONENT = math.log10(20 / 12)
 # Room for one Ethernet frame beside the largest merged packet.
 _FRAME_BYTES = 2048
 _GSO_BYTES = 14_000
@@ -84,7 +84,8 @@ class LinkSpec:
                 f'"{text}" is not a link; write a number with kbit, mbit or gbit, such as '
                 '"100mbit" or "1gbit", or write "unshaped".'
             )
-        return cls(rate_bits_per_s=float(match["number"]) * _UNITS[match["unit"]])
+        rate_bits_per_s = round(float(match["number"]) * _UNITS[match["unit"]])
+        return cls(rate_bits_per_s=float(rate_bits_per_s))
 
     def __str__(self) -> str:
         """The shortest text that `parse` reads back as the same link."""

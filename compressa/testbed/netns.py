@@ -16,7 +16,8 @@ from compressa.testbed import _network
 from compressa.testbed._keeper_client import Keeper, enter_argv, start_keeper
 from compressa.testbed._records import Record
 from compressa.testbed._scripts import script_argv
-from compressa.testbed.base import Counters, Testbed
+from compressa.testbed.base import Testbed
+from compressa.testbed.host import Counters
 from compressa.testbed.link import LinkSpec
 
 _STATISTICS = ("tx_bytes", "rx_bytes", "tx_packets", "rx_packets")
@@ -152,6 +153,8 @@ def _start_permitted(record: Record, attempts: list[bool]) -> tuple[Keeper, bool
 
 def _hosts_text(record: Record) -> str:
     lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address, _ in record.hosts)]
+    # torch's store looks up its clients as IPv6 addresses, and warns when they have no name.
+    lines += [f"::ffff:{address} {name}-v6" for name, address, _ in record.hosts]
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ side can. Any host that may pass its rate would make a benchmark worthless, so e
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ _LARGE_S = 0.8
 # Below this rate all links are measured at once; above it the processors would be the limit.
 _TOGETHER_BITS_PER_S = 2e8
 _ATTEMPTS = 4
+_PAUSE_S = 0.2
 # What is shorter cannot be timed: the scheduler adds some 50 us to a message, and a paced sender
 # sleeps some 200 us too long.
 _SHORTEST_S = {"netns": 0.4e-3, "loopback": 4e-3}
@@ -101,7 +103,8 @@ def _plan(bed: Testbed, probes: Probes, ring: Sequence[tuple[int, int]]) -> list
 
 def _attempt(measure: Measure, bed: Testbed) -> list[Measurement]:
     """Repeat a measurement that failed: other work on the machine may have disturbed it."""
-    for _ in range(_ATTEMPTS):
+    for attempt in range(_ATTEMPTS):
+        time.sleep(attempt * _PAUSE_S)
         found = measure()
         wrong = [m for m in found if not m.holds()]
         if not wrong:

@@ -7,6 +7,7 @@ rank in the same order.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import torch
@@ -109,11 +110,13 @@ class GlooTransport(TaggedTransport):
         return Traffic(sent + self._summed_bytes, sum(sender.messages for sender in senders))
 
     def fail(self, error: CompressaError) -> None:
-        """Stop all streams; the receivers end at the next frame or heartbeat."""
+        """Drop what is queued and say goodbye; the peers' goodbyes end the receivers."""
         with self._lock:
             self._dead = True
-        for stream in (*self._senders.values(), *self._receivers.values()):
-            stream.kill()
+        for receiver in self._receivers.values():
+            receiver.deafen()
+        for sender in self._senders.values():
+            sender.close(drop=True)
         for inbox in self._inboxes.values():
             inbox.clear()
 
@@ -121,13 +124,9 @@ class GlooTransport(TaggedTransport):
         """Say goodbye to everyone and wait for theirs."""
         for sender in self._senders.values():
             sender.close()
-        streams = [*self._senders.values(), *self._receivers.values()]
-        for stream in streams:
-            stream.thread.join(timeout_s / len(streams))
-        with self._lock:
-            self._dead = True
-        for stream in streams:
-            stream.kill()
+        end_s = time.monotonic() + timeout_s
+        for stream in (*self._senders.values(), *self._receivers.values()):
+            stream.thread.join(max(0.0, end_s - time.monotonic()))
 
     def _stream_failed(self, error: CompressaError) -> None:
         """Report a failure, unless it is of a peer that had said goodbye."""

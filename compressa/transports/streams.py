@@ -15,7 +15,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -89,14 +88,11 @@ class Sender:
         self._sequence = itertools.count()
         self._wake = threading.Condition()
         self._closing = False
-        self._dead = False
         self._slots = [settings.staging() for _ in range(settings.window)]
         self._works: list[dist.Work | None] = [None] * settings.window
         self.sent_bytes = 0
         self.messages = 0
-        self.thread = threading.Thread(
-            target=self._run, name=f"compressa-send-{peer}", daemon=True
-        )
+        self.thread = threading.Thread(target=self._run, name=f"compressa-send-{peer}")
 
     def send(
         self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]
@@ -106,17 +102,12 @@ class Sender:
             heapq.heappush(self._queue, _Outgoing(place, next(self._ages), key, buffer, sent))
             self._wake.notify()
 
-    def close(self) -> None:
-        """Send what is queued, then goodbye, then end."""
+    def close(self, *, drop: bool = False) -> None:
+        """Send what is queued (or drop it), then goodbye, then end."""
         with self._wake:
             self._closing = True
-            self._wake.notify()
-
-    def kill(self) -> None:
-        """End without sending anything more."""
-        with self._wake:
-            self._dead = True
-            self._queue.clear()
+            if drop:
+                self._queue.clear()
             self._wake.notify()
 
     def _run(self) -> None:
@@ -128,25 +119,21 @@ class Sender:
             for slot in range(self._settings.window):
                 self._wait_for(slot)
         except RuntimeError as error:
-            if not self._dead:
-                self._failed(lost(self._peer, error, self._settings.silence_s))
+            self._failed(lost(self._peer, error, self._settings.silence_s))
 
     def _wait_for(self, slot: int) -> None:
         work = self._works[slot]
-        if work is not None and not self._dead:
+        if work is not None:
             work.wait(timedelta(seconds=self._settings.silence_s))
             self._works[slot] = None
 
     def _send_next(self, slot: int) -> bool:
         """Send one frame; return whether there may be more."""
         with self._wake:
-            self._wake.wait_for(
-                lambda: self._queue or self._closing or self._dead, self._settings.heartbeat_s
-            )
-            if self._dead:
-                return False
+            self._wake.wait_for(lambda: self._queue or self._closing, self._settings.heartbeat_s)
             item = self._queue[0] if self._queue else None
-            closing = self._closing
+            # A program that ends without closing must not wait for this thread for ever.
+            closing = self._closing or not threading.main_thread().is_alive()
         if item is None:
             kind = Kind.GOODBYE if closing else Kind.IDLE
             self._send_frame(slot, Frame(kind, self._settings.epoch), None)
@@ -163,8 +150,9 @@ class Sender:
         finished = item.offset == total
         if finished:
             with self._wake:
-                self._queue.remove(item)
-                heapq.heapify(self._queue)
+                if item in self._queue:
+                    self._queue.remove(item)
+                    heapq.heapify(self._queue)
         self._send_frame(slot, frame, data)
         if finished:
             self.messages += 1
@@ -199,16 +187,13 @@ class Receiver:
         self._inbox = inbox
         self._failed = failed
         self._left = left
-        self._dead = False
         self._sequence = itertools.count()
-        self.heard_s = time.monotonic()
-        self.thread = threading.Thread(
-            target=self._run, name=f"compressa-receive-{peer}", daemon=True
-        )
+        self._deaf = False
+        self.thread = threading.Thread(target=self._run, name=f"compressa-receive-{peer}")
 
-    def kill(self) -> None:
-        """End at the next frame, or when the peer falls silent."""
-        self._dead = True
+    def deafen(self) -> None:
+        """Take no more data; the thread ends with the peer's goodbye, or its silence."""
+        self._deaf = True
 
     def _run(self) -> None:
         try:
@@ -216,14 +201,13 @@ class Receiver:
             works = [self._post(staging) for staging in slots]
             for slot in itertools.cycle(range(self._settings.window)):
                 works[slot].wait(timedelta(seconds=self._settings.silence_s))
-                if self._dead or not self._take(slots[slot]):
+                if not self._take(slots[slot]):
                     return
                 works[slot] = self._post(slots[slot])
         except CompressaError as error:
             self._failed(error)
         except RuntimeError as error:
-            if not self._dead:
-                self._failed(lost(self._peer, error, self._settings.silence_s))
+            self._failed(lost(self._peer, error, self._settings.silence_s))
 
     def _post(self, staging: torch.Tensor) -> dist.Work:
         # Zeroed, so that a frame that is cut short cannot pass for the one before.
@@ -233,13 +217,12 @@ class Receiver:
 
     def _take(self, staging: torch.Tensor) -> bool:
         """Handle one frame; return whether there may be more."""
-        self.heard_s = time.monotonic()
         settings = self._settings
         frame = read_frame(staging.numpy(), settings.epoch, settings.chunk_bytes, self._peer)
         if frame.kind is Kind.GOODBYE:
             self._left(self._peer)
             return False
-        if frame.kind is Kind.DATA:
+        if frame.kind is Kind.DATA and not self._deaf:
             data = staging[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + frame.data_bytes]
             self._inbox.accept(frame, data)
         return True

@@ -82,6 +82,7 @@ class TrainAnswer(Message):
     rank: int
     parameters_sha256: str
     parameters_elems: int
+    dense_warmup_steps: int
     elapsed_s: float
     curve: list[CurvePoint] = []
     metrics: dict[str, float | None] = {}

@@ -13,7 +13,7 @@ from torch.distributed import get_world_size
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-import compressa
+from compressa import Config, load_config, register_comm_hook
 from lab.cells import CompressorSpec
 from lab.names import BASELINES, DDP_FLOAT32, TORCH_FP16, TORCH_POWERSGD
 
@@ -53,22 +53,49 @@ def ring_bytes(elems: int, bytes_per_elem: int, world: int) -> float:
     return 2.0 * (world - 1) / world * elems * bytes_per_elem
 
 
-def attach(model: DistributedDataParallel, spec: CompressorSpec) -> Attachment:
+def configuration(spec: CompressorSpec, *, steady: bool) -> Config:
+    """The configuration behind a name.
+
+    Args:
+        spec: A compressor that is no baseline.
+        steady: Leave the warm-up out, so that a few steps show what the later ones cost.
+
+    Raises:
+        KeyError: If the name has no configuration.
+        compressa.ConfigError: If the configuration is wrong.
+    """
+    if spec.config is None:
+        raise KeyError(f"{spec.name!r} is no baseline and has no compressa configuration")
+    config = load_config(spec.config)
+    if not steady:
+        return config
+    return config.model_copy(update={"warmup": config.warmup.model_copy(update={"steps": 0})})
+
+
+def dense_warmup_steps(spec: CompressorSpec) -> int:
+    """How many steps a compressor begins with in another, denser way."""
+    return 0 if spec.name in BASELINES else configuration(spec, steady=False).warmup.steps
+
+
+def attach(model: DistributedDataParallel, spec: CompressorSpec, *, steady: bool) -> Attachment:
     """Puts the named compressor on ``model``; collective over all ranks.
+
+    Args:
+        model: Wrapped and not trained yet.
+        spec: Which compressor.
+        steady: See :func:`configuration`.
 
     Raises:
         KeyError: If the name is no baseline and has no configuration.
-        compressa.errors.CompressaError: What ``register_comm_hook`` raises.
+        compressa.CompressaError: What ``register_comm_hook`` raises.
     """
     if spec.name in _ATTACH:
         return _ATTACH[spec.name](model)
-    if spec.config is None:
-        raise KeyError(f"{spec.name!r} is no baseline and has no compressa configuration")
-    handle = compressa.register_comm_hook(model, spec.config)
+    handle = register_comm_hook(model, configuration(spec, steady=steady))
 
     def totals() -> Totals:
         stats = handle.stats()
-        return Totals(bytes_accounted=stats.bytes_wire, codec_s=stats.codec_s)
+        return Totals(bytes_accounted=stats.sent_bytes, codec_s=stats.codec_s)
 
     return Attachment(totals=totals, close=handle.close)
 

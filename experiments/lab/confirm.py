@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from lab.derive import Results, steps_to, target_of
 from lab.names import DDP_FLOAT32
-from lab.records import TrainRecord
+from lab.records import TimeRecord, TrainRecord
 
 
 class Confirmation(BaseModel):
@@ -46,16 +46,20 @@ def _confirm(results: Results, run: TrainRecord) -> Confirmation:
         compressor=run.compressor,
         seed=run.seed,
         steps=run.steps,
-        predicted_training_time_s=None if time is None else run.steps * time.step_s,
+        predicted_training_time_s=_predicted_s(results, run, time, run.steps),
         measured_training_time_s=run.elapsed_s,
-        predicted_time_to_target_s=(
-            None if time is None or needed is None else needed * time.step_s
-        ),
+        predicted_time_to_target_s=_predicted_s(results, run, time, needed),
         measured_time_to_target_s=_measured_s(run, _steps_to_target(results, run)),
         same_bits_as_unshaped=(
             None if unshaped is None else unshaped.parameters_sha256 == run.parameters_sha256
         ),
     )
+
+
+def _predicted_s(
+    results: Results, run: TrainRecord, time: TimeRecord | None, steps: int | None
+) -> float | None:
+    return None if time is None or steps is None else results.training_s(run, time, steps)
 
 
 def _steps_to_target(results: Results, run: TrainRecord | None) -> int | None:

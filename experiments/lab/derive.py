@@ -11,7 +11,8 @@ C_dense is the larger of the same for the baseline and of what the baseline's st
 computing, so that a baseline which overlaps badly can not make a speed-up exceed its bound.
 
 Time to target = steps x step time: the steps come from the unshaped quality run, the step time from
-the link. The target is float32's final quality with the task's tolerance.
+the link. The target is float32's final quality with the task's tolerance. A compressor that begins
+with a warm-up pays DDP float32's price for those steps: what a dense warm-up costs, or more.
 """
 
 from __future__ import annotations
@@ -89,6 +90,11 @@ def compute_s(cell: TimeRecord) -> float:
 def exposed_comm_s(cell: TimeRecord) -> float:
     """What a step took beyond computing and coding; never below zero."""
     return max(0.0, cell.step_s - compute_s(cell) - (cell.codec_s or 0.0))
+
+
+def sent_bytes(cell: TimeRecord) -> float | None:
+    """Bytes per step: by the interface where it can tell, else as accounted."""
+    return cell.bytes_accounted if cell.bytes_interface is None else cell.bytes_interface
 
 
 def wire_s(cell: TimeRecord) -> float:
@@ -227,13 +233,30 @@ class Results:
             return None
         return self.times.get((time.task, time.link, baseline))
 
+    def training_s(self, train: TrainRecord, time: TimeRecord, steps: int) -> float | None:
+        """Seconds for the first ``steps`` steps; None if the price of a warm-up is not known."""
+        warm = min(steps, train.dense_warmup_steps)
+        dense = self.times.get((time.task, time.link, DDP_FLOAT32))
+        if not warm:
+            return steps * time.step_s
+        return None if dense is None else warm * dense.step_s + (steps - warm) * time.step_s
+
+    def training_bytes(self, train: TrainRecord, time: TimeRecord, steps: int) -> float | None:
+        """Bytes of the busiest host in the first ``steps`` steps, as :meth:`training_s`."""
+        warm = min(steps, train.dense_warmup_steps)
+        dense = self.times.get((time.task, time.link, DDP_FLOAT32))
+        price, dense_price = sent_bytes(time), sent_bytes(dense) if dense else None
+        if price is None or (warm and dense_price is None):
+            return None
+        return warm * (dense_price or 0.0) + (steps - warm) * price
+
     def _joint_columns(self, train: TrainRecord, time: TimeRecord) -> dict[str, Any]:
         float32 = self.trains.get((train.task, DDP_FLOAT32, train.seed))
         target = target_of(float32) if float32 else None
         needed = None if target is None else steps_to(train, target)
         return {
-            "time_to_target_s": None if needed is None else needed * time.step_s,
-            "training_time_s": train.steps * time.step_s,
+            "time_to_target_s": None if needed is None else self.training_s(train, time, needed),
+            "training_time_s": self.training_s(train, time, train.steps),
         }
 
 

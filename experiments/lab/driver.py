@@ -168,6 +168,7 @@ class Driver:
             **_quality_fields(load_task(cell.task).quality),
             steps=cell.steps,
             parameters_elems=trained[0].parameters_elems,
+            dense_warmup_steps=trained[0].dense_warmup_steps,
             metrics=trained[0].metrics,
             units=trained[0].units,
             curve=trained[0].curve,

@@ -74,6 +74,7 @@ class TrainRecord(_CellRecord):
 
     kind: Literal["train"] = "train"
     steps: int
+    dense_warmup_steps: int = Field(description="of the compressor; sent in a denser way")
     parameters_elems: int
     quality_name: str
     quality_unit: str

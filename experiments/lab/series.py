@@ -11,7 +11,7 @@ from typing import Literal
 
 from lab.derive import Results, compute_s, exposed_comm_s
 from lab.names import BASELINES
-from lab.records import TimeRecord
+from lab.records import TimeRecord, TrainRecord
 
 _COLOURS = (
     "#1f77b4",
@@ -74,28 +74,19 @@ def colours(results: Results) -> dict[str, str]:
 
 
 def panels(results: Results, spent: Spent) -> list[Panel]:
-    """One panel per (task, link) for time, and one per task for bytes (no link matters there)."""
+    """One panel per (task, link) for time, and one per task for bytes (no link matters there).
+
+    The first seed stands for all: a curve is there to show a shape, the table has the means.
+    """
     made: dict[tuple[str, str | None], Panel] = {}
     palette = colours(results)
     for (task, compressor, seed), train in results.trains.items():
         if seed != min(s for (t, c, s) in results.trains if (t, c) == (task, compressor)):
             continue
         for time in _prices(results, task, compressor, spent):
-            price = _price(time, spent)
-            if price is None:
-                continue
             link = time.link if spent == "time" else None
             panel = made.setdefault((task, link), _empty(task, link, spent, train.quality_name))
-            points = [(p.step * price, p.value) for p in train.curve if p.value is not None]
-            panel.curves.append(
-                Curve(
-                    compressor=compressor,
-                    colour=palette[compressor],
-                    dashed=compressor in BASELINES,
-                    spent=[point[0] for point in points],
-                    quality=[point[1] for point in points],
-                )
-            )
+            panel.curves.append(_curve(results, train, time, spent, palette[compressor]))
     return list(made.values())
 
 
@@ -104,11 +95,20 @@ def _prices(results: Results, task: str, compressor: str, spent: Spent) -> list[
     return found if spent == "time" else found[:1]
 
 
-def _price(time: TimeRecord, spent: Spent) -> float | None:
-    if spent == "time":
-        return time.step_s
-    known = time.bytes_accounted if time.bytes_interface is None else time.bytes_interface
-    return None if known is None else known / 1e6
+def _curve(
+    results: Results, train: TrainRecord, time: TimeRecord, spent: Spent, colour: str
+) -> Curve:
+    paid = results.training_s if spent == "time" else results.training_bytes
+    scale = 1.0 if spent == "time" else 1e-6
+    points = [(paid(train, time, p.step), p.value) for p in train.curve]
+    known = [(price * scale, value) for price, value in points if price and value is not None]
+    return Curve(
+        compressor=train.compressor,
+        colour=colour,
+        dashed=train.compressor in BASELINES,
+        spent=[price for price, _ in known],
+        quality=[value for _, value in known],
+    )
 
 
 def _empty(task: str, link: str | None, spent: Spent, quality: str) -> Panel:
@@ -136,8 +136,13 @@ def step_bars(results: Results) -> list[Bars]:
             link=link,
             compressors=[time.compressor for time in times],
             compute_s=[compute_s(time) for time in times],
-            codec_s=[time.codec_s or 0.0 for time in times],
+            codec_s=[_waited_for_codec_s(time) for time in times],
             exposed_comm_s=[exposed_comm_s(time) for time in times],
         )
         for (task, link), times in groups.items()
     ]
+
+
+def _waited_for_codec_s(time: TimeRecord) -> float:
+    """Codec work beside computing costs a step nothing; only what is left of the step counts."""
+    return min(time.codec_s or 0.0, max(0.0, time.step_s - compute_s(time)))

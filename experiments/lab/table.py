@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from rich.box import SIMPLE_HEAD
-from rich.console import JustifyMethod
 from rich.table import Table
 
 from lab.derive import Row
@@ -40,7 +39,7 @@ class Line:
 
     @property
     def verdict(self) -> str:
-        """ "loses", "baseline" or nothing."""
+        """One of "loses", "baseline" and "", which marks nothing."""
         if self.first.compressor in BASELINES:
             return "baseline"
         return LOSES if self.first.loses else ""
@@ -48,11 +47,11 @@ class Line:
 
 @dataclass(frozen=True)
 class Column:
-    """A heading, what stands under it, and a heading short enough for a terminal.
+    """A heading and what stands under it.
 
     Attributes:
         title: Heading in Markdown and HTML.
-        short: Heading in a terminal.
+        short: Heading in a terminal, where task, link and compressor are one column.
         cell: The text for a line.
         spare: A narrow terminal leaves out the columns with the highest number first; 0 stays.
     """
@@ -95,12 +94,12 @@ def _difference(line: Line) -> str:
     return MISSING if not float32 else f"{difference / float32:+.2%}"
 
 
-def _speedup(over: str) -> Callable[[Line], str]:
-    def cell(line: Line) -> str:
-        speedup, bound = line.mean(f"speedup_over_{over}"), line.mean(f"bound_over_{over}")
-        return MISSING if speedup is None else f"{speedup:.2f} ({_number(bound, 2)})"
+def _times(attribute: str) -> Callable[[Line], str]:
+    return lambda line: _number(line.mean(attribute), 2)
 
-    return cell
+
+def _seconds_to_target(line: Line) -> str:
+    return _number(line.mean("time_to_target_s"), 1)
 
 
 def _milliseconds(attribute: str) -> Callable[[Line], str]:
@@ -112,26 +111,26 @@ def _megabytes(attribute: str) -> Callable[[Line], str]:
 
 
 COLUMNS = (
-    Column("task", "task", lambda line: line.first.task),
-    Column("link", "link", lambda line: line.first.link or MISSING),
-    Column("compressor", "compressor", lambda line: line.first.compressor),
+    Column("task", "", lambda line: line.first.task),
+    Column("link", "", lambda line: line.first.link or MISSING),
+    Column("compressor", "", lambda line: line.first.compressor),
     Column("final quality", "quality", _quality),
     Column("vs float32", "vs f32", _difference),
     Column("step ms", "step ms", _milliseconds("step_s")),
     Column("compute ms", "compute", _milliseconds("compute_s"), spare=3),
     Column("codec ms", "codec", _milliseconds("codec_s"), spare=4),
     Column("exposed comm. ms", "comm.", _milliseconds("exposed_comm_s"), spare=5),
-    Column("MB/step accounted", "MB acc.", _megabytes("bytes_accounted"), spare=7),
-    Column("MB/step interface", "MB sent", _megabytes("bytes_interface"), spare=6),
+    Column("MB/step accounted", "MB acc.", _megabytes("bytes_accounted"), spare=9),
+    Column("MB/step interface", "MB sent", _megabytes("bytes_interface"), spare=8),
     Column("ratio", "ratio", lambda line: _number(line.mean("ratio"), 1), spare=1),
-    Column("speed-up over DDP float32 (bound)", "x f32 (bound)", _speedup("ddp_float32")),
-    Column("speed-up over torch fp16 (bound)", "x fp16 (bound)", _speedup("torch_fp16")),
-    Column(
-        "time to target s", "target s", lambda line: _number(line.mean("time_to_target_s"), 1), 2
-    ),
+    Column("speed-up over DDP float32", "x DDP", _times("speedup_over_ddp_float32")),
+    Column("its bound", "bound", _times("bound_over_ddp_float32"), spare=6),
+    Column("speed-up over torch fp16", "x fp16", _times("speedup_over_torch_fp16")),
+    Column("its bound", "bound", _times("bound_over_torch_fp16"), spare=7),
+    Column("time to target s", "target s", _seconds_to_target, spare=2),
     Column("", "", lambda line: line.verdict),
 )
-_LEFT = ("task", "link", "compressor")
+_NAMING = 3  # the columns that say which cell it is
 _STYLES = {LOSES: "red", "baseline": "dim"}
 
 
@@ -142,35 +141,45 @@ def rich_table(rows: Iterable[Row], width: int) -> Table:
     kinds = ", ".join(sorted({line.first.testbed_kind for line in found})) or "nothing yet"
     title = f"Accuracy against bandwidth ({kinds})"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
     for column in columns:
-        justify: JustifyMethod = "left" if column.title in _LEFT else "right"
-        table.add_column(column.short, justify=justify, no_wrap=True)
-    for _, block in groupby(found, key=lambda line: (line.first.task, line.first.link)):
+        table.add_column(column.short, justify="right", no_wrap=True)
+    for place, block in groupby(found, key=_place):
+        table.add_row(place, style="bold")
         for line in block:
             cells = (column.cell(line) for column in columns)
-            table.add_row(*cells, style=_STYLES.get(line.verdict))
+            table.add_row(f"  {line.first.compressor}", *cells, style=_STYLES.get(line.verdict))
         table.add_section()
     return table
 
 
+def _place(line: Line) -> str:
+    return f"{line.first.task}, {line.first.link or 'no link'}"
+
+
 def _that_fit(found: list[Line], width: int) -> list[Column]:
-    columns = list(COLUMNS)
+    columns = list(COLUMNS[_NAMING:])
     while any(column.spare for column in columns) and _width(columns, found) > width:
         columns.remove(max(columns, key=lambda column: column.spare))
     return columns
 
 
 def _width(columns: list[Column], found: list[Line]) -> int:
-    frame = 2
-    return frame + sum(
-        1 + max(len(column.short), *(len(column.cell(line)) for line in found), 0)
-        for column in columns
+    first = max((len(_place(line)) for line in found), default=0)
+    longest = max((len(line.first.compressor) + 2 for line in found), default=0)
+    return (
+        3
+        + max(first, longest)
+        + sum(
+            1 + max([len(column.short), *(len(column.cell(line)) for line in found)])
+            for column in columns
+        )
     )
 
 
 def markdown_table(rows: Iterable[Row]) -> str:
     """The table for a README."""
     texts = [[column.title or "note" for column in COLUMNS]]
-    texts.append(["---" if column.title in _LEFT else "---:" for column in COLUMNS])
+    texts.append(["---" if place < _NAMING else "---:" for place in range(len(COLUMNS))])
     texts += [[column.cell(line) for column in COLUMNS] for line in lines(rows)]
     return "".join("| " + " | ".join(cells) + " |\n" for cells in texts)

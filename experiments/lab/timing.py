@@ -5,6 +5,8 @@ computing. What computing costs is measured in the same run on a plain copy of t
 rank does forward, backward and optimizer step at the same time as the others, with no
 communication, half of it before the timed steps and half behind them. What a timed step takes
 beyond that is codec and exposed communication.
+
+A compressor's own warm-up is left out: what is timed is the step that comes after it.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ def measure(cell: TimeCell, edge: Edge) -> TimeAnswer:
     model = task.build_model(cell.seed)
     probe = _Probe(cell, task, model)
     ddp = wrap(model, cell.bucket_cap_mb)
-    attachment = attach(ddp, cell.compressor)
+    attachment = attach(ddp, cell.compressor, steady=True)
     try:
         optimizer, _ = task.optimizer(model, cell.steps)
         probe.run(2, record=False)

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lab.cells import CurvePoint, TrainAnswer, TrainCell
-from lab.compressors import attach
+from lab.compressors import attach, dense_warmup_steps
 from lab.quality import Metric
 from lab.tasks import Task, load_task
 
@@ -65,7 +65,7 @@ def train(cell: TrainCell, progress: Callable[[int], None]) -> TrainAnswer:
     task = load_task(cell.task)
     model = task.build_model(cell.seed)
     ddp = wrap(model, cell.bucket_cap_mb)
-    attachment = attach(ddp, cell.compressor)
+    attachment = attach(ddp, cell.compressor, steady=False)
     try:
         curve = _run(cell, task, model, ddp, progress)
     finally:
@@ -75,6 +75,7 @@ def train(cell: TrainCell, progress: Callable[[int], None]) -> TrainAnswer:
         parameters_sha256=parameters_sha256(model),
         parameters_elems=sum(p.numel() for p in model.parameters()),
         elapsed_s=curve.elapsed_s,
+        dense_warmup_steps=dense_warmup_steps(cell.compressor),
         curve=curve.points,
         metrics={metric.name: _finite(metric.value) for metric in curve.metrics},
         units={metric.name: metric.unit for metric in curve.metrics},

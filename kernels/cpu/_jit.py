@@ -6,8 +6,8 @@ zero gives inf or NaN as in the reference, and loops keep no branch for it. Neit
 nor ``parallel``: the first would change bits (also by contracting a*b + c), and the default layer
 of the second aborts the process when two threads call it.
 
-Numba's cache watches the file of the compiled function only. Kernels therefore call jitted
-helpers of their own file; the exceptions, in ``_feedback.py``, are never to change silently.
+Numba's cache notices a change in the file of the compiled function only. After an edit of a helper
+that other files call (``_feedback.py``, ``_tree.py``), delete ``kernels/cpu/__pycache__``.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import numpy as np
 
 from .._arrays import F32, F64
 from ..lowrank import DEPENDENT
+from ._feedback import inverse
 from ._jit import jit
 from ._tree import LANES, add_terms, halve
 
@@ -75,27 +76,33 @@ def _add_scaled(factor: np.float32, row: F32, out: F32) -> None:
 
 
 @jit
-def _take_off(out: F32, m: F32 | None) -> None:
-    if m is not None:
-        for j in range(out.size):
-            m[j] -= out[j]
+def _row_of_product(factors: F32, q: F32, out: F32) -> None:
+    _scaled(factors[0], q[0], out)
+    for k in range(1, factors.size):
+        _add_scaled(factors[k], q[k], out)
 
 
 @jit
-def _row(m: F32 | None, i: int) -> F32 | None:
-    if m is None:
-        return None
-    return m[i]
-
-
-@jit
-def _product(p: F32, q: F32, out: F32, m: F32 | None) -> None:
-    """``q`` transposed; ``m``: what to subtract the product from, or None."""
+def _product(p: F32, q: F32, out: F32) -> None:
+    """``q`` transposed."""
     for i in range(out.shape[0]):
-        _scaled(p[i, 0], q[0], out[i])
-        for k in range(1, p.shape[1]):
-            _add_scaled(p[i, k], q[k], out[i])
-        _take_off(out[i], _row(m, i))
+        _row_of_product(p[i], q, out[i])
+
+
+@jit
+def _replace(m: F32, product: F32, residual: F32, back: np.float32) -> None:
+    for j in range(m.size):
+        residual[j] = (m[j] - product[j]) * back
+        m[j] = product[j]
+
+
+@jit
+def _split(m: F32, p: F32, q: F32, residual: F32, back: np.float32) -> None:
+    """``q`` transposed."""
+    product = np.empty(m.shape[1], np.float32)
+    for i in range(m.shape[0]):
+        _row_of_product(p[i], q, product)
+        _replace(m[i], product, residual[i], back)
 
 
 def orthonormalize(p: F32) -> None:
@@ -107,9 +114,9 @@ def orthonormalize(p: F32) -> None:
 
 def low_rank_product(p: F32, q: F32, out: F32) -> None:
     """See :func:`compressa.kernels.lowrank.low_rank_product`."""
-    _product(p, np.ascontiguousarray(q.T), out, None)
+    _product(p, np.ascontiguousarray(q.T), out)
 
 
-def subtract_low_rank(m: F32, p: F32, q: F32, out: F32) -> None:
-    """See :func:`compressa.kernels.lowrank.subtract_low_rank`."""
-    _product(p, np.ascontiguousarray(q.T), out, m)
+def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) -> None:
+    """See :func:`compressa.kernels.lowrank.split_low_rank`."""
+    _split(m, p, np.ascontiguousarray(q.T), residual, inverse(scale))

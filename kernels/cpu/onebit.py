@@ -91,9 +91,7 @@ def _decode(bits: U8, j: int, value: np.float32, add: bool, out: F32) -> None:
 
 
 @jit
-def _dequantize(
-    bits: U8, scales: F32, out: F32, block: int, weight: np.float32, add: bool
-) -> None:
+def _dequantize(bits: U8, scales: F32, out: F32, block: int, weight: np.float32, add: bool) -> None:
     for b in range(scales.size):
         low, high = b * block, min((b + 1) * block, out.size)
         packed = bits[low // 8 : (high + 7) // 8]

@@ -16,8 +16,8 @@ from ._feedback import effective, inverse, largest_bits, magnitude_bits, part
 from ._jit import jit
 
 _BITS = 31
-_FIRST_SHIFT, _NEXT_SHIFT = 20, 10
-_NONFINITE = 0x7F800000 >> _FIRST_SHIFT
+_SHIFTS = 20, 10, 0
+_NONFINITE = 0x7F800000 >> _SHIFTS[0]
 _SKIP = 64  # elements per block of the collecting pass: at 1 % density half of them are skipped
 _SLACK = 4096  # candidates that are never worth another pass over memory
 
@@ -56,30 +56,34 @@ def _tally(buckets: U32, counts: I64) -> None:
 
 @jit
 def _count(
-    x: F32, residual: F32 | None, scale: np.float32, known: int, known_shift: int, shift: int
-) -> I64:
+    x: F32,
+    residual: F32 | None,
+    scale: np.float32,
+    known: np.uint32,
+    known_shift: np.uint32,
+    shift: np.uint32,
+    counts: I64,
+) -> None:
     """Histogram of the bits from ``shift`` up to ``known_shift`` where those above are known."""
-    size = 1 << (known_shift - shift)
-    counts, buckets = np.zeros((4, size + 1), np.int64), np.empty(_SKIP, np.uint32)
+    buckets, mask = np.empty(_SKIP, np.uint32), np.uint32(counts.shape[1] - 2)
     for low in range(0, x.size, _SKIP):
         high = min(low + _SKIP, x.size)
         now, left, here = x[low:high], part(residual, low, high), buckets[: high - low]
-        if known == 0 or np.int64(largest_bits(now, left, scale)) >> known_shift >= known:
-            _buckets(
-                now,
-                left,
-                scale,
-                np.uint32(known),
-                np.uint32(known_shift),
-                np.uint32(shift),
-                np.uint32(size - 1),
-                here,
-            )
+        if known == 0 or largest_bits(now, left, scale) >> known_shift >= known:
+            _buckets(now, left, scale, known, known_shift, shift, mask, here)
             _tally(here, counts)
-    return (counts[0] + counts[1] + counts[2] + counts[3])[:size]
 
 
 @jit
+def _descend(counts: I64, above: int, k: int) -> tuple[int, int]:
+    """The bucket that holds the k-th largest, and how many lie above it."""
+    bucket = counts.size - 1
+    while bucket > 0 and above + counts[bucket] < k:
+        above += counts[bucket]
+        bucket -= 1
+    return bucket, above
+
+
 def _boundary(
     x: F32, residual: F32 | None, scale: np.float32, k: int, slack: int
 ) -> tuple[int, int, int, int]:
@@ -89,17 +93,19 @@ def _boundary(
     ``prefix`` after a shift by ``shift``, and ``inside`` have equal ones, at most ``slack`` unless
     the shift is 0. The shift is -1 if some p is not finite.
     """
-    prefix, known_shift, shift, above, inside = 0, _BITS, _FIRST_SHIFT, 0, x.size
-    while known_shift > 0 and (known_shift == _BITS or inside > slack):
-        counts = _count(x, residual, scale, prefix, known_shift, shift)
+    prefix, known_shift, above, inside = 0, _BITS, 0, x.size
+    for shift in _SHIFTS:
+        rows = np.zeros((4, (1 << (known_shift - shift)) + 1), np.int64)
+        bounds = np.uint32(prefix), np.uint32(known_shift), np.uint32(shift)
+        _count(x, residual, scale, *bounds, rows)
+        counts = rows.sum(axis=0)[:-1]
         if known_shift == _BITS and counts[_NONFINITE:].any():
             return 0, -1, 0, 0
-        bucket = counts.size - 1
-        while bucket > 0 and above + counts[bucket] < k:
-            above += counts[bucket]
-            bucket -= 1
-        prefix, inside = (prefix << (known_shift - shift)) | bucket, counts[bucket]
-        known_shift, shift = shift, shift - _NEXT_SHIFT
+        bucket, above = _descend(counts, above, k)
+        prefix, inside = (prefix << (known_shift - shift)) | bucket, int(counts[bucket])
+        known_shift = shift
+        if inside <= slack:
+            break
     return prefix, known_shift, above, inside
 
 
@@ -122,8 +128,8 @@ def _scan(
         order = np.int64(magnitude_bits(p)) >> shift
         indices[found] = np.uint32(first + i)
         values[found] = p
-        found += np.int64(order > prefix) | (np.int64(order == prefix) & np.int64(room > 0))
-        room -= np.int64(order == prefix)
+        found += int(order > prefix) | (int(order == prefix) & int(room > 0))
+        room -= int(order == prefix)
     return found, room
 
 
@@ -152,9 +158,7 @@ def _collect(
         high = min(low + _SKIP, x.size)
         now, left = x[low:high], part(residual, low, high)
         if np.int64(largest_bits(now, left, scale)) >> shift >= prefix:
-            found, room = _scan(
-                now, left, scale, low, prefix, shift, found, room, indices, values
-            )
+            found, room = _scan(now, left, scale, low, prefix, shift, found, room, indices, values)
         _keep(now, left, scale, back)
 
 
@@ -177,9 +181,7 @@ def _scatter_add(indices: U32, values: F32, out: F32, weight: np.float32) -> Non
 
 
 @jit
-def _return_unsent(
-    residual: F32, indices: U32, exact: F32, sent: F32, back: np.float32
-) -> None:
+def _return_unsent(residual: F32, indices: U32, exact: F32, sent: F32, back: np.float32) -> None:
     for i in range(indices.size):
         if np.isfinite(exact[i]):
             arrived = sent[i] if np.isfinite(sent[i]) else np.float32(0)

@@ -8,16 +8,16 @@ from .._arrays import F32
 
 
 def effective(x: F32, residual: F32 | None, scale: float) -> F32:
-    """p = x + scale * residual; the product is rounded before the sum."""
+    """Return p = x + scale * residual; the product is rounded before the sum."""
     return x if residual is None else x + np.float32(scale) * residual
 
 
 def remainder(p: F32, decoded: F32, scale: float) -> F32:
-    """(p - decoded) * (1 / scale), with 1 / scale rounded to float32 first."""
+    """Return (p - decoded) * (1 / scale), with 1 / scale rounded to float32 first."""
     return (p - decoded) * (np.float32(1) / np.float32(scale))
 
 
 def combine(out: F32, decoded: F32, weight: float, add: bool) -> None:
-    """out = weight * decoded, or out += weight * decoded with the product rounded first."""
+    """Set out = weight * decoded, or out += weight * decoded with the product rounded first."""
     weighted = np.float32(weight) * decoded
     out[:] = out + weighted if add else weighted

@@ -32,7 +32,7 @@ def _pack(q: npt.NDArray[np.int8], bits: int) -> U8:
     half = (q.size + 1) // 2
     nibbles = np.full(2 * half, 8, np.uint8)
     nibbles[: q.size] = q + 8
-    return nibbles[:half] | nibbles[half:] << 4
+    return nibbles[:half] | nibbles[half:] << np.uint8(4)
 
 
 def _unpack(codes: U8, size: int, bits: int) -> F32:

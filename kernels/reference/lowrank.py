@@ -6,6 +6,7 @@ import numpy as np
 
 from .._arrays import F32
 from ..lowrank import DEPENDENT
+from ._feedback import remainder
 from ._tree import tree_sum
 
 
@@ -41,7 +42,9 @@ def low_rank_product(p: F32, q: F32, out: F32) -> None:
         out += np.outer(p[:, k], q[:, k])
 
 
-def subtract_low_rank(m: F32, p: F32, q: F32, out: F32) -> None:
-    """See :func:`compressa.kernels.lowrank.subtract_low_rank`."""
-    low_rank_product(p, q, out)
-    m -= out
+def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) -> None:
+    """See :func:`compressa.kernels.lowrank.split_low_rank`."""
+    product = np.empty_like(m)
+    low_rank_product(p, q, product)
+    residual[:] = remainder(m, product, scale)
+    m[:] = product

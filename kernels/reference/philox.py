@@ -7,7 +7,6 @@ import numpy as np
 from .._arrays import U32, U64
 from ..philox import ROUNDS
 
-
 _WORD = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 _MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compressa.testbed import open_testbed
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
+
+from lab.cells import CompressorSpec, TrainCell
+from lab.derive import RESULTS_FILE, Row
+from lab.driver import Driver, jobs
+from lab.plan import PLANS, Plan
+from lab.ranks import LabError, RankPool
+from lab.records import TimeRecord, TrainRecord, read
+
+SMOKE: dict[str, Any] = {
+    "hosts": 2,
+    "links": ["unshaped"],
+    "time_steps": 2,
+    "warmup_steps": 3,
+    "ddp_bucket_caps_mb": [1, 25],
+    "bucket_tuning_steps": 1,
+    "compressors": ["ddp-float32", "torch-fp16", "lossless"],
+    "configs": {"lossless": {"compressor": {"name": "none"}}},
+    "tasks": [{"name": "digits", "train_steps": 4, "evaluations": 2}],
+}
+open_loopback = partial(open_testbed, link="unshaped", kind="loopback", self_check=False)
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.titles: list[str] = []
+        self.total = 0
+
+    def begin(self, total: int, note: str) -> None:
+        self.total = total
+
+    def job(self, title: str, steps: int) -> None:
+        self.titles.append(title)
+
+    def step(self, step: int) -> None:
+        pass
+
+    def done(self, failure: str | None) -> None:
+        assert failure is None, failure
+
+
+@pytest.mark.ranks
+def test_a_small_plan_runs_end_to_end(tmp_path: Path) -> None:
+    watcher = Silent()
+    driver = Driver(Plan.model_validate(SMOKE), tmp_path, watcher)
+    driver.run(open_loopback)
+    assert driver.failures == []
+    assert len(watcher.titles) == watcher.total == 6
+    cells = read(tmp_path)
+    trains = {cell.compressor: cell for cell in cells if isinstance(cell, TrainRecord)}
+    assert [point.step for point in trains["ddp-float32"].curve] == [2, 4]
+    # Two ranks sum in one order only, so a lossless hook trains the same bits as plain DDP.
+    assert trains["lossless"].parameters_sha256 == trains["ddp-float32"].parameters_sha256
+    assert trains["torch-fp16"].parameters_sha256 != trains["ddp-float32"].parameters_sha256
+    times = {cell.compressor: cell for cell in cells if isinstance(cell, TimeRecord)}
+    assert set(times["ddp-float32"].bucket_caps_tried_step_s) == {"1", "25"}
+    assert times["ddp-float32"].bytes_accounted == 85_066 * 4
+    assert times["lossless"].bytes_accounted == pytest.approx(85_066 * 4, rel=0.03)
+    rows = [Row.model_validate_json(line) for line in (tmp_path / RESULTS_FILE).open()]
+    assert {row.compressor for row in rows} == set(times)
+    assert all(row.replicas_identical and row.speedup_over_ddp_float32 for row in rows)
+
+
+@pytest.mark.ranks
+def test_a_killed_rank_ends_the_cell_and_is_named(tmp_path: Path) -> None:
+    cell = TrainCell(
+        task="digits",
+        compressor=CompressorSpec(name="ddp-float32"),
+        seed=0,
+        steps=100_000,
+        eval_every=100_000,
+    )
+    with open_loopback(2) as bed:
+        pool = RankPool(bed, tmp_path)
+        pool.start()
+        try:
+            victim = pool._processes[1].pid
+            with pytest.raises(LabError, match=r"rank 1 died with exit status -9"):
+                pool.run(
+                    cell, 60.0, lambda step: os.kill(victim, signal.SIGKILL), lambda edge: None
+                )
+        finally:
+            pool.stop(grace_s=0.0)
+        assert not pool.running
+
+
+def test_a_plan_is_the_product_of_its_lists() -> None:
+    plan = Plan.model_validate(
+        SMOKE
+        | {
+            "seeds": [0, 1],
+            "links": ["100mbit", "1 Gbit/s"],
+            "end_to_end": [{"task": "digits", "compressor": "lossless", "link": "100mbit"}],
+        }
+    )
+    found = jobs(plan)
+    assert sum(job.cell.kind == "train" and job.link is None for job in found) == 3 * 2
+    assert [job.link for job in found if job.cell.kind == "time"] == ["100mbit"] * 3 + ["1gbit"] * 3
+    assert (found[-1].cell.kind, found[-1].link) == ("train", "100mbit")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"compressors": ["int9"]}, "no compressor is called 'int9'.*lossless"),
+        ({"links": ["fast"]}, '"fast" is not a link'),
+        ({"hots": 3}, "hots"),
+        ({"end_to_end": [{"task": "mlp", "compressor": "lossless", "link": "1gbit"}]}, "'mlp'"),
+    ],
+    ids=["compressor", "link", "key", "task"],
+)
+def test_a_wrong_plan_is_refused_before_anything_starts(
+    change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Plan.model_validate(SMOKE | change)
+
+
+@pytest.mark.parametrize("path", sorted(PLANS.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_plans_that_ship_are_valid(path: Path) -> None:
+    assert jobs(Plan.load(path))

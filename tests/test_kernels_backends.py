@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import doctest
+import importlib
+import inspect
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import compressa.kernels
+import numpy as np
+import pytest
+from compressa.kernels import (
+    KernelUnavailable,
+    _backends,
+    device_of,
+    quantize_blockwise,
+    random_words,
+    scatter_add,
+)
+
+ALGORITHMS = ("bitpack", "blockwise", "lowrank", "onebit", "philox", "strata", "topk")
+
+
+def python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def module(*path: str) -> ModuleType:
+    return importlib.import_module(".".join(("compressa.kernels", *path)))
+
+
+def test_import_loads_no_numba() -> None:
+    assert python("import sys, compressa.kernels; print('numba' in sys.modules)") == "False"
+
+
+def test_bare_name_is_refused() -> None:
+    folder = Path(compressa.kernels.__file__).resolve().parent
+    code = f"import sys; sys.path.insert(0, {str(folder.parent)!r}); import {folder.name}"
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        python(code)
+    assert "import that, not 'kernels'" in caught.value.stderr
+
+
+def test_second_process_compiles_nothing(tmp_path: Path) -> None:
+    code = """
+import numpy as np
+from compressa.kernels import stratified_indices
+stratified_indices(np.empty(4, np.int64), 9, np.zeros(4, np.uint32))
+from compressa.kernels.cpu import strata
+stats = strata._stratified.stats
+print(sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))
+"""
+    assert python(code, NUMBA_CACHE_DIR=str(tmp_path)) == "0 1"
+    assert python(code, NUMBA_CACHE_DIR=str(tmp_path)) == "1 0"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_public_reference_and_cpu_have_the_same_signatures(algorithm: str) -> None:
+    specified = module("reference", algorithm)
+    names = [
+        name
+        for name, value in vars(specified).items()
+        if inspect.isfunction(value) and value.__module__ == specified.__name__
+        if not name.startswith("_") and hasattr(module("cpu", algorithm), name)
+    ]
+    assert names
+    for name in names:
+        signature = inspect.signature(getattr(specified, name))
+        assert inspect.signature(getattr(module("cpu", algorithm), name)) == signature
+        public = getattr(module(algorithm), name, None)
+        if algorithm != "bitpack":  # whose public unpack_bitmap checks more than it passes on
+            assert public is not None
+            assert inspect.signature(public) == signature
+
+
+def test_every_public_function_has_a_specification() -> None:
+    for algorithm in ALGORITHMS:
+        kernels = inspect.getsource(module(algorithm)).count("kernel = backend(")
+        kernels += inspect.getsource(module(algorithm)).count("    backend(")
+        assert kernels
+        for place in ("reference", "cpu"):
+            functions = [
+                name
+                for name, value in vars(module(place, algorithm)).items()
+                if not name.startswith("_")
+                and inspect.isfunction(value)
+                and value.__module__ == module(place, algorithm).__name__
+            ]
+            assert len(functions) >= kernels
+
+
+def test_doctests() -> None:
+    attempted = 0
+    for info in pkgutil.iter_modules(compressa.kernels.__path__):
+        result = doctest.testmod(module(info.name))
+        assert result.failed == 0, info.name
+        attempted += result.attempted
+    assert attempted > 10
+
+
+class OnCuda:
+    """As much of a CUDA array as the dispatch looks at."""
+
+    __cuda_array_interface__: dict[str, object] = {}  # noqa: RUF012
+    dtype, ndim, size, shape = np.dtype(np.uint32), 1, 4, (4,)
+    flags = np.empty(4, np.uint32).flags
+
+
+def test_device_without_backend_raises_and_names_the_extra() -> None:
+    assert device_of(OnCuda()) == "cuda"
+    with pytest.raises(KernelUnavailable, match=r"device 'cuda'.*pip install compressa\[cuda12\]"):
+        random_words(OnCuda(), seed=0, stream=0, step=0, parameter=0)  # type: ignore[arg-type]
+
+
+def test_missing_numba_raises_and_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [n for n in sys.modules if n.startswith("compressa.kernels.cpu")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "numba", None)
+    _backends._load.cache_clear()
+    try:
+        with pytest.raises(KernelUnavailable, match="install numba"):
+            random_words(np.empty(4, np.uint32), seed=0, stream=0, step=0, parameter=0)
+    finally:
+        _backends._load.cache_clear()
+
+
+def test_arrays_on_different_devices_are_refused() -> None:
+    with pytest.raises(ValueError, match="one device"):
+        _backends.backend("topk", np.empty(1), OnCuda())
+
+
+def test_other_containers_are_refused() -> None:
+    with pytest.raises(TypeError, match="NumPy or CuPy array, got list"):
+        device_of([1.0])
+
+
+def unaligned() -> np.ndarray:
+    return np.zeros(33, np.uint8)[1:].view(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("x", "error", "message"),
+    [
+        (np.zeros(8), TypeError, "x must be float32, not float64"),
+        (np.zeros((2, 4), np.float32), ValueError, "x must have one dimension"),
+        (np.zeros(16, np.float32)[::2], ValueError, "x must be C-contiguous"),
+        (unaligned(), ValueError, "x must be aligned"),
+    ],
+)
+def test_unfit_inputs_are_refused(x: np.ndarray, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        quantize_blockwise(x, np.empty(8, np.uint8), np.empty(1, np.float32), bits=8, block=8)
+
+
+def test_unfit_outputs_and_residuals_are_refused() -> None:
+    x, codes, scales = np.zeros(8, np.float32), np.empty(8, np.uint8), np.empty(1, np.float32)
+    frozen = np.zeros(8, np.float32)
+    frozen.flags.writeable = False
+    with pytest.raises(ValueError, match=r"codes must have shape \(8,\)"):
+        quantize_blockwise(x, codes[:7], scales, bits=8, block=8)
+    with pytest.raises(ValueError, match="residual must have shape"):
+        quantize_blockwise(x, codes, scales, bits=8, block=8, residual=x[:7])
+    with pytest.raises(ValueError, match="residual is written to"):
+        quantize_blockwise(x, codes, scales, bits=8, block=8, residual=frozen)
+    with pytest.raises(ValueError, match="out is written to"):
+        scatter_add(np.zeros(1, np.uint32), np.zeros(1, np.float32), frozen)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, np.nan, np.inf, 1e-40])
+def test_useless_loss_scales_are_refused(scale: float) -> None:
+    x = np.zeros(8, np.float32)
+    with pytest.raises(ValueError, match="scale"):
+        quantize_blockwise(
+            x, np.empty(8, np.uint8), np.empty(1, np.float32), bits=8, block=8, scale=scale
+        )

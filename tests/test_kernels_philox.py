@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compressa.kernels import random_words
+from compressa.kernels.reference import philox as reference
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_cases import poisoned, same_bits
+
+# From Random123's kat_vectors: rounds, counter, key, words.
+ZEROS, ONES = "00000000 " * 4, "ffffffff " * 4
+PI = "243f6a88 85a308d3 13198a2e 03707344"
+KNOWN_ANSWERS = [
+    (7, ZEROS, "00000000 00000000", "5f6fb709 0d893f64 4f121f81 4f730a48"),
+    (7, ONES, "ffffffff ffffffff", "5207ddc2 45165e59 4d8ee751 8c52f662"),
+    (7, PI, "a4093822 299f31d0", "4dfccaba 190a87f0 c47362ba b6b5242a"),
+    (10, ZEROS, "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
+    (10, ONES, "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
+    (10, PI, "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+]
+
+
+def words(text: str) -> list[int]:
+    return [int(word, 16) for word in text.split()]
+
+
+@pytest.mark.parametrize(("rounds", "counter", "key", "answer"), KNOWN_ANSWERS)
+def test_reference_gives_the_published_answers(
+    rounds: int, counter: str, key: str, answer: str
+) -> None:
+    c = [np.array([word], np.uint64) for word in words(counter)]
+    k = words(key)
+    result = reference.philox4x32((c[0], c[1], c[2], c[3]), (k[0], k[1]), rounds)
+    assert [int(word[0]) for word in result] == words(answer)
+
+
+def test_public_function_gives_the_published_answer_for_seven_rounds() -> None:
+    out = poisoned(4, np.uint32)
+    c, k = words(PI), words("a4093822 299f31d0")
+    start = 4 * (c[0] + ((c[1] & 0x1FFFFFFF) << 32))
+    random_words(out, seed=k[0], stream=k[1], step=c[2], parameter=c[3], start=start)
+    low = [np.array([word], np.uint64) for word in (c[0], c[1] & 0x1FFFFFFF, c[2], c[3])]
+    expected = reference.philox4x32((low[0], low[1], low[2], low[3]), (k[0], k[1]))
+    assert out.tolist() == [int(word[0]) for word in expected]
+
+
+keys = st.fixed_dictionaries(
+    {name: st.integers(0, 2**40) for name in ("seed", "stream", "step", "parameter")}
+)
+
+
+@given(st.integers(0, 70), st.integers(0, 2**35), keys)
+def test_equals_reference(n: int, start: int, key: dict[str, int]) -> None:
+    ours, specified = poisoned(n, np.uint32), poisoned(n, np.uint32)
+    random_words(ours, **key, start=start)
+    reference.random_words(specified, **key, start=start)
+    assert same_bits(ours, specified)
+
+
+@given(st.integers(0, 40), st.integers(0, 40), keys)
+def test_does_not_depend_on_the_cut(first: int, second: int, key: dict[str, int]) -> None:
+    whole = poisoned(first + second, np.uint32)
+    random_words(whole, **key, start=5)
+    parts = poisoned(first, np.uint32), poisoned(second, np.uint32)
+    random_words(parts[0], **key, start=5)
+    random_words(parts[1], **key, start=5 + first)
+    assert same_bits(whole, np.concatenate(parts))
+
+
+@pytest.mark.parametrize("changed", ["seed", "stream", "step", "parameter"])
+def test_every_part_of_the_key_matters(changed: str) -> None:
+    key = {"seed": 1, "stream": 2, "step": 3, "parameter": 4}
+    one, other = poisoned(1000, np.uint32), poisoned(1000, np.uint32)
+    random_words(one, **key)
+    random_words(other, **{**key, changed: 9})
+    assert np.count_nonzero(one == other) <= 1
+
+
+def test_is_uniform() -> None:
+    out = poisoned(1 << 16, np.uint32)
+    random_words(out, seed=1, stream=0, step=0, parameter=0)
+    counts = np.bincount(out >> 24, minlength=256)
+    chi_squared = ((counts - 256.0) ** 2 / 256.0).sum()
+    assert 170 < chi_squared < 360  # 255 degrees of freedom: mean 255, deviation 22.6
+
+
+@pytest.mark.parametrize("start", [-1, 2**63])
+def test_refuses_a_start_out_of_range(start: int) -> None:
+    with pytest.raises(ValueError, match="start"):
+        random_words(np.empty(4, np.uint32), seed=0, stream=0, step=0, parameter=0, start=start)

@@ -1,0 +1,152 @@
+"""A netns testbed leaves nothing behind, however its program ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import compressa
+from compressa.errors import BackendUnavailable, StateError
+from compressa.testbed import NetnsTestbed, Testbed, list_testbeds, open_testbed, sweep_testbeds
+from compressa.testbed._processes import ProcessId, find_processes
+from compressa.testbed._records import directory
+
+missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
+    pytest.mark.skipif(bool(missing), reason=f"needs the programs {missing}"),
+]
+
+OWNER = textwrap.dedent(
+    """
+    import sys, time, types
+    # A stand-in for the package, so that the program starts without torch.
+    sys.modules["compressa"] = types.ModuleType("compressa")
+    sys.modules["compressa"].__path__ = [sys.argv[1]]
+    from compressa.testbed import open_testbed
+    with open_testbed(hosts=2, kind="netns", self_check=False) as bed:
+        marked = bed.spawn(0, ["sleep", "1000"])
+        bare = bed.spawn(1, ["env", "-i", "sleep", "1000"])
+        stopped = bed.spawn(1, ["sh", "-c", "kill -STOP $$"])
+        print(bed.name, bed._keeper.process.pid, marked.pid, bare.pid, stopped.pid, flush=True)
+        time.sleep(1000)
+    """
+)
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COMPRESSA_TESTBED_DIR", str(tmp_path))
+
+
+def wait_until(condition: Callable[[], bool], patience_s: float = 10.0) -> bool:
+    deadline_s = time.monotonic() + patience_s
+    while not condition() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return condition()
+
+
+def assert_nothing_left(mark: str, *pids: int) -> None:
+    assert find_processes(mark) == set()
+    assert [pid for pid in pids if ProcessId.of(pid) is not None] == []
+    assert list(directory().glob(f"{mark}*")) == []
+    assert mark not in [status.name for status in list_testbeds()]
+
+
+def test_nothing_is_left_after_an_exception() -> None:
+    pids = []
+
+    def fail_inside(bed: Testbed) -> None:
+        with bed:
+            assert isinstance(bed, NetnsTestbed)
+            assert bed._keeper is not None
+            pids.append(bed._keeper.process.pid)
+            pids.append(bed.spawn(0, ["sleep", "1000"]).pid)
+            pids.append(bed.spawn(1, ["sh", "-c", "setsid env -i sleep 1000 & wait"]).pid)
+            raise RuntimeError("in the block")
+
+    bed = open_testbed(2, kind="netns", self_check=False)
+    with pytest.raises(RuntimeError, match="in the block"):
+        fail_inside(bed)
+    assert_nothing_left(bed.name, *pids)
+    with pytest.raises(StateError, match="closed"):
+        bed.spawn(0, ["true"])
+
+
+def test_nothing_is_left_when_making_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(directory().iterdir())
+    monkeypatch.setattr("compressa.testbed._network.INTERFACE", "a-name-that-is-too-long")
+    with pytest.raises(BackendUnavailable, match="network could not be made"):
+        open_testbed(2, kind="netns")
+    assert set(directory().iterdir()) <= before | {directory() / "lock"}
+
+
+def start_owner() -> tuple[subprocess.Popen[str], str, list[int]]:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(Path(compressa.__file__).parent)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert owner.stdout is not None
+    mark, *pids = owner.stdout.readline().split()
+    assert all(ProcessId.of(int(pid)) is not None for pid in pids)
+    return owner, mark, [int(pid) for pid in pids]
+
+
+def test_nothing_is_left_after_ctrl_c() -> None:
+    owner, mark, pids = start_owner()
+    owner.send_signal(signal.SIGINT)
+    _, said = owner.communicate(timeout=20)
+    assert "KeyboardInterrupt" in said
+    assert owner.returncode != 0
+    assert_nothing_left(mark, *pids)
+
+
+def test_processes_end_at_once_when_the_owner_is_killed() -> None:
+    owner, mark, pids = start_owner()
+    owner.kill()
+    owner.communicate(timeout=20)
+    assert wait_until(lambda: all(ProcessId.of(pid) is None for pid in pids))
+    assert (directory() / f"{mark}.json").exists()
+    open_testbed(2, link="unshaped", kind="netns").close()
+    assert_nothing_left(mark, *pids)
+
+
+def test_the_next_start_sweeps_when_the_keeper_hangs_too() -> None:
+    owner, mark, (keeper, marked, bare, stopped) = start_owner()
+    os.kill(keeper, signal.SIGSTOP)
+    owner.kill()
+    owner.wait(timeout=20)
+    assert ProcessId.of(marked) is not None
+    assert sweep_testbeds() == [mark]
+    owner.communicate(timeout=20)
+    assert_nothing_left(mark, keeper, marked, bare, stopped)
+
+
+def test_the_next_start_sweeps_when_the_keeper_is_killed_too() -> None:
+    owner, mark, (keeper, marked, bare, stopped) = start_owner()
+    os.kill(bare, signal.SIGKILL)  # it carries no mark: only its namespace would tell
+    os.kill(keeper, signal.SIGKILL)
+    owner.kill()
+    owner.wait(timeout=20)
+    assert ProcessId.of(marked) is not None
+    assert sweep_testbeds() == [mark]
+    owner.communicate(timeout=20)
+    assert_nothing_left(mark, keeper, marked, stopped)
+
+
+def test_a_living_owner_is_not_swept() -> None:
+    with open_testbed(2, kind="netns", self_check=False) as bed:
+        assert sweep_testbeds() == []
+        assert bed.name in [status.name for status in list_testbeds()]
