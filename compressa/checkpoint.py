@@ -72,7 +72,7 @@ def read_manifest(path: Path, parameters: Sequence[ParameterInfo]) -> dict[str, 
     """
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
-        checked = {
+        checked: dict[str, Any] = {
             "format": int(manifest["format"]),
             "step": int(manifest["step"]),
             "ranks": int(manifest["ranks"]),
@@ -117,9 +117,7 @@ def read_rank(path: Path, rank: int, digest: str) -> dict[str, torch.Tensor]:
         raise StateError(f"{file} cannot be read: {error}") from error
 
 
-def restore(
-    path: Path, manifest: Mapping[str, Any], state: State, rank: int, size: int
-) -> None:
+def restore(path: Path, manifest: Mapping[str, Any], state: State, rank: int, size: int) -> None:
     """Fill this rank's state from a checkpoint of any number of ranks.
 
     Raises:

@@ -1,13 +1,13 @@
 """Every error that Compressa raises on purpose.
 
-    CompressaError
-    ├── ConfigError          the configuration is wrong, or differs between ranks
-    ├── PayloadError         received bytes are not what the sender's codec writes
-    ├── TransportError       the network or a peer failed; the transport is dead
-    │   ├── PeerLost         a rank died, or went silent for longer than allowed
-    │   └── Timeout          a rank is alive, but what it owed did not come in time
-    ├── StateError           a call in the wrong state, or a checkpoint that does not fit
-    └── BackendUnavailable   a device, library or privilege is missing; names the fix
+CompressaError
+├── ConfigError          the configuration is wrong, or differs between ranks
+├── PayloadError         received bytes are not what the sender's codec writes
+├── TransportError       the network or a peer failed; the transport is dead
+│   ├── PeerLost         a rank died, or went silent for longer than allowed
+│   └── Timeout          a rank is alive, but what it owed did not come in time
+├── StateError           a call in the wrong state, or a checkpoint that does not fit
+└── BackendUnavailable   a device, library or privilege is missing; names the fix
 """
 
 from __future__ import annotations

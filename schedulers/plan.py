@@ -59,6 +59,7 @@ def staggered(units: Iterable[int], transfers: Iterable[Transfer]) -> tuple[tupl
     `STAGE_LAG_UNITS` units later fills the wire with other units meanwhile.
     """
     place = {unit: index for index, unit in enumerate(units)}
+
     def key(transfer: Transfer) -> tuple[int, int]:
         return place[transfer.unit] + STAGE_LAG_UNITS * transfer.stage, -transfer.stage
 

@@ -69,7 +69,8 @@ def test_a_small_plan_runs_end_to_end(tmp_path: Path) -> None:
     assert set(times["ddp-float32"].bucket_caps_tried_step_s) == {"1", "25"}
     assert times["ddp-float32"].bytes_accounted == 85_066 * 4
     assert times["lossless"].bytes_accounted == pytest.approx(85_066 * 4, rel=0.03)
-    rows = [Row.model_validate_json(line) for line in (tmp_path / RESULTS_FILE).open()]
+    lines = (tmp_path / RESULTS_FILE).read_text().splitlines()
+    rows = [Row.model_validate_json(line) for line in lines]
     assert {row.compressor for row in rows} == set(times)
     assert all(row.replicas_identical and row.speedup_over_ddp_float32 for row in rows)
 

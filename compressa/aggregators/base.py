@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from compressa.collectives.base import Combine
-from compressa.parameters import Layout, ParameterInfo
+from compressa.parameters import ParameterInfo
 
 
 class Verb(Enum):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import AllReduce, Aggregator, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.collectives.combine import DenseSum
 from compressa.parameters import Layout
 
@@ -39,7 +39,9 @@ class Dense(Aggregator):
         combine = DenseSum(flat, self._world.rank, self._world.size)
         yield AllReduce(combine, self._receive_buffers(combine))
         if joined is None:
-            for gradient, mean in zip(gradients, flat.split(_lengths(gradients)), strict=True):
+            for gradient, mean in zip(
+                gradients, torch.split(flat, _lengths(gradients)), strict=True
+            ):
                 gradient.copy_(mean)
 
     def rollback(self, turn: Turn) -> None:

@@ -135,7 +135,9 @@ class PowerSGDAggregator(Aggregator):
             else:
                 self._vectors.append(i)
         lengths = [layout.segments[i].elems for i in self._vectors]
-        self._first = torch.zeros(sum(m.rows * m.approx_rank for m in self._matrices) + sum(lengths))
+        self._first = torch.zeros(
+            sum(m.rows * m.approx_rank for m in self._matrices) + sum(lengths)
+        )
         self._second = torch.zeros(sum(m.columns * m.approx_rank for m in self._matrices))
         self._place_factors(lengths)
         self._sums = [DenseSum(b, world.rank, world.size) for b in (self._first, self._second)]
@@ -152,7 +154,7 @@ class PowerSGDAggregator(Aggregator):
             matrix.q = self._second[q_offset : q_offset + q_elems].view(matrix.columns, -1)
             p_offset += p_elems
             q_offset += q_elems
-        self._dense = self._first[p_offset:].split(lengths)
+        self._dense = torch.split(self._first[p_offset:], lengths)
 
     @property
     def rounds(self) -> tuple[Round, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import AllReduce, Aggregator, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.scopes import held_back, whole_scopes
 from compressa.codecs.base import Codec, Draw
@@ -50,7 +50,7 @@ class Reducible(Aggregator):
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Encode, sum, decode."""
-        for scope, place in zip(self._scopes, self._payload.split(self._sizes), strict=True):
+        for scope, place in zip(self._scopes, torch.split(self._payload, self._sizes), strict=True):
             x, draw = scope.of(gradients), self._draw(scope.segment, turn)
             if self._feedback and not held_back(x, turn):
                 residual = scope.residual(self._world.state)
@@ -60,14 +60,14 @@ class Reducible(Aggregator):
         self._sent.copy_(self._payload)
         self._values.div_(self._world.size)
         yield AllReduce(self._combine, self._scratch)
-        for scope, place in zip(self._scopes, self._payload.split(self._sizes), strict=True):
+        for scope, place in zip(self._scopes, torch.split(self._payload, self._sizes), strict=True):
             self._codec.decode(place, scope.of(gradients), self._draw(scope.segment, turn))
 
     def rollback(self, turn: Turn) -> None:
         """Decode what was sent and add it back."""
         if not self._feedback:
             return
-        for scope, place in zip(self._scopes, self._sent.split(self._sizes), strict=True):
+        for scope, place in zip(self._scopes, torch.split(self._sent, self._sizes), strict=True):
             sent = torch.empty(scope.segment.elems)
             self._codec.decode(place, sent, self._draw(scope.segment, turn))
             sent.mul_(1.0 / turn.loss_scale)

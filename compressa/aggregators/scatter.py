@@ -12,11 +12,12 @@ holds as it stands, and a change of world size redistributes one kind of residua
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import AllReduce, Aggregator, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.scopes import Scope, ScopePayload, held_back
 from compressa.codecs.base import Codec
 from compressa.codecs.payload import HEADER_BYTES
@@ -141,9 +142,7 @@ class Scattered(Aggregator, Combine):
         self._filled[self._world.rank] = filled
         own.decode(filled, self._gradients, turn, self._world.rank)
 
-    def _encode_owned(
-        self, i: int, scope: Scope, mean: torch.Tensor, place: torch.Tensor
-    ) -> int:
+    def _encode_owned(self, i: int, scope: Scope, mean: torch.Tensor, place: torch.Tensor) -> int:
         codec, draw = self._own.codec, self._own.draw(scope, self._turn, owner=True)
         if not self._own.feedback:
             return codec.encode(mean, place, draw)
@@ -169,7 +168,7 @@ def cut_shards(layout: Layout, shards: int, block_elems: int) -> list[list[Scope
     """
     edges = _edges(layout, shards, block_elems)
     result: list[list[Scope]] = []
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in itertools.pairwise(edges):
         scopes, base = [], 0
         for i, segment in enumerate(layout.segments):
             start, stop = max(low - base, 0), min(high - base, segment.elems)

@@ -159,9 +159,7 @@ class ScopePayload:
             sent.mul_(1.0 / turn.loss_scale)
             scope.residual(self._world.state).add_(torch.where(sent.isfinite(), sent, 0.0))
 
-    def _encode_scope(
-        self, scope: Scope, x: torch.Tensor, turn: Turn, place: torch.Tensor
-    ) -> int:
+    def _encode_scope(self, scope: Scope, x: torch.Tensor, turn: Turn, place: torch.Tensor) -> int:
         draw = self.draw(scope, turn)
         if self.feedback and not held_back(x, turn):
             residual = scope.residual(self._world.state)

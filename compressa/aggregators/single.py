@@ -13,7 +13,6 @@ from compressa.compressor import Granularity
 from compressa.parameters import Layout
 
 
-
 def choose_exchange(codec: Codec, size: int, wanted: str = "auto") -> str:
     """Choose how a codec's payloads are combined; depends on nothing that timing changes.
 
@@ -57,6 +56,4 @@ def single(
         return Reducible(codec, layout, world, feedback=worker_feedback)
     if kind == "all_gather":
         return Gathered(codec, layout, world, feedback=worker_feedback)
-    return Scattered(
-        codec, layout, world, feedback=worker_feedback, owner_feedback=owner_feedback
-    )
+    return Scattered(codec, layout, world, feedback=worker_feedback, owner_feedback=owner_feedback)

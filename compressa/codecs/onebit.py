@@ -63,7 +63,7 @@ class OneBit(Codec):
         return 4 * self._blocks(elems) + onebit.sign_bytes(elems, self.block)
 
     def bias(self, elems: int) -> Contraction:
-        """delta >= 1 / d, reached by a vector with a single non-zero element."""
+        """Delta >= 1 / d, reached by a vector with a single non-zero element."""
         return Contraction((1 - 1e-5) / min(self.block, max(elems, 1)))
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
@@ -102,9 +102,7 @@ class OneBit(Codec):
     ) -> None:
         self.check(payload, out.numel())
         scales, bits = self._parts(payload, out.numel())
-        onebit.sign_dequantize(
-            bits, scales, out.numpy(), block=self.block, weight=weight, add=add
-        )
+        onebit.sign_dequantize(bits, scales, out.numpy(), block=self.block, weight=weight, add=add)
 
     def _blocks(self, elems: int) -> int:
         return math.ceil(elems / self.block)

@@ -43,7 +43,7 @@ class Header:
 def write_header(payload: torch.Tensor, header: Header) -> None:
     """Write `header` to the first `HEADER_BYTES` bytes of a uint8 tensor in host memory."""
     fields = (header.codec, header.epoch, header.step & 0xFFFFFFFF, header.unit)
-    view = payload.numpy()
+    view = payload.numpy().data
     _FORMAT.pack_into(view, 0, MAGIC, VERSION, *fields, header.elems, header.body_bytes)
 
 
@@ -58,7 +58,7 @@ def read_header(payload: torch.Tensor) -> Header:
             f"a payload of {payload.numel()} bytes arrived, shorter than its header of "
             f"{HEADER_BYTES} bytes"
         )
-    magic, version, *fields = _FORMAT.unpack_from(payload.numpy(), 0)
+    magic, version, *fields = _FORMAT.unpack_from(payload.numpy().data, 0)
     if magic != MAGIC:
         raise PayloadError(f"a payload begins with {magic:#06x} instead of {MAGIC:#06x}")
     if version != VERSION:

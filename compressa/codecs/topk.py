@@ -68,7 +68,7 @@ class TopK(Codec):
         return self._value_bytes(elems) + self._index_bytes(elems)
 
     def bias(self, elems: int) -> Contraction:
-        """delta = k / n; a 16-bit cast of the kept values costs a little more."""
+        """Delta = k / n; a 16-bit cast of the kept values costs a little more."""
         lost = (torch.finfo(self._dtype).eps / 2) ** 2 if self.value_dtype != "float32" else 0.0
         return Contraction(self.kept(elems) / max(elems, 1) * (1.0 - lost))
 

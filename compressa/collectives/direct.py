@@ -84,9 +84,7 @@ def _share(
     outgoing = dict.fromkeys(others, combine.sealed(rank))
     incoming = {peer: _landing(combine, scratch, peer) for peer in others}
     capacity = dict.fromkeys(others, combine.shard_bytes(rank))
-    received: dict[int, torch.Tensor] = yield Exchange(
-        outgoing, incoming, combine.exact, capacity
-    )
+    received: dict[int, torch.Tensor] = yield Exchange(outgoing, incoming, combine.exact, capacity)
 
     def accept() -> None:
         for peer, sealed in received.items():
@@ -95,9 +93,7 @@ def _share(
     yield Compute(accept, "decode")
 
 
-def _landing(
-    combine: Combine, scratch: Mapping[int, torch.Tensor], peer: int
-) -> torch.Tensor:
+def _landing(combine: Combine, scratch: Mapping[int, torch.Tensor], peer: int) -> torch.Tensor:
     """Where a sealed shard arrives: in place, or in the peer's scratch, free again by now."""
     place = combine.landing(peer)
     if place is not None:

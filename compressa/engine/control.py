@@ -12,6 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -48,9 +49,7 @@ class Control:
         self._transport = GlooTransport(group, settings, _MOST_BYTES, self._record)
         for peer in self._peers:
             buffer = torch.zeros(_ABORT_BYTES, dtype=torch.uint8)
-            self._transport.receive(
-                peer, _ABORT, buffer, False, lambda data, peer=peer: self._heard(peer, data)
-            )
+            self._transport.receive(peer, _ABORT, buffer, False, partial(self._heard, peer))
 
     @property
     def _peers(self) -> list[int]:
@@ -75,10 +74,15 @@ class Control:
         """
         number = next(self._numbers)
         lengths = self._exchange(
-            Key(number, 0, 0), _as_tensor(len(data).to_bytes(_LENGTH_BYTES, "little")),
-            dict.fromkeys(self._peers, _LENGTH_BYTES), what, deadline_s,
+            Key(number, 0, 0),
+            _as_tensor(len(data).to_bytes(_LENGTH_BYTES, "little")),
+            dict.fromkeys(self._peers, _LENGTH_BYTES),
+            what,
+            deadline_s,
         )
-        sizes = {peer: int.from_bytes(_as_bytes(buffer), "little") for peer, buffer in lengths.items()}
+        sizes = {
+            peer: int.from_bytes(_as_bytes(buffer), "little") for peer, buffer in lengths.items()
+        }
         for peer, size in sizes.items():
             if size > _MOST_BYTES:
                 raise PeerLost(peer, f"rank {peer} announced {size} bytes of {what}")
@@ -159,7 +163,11 @@ class Control:
 
 
 def _as_tensor(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return (
+        torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if data
+        else torch.empty(0, dtype=torch.uint8)
+    )
 
 
 def _as_bytes(tensor: torch.Tensor) -> bytes:

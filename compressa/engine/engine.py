@@ -185,9 +185,7 @@ class Engine:
         self._communication.follow(plan, phase.ordered(plan))
         return phase
 
-    def _arrive(
-        self, gradients: Mapping[str, torch.Tensor], ticket: Future[None]
-    ) -> list[int]:
+    def _arrive(self, gradients: Mapping[str, torch.Tensor], ticket: Future[None]) -> list[int]:
         """Note gradients; return the units that are complete now."""
         ready, owed = [], set()
         for name, gradient in gradients.items():
@@ -262,5 +260,3 @@ class Engine:
 
     def _unit(self, task: Task) -> UnitRuntime:
         return self._phase.units[task.unit]
-
-

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from compressa.aggregators.base import World
+from compressa.collectives.base import Exchange
 from compressa.compressor import Compressor
 from compressa.engine.programs import transfers, uses_backend
 from compressa.engine.unit_runtime import UnitRuntime
 from compressa.engine.units import build_units
-from compressa.collectives.base import Exchange
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import POLICIES, Plan
 from compressa.transports.base import Transport
@@ -72,7 +72,8 @@ class Phase:
         return [key for key in plan.order if key in chosen]
 
     def _ordered_stages(self, unit: UnitRuntime) -> list[int]:
-        stages, stage = [], 0
+        stages: list[int] = []
+        stage = 0
         for round_ in unit.aggregator.rounds:
             backend = uses_backend(round_, self._transport)
             count = len(transfers(0, [round_], self._transport))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,7 +11,6 @@ import torch
 from compressa.aggregators.base import (
     Aggregator,
     AllGather,
-    AllReduce,
     Request,
     Round,
     Rounds,
@@ -19,6 +19,7 @@ from compressa.aggregators.base import (
 )
 from compressa.collectives import direct
 from compressa.collectives.base import BackendAllReduce, Compute, Program
+from compressa.errors import StateError
 from compressa.schedulers import Transfer
 from compressa.transports.base import Transport
 
@@ -84,10 +85,12 @@ def unit_program(
 
     request: Request | None = yield Compute(begin, "encode")
     for round_ in rounds:
-        assert request is not None, "an aggregator asked for fewer rounds than it declares"
+        if request is None:
+            raise StateError("an aggregator asked for fewer rounds than it declares")
         answer = yield from _carry(request, round_, transport)
-        request = yield Compute(lambda answer=answer: resume(answer), "decode")
-    assert request is None, "an aggregator asked for more rounds than it declares"
+        request = yield Compute(partial(resume, answer), "decode")
+    if request is not None:
+        raise StateError("an aggregator asked for more rounds than it declares")
 
 
 def _carry(request: Request, round_: Round, transport: Transport) -> Program[Any]:
@@ -98,7 +101,6 @@ def _carry(request: Request, round_: Round, transport: Transport) -> Program[Any
                 request.payload, request.incoming, rank, size, exact=request.exact
             )
         )
-    assert isinstance(request, AllReduce)
     dense = request.combine.dense
     if dense is not None and uses_backend(round_, transport):
         yield BackendAllReduce(dense)

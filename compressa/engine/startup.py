@@ -90,9 +90,7 @@ def agree(control: Control, own: dict[str, Any], deadline_s: float) -> None:
             )
 
 
-def open_transport(
-    config: Config, group: dist.ProcessGroup, failed: Any
-) -> Transport:
+def open_transport(config: Config, group: dist.ProcessGroup, failed: Any) -> Transport:
     """Open what carries payloads."""
     exchange = config.exchange
     window = max(2, exchange.credit_bytes // exchange.chunk_bytes)

@@ -8,6 +8,7 @@ on DDP's buckets, on arrival times or on a measured link, so neither does any ar
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -76,5 +77,5 @@ def _cut(parameter: ParameterInfo, compressor: Compressor, unit_bytes: int) -> l
     block = compressor.block_elems
     blocks = -(-parameter.elems // block)
     edges = [min(blocks * i // pieces * block, parameter.elems) for i in range(pieces + 1)]
-    pairs = zip(edges, edges[1:], strict=False)
+    pairs = itertools.pairwise(edges)
     return [Segment(parameter, start, stop) for start, stop in pairs if start < stop]

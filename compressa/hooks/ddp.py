@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import torch
-import torch.distributed as dist
+from torch._C._distributed_c10d import GradBucket
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
@@ -46,7 +46,7 @@ class DDPHook:
         self._hold_zeros = bool(model.find_unused_parameters)
         self._pending: list[Future[None]] = []
 
-    def submit(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Submit one bucket; return a future of its buffer, averaged in place."""
         if not self._pending:
             Variable._execution_engine.queue_callback(self._wait)
@@ -86,6 +86,6 @@ def _complete(
         future.set_result(buffer)
 
 
-def ddp_hook(state: DDPHook, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def ddp_hook(state: DDPHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The function that DDP calls with each bucket."""
     return state.submit(bucket)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any
 
@@ -68,7 +68,7 @@ def register_comm_hook(
 
 
 def _load(
-    source: Source, parameters: list[ParameterInfo]
+    source: Source, parameters: Sequence[ParameterInfo]
 ) -> tuple[Config | None, dict[str, Compressor], CompressaError | None]:
     """Load; a failure is kept until the other ranks have heard of it."""
     try:
@@ -96,7 +96,7 @@ def _start(
     config: Config,
     compressors: dict[str, Compressor],
     failure: CompressaError | None,
-    parameters: list[ParameterInfo],
+    parameters: Sequence[ParameterInfo],
     group: dist.ProcessGroup,
 ) -> Engine:
     """Open the channels, compare the ranks, and start the engine."""

@@ -34,6 +34,9 @@ _FORMAT = struct.Struct("<HBBIIIHHIII")
 FRAME_HEADER_BYTES = _FORMAT.size
 
 
+_NOWHERE = Key(0, 0, 0)
+
+
 class Kind(IntEnum):
     """What a frame is for."""
 
@@ -57,7 +60,7 @@ class Frame:
 
     kind: Kind
     epoch: int
-    key: Key = Key(0, 0, 0)
+    key: Key = _NOWHERE
     message_bytes: int = 0
     offset_bytes: int = 0
     data_bytes: int = 0
@@ -68,7 +71,7 @@ class Frame:
         sizes = (self.message_bytes, self.offset_bytes, self.data_bytes)
         head = (MAGIC, VERSION, self.kind, self.epoch)
         name = (key.step & 0xFFFFFFFF, key.unit, key.stage, 0)
-        _FORMAT.pack_into(buffer, 0, *head, *name, *sizes)
+        _FORMAT.pack_into(buffer.data, 0, *head, *name, *sizes)
 
 
 def read_frame(
@@ -86,9 +89,9 @@ def read_frame(
         PayloadError: It is not a frame of this version and epoch, or its sizes contradict
             each other.
     """
-    fields = _FORMAT.unpack_from(buffer, 0)
-    magic, version, kind, got_epoch, step, unit, stage, zero, *sizes = fields
-    message_bytes, offset_bytes, data_bytes = sizes
+    fields = _FORMAT.unpack_from(buffer.data, 0)
+    magic, version, kind, got_epoch, step, unit, stage, zero = fields[:8]
+    message_bytes, offset_bytes, data_bytes = fields[8:]
     source = f"a frame from rank {sender}"
     if magic != MAGIC or version != VERSION:
         raise PayloadError(f"{source} has magic {magic:#06x} and version {version}")
@@ -100,5 +103,6 @@ def read_frame(
         raise PayloadError(
             f"{source} has {data_bytes} bytes at {offset_bytes} of a message of {message_bytes}"
         )
-    sizes = (message_bytes, offset_bytes, data_bytes)
-    return Frame(Kind(kind), got_epoch, Key(step, unit, stage), *sizes)
+    return Frame(
+        Kind(kind), got_epoch, Key(step, unit, stage), message_bytes, offset_bytes, data_bytes
+    )

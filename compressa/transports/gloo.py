@@ -58,8 +58,8 @@ class GlooTransport(TaggedTransport):
             )
             for peer in others
         }
-        for stream in (*self._receivers.values(), *self._senders.values()):
-            stream.thread.start()
+        for thread in self._threads():
+            thread.start()
 
     @property
     def sums(self) -> bool:
@@ -125,8 +125,12 @@ class GlooTransport(TaggedTransport):
         for sender in self._senders.values():
             sender.close()
         end_s = time.monotonic() + timeout_s
-        for stream in (*self._senders.values(), *self._receivers.values()):
-            stream.thread.join(max(0.0, end_s - time.monotonic()))
+        for thread in self._threads():
+            thread.join(max(0.0, end_s - time.monotonic()))
+
+    def _threads(self) -> list[threading.Thread]:
+        receiving = [receiver.thread for receiver in self._receivers.values()]
+        return receiving + [sender.thread for sender in self._senders.values()]
 
     def _stream_failed(self, error: CompressaError) -> None:
         """Report a failure, unless it is of a peer that had said goodbye."""

@@ -58,7 +58,7 @@ class GlooGroupTransport(Transport):
         self._count(outgoing.numel(), len(exchange.outgoing))
 
         def unpack() -> Received:
-            return self._unpack(key, exchange, landed.split(out_lengths))
+            return self._unpack(key, exchange, torch.split(landed, out_lengths))
 
         work = self._group.alltoall_base(landed, outgoing, out_lengths, in_lengths)
         self._when_done(work, key, unpack, done)
@@ -105,9 +105,7 @@ class GlooGroupTransport(Transport):
             lengths[peer] = part.numel()
         return torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8), lengths
 
-    def _unpack(
-        self, key: Key, exchange: Exchange, parts: Sequence[torch.Tensor]
-    ) -> Received:
+    def _unpack(self, key: Key, exchange: Exchange, parts: Sequence[torch.Tensor]) -> Received:
         received = {}
         for peer, buffer in exchange.incoming.items():
             part = parts[peer]

@@ -80,7 +80,9 @@ class Loopback:
             if not transport.lost:
                 transport.fail(PeerLost(rank, f"rank {rank} is lost: its connection was closed"))
 
-    def carry(self, sender: int, receiver: int, size_bytes: int, arrive: Callable[[], None]) -> float:
+    def carry(
+        self, sender: int, receiver: int, size_bytes: int, arrive: Callable[[], None]
+    ) -> float:
         """Occupy both ports for a message; return the time at which it has left."""
         duration = size_bytes / self._bandwidth
         leave = max(self.clock.now_s, self._leaves_free_s[sender])
@@ -103,9 +105,7 @@ class LoopbackTransport(TaggedTransport):
         self._world = world
         self._sent_bytes = 0
         self._messages = 0
-        self._inboxes = {
-            peer: Inbox(peer, 1 << 40) for peer in range(world.size) if peer != rank
-        }
+        self._inboxes = {peer: Inbox(peer, 1 << 40) for peer in range(world.size) if peer != rank}
 
     @property
     def sums(self) -> bool:

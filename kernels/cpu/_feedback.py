@@ -21,6 +21,17 @@ def effective(x: F32, residual: F32 | None, scale: np.float32, i: int) -> np.flo
 
 
 @jit
+def effective_block(x: F32, residual: F32 | None, scale: np.float32, sums: F32) -> F32:
+    """All of p: ``x`` itself without a residual, else written to the front of ``sums``."""
+    if residual is None:
+        return x
+    p = sums[: x.size]
+    for i in range(x.size):
+        p[i] = x[i] + scale * residual[i]
+    return p
+
+
+@jit
 def part(residual: F32 | None, low: int, high: int) -> F32 | None:
     """The residual of a block, or None."""
     if residual is None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arrays import F32, U8
-from ._feedback import effective, inverse, largest_bits, part
+from ._feedback import effective_block, inverse, largest_bits, part
 from ._jit import jit
 
 _INFINITY = np.uint32(0x7F800000)
@@ -23,35 +23,31 @@ _ROUNDER = np.float32(12582912.0)
 
 
 @jit
-def _round(x: F32, residual: F32 | None, scale: np.float32, factor: np.float32, q: F32) -> None:
-    for i in range(x.size):
-        q[i] = (effective(x, residual, scale, i) * factor + _ROUNDER) - _ROUNDER
+def _round(p: F32, factor: np.float32, q: F32) -> None:
+    for i in range(p.size):
+        q[i] = (p[i] * factor + _ROUNDER) - _ROUNDER
 
 
 @jit
-def _round_tiny(
-    x: F32, residual: F32 | None, scale: np.float32, unit: np.float32, top: np.float32, q: F32
-) -> None:
-    for i in range(x.size):
-        quotient = (effective(x, residual, scale, i) * _LIFT) / (unit * _LIFT)
+def _round_tiny(p: F32, unit: np.float32, top: np.float32, q: F32) -> None:
+    for i in range(p.size):
+        quotient = (p[i] * _LIFT) / (unit * _LIFT)
         q[i] = max(-top, min(top, (quotient + _ROUNDER) - _ROUNDER))
 
 
 @jit
-def _integers(
-    x: F32, residual: F32 | None, scale: np.float32, top: np.float32, q: F32
-) -> np.float32:
+def _integers(p: F32, top: np.float32, q: F32) -> np.float32:
     """Fill q with the integers and return the unit."""
-    bits = largest_bits(x, residual, scale)
+    bits = largest_bits(p, None, np.float32(1))
     largest = np.uint32(bits).view(np.float32)
     if bits >= _INFINITY or bits == 0:
-        q[: x.size] = np.float32(0)
+        q[: p.size] = np.float32(0)
         return np.float32(np.nan) if bits >= _INFINITY else np.float32(0)
     if largest >= _SMALL:
-        _round(x, residual, scale, top / largest, q)
+        _round(p, top / largest, q)
         return np.float32(largest / top)
     unit = max(np.float32(largest / top), _SMALLEST)
-    _round_tiny(x, residual, scale, unit, top, q)
+    _round_tiny(p, unit, top, q)
     return unit
 
 
@@ -72,12 +68,10 @@ def _pack_nibbles(q: F32, size: int, codes: U8) -> None:
 
 
 @jit
-def _keep(
-    x: F32, residual: F32 | None, scale: np.float32, unit: np.float32, back: np.float32, q: F32
-) -> None:
+def _keep(p: F32, residual: F32 | None, unit: np.float32, back: np.float32, q: F32) -> None:
     if residual is not None:
-        for i in range(x.size):
-            residual[i] = (effective(x, residual, scale, i) - q[i] * unit) * back
+        for i in range(p.size):
+            residual[i] = (p[i] - q[i] * unit) * back
 
 
 @jit
@@ -91,19 +85,21 @@ def _quantize(
     bits: int,
     block: int,
 ) -> None:
-    q = np.empty(min(block, x.size + 1), np.float32)
+    room = min(block, x.size + 1)
+    q, sums = np.empty(room, np.float32), np.empty(room, np.float32)
     top = np.float32((1 << (bits - 1)) - 1)
     for b in range(scales.size):
         low, high = b * block, min((b + 1) * block, x.size)
-        now, left = x[low:high], part(residual, low, high)
-        unit = _integers(now, left, scale, top, q)
+        left = part(residual, low, high)
+        p = effective_block(x[low:high], left, scale, sums)
+        unit = _integers(p, top, q)
         scales[b] = unit
         if bits == 8:
             _pack_bytes(q, codes[low:high])
         else:
             _pack_nibbles(q, high - low, codes[low // 2 : (high + 1) // 2])
         if not np.isnan(unit):
-            _keep(now, left, scale, unit, back, q)
+            _keep(p, left, unit, back, q)
 
 
 @jit

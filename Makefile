@@ -1,0 +1,38 @@
+# What a person runs, and what CI runs. Everything lives in .venv; PYTHON chooses the interpreter.
+PYTHON ?= python3
+BIN := .venv/bin
+TESTS ?= tests
+
+.PHONY: install check test bench demo coverage clean
+
+install: .venv/installed
+
+# The kernels are compiled here, once, so that no first training step has to wait for them.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "compressa needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[experiments,dev]'
+	$(BIN)/python -m compressa.kernels.compile
+	touch $@
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/python tests/typecheck.py
+
+test: install
+	$(BIN)/python -m pytest $(TESTS)
+
+bench: install
+	$(BIN)/python experiments/bench.py
+
+demo: install
+	$(BIN)/compressa demo
+
+coverage: install
+	$(BIN)/python -m coverage run -m pytest $(TESTS)
+	$(BIN)/python -m coverage report
+
+clean:
+	rm -rf .venv build dist *.egg-info results .pytest_cache .mypy_cache .ruff_cache .hypothesis

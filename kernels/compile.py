@@ -1,0 +1,79 @@
+"""Compile every CPU kernel now: `python -m compressa.kernels.compile`.
+
+Compiled code is kept on disk beside the sources (or in the user's cache folder where that is
+read-only), so this is needed once per machine and version. Without it the first step that uses
+a kernel compiles it.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from compressa.kernels import bitpack, blockwise, lowrank, onebit, philox, strata, topk
+
+_ELEMS = 1000
+_KEPT = 10
+
+
+def compile_blockwise() -> None:
+    """int8 and int4, with and without residual."""
+    x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    for bits, block in ((8, 256), (4, 128)):
+        codes = np.zeros(blockwise.code_bytes(_ELEMS, bits, block), np.uint8)
+        scales = np.zeros(-(-_ELEMS // block), np.float32)
+        for kept in (None, residual):
+            blockwise.quantize_blockwise(x, codes, scales, bits=bits, block=block, residual=kept)
+        for add in (False, True):
+            blockwise.dequantize_blockwise(codes, scales, out, bits=bits, block=block, add=add)
+
+
+def compile_onebit() -> None:
+    """Scaled sign, with and without residual."""
+    x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    bits = np.zeros(onebit.sign_bytes(_ELEMS, 64), np.uint8)
+    scales = np.zeros(-(-_ELEMS // 64), np.float32)
+    for kept in (None, residual):
+        onebit.sign_quantize(x, bits, scales, block=64, residual=kept)
+    for add in (False, True):
+        onebit.sign_dequantize(bits, scales, out, block=64, add=add)
+
+
+def compile_sparse() -> None:
+    """Selection, scatter, index packing and random indices."""
+    x, residual = np.arange(_ELEMS, dtype=np.float32), np.zeros(_ELEMS, np.float32)
+    indices, words = np.zeros(_KEPT, np.uint32), np.zeros(_KEPT, np.uint32)
+    values = np.zeros(_KEPT, np.float32)
+    for kept in (None, residual):
+        topk.select_top_k(x, _KEPT, indices, values, residual=kept)
+    topk.scatter_add(indices, values, residual)
+    width = bitpack.index_width(_ELEMS)
+    packed = np.zeros(bitpack.packed_bytes(_KEPT, width), np.uint8)
+    bitpack.pack_bits(indices, width, packed)
+    bitpack.unpack_bits(packed, width, words)
+    bitmap = np.zeros((_ELEMS + 7) // 8, np.uint8)
+    bitpack.pack_bitmap(indices, _ELEMS, bitmap)
+    bitpack.unpack_bitmap(bitmap, _ELEMS, words)
+    philox.random_words(words, seed=0, stream=0, step=0, parameter=0)
+    strata.stratified_indices(np.zeros(_KEPT, np.int64), _ELEMS, words)
+
+
+def compile_low_rank() -> None:
+    """PowerSGD's arithmetic."""
+    p, q = np.ones((8, 2), np.float32), np.ones((4, 2), np.float32)
+    m, residual = np.zeros((8, 4), np.float32), np.zeros((8, 4), np.float32)
+    lowrank.orthonormalize(p)
+    lowrank.low_rank_product(p, q, m)
+    lowrank.split_low_rank(m, p, q, residual)
+
+
+def main() -> None:
+    """Compile all, and say how long it took."""
+    started_s = time.perf_counter()
+    for work in (compile_blockwise, compile_onebit, compile_sparse, compile_low_rank):
+        work()
+    print(f"compressa: CPU kernels are compiled ({time.perf_counter() - started_s:.1f} s)")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The process that every rank of a test is forked from.
+
+Importing torch costs seconds, and four times that on four ranks. This process imports once,
+starts no thread, and forks a rank when it is told to, so that a test can have fresh processes
+for a few milliseconds. Requests and answers are JSON on a socket; a fork request carries the
+rank's own socket and its stderr. When the socket closes, all ranks are killed and it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from pathlib import Path
+from typing import Any
+
+MESSAGE_BYTES = 1 << 20
+_PRELOADED = (
+    "torch.distributed.checkpoint",
+    "torch.nn.parallel",
+    "compressa.hooks",
+    "compressa.config",
+    "compressa.kernels",
+    "compressa.kernels.cpu.blockwise",
+    "compressa.kernels.cpu.lowrank",
+    "compressa.kernels.cpu.onebit",
+    "compressa.kernels.cpu.topk",
+    "compressa.testbed",
+    "_rank_jobs",
+)
+
+
+def main() -> None:
+    """Serve requests until the socket closes."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    sys.path.insert(0, str(Path(__file__).parent))
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    threads = len(os.listdir("/proc/self/task"))
+    control.send(json.dumps({"threads": threads}).encode())
+    running: set[int] = set()
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, MESSAGE_BYTES, 2)
+        if not data:
+            break
+        request = json.loads(data)
+        if request["do"] == "fork":
+            pid = os.fork()
+            if pid == 0:
+                control.close()
+                _serve(*fds)
+                return
+            for fd in fds:
+                os.close(fd)
+            running.add(pid)
+            answer: Any = pid
+        else:
+            answer = _exit_code(request["pid"], running)
+        control.send(json.dumps(answer).encode())
+    for pid in running:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _exit_code(pid: int, running: set[int]) -> int | None:
+    """Return a rank's exit code, negative for a signal; None while it runs."""
+    done, status = os.waitpid(pid, os.WNOHANG)
+    if not done:
+        return None
+    running.discard(pid)
+    return os.waitstatus_to_exitcode(status)
+
+
+def _serve(link_fd: int, stderr_fd: int) -> None:
+    """In a rank: call functions by name until told to stop or the socket closes.
+
+    Returning ends the process the ordinary way, through the interpreter's own exit.
+    """
+    os.dup2(stderr_fd, 1)
+    os.dup2(stderr_fd, 2)
+    os.close(stderr_fd)
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    warnings.filterwarnings("error", module="compressa")
+    link = socket.socket(fileno=link_fd)
+    while data := link.recv(MESSAGE_BYTES):
+        request = json.loads(data)
+        if request["function"] is None:
+            return
+        link.send(json.dumps(_call(request["function"], request["arguments"])).encode())
+
+
+def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    module, function = name.rsplit(".", 1)
+    started_s = time.monotonic()
+    answer: dict[str, Any] = {"value": None, "error": None}
+    try:
+        answer["value"] = getattr(importlib.import_module(module), function)(**arguments)
+    except BaseException as error:  # the rank lives on, and the test judges
+        answer["error"] = {
+            "type": type(error).__name__,
+            "bases": [base.__name__ for base in type(error).__mro__],
+            "message": str(error),
+            "rank": getattr(error, "rank", None),
+            "ranks": getattr(error, "ranks", None),
+            "traceback": traceback.format_exc(),
+        }
+    answer["seconds"] = time.monotonic() - started_s
+    return answer
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Fixtures that several test files share: real ranks, started once for the whole session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from _ranks import Group, Pools, Zygote
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """Long-lived groups of ranks, by world size."""
+    made = Pools(Zygote())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def two(pools: Pools) -> Group:
+    """Two ranks, shared with other tests."""
+    return pools.get(2)
+
+
+@pytest.fixture
+def four(pools: Pools) -> Group:
+    """Four ranks, shared with other tests."""
+    return pools.get(4)
+
+
+@pytest.fixture
+def fresh(pools: Pools) -> Iterator[Callable[[int], Group]]:
+    """Make groups of ranks for one test alone; they are ended after it."""
+    made: list[Group] = []
+
+    def make(size: int) -> Group:
+        made.append(pools.fresh(size))
+        return made[-1]
+
+    yield make
+    for group in made:
+        group.end()

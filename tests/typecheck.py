@@ -1,0 +1,43 @@
+"""Run `mypy --strict` over the package as it is installed: python tests/typecheck.py.
+
+mypy does not follow the mapping of the two top-level folders to sub-packages, so they are linked
+together in a temporary folder first.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def link_package(folder: Path) -> None:
+    """Lay the three source folders out as one package."""
+    package = folder / "compressa"
+    package.mkdir()
+    for source in (ROOT / "compressa").iterdir():
+        (package / source.name).symlink_to(source)
+    (package / "kernels").symlink_to(ROOT / "kernels")
+    (package / "schedulers").symlink_to(ROOT / "schedulers")
+
+
+def run_mypy() -> int:
+    """Check the package, then the experiments against it; return the exit status."""
+    config = ["--config-file", str(ROOT / "pyproject.toml")]
+    cache = ["--cache-dir", str(ROOT / ".mypy_cache")]
+    with tempfile.TemporaryDirectory() as folder:
+        link_package(Path(folder))
+        command = [sys.executable, "-m", "mypy", "--strict", *config, *cache, "-p", "compressa"]
+        package = subprocess.run(command, cwd=folder, check=False).returncode
+        scripts = sorted(map(str, (ROOT / "experiments").glob("*.py")))
+        command = [sys.executable, "-m", "mypy", "--strict", *config, *cache, *scripts]
+        environment = {"MYPYPATH": f"{folder}:{ROOT / 'experiments'}", "PATH": "/usr/bin:/bin"}
+        experiments = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+    return package or experiments
+
+
+if __name__ == "__main__":
+    sys.exit(run_mypy())
