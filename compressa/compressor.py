@@ -60,6 +60,10 @@ class Compressor(ABC):
         return dense
 
     @abstractmethod
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        """Return what a gradient of this shape has after compression, headers apart."""
+
+    @abstractmethod
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """Build what the engine drives for one unit.
 

@@ -7,7 +7,7 @@ seed, times a step per link and compressor, and writes one JSON line per cell, a
 one HTML report. Two dense baselines are always run: plain DDP and PyTorch's own fp16 hook.
 
 Compressors are the baselines ddp-float32, torch-fp16 and torch-powersgd, the names of the files in
-experiments/configs, tables under [configs.NAME] in a plan, or paths of TOML files. Links are
+experiments/configs, tables under configs.NAME in a plan, or paths of TOML files. Links are
 written as 100mbit or 1gbit. What a plan file says is overruled by the options that are given.
 
 Example: python experiments/accuracy_vs_bandwidth.py --plan demo --out results/demo
@@ -92,9 +92,16 @@ def run(
         planned = _plan(plan, overrides | options)
         failures = _execute(planned, out, testbed, console)
     except (CompressaError, LabError, OSError, ValidationError) as error:
-        console.print(f"[red]{type(error).__name__}[/red]: {error}", highlight=False)
+        console.print(_words(error), style="red", highlight=False, markup=False)
         raise typer.Exit(1) from error
     raise typer.Exit(1 if failures else 0)
+
+
+def _words(error: Exception) -> str:
+    if not isinstance(error, ValidationError):
+        return f"{type(error).__name__}: {error}"
+    mistakes = [(".".join(map(str, e["loc"])) or "plan", e["msg"]) for e in error.errors()]
+    return "".join(f"{place}: {message}\n" for place, message in mistakes)
 
 
 def _execute(plan: Plan, out: Path, testbed: Kind, console: Console) -> int:

@@ -60,7 +60,7 @@ def compile_sparse() -> None:
 
 def compile_low_rank() -> None:
     """PowerSGD's arithmetic."""
-    p, q = np.ones((8, 2), np.float32), np.ones((4, 2), np.float32)
+    p, q = np.ones((2, 8), np.float32), np.ones((2, 4), np.float32)
     m, residual = np.zeros((8, 4), np.float32), np.zeros((8, 4), np.float32)
     lowrank.orthonormalize(p)
     lowrank.low_rank_product(p, q, m)

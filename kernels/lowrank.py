@@ -1,8 +1,9 @@
 """What PowerSGD needs of linear algebra, in one written order, so that replicas agree in every bit.
 
 PowerSGD (Vogels, Karimireddy and Jaggi, NeurIPS 2019) approximates M by P Q^T, with the columns of
-P orthonormal and Q = M^T P. Every rank computes the product itself, so
-the arithmetic here uses IEEE additions, multiplications, divisions and square roots only, each
+P orthonormal and Q = M^T P. Both factors are stored transposed, a vector a row: the products with
+M run along memory then, and so does everything here. Every rank computes P Q^T itself, so the
+arithmetic here uses IEEE additions, multiplications, divisions and square roots only, each
 rounded on its own: any machine gets the same result. (The two large products with M are not here;
 their results are averaged over the ranks, and what is averaged is the same everywhere.)
 """
@@ -24,31 +25,31 @@ def _shape(name: str, matrix: F32) -> tuple[int, int]:
 
 
 def _check_product(p: F32, q: F32, out: F32, name: str) -> None:
-    (rows, approx_rank), (columns, _) = _shape("p", p), _shape("q", q)
+    (approx_rank, rows), (_, columns) = _shape("p", p), _shape("q", q)
     if approx_rank < 1:
-        raise ValueError("p must have at least one column")
-    check_array("p", p, np.float32, (rows, approx_rank))
-    check_array("q", q, np.float32, (columns, approx_rank))
+        raise ValueError("p must have at least one row")
+    check_array("p", p, np.float32, (approx_rank, rows))
+    check_array("q", q, np.float32, (approx_rank, columns))
     check_array(name, out, np.float32, (rows, columns), writable=True)
 
 
 def orthonormalize(p: F32) -> None:
-    """Make the columns of ``p`` orthonormal in place: modified Gram-Schmidt, each column twice.
+    """Make the rows of ``p`` orthonormal in place: modified Gram-Schmidt, each row twice.
 
-    For each column in order: norm before = sqrt(<p, p>); then, two times over, for each earlier
-    column q in order, p = float32(p - <q, p> * q) element by element in float64; then norm after.
-    (Once is not enough for nearly dependent columns; twice is.) Dot products are in float64 by the
-    written tree: lane l of 16 sums rows l, l+16, ... in order, then lane j takes in lane j + half.
+    For each row in order: norm before = sqrt(<p, p>); then, two times over, for each earlier
+    row q in order, p = float32(p - <q, p> * q) element by element in float64; then norm after.
+    (Once is not enough for nearly dependent rows; twice is.) Dot products are in float64 by the
+    written tree: lane l of 16 sums elements l, l+16, ... in order, then lane j takes in lane j + half.
 
-    * norm after > 2**-18 * norm before: the column becomes float32(p / norm after).
-    * otherwise it becomes zero. What is left of a dependent column is rounding noise; scaled up to
+    * norm after > 2**-18 * norm before: the row becomes float32(p / norm after).
+    * otherwise it becomes zero. What is left of a dependent row is rounding noise; scaled up to
       unit norm it would be a direction that the gradient does not have. A caller that starts the
-      next step from Q has to draw new values for columns of Q that became zero, or else that part
+      next step from Q has to draw new values for rows of Q that became zero, or else that part
       of the rank is lost for good.
-    * a column with NaN or Inf becomes NaN, and so does every later one.
+    * a row with NaN or Inf becomes NaN, and so does every later one.
 
     Args:
-        p: float32[n, r], overwritten.
+        p: float32[r, n], overwritten.
 
     Raises:
         TypeError: The dtype is wrong.
@@ -59,11 +60,11 @@ def orthonormalize(p: F32) -> None:
 
 
 def low_rank_product(p: F32, q: F32, out: F32) -> None:
-    """Write p q^T to ``out``: ((p[i,0] q[j,0]) + p[i,1] q[j,1]) + ..., each step rounded.
+    """Write p^T q to ``out``: ((p[0,i] q[0,j]) + p[1,i] q[1,j]) + ..., each step rounded.
 
     Args:
-        p: float32[n, r], r at least 1.
-        q: float32[c, r].
+        p: float32[r, n], r at least 1.
+        q: float32[r, c].
         out: float32[n, c], overwritten.
 
     Raises:
@@ -82,8 +83,8 @@ def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) ->
 
     Args:
         m: float32[n, c]; afterwards the product.
-        p: float32[n, r], r at least 1.
-        q: float32[c, r].
+        p: float32[r, n], r at least 1.
+        q: float32[r, c].
         residual: float32[n, c], overwritten.
         scale: Loss scale that ``m`` carries and the residual does not.
 

@@ -301,6 +301,8 @@ def settings(compressor: str | Mapping[str, Any] = "topk", **sections: Any) -> d
     """Return a configuration for tiny models: several units, messages of several frames."""
     exchange = {
         "unit_bytes": 4096,
+        "unit_payload_bytes": 1,
+        "unit_payload_bytes": 1,
         "chunk_bytes": 1024,
         "credit_bytes": 4096,
         "deadline_s": 30.0,

@@ -15,7 +15,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
 from lab.cells import CompressorSpec, TrainCell
 from lab.derive import RESULTS_FILE, Row
-from lab.driver import Driver, jobs
+from lab.driver import Driver
+from lab.jobs import jobs
 from lab.plan import PLANS, Plan
 from lab.ranks import LabError, RankPool
 from lab.records import TimeRecord, TrainRecord, read

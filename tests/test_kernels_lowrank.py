@@ -24,7 +24,12 @@ def thin(draw: st.DrawFn) -> F32:
         p[shape[0] // 2, shape[1] // 2] = float(kind)
     elif kind in ("huge", "tiny"):
         p *= 1e37 if kind == "huge" else 1e-43
-    return p.astype(np.float32)
+    return across(p)
+
+
+def across(p: np.ndarray[tuple[int, ...], np.dtype[np.floating]]) -> F32:
+    """A factor as kernels take it: a vector a row."""
+    return np.ascontiguousarray(p.T, dtype=np.float32)
 
 
 @given(thin())
@@ -38,40 +43,40 @@ def test_orthonormalize_equals_reference(p: F32) -> None:
 
 @pytest.mark.parametrize("spread", [1.0, 1e-3])
 @pytest.mark.parametrize(("n", "r"), [(1, 1), (4, 4), (50, 3), (1000, 8)])
-def test_columns_are_orthonormal_also_when_nearly_dependent(n: int, r: int, spread: float) -> None:
+def test_rows_are_orthonormal_also_when_nearly_dependent(n: int, r: int, spread: float) -> None:
     random = np.random.default_rng(n)
     base = random.standard_normal((n, 1))
-    p = (base + spread * random.standard_normal((n, r))).astype(np.float32)
-    before = p.astype(np.float64)
+    p = across(base + spread * random.standard_normal((n, r)))
+    before = p.T.astype(np.float64)
     orthonormalize(p)
-    q = p.astype(np.float64)
+    q = p.T.astype(np.float64)
     assert np.abs(q.T @ q - np.eye(r)).max() < 1e-6
     missed = before - q @ (q.T @ before)
     assert np.abs(missed).max() < 1e-5 * np.abs(before).max()  # the span is the same
 
 
-def test_dependent_columns_become_zero() -> None:
+def test_dependent_rows_become_zero() -> None:
     random = np.random.default_rng(0)
     a, b = random.standard_normal((2, 200, 1)).astype(np.float32)
-    p = np.ascontiguousarray(np.hstack([a, 3 * a, np.zeros_like(a), b, a - 2 * b]))
+    p = across(np.hstack([a, 3 * a, np.zeros_like(a), b, a - 2 * b]))
     orthonormalize(p)
-    assert (p.any(axis=0) == [True, False, False, True, False]).all()
+    assert (p.any(axis=1) == [True, False, False, True, False]).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_overflow_spreads_over_its_column_and_all_later_ones(bad: float) -> None:
-    p = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
-    p[4, 1] = bad
+def test_overflow_spreads_over_its_row_and_all_later_ones(bad: float) -> None:
+    p = np.random.default_rng(0).standard_normal((3, 20)).astype(np.float32)
+    p[1, 4] = bad
     orthonormalize(p)
-    assert np.isfinite(p[:, 0]).all()
-    assert np.isnan(p[:, 1:]).all()
+    assert np.isfinite(p[0]).all()
+    assert np.isnan(p[1:]).all()
 
 
 @given(thin(), st.sampled_from((0, 1, 7, 64, 65)), st.sampled_from(SCALES))
 def test_product_and_split_equal_reference(p: F32, columns: int, scale: float) -> None:
     random = np.random.default_rng(1)
-    q = random.standard_normal((columns, p.shape[1])).astype(np.float32)
-    m = random.standard_normal((p.shape[0], columns)).astype(np.float32)
+    q = random.standard_normal((p.shape[0], columns)).astype(np.float32)
+    m = random.standard_normal((p.shape[1], columns)).astype(np.float32)
     with np.errstate(all="ignore"):
         ours, specified = poisoned(m.shape, np.float32), poisoned(m.shape, np.float32)
         low_rank_product(p, q, ours)
@@ -88,16 +93,16 @@ def test_product_and_split_equal_reference(p: F32, columns: int, scale: float) -
 
 def test_split_conserves_the_matrix() -> None:
     random = np.random.default_rng(2)
-    p, q, m = (random.standard_normal(s).astype(np.float32) for s in ((30, 2), (40, 2), (30, 40)))
+    p, q, m = (random.standard_normal(s).astype(np.float32) for s in ((2, 30), (2, 40), (30, 40)))
     product, residual = m.copy(), poisoned(m.shape, np.float32)
     split_low_rank(product, p, q, residual, 64.0)
-    np.testing.assert_allclose(product, p @ q.T, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(product, p.T @ q, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(product + 64 * residual.astype(np.float64), m, atol=2e-6)
 
 
 @pytest.mark.parametrize(
     ("p", "q", "message"),
-    [((3, 2), (4, 3), "q must"), ((3, 0), (4, 0), "one column"), ((3,), (4, 1), "two dimensions")],
+    [((2, 3), (3, 4), "q must"), ((0, 3), (0, 4), "one row"), ((3,), (1, 4), "two dimensions")],
 )
 def test_refuses_shapes_that_do_not_fit(
     p: tuple[int, ...], q: tuple[int, ...], message: str

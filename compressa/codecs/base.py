@@ -7,6 +7,7 @@ no state and never talks to a network. Error feedback is a wrapper, but a codec 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -167,6 +168,10 @@ class Codec(Compressor):
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Add `weight` times the decoded vector to `out`; errors as for `decode`."""
+
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        """The shape does not matter to a codec."""
+        return self.wire_bytes(math.prod(shape))
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """Adapt this codec, without feedback, to the engine."""

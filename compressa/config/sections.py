@@ -66,7 +66,12 @@ class Exchange(Section):
     )
     unit_bytes: Bytes = Field(
         default=4 << 20,
-        description="Dense bytes of gradient that are compressed and sent together.",
+        description="Least dense bytes of gradient that are compressed and sent together.",
+    )
+    unit_payload_bytes: Bytes = Field(
+        default=128 << 10,
+        description="Least bytes that they have after compression, unless 8 unit_bytes do not "
+        "yield so much.",
     )
     chunk_bytes: Bytes = Field(default=256 << 10, description="Most bytes of one message.")
     credit_bytes: Bytes = Field(

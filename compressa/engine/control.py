@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 from compressa.collectives.base import Exchange
-from compressa.errors import CompressaError, PeerLost, Timeout
+from compressa.errors import CompressaError, PeerLost, Timeout, TransportError
 from compressa.transports.base import Key, Received
-from compressa.transports.gloo import GlooTransport
+from compressa.transports.gloo import GlooTransport, has_left
 from compressa.transports.streams import StreamSettings
 
 _ABORT = Key(0xFFFFFFFF, 0, 0)
@@ -98,7 +98,7 @@ class Control:
             self._settled.wait(_VERDICT_S)
         with self._lock:
             if self._first is None:
-                self._first = error
+                self._first = self._blame(error)
             first = self._first
         self._abort(first)
         return first if isinstance(first, PeerLost) else error
@@ -131,6 +131,15 @@ class Control:
         if isinstance(answer[0], CompressaError):
             raise answer[0]
         return answer[0]
+
+    def _blame(self, error: CompressaError) -> CompressaError:
+        """A wait that fails after a rank has left fails because of it."""
+        gone = min(self._transport.gone, default=None)
+        if gone is None or not isinstance(error, TransportError):
+            return error
+        left = has_left(gone)
+        left.__cause__ = error
+        return left
 
     def _abort(self, error: CompressaError) -> None:
         culprit = error.rank if isinstance(error, PeerLost) else self.rank

@@ -178,9 +178,7 @@ class Engine:
         exchange, engine = self._config.exchange, self._config.engine
         transport = self._transport
         world = World(transport.rank, transport.size, engine.seed, exchange.kind, self.state)
-        phase = Phase(
-            self.parameters, self._compressors, step, exchange.unit_bytes, world, transport
-        )
+        phase = Phase(self.parameters, self._compressors, step, exchange, world, transport)
         plan = phase.plan(self._config.schedule.policy)
         self._communication.follow(plan, phase.ordered(plan))
         return phase

@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from compressa.aggregators.base import World
-from compressa.collectives.base import Exchange
+from compressa.collectives import base as operations
 from compressa.compressor import Compressor
+from compressa.config import Exchange
 from compressa.engine.programs import transfers, uses_backend
 from compressa.engine.unit_runtime import UnitRuntime
 from compressa.engine.units import build_units
@@ -23,7 +24,7 @@ class Phase:
         parameters: In the model's order.
         compressors: By parameter name; `at` and `for_parameter` are resolved here.
         step: First step of the phase.
-        unit_bytes: Dense bytes at which a unit is full.
+        exchange: Says how large units are.
         world: What aggregators need.
         transport: What will carry the exchanges.
     """
@@ -33,7 +34,7 @@ class Phase:
         parameters: Sequence[ParameterInfo],
         compressors: Mapping[str, Compressor],
         step: int,
-        unit_bytes: int,
+        exchange: Exchange,
         world: World,
         transport: Transport,
     ) -> None:
@@ -42,7 +43,12 @@ class Phase:
         self._first_step = step
         self._end_step = min(breakpoints, default=None)
         self._transport = transport
-        self.units = [UnitRuntime(unit, world) for unit in build_units(parameters, now, unit_bytes)]
+        self.units = [
+            UnitRuntime(unit, world)
+            for unit in build_units(
+                parameters, now, exchange.unit_bytes, exchange.unit_payload_bytes
+            )
+        ]
         self.units_of: defaultdict[str, list[int]] = defaultdict(list)
         for index, unit in enumerate(self.units):
             for name in unit.names:
@@ -77,7 +83,7 @@ class Phase:
         for round_ in unit.aggregator.rounds:
             backend = uses_backend(round_, self._transport)
             count = len(transfers(0, [round_], self._transport))
-            if backend or self._transport.ordered(Exchange({}, {})):
+            if backend or self._transport.ordered(operations.Exchange({}, {})):
                 stages += range(stage, stage + count)
             stage += count
         return stages

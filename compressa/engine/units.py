@@ -1,8 +1,10 @@
 """Units: what is compressed and sent as one, worked out once from static facts.
 
 Parameters are walked from the last to the first, as backward readies them. Small ones that
-share a compressor and a dtype are put together until a unit has `unit_bytes` of dense
-gradient; large ones are cut where their compressor's granularity allows. Nothing here depends
+share a compressor and a dtype are put together until a unit is full; large ones are cut where
+their compressor's granularity allows. A unit is full with `unit_bytes` of dense gradient, unless
+so little is left of them after compression that a message would be mostly latency: then it
+goes on to `payload_bytes`, or to `_MOST_UNITS` times the dense size. Nothing here depends
 on DDP's buckets, on arrival times or on a measured link, so neither does any arithmetic.
 """
 
@@ -17,6 +19,7 @@ import torch
 from compressa.compressor import Compressor, Granularity
 from compressa.parameters import Layout, ParameterInfo, Segment
 
+_MOST_UNITS = 8  # more would leave nothing to overlap
 _CUT_ABOVE = 1.5  # a parameter is cut only if it has at least this many units' bytes
 
 
@@ -33,20 +36,37 @@ class _Open:
     """A unit that is being filled."""
 
     segments: list[Segment] = field(default_factory=list)
-    size_bytes: int = 0
+    dense_bytes: int = 0
+    payload_bytes: int = 0
+
+    def add(self, segment: Segment, compressor: Compressor) -> None:
+        parameter = segment.parameter
+        whole = segment.elems == parameter.elems
+        self.segments.append(segment)
+        self.dense_bytes += segment.elems * parameter.dtype.itemsize
+        self.payload_bytes += compressor.payload_bytes(
+            parameter.shape if whole else (segment.elems,)
+        )
+
+    def full(self, unit_bytes: int, payload_bytes: int) -> bool:
+        if self.dense_bytes < unit_bytes:
+            return False
+        return self.payload_bytes >= payload_bytes or self.dense_bytes >= _MOST_UNITS * unit_bytes
 
 
 def build_units(
     parameters: Sequence[ParameterInfo],
     compressors: Mapping[str, Compressor],
     unit_bytes: int,
+    payload_bytes: int,
 ) -> list[Unit]:
     """Divide the parameters into units.
 
     Args:
         parameters: In the model's order.
         compressors: By parameter name, as in force at some step.
-        unit_bytes: Dense bytes at which a unit is full.
+        unit_bytes: Least dense bytes of a full unit.
+        payload_bytes: Least bytes of a full unit after compression.
 
     Returns:
         Units in the order in which backward readies them, numbered from 0.
@@ -58,9 +78,8 @@ def build_units(
         for segment in _cut(parameter, compressor, unit_bytes):
             key = (compressor, parameter.dtype)
             unit = filling.setdefault(key, _Open())
-            unit.segments.append(segment)
-            unit.size_bytes += segment.elems * parameter.dtype.itemsize
-            if unit.size_bytes >= unit_bytes:
+            unit.add(segment, compressor)
+            if unit.full(unit_bytes, payload_bytes):
                 ready.append((unit.segments, compressor))
                 del filling[key]
     ready += [(unit.segments, key[0]) for key, unit in filling.items()]

@@ -81,10 +81,22 @@ class GlooTransport(TaggedTransport):
         arrived: Callable[[torch.Tensor], None],
     ) -> None:
         """Ask the peer's inbox."""
-        if peer in self._gone:
-            self._report(_has_left(peer))
-            return
-        self._inboxes[peer].expect(key, buffer, exact, arrived)
+        inbox = self._inboxes[peer]
+        inbox.expect(key, buffer, exact, arrived)
+        # What it sent before it left may have been waiting here.
+        if peer in self._gone and inbox.waits_for(key):
+            self._report(has_left(peer))
+
+    def listen(
+        self, peer: int, key: Key, buffer: torch.Tensor, arrived: Callable[[torch.Tensor], None]
+    ) -> None:
+        """Take a message that may never come: a peer that leaves does not owe it."""
+        self._inboxes[peer].expect(key, buffer, False, arrived, owed=False)
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """Peers that have said goodbye."""
+        return frozenset(self._gone)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Sum with Gloo's own algorithm; the bytes are those of a ring."""
@@ -149,10 +161,11 @@ class GlooTransport(TaggedTransport):
         self._gone.add(peer)
         self._senders[peer].close()
         if self._inboxes[peer].asked:
-            self._report(_has_left(peer))
+            self._report(has_left(peer))
 
 
-def _has_left(peer: int) -> PeerLost:
+def has_left(peer: int) -> PeerLost:
+    """Say in one sentence that a peer ended while it was still needed."""
     return PeerLost(peer, f"rank {peer} is lost: it has left the training")
 
 

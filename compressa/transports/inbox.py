@@ -27,6 +27,7 @@ class _Message:
     message_bytes: int = -1
     received_bytes: int = 0
     arrived: Arrived | None = None
+    owed: bool = True
 
     @property
     def complete(self) -> bool:
@@ -48,7 +49,9 @@ class Inbox:
         self._messages: dict[Key, _Message] = {}
         self._lock = threading.Lock()
 
-    def expect(self, key: Key, buffer: torch.Tensor, exact: bool, arrived: Arrived) -> None:
+    def expect(
+        self, key: Key, buffer: torch.Tensor, exact: bool, arrived: Arrived, *, owed: bool = True
+    ) -> None:
         """Ask for a message.
 
         Args:
@@ -56,6 +59,7 @@ class Inbox:
             buffer: uint8, not empty; where it goes, and so the most that it may have.
             exact: Whether it must fill the buffer.
             arrived: Called once, with the filled front of `buffer`, when it is complete.
+            owed: Whether the peer must send it before it leaves.
 
         Raises:
             PayloadError: It has come already and has the wrong length.
@@ -65,7 +69,7 @@ class Inbox:
             message = self._messages.get(key)
             if message is None:
                 length = buffer.numel() if exact else -1
-                self._messages[key] = _Message(buffer, length, 0, arrived)
+                self._messages[key] = _Message(buffer, length, 0, arrived, owed)
                 return
             self._check_length(key, message.message_bytes, buffer, exact)
             self._adopt(message, buffer)
@@ -104,9 +108,9 @@ class Inbox:
 
     @property
     def asked(self) -> bool:
-        """Whether anything that was asked for has not come."""
+        """Whether anything that the peer owes has not come."""
         with self._lock:
-            return any(message.arrived is not None for message in self._messages.values())
+            return any(m.arrived is not None and m.owed for m in self._messages.values())
 
     def clear(self) -> None:
         """Forget everything: no memory that was lent is written from now on."""

@@ -1,9 +1,10 @@
 """Loopback: all ranks in one process and one thread, on a virtual clock.
 
 Every rank has one port of a given bandwidth, each way. A message leaves when its sender's
-port is free, arrives `latency_s` later, and occupies its receiver's port while its bytes come
-in. Events at equal times happen in the order in which they were made, so a run is repeatable
-bit for bit.
+port is free, arrives `latency_s` later, and occupies its receiver's port, as soon as that is
+free, while its bytes come in. The latency of messages under way overlaps; `message_s` is what
+each costs on both ports besides its bytes, the `a` of the usual cost formulas. Events at equal
+times happen in the order in which they were made, so a run is repeatable bit for bit.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Loopback:
     Args:
         size: Number of ranks.
         latency_s: Time from one port to another.
+        message_s: Time that a message occupies a port besides its bytes.
         bandwidth_bytes_per_s: Of each port, each way.
         clock: The clock; a new one if not given.
     """
@@ -62,12 +64,14 @@ class Loopback:
         size: int,
         *,
         latency_s: float = 0.0,
+        message_s: float = 0.0,
         bandwidth_bytes_per_s: float = math.inf,
         clock: VirtualClock | None = None,
     ) -> None:
         self.size = size
         self.clock = clock or VirtualClock()
         self._latency_s = latency_s
+        self._message_s = message_s
         self._bandwidth = bandwidth_bytes_per_s
         self._leaves_free_s = [0.0] * size
         self._enters_free_s = [0.0] * size
@@ -84,13 +88,18 @@ class Loopback:
         self, sender: int, receiver: int, size_bytes: int, arrive: Callable[[], None]
     ) -> float:
         """Occupy both ports for a message; return the time at which it has left."""
-        duration = size_bytes / self._bandwidth
-        leave = max(self.clock.now_s, self._leaves_free_s[sender])
-        self._leaves_free_s[sender] = leave + duration
-        enter = max(leave + self._latency_s, self._enters_free_s[receiver])
-        self._enters_free_s[receiver] = enter + duration
-        self.clock.at(enter + duration, arrive)
-        return leave + duration
+        duration_s = self._message_s + size_bytes / self._bandwidth
+        leave_s = max(self.clock.now_s, self._leaves_free_s[sender])
+        self._leaves_free_s[sender] = leave_s + duration_s
+
+        def enter() -> None:
+            # Only now: a message that comes earlier, though sent later, must not wait for this.
+            enter_s = max(self.clock.now_s, self._enters_free_s[receiver])
+            self._enters_free_s[receiver] = enter_s + duration_s
+            self.clock.at(enter_s + duration_s, arrive)
+
+        self.clock.at(leave_s + self._latency_s, enter)
+        return leave_s + duration_s
 
 
 class LoopbackTransport(TaggedTransport):

@@ -47,6 +47,10 @@ class DenseBelow(Compressor):
             return self.compressor.exempt(parameter, self.dense).for_parameter(parameter)
         return self.compressor.for_parameter(parameter)
 
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        """The compressor's."""
+        return self.compressor.payload_bytes(shape)
+
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """Build the compressor's: sizes were looked at when parameters were resolved."""
         return self.compressor.aggregator(layout, world)

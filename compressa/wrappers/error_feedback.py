@@ -53,6 +53,10 @@ class ErrorFeedback(Compressor):
         """The codec's."""
         return self.codec.block_elems
 
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        """The codec's."""
+        return self.codec.payload_bytes(shape)
+
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """The codec's, with residuals."""
         return single(self.codec, layout, world, worker_feedback=True, owner_feedback=self.owner)

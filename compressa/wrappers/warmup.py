@@ -64,6 +64,10 @@ class Warmup(Compressor):
             dense=self.dense.for_parameter(parameter),
         )
 
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        """The compressor's."""
+        return self.compressor.payload_bytes(shape)
+
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """A warm-up has no aggregator of its own: `at` names the compressor that has."""
         raise ConfigError("warmup: ask `at(step)` for the compressor in force")

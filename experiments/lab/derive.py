@@ -1,18 +1,9 @@
 """Result rows: quality and timing cells joined, with every comparison worked out here.
 
-One row per (task, link, compressor, seed). With F and B the times of forward and backward pass and
-C the time that a step's bytes take, a dense step takes F + B + C_dense and no compressed one can
-take less than max(F + B, C_compressed), so what can be gained over a dense baseline is at most
-
-    bound = (F + B + C_dense) / max(F + B, C_compressed).
-
-C_compressed is the busiest host's interface bytes at the link's rate: perfect overlap at line rate.
-C_dense is the larger of the same for the baseline and of what the baseline's step took beyond
-computing, so that a baseline which overlaps badly can not make a speed-up exceed its bound.
-
-Time to target = steps x step time: the steps come from the unshaped quality run, the step time from
-the link. The target is float32's final quality with the task's tolerance. A compressor that begins
-with a warm-up pays DDP float32's price for those steps: what a dense warm-up costs, or more.
+One row per (task, link, compressor, seed). Time to target = steps x step time: the steps come from
+the unshaped quality run, the step time from the link. The target is float32's final quality with
+the task's tolerance. A compressor that begins with a warm-up pays DDP float32's price for those
+steps: what a dense warm-up costs, or more. :mod:`lab.steptime` has the speed-ups' bounds.
 """
 
 from __future__ import annotations
@@ -26,6 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from lab.names import DDP_FLOAT32, TORCH_FP16
 from lab.quality import Quality
 from lab.records import Provenance, Record, TimeRecord, TrainRecord, read
+from lab.steptime import bound, compute_s, exposed_comm_s, sent_bytes
 
 RESULTS_FILE = "results.jsonl"
 
@@ -80,35 +72,6 @@ class Row(BaseModel):
     def quality(self) -> float | None:
         """The final value of whichever of accuracy and loss the task is judged by."""
         return self.final_loss if self.final_accuracy is None else self.final_accuracy
-
-
-def compute_s(cell: TimeRecord) -> float:
-    """Forward, backward and optimizer step."""
-    return cell.forward_s + cell.backward_s + cell.optimizer_s
-
-
-def exposed_comm_s(cell: TimeRecord) -> float:
-    """What a step took beyond computing and coding; never below zero."""
-    return max(0.0, cell.step_s - compute_s(cell) - (cell.codec_s or 0.0))
-
-
-def sent_bytes(cell: TimeRecord) -> float | None:
-    """Bytes per step: by the interface where it can tell, else as accounted."""
-    return cell.bytes_accounted if cell.bytes_interface is None else cell.bytes_interface
-
-
-def wire_s(cell: TimeRecord) -> float:
-    """Seconds that the busiest host's bytes take at the link's rate; 0 when not shaped."""
-    if cell.bytes_interface is None or cell.link_bits_per_s is None:
-        return 0.0
-    return cell.bytes_interface * 8.0 / cell.link_bits_per_s
-
-
-def bound(dense: TimeRecord, compressed: TimeRecord) -> float:
-    """The largest speed-up over ``dense`` that ``compressed`` could have; see the module."""
-    dense_s = dense.forward_s + dense.backward_s + max(wire_s(dense), exposed_comm_s(dense))
-    floor_s = max(compressed.forward_s + compressed.backward_s, wire_s(compressed))
-    return dense_s / floor_s
 
 
 def target_of(float32: TrainRecord) -> float | None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -20,6 +19,7 @@ from lab import records
 from lab.cells import TimeAnswer, TimeCell, TrainAnswer, TrainCell
 from lab.compressors import bucket_caps_mb
 from lab.derive import Results, write_rows
+from lab.jobs import Job, jobs
 from lab.names import UNSHAPED
 from lab.plan import Plan
 from lab.quality import Quality
@@ -28,15 +28,6 @@ from lab.records import FailedRecord, Provenance, TimeRecord, TrainRecord
 from lab.tasks import load_task
 
 OpenTestbed = Callable[[int], AbstractContextManager[Testbed]]
-
-
-@dataclass(frozen=True)
-class Job:
-    """One cell on one link, with a line that says what it is."""
-
-    cell: TrainCell | TimeCell
-    link: str | None
-    title: str
 
 
 class Watcher(Protocol):
@@ -57,29 +48,6 @@ class Watcher(Protocol):
     def done(self, failure: str | None) -> None:
         """The job has ended."""
         ...
-
-
-def jobs(plan: Plan) -> list[Job]:
-    """Every cell in the order of the run: per task, quality first, then the links."""
-    return [job for task in plan.tasks for job in _jobs_of(plan, task.name)]
-
-
-def _jobs_of(plan: Plan, name: str) -> Iterator[Job]:
-    task = next(task for task in plan.tasks if task.name == name)
-    compressors = plan.compressors_of(task)
-    if task.train_steps:
-        for seed in plan.seeds:
-            for compressor in compressors:
-                title = f"{name}: train, {compressor}, seed {seed}"
-                yield Job(plan.train_cell(task, compressor, seed), None, title)
-    for link in plan.links:
-        for compressor in compressors:
-            timing = plan.time_cell(name, compressor, 25.0, plan.time_steps)
-            yield Job(timing, link, f"{name}: time, {compressor}, {link}")
-    for extra in (extra for extra in plan.end_to_end if extra.task == name):
-        cell = plan.train_cell(task, extra.compressor, plan.seeds[0])
-        title = f"{name}: end to end, {extra.compressor}, {extra.link}"
-        yield Job(cell, extra.link, title)
 
 
 class Driver:

@@ -6,6 +6,7 @@ import time
 from types import TracebackType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
@@ -57,6 +58,6 @@ class LiveProgress:
     def done(self, failure: str | None) -> None:
         """The job has ended: one line that stays."""
         took_s = time.monotonic() - self._started_s
-        end = f"{took_s:.1f} s" if failure is None else f"[red]failed:[/red] {failure}"
+        end = f"{took_s:.1f} s" if failure is None else f"[red]failed:[/red] {escape(failure)}"
         self._console.print(f"{self._title}: {end}", highlight=False)
         self._bars.advance(self._cells)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 
 from lab.confirm import Confirmation, confirmations
 from lab.derive import Results, write_rows
@@ -50,7 +51,7 @@ def _show(
         console.print(sentence(confirmation))
     for failure in failures:
         where = f"{failure.task}, {failure.compressor}, {failure.link or 'not shaped'}"
-        console.print(f"[red]failed[/red] {where}: ", failure.error.splitlines()[0], sep="")
+        console.print(f"[red]failed[/red] {where}: ", escape(failure.error.splitlines()[0]), sep="")
     console.print(f"Report: {results_dir / HTML_FILE}", highlight=False)
 
 

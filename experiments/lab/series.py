@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from lab.derive import Results, compute_s, exposed_comm_s
+from lab.derive import Results
 from lab.names import BASELINES
 from lab.records import TimeRecord, TrainRecord
+from lab.steptime import compute_s, exposed_comm_s
 
 _COLOURS = (
     "#1f77b4",

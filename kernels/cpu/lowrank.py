@@ -1,7 +1,6 @@
 """Low-rank arithmetic for NumPy arrays; see :mod:`compressa.kernels.lowrank`.
 
-Columns of a C-ordered matrix are strided, so both work on transposed copies of the thin matrices;
-the wide ones are passed over once, row by row.
+The factors come a vector a row, contiguous; the wide matrices are passed over once, row by row.
 """
 
 from __future__ import annotations
@@ -34,33 +33,32 @@ def _dot(a: F32, b: F32, terms: F64, lanes: F64) -> float:
 
 
 @jit
-def _subtract(column: F32, factor: float, direction: F32) -> None:
-    for i in range(column.size):
-        column[i] = np.float32(np.float64(column[i]) - factor * np.float64(direction[i]))
+def _subtract(row: F32, factor: float, direction: F32) -> None:
+    for i in range(row.size):
+        row[i] = np.float32(np.float64(row[i]) - factor * np.float64(direction[i]))
 
 
 @jit
-def _normalize(column: F32, before: float, after: float) -> None:
+def _normalize(row: F32, before: float, after: float) -> None:
     if not np.isfinite(after):
-        column[:] = np.float32(np.nan)
+        row[:] = np.float32(np.nan)
     elif after > DEPENDENT * before:
-        for i in range(column.size):
-            column[i] = np.float32(np.float64(column[i]) / after)
+        for i in range(row.size):
+            row[i] = np.float32(np.float64(row[i]) / after)
     else:
-        column[:] = np.float32(0)
+        row[:] = np.float32(0)
 
 
 @jit
-def _orthonormalize_rows(columns: F32) -> None:
-    """``columns``: the matrix transposed, so that its columns are contiguous."""
+def _orthonormalize(p: F32) -> None:
     terms, lanes = np.empty(_TERMS, np.float64), np.empty(LANES, np.float64)
-    for j in range(columns.shape[0]):
-        column = columns[j]
-        before = np.sqrt(_dot(column, column, terms, lanes))
+    for j in range(p.shape[0]):
+        row = p[j]
+        before = np.sqrt(_dot(row, row, terms, lanes))
         for _ in range(2):
             for i in range(j):
-                _subtract(column, _dot(columns[i], column, terms, lanes), columns[i])
-        _normalize(column, before, np.sqrt(_dot(column, column, terms, lanes)))
+                _subtract(row, _dot(p[i], row, terms, lanes), p[i])
+        _normalize(row, before, np.sqrt(_dot(row, row, terms, lanes)))
 
 
 @jit
@@ -84,9 +82,8 @@ def _row_of_product(factors: F32, q: F32, out: F32) -> None:
 
 @jit
 def _product(p: F32, q: F32, out: F32) -> None:
-    """``q`` transposed."""
     for i in range(out.shape[0]):
-        _row_of_product(p[i], q, out[i])
+        _row_of_product(p[:, i], q, out[i])
 
 
 @jit
@@ -98,25 +95,22 @@ def _replace(m: F32, product: F32, residual: F32, back: np.float32) -> None:
 
 @jit
 def _split(m: F32, p: F32, q: F32, residual: F32, back: np.float32) -> None:
-    """``q`` transposed."""
     product = np.empty(m.shape[1], np.float32)
     for i in range(m.shape[0]):
-        _row_of_product(p[i], q, product)
+        _row_of_product(p[:, i], q, product)
         _replace(m[i], product, residual[i], back)
 
 
 def orthonormalize(p: F32) -> None:
     """See :func:`compressa.kernels.lowrank.orthonormalize`."""
-    columns = np.ascontiguousarray(p.T)
-    _orthonormalize_rows(columns)
-    p[:] = columns.T
+    _orthonormalize(p)
 
 
 def low_rank_product(p: F32, q: F32, out: F32) -> None:
     """See :func:`compressa.kernels.lowrank.low_rank_product`."""
-    _product(p, np.ascontiguousarray(q.T), out)
+    _product(p, q, out)
 
 
 def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) -> None:
     """See :func:`compressa.kernels.lowrank.split_low_rank`."""
-    _split(m, p, np.ascontiguousarray(q.T), residual, inverse(scale))
+    _split(m, p, q, residual, inverse(scale))

@@ -16,30 +16,30 @@ def _dot(a: F32, b: F32) -> float:
 
 def _project_out(p: F32, j: int) -> None:
     for i in range(j):
-        factor = _dot(p[:, i], p[:, j])
-        p[:, j] = p[:, j].astype(np.float64) - factor * p[:, i].astype(np.float64)
+        factor = _dot(p[i], p[j])
+        p[j] = p[j].astype(np.float64) - factor * p[i].astype(np.float64)
 
 
 def orthonormalize(p: F32) -> None:
     """See :func:`compressa.kernels.lowrank.orthonormalize`."""
-    for j in range(p.shape[1]):
-        before = np.sqrt(_dot(p[:, j], p[:, j]))
+    for j in range(p.shape[0]):
+        before = np.sqrt(_dot(p[j], p[j]))
         _project_out(p, j)
         _project_out(p, j)
-        after = np.sqrt(_dot(p[:, j], p[:, j]))
+        after = np.sqrt(_dot(p[j], p[j]))
         if not np.isfinite(after):
-            p[:, j] = np.nan
+            p[j] = np.nan
         elif after > DEPENDENT * before:
-            p[:, j] = p[:, j].astype(np.float64) / after
+            p[j] = p[j].astype(np.float64) / after
         else:
-            p[:, j] = 0
+            p[j] = 0
 
 
 def low_rank_product(p: F32, q: F32, out: F32) -> None:
     """See :func:`compressa.kernels.lowrank.low_rank_product`."""
-    out[:] = np.outer(p[:, 0], q[:, 0])
-    for k in range(1, p.shape[1]):
-        out += np.outer(p[:, k], q[:, k])
+    out[:] = np.outer(p[0], q[0])
+    for k in range(1, p.shape[0]):
+        out += np.outer(p[k], q[k])
 
 
 def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) -> None:

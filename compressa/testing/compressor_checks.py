@@ -1,0 +1,170 @@
+"""What every compressor owes among several ranks; `conformance.check_compressor` runs them all."""
+
+from __future__ import annotations
+
+import torch
+
+from compressa.codecs.base import Codec, Contraction
+from compressa.compressor import Compressor
+from compressa.errors import ConfigError
+from compressa.testing.inputs import MODEL, model_gradients
+from compressa.testing.mass import MassLedger
+from compressa.testing.memory import require, same_bits
+from compressa.testing.world import Gradients, LoopbackWorld
+from compressa.transports.loopback import Loopback
+from compressa.wrappers import Warmup
+
+EXCHANGES = ("all_reduce", "all_gather", "scatter_reduce")
+_LOSS_SCALE = 1024.0
+
+
+def exchanges_of(compressor: Compressor) -> list[str]:
+    """Return the exchanges that a compressor can be told to use, "auto" if it has its own.
+
+    A sum in 16 bits loses what no residual keeps, so it is not among them.
+    """
+    codec = _codec_of(compressor)
+    if codec is None:
+        return ["auto"]
+    fitting = []
+    for exchange in EXCHANGES:
+        try:
+            LoopbackWorld(2, MODEL, compressor, exchange=exchange)
+        except ConfigError:
+            continue
+        lossy = codec.reduce is not None and codec.reduce.dtype.itemsize < 4
+        if not (exchange == "all_reduce" and lossy):
+            fitting.append(exchange)
+    return fitting
+
+
+def check_replicas(compressor: Compressor, exchange: str, size: int) -> None:
+    """Every rank gets the same bits, and so does a second run."""
+    runs = []
+    for _ in range(2):
+        world = LoopbackWorld(size, MODEL, compressor, exchange=exchange)
+        runs.append([world.step(model_gradients(size, step)) for step in range(3)])
+    name = f"{compressor.name}, {exchange}, {size} ranks"
+    for first, second in zip(*runs, strict=True):
+        for rank in range(size):
+            _require_same(first[rank], first[0], f"{name}: rank {rank} differs from rank 0")
+        _require_same(first[0], second[0], f"{name}: a second run gives other bits")
+
+
+def check_order(compressor: Compressor, exchange: str) -> None:
+    """Neither the order in which gradients become ready nor the network changes a bit."""
+    plain = LoopbackWorld(3, MODEL, compressor, exchange=exchange)
+    slow = Loopback(3, latency_s=1e-3, bandwidth_bytes_per_s=1e5)
+    other = LoopbackWorld(3, MODEL, compressor, exchange=exchange, loopback=slow, policy="priority")
+    units = list(range(plain.unit_count))
+    ready = [units[::-1], units[1:] + units[:1], units]
+    for step in range(3):
+        gradients = model_gradients(3, step)
+        first = plain.step(gradients)
+        second = other.step(gradients, ready=ready, late_s=(0.02, 0.0, 0.3))
+        sentence = f"{compressor.name}, {exchange}: the bits depend on the order of arrival"
+        for rank in range(3):
+            _require_same(first[rank], second[rank], sentence)
+            _require_same(plain.states[rank].vectors, other.states[rank].vectors, sentence)
+
+
+def check_mass(compressor: Compressor, exchange: str, sizes: tuple[int, int, int]) -> None:
+    """Nothing is lost in 50 steps, two of them skipped, on three sizes of world in turn."""
+    world = LoopbackWorld(sizes[0], MODEL, compressor, exchange=exchange)
+    ledger, name = MassLedger(world), f"{compressor.name}, {exchange}"
+    _run(ledger, world, 26)
+    ledger.check(world, f"{name}: after 26 steps on {world.size} ranks")
+    ledger.step(world, model_gradients(world.size, 26), skipped=True)
+    ledger.check(world, f"{name}: after a skipped step")
+    overflow = model_gradients(world.size, 27, _LOSS_SCALE)
+    for own in overflow:
+        own["weight"].fill_(torch.nan)
+    ledger.step(world, overflow, loss_scale=_LOSS_SCALE, skipped=True)
+    ledger.check(world, f"{name}: after a step that overflowed")
+    for size in sizes[1:]:
+        before = world.size
+        world = world.resized(size)
+        ledger.check(world, f"{name}: when {before} ranks became {size}")
+        _run(ledger, world, 11)
+        ledger.check(world, f"{name}: 11 steps after {before} ranks became {size}")
+
+
+def check_warmup(compressor: Compressor, exchange: str) -> None:
+    """Nothing is lost when a dense warm-up ends."""
+    warm = Warmup(compressor=compressor, steps=4)
+    world = LoopbackWorld(3, MODEL, warm, exchange=exchange)
+    ledger = MassLedger(world)
+    for last in (4, 9):
+        _run(ledger, world, last - world.next_step)
+        ledger.check(world, f"warmup of {compressor.name}, {exchange}: after step {last}")
+
+
+def check_overflow(compressor: Compressor, exchange: str) -> None:
+    """What is not finite on one rank is seen by all, and is gone after the skipped step."""
+    name = f"{compressor.name}, {exchange}"
+    for value in (torch.nan, -torch.inf):
+        world = LoopbackWorld(3, MODEL, compressor, exchange=exchange)
+        world.step(model_gradients(3, 0))
+        gradients = model_gradients(3, 1)
+        gradients[1]["weight"][2, 3] = value
+        for rank, mean in enumerate(world.step(gradients)):
+            seen = not bool(mean["weight"].isfinite().all())
+            require(seen, f"{name}: rank {rank} does not see that rank 1 has a {value}")
+        _require_finite(world, f"{name}: a {value} stays")
+        world.rollback()
+        _require_finite(world, f"{name}: a {value} comes back with the skipped step")
+        for mean in world.step(model_gradients(3, 2)):
+            clean = all(bool(part.isfinite().all()) for part in mean.values())
+            require(clean, f"{name}: the step after a {value} is not finite either")
+
+
+def check_hold_zeros(compressor: Compressor, exchange: str) -> None:
+    """A parameter that may be unused keeps its residual, and its gradient stays zero."""
+    world = LoopbackWorld(3, MODEL, compressor, exchange=exchange)
+    for step in range(3):
+        world.step(model_gradients(3, step))
+    before = [state.vectors["residual/weight"].clone() for state in world.states]
+    gradients = model_gradients(3, 3)
+    for own in gradients:
+        own["weight"].zero_()
+    means = world.step(gradients, hold_zeros=True)
+    for rank, state in enumerate(world.states):
+        name = f"{compressor.name}, {exchange}, rank {rank}"
+        same = torch.equal(state.vectors["residual/weight"], before[rank])
+        require(same, f"{name}: an unused parameter's residual was used up")
+        require(not means[rank]["weight"].any(), f"{name}: an unused parameter gets a gradient")
+
+
+def keeps_residuals(compressor: Compressor) -> bool:
+    """Whether a compressor keeps what it does not send."""
+    world = LoopbackWorld(2, MODEL, compressor)
+    return "residual/weight" in world.states[0].vectors
+
+
+def is_exact(compressor: Compressor) -> bool:
+    """Whether a compressor loses nothing in the first place."""
+    codec = _codec_of(compressor)
+    return codec is not None and codec.bias(1000) == Contraction(1.0)
+
+
+def _codec_of(compressor: Compressor) -> Codec | None:
+    return compressor if isinstance(compressor, Codec) else getattr(compressor, "codec", None)
+
+
+def _run(ledger: MassLedger, world: LoopbackWorld, steps: int) -> None:
+    for _ in range(steps):
+        scale = _LOSS_SCALE if world.next_step % 2 else 1.0
+        gradients = model_gradients(world.size, world.next_step, scale)
+        ledger.step(world, gradients, loss_scale=scale)
+
+
+def _require_same(a: Gradients, b: Gradients, sentence: str) -> None:
+    require(a.keys() == b.keys(), sentence)
+    for name, tensor in a.items():
+        require(same_bits(tensor, b[name]), f"{sentence} ({name})")
+
+
+def _require_finite(world: LoopbackWorld, sentence: str) -> None:
+    for state in world.states:
+        for key, vector in state.vectors.items():
+            require(bool(vector.isfinite().all()), f"{sentence} in {key}")

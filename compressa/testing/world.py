@@ -1,0 +1,303 @@
+"""LoopbackWorld: all ranks of a training run in one process, on a virtual clock.
+
+The gradients go through what the engine uses: units, phases, plans, aggregators, programs and
+one `Driver` per rank. Only the transport is the `Loopback`, and computations run where they
+are asked for. So a run is repeatable bit for bit, needs no network, and takes as many ranks as
+memory holds.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+
+from compressa import checkpoint
+from compressa.aggregators.base import State, Turn, World
+from compressa.collectives.base import Compute
+from compressa.compressor import Compressor
+from compressa.config import Exchange
+from compressa.engine.driver import ComputeDone, Driver, Task
+from compressa.engine.phase import Phase
+from compressa.engine.programs import unit_program
+from compressa.errors import CompressaError, StateError, Timeout
+from compressa.parameters import ParameterInfo
+from compressa.schedulers import Plan
+from compressa.transports.loopback import Loopback
+
+Gradients = dict[str, torch.Tensor]
+
+
+class LoopbackWorld:
+    """`size` ranks that combine gradients step by step.
+
+    Args:
+        size: Number of ranks.
+        parameters: The model's parameters, in its order.
+        compressors: One for all parameters, or by parameter name.
+        exchange: As in `compressa.aggregators.World`.
+        unit_bytes: Dense bytes at which a unit is full, whatever is left after compression.
+        policy: Name of the scheduler.
+        seed: Seed of the counter-based random bits.
+        loopback: The network; ideal (no latency, unlimited bandwidth) if not given.
+        deadline_s: Virtual seconds after which a wait is a `Timeout`.
+        replan: Changes the plan of a rank (rank, plan) -> plan; for fault injection.
+
+    Attributes:
+        states: Each rank's state.
+        loopback: The network and its virtual clock.
+        next_step: Number of the next step.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        parameters: Sequence[ParameterInfo],
+        compressors: Compressor | Mapping[str, Compressor],
+        *,
+        exchange: str = "auto",
+        unit_bytes: int = 2048,
+        policy: str = "fifo",
+        seed: int = 0,
+        loopback: Loopback | None = None,
+        deadline_s: float = 60.0,
+        replan: Callable[[int, Plan], Plan] = lambda rank, plan: plan,
+    ) -> None:
+        if isinstance(compressors, Compressor):
+            compressors = {parameter.name: compressors for parameter in parameters}
+        self.size = size
+        self.parameters = tuple(parameters)
+        self.loopback = loopback or Loopback(size)
+        self.states = [State() for _ in range(size)]
+        self.next_step = 0
+        self._settings: dict[str, Any] = {
+            "exchange": exchange,
+            "unit_bytes": unit_bytes,
+            "policy": policy,
+            "seed": seed,
+            "deadline_s": deadline_s,
+        }
+        self._deadline_s = deadline_s
+        self._compressors = compressors
+        self._rules = _Rules(
+            compressors,
+            Exchange.model_validate(
+                {"kind": exchange, "unit_bytes": unit_bytes, "unit_payload_bytes": 1}
+            ),
+            policy,
+            seed,
+            replan,
+        )
+        self._turn = Turn(0)
+        self._ranks = [_Rank(self, rank) for rank in range(size)]
+        self.prepare()
+
+    @property
+    def virtual_time_s(self) -> float:
+        """The network's clock."""
+        return self.loopback.clock.now_s
+
+    @property
+    def unit_count(self) -> int:
+        """Number of units in force."""
+        return len(self._ranks[0].phase.units)
+
+    def sent_bytes(self, rank: int) -> int:
+        """Bytes that a rank has handed to the network, frame headers included."""
+        return self.loopback.transports[rank].traffic.sent_bytes
+
+    def prepare(self) -> None:
+        """Enter the phase of the next step, so that its state is there."""
+        for rank in self._ranks:
+            rank.enter(self.next_step, self._rules)
+
+    def step(
+        self,
+        gradients: Sequence[Mapping[str, torch.Tensor]],
+        *,
+        loss_scale: float = 1.0,
+        hold_zeros: bool = False,
+        ready: Sequence[Sequence[int]] | None = None,
+        late_s: Sequence[float] | None = None,
+    ) -> list[Gradients]:
+        """Combine one step's gradients.
+
+        Args:
+            gradients: By rank and parameter name; they are copied first.
+            loss_scale: What they were multiplied by.
+            hold_zeros: As in `Turn`.
+            ready: By rank, the order in which its units become ready.
+            late_s: By rank, how long after the others it begins.
+
+        Returns:
+            By rank and name, the mean over the ranks.
+
+        Raises:
+            CompressaError: The first error of any rank; the world cannot be used afterwards.
+            StateError: A unit can never finish, and nobody waits for a message.
+        """
+        self.prepare()
+        self._turn = Turn(self.next_step, 0, loss_scale, hold_zeros)
+        clock, begin_s = self.loopback.clock, self.virtual_time_s
+        for rank, own in zip(self._ranks, gradients, strict=True):
+            order = range(self.unit_count) if ready is None else ready[rank.rank]
+            delay_s = 0.0 if late_s is None else late_s[rank.rank]
+            clock.at(begin_s + delay_s, rank.starter(own, self._turn, order))
+        clock.run()
+        self._wait_out_deadline()
+        self.next_step += 1
+        self._raise_errors()
+        return [rank.gradients for rank in self._ranks]
+
+    def rollback(self) -> None:
+        """Skip the last step: what it sent returns to the residuals."""
+        for rank in self._ranks:
+            for unit in rank.phase.units:
+                unit.aggregator.rollback(self._turn)
+
+    def errors(self) -> list[BaseException | None]:
+        """Return each rank's first error in the last step."""
+        return [rank.error for rank in self._ranks]
+
+    def resized(self, size: int) -> Self:
+        """Return a world of another size that goes on from here, through a checkpoint."""
+        world = type(self)(size, self.parameters, self._compressors, **self._settings)
+        world.next_step = self.next_step
+        world.prepare()  # a warm-up may have ended: then there is state to read
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder))
+            world.load(Path(folder))
+        return world
+
+    def save(self, path: Path) -> None:
+        """Write a checkpoint of all ranks."""
+        pairs = enumerate(self.states)
+        digests = [checkpoint.write_rank(path, rank, state) for rank, state in pairs]
+        checkpoint.write_manifest(path, self.next_step, digests, self.parameters)
+
+    def load(self, path: Path) -> None:
+        """Read a checkpoint of any number of ranks."""
+        manifest = checkpoint.read_manifest(path, self.parameters)
+        for rank, state in enumerate(self.states):
+            checkpoint.restore(path, manifest, state, rank, self.size)
+
+    def _wait_out_deadline(self) -> None:
+        """If a rank still waits when nothing more can happen, let its deadline pass."""
+        if any(rank.busy for rank in self._ranks):
+            deadline_s = self.virtual_time_s + 1.01 * self._deadline_s
+            self.loopback.clock.at(deadline_s, lambda: None)
+            self.loopback.clock.run()
+        for rank in self._ranks:
+            rank.expire()
+
+    def _raise_errors(self) -> None:
+        found = [error for error in self.errors() if error is not None]
+        # A rank that failed by itself explains the others' timeouts.
+        found.sort(key=lambda error: isinstance(error, Timeout))
+        if found:
+            raise found[0]
+        stuck = [rank.rank for rank in self._ranks if rank.busy]
+        if stuck:
+            raise StateError(f"ranks {stuck} hold units back for ever: the plan is a deadlock")
+
+
+class _Rules(NamedTuple):
+    """What is the same on every rank."""
+
+    compressors: Mapping[str, Compressor]
+    exchange: Exchange
+    policy: str
+    seed: int
+    replan: Callable[[int, Plan], Plan]
+
+
+class _Rank:
+    """One rank: its driver, its phase and its gradients of the step under way."""
+
+    phase: Phase
+
+    def __init__(self, world: LoopbackWorld, rank: int) -> None:
+        self.rank = rank
+        self.gradients: Gradients = {}
+        self.error: BaseException | None = None
+        self._world = world
+        self._unfinished: set[int] = set()
+        self._transport = world.loopback.transports[rank]
+        clock = world.loopback.clock
+        self.driver = Driver(
+            self._transport,
+            _compute_now,
+            lambda event: clock.at(clock.now_s, event),
+            lambda: clock.now_s,
+            world._deadline_s,
+        )
+        self._transport.failed = self.driver.fail
+
+    @property
+    def busy(self) -> bool:
+        """Whether a unit is under way."""
+        return bool(self._unfinished)
+
+    def enter(self, step: int, rules: _Rules) -> None:
+        """Make the phase of a step, unless it is in force already."""
+        if hasattr(self, "phase") and self.phase.covers(step):
+            return
+        size, state = self._world.size, self._world.states[self.rank]
+        self.phase = Phase(
+            self._world.parameters,
+            rules.compressors,
+            step,
+            rules.exchange,
+            World(self.rank, size, rules.seed, rules.exchange.kind, state),
+            self._transport,
+        )
+        plan = rules.replan(self.rank, self.phase.plan(rules.policy))
+        self.driver.follow(plan, self.phase.ordered(plan))
+
+    def starter(
+        self, gradients: Mapping[str, torch.Tensor], turn: Turn, order: Sequence[int]
+    ) -> Callable[[], None]:
+        """Return the event that submits a step's units in some order."""
+        self.gradients = {name: gradient.clone() for name, gradient in gradients.items()}
+        self._unfinished, self.error = set(order), None
+
+        def start() -> None:
+            for index in order:
+                self.driver.start(self._task(index, turn))
+
+        return start
+
+    def expire(self) -> None:
+        """End whatever has waited for longer than the deadline."""
+        error = self.driver.expired()
+        if error is not None:
+            self.driver.fail(error)
+
+    def _task(self, index: int, turn: Turn) -> Task:
+        unit, gradients = self.phase.units[index], self.gradients
+        program = unit_program(
+            unit.aggregator,
+            lambda: unit.collect(gradients),
+            lambda: unit.deliver(gradients, check_finite=True),
+            turn,
+            self._transport,
+        )
+        name = unit.layout.name
+        return Task(index, name, turn.step, program, lambda error: self._finished(index, error))
+
+    def _finished(self, index: int, error: BaseException | None) -> None:
+        self._unfinished.discard(index)
+        self.error = self.error or error
+
+
+def _compute_now(task: Task, operation: Compute, done: ComputeDone) -> None:
+    """Compute where it is asked for; what the engine would call an error, is one here."""
+    try:
+        value = operation.work()
+    except CompressaError as error:
+        done(None, error)
+    else:
+        done(value, None)

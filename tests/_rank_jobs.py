@@ -1,0 +1,230 @@
+"""What ranks do in tests: functions that are called by name with JSON arguments."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import compressa
+from _rank_models import build, loss_of
+from _rank_mutations import MUTATIONS
+
+_stores: list[dist.TCPStore] = []
+
+
+def host_store() -> int:
+    """On rank 0: open the rendezvous store on a free port; return the port."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    _stores.append(store)
+    return store.port
+
+
+def join(rank: int, size: int, port: int) -> None:
+    """Join the default process group."""
+    torch.set_num_threads(1)
+    store = _stores[0] if rank == 0 else dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group(
+        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
+    )
+
+
+def digest(model: nn.Module) -> str:
+    """Return the SHA-256 of all parameters' bytes."""
+    data = b"".join(
+        p.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        for p in model.parameters()
+    )
+    return hashlib.sha256(data).hexdigest()
+
+
+def state_digest(handle: compressa.Handle) -> str:
+    """Return the SHA-256 of this rank's residuals, factors and step."""
+    sha = hashlib.sha256()
+    for key, value in sorted(handle.state_dict().items()):
+        sha.update(key.encode() + value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
+
+
+@contextlib.contextmanager
+def registered(
+    model: str | nn.Module,
+    config: Any,
+    *,
+    ddp: Mapping[str, Any] | None = None,
+    scaler: Any = None,
+    mutation: str | None = None,
+) -> Iterator[tuple[DistributedDataParallel, compressa.Handle]]:
+    """Wrap a model, register, and close the handle at the end."""
+    net = build(model, dist.get_rank()) if isinstance(model, str) else model
+    wrapped = DistributedDataParallel(net, **(ddp or {}))
+    with contextlib.ExitStack() as stack:
+        if mutation is not None:
+            stack.enter_context(MUTATIONS[mutation]())
+        handle = compressa.register_comm_hook(wrapped, config, scaler=scaler)
+        stack.callback(handle.close)
+        yield wrapped, handle
+
+
+def _optimizer(model: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def _summary(handle: compressa.Handle) -> dict[str, Any]:
+    stats = handle.stats()
+    numbers = ("steps", "dense_bytes", "payload_bytes", "sent_bytes", "messages", "ratio")
+    times = {
+        "codec_s": stats.codec_s,
+        "exposed_s": stats.exposed_s,
+        "wire_s": sum(row.wire_s for row in stats.compressors.values()),
+    }
+    rows = {name: row.payload_bytes for name, row in stats.compressors.items()}
+    return {name: getattr(stats, name) for name in numbers} | times | {"compressors": rows}
+
+
+def train(
+    *,
+    config: Any,
+    model: str = "mlp",
+    steps: int = 4,
+    lr: float = 0.05,
+    ddp: Mapping[str, Any] | None = None,
+    accumulate: int = 1,
+    clip: float | None = None,
+    late_s: float = 0.0,
+    load: str | None = None,
+    save: str | None = None,
+    mutation: str | None = None,
+) -> dict[str, Any]:
+    """Train; return digests, losses and statistics.
+
+    With `load`, the run goes on where the one that wrote `save` stopped.
+    """
+    rank = dist.get_rank()
+    net = build(model, rank)
+    dtype = next(net.parameters()).dtype
+    time.sleep(late_s)
+    with registered(net, config, ddp=ddp, mutation=mutation) as (wrapped, handle):
+        optimizer = _optimizer(net, lr)
+        first = _load(load, handle, net, optimizer)
+        losses = []
+        for step in range(first, first + steps):
+            optimizer.zero_grad()
+            losses.append(_backward(wrapped, rank, step, accumulate, dtype))
+            if clip is not None:
+                nn.utils.clip_grad_norm_(net.parameters(), clip)
+            optimizer.step()
+        if save is not None:
+            handle.save(f"{save}/compressa")
+            if rank == 0:
+                torch.save([net.state_dict(), optimizer.state_dict()], f"{save}/model.pt")
+        return {
+            "parameters": digest(net),
+            "state": state_digest(handle),
+            "losses": losses,
+            "finite": all(bool(p.isfinite().all()) for p in net.parameters()),
+            "stats": _summary(handle),
+        }
+
+
+def _load(
+    folder: str | None,
+    handle: compressa.Handle,
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+) -> int:
+    if folder is None:
+        return 0
+    handle.load(f"{folder}/compressa")
+    weights, momenta = torch.load(f"{folder}/model.pt")
+    net.load_state_dict(weights)
+    optimizer.load_state_dict(momenta)
+    return handle.next_step
+
+
+def _backward(
+    wrapped: DistributedDataParallel, rank: int, step: int, accumulate: int, dtype: torch.dtype
+) -> float:
+    total = 0.0
+    for micro in range(accumulate):
+        last = micro == accumulate - 1
+        with contextlib.nullcontext() if last else wrapped.no_sync():
+            loss = loss_of(wrapped, rank, step * accumulate + micro, dtype) / accumulate
+            loss.backward()
+            total += loss.item()
+    return total
+
+
+def train_plain(
+    *, model: str = "mlp", steps: int = 4, ddp: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Train with plain DistributedDataParallel."""
+    rank = dist.get_rank()
+    net = build(model, rank)
+    dtype = next(net.parameters()).dtype
+    wrapped = DistributedDataParallel(net, **(ddp or {}))
+    optimizer = _optimizer(net)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(wrapped, rank, step, dtype).backward()
+        optimizer.step()
+    return {"parameters": digest(net)}
+
+
+def train_beside_user_traffic(*, config: Any, steps: int) -> dict[str, Any]:
+    """Sum metrics on the default group, from the main thread, between and within steps."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    wrong = 0
+    with registered("normed_cnn", config) as (wrapped, handle):
+        optimizer = _optimizer(wrapped)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = loss_of(wrapped, rank, step, torch.float32)
+            metric = torch.full((257,), float(step * (rank + 1)))
+            pending = dist.all_reduce(metric, async_op=True)
+            loss.backward()
+            pending.wait()
+            wrong += int((metric != step * size * (size + 1) / 2).any())
+            optimizer.step()
+            count = torch.tensor([rank], dtype=torch.int64)
+            dist.all_reduce(count)
+            wrong += int(count.item() != size * (size - 1) // 2)
+        buffers = [b.tolist() for b in wrapped.module.buffers() if b.is_floating_point()]
+        # DDP broadcasts rank 0's running statistics at the start of the next forward pass.
+        wrapped.eval()
+        return {
+            "wrong": wrong,
+            "parameters": digest(wrapped),
+            "moved": any(any(v != 0.0 for v in b) for b in buffers[::2]),
+            "steps": handle.stats().steps,
+        }
+
+
+def train_in_subgroups(*, config: Any, model: str = "mlp", steps: int = 3) -> dict[str, Any]:
+    """Ranks 0 and 1, and ranks 2 and 3, train apart at the same time."""
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    own = groups[rank // 2]
+    net = build(model, rank)
+    with registered(net, config, ddp={"process_group": own}) as (wrapped, handle):
+        optimizer = _optimizer(net)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(wrapped, rank, step, torch.float32).backward()
+            optimizer.step()
+        prefix = next(iter(handle.state_dict())).split("/")[0]
+    return {"parameters": digest(net), "prefix": prefix}
+
+
+def alive_threads() -> list[str]:
+    """Return the names of this library's threads that still run."""
+    return [t.name for t in threading.enumerate() if t.name.startswith("compressa")]

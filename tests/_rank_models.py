@@ -1,0 +1,199 @@
+"""Tiny models for tests on real ranks: a few thousand parameters, every kind of layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+CLASSES = 4
+
+
+class TiedTransformer(nn.Module):
+    """An embedding, one attention block, and an output layer that shares the embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(32, 16)
+        self.block = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.output = nn.Linear(16, 32, bias=False)
+        self.output.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = (x[:, :6].abs() * 100).long() % 32
+        logits: torch.Tensor = self.output(self.block(self.embedding(tokens)).mean(1))
+        return logits[:, :CLASSES]
+
+
+class Branches(nn.Module):
+    """A branch that nobody uses, and one that only the chosen ranks use."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.trunk = nn.Linear(16, 24)
+        self.never = nn.Linear(24, 24)
+        self.sometimes = nn.Linear(24, 24)
+        self.head = nn.Linear(24, CLASSES)
+        self.use_sometimes = rank == 0
+        self.use_never = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.trunk(x).relu()
+        if self.use_sometimes:
+            h = h + self.sometimes(h).relu()
+        if self.use_never:
+            h = h + self.never(h).relu()
+        result: torch.Tensor = self.head(h)
+        return result
+
+
+class Scaled(nn.Module):
+    """A parameter of one element, and one without dimensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 32)
+        self.gain = nn.Parameter(torch.ones(1))
+        self.offset = nn.Parameter(torch.zeros(()))
+        self.last = nn.Linear(32, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.last(self.first(x).relu() * self.gain + self.offset)
+        return result
+
+
+class Linear(nn.Module):
+    """Its loss is linear in its parameters, so that a test chooses every gradient.
+
+    `forward(factors)` returns the sum of factor * parameter; each gradient is its factor.
+    """
+
+    SHAPES = ((48, 40), (40,), (30, 70), (1,), (64, 16))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.zeros(shape) for shape in self.SHAPES)
+
+    def forward(self, *factors: torch.Tensor) -> torch.Tensor:
+        parts = [(f * w).sum() for f, w in zip(factors, self.weights, strict=True)]
+        return torch.stack(parts).sum()
+
+
+class SwappedNames(nn.Module):
+    """The same shapes in the same order as a plain model, under other names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha = nn.Linear(16, 16)
+        self.omega = nn.Linear(16, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.omega(self.alpha(x).relu())
+        return result
+
+
+class PlainNames(nn.Module):
+    """See `SwappedNames`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16)
+        self.second = nn.Linear(16, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.second(self.first(x).relu())
+        return result
+
+
+def mlp() -> nn.Module:
+    """About 9,000 parameters."""
+    widths = (16, 64, 64, 48)
+    pairs = zip(widths, widths[1:], strict=False)
+    layers = [m for a, b in pairs for m in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
+
+
+def wide() -> nn.Module:
+    """Large enough that the transport's backend sums its units: over 2 MB."""
+    return nn.Sequential(nn.Linear(16, 720), nn.ReLU(), nn.Linear(720, 720), nn.Linear(720, CLASSES))
+
+
+def cnn() -> nn.Module:
+    """Convolutions over the input as a 4 x 4 picture."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 4, 4)),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, CLASSES),
+    )
+
+
+def normed_cnn() -> nn.Module:
+    """With batch norms, whose buffers DDP broadcasts before each forward pass."""
+    return nn.Sequential(
+        nn.Unflatten(1, (1, 4, 4)),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, padding=1),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(256, CLASSES),
+    )
+
+
+def channels_last_cnn() -> nn.Module:
+    """Its convolutions' gradients are not in row-major order."""
+    return cnn().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def frozen_mlp() -> nn.Module:
+    """Its first layer is not trained."""
+    model = mlp()
+    for parameter in model[0].parameters():  # type: ignore[index]
+        parameter.requires_grad_(False)
+    return model
+
+
+MODELS: dict[str, Callable[[int], nn.Module]] = {
+    "mlp": lambda rank: mlp(),
+    "wide": lambda rank: wide(),
+    "cnn": lambda rank: cnn(),
+    "normed_cnn": lambda rank: normed_cnn(),
+    "channels_last_cnn": lambda rank: channels_last_cnn(),
+    "frozen_mlp": lambda rank: frozen_mlp(),
+    "transformer": lambda rank: TiedTransformer(),
+    "branches": Branches,
+    "scaled": lambda rank: Scaled(),
+    "linear": lambda rank: Linear(),
+    "plain_names": lambda rank: PlainNames(),
+    "swapped_names": lambda rank: SwappedNames(),
+    "float64": lambda rank: mlp().double(),
+    "float16": lambda rank: mlp().half(),
+    "bfloat16": lambda rank: mlp().bfloat16(),
+}
+
+
+def build(name: str, rank: int) -> nn.Module:
+    """Make a model whose parameters are the same on every rank."""
+    torch.manual_seed(7)
+    return MODELS[name](rank)
+
+
+def batch(rank: int, step: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a rank's inputs and labels of a step, whatever came before."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(16, 16, generator=generator)
+    return x.to(dtype), x[:, :CLASSES].argmax(1)
+
+
+def loss_of(model: nn.Module, rank: int, step: int, dtype: torch.dtype) -> torch.Tensor:
+    """Return the loss on the rank's batch of a step."""
+    x, labels = batch(rank, step, dtype)
+    return F.cross_entropy(model(x).float(), labels)

@@ -1,0 +1,135 @@
+"""Faults that tests put into the library on purpose, to see that the suite notices them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+
+from compressa.aggregators.base import Turn
+from compressa.aggregators.scopes import ScopePayload
+from compressa.codecs.topk import TopK
+from compressa.engine.engine import Engine
+from compressa.engine.phase import Phase
+from compressa.schedulers import Plan
+
+
+@contextlib.contextmanager
+def reset_residuals_at_rebuild() -> Iterator[None]:
+    """Forget all residuals when step 1 begins, as state keyed by bucket would."""
+    begin = Engine._begin
+
+    def broken(self: Engine, step: int, *rest: Any) -> None:
+        begin(self, step, *rest)
+        if step == 1:
+            for vector in self.state.vectors.values():
+                vector.zero_()
+
+    with mock.patch.object(Engine, "_begin", broken):
+        yield
+
+
+@contextlib.contextmanager
+def forget_residuals_on_load() -> Iterator[None]:
+    """Load a checkpoint, then drop its residuals."""
+    from compressa.hooks.handle import Handle
+
+    load = Handle.load
+
+    def broken(self: Handle, path: str) -> None:
+        load(self, path)
+        for vector in self._engine.state.vectors.values():
+            vector.zero_()
+
+    with mock.patch.object(Handle, "load", broken):
+        yield
+
+
+@contextlib.contextmanager
+def drop_one_element() -> Iterator[None]:
+    """A codec that writes a zero where its largest element was."""
+    encode = TopK.encode_feedback
+
+    def broken(self: TopK, x: torch.Tensor, residual: torch.Tensor, *rest: Any) -> int:
+        length = encode(self, x, residual, *rest)
+        payload = rest[0]
+        payload[:4] = 0
+        return length
+
+    with mock.patch.object(TopK, "encode_feedback", broken):
+        yield
+
+
+@contextlib.contextmanager
+def swap_two_units_on_rank_1() -> Iterator[None]:
+    """Rank 1 follows a plan in which the first two places are exchanged."""
+    plan = Phase.plan
+
+    def broken(self: Phase, policy: str) -> Plan:
+        made = plan(self, policy)
+        if dist.get_rank() != 1:
+            return made
+        first, second = (t for t in made.order if t[1] == 0), None
+        a = next(first)
+        second = next(first)
+        swapped = {a: second, second: a}
+        return Plan(tuple(swapped.get(t, t) for t in made.order), made.first_step)
+
+    with mock.patch.object(Phase, "plan", broken):
+        yield
+
+
+def _spoil_on_rank_1(spoil: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> Any:
+    """Have rank 1 change every payload of step 1 after it is sealed."""
+
+    @contextlib.contextmanager
+    def patched() -> Iterator[None]:
+        seal = ScopePayload.seal
+
+        def broken(
+            self: ScopePayload, payload: torch.Tensor, turn: Turn, body_bytes: int
+        ) -> torch.Tensor:
+            filled = seal(self, payload, turn, body_bytes)
+            if dist.get_rank() != 1 or turn.step != 1:
+                return filled
+            return spoil(payload, filled)
+
+        with mock.patch.object(ScopePayload, "seal", broken):
+            yield
+
+    return patched
+
+
+def _longer(payload: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
+    return torch.cat([filled, torch.zeros(1, dtype=torch.uint8)])
+
+
+def _patch_byte(offset: int, value: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    def spoil(payload: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
+        filled[offset] = value
+        return filled
+
+    return spoil
+
+
+MUTATIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
+    "reset residuals at rebuild": reset_residuals_at_rebuild,
+    "forget residuals on load": forget_residuals_on_load,
+    "drop one element": drop_one_element,
+    "swap two units on rank 1": swap_two_units_on_rank_1,
+    "one byte short": _spoil_on_rank_1(lambda payload, filled: filled[:-1]),
+    "one byte long": _spoil_on_rank_1(_longer),
+    "only one byte": _spoil_on_rank_1(lambda payload, filled: filled[:1]),
+    "wrong magic": _spoil_on_rank_1(_patch_byte(0, 0x00)),
+    "wrong version": _spoil_on_rank_1(_patch_byte(2, 0x63)),
+    "wrong codec": _spoil_on_rank_1(_patch_byte(3, 0x63)),
+    "wrong epoch": _spoil_on_rank_1(_patch_byte(4, 0xEE)),
+    "wrong step": _spoil_on_rank_1(_patch_byte(8, 0xEE)),
+    "wrong unit": _spoil_on_rank_1(_patch_byte(12, 0xEE)),
+    "wrong body length": _spoil_on_rank_1(_patch_byte(20, 0xEE)),
+}

@@ -1,0 +1,58 @@
+"""Every compressor under test: each row of the contract table, and forms that differ from it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from compressa.codecs import Codec, Int4, Int8, OneBit, RandomK, TopK, Unbiased
+from compressa.compressor import Compressor
+from compressa.compressors import COMPRESSORS
+from compressa.aggregators.powersgd import PowerSGD
+from compressa.wrappers import DenseBelow, ErrorFeedback
+
+# Small blocks, and densities at which a small vector keeps more than one element.
+VARIANTS: dict[str, Compressor] = {
+    "int8-small-blocks": Int8(block=32),
+    "int4-small-blocks": Int4(block=10),
+    "onebit-small-blocks": OneBit(block=64),
+    "topk-bitmap": TopK(density=0.2),
+    "topk-float16": TopK(density=0.05, value_dtype="float16"),
+    "topk-bfloat16": TopK(density=0.05, value_dtype="bfloat16"),
+    "topk-all": TopK(density=1.0),
+    "randomk-dense": RandomK(density=0.3),
+    "randomk-unbiased": RandomK(density=0.3, unbiased=True),
+    "powersgd-rank-1": PowerSGD(approx_rank=1),
+}
+
+ALL: dict[str, Compressor] = {
+    **{name: row.compressor() for name, row in COMPRESSORS.items()},
+    **VARIANTS,
+}
+
+
+def with_feedback(compressor: Compressor) -> Compressor:
+    """Add error feedback where a codec allows it."""
+    if not isinstance(compressor, Codec) or isinstance(compressor.bias(1 << 20), Unbiased):
+        return compressor
+    return ErrorFeedback(codec=compressor)
+
+
+def params(chosen: dict[str, Any]) -> list[Any]:
+    """Return parameters for pytest with readable names."""
+    return [pytest.param(value, id=name) for name, value in chosen.items()]
+
+
+CODECS = params({name: c for name, c in ALL.items() if isinstance(c, Codec)})
+COMPRESSORS_UNDER_TEST = params(
+    {name: with_feedback(c) for name, c in ALL.items()}
+    | {
+        "int8-without-feedback": Int8(block=32),
+        "topk-without-feedback": TopK(density=0.05),
+        "dense-below": DenseBelow(
+            compressor=ErrorFeedback(codec=TopK(density=0.05)), elems=100
+        ),
+        "one-sided-feedback": ErrorFeedback(codec=OneBit(block=64), owner=True),
+    }
+)

@@ -1,0 +1,107 @@
+"""The wire format, byte for byte: a change here is a new version of the format."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+
+from compressa.codecs import (
+    Bf16,
+    Codec,
+    Fp16,
+    Int4,
+    Int8,
+    NoCompression,
+    OneBit,
+    RandomK,
+    TopK,
+)
+from compressa.codecs.payload import HEADER_BYTES, Header, read_header, write_header
+from compressa.compressors import COMPRESSORS
+from compressa.testing.codec_checks import DRAW, decoded, encoded
+from compressa.transports.base import Key
+from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
+
+X = torch.tensor([127.0, -3.5, 0.25, 1.5, -64.0, 0.0, 2.0, -1.0, 7.0, -7.0, 3.0])
+
+GOLDEN: dict[Codec, str] = {
+    NoCompression(): (
+        "0000fe42000060c00000803e0000c03f000080c20000000000000040000080bf"
+        "0000e0400000e0c000004040"
+    ),
+    Fp16(): "f05700c30034003e00d40000004000bc004700c70042",
+    Bf16(): "fe4260c0803ec03f80c20000004080bfe040e0c04040",
+    Int8(block=8): "0000803f87c3613d7ffc0002c00002ff7f8136",
+    Int4(block=8): "922491410000803f4f888888bf81",
+    OneBit(block=8): "0040c7415555b5409202",
+    TopK(density=0.28): "0000fe42000080c20000e0404008",
+    TopK(density=0.5, value_dtype="bfloat16"): "fe4260c080c2e040e0c040401307",
+    RandomK(density=0.28): "000060c00000c03f00004040",
+}
+
+
+@pytest.mark.parametrize("codec", GOLDEN, ids=lambda codec: codec.name)
+def test_payload_bytes_are_golden(codec: Codec) -> None:
+    payload = encoded(codec, X)
+    assert bytes(payload.tolist()).hex() == GOLDEN[codec]
+
+
+def test_every_codec_has_golden_bytes() -> None:
+    codecs = {row.compressor for row in COMPRESSORS.values() if issubclass(row.compressor, Codec)}
+    assert {type(codec) for codec in GOLDEN} == codecs
+
+
+def test_int8_bytes_are_what_the_docstring_says() -> None:
+    payload = bytes.fromhex(GOLDEN[Int8(block=8)])
+    units, codes = struct.unpack("<2f", payload[:8]), struct.unpack("<11b", payload[8:])
+    assert units == pytest.approx((1.0, 7 / 127))
+    # 7 / 127 is not a binary fraction; -3.5 and 1.5 are ties, and go to even.
+    assert codes == (127, -4, 0, 2, -64, 0, 2, -1, 127, -127, 54)
+
+
+def test_int4_nibbles_are_planar() -> None:
+    payload = bytes.fromhex(GOLDEN[Int4(block=8)])
+    assert struct.unpack("<2f", payload[:8]) == pytest.approx((127 / 7, 1.0))
+    # Codes 7 0 0 0 -4 0 0 0, plus 8: element i low, element i + 4 high; then 7 -7 3.
+    assert payload[8:12].hex() == "4f888888"
+    assert payload[12:].hex() == "bf81"
+
+
+def test_onebit_signs_are_planar() -> None:
+    payload = bytes.fromhex(GOLDEN[OneBit(block=8)])
+    assert struct.unpack("<2f", payload[:8]) == pytest.approx((199.25 / 8, 17 / 3))
+    assert payload[8:] == bytes([0b10010010, 0b00000010])  # one byte a block: bit j is element j
+
+
+def test_topk_is_values_then_packed_indices() -> None:
+    payload = bytes.fromhex(GOLDEN[TopK(density=0.28)])
+    assert struct.unpack("<3f", payload[:12]) == (127.0, -64.0, 7.0)
+    # Three indices of 4 bits would take 2 bytes, as a bitmap of 11 bits does: packed wins ties.
+    assert payload[12:].hex() == "4008"
+
+
+def test_payload_header_is_golden() -> None:
+    payload = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
+    header = Header(codec=6, epoch=2, step=2**32 + 7, unit=9, elems=1000, body_bytes=513)
+    write_header(payload, header)
+    due = "437a" "01" "06" "02000000" "07000000" "09000000" "e8030000" "01020000"
+    assert bytes(payload.tolist()).hex() == due
+    assert read_header(payload).step == 7
+
+
+def test_frame_header_is_golden() -> None:
+    import numpy as np
+
+    buffer = np.zeros(FRAME_HEADER_BYTES, np.uint8)
+    Frame(Kind.GOODBYE, 3, Key(2**32 + 5, 6, 7), 100, 20, 30).write(buffer)
+    due = "667a" "01" "02" "03000000" "05000000" "06000000" "0700" "0000"
+    assert buffer.tobytes().hex() == due + "64000000" "14000000" "1e000000"
+
+
+def test_golden_payloads_decode() -> None:
+    for codec, text in GOLDEN.items():
+        payload = torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
+        again = encoded(codec, decoded(codec, payload, X.numel(), DRAW))
+        assert torch.equal(again, payload), codec.name

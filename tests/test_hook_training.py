@@ -1,0 +1,128 @@
+"""Training through the hook on real ranks: every compressor, transport, policy and model."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from _ranks import Group, same, settings
+from compressa.compressors import COMPRESSORS
+
+pytestmark = pytest.mark.ranks
+
+LOSSY = ["topk", "int8", "powersgd", "onebit"]
+
+
+def check_run(results: list[dict[str, Any]], steps: int) -> None:
+    """Replicas agree bit for bit, numbers are finite, and the statistics add up."""
+    same([result["parameters"] for result in results])
+    for result in results:
+        stats = result["stats"]
+        assert result["finite"]
+        assert all(map(math.isfinite, result["losses"]))
+        assert stats["steps"] == steps
+        assert stats["sent_bytes"] > 0
+        assert stats["messages"] > 0
+        assert sum(stats["compressors"].values()) == stats["payload_bytes"]
+        assert stats["ratio"] == stats["dense_bytes"] / stats["payload_bytes"]
+        assert stats["codec_s"] > 0
+        assert stats["exposed_s"] > 0
+        assert stats["wire_s"] > 0
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+def test_every_compressor_trains_and_replicas_stay_identical(
+    compressor: str, transport: str, four: Group
+) -> None:
+    config = settings(compressor, exchange={"transport": transport})
+    results = four.run("_rank_jobs.train", config=config, steps=4)
+    check_run(results, steps=4)
+    ratio = results[0]["stats"]["ratio"]
+    assert ratio == 1.0 if compressor == "none" else ratio > 1.5
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_every_compressor_learns_on_two_ranks(compressor: str, two: Group) -> None:
+    config = settings(compressor, schedule={"policy": "priority"})
+    results = two.run("_rank_jobs.train", config=config, steps=40, lr=0.2)
+    check_run(results, steps=40)
+    losses = results[0]["losses"]
+    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+
+
+@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
+def test_transport_and_schedule_change_no_bit(
+    compressor: str, transport: str, four: Group
+) -> None:
+    configs = [
+        settings(compressor),
+        settings(compressor, exchange={"transport": transport}, schedule={"policy": "priority"}),
+    ]
+    runs = [four.run("_rank_jobs.train", config=config, steps=3)[0] for config in configs]
+    assert runs[0]["parameters"] == runs[1]["parameters"]
+    assert runs[0]["state"] == runs[1]["state"]
+
+
+@pytest.mark.parametrize("model", ["cnn", "transformer", "scaled", "frozen_mlp", "normed_cnn"])
+@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
+def test_every_kind_of_model_trains(model: str, compressor: str, two: Group) -> None:
+    results = two.run("_rank_jobs.train", config=settings(compressor), model=model, steps=3)
+    check_run(results, steps=3)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("compressor", ["none", "int8", "topk", "powersgd"])
+def test_parameters_of_other_dtypes_train(dtype: str, compressor: str, two: Group) -> None:
+    results = two.run("_rank_jobs.train", config=settings(compressor), model=dtype, steps=3)
+    check_run(results, steps=3)
+
+
+@pytest.mark.parametrize("compressor", LOSSY)
+def test_three_ranks_share_out_what_does_not_divide(compressor: str, fresh: Any) -> None:
+    results = fresh(3).run("_rank_jobs.train", config=settings(compressor), steps=3)
+    check_run(results, steps=3)
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn", "float64", "float16", "normed_cnn"])
+def test_no_compression_equals_plain_ddp_bit_for_bit(model: str, two: Group) -> None:
+    plain = two.run("_rank_jobs.train_plain", model=model, steps=4)
+    hooked = two.run("_rank_jobs.train", config=settings("none"), model=model, steps=4)
+    assert same([r["parameters"] for r in plain]) == same([r["parameters"] for r in hooked])
+
+
+def test_large_units_summed_by_the_backend_equal_plain_ddp(two: Group) -> None:
+    config = settings("none", exchange={"unit_bytes": 1 << 22})
+    plain = two.run("_rank_jobs.train_plain", model="wide", steps=2)
+    hooked = two.run("_rank_jobs.train", config=config, model="wide", steps=2)
+    assert plain[0]["parameters"] == same([r["parameters"] for r in hooked])
+
+
+@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd", "randomk", "none"])
+def test_buckets_change_no_bit(compressor: str, four: Group) -> None:
+    config = settings(compressor)
+    runs = [
+        four.run("_rank_jobs.train", config=config, steps=3, ddp={"bucket_cap_mb": cap})[0]
+        for cap in (25, 0.005)
+    ]
+    assert runs[0]["parameters"] == runs[1]["parameters"]
+    assert runs[0]["state"] == runs[1]["state"]
+
+
+def test_codec_threads_change_no_bit(two: Group) -> None:
+    runs = [
+        two.run("_rank_jobs.train", config=settings("int8", engine={"threads": n}), steps=3)[0]
+        for n in (1, 3)
+    ]
+    assert runs[0]["parameters"] == runs[1]["parameters"]
+
+
+def test_the_seed_decides_random_bits(two: Group) -> None:
+    runs = [
+        two.run("_rank_jobs.train", config=settings("randomk", engine={"seed": seed}), steps=2)[0]
+        for seed in (1, 1, 2)
+    ]
+    assert runs[0]["parameters"] == runs[1]["parameters"] != runs[2]["parameters"]
