@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from compressa.aggregators.powersgd import PowerSGD
 from compressa.codecs import Codec, Int4, Int8, OneBit, RandomK, TopK, Unbiased
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS
-from compressa.aggregators.powersgd import PowerSGD
 from compressa.wrappers import DenseBelow, ErrorFeedback
 
 # Small blocks, and densities at which a small vector keeps more than one element.
@@ -50,9 +50,7 @@ COMPRESSORS_UNDER_TEST = params(
     | {
         "int8-without-feedback": Int8(block=32),
         "topk-without-feedback": TopK(density=0.05),
-        "dense-below": DenseBelow(
-            compressor=ErrorFeedback(codec=TopK(density=0.05)), elems=100
-        ),
+        "dense-below": DenseBelow(compressor=ErrorFeedback(codec=TopK(density=0.05)), elems=100),
         "one-sided-feedback": ErrorFeedback(codec=OneBit(block=64), owner=True),
     }
 )

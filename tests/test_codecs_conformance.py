@@ -17,9 +17,7 @@ def test_codec_conforms(codec: Codec) -> None:
 
 def test_wire_ids_are_distinct_and_fit_a_byte() -> None:
     ids = [
-        row.compressor.wire_id
-        for row in COMPRESSORS.values()
-        if issubclass(row.compressor, Codec)
+        row.compressor.wire_id for row in COMPRESSORS.values() if issubclass(row.compressor, Codec)
     ]
     assert len(set(ids)) == len(ids)
     assert all(0 <= wire_id < 256 for wire_id in ids)

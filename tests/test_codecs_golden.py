@@ -28,8 +28,7 @@ X = torch.tensor([127.0, -3.5, 0.25, 1.5, -64.0, 0.0, 2.0, -1.0, 7.0, -7.0, 3.0]
 
 GOLDEN: dict[Codec, str] = {
     NoCompression(): (
-        "0000fe42000060c00000803e0000c03f000080c20000000000000040000080bf"
-        "0000e0400000e0c000004040"
+        "0000fe42000060c00000803e0000c03f000080c20000000000000040000080bf0000e0400000e0c000004040"
     ),
     Fp16(): "f05700c30034003e00d40000004000bc004700c70042",
     Bf16(): "fe4260c0803ec03f80c20000004080bfe040e0c04040",
@@ -86,7 +85,7 @@ def test_payload_header_is_golden() -> None:
     payload = torch.zeros(HEADER_BYTES, dtype=torch.uint8)
     header = Header(codec=6, epoch=2, step=2**32 + 7, unit=9, elems=1000, body_bytes=513)
     write_header(payload, header)
-    due = "437a" "01" "06" "02000000" "07000000" "09000000" "e8030000" "01020000"
+    due = "437a0106020000000700000009000000e803000001020000"
     assert bytes(payload.tolist()).hex() == due
     assert read_header(payload).step == 7
 
@@ -96,8 +95,8 @@ def test_frame_header_is_golden() -> None:
 
     buffer = np.zeros(FRAME_HEADER_BYTES, np.uint8)
     Frame(Kind.GOODBYE, 3, Key(2**32 + 5, 6, 7), 100, 20, 30).write(buffer)
-    due = "667a" "01" "02" "03000000" "05000000" "06000000" "0700" "0000"
-    assert buffer.tobytes().hex() == due + "64000000" "14000000" "1e000000"
+    due = "667a010203000000050000000600000007000000"
+    assert buffer.tobytes().hex() == due + "64000000140000001e000000"
 
 
 def test_golden_payloads_decode() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from _ranks import Group, Pools, same, settings
+
 from compressa.compressors import COMPRESSORS
 
 pytestmark = pytest.mark.ranks
@@ -36,19 +36,22 @@ def feedback(compressor: str, **sections: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("compressor", "kind"),
-    [("topk", "all_gather"), ("int8", "all_gather"), ("onebit", "scatter_reduce"),
-     ("int4", "scatter_reduce"), ("randomk", "all_reduce"), ("bf16", "all_reduce")],
-)  # fmt: skip
-@pytest.mark.parametrize("owner", [True])
+    ("compressor", "kind", "bound"),
+    [
+        ("topk", "all_gather", ROUNDING),
+        ("int8", "all_gather", ROUNDING),
+        ("onebit", "scatter_reduce", ROUNDING),
+        ("int4", "scatter_reduce", ROUNDING),
+        ("randomk", "all_reduce", ROUNDING),
+        # Sums on the way are rounded to bfloat16, and nobody keeps what that loses.
+        ("bf16", "all_reduce", 2.0**-8),
+    ],
+)
 def test_every_exchange_conserves_mass(
-    compressor: str, kind: str, owner: bool, two: Group
+    compressor: str, kind: str, bound: float, two: Group
 ) -> None:
     config = feedback(compressor, exchange={"kind": kind})
-    assert worst(two.run("_rank_jobs_mass.balance", config=config)) < ROUNDING_OF.get(kind, ROUNDING)
-
-
-ROUNDING_OF: dict[str, float] = {}
+    assert worst(two.run("_rank_jobs_mass.balance", config=config)) < bound
 
 
 def test_mass_survives_the_end_of_a_warm_up(four: Group) -> None:

@@ -6,8 +6,8 @@ import math
 from typing import Any
 
 import pytest
-
 from _ranks import Group, same, settings
+
 from compressa.compressors import COMPRESSORS
 
 pytestmark = pytest.mark.ranks
@@ -50,7 +50,7 @@ def test_every_compressor_learns_on_two_ranks(compressor: str, two: Group) -> No
     results = two.run("_rank_jobs.train", config=config, steps=40, lr=0.2)
     check_run(results, steps=40)
     losses = results[0]["losses"]
-    assert sum(losses[-5:]) < 0.7 * sum(losses[:5])
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
 
 
 @pytest.mark.parametrize("transport", ["gloo", "gloo-group"])

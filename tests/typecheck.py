@@ -32,9 +32,9 @@ def run_mypy() -> int:
         link_package(Path(folder))
         command = [sys.executable, "-m", "mypy", "--strict", *config, *cache, "-p", "compressa"]
         package = subprocess.run(command, cwd=folder, check=False).returncode
-        scripts = sorted(map(str, (ROOT / "experiments").glob("*.py")))
-        command = [sys.executable, "-m", "mypy", "--strict", *config, *cache, *scripts]
-        environment = {"MYPYPATH": f"{folder}:{ROOT / 'experiments'}", "PATH": "/usr/bin:/bin"}
+        scripts = str(ROOT / "experiments")
+        command = [sys.executable, "-m", "mypy", "--strict", *config, *cache, scripts]
+        environment = {"MYPYPATH": f"{folder}:{scripts}", "PATH": "/usr/bin:/bin"}
         experiments = subprocess.run(command, cwd=folder, env=environment, check=False).returncode
     return package or experiments
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("compressa.cli.demo:demo_app", "The main job: train on a slow network, compare."),
+    "run": ("compressa.cli.run:run_app", "Experiments of your own: tasks, links, compressors."),
+    "report": ("compressa.cli.report:report_app", "Table, plots and HTML of results."),
     "config": ("compressa.cli.config:config_app", "Check, show and describe configurations."),
     "testbed": ("compressa.cli.testbed:testbed_app", "Hosts on a shaped network, on one machine."),
     "info": ("compressa.cli.info:info_app", "What this machine and installation can do."),

@@ -154,7 +154,11 @@ class TopK(Codec):
         packed = payload[self._value_bytes(elems) :].numpy()
         indices = np.empty(self.kept(elems), np.uint32)
         if self._is_bitmap(elems):
-            if bitpack.unpack_bitmap(packed, elems, indices) != len(indices):
+            try:
+                count = bitpack.unpack_bitmap(packed, elems, indices)
+            except ValueError as error:
+                raise PayloadError(f"topk: {error}") from error
+            if count != len(indices):
                 raise PayloadError(f"topk: the bitmap does not have {len(indices)} bits set")
             return indices
         bitpack.unpack_bits(packed, bitpack.index_width(elems), indices)

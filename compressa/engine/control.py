@@ -49,7 +49,7 @@ class Control:
         self._transport = GlooTransport(group, settings, _MOST_BYTES, self._record)
         for peer in self._peers:
             buffer = torch.zeros(_ABORT_BYTES, dtype=torch.uint8)
-            self._transport.receive(peer, _ABORT, buffer, False, partial(self._heard, peer))
+            self._transport.listen(peer, _ABORT, buffer, partial(self._heard, peer))
 
     @property
     def _peers(self) -> list[int]:

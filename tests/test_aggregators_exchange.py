@@ -1,0 +1,134 @@
+"""How a codec's payloads are combined: the choice, refusals, bytes, and the exact mean."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compressa.aggregators import choose_exchange
+from compressa.aggregators.scatter import cut_shards
+from compressa.codecs import Bf16, Codec, Fp16, Int4, Int8, NoCompression, OneBit, RandomK, TopK
+from compressa.errors import ConfigError
+from compressa.parameters import Layout, ParameterInfo, Segment
+from compressa.testing import LoopbackWorld
+from compressa.testing.inputs import MODEL, model_gradients
+from compressa.transports.frames import FRAME_HEADER_BYTES
+
+
+@pytest.mark.parametrize(
+    ("codec", "size", "due"),
+    [
+        (RandomK(), 2, "all_reduce"),
+        (RandomK(), 8, "all_reduce"),
+        (Int8(), 2, "all_gather"),
+        (Int8(), 3, "scatter_reduce"),
+        (OneBit(), 16, "scatter_reduce"),
+        (Bf16(), 2, "all_gather"),
+        (Fp16(), 4, "scatter_reduce"),
+        (TopK(), 2, "all_gather"),
+        (TopK(), 64, "all_gather"),
+    ],
+)
+def test_auto_chooses_by_codec_and_size_only(codec: Codec, size: int, due: str) -> None:
+    assert choose_exchange(codec, size) == due
+    assert choose_exchange(codec, size, "all_gather") == "all_gather"
+
+
+@pytest.mark.parametrize("codec", [Int8(), Int4(), OneBit(), TopK()])
+def test_payloads_that_cannot_be_summed_refuse_all_reduce(codec: Codec) -> None:
+    with pytest.raises(ConfigError, match="cannot be summed"):
+        LoopbackWorld(2, MODEL, codec, exchange="all_reduce")
+
+
+@pytest.mark.parametrize("codec", [TopK(), RandomK()])
+def test_codecs_of_whole_parameters_refuse_scatter_reduce(codec: Codec) -> None:
+    with pytest.raises(ConfigError, match="scatter_reduce"):
+        LoopbackWorld(2, MODEL, codec, exchange="scatter_reduce")
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pytest.mark.parametrize("exchange", ["all_reduce", "all_gather", "scatter_reduce"])
+def test_dense_mean_is_the_sum_in_rank_order(size: int, exchange: str) -> None:
+    gradients = model_gradients(size, 0)
+    world = LoopbackWorld(size, MODEL, NoCompression(), exchange=exchange)
+    mean = world.step(gradients)[-1]
+    for name, tensor in mean.items():
+        due = gradients[0][name] / size
+        for own in gradients[1:]:
+            due = due + own[name] / size
+        assert torch.equal(tensor, due), name
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_dense_keeps_the_gradients_dtype(dtype: torch.dtype) -> None:
+    parameters = [ParameterInfo(0, "w", (5, 7), dtype)]
+    gradients = [{"w": torch.full((5, 7), float(rank + 1), dtype=dtype)} for rank in range(3)]
+    mean = LoopbackWorld(3, parameters, NoCompression()).step(gradients)[1]["w"]
+    assert mean.dtype is dtype
+    assert torch.allclose(mean.double(), torch.full((5, 7), 2.0).double(), atol=0.02)
+
+
+@pytest.mark.parametrize("exchange", ["all_gather", "scatter_reduce"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_codecs_take_gradients_of_other_dtypes(exchange: str, dtype: torch.dtype) -> None:
+    parameters = [ParameterInfo(0, "w", (64,), dtype)]
+    gradients = [{"w": torch.linspace(-1, 1, 64).to(dtype)} for _ in range(3)]
+    mean = LoopbackWorld(3, parameters, Int8(block=32), exchange=exchange).step(gradients)[2]["w"]
+    assert mean.dtype is dtype
+    # Two roundings to half of max / 127, and the dtype's own.
+    assert float((mean.double() - gradients[0]["w"].double()).abs().max()) <= 1 / 127 + 2.0**-7
+
+
+def test_gradients_out_of_row_major_order_come_back_in_place() -> None:
+    parameters = [ParameterInfo(0, "w", (6, 8)), ParameterInfo(1, "v", (4, 4, 4))]
+    whole = [{p.name: torch.randn(p.shape) for p in parameters} for _ in range(2)]
+    turned = [
+        {
+            "w": own["w"].t().contiguous().t(),
+            "v": own["v"].permute(2, 0, 1).contiguous().permute(1, 2, 0),
+        }
+        for own in whole
+    ]
+    assert not turned[0]["w"].is_contiguous()
+    for unit_bytes in (64, 4096):
+        due = LoopbackWorld(2, parameters, Int8(block=16), unit_bytes=unit_bytes).step(whole)[0]
+        got = LoopbackWorld(2, parameters, Int8(block=16), unit_bytes=unit_bytes).step(turned)[0]
+        for name in due:
+            assert torch.equal(due[name], got[name])
+
+
+def test_bytes_on_the_wire_are_those_that_are_declared() -> None:
+    parameters = [ParameterInfo(0, "w", (4096,))]
+    gradients = [{"w": torch.randn(4096)} for _ in range(4)]
+    sent = {}
+    for exchange in ("all_gather", "scatter_reduce"):
+        world = LoopbackWorld(4, parameters, Int8(), exchange=exchange, unit_bytes=1 << 20)
+        world.step(gradients)
+        traffic = world.loopback.transports[1].traffic
+        sent[exchange] = traffic.sent_bytes - FRAME_HEADER_BYTES * traffic.messages
+        assert world.sent_bytes(1) == traffic.sent_bytes
+    header, body = 24, Int8().wire_bytes(4096)
+    assert sent["all_gather"] == 3 * (header + body)
+    # Six messages, each with a quarter of the payload: it does not grow with the ranks.
+    assert sent["scatter_reduce"] == 6 * (header + body // 4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("block", [1, 16, 128])
+def test_shards_are_a_partition_on_block_boundaries(size: int, block: int) -> None:
+    shapes = [(300,), (7,), (1,), (64,), (1000,)]
+    infos = [ParameterInfo(i, f"p{i}", shape) for i, shape in enumerate(shapes)]
+    # The first segment is only the later part of its parameter.
+    segments = (Segment(infos[0], 128, 300), *(Segment(p, 0, p.elems) for p in infos[1:]))
+    layout = Layout(0, segments)
+    shards = cut_shards(layout, size, block)
+    assert len(shards) == size
+    seen = [scope.segment for shard in shards for scope in shard]
+    for segment in segments:
+        parts = [part for part in seen if part.parameter is segment.parameter]
+        edges = [(part.start, part.stop) for part in parts]
+        assert edges[0][0] == segment.start
+        assert edges[-1][1] == segment.stop
+        for (_, stop), (start, _) in zip(edges, edges[1:], strict=False):
+            assert start == stop
+            assert (start - segment.start) % block == 0

@@ -1,0 +1,194 @@
+"""The structure holds: packages, directions of imports, public names, light imports."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import compressa.kernels
+import compressa.schedulers
+import pytest
+
+import compressa
+
+ROOT = Path(__file__).resolve().parent.parent
+HOMES = {
+    "compressa": ROOT / "compressa",
+    "kernels": ROOT / "kernels",
+    "schedulers": ROOT / "schedulers",
+}
+
+
+def packages_on_disk() -> set[str]:
+    found = set()
+    for home, folder in HOMES.items():
+        prefix = home if home == "compressa" else f"compressa.{home}"
+        for init in folder.rglob("__init__.py"):
+            inner = init.parent.relative_to(folder).parts
+            found.add(".".join([prefix, *inner]))
+    return found
+
+
+def test_every_package_on_disk_is_in_the_wheel() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert set(declared["packages"]) == packages_on_disk()
+    for home in ("kernels", "schedulers"):
+        assert declared["package-dir"][f"compressa.{home}"] == home
+
+
+def imported(file: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in names if name.split(".")[0] in ("compressa", "torch")}
+
+
+@pytest.mark.parametrize("home", ["kernels", "schedulers"])
+def test_the_ground_floor_knows_nothing_above_it(home: str) -> None:
+    allowed = (f"compressa.{home}",)
+    for file in HOMES[home].rglob("*.py"):
+        above = {name for name in imported(file) if not name.startswith(allowed)}
+        assert not above, f"{file.relative_to(ROOT)} imports {sorted(above)}"
+
+
+# A part may import itself, what is listed, and the leaves. Nothing imports upwards.
+LEAVES = {"errors", "parameters", "kernels", "schedulers"}
+FLOORS = {
+    "codecs": {"compressor"},
+    "collectives": set(),
+    "transports": {"collectives"},
+    "aggregators": {"codecs", "collectives", "compressor"},
+    "wrappers": {"aggregators", "codecs", "compressor"},
+    "config": {"compressor", "compressors", "codecs", "wrappers"},
+    "engine": {"aggregators", "collectives", "compressor", "config", "tracing", "transports"},
+    "hooks": {"checkpoint", "compressor", "config", "engine", "transports"},
+    "testbed": set(),
+}
+
+
+def runtime_imports(file: Path) -> set[str]:
+    """What a module imports when it is loaded: not in functions, nor for type checking only."""
+    tree = ast.parse(file.read_text())
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    ]
+    found: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+    return {name.split(".")[1] for name in found if name.startswith("compressa.")}
+
+
+@pytest.mark.parametrize("part", FLOORS)
+def test_imports_inside_the_middleware_point_one_way(part: str) -> None:
+    allowed = FLOORS[part] | LEAVES | {part}
+    for file in (ROOT / "compressa" / part).rglob("*.py"):
+        strangers = runtime_imports(file) - allowed
+        assert not strangers, f"{file.relative_to(ROOT)} imports {sorted(strangers)}"
+
+
+def test_experiments_use_the_public_front_only() -> None:
+    public = {"compressa", "compressa.errors", "compressa.testbed", "compressa.config"}
+    for file in (ROOT / "experiments").rglob("*.py"):
+        modules = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                modules.add(node.module)
+            elif isinstance(node, ast.Import):
+                modules |= {alias.name for alias in node.names}
+        private = {m for m in modules if m.split(".")[0] == "compressa"} - public
+        assert not private, f"{file.relative_to(ROOT)} imports {sorted(private)}"
+
+
+def test_public_names_are_pinned() -> None:
+    assert compressa.__all__ == [
+        "BackendUnavailable",
+        "CompressaError",
+        "CompressorStats",
+        "Config",
+        "ConfigError",
+        "Handle",
+        "PayloadError",
+        "PeerLost",
+        "StateError",
+        "Stats",
+        "Timeout",
+        "TransportError",
+        "load_config",
+        "register_comm_hook",
+    ]
+    for name in compressa.__all__:
+        assert getattr(compressa, name) is not None
+    assert compressa.__version__
+
+
+def run(code: str, **options: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+def test_import_loads_no_optional_library() -> None:
+    done = run(
+        "import sys, compressa, compressa.config, compressa.hooks;"
+        "heavy = {'numba', 'cupy', 'mpi4py', 'typer', 'rich', 'matplotlib', 'plotly', 'sklearn'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("home", ["kernels", "schedulers"])
+def test_top_level_folders_refuse_their_bare_names(home: str) -> None:
+    done = run(f"import {home}", cwd=ROOT)
+    assert done.returncode != 0
+    assert f"compressa.{home}" in done.stderr
+
+
+def modules() -> list[str]:
+    found = ["compressa"]
+    for module in pkgutil.walk_packages(compressa.__path__, "compressa."):
+        found.append(module.name)
+    for package in (compressa.kernels, compressa.schedulers):
+        prefix = package.__name__ + "."
+        found += [module.name for module in pkgutil.walk_packages(package.__path__, prefix)]
+    return sorted(set(found))
+
+
+def test_every_module_imports_and_its_examples_run() -> None:
+    failures = []
+    attempted = 0
+    for name in modules():
+        if ".cuda" in name:
+            continue
+        result = doctest.testmod(importlib.import_module(name))
+        attempted += result.attempted
+        if result.failed:
+            failures.append(name)
+    assert not failures
+    assert attempted >= 15
+
+
+def test_files_stay_readable() -> None:
+    for home in (*HOMES.values(), ROOT / "experiments"):
+        for file in home.rglob("*.py"):
+            assert len(file.read_text().splitlines()) <= 400, file.relative_to(ROOT)
+            if file.read_text().strip():
+                assert ast.get_docstring(ast.parse(file.read_text())), file.relative_to(ROOT)

@@ -1,0 +1,69 @@
+"""The payload header: every field that differs is refused, and the message names it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressa.codecs.payload import (
+    HEADER_BYTES,
+    Header,
+    check_header,
+    read_header,
+    write_header,
+)
+from compressa.errors import PayloadError
+
+DUE = Header(codec=6, epoch=2, step=2**32 + 7, unit=9, elems=1000, body_bytes=40)
+
+
+def payload(header: Header = DUE, body_bytes: int = 40) -> torch.Tensor:
+    buffer = torch.zeros(HEADER_BYTES + body_bytes, dtype=torch.uint8)
+    write_header(buffer, header)
+    return buffer
+
+
+def test_own_header_is_accepted_across_the_wrap_of_steps() -> None:
+    assert check_header(payload(), DUE, sender=1, exact=True) == 40
+    assert read_header(payload()) == replace(DUE, step=7)
+
+
+@pytest.mark.parametrize("field", ["codec", "epoch", "step", "unit", "elems"])
+def test_each_field_that_differs_is_named(field: str) -> None:
+    wrong = replace(DUE, **{field: getattr(DUE, field) + 1})
+    with pytest.raises(PayloadError, match=rf"rank 3 has {field} \d+ where \d+ is due"):
+        check_header(payload(wrong), DUE, sender=3, exact=True)
+
+
+@pytest.mark.parametrize("length", [0, 1, HEADER_BYTES - 1])
+def test_short_payloads_are_refused(length: int) -> None:
+    with pytest.raises(PayloadError, match="shorter than its header"):
+        check_header(payload()[:length], DUE, sender=0, exact=True)
+
+
+@pytest.mark.parametrize(("says", "arrived"), [(39, 39), (41, 41), (40, 39), (40, 41), (0, 40)])
+def test_lengths_that_differ_are_refused(says: int, arrived: int) -> None:
+    with pytest.raises(PayloadError, match="exactly 40 are due"):
+        check_header(payload(replace(DUE, body_bytes=says), arrived), DUE, sender=0, exact=True)
+
+
+def test_bounded_payloads_may_be_shorter_but_not_longer() -> None:
+    short = payload(replace(DUE, body_bytes=10), 10)
+    assert check_header(short, DUE, sender=0, exact=False) == 10
+    with pytest.raises(PayloadError, match="at most 40 are due"):
+        check_header(payload(replace(DUE, body_bytes=41), 41), DUE, sender=0, exact=False)
+
+
+@settings(max_examples=200)
+@given(place=st.integers(0, HEADER_BYTES - 1), value=st.integers(0, 255))
+def test_any_changed_byte_is_refused(place: int, value: int) -> None:
+    mutant = payload()
+    if mutant[place] == value:
+        value ^= 1
+    mutant[place] = value
+    with pytest.raises(PayloadError):
+        check_header(mutant, DUE, sender=0, exact=True)

@@ -1,0 +1,79 @@
+"""topk: exactly the largest, ties to the lowest index, indices in the fewest bits."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressa.codecs import TopK
+from compressa.errors import ConfigError, PayloadError
+from compressa.testing.codec_checks import DRAW, decoded, encoded
+from compressa.testing.inputs import generator
+
+
+def by_sorting(x: torch.Tensor, kept: int) -> torch.Tensor:
+    """The specification: sort by magnitude, then by index."""
+    order = sorted(range(x.numel()), key=lambda i: (-abs(x[i].item()), i))[:kept]
+    out = torch.zeros_like(x)
+    out[order] = x[order]
+    return out
+
+
+@settings(max_examples=60)
+@given(
+    elems=st.integers(1, 150),
+    density=st.floats(0.001, 1.0),
+    levels=st.sampled_from([1, 2, 5, 1000]),
+    seed=st.integers(0, 2**31),
+)
+def test_equals_a_sort_also_with_ties(elems: int, density: float, levels: int, seed: int) -> None:
+    codec = TopK(density=density)
+    x = torch.randint(-levels, levels + 1, (elems,), generator=generator(seed)).float()
+    out = decoded(codec, encoded(codec, x), elems)
+    assert torch.equal(out, by_sorting(x, codec.kept(elems)))
+
+
+@pytest.mark.parametrize("elems", [1, 2, 33, 1000, 4097])
+@pytest.mark.parametrize("density", [0.001, 0.03, 0.04, 0.5])
+def test_indices_take_the_fewer_of_packed_and_bitmap(elems: int, density: float) -> None:
+    codec = TopK(density=density)
+    kept = codec.kept(elems)
+    width = max(1, (elems - 1).bit_length())
+    due = 4 * kept + min((kept * width + 7) // 8, (elems + 7) // 8)
+    assert codec.wire_bytes(elems) == due
+
+
+@pytest.mark.parametrize("density", [0.02, 0.3])
+def test_bad_indices_are_refused(density: float) -> None:
+    codec, x = TopK(density=density), torch.randn(100, generator=generator(1))
+    payload = encoded(codec, x)
+    split = 4 * codec.kept(100)
+    for value in (0x00, 0xFF):
+        mutant = payload.clone()
+        mutant[split:] = value
+        with pytest.raises(PayloadError, match=r"topk: .*(indices|bitmap)"):
+            codec.decode(mutant, torch.empty(100), DRAW)
+
+
+@pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
+def test_what_a_narrow_value_loses_stays_in_the_residual(
+    value_dtype: Literal["float16", "bfloat16"],
+) -> None:
+    codec, x = TopK(density=0.1, value_dtype=value_dtype), torch.randn(50, generator=generator(2))
+    residual, payload = torch.zeros(50), torch.empty(codec.wire_bytes(50), dtype=torch.uint8)
+    codec.encode_feedback(x, residual, payload, DRAW)
+    out = decoded(codec, payload, 50)
+    sent = out != 0
+    assert int(sent.sum()) == 5
+    assert residual[sent].abs().max() > 0
+    assert torch.equal(out + residual, x)
+
+
+@pytest.mark.parametrize("density", [0.0, -0.1, 1.5, float("nan")])
+def test_impossible_densities_are_refused(density: float) -> None:
+    with pytest.raises(ConfigError, match="density must be"):
+        TopK(density=density)

@@ -1,0 +1,143 @@
+"""The direct collectives on a virtual clock: right sums, right bits, right time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from compressa.collectives import Compute, DenseSum, Program, direct, shard_edges
+from compressa.engine.driver import Driver, Task
+from compressa.errors import PeerLost
+from compressa.testing.inputs import generator
+from compressa.transports.frames import FRAME_HEADER_BYTES
+from compressa.transports.loopback import Loopback
+
+
+def run_all(
+    loopback: Loopback, program: Callable[[int], Program[Any]]
+) -> list[BaseException | str | None]:
+    """Run one program per rank; return what each ended with ("unfinished" if it did not)."""
+    ends: list[BaseException | str | None] = ["unfinished"] * loopback.size
+    clock = loopback.clock
+
+    def compute(task: Task, operation: Compute, done: Callable[[Any, None], None]) -> None:
+        done(operation.work(), None)
+
+    for rank, transport in enumerate(loopback.transports):
+        post = lambda event: clock.at(clock.now_s, event)  # noqa: E731
+        driver = Driver(transport, compute, post, lambda: clock.now_s, 60.0)
+        transport.failed = driver.fail
+        finished = lambda error, rank=rank: ends.__setitem__(rank, error)  # noqa: E731
+        clock.at(0.0, lambda d=driver, r=rank, f=finished: d.start(Task(0, "u", 0, program(r), f)))
+    clock.run()
+    return ends
+
+
+def reduce_all(loopback: Loopback, values: list[torch.Tensor]) -> list[Any]:
+    size = loopback.size
+
+    def program(rank: int) -> Program[None]:
+        combine = DenseSum(values[rank], rank, size)
+        largest = max(combine.shard_bytes(shard) for shard in range(size))
+        scratch = {
+            peer: torch.empty(largest, dtype=torch.uint8) for peer in direct.peers(rank, size)
+        }
+        return direct.all_reduce(combine, scratch, rank, size)
+
+    return run_all(loopback, program)
+
+
+@pytest.mark.parametrize("size", [*range(1, 10), 64])
+@pytest.mark.parametrize("elems", [0, 1, 17, 1000])
+def test_all_reduce_sums_in_rank_order(size: int, elems: int) -> None:
+    random = generator(size + elems)
+    values = [torch.randn(elems, generator=random) for _ in range(size)]
+    due = values[0].clone()
+    for term in values[1:]:
+        due = due + term
+    assert reduce_all(Loopback(size), values) == [None] * size
+    assert all(torch.equal(value, due) for value in values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_all_reduce_sums_in_the_tensors_dtype(dtype: torch.dtype) -> None:
+    values = [torch.full((33,), float(rank), dtype=dtype) for rank in range(5)]
+    reduce_all(Loopback(5), values)
+    assert all(torch.equal(value, torch.full((33,), 10.0, dtype=dtype)) for value in values)
+
+
+@pytest.mark.parametrize("size", [*range(1, 10), 64])
+@pytest.mark.parametrize("exact", [True, False])
+def test_all_gather_brings_everyones_bytes(size: int, exact: bool) -> None:
+    capacity = 12
+    lengths = [capacity if exact else 1 + rank % capacity for rank in range(size)]
+    payloads = [torch.full((n,), rank, dtype=torch.uint8) for rank, n in enumerate(lengths)]
+    results: list[dict[int, torch.Tensor]] = [{} for _ in range(size)]
+
+    def program(rank: int) -> Program[None]:
+        incoming = {
+            peer: torch.empty(capacity, dtype=torch.uint8) for peer in direct.peers(rank, size)
+        }
+        results[rank] = yield from direct.all_gather(
+            payloads[rank], incoming, rank, size, exact=exact
+        )
+
+    assert run_all(Loopback(size), program) == [None] * size
+    for result in results:
+        assert sorted(result) == list(range(size))
+        assert all(torch.equal(result[rank], payloads[rank]) for rank in range(size))
+
+
+@pytest.mark.parametrize("elems", [0, 1])
+def test_all_gather_of_hardly_anything(elems: int) -> None:
+    ends = run_all(
+        Loopback(3),
+        lambda rank: direct.all_gather(
+            torch.zeros(elems, dtype=torch.uint8),
+            {peer: torch.empty(elems, dtype=torch.uint8) for peer in direct.peers(rank, 3)},
+            rank,
+            3,
+        ),
+    )
+    assert ends == [None] * 3
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 16])
+@pytest.mark.parametrize("message_s", [0.0, 1e-3])
+def test_time_is_that_of_the_cost_formula(size: int, message_s: float) -> None:
+    """Two phases of (P-1) a + n (P-1)/P b, and one latency each, since those overlap."""
+    elems, bandwidth, latency_s = 16 * size * 400, 1e6, 5e-3
+    loopback = Loopback(
+        size, latency_s=latency_s, message_s=message_s, bandwidth_bytes_per_s=bandwidth
+    )
+    reduce_all(loopback, [torch.ones(elems) for _ in range(size)])
+    wire_bytes = 4 * elems * (size - 1) / size
+    due_s = 2 * ((size - 1) * message_s + wire_bytes / bandwidth + latency_s)
+    assert loopback.clock.now_s == pytest.approx(due_s, rel=0.02)
+    headers_s = 2 * (size - 1) * FRAME_HEADER_BYTES / bandwidth
+    assert loopback.clock.now_s == pytest.approx(due_s + headers_s, rel=1e-9)
+
+
+def test_lost_peer_ends_the_wait_of_all_others() -> None:
+    loopback = Loopback(4, bandwidth_bytes_per_s=1e4)
+    loopback.clock.at(0.01, lambda: loopback.lose(2))
+    ends = reduce_all(loopback, [torch.ones(1000) for _ in range(4)])
+    for rank in (0, 1, 3):
+        error = ends[rank]
+        assert isinstance(error, PeerLost)
+        assert error.rank == 2
+        assert "rank 2 is lost" in str(error)
+    assert ends[2] == "unfinished"
+
+
+@pytest.mark.parametrize("elems", [0, 1, 15, 16, 17, 1000, 4097])
+@pytest.mark.parametrize("shards", [1, 2, 3, 7, 64])
+def test_shard_edges_are_an_aligned_partition(elems: int, shards: int) -> None:
+    edges = shard_edges(elems, shards)
+    assert len(edges) == shards + 1
+    assert edges == sorted(edges)
+    assert (edges[0], edges[-1]) == (0, elems)
+    assert all(edge % 16 == 0 or edge == elems for edge in edges)

@@ -1,0 +1,92 @@
+"""Units: every element once, nothing mixed, cuts where the compressor allows them."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressa.aggregators.powersgd import PowerSGD
+from compressa.codecs import Int8, NoCompression, OneBit, TopK
+from compressa.compressor import Compressor, Granularity
+from compressa.engine.units import Unit, build_units
+from compressa.parameters import ParameterInfo
+
+COMPRESSORS = [NoCompression(), Int8(block=32), OneBit(block=64), TopK(), PowerSGD()]
+SHAPES = [(0,), (1,), (7,), (97,), (16, 16), (40, 30), (3, 2, 5), (5000,)]
+Model = tuple[list[ParameterInfo], dict[str, Compressor]]
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Model:
+    shapes = draw(st.lists(st.sampled_from(SHAPES), max_size=8))
+    dtypes = st.sampled_from([torch.float32, torch.bfloat16])
+    parameters = [ParameterInfo(i, f"p{i}", shape, draw(dtypes)) for i, shape in enumerate(shapes)]
+    return parameters, {p.name: draw(st.sampled_from(COMPRESSORS)) for p in parameters}
+
+
+sizes = st.sampled_from([1, 100, 1000, 1 << 14])
+
+
+@settings(max_examples=80)
+@given(model=models(), unit_bytes=sizes, payload_bytes=sizes)
+def test_every_element_is_in_exactly_one_unit(
+    model: Model, unit_bytes: int, payload_bytes: int
+) -> None:
+    parameters, compressors = model
+    units = build_units(parameters, compressors, unit_bytes, payload_bytes)
+    assert [unit.layout.unit for unit in units] == list(range(len(units)))
+    for parameter in parameters:
+        parts = [s for u in units for s in u.layout.segments if s.parameter is parameter]
+        covered = sorted(i for part in parts for i in range(part.start, part.stop))
+        assert covered == list(range(parameter.elems))
+        assert all(part.elems for part in parts)
+
+
+@settings(max_examples=80)
+@given(model=models(), unit_bytes=sizes, payload_bytes=sizes)
+def test_units_mix_neither_compressors_nor_dtypes_and_cut_where_allowed(
+    model: Model, unit_bytes: int, payload_bytes: int
+) -> None:
+    parameters, compressors = model
+    for unit in build_units(parameters, compressors, unit_bytes, payload_bytes):
+        for segment in unit.layout.segments:
+            assert compressors[segment.parameter.name] == unit.compressor
+            assert segment.parameter.dtype is unit.layout.dtype
+            if unit.compressor.granularity in (Granularity.PARAMETER, Granularity.MATRIX):
+                assert segment.elems == segment.parameter.elems
+            assert segment.start % unit.compressor.block_elems == 0
+
+
+@settings(max_examples=30)
+@given(model=models(), unit_bytes=sizes)
+def test_units_do_not_depend_on_the_order_of_the_rules(model: Model, unit_bytes: int) -> None:
+    parameters, compressors = model
+    turned = dict(reversed(compressors.items()))
+    due = build_units(parameters, compressors, unit_bytes, 1)
+    assert build_units(parameters, turned, unit_bytes, 1) == due
+
+
+def dense_bytes(unit: Unit) -> int:
+    return unit.layout.elems * unit.layout.dtype.itemsize
+
+
+def test_units_come_in_the_order_in_which_backward_readies_them() -> None:
+    parameters = [ParameterInfo(i, f"p{i}", (100,)) for i in range(5)]
+    units = build_units(parameters, {p.name: NoCompression() for p in parameters}, 800, 1)
+    names = [[s.parameter.name for s in unit.layout.segments] for unit in units]
+    assert names == [["p4", "p3"], ["p2", "p1"], ["p0"]]
+
+
+def test_large_parameters_are_cut_into_equal_units() -> None:
+    parameters = [ParameterInfo(0, "w", (100_000,))]
+    units = build_units(parameters, {"w": NoCompression()}, 100_000, 1)
+    assert [dense_bytes(unit) for unit in units] == [100_000] * 4
+
+
+def test_units_grow_until_their_payload_is_worth_a_message() -> None:
+    parameters = [ParameterInfo(i, f"p{i}", (256,)) for i in range(32)]
+    compressors: dict[str, Compressor] = {p.name: Int8() for p in parameters}
+    assert len(build_units(parameters, compressors, 1024, 1)) == 32
+    assert len(build_units(parameters, compressors, 1024, 4 * Int8().wire_bytes(256))) == 8
+    assert len(build_units(parameters, compressors, 1024, 1 << 30)) == 4  # the most is 8 units
