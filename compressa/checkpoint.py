@@ -84,8 +84,13 @@ def read_manifest(path: Path, parameters: Sequence[ParameterInfo]) -> dict[str, 
             f"{path} holds no readable checkpoint ({error}); give the folder that handle.save "
             "wrote, on a file system that every rank can read"
         ) from error
-    if checked["format"] != FORMAT or len(checked["sha256"]) != checked["ranks"]:
-        raise StateError(f"{path / MANIFEST} is of format {checked['format']}, not {FORMAT}")
+    if checked["format"] != FORMAT:
+        raise StateError(
+            f"{path / MANIFEST} is of format {checked['format']}, and this version of compressa "
+            f"reads format {FORMAT}; load it with the version that saved it"
+        )
+    if checked["ranks"] < 1 or len(checked["sha256"]) != checked["ranks"]:
+        raise StateError(f"{path / MANIFEST} does not name one file for each rank: it is damaged")
     _check_model(path, saved, layout_of(parameters))
     return checked
 
@@ -118,10 +123,33 @@ def read_rank(path: Path, rank: int, digest: str) -> dict[str, torch.Tensor]:
 
 
 def restore(path: Path, manifest: Mapping[str, Any], state: State, rank: int, size: int) -> None:
-    """Fill this rank's state from a checkpoint of any number of ranks.
+    """Fill this rank's state from a checkpoint of any number of ranks; see `read_state`."""
+    fill(state, read_state(path, manifest, state, rank, size))
+
+
+def fill(state: State, values: Mapping[str, torch.Tensor]) -> None:
+    """Copy what `read_state` returned into the live state."""
+    for key, vector in values.items():
+        state.vectors[key].copy_(vector)
+
+
+def read_state(
+    path: Path, manifest: Mapping[str, Any], state: State, rank: int, size: int
+) -> dict[str, torch.Tensor]:
+    """Read this rank's state from a checkpoint of any number of ranks; change nothing.
+
+    Args:
+        path: The checkpoint's folder.
+        manifest: From `read_manifest`.
+        state: Says which vectors are due, and how they are merged.
+        rank: This rank.
+        size: Number of ranks now.
+
+    Returns:
+        A tensor for each of the state's vectors.
 
     Raises:
-        StateError: A file cannot be read, or lacks a vector or has it in another length.
+        StateError: A file cannot be read, or its vectors are not those of the state.
     """
     saved = manifest["ranks"]
     if saved == size:
@@ -130,14 +158,23 @@ def restore(path: Path, manifest: Mapping[str, Any], state: State, rank: int, si
         sources = [i for i in range(saved) if i % size == rank]
     files = [read_rank(path, i, manifest["sha256"][i]) for i in sources]
     first = files[0] if 0 in sources else read_rank(path, 0, manifest["sha256"][0])
+    _check_keys(path, first, state)
     new = {}
     for key, vector in state.vectors.items():
         parts = [file.get(key) for file in (files or [first])]
         new[key] = _merged(path, key, parts, vector, state.merges[key], size / saved, bool(files))
         if state.merges[key] is Merge.FIRST:
             new[key] = _merged(path, key, [first.get(key)], vector, Merge.FIRST, 1.0, True)
-    for key, vector in new.items():
-        state.vectors[key].copy_(vector)
+    return new
+
+
+def _check_keys(path: Path, saved: Mapping[str, torch.Tensor], state: State) -> None:
+    """What this configuration has no use for would be lost without a word."""
+    for key in sorted(saved.keys() - state.vectors.keys()):
+        raise StateError(
+            f"the checkpoint {path} has {key!r}, which this configuration does not keep: it was "
+            "saved with another compressor; remove the folder, or restore the configuration"
+        )
 
 
 def _merged(

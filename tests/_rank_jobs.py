@@ -75,8 +75,10 @@ def registered(
         yield wrapped, handle
 
 
-def _optimizer(model: nn.Module, lr: float = 0.05) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+def _optimizer(
+    model: nn.Module, lr: float = 0.05, momentum: float = 0.9
+) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
 def _summary(handle: compressa.Handle) -> dict[str, Any]:

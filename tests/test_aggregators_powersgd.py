@@ -99,7 +99,7 @@ def test_mean_of_equal_gradients_does_not_depend_on_the_number_of_ranks() -> Non
     for size in (1, 4):
         world = LoopbackWorld(size, [MATRIX], PowerSGD(approx_rank=2))
         means.append(world.step([{"w": gradient}] * size)[0]["w"])
-    assert torch.allclose(*means, rtol=1e-4, atol=1e-4)
+    assert torch.allclose(means[0], means[1], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,12 +27,14 @@ def run_all(
     def compute(task: Task, operation: Compute, done: Callable[[Any, None], None]) -> None:
         done(operation.work(), None)
 
+    def post(event: Callable[[], None]) -> None:
+        clock.at(clock.now_s, event)
+
     for rank, transport in enumerate(loopback.transports):
-        post = lambda event: clock.at(clock.now_s, event)  # noqa: E731
         driver = Driver(transport, compute, post, lambda: clock.now_s, 60.0)
         transport.failed = driver.fail
-        finished = lambda error, rank=rank: ends.__setitem__(rank, error)  # noqa: E731
-        clock.at(0.0, lambda d=driver, r=rank, f=finished: d.start(Task(0, "u", 0, program(r), f)))
+        task = Task(0, "u", 0, program(rank), partial(ends.__setitem__, rank))
+        clock.at(0.0, partial(driver.start, task))
     clock.run()
     return ends
 

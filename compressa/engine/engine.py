@@ -73,6 +73,10 @@ class Engine:
             transport, config.engine.threads, config.exchange.deadline_s, self._broke, self._timed
         )
         self._communication.observe(self._carried)
+        self._expected = 0
+        # All state is there from the start, so that checkpoints of any step hold the same.
+        for step in sorted({b for c in compressors.values() for b in c.breakpoints}):
+            self._build(step)
         self._phase = self._enter(0)
         if control is not None:
             control.listen(self.fail)
@@ -104,7 +108,7 @@ class Engine:
             raise self._error
         ticket: Future[None] = Future()
         with self._lock:
-            if step != self._turn.step or not self._waiting:
+            if step != self._turn.step or not any(self._waiting.values()):
                 self._begin(step, loss_scale, hold_zeros)
             ready = self._arrive(gradients, ticket)
         if not ready and not self._tickets.get(ticket):
@@ -158,8 +162,9 @@ class Engine:
                 "combined; submit all parameters of a step, and wait for them, first"
             )
         self._give_back()
-        if not self._phase.covers(step):
+        if step != self._expected or not self._phase.covers(step):
             self._phase = self._enter(step)
+        self._expected = step + 1
         self._turn = Turn(step, self._transport.epoch, loss_scale or 1.0, hold_zeros)
         self._rollback = self._phase if loss_scale is not None else None
         self._gradients.clear()
@@ -174,11 +179,15 @@ class Engine:
             for unit in phase.units:
                 unit.aggregator.rollback(self._turn)
 
-    def _enter(self, step: int) -> Phase:
+    def _build(self, step: int) -> Phase:
         exchange, engine = self._config.exchange, self._config.engine
         transport = self._transport
         world = World(transport.rank, transport.size, engine.seed, exchange.kind, self.state)
-        phase = Phase(self.parameters, self._compressors, step, exchange, world, transport)
+        return Phase(self.parameters, self._compressors, step, exchange, world, transport)
+
+    def _enter(self, step: int) -> Phase:
+        """Begin a phase, or a stretch of steps that does not follow on the last one."""
+        phase = self._build(step)
         plan = phase.plan(self._config.schedule.policy)
         self._communication.follow(plan, phase.ordered(plan))
         return phase

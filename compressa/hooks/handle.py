@@ -112,12 +112,18 @@ class Handle:
         self._engine.settle()
         size = self._engine.transport.size
 
+        state = self._engine.state
+        values: dict[str, torch.Tensor] = {}
+
         def read() -> str:
             manifest = checkpoint.read_manifest(folder, self._engine.parameters)
-            checkpoint.restore(folder, manifest, self._engine.state, self._rank, size)
+            values.update(checkpoint.read_state(folder, manifest, state, self._rank, size))
             return str(manifest["step"])
 
-        self.next_step = int(self._together("checkpoint", read)[0])
+        steps = self._together("checkpoint", read)
+        # Every rank could read its part: only now does any of them change.
+        checkpoint.fill(state, values)
+        self.next_step = int(steps[0])
 
     def close(self) -> None:
         """End all threads. The model must not be trained with this hook afterwards."""
@@ -133,11 +139,11 @@ class Handle:
     def _together(self, what: str, work: Any) -> list[str]:
         """Do something on every rank; if it fails on one, it fails on all, with the reason."""
         own: dict[str, str | None] = {"error": None, "value": None}
-        failure: CompressaError | OSError | None = None
+        failure: Exception | None = None
         try:
             own["value"] = work()
-        except (CompressaError, OSError) as error:
-            failure, own["error"] = error, str(error)
+        except Exception as error:  # the others must not wait for a rank that stumbled
+            failure, own["error"] = error, str(error) or repr(error)
         control = self._engine.control
         text = json.dumps(own).encode()
         texts = [text] if control is None else control.all_gather(text, what, self._deadline_s)

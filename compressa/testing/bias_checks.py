@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from compressa.codecs.base import Codec, Unbiased
+from compressa.codecs.base import Codec, Contraction, Unbiased
 from compressa.testing.codec_checks import DRAW, decoded, encoded
 from compressa.testing.inputs import vectors
 from compressa.testing.memory import require, same_bits
@@ -27,7 +27,10 @@ def check_bias(codec: Codec, elems: int) -> None:
     random = is_random(codec, samples["gaussian"])
     for what, x in samples.items():
         if not random:
-            _check_error(codec, x, what, _squared_errors(codec, x, 1))
+            errors = _squared_errors(codec, x, 1)
+            _check_error(codec, x, what, errors)
+            honest = isinstance(codec.bias(elems), Contraction) or not errors.any()
+            require(honest, f"{codec.name}: says that it is unbiased, but errs in the same way")
         elif what in _DENSE and elems >= 64:
             _check_error(codec, x, what, _squared_errors(codec, x, _DRAWS))
     if random and elems >= 64 and isinstance(codec.bias(elems), Unbiased):

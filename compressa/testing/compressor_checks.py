@@ -10,7 +10,8 @@ from compressa.errors import ConfigError
 from compressa.testing.inputs import MODEL, model_gradients
 from compressa.testing.mass import MassLedger
 from compressa.testing.memory import require, same_bits
-from compressa.testing.world import Gradients, LoopbackWorld
+from compressa.testing.rank import Gradients
+from compressa.testing.world import LoopbackWorld
 from compressa.transports.loopback import Loopback
 from compressa.wrappers import Warmup
 
@@ -39,16 +40,23 @@ def exchanges_of(compressor: Compressor) -> list[str]:
 
 
 def check_replicas(compressor: Compressor, exchange: str, size: int) -> None:
-    """Every rank gets the same bits, and so does a second run."""
-    runs = []
-    for _ in range(2):
-        world = LoopbackWorld(size, MODEL, compressor, exchange=exchange)
-        runs.append([world.step(model_gradients(size, step)) for step in range(3)])
-    name = f"{compressor.name}, {exchange}, {size} ranks"
-    for first, second in zip(*runs, strict=True):
+    """Every rank gets the same bits."""
+    for step, means in enumerate(_first_steps(compressor, exchange, size)):
         for rank in range(size):
-            _require_same(first[rank], first[0], f"{name}: rank {rank} differs from rank 0")
-        _require_same(first[0], second[0], f"{name}: a second run gives other bits")
+            sentence = f"{compressor.name}, {exchange}, step {step}: of {size} ranks, rank {rank}"
+            _require_same(means[rank], means[0], f"{sentence} differs from rank 0")
+
+
+def check_repeats(compressor: Compressor, exchange: str) -> None:
+    """A second run gives the same bits."""
+    runs = (_first_steps(compressor, exchange, 3) for _ in range(2))
+    for first, second in zip(*runs, strict=True):
+        _require_same(first[0], second[0], f"{compressor.name}, {exchange}: a second run differs")
+
+
+def _first_steps(compressor: Compressor, exchange: str, size: int) -> list[list[Gradients]]:
+    world = LoopbackWorld(size, MODEL, compressor, exchange=exchange)
+    return [world.step(model_gradients(size, step)) for step in range(3)]
 
 
 def check_order(compressor: Compressor, exchange: str) -> None:

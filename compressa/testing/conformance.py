@@ -65,6 +65,7 @@ def check_compressor(compressor: Compressor, *, most_ranks: int = 4) -> None:
         for exchange in exchanges:
             for size in range(1, most_ranks + 1):
                 compressor_checks.check_replicas(compressor, exchange, size)
+            compressor_checks.check_repeats(compressor, exchange)
             compressor_checks.check_order(compressor, exchange)
             compressor_checks.check_overflow(compressor, exchange)
         feedback = compressor_checks.keeps_residuals(compressor)

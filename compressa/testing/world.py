@@ -11,24 +11,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 
 from compressa import checkpoint
-from compressa.aggregators.base import State, Turn, World
-from compressa.collectives.base import Compute
+from compressa.aggregators.base import State, Turn
 from compressa.compressor import Compressor
 from compressa.config import Exchange
-from compressa.engine.driver import ComputeDone, Driver, Task
-from compressa.engine.phase import Phase
-from compressa.engine.programs import unit_program
-from compressa.errors import CompressaError, StateError, Timeout
+from compressa.errors import StateError, Timeout
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import Plan
+from compressa.testing.rank import Gradients, LoopbackRank, Rules
 from compressa.transports.loopback import Loopback
-
-Gradients = dict[str, torch.Tensor]
 
 
 class LoopbackWorld:
@@ -47,7 +42,6 @@ class LoopbackWorld:
         replan: Changes the plan of a rank (rank, plan) -> plan; for fault injection.
 
     Attributes:
-        states: Each rank's state.
         loopback: The network and its virtual clock.
         next_step: Number of the next step.
     """
@@ -71,7 +65,6 @@ class LoopbackWorld:
         self.size = size
         self.parameters = tuple(parameters)
         self.loopback = loopback or Loopback(size)
-        self.states = [State() for _ in range(size)]
         self.next_step = 0
         self._settings: dict[str, Any] = {
             "exchange": exchange,
@@ -80,20 +73,19 @@ class LoopbackWorld:
             "seed": seed,
             "deadline_s": deadline_s,
         }
-        self._deadline_s = deadline_s
-        self._compressors = compressors
-        self._rules = _Rules(
-            compressors,
-            Exchange.model_validate(
-                {"kind": exchange, "unit_bytes": unit_bytes, "unit_payload_bytes": 1}
-            ),
-            policy,
-            seed,
-            replan,
-        )
+        sizes = {"kind": exchange, "unit_bytes": unit_bytes, "unit_payload_bytes": 1}
+        config = Exchange.model_validate(sizes)
+        self._rules = Rules(self.parameters, compressors, config, policy, seed, deadline_s, replan)
         self._turn = Turn(0)
-        self._ranks = [_Rank(self, rank) for rank in range(size)]
+        clock = self.loopback.clock
+        transports = self.loopback.transports
+        self._ranks = [LoopbackRank(transport, clock, self._rules) for transport in transports]
         self.prepare()
+
+    @property
+    def states(self) -> list[State]:
+        """Each rank's state."""
+        return [rank.state for rank in self._ranks]
 
     @property
     def virtual_time_s(self) -> float:
@@ -112,7 +104,7 @@ class LoopbackWorld:
     def prepare(self) -> None:
         """Enter the phase of the next step, so that its state is there."""
         for rank in self._ranks:
-            rank.enter(self.next_step, self._rules)
+            rank.enter(self.next_step)
 
     def step(
         self,
@@ -164,7 +156,7 @@ class LoopbackWorld:
 
     def resized(self, size: int) -> Self:
         """Return a world of another size that goes on from here, through a checkpoint."""
-        world = type(self)(size, self.parameters, self._compressors, **self._settings)
+        world = type(self)(size, self.parameters, self._rules.compressors, **self._settings)
         world.next_step = self.next_step
         world.prepare()  # a warm-up may have ended: then there is state to read
         with tempfile.TemporaryDirectory() as folder:
@@ -187,7 +179,7 @@ class LoopbackWorld:
     def _wait_out_deadline(self) -> None:
         """If a rank still waits when nothing more can happen, let its deadline pass."""
         if any(rank.busy for rank in self._ranks):
-            deadline_s = self.virtual_time_s + 1.01 * self._deadline_s
+            deadline_s = self.virtual_time_s + 1.01 * self._rules.deadline_s
             self.loopback.clock.at(deadline_s, lambda: None)
             self.loopback.clock.run()
         for rank in self._ranks:
@@ -202,102 +194,3 @@ class LoopbackWorld:
         stuck = [rank.rank for rank in self._ranks if rank.busy]
         if stuck:
             raise StateError(f"ranks {stuck} hold units back for ever: the plan is a deadlock")
-
-
-class _Rules(NamedTuple):
-    """What is the same on every rank."""
-
-    compressors: Mapping[str, Compressor]
-    exchange: Exchange
-    policy: str
-    seed: int
-    replan: Callable[[int, Plan], Plan]
-
-
-class _Rank:
-    """One rank: its driver, its phase and its gradients of the step under way."""
-
-    phase: Phase
-
-    def __init__(self, world: LoopbackWorld, rank: int) -> None:
-        self.rank = rank
-        self.gradients: Gradients = {}
-        self.error: BaseException | None = None
-        self._world = world
-        self._unfinished: set[int] = set()
-        self._transport = world.loopback.transports[rank]
-        clock = world.loopback.clock
-        self.driver = Driver(
-            self._transport,
-            _compute_now,
-            lambda event: clock.at(clock.now_s, event),
-            lambda: clock.now_s,
-            world._deadline_s,
-        )
-        self._transport.failed = self.driver.fail
-
-    @property
-    def busy(self) -> bool:
-        """Whether a unit is under way."""
-        return bool(self._unfinished)
-
-    def enter(self, step: int, rules: _Rules) -> None:
-        """Make the phase of a step, unless it is in force already."""
-        if hasattr(self, "phase") and self.phase.covers(step):
-            return
-        size, state = self._world.size, self._world.states[self.rank]
-        self.phase = Phase(
-            self._world.parameters,
-            rules.compressors,
-            step,
-            rules.exchange,
-            World(self.rank, size, rules.seed, rules.exchange.kind, state),
-            self._transport,
-        )
-        plan = rules.replan(self.rank, self.phase.plan(rules.policy))
-        self.driver.follow(plan, self.phase.ordered(plan))
-
-    def starter(
-        self, gradients: Mapping[str, torch.Tensor], turn: Turn, order: Sequence[int]
-    ) -> Callable[[], None]:
-        """Return the event that submits a step's units in some order."""
-        self.gradients = {name: gradient.clone() for name, gradient in gradients.items()}
-        self._unfinished, self.error = set(order), None
-
-        def start() -> None:
-            for index in order:
-                self.driver.start(self._task(index, turn))
-
-        return start
-
-    def expire(self) -> None:
-        """End whatever has waited for longer than the deadline."""
-        error = self.driver.expired()
-        if error is not None:
-            self.driver.fail(error)
-
-    def _task(self, index: int, turn: Turn) -> Task:
-        unit, gradients = self.phase.units[index], self.gradients
-        program = unit_program(
-            unit.aggregator,
-            lambda: unit.collect(gradients),
-            lambda: unit.deliver(gradients, check_finite=True),
-            turn,
-            self._transport,
-        )
-        name = unit.layout.name
-        return Task(index, name, turn.step, program, lambda error: self._finished(index, error))
-
-    def _finished(self, index: int, error: BaseException | None) -> None:
-        self._unfinished.discard(index)
-        self.error = self.error or error
-
-
-def _compute_now(task: Task, operation: Compute, done: ComputeDone) -> None:
-    """Compute where it is asked for; what the engine would call an error, is one here."""
-    try:
-        value = operation.work()
-    except CompressaError as error:
-        done(None, error)
-    else:
-        done(value, None)

@@ -87,8 +87,11 @@ class Inbox:
             data: uint8 of `frame.data_bytes` bytes; copied.
 
         Raises:
-            PayloadError: It contradicts what is expected, or exceeds the limit.
+            PayloadError: It contradicts what is expected, exceeds the limit, or is empty.
         """
+        if frame.data_bytes == 0:
+            # Empty messages are never sent; taken in, they would count towards no limit.
+            raise PayloadError(f"rank {self._peer} sends a frame of data that holds none")
         with self._lock:
             message = self._messages.get(frame.key) or self._early(frame)
             self._check_frame(message, frame)

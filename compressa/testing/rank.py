@@ -1,0 +1,135 @@
+"""LoopbackRank: one rank of a `LoopbackWorld`, from gradients to means.
+
+It does what the engine does, without threads: computations run where they are asked for, and
+everything that comes later is an event on the virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from compressa.aggregators.base import State, Turn, World
+from compressa.collectives.base import Compute
+from compressa.compressor import Compressor
+from compressa.config import Exchange
+from compressa.engine.driver import ComputeDone, Driver, Task
+from compressa.engine.phase import Phase
+from compressa.engine.programs import unit_program
+from compressa.errors import CompressaError
+from compressa.parameters import ParameterInfo
+from compressa.schedulers import Plan
+from compressa.transports.loopback import LoopbackTransport, VirtualClock
+
+Gradients = dict[str, torch.Tensor]
+
+
+class Rules(NamedTuple):
+    """What is the same on every rank."""
+
+    parameters: tuple[ParameterInfo, ...]
+    compressors: Mapping[str, Compressor]
+    exchange: Exchange
+    policy: str
+    seed: int
+    deadline_s: float
+    replan: Callable[[int, Plan], Plan]
+
+
+class LoopbackRank:
+    """One rank: its driver, its state, its phase and its gradients of the step under way.
+
+    Args:
+        transport: The rank's end of the loopback.
+        clock: The loopback's clock.
+        rules: What to do.
+
+    Attributes:
+        state: What survives steps.
+        phase: The phase in force; `enter` makes it.
+        gradients: The step's gradients, and their means once it is done.
+        error: The first error of the step.
+    """
+
+    phase: Phase
+
+    def __init__(self, transport: LoopbackTransport, clock: VirtualClock, rules: Rules) -> None:
+        self.rank = transport.rank
+        self.state = State()
+        self.gradients: Gradients = {}
+        self.error: BaseException | None = None
+        self._rules = rules
+        self._transport = transport
+        self._unfinished: set[int] = set()
+        self._driver = Driver(
+            transport,
+            _compute_now,
+            lambda event: clock.at(clock.now_s, event),
+            lambda: clock.now_s,
+            rules.deadline_s,
+        )
+        transport.failed = self._driver.fail
+
+    @property
+    def busy(self) -> bool:
+        """Whether a unit is under way."""
+        return bool(self._unfinished)
+
+    def enter(self, step: int) -> None:
+        """Make the phase of a step, unless it is in force already."""
+        if hasattr(self, "phase") and self.phase.covers(step):
+            return
+        rules, transport = self._rules, self._transport
+        world = World(self.rank, transport.size, rules.seed, rules.exchange.kind, self.state)
+        self.phase = Phase(
+            rules.parameters, rules.compressors, step, rules.exchange, world, transport
+        )
+        plan = rules.replan(self.rank, self.phase.plan(rules.policy))
+        self._driver.follow(plan, self.phase.ordered(plan))
+
+    def starter(
+        self, gradients: Mapping[str, torch.Tensor], turn: Turn, order: Sequence[int]
+    ) -> Callable[[], None]:
+        """Return the event that submits a step's units in some order."""
+        self.gradients = {name: gradient.clone() for name, gradient in gradients.items()}
+        self._unfinished, self.error = set(order), None
+
+        def start() -> None:
+            for index in order:
+                self._driver.start(self._task(index, turn))
+
+        return start
+
+    def expire(self) -> None:
+        """End whatever has waited for longer than the deadline."""
+        error = self._driver.expired()
+        if error is not None:
+            self._driver.fail(error)
+
+    def _task(self, index: int, turn: Turn) -> Task:
+        unit, gradients = self.phase.units[index], self.gradients
+        program = unit_program(
+            unit.aggregator,
+            lambda: unit.collect(gradients),
+            lambda: unit.deliver(gradients, check_finite=True),
+            turn,
+            self._transport,
+        )
+        name = unit.layout.name
+        return Task(index, name, turn.step, program, lambda error: self._finished(index, error))
+
+    def _finished(self, index: int, error: BaseException | None) -> None:
+        self._unfinished.discard(index)
+        self.error = self.error or error
+
+
+def _compute_now(task: Task, operation: Compute, done: ComputeDone) -> None:
+    """Compute where it is asked for; what the engine would call an error, is one here."""
+    try:
+        value = operation.work()
+    except CompressaError as error:
+        done(None, error)
+    else:
+        done(value, None)

@@ -1,0 +1,171 @@
+"""Jobs in which something goes wrong: bad input, and ranks that die, stop or give up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import compressa
+from _rank_jobs import _optimizer, alive_threads, digest, registered
+from _rank_models import build, loss_of
+
+_kept: list[Any] = []
+
+
+def register(*, config: Any, model: str = "mlp", mutation: str | None = None) -> list[str]:
+    """Register and close."""
+    with registered(model, config, mutation=mutation):
+        pass
+    return alive_threads()
+
+
+def register_twice(*, config: Any) -> dict[str, Any]:
+    """Register a second time; the first registration must go on working."""
+    net = build("mlp", dist.get_rank())
+    with registered(net, config) as (wrapped, _):
+        error = ""
+        try:
+            compressa.register_comm_hook(wrapped, config)
+        except compressa.StateError as caught:
+            error = str(caught)
+        optimizer = _optimizer(net)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(wrapped, dist.get_rank(), step, torch.float32).backward()
+            optimizer.step()
+        return {"error": error, "parameters": digest(net)}
+
+
+def register_after_another_hook(*, config: Any) -> None:
+    """Register on a model that has a hook of somebody else."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    wrapped = DistributedDataParallel(build("mlp", dist.get_rank()))
+    wrapped.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
+    compressa.register_comm_hook(wrapped, config)
+
+
+def register_unwrapped(*, config: Any) -> None:
+    """Register on a model that nobody wrapped."""
+    compressa.register_comm_hook(build("mlp", 0), config)  # type: ignore[arg-type]
+
+
+def misbehave(how: str) -> None:
+    """Die, stop, give up, or leave."""
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    if how == "raise":
+        raise ZeroDivisionError("the user's training loop has a bug")
+    if how == "exit":
+        os._exit(3)
+
+
+def train_until_failure(
+    *, config: Any, culprit: int, how: str, at: int = 3, phase: str = "forward"
+) -> dict[str, Any]:
+    """Train; the culprit misbehaves in one step. Others return the error that they saw.
+
+    With `phase` "backward", it happens inside the backward pass, when some buckets are under
+    way.
+    """
+    rank = dist.get_rank()
+    net = build("mlp", rank)
+    wrapped = DistributedDataParallel(net, bucket_cap_mb=0.005)
+    handle = compressa.register_comm_hook(wrapped, config)
+    _kept.append(handle)
+    optimizer = _optimizer(net)
+    step = 0
+
+    def in_backward(gradient: torch.Tensor) -> None:
+        if step == at and rank == culprit and phase == "backward":
+            misbehave(how)
+
+    net[2].weight.register_hook(in_backward)  # type: ignore[index,union-attr]
+    while True:
+        if step == at and rank == culprit and phase == "forward":
+            misbehave(how)
+        started_s = time.monotonic()
+        try:
+            optimizer.zero_grad()
+            loss_of(wrapped, rank, step, torch.float32).backward()
+        except compressa.CompressaError as error:
+            return _report(error, step, time.monotonic() - started_s, wrapped, rank)
+        optimizer.step()
+        step += 1
+
+
+def _report(
+    error: compressa.CompressaError,
+    step: int,
+    seconds: float,
+    wrapped: DistributedDataParallel,
+    rank: int,
+) -> dict[str, Any]:
+    again = ""
+    try:
+        loss_of(wrapped, rank, step + 1, torch.float32).backward()
+    except compressa.CompressaError as second:
+        again = str(second)
+    except RuntimeError as second:
+        again = f"RuntimeError: {second}"
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "rank": getattr(error, "rank", None),
+        "step": step,
+        "seconds": seconds,
+        "again": again,
+    }
+
+
+def train_and_raise(*, config: Any, culprit: int) -> None:
+    """As `train_until_failure`, but nobody catches anything."""
+    rank = dist.get_rank()
+    with registered("mlp", config) as (wrapped, _):
+        for step in range(1000):
+            if step == 2 and rank == culprit:
+                misbehave("raise")
+            loss_of(wrapped, rank, step, torch.float32).backward()
+
+
+def train_and_forget_to_close(*, config: Any, keep: bool = True) -> int:
+    """Train, and neither close the handle nor destroy the process group."""
+    rank = dist.get_rank()
+    wrapped = DistributedDataParallel(build("mlp", rank))
+    handle = compressa.register_comm_hook(wrapped, config)
+    for step in range(3):
+        loss_of(wrapped, rank, step, torch.float32).backward()
+    if keep:
+        _kept.append((wrapped, handle))
+    return handle.stats().steps
+
+
+def train_with(*, config: Any, mutation: str, steps: int = 4) -> dict[str, Any]:
+    """Train with a fault inside the library; raises what the user would see."""
+    rank = dist.get_rank()
+    net = build("mlp", rank)
+    with registered(net, config, mutation=mutation) as (wrapped, _):
+        optimizer = _optimizer(net)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(wrapped, rank, step, torch.float32).backward()
+            optimizer.step()
+    return {"parameters": digest(net)}
+
+
+def resources() -> Mapping[str, int]:
+    """Count threads, sockets and files of this process."""
+    return {
+        "threads": len(os.listdir("/proc/self/task")),
+        "files": len(os.listdir("/proc/self/fd")),
+        "ours": len(alive_threads()),
+    }

@@ -1,0 +1,98 @@
+"""A run that was interrupted goes on bit for bit, in new processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from _ranks import Group, Pools, same, settings
+
+pytestmark = pytest.mark.ranks
+
+
+def interrupted(
+    pools: Pools,
+    fresh: Callable[[int], Group],
+    size: int,
+    folder: Path,
+    config: dict[str, Any],
+    mutation: str | None = None,
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the results of 20 steps straight, and of 10 + save + load in new processes + 10."""
+    straight = pools.get(size).run("_rank_jobs.train", config=config, steps=20)
+    pools.get(size).run("_rank_jobs.train", config=config, steps=10, save=str(folder))
+    resumed = fresh(size).run(
+        "_rank_jobs.train", config=config, steps=10, load=str(folder), mutation=mutation
+    )
+    return straight, resumed
+
+
+@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd", "onebit"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_resume_repeats_every_bit(
+    compressor: str, size: int, pools: Pools, fresh: Callable[[int], Group], tmp_path: Path
+) -> None:
+    # From four ranks on, int8 and onebit scatter-reduce with feedback at the owner.
+    config = settings(compressor)
+    straight, resumed = interrupted(pools, fresh, size, tmp_path, config)
+    assert same([r["parameters"] for r in straight]) == same([r["parameters"] for r in resumed])
+    assert [r["state"] for r in straight] == [r["state"] for r in resumed]
+
+
+@pytest.mark.parametrize("compressor", ["randomk", "int4"])
+def test_resume_repeats_random_and_warm_up_steps(
+    compressor: str, pools: Pools, fresh: Callable[[int], Group], tmp_path: Path
+) -> None:
+    config = settings(compressor, warmup={"steps": 4, "compressor": {"name": "onebit"}})
+    straight, resumed = interrupted(pools, fresh, 2, tmp_path, config)
+    assert straight[0]["parameters"] == resumed[0]["parameters"]
+    assert [r["state"] for r in straight] == [r["state"] for r in resumed]
+
+
+@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize("compressor", ["topk", "powersgd"])
+def test_resume_after_a_dense_warm_up(
+    compressor: str,
+    transport: str,
+    pools: Pools,
+    fresh: Callable[[int], Group],
+    tmp_path: Path,
+) -> None:
+    """A run that resumes has never been in the phase whose state it loads."""
+    config = settings(compressor, warmup={"steps": 4}, exchange={"transport": transport})
+    straight, resumed = interrupted(pools, fresh, 2, tmp_path, config)
+    assert straight[0]["parameters"] == resumed[0]["parameters"]
+    assert [r["state"] for r in straight] == [r["state"] for r in resumed]
+
+
+@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize(("total", "half"), [(5, 4), (6, 2)])
+def test_a_run_can_go_back_to_its_own_checkpoint(
+    transport: str, total: int, half: int, two: Group, tmp_path: Path
+) -> None:
+    config = settings("topk", exchange={"transport": transport}, warmup={"steps": 3})
+    folder = str(tmp_path / "compressa")
+    for result in two.run(
+        "_rank_jobs_state.rewind", config=config, folder=folder, total=total, half=half
+    ):
+        assert result["first"] == result["second"]
+
+
+def test_resume_inside_a_warm_up(
+    pools: Pools, fresh: Callable[[int], Group], tmp_path: Path
+) -> None:
+    config = settings("topk", warmup={"steps": 14, "compressor": {"name": "onebit"}})
+    straight, resumed = interrupted(pools, fresh, 2, tmp_path, config)
+    assert straight[0]["parameters"] == resumed[0]["parameters"]
+
+
+def test_resume_needs_the_residuals(
+    pools: Pools, fresh: Callable[[int], Group], tmp_path: Path
+) -> None:
+    """The check is checked: residuals that are forgotten on load change the bits."""
+    mutation = "forget residuals on load"
+    straight, resumed = interrupted(pools, fresh, 2, tmp_path, settings("topk"), mutation)
+    assert straight[0]["parameters"] != resumed[0]["parameters"]

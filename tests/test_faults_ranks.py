@@ -1,0 +1,213 @@
+"""A rank that dies, stops or gives up ends the wait on all others, with its name."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from _ranks import Group, Outcome, settings
+
+pytestmark = pytest.mark.ranks
+
+DEADLINE_S = 20.0
+NOISE = ("terminate called", "Fatal Python error", "Segmentation fault", "core dumped")
+
+
+def impatient(compressor: str = "topk", **exchange: Any) -> dict[str, Any]:
+    times = {"heartbeat_s": 0.3, "silence_s": 2.0, "deadline_s": DEADLINE_S}
+    return settings(compressor, exchange={**times, **exchange})
+
+
+def check_survivors(outcomes: list[Outcome], culprit: int, within_s: float) -> None:
+    assert outcomes
+    for outcome in outcomes:
+        assert outcome.ok, outcome.explain()
+        seen = outcome.value
+        assert seen["type"] == "PeerLost", seen
+        assert seen["rank"] == culprit, seen
+        assert f"rank {culprit}" in seen["message"]
+        assert seen["seconds"] < within_s, seen
+        assert seen["again"] == seen["message"]
+
+
+def leave_promptly(group: Group, ranks: list[int]) -> None:
+    """The process ends in order soon after a failure, and says nothing alarming."""
+    processes = [group.processes[rank] for rank in ranks]
+    started_s = time.monotonic()
+    for process in processes:
+        process.call(None, {})
+    for process in processes:
+        assert process.wait(15.0) == 0, process.stderr
+        assert not any(noise in process.stderr for noise in NOISE), process.stderr
+    assert time.monotonic() - started_s < 12.0
+
+
+@pytest.mark.parametrize(
+    ("transport", "phase", "culprit", "size"),
+    [
+        ("gloo", "forward", 2, 4),
+        ("gloo", "backward", 1, 4),
+        ("gloo", "backward", 0, 2),
+        ("gloo-group", "backward", 2, 4),
+        ("gloo-group", "forward", 0, 2),
+    ],
+)
+def test_a_killed_rank_is_named_by_all_survivors(
+    transport: str, phase: str, culprit: int, size: int, fresh: Callable[[int], Group]
+) -> None:
+    group = fresh(size)
+    survivors = [rank for rank in range(size) if rank != culprit]
+    started = group.start(
+        "_rank_jobs_faults.train_until_failure",
+        config=impatient(transport=transport),
+        culprit=culprit,
+        how="kill",
+        phase=phase,
+    )
+    outcomes = group.collect(started, DEADLINE_S)
+    assert outcomes[culprit].exit_code == -signal.SIGKILL
+    check_survivors([outcomes[rank] for rank in survivors], culprit, 8.0)
+    leave_promptly(group, survivors)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+def test_a_stopped_rank_is_lost_after_its_silence(
+    transport: str, fresh: Callable[[int], Group]
+) -> None:
+    group = fresh(3)
+    started = group.start(
+        "_rank_jobs_faults.train_until_failure",
+        config=impatient(transport=transport),
+        culprit=1,
+        how="stop",
+    )
+    survivors = [started[0], started[2]]
+    outcomes = group.collect(survivors, DEADLINE_S)
+    check_survivors(outcomes, 1, 6.0)
+    leave_promptly(group, [0, 2])
+
+
+@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize("how", ["raise", "exit"])
+def test_a_rank_that_gives_up_is_named(
+    transport: str, how: str, fresh: Callable[[int], Group]
+) -> None:
+    group = fresh(2)
+    started = group.start(
+        "_rank_jobs_faults.train_until_failure",
+        config=impatient(transport=transport),
+        culprit=1,
+        how=how,
+    )
+    culprit = group.collect(started[1:], DEADLINE_S)[0]
+    if how == "raise":
+        assert culprit.error is not None
+        assert culprit.error["type"] == "ZeroDivisionError"
+        started[1].call(None, {})
+        assert started[1].wait(15.0) == 0
+    else:
+        assert culprit.exit_code == 3
+    check_survivors(group.collect(started[:1], DEADLINE_S), 1, 15.0)
+    leave_promptly(group, [0])
+
+
+@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+def test_a_closed_handle_ends_the_wait_of_the_others(
+    transport: str, fresh: Callable[[int], Group]
+) -> None:
+    """The culprit's process lives on, so nothing but its goodbye tells that it left."""
+    config = impatient(transport=transport, deadline_s=6.0)
+    outcomes = fresh(3).outcomes("_rank_jobs_faults.train_and_raise", config=config, culprit=2)
+    assert outcomes[2].error is not None
+    assert outcomes[2].error["type"] == "ZeroDivisionError"
+    for outcome in outcomes[:2]:
+        assert outcome.error is not None
+        assert outcome.error["type"] == "PeerLost", outcome.explain()
+        assert outcome.error["rank"] == 2
+        assert outcome.seconds < 15.0
+
+
+@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_forgotten_handle_does_not_keep_the_process(
+    transport: str, keep: bool, fresh: Callable[[int], Group]
+) -> None:
+    group = fresh(2)
+    config = impatient(transport=transport)
+    steps = group.run("_rank_jobs_faults.train_and_forget_to_close", config=config, keep=keep)
+    assert steps == [3, 3]
+    leave_promptly(group, [0, 1])
+
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+import compressa
+
+rank, path, case = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+net = torch.nn.Linear(32, 32)
+model = DistributedDataParallel(net)
+exchange = {"heartbeat_s": 0.3, "silence_s": 2.0, "deadline_s": 20.0}
+handle = compressa.register_comm_hook(model, {"compressor": {"name": "topk"}, "exchange": exchange})
+for step in range(6):
+    if case == "raise" and rank == 1 and step == 3:
+        raise ZeroDivisionError("the user's training loop has a bug")
+    model(torch.randn(4, 32)).square().sum().backward()
+if case == "destroy":
+    dist.destroy_process_group()
+print("trained", handle.stats().steps)
+"""
+
+
+@pytest.mark.parametrize(("case", "codes"), [("forget", [0, 0]), ("destroy", [0, 0]), ("raise", [1, 1])])
+def test_a_plain_script_ends_promptly(case: str, codes: list[int], tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, str(script)]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store"), case],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        texts = [rank.communicate(timeout=60)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == codes, texts
+    for text in texts:
+        assert not any(noise in text for noise in NOISE), text
+    if case == "raise":
+        assert "PeerLost: rank 1" in texts[0]
+        assert "ZeroDivisionError" in texts[1]
+
+
+def test_nothing_is_left_behind(fresh: Callable[[int], Group]) -> None:
+    group = fresh(2)
+    config = impatient()
+    group.run("_rank_jobs_faults.register", config=config)
+    before = group.run("_rank_jobs_faults.resources")
+    for _ in range(5):
+        for left in group.run("_rank_jobs_faults.register", config=config):
+            assert left == []
+    after = group.run("_rank_jobs_faults.resources")
+    for first, last in zip(before, after, strict=True):
+        assert last["ours"] == 0
+        assert last["threads"] <= first["threads"] + 1
+        assert last["files"] <= first["files"] + 2

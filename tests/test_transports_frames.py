@@ -1,0 +1,81 @@
+"""Frames: what is read is what was written, or a PayloadError, or harmless."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressa.errors import PayloadError
+from compressa.transports.base import Key
+from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
+
+EPOCH = 3
+MOST_BYTES = 1 << 16
+u32 = st.integers(0, 2**32 - 1)
+
+
+def written(frame: Frame) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    buffer = np.full(FRAME_HEADER_BYTES + 8, 0xA7, np.uint8)
+    frame.write(buffer)
+    assert (buffer[FRAME_HEADER_BYTES:] == 0xA7).all()
+    return buffer
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> Frame:
+    data = draw(st.integers(0, MOST_BYTES))
+    offset = draw(st.integers(0, 2**32 - 1 - data))
+    message = draw(st.integers(offset + data, 2**32 - 1))
+    key = Key(draw(u32), draw(u32), draw(st.integers(0, 2**16 - 1)))
+    return Frame(draw(st.sampled_from(Kind)), EPOCH, key, message, offset, data)
+
+
+@settings(max_examples=100)
+@given(frame=frames())
+def test_round_trip(frame: Frame) -> None:
+    assert read_frame(written(frame), EPOCH, MOST_BYTES, sender=1) == frame
+
+
+@settings(max_examples=300)
+@given(
+    frame=frames(), changes=st.lists(st.tuples(st.integers(0, 31), st.integers(0, 255)), max_size=4)
+)
+def test_mutated_headers_are_refused_or_stay_in_bounds(
+    frame: Frame, changes: list[tuple[int, int]]
+) -> None:
+    buffer = written(frame)
+    for place, value in changes:
+        buffer[place] = value
+    try:
+        got = read_frame(buffer, EPOCH, MOST_BYTES, sender=1)
+    except PayloadError:
+        return
+    assert got.epoch == EPOCH
+    assert got.data_bytes <= MOST_BYTES
+    assert got.offset_bytes + got.data_bytes <= got.message_bytes
+
+
+@pytest.mark.parametrize("place", [*range(8), 18, 19])
+def test_each_byte_of_magic_version_kind_epoch_and_padding_counts(place: int) -> None:
+    buffer = written(Frame(Kind.DATA, EPOCH, Key(1, 2, 3), 10, 0, 10))
+    buffer[place] ^= 0x40
+    with pytest.raises(PayloadError):
+        read_frame(buffer, EPOCH, MOST_BYTES, sender=1)
+
+
+@pytest.mark.parametrize(
+    ("message", "offset", "data"),
+    [(10, 0, 11), (10, 5, 6), (10, 11, 0), (MOST_BYTES + 9, 0, MOST_BYTES + 1), (0, 2**32 - 1, 1)],
+)
+def test_sizes_that_contradict_each_other_are_refused(message: int, offset: int, data: int) -> None:
+    buffer = written(Frame(Kind.DATA, EPOCH, Key(1, 2, 3), message, offset, data))
+    with pytest.raises(PayloadError, match="of a message of"):
+        read_frame(buffer, EPOCH, MOST_BYTES, sender=1)
+
+
+def test_another_epoch_is_refused_and_named() -> None:
+    buffer = written(Frame(Kind.DATA, EPOCH + 1))
+    with pytest.raises(PayloadError, match="of epoch 4, this is epoch 3"):
+        read_frame(buffer, EPOCH, MOST_BYTES, sender=0)

@@ -1,0 +1,154 @@
+"""Inbox: messages arrive whole, in their own memory, whoever comes first; or are refused."""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressa.errors import PayloadError
+from compressa.testing.memory import Guarded
+from compressa.transports.base import Key
+from compressa.transports.frames import Frame, Kind
+from compressa.transports.inbox import Inbox
+
+LIMIT_BYTES = 4096
+
+
+def message(key: Key, length: int) -> torch.Tensor:
+    seed = key.unit * 31 + key.stage * 7 + key.step
+    return (torch.arange(length) * 13 + seed).to(torch.uint8)
+
+
+def send(inbox: Inbox, key: Key, data: torch.Tensor, start: int, stop: int) -> None:
+    wrapped = key._replace(step=key.step & 0xFFFFFFFF)
+    frame = Frame(Kind.DATA, 0, wrapped, data.numel(), start, stop - start)
+    inbox.accept(frame, data[start:stop])
+
+
+@settings(max_examples=80)
+@given(
+    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=6),
+    chunk=st.integers(1, 64),
+    order=st.randoms(use_true_random=False),
+    exact=st.booleans(),
+)
+def test_messages_are_assembled_in_any_interleaving(
+    lengths: list[int], chunk: int, order: random.Random, exact: bool
+) -> None:
+    inbox, keys = Inbox(1, LIMIT_BYTES), [Key(2**32 + i, i, i % 3) for i in range(len(lengths))]
+    slack = 0 if exact else 9
+    buffers = [Guarded(length + slack, torch.uint8, 0) for length in lengths]
+    arrived: dict[int, torch.Tensor] = {}
+    events = []
+    for i, length in enumerate(lengths):
+        events.append([("expect", i, 0)])
+        events.append([("send", i, start) for start in range(0, length, chunk)])
+    while events:
+        queue = order.choice(events)
+        what, i, start = queue.pop(0)
+        if not queue:
+            events.remove(queue)
+        if what == "expect":
+            inbox.expect(keys[i], buffers[i].tensor, exact, partial(arrived.__setitem__, i))
+        else:
+            data = message(keys[i], lengths[i])
+            send(inbox, keys[i], data, start, min(start + chunk, lengths[i]))
+    assert sorted(arrived) == list(range(len(lengths)))
+    for i, length in enumerate(lengths):
+        assert torch.equal(arrived[i], message(keys[i], length))
+        assert arrived[i].data_ptr() == buffers[i].tensor.data_ptr()
+        assert buffers[i].intact
+    assert not inbox.asked
+
+
+u8 = st.integers(0, 40)
+
+
+@settings(max_examples=200)
+@given(hostile=st.lists(st.tuples(st.integers(0, 2), u8, u8, u8), max_size=12), exact=st.booleans())
+def test_hostile_frames_are_refused_or_stay_in_bounds(
+    hostile: list[tuple[int, int, int, int]], exact: bool
+) -> None:
+    inbox = Inbox(1, LIMIT_BYTES)
+    buffer = Guarded(16, torch.uint8, 0)
+    inbox.expect(Key(0, 0, 0), buffer.tensor, exact, lambda filled: None)
+    for stage, size, offset, data in hostile:
+        if offset + data > size:
+            continue  # a frame's own header check has refused it
+        frame = Frame(Kind.DATA, 0, Key(0, 0, stage), size, offset, data)
+        try:
+            inbox.accept(frame, torch.full((data,), 7, dtype=torch.uint8))
+        except PayloadError:
+            break
+    assert buffer.intact
+
+
+def test_early_messages_are_limited_and_their_room_is_given_back() -> None:
+    inbox = Inbox(5, 100)
+    arrived: list[torch.Tensor] = []
+    for step in range(10):  # 600 bytes in all, never more than 60 at once
+        key = Key(step, 0, 0)
+        send(inbox, key, message(key, 60), 0, 60)
+        inbox.expect(key, torch.empty(60, dtype=torch.uint8), True, arrived.append)
+    assert len(arrived) == 10
+    send(inbox, Key(99, 0, 0), message(Key(99, 0, 0), 60), 0, 60)
+    with pytest.raises(PayloadError, match="rank 5 sent 120 bytes that nobody waits for"):
+        send(inbox, Key(100, 0, 0), message(Key(100, 0, 0), 60), 0, 60)
+
+
+def test_a_huge_early_message_is_refused_before_memory_is_taken() -> None:
+    frame = Frame(Kind.DATA, 0, Key(0, 0, 0), 2**32 - 1, 0, 1)
+    with pytest.raises(PayloadError, match="nobody waits for"):
+        Inbox(1, LIMIT_BYTES).accept(frame, torch.zeros(1, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("length", [0, 30])
+def test_frames_without_data_are_refused_since_no_limit_counts_them(length: int) -> None:
+    frame = Frame(Kind.DATA, 0, Key(0, 0, 0), length, 0, 0)
+    with pytest.raises(PayloadError, match="holds none"):
+        Inbox(1, LIMIT_BYTES).accept(frame, torch.empty(0, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("early", [True, False])
+@pytest.mark.parametrize(("length", "exact"), [(9, True), (11, True), (11, False)])
+def test_wrong_lengths_are_refused_whoever_comes_first(
+    early: bool, length: int, exact: bool
+) -> None:
+    inbox, key = Inbox(2, LIMIT_BYTES), Key(4, 7, 1)
+    buffer, data = torch.zeros(10, dtype=torch.uint8), message(key, length)
+
+    def expect() -> None:
+        inbox.expect(key, buffer, exact, lambda filled: None)
+
+    def deliver() -> None:
+        send(inbox, key, data, 0, length)
+
+    first, second = (deliver, expect) if early else (expect, deliver)
+    first()
+    with pytest.raises(PayloadError, match=r"rank 2 sends (9|11) bytes .* stage 1 of step 4"):
+        second()
+    assert not buffer.any()
+
+
+def test_a_frame_out_of_turn_is_refused() -> None:
+    inbox, key = Inbox(2, LIMIT_BYTES), Key(0, 0, 0)
+    data = message(key, 30)
+    send(inbox, key, data, 0, 10)
+    with pytest.raises(PayloadError, match="byte 20 of a message where byte 10 is due"):
+        send(inbox, key, data, 20, 30)
+
+
+def test_nothing_is_written_after_clear() -> None:
+    inbox, key, buffer = Inbox(2, LIMIT_BYTES), Key(0, 0, 0), torch.zeros(10, dtype=torch.uint8)
+    inbox.expect(key, buffer, True, lambda filled: None)
+    assert inbox.asked
+    assert inbox.waits_for(key)
+    inbox.clear()
+    send(inbox, key, message(key, 10), 0, 10)
+    assert not buffer.any()
+    assert not inbox.asked

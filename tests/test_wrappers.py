@@ -1,0 +1,160 @@
+"""Wrappers stand where what they wrap stands, and refuse what cannot work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from compressa.aggregators import State, World
+from compressa.aggregators.powersgd import PowerSGD
+from compressa.codecs import Bf16, Int4, Int8, NoCompression, RandomK, TopK
+from compressa.errors import ConfigError, StateError
+from compressa.parameters import Layout, ParameterInfo, Segment
+from compressa.testing import LoopbackWorld, MassLedger
+from compressa.testing.inputs import MODEL, model_gradients
+from compressa.wrappers import DenseBelow, ErrorFeedback, Warmup
+
+WEIGHT = ParameterInfo(0, "w", (64, 64))
+BIAS = ParameterInfo(1, "b", (64,))
+
+
+def test_feedback_refuses_unbiased_codecs() -> None:
+    with pytest.raises(ConfigError, match=r"unbiased.*diverges.*feedback\.kind"):
+        ErrorFeedback(codec=RandomK(unbiased=True))
+
+
+def test_wrappers_have_the_interface_of_what_they_wrap() -> None:
+    codec = Int8(block=64)
+    for wrapper in (
+        ErrorFeedback(codec=codec),
+        DenseBelow(compressor=codec, elems=10),
+        Warmup(compressor=codec, steps=3),
+    ):
+        assert wrapper.granularity is codec.granularity
+        assert wrapper.block_elems == codec.block_elems
+        assert wrapper.payload_bytes((100,)) == codec.payload_bytes((100,))
+
+
+def test_feedback_delivers_what_a_codec_alone_loses() -> None:
+    """A constant gradient with one large element: top-1 alone never sends the others."""
+    parameters, gradient = [ParameterInfo(0, "w", (20,))], torch.linspace(0.5, 1.0, 20)
+    totals = {}
+    for name, compressor in {
+        "alone": TopK(density=0.05),
+        "feedback": ErrorFeedback(codec=TopK(density=0.05)),
+    }.items():
+        world = LoopbackWorld(2, parameters, compressor)
+        outs = [world.step([{"w": gradient}] * 2)[0]["w"] for _ in range(200)]
+        totals[name] = torch.stack(outs).sum(dim=0)
+    assert torch.count_nonzero(totals["alone"]) == 1
+    shortfall = (200 * gradient - totals["feedback"]).abs() / (200 * gradient)
+    assert float(shortfall.max()) < 0.2
+
+
+def test_owner_feedback_can_be_left_out() -> None:
+    sums = {}
+    for owner in (True, False):
+        world = LoopbackWorld(3, MODEL, ErrorFeedback(codec=Int4(block=32), owner=owner))
+        error = {p.name: torch.zeros(p.shape) for p in MODEL}
+        for step in range(30):
+            gradients = model_gradients(3, step)
+            mean = world.step(gradients)[0]
+            for name in error:
+                error[name] += sum(own[name] for own in gradients) / 3 - mean[name]
+        sums[owner] = float(error["weight"].norm())
+    # With it the owner's rounding errors are corrected; without it they add up.
+    assert sums[True] < 0.7 * sums[False]
+
+
+def test_dense_below_chooses_by_size() -> None:
+    inner, dense = Int8(), Bf16()
+    wrapper = DenseBelow(compressor=inner, elems=65, dense=dense)
+    assert wrapper.for_parameter(WEIGHT) == inner
+    assert wrapper.for_parameter(BIAS) == dense
+    assert DenseBelow(compressor=inner, elems=64).for_parameter(BIAS) == inner
+    assert DenseBelow(compressor=inner, elems=65).for_parameter(BIAS) == NoCompression()
+
+
+def test_dense_below_leaves_vectors_to_powersgd() -> None:
+    wrapper = DenseBelow(compressor=PowerSGD(), elems=5000)
+    assert wrapper.for_parameter(BIAS) == PowerSGD()
+    assert wrapper.for_parameter(WEIGHT) == NoCompression()
+
+
+def test_warmup_switches_at_its_step_and_resolves_what_it_wraps() -> None:
+    inner = DenseBelow(compressor=Int8(), elems=65)
+    warm = Warmup(compressor=inner, steps=3)
+    assert warm.breakpoints == (3,)
+    assert [type(warm.at(step)) for step in (0, 2, 3, 9)] == [
+        NoCompression,
+        NoCompression,
+        DenseBelow,
+        DenseBelow,
+    ]
+    resolved = warm.for_parameter(BIAS)
+    assert resolved.at(3) == NoCompression()
+    assert warm.for_parameter(WEIGHT).at(3) == Int8()
+
+
+def test_nested_warmups_have_all_their_breakpoints() -> None:
+    inner = Warmup(compressor=Int4(), dense=Int8(), steps=7)
+    outer = Warmup(compressor=inner, steps=3)
+    assert outer.breakpoints == (3, 7)
+    assert [outer.at(step) for step in (0, 3, 7)] == [NoCompression(), Int8(), Int4()]
+    assert Warmup(compressor=Int8(), steps=0).breakpoints == ()
+    assert Warmup(compressor=Int8(), steps=0).at(0) == Int8()
+
+
+def test_warmup_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(ConfigError, match="must not be negative"):
+        Warmup(compressor=Int8(), steps=-1)
+    layout = Layout(0, (Segment(WEIGHT, 0, WEIGHT.elems),))
+    with pytest.raises(ConfigError, match=r"at\(step\)"):
+        Warmup(compressor=Int8(), steps=1).aggregator(layout, World(0, 1, 0, "auto", State()))
+
+
+def test_residuals_survive_a_switch_from_one_codec_to_another() -> None:
+    switch = Warmup(
+        compressor=ErrorFeedback(codec=TopK(density=0.05)),
+        dense=ErrorFeedback(codec=Int4(block=32)),
+        steps=6,
+    )
+    world = LoopbackWorld(3, MODEL, switch)
+    ledger = MassLedger(world)
+    for step in range(14):
+        ledger.step(world, model_gradients(3, step))
+        ledger.check(world, f"step {step}")
+
+
+def test_warmup_is_bit_for_bit_dense_and_then_as_if_it_had_begun_there() -> None:
+    compressor = ErrorFeedback(codec=Int8(block=32))
+    warm = LoopbackWorld(2, MODEL, Warmup(compressor=compressor, steps=2))
+    dense = LoopbackWorld(2, MODEL, NoCompression())
+    late = LoopbackWorld(2, MODEL, compressor)
+    late.next_step = 2
+    for step in range(5):
+        gradients = model_gradients(2, step)
+        due = (dense if step < 2 else late).step(gradients)[1]
+        mean = warm.step(gradients)[1]
+        assert all(torch.equal(mean[name], due[name]) for name in due)
+
+
+def test_a_checkpoint_of_another_compressor_is_refused(tmp_path: Path) -> None:
+    world = LoopbackWorld(2, MODEL, Int8(block=32))
+    world.save(tmp_path)
+    other = LoopbackWorld(2, MODEL, ErrorFeedback(codec=Int8(block=32)))
+    with pytest.raises(StateError, match="saved with another compressor"):
+        other.load(tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_residuals_are_redistributed_when_the_world_changes(size: int) -> None:
+    world = LoopbackWorld(3, MODEL, ErrorFeedback(codec=TopK(density=0.05)))
+    world.step(model_gradients(3, 0))
+    other = world.resized(size)
+    for key in world.states[0].vectors:
+        old = sum(state.vectors[key].double() for state in world.states) / 3
+        new = sum(state.vectors[key].double() for state in other.states) / size
+        assert torch.allclose(torch.as_tensor(old), torch.as_tensor(new), rtol=1e-6, atol=1e-7)
