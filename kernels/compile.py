@@ -64,7 +64,9 @@ def compile_low_rank() -> None:
     m, residual = np.zeros((8, 4), np.float32), np.zeros((8, 4), np.float32)
     lowrank.orthonormalize(p)
     lowrank.low_rank_product(p, q, m)
-    lowrank.split_low_rank(m, p, q, residual)
+    for sent in (None, (p.copy(), q.copy())):
+        lowrank.absorb(residual, m, sent, q, p)
+    lowrank.subtract_low_rank(residual, p, q)
 
 
 def main() -> None:

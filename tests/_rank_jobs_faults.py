@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -137,8 +138,10 @@ def train_and_raise(*, config: Any, culprit: int) -> None:
             loss_of(wrapped, rank, step, torch.float32).backward()
 
 
-def train_and_forget_to_close(*, config: Any, keep: bool = True) -> int:
-    """Train, and neither close the handle nor destroy the process group."""
+def train_and_forget_to_close(
+    *, config: Any, keep: bool = True, destroy: bool = False
+) -> int:
+    """Train and do not close the handle; perhaps destroy all process groups."""
     rank = dist.get_rank()
     wrapped = DistributedDataParallel(build("mlp", rank))
     handle = compressa.register_comm_hook(wrapped, config)
@@ -146,6 +149,8 @@ def train_and_forget_to_close(*, config: Any, keep: bool = True) -> int:
         loss_of(wrapped, rank, step, torch.float32).backward()
     if keep:
         _kept.append((wrapped, handle))
+    if destroy:
+        dist.destroy_process_group()
     return handle.stats().steps
 
 
@@ -162,8 +167,19 @@ def train_with(*, config: Any, mutation: str, steps: int = 4) -> dict[str, Any]:
     return {"parameters": digest(net)}
 
 
+def train_after_close(*, config: Any) -> None:
+    """Go on training with a hook whose handle is closed."""
+    rank = dist.get_rank()
+    with registered("mlp", config) as (wrapped, _):
+        loss_of(wrapped, rank, 0, torch.float32).backward()
+    with torch.no_grad():
+        loss_of(wrapped, rank, 1, torch.float32)
+    loss_of(wrapped, rank, 1, torch.float32).backward()
+
+
 def resources() -> Mapping[str, int]:
     """Count threads, sockets and files of this process."""
+    gc.collect()
     return {
         "threads": len(os.listdir("/proc/self/task")),
         "files": len(os.listdir("/proc/self/fd")),

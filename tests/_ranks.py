@@ -132,9 +132,14 @@ class Process:
         size = os.fstat(self._stderr.fileno()).st_size
         return os.pread(self._stderr.fileno(), size, 0).decode(errors="replace")
 
-    def call(self, function: str | None, arguments: Mapping[str, Any]) -> None:
-        """Ask it to call a function; None asks it to end."""
-        request = {"function": function, "arguments": dict(arguments)}
+    def call(
+        self, function: str | None, arguments: Mapping[str, Any], *, uncaught: bool = False
+    ) -> None:
+        """Ask it to call a function; None asks it to end.
+
+        With `uncaught`, an exception ends the process as it would end a script.
+        """
+        request = {"function": function, "arguments": dict(arguments), "uncaught": uncaught}
         with contextlib.suppress(BrokenPipeError):  # it is dead; `outcome` finds out
             self.link.send(json.dumps(request).encode())
 

@@ -104,8 +104,7 @@ class Engine:
             CompressaError: The engine has failed earlier; the same error again.
             StateError: The last step is not complete, or a name is unknown.
         """
-        if self._error is not None:
-            raise self._error
+        self.check()
         ticket: Future[None] = Future()
         with self._lock:
             if step != self._turn.step or not any(self._waiting.values()):
@@ -116,6 +115,11 @@ class Engine:
         for unit in ready:
             self._communication.start(self._task(unit))
         return ticket
+
+    def check(self) -> None:
+        """Raise the error that ended this engine, if there is one."""
+        if self._error is not None:
+            raise self._error
 
     def wait(self, futures: Sequence[Future[None]]) -> None:
         """Block until all are done; raise the engine's error if it fails first."""
@@ -144,12 +148,19 @@ class Engine:
         self._communication.fail(error)
 
     def settle(self) -> None:
-        """Give back what a skipped step sent; residuals are final afterwards."""
+        """Give back what a skipped step sent, and bring all state up to date."""
         with self._lock:
             self._give_back()
+            for unit in self._phase.units:
+                unit.aggregator.settle()
 
     def close(self) -> None:
         """End threads and transports. Ranks may close at different times."""
+        if self._error is None:
+            self._error = StateError(
+                "this model's handle is closed; wrap the network in a new "
+                "DistributedDataParallel and register again to go on training"
+            )
         self._communication.close(_CLOSE_S)
         if self._control is not None:
             self._control.close(_CLOSE_S)
@@ -163,6 +174,8 @@ class Engine:
             )
         self._give_back()
         if step != self._expected or not self._phase.covers(step):
+            for unit in self._phase.units:
+                unit.aggregator.settle()
             self._phase = self._enter(step)
         self._expected = step + 1
         self._turn = Turn(step, self._transport.epoch, loss_scale or 1.0, hold_zeros)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections.abc import Sequence
@@ -38,6 +39,14 @@ def new_groups(
         for _ in range(2)
     ]
     return made[0], made[1]
+
+
+def release_groups(groups: Sequence[dist.ProcessGroup]) -> None:
+    """Give the groups' threads and sockets back; all that used them must have ended."""
+    for group in groups:
+        # The user may have destroyed all groups already.
+        with contextlib.suppress(ValueError):
+            dist.destroy_process_group(group)
 
 
 def stream_settings(config: Config, chunk_bytes: int, window: int) -> StreamSettings:

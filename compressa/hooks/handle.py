@@ -5,13 +5,16 @@ from __future__ import annotations
 import atexit
 import json
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from compressa import checkpoint
 from compressa.config import Config
+from compressa.engine import startup
 from compressa.engine.engine import Engine
 from compressa.engine.stats import Stats
 from compressa.errors import CompressaError, StateError
@@ -26,15 +29,23 @@ class Handle:
     are collective and handle that; `state_dict` gives this rank's part only.
     """
 
-    def __init__(self, engine: Engine, config: Config, deadline_s: float) -> None:
+    def __init__(
+        self, engine: Engine, config: Config, groups: Sequence[dist.ProcessGroup] = ()
+    ) -> None:
         self.config = config
         self._engine = engine
-        self._deadline_s = deadline_s
+        self._groups = tuple(groups)
+        self._deadline_s = config.exchange.deadline_s
         self._closed = False
         self.next_step = 0
         # Threads that wait inside the network library must end before the interpreter does.
         self._at_exit = weakref.ref(self)
         atexit.register(_close_at_exit, self._at_exit)
+
+    @property
+    def engine(self) -> Engine:
+        """What combines the gradients."""
+        return self._engine
 
     def stats(self) -> Stats:
         """Return what was measured on this rank since registration."""
@@ -57,6 +68,7 @@ class Handle:
         Raises:
             StateError: It is another rank's, or another model's.
         """
+        self._engine.settle()
         prefix = f"rank{self._engine.transport.rank}/"
         vectors = self._engine.state.vectors
         due = {prefix + key for key in vectors} | {prefix + _STEP}
@@ -131,6 +143,8 @@ class Handle:
             self._closed = True
             atexit.unregister(_close_at_exit)
             self._engine.close()
+            startup.release_groups(self._groups)
+            self._groups = ()
 
     @property
     def _rank(self) -> int:

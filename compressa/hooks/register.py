@@ -50,21 +50,49 @@ def register_comm_hook(
         >>> model = DistributedDataParallel(net)                  # doctest: +SKIP
         >>> handle = register_comm_hook(model, "compressa.toml")  # doctest: +SKIP
     """
-    if model in _registered:
-        raise StateError(
-            "this model has a compressa hook already; DDP takes one hook in its life, so wrap "
-            "the network in a new DistributedDataParallel first"
-        )
+    _check_model(model)
     parameters = parameter_infos(model.module)
     loaded, compressors, failure = _load(config, parameters)
-    group = model.process_group
     settings = loaded or Config()
-    engine = _start(settings, compressors, failure, parameters, group)
-    handle = Handle(engine, settings, settings.exchange.deadline_s)
+    if model.process_group.size() == 1:
+        if failure is not None:
+            raise failure
+        handle = Handle(Engine(parameters, compressors, settings, Alone()), settings)
+    else:
+        groups = startup.new_groups(settings, model.process_group)
+        try:
+            engine = _start(settings, compressors, failure, parameters, groups)
+        except BaseException:
+            startup.release_groups(groups)
+            raise
+        handle = Handle(engine, settings, groups)
+    _install(model, handle, scaler)
+    return handle
+
+
+def _check_model(model: DistributedDataParallel) -> None:
+    if not isinstance(model, DistributedDataParallel):
+        raise StateError(
+            f"register_comm_hook takes a DistributedDataParallel, not {type(model).__name__}; "
+            "wrap the network first"
+        )
+    if model in _registered or model._comm_hooks:
+        owner = "a compressa" if model in _registered else "another"
+        raise StateError(
+            f"this model has {owner} hook already; DDP takes one hook in its life, so wrap the "
+            "network in a new DistributedDataParallel first"
+        )
+
+
+def _install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> None:
+    engine = handle.engine
     names = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
     model.register_comm_hook(DDPHook(model, engine, handle, names, scaler), ddp_hook)
+    # After a failed backward, DDP's own forward would complain of an internal error.
+    model.register_forward_pre_hook(
+        lambda module, inputs: engine.check() if torch.is_grad_enabled() else None
+    )
     _registered.add(model)
-    return handle
 
 
 def _load(
@@ -97,14 +125,10 @@ def _start(
     compressors: dict[str, Compressor],
     failure: CompressaError | None,
     parameters: Sequence[ParameterInfo],
-    group: dist.ProcessGroup,
+    groups: tuple[dist.ProcessGroup, dist.ProcessGroup],
 ) -> Engine:
     """Open the channels, compare the ranks, and start the engine."""
-    if group.size() == 1:
-        if failure is not None:
-            raise failure
-        return Engine(parameters, compressors, config, Alone())
-    data, control_group = startup.new_groups(config, group)
+    data, control_group = groups
     control = startup.open_control(config, control_group)
     try:
         text = str(failure) if failure is not None else None

@@ -84,7 +84,9 @@ class LoopbackWorld:
 
     @property
     def states(self) -> list[State]:
-        """Each rank's state."""
+        """Each rank's state, up to date."""
+        for rank in self._ranks:
+            rank.settle()
         return [rank.state for rank in self._ranks]
 
     @property

@@ -17,7 +17,7 @@ from compressa.collectives.base import BackendAllReduce
 from compressa.errors import CompressaError, PeerLost, TransportError
 from compressa.transports.base import Done, Key, Traffic
 from compressa.transports.inbox import Inbox
-from compressa.transports.streams import Receiver, Sender, StreamSettings
+from compressa.transports.streams import Receiver, Sender, StreamSettings, silent
 from compressa.transports.tagged import TaggedTransport
 
 
@@ -42,6 +42,7 @@ class GlooTransport(TaggedTransport):
         self.size = group.size()
         self.epoch = settings.epoch
         self._group = group
+        self._silence_s = settings.silence_s
         self._failed = failed
         self._lock = threading.Lock()
         self._dead = False
@@ -50,7 +51,7 @@ class GlooTransport(TaggedTransport):
         others = [peer for peer in range(self.size) if peer != self.rank]
         self._inboxes = {peer: Inbox(peer, early_bytes) for peer in others}
         self._senders = {
-            peer: Sender(group, peer, settings, self._stream_failed) for peer in others
+            peer: Sender(group, peer, settings, self._stream_failed, self._beat) for peer in others
         }
         self._receivers = {
             peer: Receiver(
@@ -143,6 +144,11 @@ class GlooTransport(TaggedTransport):
     def _threads(self) -> list[threading.Thread]:
         receiving = [receiver.thread for receiver in self._receivers.values()]
         return receiving + [sender.thread for sender in self._senders.values()]
+
+    def _beat(self, peer: int) -> None:
+        """Once a heartbeat at least: see that the peer's heart beats, too."""
+        if time.monotonic() - self._receivers[peer].heard_s > self._silence_s:
+            self._stream_failed(silent(peer, self._silence_s))
 
     def _stream_failed(self, error: CompressaError) -> None:
         """Report a failure, unless it is of a peer that had said goodbye."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -48,6 +49,14 @@ class StreamSettings:
     heartbeat_s: float
     silence_s: float
 
+    @property
+    def patience(self) -> timedelta:
+        """Longest wait inside Gloo: one that expires closes all pairs of the group.
+
+        It must not expire before every rank knows whose silence it is.
+        """
+        return timedelta(seconds=self.silence_s + 2 * self.heartbeat_s + 1.0)
+
     def tag(self, sequence: int) -> int:
         """Gloo's tag (31 bits) of the frame with this number."""
         return (self.epoch & 0x7FF) << _TAG_BITS | (sequence & ((1 << _TAG_BITS) - 1))
@@ -78,11 +87,13 @@ class Sender:
         peer: int,
         settings: StreamSettings,
         failed: Callable[[CompressaError], None],
+        beat: Callable[[int], None],
     ) -> None:
         self._group = group
         self._peer = peer
         self._settings = settings
         self._failed = failed
+        self._beat = beat
         self._queue: list[_Outgoing] = []
         self._ages = itertools.count()
         self._sequence = itertools.count()
@@ -124,7 +135,7 @@ class Sender:
     def _wait_for(self, slot: int) -> None:
         work = self._works[slot]
         if work is not None:
-            work.wait(timedelta(seconds=self._settings.silence_s))
+            work.wait(self._settings.patience)
             self._works[slot] = None
 
     def _send_next(self, slot: int) -> bool:
@@ -134,6 +145,7 @@ class Sender:
             item = self._queue[0] if self._queue else None
             # A program that ends without closing must not wait for this thread for ever.
             closing = self._closing or not threading.main_thread().is_alive()
+        self._beat(self._peer)
         if item is None:
             kind = Kind.GOODBYE if closing else Kind.IDLE
             self._send_frame(slot, Frame(kind, self._settings.epoch), None)
@@ -189,6 +201,7 @@ class Receiver:
         self._left = left
         self._sequence = itertools.count()
         self._deaf = False
+        self.heard_s = time.monotonic()
         self.thread = threading.Thread(target=self._run, name=f"compressa-receive-{peer}")
 
     def deafen(self) -> None:
@@ -200,7 +213,8 @@ class Receiver:
             slots = [self._settings.staging() for _ in range(self._settings.window)]
             works = [self._post(staging) for staging in slots]
             for slot in itertools.cycle(range(self._settings.window)):
-                works[slot].wait(timedelta(seconds=self._settings.silence_s))
+                works[slot].wait(self._settings.patience)
+                self.heard_s = time.monotonic()
                 if not self._take(slots[slot]):
                     return
                 works[slot] = self._post(slots[slot])
@@ -231,5 +245,10 @@ class Receiver:
 def lost(peer: int, error: RuntimeError, silence_s: float) -> PeerLost:
     """Say in one sentence what a failed wait means."""
     if "imed out" in str(error):
-        return PeerLost(peer, f"rank {peer} is lost: nothing was heard for {silence_s:g} s")
+        return silent(peer, silence_s)
     return PeerLost(peer, f"rank {peer} is lost: its connection was closed")
+
+
+def silent(peer: int, silence_s: float) -> PeerLost:
+    """Say in one sentence that a peer was silent for too long."""
+    return PeerLost(peer, f"rank {peer} is lost: nothing was heard for {silence_s:g} s")
