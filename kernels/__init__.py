@@ -21,7 +21,7 @@ from .bitpack import (
     unpack_bits,
 )
 from .blockwise import code_bytes, dequantize_blockwise, quantize_blockwise
-from .lowrank import absorb, low_rank_product, orthonormalize, subtract_low_rank
+from .lowrank import low_rank_product, orthonormalize, split_low_rank
 from .onebit import sign_bytes, sign_dequantize, sign_quantize
 from .philox import random_words
 from .strata import stratified_indices
@@ -29,7 +29,6 @@ from .topk import return_unsent, scatter_add, select_top_k
 
 __all__ = [
     "KernelUnavailable",
-    "absorb",
     "block_count",
     "check_indices",
     "code_bytes",
@@ -49,8 +48,8 @@ __all__ = [
     "sign_bytes",
     "sign_dequantize",
     "sign_quantize",
+    "split_low_rank",
     "stratified_indices",
-    "subtract_low_rank",
     "unpack_bitmap",
     "unpack_bits",
 ]

@@ -64,9 +64,7 @@ def compile_low_rank() -> None:
     m, residual = np.zeros((8, 4), np.float32), np.zeros((8, 4), np.float32)
     lowrank.orthonormalize(p)
     lowrank.low_rank_product(p, q, m)
-    for sent in (None, (p.copy(), q.copy())):
-        lowrank.absorb(residual, m, sent, q, p)
-    lowrank.subtract_low_rank(residual, p, q)
+    lowrank.split_low_rank(m, p, q, residual)
 
 
 def main() -> None:

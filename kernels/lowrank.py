@@ -76,65 +76,24 @@ def low_rank_product(p: F32, q: F32, out: F32) -> None:
     backend("lowrank", p, q, out).low_rank_product(p, q, out)
 
 
-def absorb(
-    residual: F32,
-    gradient: F32,
-    sent: tuple[F32, F32] | None,
-    q: F32,
-    p: F32,
-    *,
-    back: float = 1.0,
-    scale: float = 1.0,
-) -> None:
-    """Begin a step in one pass: finish the last residual, add the gradient, multiply by Q.
+def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) -> None:
+    """Split ``m`` into its approximation and the rest, in one pass over memory.
 
-    ``residual`` holds the matrix M of the last step, of which ``sent`` = (P, Q) was the part that
-    went out; subtracting that only now saves a pass over memory. Element by element, in float32,
-    every operation rounded:
-
-    * e = (residual - P^T Q) * (1 / back), or residual * (1 / back) if nothing was sent,
-    * residual = gradient + scale * e; where the gradient is NaN or Inf, scale * e,
-    * p[k, i] = sum over j of q[k, j] residual[i, j], by 16 strided lanes (lane l sums elements
-      l, l+16, ... in order, each product rounded), then halving; NaN in a row i of which the
-      gradient has a NaN or Inf.
+    residual = (m - product) * (1 / scale), then m = product, with the product of
+    :func:`low_rank_product`; float32, 1 / scale rounded first.
 
     Args:
-        residual: float32[n, c]; afterwards M of this step, multiplied by ``scale``.
-        gradient: float32[n, c], multiplied by ``scale``.
-        sent: float32[r, n] and float32[r, c], or None.
-        q: float32[r, c].
-        p: float32[r, n], overwritten.
-        back: Loss scale that ``residual`` carries.
-        scale: Loss scale of this step.
-
-    Raises:
-        TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or a scale is wrong.
-    """
-    _check_product(p, q, residual, "residual")
-    check_array("p", p, np.float32, p.shape, writable=True)
-    check_array("gradient", gradient, np.float32, residual.shape)
-    if sent is not None:
-        _check_product(*sent, residual, "residual")
-    check_scale(back)
-    check_scale(scale)
-    arrays = (residual, gradient, q, p)
-    backend("lowrank", *arrays).absorb(residual, gradient, sent, q, p, back=back, scale=scale)
-
-
-def subtract_low_rank(m: F32, p: F32, q: F32, back: float = 1.0) -> None:
-    """Set m = (m - p^T q) * (1 / back), with the product of :func:`low_rank_product`; float32.
-
-    Args:
-        m: float32[n, c], overwritten.
+        m: float32[n, c]; afterwards the product.
         p: float32[r, n], r at least 1.
         q: float32[r, c].
-        back: Loss scale that ``m`` carries and shall lose.
+        residual: float32[n, c], overwritten.
+        scale: Loss scale that ``m`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or ``back`` is wrong.
+        ValueError: A shape, a layout or ``scale`` is wrong.
     """
     _check_product(p, q, m, "m")
-    check_scale(back)
-    backend("lowrank", m, p, q).subtract_low_rank(m, p, q, back)
+    check_array("residual", residual, np.float32, m.shape, writable=True)
+    check_scale(scale)
+    backend("lowrank", m, p, q, residual).split_low_rank(m, p, q, residual, scale)

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from compressa.aggregators.base import Turn
 from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs.topk import TopK
+from compressa.engine.communication import Communication
+from compressa.engine.driver import Task
 from compressa.engine.engine import Engine
 from compressa.engine.phase import Phase
 from compressa.schedulers import Plan
@@ -74,10 +76,8 @@ def swap_two_units_on_rank_1() -> Iterator[None]:
         made = plan(self, policy)
         if dist.get_rank() != 1:
             return made
-        first, second = (t for t in made.order if t[1] == 0), None
-        a = next(first)
-        second = next(first)
-        swapped = {a: second, second: a}
+        first, second = [transfer for transfer in made.order if transfer[1] == 0][:2]
+        swapped = {first: second, second: first}
         return Plan(tuple(swapped.get(t, t) for t in made.order), made.first_step)
 
     with mock.patch.object(Phase, "plan", broken):
@@ -105,6 +105,35 @@ def _spoil_on_rank_1(spoil: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     return patched
 
 
+@contextlib.contextmanager
+def divide_by_zero_on_rank_1() -> Iterator[None]:
+    """An unforeseen error on a worker thread, in step 1."""
+    seal = ScopePayload.seal
+
+    def broken(
+        self: ScopePayload, payload: torch.Tensor, turn: Turn, body_bytes: int
+    ) -> torch.Tensor:
+        if dist.get_rank() == 1 and turn.step == 1:
+            raise ZeroDivisionError("a bug in a codec")
+        return seal(self, payload, turn, body_bytes)
+
+    with mock.patch.object(ScopePayload, "seal", broken):
+        yield
+
+
+@contextlib.contextmanager
+def forget_a_unit_on_rank_1() -> Iterator[None]:
+    """Rank 1 never starts unit 0 of step 1."""
+    start = Communication.start
+
+    def broken(self: Communication, task: Task) -> None:
+        if (dist.get_rank(), task.step, task.unit) != (1, 1, 0):
+            start(self, task)
+
+    with mock.patch.object(Communication, "start", broken):
+        yield
+
+
 def _longer(payload: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
     return torch.cat([filled, torch.zeros(1, dtype=torch.uint8)])
 
@@ -122,6 +151,8 @@ MUTATIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "forget residuals on load": forget_residuals_on_load,
     "drop one element": drop_one_element,
     "swap two units on rank 1": swap_two_units_on_rank_1,
+    "a codec that divides by zero on rank 1": divide_by_zero_on_rank_1,
+    "rank 1 forgets a unit": forget_a_unit_on_rank_1,
     "one byte short": _spoil_on_rank_1(lambda payload, filled: filled[:-1]),
     "one byte long": _spoil_on_rank_1(_longer),
     "only one byte": _spoil_on_rank_1(lambda payload, filled: filled[:1]),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -22,18 +23,18 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from compressa.kernels import compile
+
 MESSAGE_BYTES = 1 << 20
 _PRELOADED = (
     "torch.distributed.checkpoint",
     "torch.nn.parallel",
     "compressa.hooks",
     "compressa.config",
-    "compressa.kernels",
-    "compressa.kernels.cpu.blockwise",
-    "compressa.kernels.cpu.lowrank",
-    "compressa.kernels.cpu.onebit",
-    "compressa.kernels.cpu.topk",
-    "compressa.testbed",
+    "numba",
+    "safetensors.torch",
     "_rank_jobs",
 )
 
@@ -44,6 +45,10 @@ def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     for name in _PRELOADED:
         importlib.import_module(name)
+    torch.set_num_threads(1)
+    compile.main()  # loads every kernel, so that no rank has to
+    gc.collect()
+    gc.freeze()  # a rank's collector would copy every page that it touches
     threads = len(os.listdir("/proc/self/task"))
     control.send(json.dumps({"threads": threads}).encode())
     running: set[int] = set()

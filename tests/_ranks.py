@@ -74,6 +74,7 @@ class Zygote:
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C reaches the tests only; they close the socket
         )
         theirs.close()

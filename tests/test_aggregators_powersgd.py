@@ -74,7 +74,7 @@ def test_zero_gradient_stays_zero_and_keeps_finite_factors() -> None:
     assert kept.view(2, 64).any(dim=1).all()
 
 
-def test_overflow_on_one_rank_reaches_all_and_returns_what_was_finite() -> None:
+def test_overflow_on_one_rank_reaches_all_and_keeps_factors_and_residuals() -> None:
     world = LoopbackWorld(3, [MATRIX], PowerSGD(approx_rank=2))
     world.step([{"w": random_matrix(rank)} for rank in range(3)])
     before = [{k: v.clone() for k, v in state.vectors.items()} for state in world.states]
@@ -82,27 +82,8 @@ def test_overflow_on_one_rank_reaches_all_and_returns_what_was_finite() -> None:
     gradients[2]["w"][0, 0] = torch.inf
     assert all(mean["w"].isnan().all() for mean in world.step(gradients))
     world.rollback()
-    for state, kept, gradient in zip(world.states, before, gradients, strict=True):
-        finite = torch.where(gradient["w"].isfinite(), gradient["w"], 0.0).view(-1)
-        assert torch.equal(state.vectors["residual/w"], kept["residual/w"] + finite)
-        assert torch.equal(state.vectors["powersgd_q/w"], kept["powersgd_q/w"])
-
-
-@pytest.mark.parametrize("loss_scale", [1.0, 256.0])
-def test_settling_every_step_changes_no_bit(loss_scale: float) -> None:
-    lazy, eager = (LoopbackWorld(2, [MATRIX], PowerSGD(approx_rank=2)) for _ in range(2))
-    for step in range(6):
-        gradients = [{"w": random_matrix(9 * step + rank)} for rank in range(2)]
-        held = step == 3
-        if held:
-            gradients[1]["w"].zero_()
-        means = []
-        for world in (lazy, eager):
-            means.append(world.step(gradients, loss_scale=loss_scale, hold_zeros=held))
-        assert all(torch.equal(a["w"], b["w"]) for a, b in zip(*means, strict=True))
-        assert eager.states
-    for one, other in zip(lazy.states, eager.states, strict=True):
-        assert all(torch.equal(one.vectors[key], other.vectors[key]) for key in one.vectors)
+    for state, kept in zip(world.states, before, strict=True):
+        assert all(torch.equal(state.vectors[key], kept[key]) for key in kept)
 
 
 def test_factors_stay_the_same_on_every_rank() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from compressa.kernels import absorb, low_rank_product, orthonormalize, subtract_low_rank
+from compressa.kernels import low_rank_product, orthonormalize, split_low_rank
 from compressa.kernels.reference import lowrank as reference
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,7 +73,7 @@ def test_overflow_spreads_over_its_row_and_all_later_ones(bad: float) -> None:
 
 
 @given(thin(), st.sampled_from((0, 1, 7, 64, 65)), st.sampled_from(SCALES))
-def test_product_and_difference_equal_reference(p: F32, columns: int, scale: float) -> None:
+def test_product_and_split_equal_reference(p: F32, columns: int, scale: float) -> None:
     random = np.random.default_rng(1)
     q = random.standard_normal((p.shape[0], columns)).astype(np.float32)
     m = random.standard_normal((p.shape[1], columns)).astype(np.float32)
@@ -82,56 +82,22 @@ def test_product_and_difference_equal_reference(p: F32, columns: int, scale: flo
         low_rank_product(p, q, ours)
         reference.low_rank_product(p, q, specified)
         assert same_bits(ours, specified)
-        rest = m.copy()
-        subtract_low_rank(rest, p, q, scale)
-        reference.subtract_low_rank(m, p, q, scale)
-    assert same_bits(rest, m)
+        left, specified_left = poisoned(m.shape, np.float32), poisoned(m.shape, np.float32)
+        whole = m.copy()
+        split_low_rank(whole, p, q, left, scale)
+        reference.split_low_rank(m, p, q, specified_left, scale)
+    assert same_bits(whole, ours)
+    assert same_bits(m, ours)
+    assert same_bits(left, specified_left)
 
 
-@given(
-    thin(), st.sampled_from((0, 1, 7, 64, 65)), st.sampled_from(SCALES), st.sampled_from(SCALES),
-    st.booleans(), st.sampled_from([0.0, np.nan, np.inf, 1e38]),
-)  # fmt: skip
-def test_absorb_equals_reference(
-    p: F32, columns: int, back: float, scale: float, sent: bool, special: float
-) -> None:
-    random = np.random.default_rng(3)
-    q, residual, gradient = (
-        random.standard_normal(shape).astype(np.float32)
-        for shape in ((p.shape[0], columns), (p.shape[1], columns), (p.shape[1], columns))
-    )
-    gradient.reshape(-1)[::97] = special
-    was = (p, q[:, ::-1].copy()) if sent else None
-    ours, specified = residual.copy(), residual.copy()
-    p_ours, p_specified = poisoned(p.shape, np.float32), poisoned(p.shape, np.float32)
-    with np.errstate(all="ignore"):
-        absorb(ours, gradient, was, q, p_ours, back=back, scale=scale)
-        reference.absorb(specified, gradient, was, q, p_specified, back=back, scale=scale)
-    assert same_bits(ours, specified)
-    assert same_bits(p_ours, p_specified)
-
-
-def test_absorb_is_the_sum_and_the_product() -> None:
+def test_split_conserves_the_matrix() -> None:
     random = np.random.default_rng(2)
-    sizes = ((30, 40), (30, 40), (2, 30), (2, 40), (2, 40))
-    e, g, was_p, was_q, q = (random.standard_normal(s).astype(np.float32) for s in sizes)
-    residual = 64 * e + was_p.T @ was_q
-    p = poisoned((2, 30), np.float32)
-    absorb(residual, g, (was_p, was_q), q, p, back=64.0, scale=8.0)
-    np.testing.assert_allclose(residual, g + 8 * e, rtol=1e-4, atol=1e-4)
-    np.testing.assert_allclose(p, q @ residual.T, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_absorb_keeps_overflow_out_of_the_residual(bad: float) -> None:
-    residual, gradient = np.full((4, 5), 3.0, np.float32), np.ones((4, 5), np.float32)
-    gradient[2, 1] = bad
-    p = poisoned((1, 4), np.float32)
-    absorb(residual, gradient, None, np.ones((1, 5), np.float32), p)
-    assert residual[2, 1] == 3.0
-    assert (np.delete(residual.reshape(-1), 11) == 4.0).all()
-    assert np.isnan(p[0, 2])
-    assert np.isfinite(np.delete(p[0], 2)).all()
+    p, q, m = (random.standard_normal(s).astype(np.float32) for s in ((2, 30), (2, 40), (30, 40)))
+    product, residual = m.copy(), poisoned(m.shape, np.float32)
+    split_low_rank(product, p, q, residual, 64.0)
+    np.testing.assert_allclose(product, p.T @ q, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(product + 64 * residual.astype(np.float64), m, atol=2e-6)
 
 
 @pytest.mark.parametrize(

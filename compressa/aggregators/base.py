@@ -177,9 +177,6 @@ class Aggregator(ABC):
             turn: The step.
         """
 
-    def settle(self) -> None:  # noqa: B027 - most have nothing to do
-        """Bring the state up to date, where an aggregator leaves work for the next step."""
-
     @abstractmethod
     def rollback(self, turn: Turn) -> None:
         """Give back to the residual what `turn` sent, since its step was skipped."""

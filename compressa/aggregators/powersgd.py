@@ -7,12 +7,9 @@ For each matrix M = g + e of shape [n, m] (a convolution is [c_out, c_in * kh * 
     Q = M^T P          round 2: mean over the ranks
     out = P Q^T,  e = M - out
 
-Q is kept for the next step. Between steps the residual's memory holds M, and P Q^T is
-subtracted by the pass over memory that begins the next step; `settle` does it at once.
-
-Vectors, and matrices that would gain too little, travel dense in round 1. Both rounds are sums of
-float32 factors, so the bytes are approx_rank (n + m) a matrix, for any number of ranks and any
-number of buckets.
+Q is kept for the next step. Vectors, and matrices that would gain too little, travel dense in
+round 1. Both rounds are sums of float32 factors, so the bytes are approx_rank (n + m) a
+matrix, for any number of ranks and any number of buckets.
 
 Replicas agree bit for bit: the factors are summed by one owner each, and orthonormalisation
 and the product P Q^T follow a written order of float operations (`kernels.lowrank`). The
@@ -126,50 +123,10 @@ class _Matrix:
         ).view(self.approx_rank, self.columns)
         self.p = torch.empty(0)
         self.q = torch.empty(0)
-        self.sent: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.loss_scale = 1.0
         self.held = False
 
     def of(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         return gradients[self.gradient].view(self.rows, self.columns)
-
-    def absorb(self, gradient: torch.Tensor, turn: Turn) -> None:
-        """Turn the residual into M = g + e, and set P = M Q."""
-        if held_back(gradient, turn):
-            self.settle()
-            self.residual.mul_(turn.loss_scale)  # as M is, so that the product fits it
-            self.loss_scale = turn.loss_scale
-            self.held = True
-            self.p.zero_()
-            return
-        self.held = False
-        sent = None if self.sent is None else (self.sent[0].numpy(), self.sent[1].numpy())
-        lowrank.absorb(
-            self.residual.numpy(),
-            gradient.numpy(),
-            sent,
-            self.kept_q.numpy(),
-            self.p.numpy(),
-            back=self.loss_scale,
-            scale=turn.loss_scale,
-        )
-        self.sent, self.loss_scale = None, turn.loss_scale
-
-    def project(self) -> None:
-        """Set Q = M^T P; a gradient that is held back counts as M = 0."""
-        if self.held:
-            self.q.zero_()
-        else:
-            torch.mm(self.p, self.residual, out=self.q)
-
-    def settle(self) -> None:
-        """Turn M into the residual, unscaled."""
-        if self.sent is not None:
-            p, q = self.sent
-            lowrank.subtract_low_rank(self.residual.numpy(), p.numpy(), q.numpy(), self.loss_scale)
-        elif self.loss_scale != 1.0:
-            self.residual.mul_(1.0 / self.loss_scale)
-        self.sent, self.loss_scale = None, 1.0
 
 
 class PowerSGDAggregator(Aggregator):
@@ -219,7 +176,11 @@ class PowerSGDAggregator(Aggregator):
         for i, place in zip(self._vectors, self._dense, strict=True):
             place.copy_(gradients[i])
         for matrix in self._matrices:
-            matrix.absorb(matrix.of(gradients), turn)
+            m = matrix.of(gradients)
+            matrix.held = held_back(m, turn)
+            if not matrix.held:
+                m.add_(matrix.residual, alpha=turn.loss_scale)
+            torch.mm(matrix.kept_q, m.t(), out=matrix.p)
         self._first.div_(self._world.size)
         yield AllReduce(self._sums[0], self._scratch)
         for i, place in zip(self._vectors, self._dense, strict=True):
@@ -230,19 +191,22 @@ class PowerSGDAggregator(Aggregator):
     def _second_half(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         for matrix in self._matrices:
             lowrank.orthonormalize(matrix.p.numpy())
-            matrix.project()
+            torch.mm(matrix.p, matrix.of(gradients), out=matrix.q)
         self._second.div_(self._world.size)
         yield AllReduce(self._sums[1], self._scratch)
         for matrix in self._matrices:
             self._finish(matrix, matrix.of(gradients), turn)
 
-    def _finish(self, matrix: _Matrix, out: torch.Tensor, turn: Turn) -> None:
-        """Write the product to the gradient; the residual loses it later."""
+    def _finish(self, matrix: _Matrix, m: torch.Tensor, turn: Turn) -> None:
+        """Write the product to the gradient, and what it missed to the residual."""
+        p, q = matrix.p.numpy(), matrix.q.numpy()
         if not bool(torch.isfinite(matrix.q).all()):
-            out.fill_(torch.nan)  # some rank overflowed: every rank must see it everywhere
+            m.fill_(torch.nan)  # some rank overflowed: every rank must see it everywhere
             return
-        lowrank.low_rank_product(matrix.p.numpy(), matrix.q.numpy(), out.numpy())
-        matrix.sent = matrix.p.clone(), matrix.q.clone()
+        held = matrix.residual.clone() if matrix.held else None
+        lowrank.split_low_rank(m.numpy(), p, q, matrix.residual.numpy(), turn.loss_scale)
+        if held is not None:
+            matrix.residual.add_(held)
         self._keep_q(matrix, turn)
 
     def _keep_q(self, matrix: _Matrix, turn: Turn) -> None:
@@ -253,15 +217,13 @@ class PowerSGDAggregator(Aggregator):
             _fill_random(matrix.kept_q.view(-1), parameter, self._world.seed, turn.step + 1)
         matrix.kept_q[alive] = matrix.q[alive]
 
-    def settle(self) -> None:
-        """Subtract what was sent from the residuals."""
-        for matrix in self._matrices:
-            matrix.settle()
-
     def rollback(self, turn: Turn) -> None:
-        """Forget what was sent: the residuals are M, divided by the loss scale."""
+        """Add the product back to the residual: then it is M again."""
         for matrix in self._matrices:
-            matrix.sent = None
+            if bool(torch.isfinite(matrix.q).all()):
+                product = torch.empty(matrix.rows, matrix.columns)
+                lowrank.low_rank_product(matrix.p.numpy(), matrix.q.numpy(), product.numpy())
+                matrix.residual.add_(product, alpha=1.0 / turn.loss_scale)
 
 
 def _fill_random(q: torch.Tensor, parameter: ParameterInfo, seed: int, step: int) -> None:

@@ -27,6 +27,12 @@ class Reducible(Aggregator):
                 f"{codec.name}: its payloads cannot be summed, so exchange.kind = "
                 '"all_reduce" does not fit; use "auto", "all_gather" or "scatter_reduce"'
             )
+        if feedback and codec.reduce.dtype.itemsize < 4:
+            raise ConfigError(
+                f"{codec.name}: what the sum in {codec.reduce.dtype} rounds away is in no rank's "
+                'residual, so exchange.kind = "all_reduce" does not fit error feedback; use '
+                '"auto", or feedback.kind = "none"'
+            )
         self._codec = codec
         self._world = world
         self._feedback = feedback

@@ -132,7 +132,8 @@ class Codec(Compressor):
     ) -> int:
         """Encode p = x + scale * residual, and set residual = (p - decode(payload)) / scale.
 
-        The residual of elements whose error is not finite is left as it was.
+        An element too large for the payload's dtype is kept whole; the residual of elements
+        that are not finite themselves is left as it was.
 
         Args:
             x: The gradient, multiplied by the loss scale.
@@ -148,8 +149,8 @@ class Codec(Compressor):
         length = self.encode(corrected, payload, draw)
         decoded = torch.empty_like(x)
         self.decode(payload[:length], decoded, draw)
-        error = corrected.sub_(decoded).mul_(1.0 / scale)
-        torch.where(torch.isfinite(error), error, residual, out=residual)
+        error = torch.where(decoded.isfinite(), corrected - decoded, corrected).mul_(1.0 / scale)
+        torch.where(error.isfinite(), error, residual, out=residual)
         return length
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:

@@ -16,7 +16,7 @@ header is input from outside: `check_header` compares every field before anythin
 from __future__ import annotations
 
 import struct
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -85,20 +85,20 @@ def check_header(payload: torch.Tensor, expected: Header, sender: int, exact: bo
         PayloadError: A field differs.
     """
     header = read_header(payload)
-    names = ("codec", "epoch", "step", "unit", "elems")
-    for name, got, want in zip(names, astuple(header), astuple(expected), strict=False):
-        if name == "step":
-            want &= 0xFFFFFFFF
-        if got != want:
-            raise PayloadError(
-                f"the payload from rank {sender} has {name} {got} where {want} is due"
-            )
+    due = replace(expected, step=expected.step & 0xFFFFFFFF, body_bytes=header.body_bytes)
+    if header != due:
+        names = (field.name for field in fields(Header))
+        name = next(name for name in names if getattr(header, name) != getattr(due, name))
+        raise PayloadError(
+            f"the payload from rank {sender} has {name} {getattr(header, name)} where "
+            f"{getattr(due, name)} is due"
+        )
     length = header.body_bytes
-    due = expected.body_bytes
+    most = expected.body_bytes
     arrived = payload.numel() - HEADER_BYTES
-    if length > due or (exact and length != due) or arrived != length:
+    if length > most or (exact and length != most) or arrived != length:
         raise PayloadError(
             f"the payload from rank {sender} says it has a body of {length} bytes; {arrived} "
-            f"arrived, and {'exactly' if exact else 'at most'} {due} are due"
+            f"arrived, and {'exactly' if exact else 'at most'} {most} are due"
         )
     return length

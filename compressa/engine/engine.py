@@ -148,11 +148,9 @@ class Engine:
         self._communication.fail(error)
 
     def settle(self) -> None:
-        """Give back what a skipped step sent, and bring all state up to date."""
+        """Give back what a skipped step sent; residuals are final afterwards."""
         with self._lock:
             self._give_back()
-            for unit in self._phase.units:
-                unit.aggregator.settle()
 
     def close(self) -> None:
         """End threads and transports. Ranks may close at different times."""
@@ -174,8 +172,6 @@ class Engine:
             )
         self._give_back()
         if step != self._expected or not self._phase.covers(step):
-            for unit in self._phase.units:
-                unit.aggregator.settle()
             self._phase = self._enter(step)
         self._expected = step + 1
         self._turn = Turn(step, self._transport.epoch, loss_scale or 1.0, hold_zeros)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Any
@@ -13,10 +13,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from compressa.aggregators.base import Round
 from compressa.config import Config, first_difference
 from compressa.engine.control import Control
-from compressa.errors import ConfigError
+from compressa.errors import CompressaError, ConfigError
 from compressa.parameters import ParameterInfo
 from compressa.transports.base import Transport
 from compressa.transports.gloo import GlooTransport
@@ -25,6 +24,7 @@ from compressa.transports.streams import StreamSettings
 
 _epochs = itertools.count(1)  # every registration of this process takes the next one
 _CONTROL_CHUNK_BYTES = 1 << 16
+_EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
 
 
 def new_groups(
@@ -99,19 +99,18 @@ def agree(control: Control, own: dict[str, Any], deadline_s: float) -> None:
             )
 
 
-def open_transport(config: Config, group: dist.ProcessGroup, failed: Any) -> Transport:
+def open_transport(
+    config: Config,
+    group: dist.ProcessGroup,
+    parameters: Sequence[ParameterInfo],
+    failed: Callable[[CompressaError], None],
+) -> Transport:
     """Open what carries payloads."""
     exchange = config.exchange
     window = max(2, exchange.credit_bytes // exchange.chunk_bytes)
     settings = stream_settings(config, exchange.chunk_bytes, window)
     if exchange.transport == "gloo-group":
         return GlooGroupTransport(group, settings.epoch)
-    return GlooTransport(group, settings, _EARLY_BYTES, failed)
-
-
-_EARLY_BYTES = 1 << 32
-
-
-def capacity_bytes(rounds: Sequence[Round]) -> int:
-    """Most bytes that one rank contributes to these rounds."""
-    return sum(round_.capacity_bytes for round_ in rounds)
+    # A peer may be ahead by a step; no compressor sends more than twice the gradients.
+    early_bytes = _EARLY_BYTES + 4 * sum(p.elems * max(p.dtype.itemsize, 4) for p in parameters)
+    return GlooTransport(group, settings, early_bytes, failed)

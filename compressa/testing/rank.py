@@ -81,7 +81,6 @@ class LoopbackRank:
         """Make the phase of a step, unless it is in force already."""
         if hasattr(self, "phase") and self.phase.covers(step):
             return
-        self.settle()
         rules, transport = self._rules, self._transport
         world = World(self.rank, transport.size, rules.seed, rules.exchange.kind, self.state)
         self.phase = Phase(
@@ -89,12 +88,6 @@ class LoopbackRank:
         )
         plan = rules.replan(self.rank, self.phase.plan(rules.policy))
         self._driver.follow(plan, self.phase.ordered(plan))
-
-    def settle(self) -> None:
-        """Bring the state up to date."""
-        if hasattr(self, "phase"):
-            for unit in self.phase.units:
-                unit.aggregator.settle()
 
     def starter(
         self, gradients: Mapping[str, torch.Tensor], turn: Turn, order: Sequence[int]

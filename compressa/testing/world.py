@@ -84,9 +84,7 @@ class LoopbackWorld:
 
     @property
     def states(self) -> list[State]:
-        """Each rank's state, up to date."""
-        for rank in self._ranks:
-            rank.settle()
+        """Each rank's state."""
         return [rank.state for rank in self._ranks]
 
     @property

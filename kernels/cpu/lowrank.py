@@ -9,11 +9,10 @@ import numpy as np
 
 from .._arrays import F32, F64
 from ..lowrank import DEPENDENT
-from ._feedback import inverse, largest_bits, magnitude_bits
+from ._feedback import inverse
 from ._jit import jit
 from ._tree import LANES, add_terms, halve
 
-INFINITY_BITS = np.uint32(0x7F800000)
 _TERMS = 16 * LANES  # one piece of a sum: small enough for the first-level cache
 
 
@@ -88,77 +87,18 @@ def _product(p: F32, q: F32, out: F32) -> None:
 
 
 @jit
-def _keep(m: F32, product: F32, back: np.float32) -> None:
+def _replace(m: F32, product: F32, residual: F32, back: np.float32) -> None:
     for j in range(m.size):
-        m[j] = (m[j] - product[j]) * back
+        residual[j] = (m[j] - product[j]) * back
+        m[j] = product[j]
 
 
 @jit
-def _subtract_product(m: F32, p: F32, q: F32, back: np.float32) -> None:
+def _split(m: F32, p: F32, q: F32, residual: F32, back: np.float32) -> None:
     product = np.empty(m.shape[1], np.float32)
     for i in range(m.shape[0]):
         _row_of_product(p[:, i], q, product)
-        _keep(m[i], product, back)
-
-
-@jit
-def _add_finite(row: F32, gradient: F32, scale: np.float32) -> None:
-    for j in range(row.size):
-        kept = scale * row[j]
-        total = gradient[j] + kept
-        row[j] = total if magnitude_bits(gradient[j]) < INFINITY_BITS else kept
-
-
-@jit
-def _multiply(a: F32, b: F32, terms: F32) -> None:
-    for j in range(a.size):
-        terms[j] = a[j] * b[j]
-
-
-@jit
-def _add_lanes(row: F32, lanes: F32) -> None:
-    for lane in range(row.size):
-        lanes[lane] += row[lane]
-
-
-@jit
-def _lane_dot(a: F32, b: F32, terms: F32, lanes: F32) -> np.float32:
-    _multiply(a, b, terms)
-    lanes[:] = 0.0
-    for first in range(0, a.size, LANES):
-        _add_lanes(terms[first : min(first + LANES, a.size)], lanes)
-    half = LANES // 2
-    while half:
-        for lane in range(half):
-            lanes[lane] += lanes[lane + half]
-        half //= 2
-    return lanes[0]
-
-
-@jit
-def _absorb(
-    residual: F32,
-    gradient: F32,
-    sent_p: F32,
-    sent_q: F32,
-    q: F32,
-    p: F32,
-    back: np.float32,
-    scale: np.float32,
-) -> None:
-    """Without anything sent, ``sent_p`` has no rows."""
-    scratch, lanes = np.zeros(residual.shape[1], np.float32), np.empty(LANES, np.float32)
-    for i in range(residual.shape[0]):
-        row = residual[i]
-        if sent_p.shape[0]:
-            _row_of_product(sent_p[:, i], sent_q, scratch)
-        else:
-            scratch[:] = 0.0
-        _keep(row, scratch, back)
-        finite = largest_bits(gradient[i], None, scale) < INFINITY_BITS
-        _add_finite(row, gradient[i], scale)
-        for k in range(q.shape[0]):
-            p[k, i] = _lane_dot(q[k], row, scratch, lanes) if finite else np.float32(np.nan)
+        _replace(m[i], product, residual[i], back)
 
 
 def orthonormalize(p: F32) -> None:
@@ -171,23 +111,6 @@ def low_rank_product(p: F32, q: F32, out: F32) -> None:
     _product(p, q, out)
 
 
-def absorb(
-    residual: F32,
-    gradient: F32,
-    sent: tuple[F32, F32] | None,
-    q: F32,
-    p: F32,
-    *,
-    back: float = 1.0,
-    scale: float = 1.0,
-) -> None:
-    """See :func:`compressa.kernels.lowrank.absorb`."""
-    nothing = np.empty((0, 0), np.float32)
-    sent_p, sent_q = sent or (nothing, nothing)
-    factors = (inverse(back), np.float32(scale))
-    _absorb(residual, gradient, sent_p, sent_q, q, p, *factors)
-
-
-def subtract_low_rank(m: F32, p: F32, q: F32, back: float = 1.0) -> None:
-    """See :func:`compressa.kernels.lowrank.subtract_low_rank`."""
-    _subtract_product(m, p, q, inverse(back))
+def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) -> None:
+    """See :func:`compressa.kernels.lowrank.split_low_rank`."""
+    _split(m, p, q, residual, inverse(scale))

@@ -7,7 +7,7 @@ import numpy as np
 from .._arrays import F32
 from ..lowrank import DEPENDENT
 from ._feedback import remainder
-from ._tree import LANES, tree_sum
+from ._tree import tree_sum
 
 
 def _dot(a: F32, b: F32) -> float:
@@ -42,44 +42,9 @@ def low_rank_product(p: F32, q: F32, out: F32) -> None:
         out += np.outer(p[k], q[k])
 
 
-def _lane_dots(q: F32, m: F32) -> F32:
-    """Row by row of ``m``: the dot product with ``q`` by 16 lanes in float32."""
-    blocks = -(-q.size // LANES)
-    terms = np.zeros((m.shape[0], blocks * LANES), np.float32)
-    terms[:, : q.size] = q * m
-    lanes = np.zeros((m.shape[0], LANES), np.float32)
-    for block in range(blocks):
-        lanes += terms[:, block * LANES : (block + 1) * LANES]
-    half = LANES // 2
-    while half:
-        lanes = lanes[:, :half] + lanes[:, half:]
-        half //= 2
-    return lanes[:, 0]
-
-
-def absorb(
-    residual: F32,
-    gradient: F32,
-    sent: tuple[F32, F32] | None,
-    q: F32,
-    p: F32,
-    *,
-    back: float = 1.0,
-    scale: float = 1.0,
-) -> None:
-    """See :func:`compressa.kernels.lowrank.absorb`."""
-    product = np.zeros_like(residual)
-    if sent is not None:
-        low_rank_product(*sent, product)
-    kept = np.float32(scale) * remainder(residual, product, back)
-    finite = np.isfinite(gradient)
-    residual[:] = np.where(finite, gradient + kept, kept)
-    for k in range(q.shape[0]):
-        p[k] = np.where(finite.all(axis=1), _lane_dots(q[k], residual), np.float32(np.nan))
-
-
-def subtract_low_rank(m: F32, p: F32, q: F32, back: float = 1.0) -> None:
-    """See :func:`compressa.kernels.lowrank.subtract_low_rank`."""
+def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) -> None:
+    """See :func:`compressa.kernels.lowrank.split_low_rank`."""
     product = np.empty_like(m)
     low_rank_product(p, q, product)
-    m[:] = remainder(m, product, back)
+    residual[:] = remainder(m, product, scale)
+    m[:] = product

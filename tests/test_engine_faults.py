@@ -1,0 +1,89 @@
+"""What goes wrong inside the library is detected, on every rank, and never averaged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from _ranks import Group, same, settings
+
+pytestmark = pytest.mark.ranks
+
+SPOILT = [
+    "one byte short",
+    "one byte long",
+    "only one byte",
+    "wrong magic",
+    "wrong version",
+    "wrong codec",
+    "wrong epoch",
+    "wrong step",
+    "wrong unit",
+    "wrong body length",
+]
+
+
+def quick(compressor: str, **exchange: Any) -> dict[str, Any]:
+    times = {"deadline_s": 8.0, "heartbeat_s": 0.3, "silence_s": 5.0}
+    return settings(compressor, exchange={**times, **exchange})
+
+
+def refusals(group: Group, config: dict[str, Any], mutation: str) -> list[dict[str, Any]]:
+    outcomes = group.errors(
+        "_rank_jobs_faults.train_with", config=config, mutation=mutation, deadline_s=30.0
+    )
+    assert max(outcome.seconds for outcome in outcomes) < 15.0
+    return [outcome.error for outcome in outcomes if outcome.error]
+
+
+@pytest.mark.parametrize("mutation", SPOILT)
+@pytest.mark.parametrize(
+    ("compressor", "transport"),
+    [("topk", "gloo"), ("int8", "gloo"), ("topk", "gloo-group")],
+)
+def test_a_spoilt_payload_is_refused_on_every_rank(
+    mutation: str, compressor: str, transport: str, two: Group
+) -> None:
+    kind = "scatter_reduce" if compressor == "int8" else "all_gather"
+    found = refusals(two, quick(compressor, transport=transport, kind=kind), mutation)
+    assert found[0]["type"] == "PayloadError", found
+    assert "rank 1" in found[0]["message"]
+
+
+def test_a_spoilt_payload_is_refused_on_four_ranks(four: Group) -> None:
+    found = refusals(four, quick("int8", kind="scatter_reduce"), "wrong step")
+    assert "PayloadError" in {error["type"] for error in found}
+
+
+@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd", "none"])
+def test_units_in_another_order_on_one_rank_are_never_averaged(
+    compressor: str, two: Group
+) -> None:
+    config = quick(compressor, transport="gloo-group")
+    for error in refusals(two, config, "swap two units on rank 1"):
+        assert error["type"] in ("PayloadError", "PeerLost", "ConfigError"), error
+        assert "plans differ" in error["message"], error
+
+
+def test_tagged_messages_need_no_order(two: Group) -> None:
+    """The same fault is none where messages have names."""
+    config = settings("topk")
+    swapped = two.run(
+        "_rank_jobs_faults.train_with", config=config, mutation="swap two units on rank 1"
+    )
+    plain = two.run("_rank_jobs.train", config=config, steps=4)
+    assert same([r["parameters"] for r in swapped]) == plain[0]["parameters"]
+
+
+def test_an_unforeseen_error_in_a_worker_thread_reaches_every_rank(two: Group) -> None:
+    for error in refusals(two, quick("topk"), "a codec that divides by zero on rank 1"):
+        assert "rank 1" in error["message"] or "ZeroDivisionError" in error["message"]
+
+
+@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+def test_a_unit_that_one_rank_never_sends_times_out(transport: str, two: Group) -> None:
+    config = quick("topk", deadline_s=2.0, transport=transport)
+    found = refusals(two, config, "rank 1 forgets a unit")
+    assert any(error["type"] == "Timeout" for error in found), found
+    assert "deadline_s" in found[0]["message"], found

@@ -1,0 +1,155 @@
+"""Bad input stops every rank, with one clear sentence, within the deadline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from _ranks import Group, same, settings
+
+pytestmark = pytest.mark.ranks
+
+REGISTER = "_rank_jobs_faults.register"
+
+
+def messages(group: Group, per_rank: Sequence[dict[str, Any]], kind: str = "ConfigError") -> list[str]:
+    started_s = time.monotonic()
+    outcomes = group.errors(REGISTER, per_rank=per_rank, deadline_s=30.0)
+    assert time.monotonic() - started_s < 20.0
+    assert same([o.error and o.error["type"] for o in outcomes]) == kind
+    return [o.error["message"] for o in outcomes if o.error]
+
+
+@pytest.mark.parametrize("odd", [0, 1, 3])
+@pytest.mark.parametrize(
+    ("change", "path", "values"),
+    [
+        ({"compressor": {"name": "topk", "density": 0.2}}, "compressor.density", ("0.1", "0.2")),
+        ({"compressor": {"name": "int8"}}, "compressor", ("int8", "topk")),
+        ({"engine": {"seed": 5}}, "engine.seed", ("0", "5")),
+        ({"exchange": {"unit_bytes": 8192}}, "exchange.unit_bytes", ("4096", "8192")),
+        ({"schedule": {"policy": "priority"}}, "schedule.policy", ("fifo", "priority")),
+    ],
+)
+def test_a_configuration_that_differs_on_one_rank_names_the_key(
+    odd: int, change: dict[str, Any], path: str, values: tuple[str, str], four: Group
+) -> None:
+    plain = settings("topk")
+    compressor = change.get("compressor", plain["compressor"])
+    sections = {key: value for key, value in change.items() if key != "compressor"}
+    other = settings(compressor, **sections)
+    per_rank = [{"config": other if rank == odd else plain} for rank in range(4)]
+    for message in messages(four, per_rank):
+        assert path in message
+        assert all(value in message for value in values)
+        # Rank 0 is what the others are compared with, so it is never called the odd one.
+        assert f"rank {odd or 1} has" in message
+        assert "rank 0 has" in message
+
+
+def test_another_transport_on_one_rank_is_named(two: Group) -> None:
+    configs = [settings("topk", exchange={"transport": t}) for t in ("gloo", "gloo-group")]
+    for message in messages(two, [{"config": config} for config in configs]):
+        assert "exchange.transport" in message
+
+
+def test_a_broken_file_on_one_rank_is_told_to_all(two: Group, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
+    good.write_text('[compressor]\nname = "topk"\n')
+    bad.write_text('[compressor]\nname = "topkk"\n')
+    told = messages(two, [{"config": str(good)}, {"config": str(bad)}])
+    assert "rank 1" in told[0]
+    for message in told:
+        assert "bad.toml" in message
+        assert "topk" in message
+
+
+@pytest.mark.parametrize("text", ["[compressor\n", "", "compressor = 3\n", '[exchnage]\nkind="auto"\n'])
+def test_a_file_that_is_not_a_configuration(text: str, two: Group, tmp_path: Path) -> None:
+    good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
+    good.write_text('[compressor]\nname = "topk"\n')
+    bad.write_text(text)
+    # An empty file means the defaults, which differ from rank 1's.
+    messages(two, [{"config": str(bad)}, {"config": str(good)}])
+
+
+def test_a_missing_file_on_every_rank(two: Group, tmp_path: Path) -> None:
+    missing = {"config": str(tmp_path / "missing.toml")}
+    for message in messages(two, [missing, missing]):
+        assert "missing.toml" in message
+
+
+@pytest.mark.parametrize("config", [3, None, ["topk"]])
+def test_what_is_no_configuration_at_all(config: Any, two: Group) -> None:
+    messages(two, [{"config": config}] * 2)
+
+
+@pytest.mark.parametrize(
+    ("models", "path"),
+    [(("plain_names", "swapped_names"), "parameters"), (("mlp", "float64"), "float")],
+)
+def test_another_model_on_one_rank_is_named(
+    models: tuple[str, str], path: str, two: Group
+) -> None:
+    per_rank = [{"config": settings("topk"), "model": model} for model in models]
+    for message in messages(two, per_rank):
+        assert path in message
+        assert "rank 1" in message
+
+
+def test_a_second_registration_is_refused_and_the_first_goes_on(two: Group) -> None:
+    results = two.run("_rank_jobs_faults.register_twice", config=settings("topk"))
+    same([result["parameters"] for result in results])
+    assert all("already" in result["error"] for result in results)
+
+
+def test_a_model_with_another_hook_is_refused(two: Group) -> None:
+    config = settings("topk")
+    for outcome in two.errors("_rank_jobs_faults.register_after_another_hook", config=config):
+        assert outcome.error is not None
+        assert outcome.error["type"] == "StateError"
+        assert "another hook" in outcome.error["message"]
+
+
+def test_a_model_that_is_not_wrapped_is_refused(two: Group) -> None:
+    for outcome in two.errors("_rank_jobs_faults.register_unwrapped", config=settings("topk")):
+        assert outcome.error is not None
+        assert outcome.error["type"] == "StateError"
+        assert "DistributedDataParallel" in outcome.error["message"]
+
+
+def test_cuda_on_a_machine_without_it(two: Group) -> None:
+    config = settings("topk", engine={"device": "cuda"})
+    for message in messages(two, [{"config": config}] * 2, "BackendUnavailable"):
+        assert "CUDA" in message
+        assert '"cpu"' in message
+
+
+def test_cuda_on_one_rank_alone_is_told_to_all(two: Group) -> None:
+    configs = [settings("topk", engine={"device": device}) for device in ("cpu", "cuda")]
+    outcomes = two.errors(REGISTER, per_rank=[{"config": config} for config in configs])
+    kinds = [o.error["type"] for o in outcomes if o.error]
+    assert kinds == ["ConfigError", "BackendUnavailable"]
+
+
+def test_a_rank_that_never_registers_is_waited_for_no_longer_than_the_deadline(
+    fresh: Callable[[int], Group],
+) -> None:
+    group = fresh(2)
+    config = settings("topk", exchange={"deadline_s": 3.0})
+    started_s = time.monotonic()
+    outcome = group.outcomes("_rank_jobs_faults.register_alone", ranks=[0], config=config)[0]
+    assert outcome.error is not None
+    assert outcome.error["type"] == "Timeout", outcome.explain()
+    assert "register" in outcome.error["message"]
+    assert time.monotonic() - started_s < 15.0
+
+
+def test_a_rank_that_fails_to_register_can_register_again(two: Group) -> None:
+    wrong, right = settings("topk", engine={"device": "cuda"}), settings("topk")
+    two.errors(REGISTER, config=wrong)
+    assert two.run(REGISTER, config=right) == [[], []]

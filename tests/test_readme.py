@@ -1,0 +1,244 @@
+"""What the README says works: commands, examples, configuration, links and generated tables."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import readme_table
+from lab.records import append
+from test_experiments_report import whole
+
+from compressa import cli, load_config
+from compressa.compressors import Entry
+from compressa.config.choices import choice_model
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    found = re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+    assert found, f"the README has no {language} block"
+    return found
+
+
+def block_with(language: str, text: str) -> str:
+    (found,) = (block for block in blocks(language) if text in block)
+    return found
+
+
+def commands() -> list[list[str]]:
+    lines = [line for block in blocks("sh") for line in block.splitlines()]
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def spoken_of() -> set[str]:
+    """Commands in running text: `make check`, `compressa report`."""
+    return set(re.findall(r"`((?:make|compressa|python) [^`]+)`", README + ARCHITECTURE))
+
+
+def all_commands() -> list[list[str]]:
+    return [*commands(), *(shlex.split(text) for text in sorted(spoken_of()))]
+
+
+def test_make_targets_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^(\w+):", makefile, re.M))
+    named = {command[1] for command in all_commands() if command[0] == "make"}
+    assert {"demo", "test", "install", "check"} <= named
+    assert named <= targets
+
+
+def test_no_command_is_of_an_unknown_kind() -> None:
+    assert {command[0] for command in all_commands()} == {"make", "compressa", "python", "torchrun"}
+    assert shutil.which("torchrun", path=str(Path(sys.executable).parent))
+
+
+def cli_commands() -> list[list[str]]:
+    return [command[1:] for command in all_commands() if command[0] == "compressa"]
+
+
+def own_part(command: list[str]) -> list[str]:
+    """What is compressa's: not the command that `testbed exec` is given."""
+    return command[: command.index("--")] if "--" in command else command
+
+
+@pytest.mark.parametrize("command", [pytest.param(c, id=" ".join(c)) for c in cli_commands()])
+def test_commands_and_their_options_exist(
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    mine = own_part(command)
+    words = [word for word in mine if re.fullmatch("[a-z]+", word)]
+    words = words[:2] if words[0] in ("config", "testbed") else words[:1]
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*words, "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert f"compressa {' '.join(words)}" in shown
+    for option in (word for word in mine if word.startswith("--")):
+        assert option in shown
+
+
+def test_every_subcommand_is_in_the_readme() -> None:
+    assert set(cli.COMMANDS) == {command[0] for command in cli_commands()}
+
+
+def test_scripts_and_links_exist() -> None:
+    scripts = [command[1] for command in all_commands() if command[0] == "python"]
+    links = re.findall(r"\]\(([^)#]+)\)", README)
+    for place in [*scripts, *(link for link in links if not link.startswith("http"))]:
+        assert (ROOT / place).exists(), place
+
+
+def test_configuration_in_the_readme_is_valid(tmp_path: Path) -> None:
+    for text in blocks("toml"):
+        assert tomllib.loads(text)
+        file = tmp_path / "compressa.toml"
+        file.write_text(text, encoding="utf-8")
+        assert load_config(file).compressor.name == "int8"
+
+
+def execute(code: str, names: dict[str, Any]) -> None:
+    """Run code as a file of its own would, without this file's `from __future__`."""
+    exec(compile(code, "README.md", "exec", dont_inherit=True), names)
+
+
+# Put before the example's last lines: what the README adds to it in later blocks.
+LATER = """
+assert {name: row.payload_bytes > 0 for name, row in stats.compressors.items()} == {
+    "bf16": True, "int8": True, "none": True, "topk": True,
+}
+before = {key: vector.clone() for key, vector in handle.state_dict().items()}
+old_lr, new_lr = 0.1, 0.4
+RESIDUALS
+scaled = [key for key, vector in handle.state_dict().items() if "/residual/" in key]
+for key in scaled:
+    assert handle.state_dict()[key].equal(before[key] / 4)
+assert any(before[key].any() for key in scaled)
+first, model = handle, DistributedDataParallel(torch.nn.Sequential(
+    torch.nn.Linear(64, 256), torch.nn.Linear(256, 10)))
+SCALER
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scaler.scale(model(torch.randn(32, 64)).square().mean()).backward()
+scaler.step(optimizer)
+scaler.update()
+assert handle.stats().steps == 1
+first.close()
+"""
+
+
+def train_script() -> str:
+    example = block_with("python", "init_process_group")
+    later = LATER.replace("RESIDUALS", block_with("python", "old_lr"))
+    later = later.replace("SCALER", block_with("python", "GradScaler"))
+    head, end, tail = example.partition("handle.close()\n")
+    assert end
+    return head + later + end + tail
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.ranks
+def test_the_example_trains_saves_and_loads(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(train_script(), encoding="utf-8")
+    (tmp_path / "compressa.toml").write_text(blocks("toml")[0], encoding="utf-8")
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env=os.environ | place | {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"\d+\.\d times smaller; backward waited \d+\.\d\d s\n", done.stdout)
+    files = {file.name for file in (tmp_path / "ckpt" / "compressa").iterdir()}
+    assert files == {"manifest.json", "rank-00000.safetensors"}
+
+
+@pytest.fixture(scope="module")
+def added() -> dict[str, Any]:
+    """The worked example of a new compressor, as a module's names."""
+    names: dict[str, Any] = {"__name__": "blocktop1"}
+    execute(block_with("python", "class BlockTop1"), names)
+    return names
+
+
+def test_the_added_compressor_conforms(added: dict[str, Any]) -> None:
+    checks = block_with("python", "check_compressor(")
+    # Fewer ranks than by default, for time; all exchanges.
+    assert "codec=BlockTop1())" in checks
+    faster = checks.replace("codec=BlockTop1())", "codec=BlockTop1()), most_ranks=2", 1)
+    execute(faster, dict(added))
+
+
+def test_the_added_compressor_would_be_refused_with_a_fault(added: dict[str, Any]) -> None:
+    class Careless(added["BlockTop1"]):
+        def check(self, payload: Any, elems: int) -> None:
+            """Let every payload pass."""
+
+    names = dict(added) | {"BlockTop1": Careless}
+    with pytest.raises((AssertionError, IndexError, RuntimeError)):
+        execute(block_with("python", "check_compressor("), names)
+
+
+def test_the_added_compressor_can_be_configured_by_its_row(added: dict[str, Any]) -> None:
+    row = eval(block_with("python", "Entry("), dict(added) | {"Entry": Entry})
+    chosen = choice_model(row.compressor.name, row).model_validate({"name": "blocktop1"})
+    assert chosen.build() == added["BlockTop1"]()
+
+
+def test_table_of_compressors_is_up_to_date() -> None:
+    script = runpy.run_path(str(ROOT / "docs" / "compressor_table.py"))
+    assert script["with_compressors"](README, script["compressors_block"]()) == README, (
+        "run python docs/compressor_table.py"
+    )
+
+
+def test_results_are_those_of_the_committed_measurement() -> None:
+    assert readme_table.with_results(README, readme_table.results_block()) == README, (
+        "run python experiments/readme_table.py"
+    )
+
+
+def test_without_a_measurement_the_results_say_so(tmp_path: Path) -> None:
+    assert "No measurement is committed yet" in readme_table.results_block(tmp_path)
+
+
+def test_results_quote_numbers_machine_versions_and_date(tmp_path: Path) -> None:
+    for record in whole():
+        append(tmp_path, record)
+    block = readme_table.results_block(tmp_path)
+    first = whole()[0]
+    for fact in (first.machine, first.date[:10], *first.versions.values()):
+        assert fact in block
+    assert "| ddp-float32 |" in block
+    assert re.search(r"\| \d+\.\d\d of \d+\.\d\d \|", block)
+    again = readme_table.with_results(readme_table.with_results(README, block), block)
+    assert block in again
+    assert again.count(readme_table.BEGIN) == 1
+
+
+@pytest.mark.parametrize("text", ["", readme_table.END + readme_table.BEGIN])
+def test_a_readme_without_a_place_for_results_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="once each"):
+        readme_table.with_results(text, "")
