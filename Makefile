@@ -25,7 +25,7 @@ test: install
 	$(BIN)/python -m pytest $(TESTS)
 
 bench: install
-	$(BIN)/python experiments/bench.py
+	$(BIN)/compressa run --plan bench --out results/bench
 
 demo: install
 	$(BIN)/compressa demo

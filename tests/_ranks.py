@@ -258,6 +258,7 @@ class Group:
         """Call a function that must raise a CompressaError of one sentence on every rank."""
         outcomes = self.outcomes(function, deadline_s=deadline_s, **how)
         for outcome in outcomes:
+            assert outcome.exit_code is None, outcome.explain()
             assert outcome.error is not None, f"rank {outcome.rank} got {outcome.value!r}"
             assert "CompressaError" in outcome.error["bases"], outcome.explain()
             assert 20 < len(outcome.error["message"]) < 900, outcome.explain()

@@ -28,8 +28,8 @@ class Exchange:
         outgoing: uint8 buffer for each peer that is sent to.
         incoming: uint8 buffer for each peer that is heard from; its length is the capacity.
         exact: Whether each message fills its buffer (else it may be shorter).
-        capacity_bytes: Unless exact: for each peer that is sent to, the length of the buffer
-            in which it receives.
+        capacity_bytes: For each peer that is sent to, the length of the buffer in which it
+            receives.
     """
 
     outgoing: Mapping[int, torch.Tensor]

@@ -90,11 +90,16 @@ class Exchange(Section):
 
 
 class Schedule(Section):
-    """Which unit goes next."""
+    """Which unit goes next, and how fast."""
 
     policy: Literal["fifo", "priority"] = Field(
         default="fifo",
         description="fifo: as gradients appear; priority: in the order of use.",
+    )
+    pace_bits_per_s: Annotated[float, Gt(0)] | None = Field(
+        default=None,
+        description="Most bits per second that this rank sends; sums are then never left to the "
+        "backend, which cannot be paced. Not given: as fast as the network takes them.",
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from compressa.collectives.base import Compute
 from compressa.engine.driver import ComputeDone, Driver, Task
-from compressa.errors import CompressaError, TransportError
+from compressa.errors import CompressaError
 from compressa.schedulers import Plan
 from compressa.transports.base import Transport
 
@@ -25,7 +25,9 @@ class Communication:
         transport: Carries the exchanges; ended with this object.
         threads: Number of worker threads for encode and decode.
         deadline_s: Longest wait for an exchange.
-        failed: Called once, on the communication thread, with the error that ended it.
+        judge: Called once, on the communication thread, with the first error; tells the other
+            ranks, and returns the error that it amounts to.
+        failed: Called once, afterwards, with that error, when nothing is under way any more.
         timed: Called, on a worker thread, with each computation's task, stage, start (on
             `time.perf_counter`) and duration in seconds.
     """
@@ -35,10 +37,12 @@ class Communication:
         transport: Transport,
         threads: int,
         deadline_s: float,
+        judge: Callable[[CompressaError], CompressaError],
         failed: Callable[[CompressaError], None],
         timed: Callable[[Task, str, float, float], None],
     ) -> None:
         self._transport = transport
+        self._judge = judge
         self._failed = failed
         self._timed = timed
         self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -111,10 +115,12 @@ class Communication:
     def _fail(self, error: CompressaError) -> None:
         if self._error is not None:
             return
-        self._error = error
-        self._transport.fail(error)
-        self._driver.fail(error)
-        self._failed(error)
+        # The others are told who is to blame before this rank's goodbye can look like the cause.
+        self._error = self._judge(error)
+        # Nothing may write to gradients any more when their owners hear of it.
+        self._transport.fail(self._error)
+        self._driver.fail(self._error)
+        self._failed(self._error)
 
     def _compute(self, task: Task, operation: Compute, done: ComputeDone) -> None:
         def work() -> None:
@@ -139,6 +145,6 @@ def _nothing() -> None:
 
 def _wrapped(error: Exception) -> CompressaError:
     """Give an unforeseen error a type that every caller of the engine handles."""
-    wrapped = TransportError(f"an internal error ended the communication: {error!r}")
+    wrapped = CompressaError(f"an internal error ended the communication: {error!r}")
     wrapped.__cause__ = error
     return wrapped

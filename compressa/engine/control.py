@@ -92,10 +92,11 @@ class Control:
     def verdict(self, error: CompressaError) -> CompressaError:
         """Say who is to blame for a failure, and tell the others.
 
-        A failure that does not name a lost rank waits a moment for one that does.
+        A failure of the network waits a moment for the reason, which a rank that gives up
+        tells before it leaves. A failure of this rank's own is the reason.
         """
-        if not isinstance(error, PeerLost):
-            self._settled.wait(_VERDICT_S)
+        if isinstance(error, TransportError):
+            self._wait_for_reason(error)
         with self._lock:
             if self._first is None:
                 self._first = self._blame(error)
@@ -131,6 +132,12 @@ class Control:
         if isinstance(answer[0], CompressaError):
             raise answer[0]
         return answer[0]
+
+    def _wait_for_reason(self, error: TransportError) -> None:
+        end_s = time.monotonic() + _VERDICT_S
+        while not self._settled.wait(0.02) and time.monotonic() < end_s:
+            if isinstance(error, PeerLost) and error.rank in self._transport.gone:
+                return
 
     def _blame(self, error: CompressaError) -> CompressaError:
         """A wait that fails after a rank has left fails because of it."""

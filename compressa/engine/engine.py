@@ -23,9 +23,10 @@ from compressa.engine.control import Control
 from compressa.engine.driver import Task
 from compressa.engine.phase import Phase
 from compressa.engine.programs import unit_program
+from compressa.engine.startup import agree_on_order
 from compressa.engine.stats import Ledger, Stats
 from compressa.engine.unit_runtime import UnitRuntime
-from compressa.errors import CompressaError, StateError, TransportError
+from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
 from compressa.tracing import Tracer
 from compressa.transports.base import Transport
@@ -70,14 +71,23 @@ class Engine:
         self._turn = Turn(0)
         self._rollback: Phase | None = None
         self._communication = Communication(
-            transport, config.engine.threads, config.exchange.deadline_s, self._broke, self._timed
+            transport,
+            config.engine.threads,
+            config.exchange.deadline_s,
+            self._judge,
+            self._broke,
+            self._timed,
         )
         self._communication.observe(self._carried)
         self._expected = 0
         # All state is there from the start, so that checkpoints of any step hold the same.
-        for step in sorted({b for c in compressors.values() for b in c.breakpoints}):
-            self._build(step)
-        self._phase = self._enter(0)
+        try:
+            for step in sorted({b for c in compressors.values() for b in c.breakpoints}):
+                self._build(step)
+            self._phase = self._enter(0)
+        except BaseException:
+            self._communication.close(_CLOSE_S)
+            raise
         if control is not None:
             control.listen(self.fail)
 
@@ -198,7 +208,10 @@ class Engine:
         """Begin a phase, or a stretch of steps that does not follow on the last one."""
         phase = self._build(step)
         plan = phase.plan(self._config.schedule.policy)
-        self._communication.follow(plan, phase.ordered(plan))
+        ordered = phase.ordered(plan)
+        if self._control is not None:
+            agree_on_order(self._control, step, ordered, self._config.exchange.deadline_s)
+        self._communication.follow(plan, ordered)
         return phase
 
     def _arrive(self, gradients: Mapping[str, torch.Tensor], ticket: Future[None]) -> list[int]:
@@ -243,7 +256,7 @@ class Engine:
         """On the communication thread: one unit is done, or failed."""
         if error is not None:
             if not isinstance(error, CompressaError):
-                error = TransportError(f"an internal error ended a unit: {error!r}")
+                error = CompressaError(f"an internal error ended a unit: {error!r}")
             self._communication.fail(error)
             return
         done = []
@@ -256,10 +269,12 @@ class Engine:
         for ticket in done:
             ticket.set_result(None)
 
+    def _judge(self, error: CompressaError) -> CompressaError:
+        """On the communication thread: settle with the other ranks who is to blame."""
+        return error if self._control is None else self._control.verdict(error)
+
     def _broke(self, error: CompressaError) -> None:
         """On the communication thread: nothing more will be combined."""
-        if self._control is not None:
-            error = self._control.verdict(error)
         self._error = error
         with self._lock:
             tickets, self._tickets = list(self._tickets), {}

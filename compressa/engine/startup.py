@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import itertools
 import json
 from collections.abc import Callable, Sequence
@@ -15,7 +16,8 @@ import torch.distributed as dist
 
 from compressa.config import Config, first_difference
 from compressa.engine.control import Control
-from compressa.errors import CompressaError, ConfigError
+from compressa.errors import CompressaError, ConfigError, Timeout
+from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
 from compressa.transports.base import Transport
 from compressa.transports.gloo import GlooTransport
@@ -24,6 +26,7 @@ from compressa.transports.streams import StreamSettings
 
 _epochs = itertools.count(1)  # every registration of this process takes the next one
 _CONTROL_CHUNK_BYTES = 1 << 16
+_GROUP_MARGIN_S = 5.0
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
 
 
@@ -31,13 +34,21 @@ def new_groups(
     config: Config, group: dist.ProcessGroup | None
 ) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """Create the data and the control group; every rank of `group` must do so together."""
-    timeout = timedelta(seconds=config.exchange.deadline_s)
+    # The engine's own deadline comes first: it knows whom it waits for.
+    timeout = timedelta(seconds=config.exchange.deadline_s + _GROUP_MARGIN_S)
     ranks = None if group is None else dist.get_process_group_ranks(group)
     local = group is not None and len(ranks or ()) != dist.get_world_size()
-    made = [
-        dist.new_group(ranks, timeout=timeout, backend="gloo", use_local_synchronization=local)
-        for _ in range(2)
-    ]
+    try:
+        made = [
+            dist.new_group(ranks, timeout=timeout, backend="gloo", use_local_synchronization=local)
+            for _ in range(2)
+        ]
+    except RuntimeError as error:
+        raise Timeout(
+            (),
+            f"not every rank called register_comm_hook within {timeout.total_seconds():g} s "
+            f"({str(error).splitlines()[0]}); call it on all ranks of the model's process group",
+        ) from error
     return made[0], made[1]
 
 
@@ -49,11 +60,13 @@ def release_groups(groups: Sequence[dist.ProcessGroup]) -> None:
             dist.destroy_process_group(group)
 
 
-def stream_settings(config: Config, chunk_bytes: int, window: int) -> StreamSettings:
-    """Return what all streams of this registration share."""
-    exchange = config.exchange
+def stream_settings(
+    config: Config, chunk_bytes: int, window: int, rate_bits_per_s: float | None = None
+) -> StreamSettings:
+    """Return what all streams of one transport share."""
+    exchange, pacer = config.exchange, Pacer(rate_bits_per_s)
     return StreamSettings(
-        next(_epochs), chunk_bytes, window, exchange.heartbeat_s, exchange.silence_s
+        next(_epochs), chunk_bytes, window, exchange.heartbeat_s, exchange.silence_s, pacer
     )
 
 
@@ -99,6 +112,27 @@ def agree(control: Control, own: dict[str, Any], deadline_s: float) -> None:
             )
 
 
+def agree_on_order(
+    control: Control, step: int, ordered: Sequence[tuple[int, int]], deadline_s: float
+) -> None:
+    """Compare the order in which all ranks will launch from a step on.
+
+    A backend without named messages would sum unrelated tensors, or abort the process.
+
+    Raises:
+        ConfigError: They differ; on every rank.
+    """
+    text = json.dumps([step, ordered]).encode()
+    own = hashlib.sha256(text).hexdigest().encode()
+    orders = control.all_gather(own, "plan", deadline_s)
+    for rank, order in enumerate(orders):
+        if order != orders[0]:
+            raise ConfigError(
+                f"rank {rank} plans step {step} in another order than rank 0: the ranks' plans "
+                "differ; train the same steps of the same model on every rank"
+            )
+
+
 def open_transport(
     config: Config,
     group: dist.ProcessGroup,
@@ -108,7 +142,8 @@ def open_transport(
     """Open what carries payloads."""
     exchange = config.exchange
     window = max(2, exchange.credit_bytes // exchange.chunk_bytes)
-    settings = stream_settings(config, exchange.chunk_bytes, window)
+    rate = config.schedule.pace_bits_per_s
+    settings = stream_settings(config, exchange.chunk_bytes, window, rate)
     if exchange.transport == "gloo-group":
         return GlooGroupTransport(group, settings.epoch)
     # A peer may be ahead by a step; no compressor sends more than twice the gradients.

@@ -52,7 +52,7 @@ def register_comm_hook(
     """
     _check_model(model)
     parameters = parameter_infos(model.module)
-    loaded, compressors, failure = _load(config, parameters)
+    loaded, compressors, failure = _load(config, model.module, parameters)
     settings = loaded or Config()
     if model.process_group.size() == 1:
         if failure is not None:
@@ -96,15 +96,25 @@ def _install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> Non
 
 
 def _load(
-    source: Source, parameters: Sequence[ParameterInfo]
+    source: Source, module: torch.nn.Module, parameters: Sequence[ParameterInfo]
 ) -> tuple[Config | None, dict[str, Compressor], CompressaError | None]:
     """Load; a failure is kept until the other ranks have heard of it."""
     try:
         config = load_config(source)
         _check_device(config)
+        _check_tensors(module)
         return config, assign(config, parameters), None
     except CompressaError as error:
         return None, {}, error
+
+
+def _check_tensors(module: torch.nn.Module) -> None:
+    devices = sorted({p.device.type for p in module.parameters() if p.requires_grad} - {"cpu"})
+    if devices:
+        raise BackendUnavailable(
+            f"the model has parameters on {', '.join(devices)}, and this version has kernels for "
+            "the CPU only; move the model to the CPU before you wrap it"
+        )
 
 
 def _check_device(config: Config) -> None:

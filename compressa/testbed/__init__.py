@@ -26,7 +26,7 @@ from compressa.testbed.manage import (
     stop_testbed,
 )
 from compressa.testbed.netns import NetnsTestbed
-from compressa.testbed.pacing import Pacer
+from compressa.pacing import Pacer
 from compressa.testbed.selfcheck import Measurement
 
 __all__ = [

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from compressa.testbed.pacing import Pacer
+from compressa.pacing import Pacer
 
 _HEADER = struct.Struct("<qqd")
 _PIECE_LEAST_BYTES = 8 * 1024

@@ -19,7 +19,7 @@ from compressa.testbed._processes import MARK_VARIABLE
 from compressa.testbed._records import Record
 from compressa.testbed.host import Counters, Host
 from compressa.testbed.link import LinkSpec
-from compressa.testbed.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
+from compressa.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
 from compressa.testbed.selfcheck import Measurement, check_links
 
 Stream = int | IO[Any] | None

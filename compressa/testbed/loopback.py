@@ -1,7 +1,7 @@
 """Hosts that are only processes: what is left where network namespaces are not permitted.
 
 The processes share 127.0.0.1. There is no link to shape, so the rate is kept by the senders
-themselves (`compressa.testbed.pacing`): Compressa's transport asks the pacer before each send.
+themselves (`compressa.pacing`): Compressa's transport asks the pacer before each send.
 PyTorch's own hooks send from inside Gloo and cannot be paced; a proxy in between would not help,
 since Gloo connects every pair of ranks by addresses that it exchanges itself. Nor can bytes be
 told apart on a shared interface, so there are no counters.
@@ -18,7 +18,7 @@ from compressa.testbed._keeper_client import Keeper, start_keeper
 from compressa.testbed._records import Record
 from compressa.testbed.base import Testbed
 from compressa.testbed.link import LinkSpec
-from compressa.testbed.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
+from compressa.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
 
 LOOPBACK_NOTICE = (
     "This is no shaped network: the hosts are processes on 127.0.0.1. Rows of Compressa are paced "

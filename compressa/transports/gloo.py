@@ -42,6 +42,7 @@ class GlooTransport(TaggedTransport):
         self.size = group.size()
         self.epoch = settings.epoch
         self._group = group
+        self._settings = settings
         self._silence_s = settings.silence_s
         self._failed = failed
         self._lock = threading.Lock()
@@ -64,8 +65,8 @@ class GlooTransport(TaggedTransport):
 
     @property
     def sums(self) -> bool:
-        """Gloo has an all-reduce."""
-        return True
+        """Gloo has an all-reduce, which nobody can pace."""
+        return self._settings.pacer.rate_bits_per_s is None
 
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]

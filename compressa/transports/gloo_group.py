@@ -96,7 +96,13 @@ class GlooGroupTransport(Transport):
             data = exchange.outgoing.get(peer)
             if data is None:
                 continue
-            size = data.numel() if exchange.exact else exchange.capacity_bytes[peer]
+            size = exchange.capacity_bytes[peer]
+            # Gloo aborts the process of a receiver whose buffer is too small.
+            if data.numel() > size:
+                raise PayloadError(
+                    f"rank {self.rank} has {data.numel()} bytes for rank {peer}, which expects "
+                    f"at most {size}"
+                )
             part = torch.zeros(FRAME_HEADER_BYTES + size, dtype=torch.uint8)
             frame = Frame(Kind.DATA, self.epoch, key, data.numel(), 0, data.numel())
             frame.write(part.numpy())

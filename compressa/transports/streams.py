@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from compressa.errors import CompressaError, PeerLost
+from compressa.pacing import Pacer
 from compressa.transports.base import Key
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 from compressa.transports.inbox import Inbox
@@ -41,6 +42,7 @@ class StreamSettings:
         window: Frames in flight per peer and direction.
         heartbeat_s: An idle sender sends an empty frame this often.
         silence_s: A peer from which nothing comes for so long is lost.
+        pacer: Holds back what is sent, to all peers together.
     """
 
     epoch: int
@@ -48,6 +50,7 @@ class StreamSettings:
     window: int
     heartbeat_s: float
     silence_s: float
+    pacer: Pacer = field(default_factory=lambda: Pacer(None))
 
     @property
     def patience(self) -> timedelta:
@@ -176,6 +179,7 @@ class Sender:
         end = FRAME_HEADER_BYTES + frame.data_bytes
         if data is not None:
             staging[FRAME_HEADER_BYTES:end].copy_(data)
+        self._settings.pacer.wait(end)
         tag = self._settings.tag(next(self._sequence))
         self._works[slot] = self._group.send([staging[:end]], self._peer, tag)
         self.sent_bytes += end

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from compressa import Config, load_config, register_comm_hook
+from compressa.testbed import Pacer
 from lab.cells import CompressorSpec
 from lab.names import BASELINES, DDP_FLOAT32, TORCH_FP16, TORCH_POWERSGD
 
@@ -72,6 +73,14 @@ def configuration(spec: CompressorSpec, *, steady: bool) -> Config:
     return config.model_copy(update={"warmup": config.warmup.model_copy(update={"steps": 0})})
 
 
+def paced(config: Config) -> Config:
+    """On a testbed that shapes no links, have the senders hold themselves back."""
+    rate = Pacer.from_environment().rate_bits_per_s
+    return config.model_copy(
+        update={"schedule": config.schedule.model_copy(update={"pace_bits_per_s": rate})}
+    )
+
+
 def dense_warmup_steps(spec: CompressorSpec) -> int:
     """How many steps a compressor begins with in another, denser way."""
     return 0 if spec.name in BASELINES else configuration(spec, steady=False).warmup.steps
@@ -91,7 +100,7 @@ def attach(model: DistributedDataParallel, spec: CompressorSpec, *, steady: bool
     """
     if spec.name in _ATTACH:
         return _ATTACH[spec.name](model)
-    handle = register_comm_hook(model, configuration(spec, steady=steady))
+    handle = register_comm_hook(model, paced(configuration(spec, steady=steady)))
 
     def totals() -> Totals:
         stats = handle.stats()
@@ -131,12 +140,10 @@ _ATTACH: dict[str, Callable[[DistributedDataParallel], Attachment]] = {
 
 
 def bucket_caps_mb(name: str, candidates: list[float]) -> list[float]:
-    """The bucket sizes to try for a compressor: what suits the baseline best is what it gets.
+    """The bucket sizes to try for a compressor; the fastest is what it gets.
 
-    PyTorch's PowerSGD hook fails on Gloo with more than one bucket (its second all-reduce is
-    launched in a different order on every rank), so it has one; compressa's units do not depend
-    on DDP's buckets, so it has DDP's default.
+    The bits that compressa computes do not depend on DDP's buckets, but smaller ones hand it
+    gradients earlier. PyTorch's PowerSGD hook fails on Gloo with more than one bucket (its second
+    all-reduce is launched in a different order on every rank), so it has one.
     """
-    if name == TORCH_POWERSGD:
-        return [ONE_BUCKET_MB]
-    return candidates if name in BASELINES else [25.0]
+    return [ONE_BUCKET_MB] if name == TORCH_POWERSGD else candidates
