@@ -230,3 +230,8 @@ def train_in_subgroups(*, config: Any, model: str = "mlp", steps: int = 3) -> di
 def alive_threads() -> list[str]:
     """Return the names of this library's threads that still run."""
     return [t.name for t in threading.enumerate() if t.name.startswith("compressa")]
+
+
+def _dbgmods() -> list[str]:
+    import sys
+    return sorted(sys.modules)

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compressa
 from _rank_jobs import _optimizer, alive_threads, digest, registered
 from _rank_models import build, loss_of
+from compressa.engine.startup import release_groups
 
 _kept: list[Any] = []
 
@@ -180,6 +181,7 @@ def train_after_close(*, config: Any) -> None:
 def resources() -> Mapping[str, int]:
     """Count threads, sockets and files of this process."""
     gc.collect()
+    release_groups([])
     return {
         "threads": len(os.listdir("/proc/self/task")),
         "files": len(os.listdir("/proc/self/fd")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -64,6 +65,29 @@ def drop_one_element() -> Iterator[None]:
         return length
 
     with mock.patch.object(TopK, "encode_feedback", broken):
+        yield
+
+
+@contextlib.contextmanager
+def swap_two_equal_units_unseen() -> Iterator[None]:
+    """Rank 1 launches two units of equal size in the other order, and no plan is compared."""
+    plan = Phase.plan
+
+    def broken(self: Phase, policy: str) -> Plan:
+        made = plan(self, policy)
+        sizes = [unit.layout.elems for unit in self.units]
+        pairs = itertools.combinations(range(len(sizes)), 2)
+        first, second = next((a, b) for a, b in pairs if sizes[a] == sizes[b])
+        if dist.get_rank() != 1:
+            return made
+        names = {first: second, second: first}
+        order = tuple((names.get(unit, unit), stage) for unit, stage in made.order)
+        return Plan(order, made.first_step)
+
+    with (
+        mock.patch.object(Phase, "plan", broken),
+        mock.patch("compressa.engine.engine.agree_on_order"),
+    ):
         yield
 
 
@@ -150,6 +174,7 @@ MUTATIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "reset residuals at rebuild": reset_residuals_at_rebuild,
     "forget residuals on load": forget_residuals_on_load,
     "drop one element": drop_one_element,
+    "swap two equal units unseen": swap_two_equal_units_unseen,
     "swap two units on rank 1": swap_two_units_on_rank_1,
     "a codec that divides by zero on rank 1": divide_by_zero_on_rank_1,
     "rank 1 forgets a unit": forget_a_unit_on_rank_1,

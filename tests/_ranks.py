@@ -240,7 +240,7 @@ class Group:
                 for key, _ in ready:
                     outcomes[key.data.rank] = key.data.outcome()
                     selector.unregister(key.fileobj)
-        self.suspect |= not all(outcome.ok for outcome in outcomes.values())
+        self.suspect |= any(outcome.exit_code is not None for outcome in outcomes.values())
         return [outcomes[process.rank] for process in processes]
 
     def outcomes(self, function: str, *, deadline_s: float = 60.0, **how: Any) -> list[Outcome]:
@@ -251,11 +251,15 @@ class Group:
         """Call a function and return every rank's value; an error on any rank is a failure."""
         outcomes = self.outcomes(function, deadline_s=deadline_s, **how)
         bad = [outcome.explain() for outcome in outcomes if not outcome.ok]
+        self.suspect |= bool(bad)
         assert not bad, "\n".join(bad)
         return [outcome.value for outcome in outcomes]
 
     def errors(self, function: str, *, deadline_s: float = 60.0, **how: Any) -> list[Outcome]:
-        """Call a function that must raise a CompressaError of one sentence on every rank."""
+        """Call a function that must raise a CompressaError of one sentence on every rank.
+
+        The ranks are used again afterwards: a failure has to leave nothing behind.
+        """
         outcomes = self.outcomes(function, deadline_s=deadline_s, **how)
         for outcome in outcomes:
             assert outcome.exit_code is None, outcome.explain()

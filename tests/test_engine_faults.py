@@ -40,15 +40,18 @@ def refusals(group: Group, config: dict[str, Any], mutation: str) -> list[dict[s
 @pytest.mark.parametrize("mutation", SPOILT)
 @pytest.mark.parametrize(
     ("compressor", "transport"),
-    [("topk", "gloo"), ("int8", "gloo"), ("topk", "gloo-group")],
+    [("int8", "gloo"), ("topk", "gloo-group")],
 )
 def test_a_spoilt_payload_is_refused_on_every_rank(
     mutation: str, compressor: str, transport: str, two: Group
 ) -> None:
     kind = "scatter_reduce" if compressor == "int8" else "all_gather"
     found = refusals(two, quick(compressor, transport=transport, kind=kind), mutation)
-    assert found[0]["type"] == "PayloadError", found
-    assert "rank 1" in found[0]["message"]
+    # Whoever looks first finds it: the receiver, or the sender that decodes its own.
+    kinds = {error["type"] for error in found}
+    assert "PayloadError" in kinds, found
+    assert kinds <= {"PayloadError", "PeerLost"}, found
+    assert not any("it has left" in error["message"] for error in found), found
 
 
 def test_a_spoilt_payload_is_refused_on_four_ranks(four: Group) -> None:
@@ -62,8 +65,17 @@ def test_units_in_another_order_on_one_rank_are_never_averaged(
 ) -> None:
     config = quick(compressor, transport="gloo-group")
     for error in refusals(two, config, "swap two units on rank 1"):
-        assert error["type"] in ("PayloadError", "PeerLost", "ConfigError"), error
+        assert error["type"] == "ConfigError", error
         assert "plans differ" in error["message"], error
+
+
+@pytest.mark.parametrize("compressor", ["int8", "none"])
+def test_units_launched_in_another_order_are_never_averaged(compressor: str, two: Group) -> None:
+    """What no comparison of plans has seen is found in the messages' headers."""
+    config = quick(compressor, transport="gloo-group", kind="auto")
+    found = refusals(two, config, "swap two equal units unseen")
+    assert {error["type"] for error in found} <= {"PayloadError", "PeerLost"}
+    assert all("plans differ" in error["message"] for error in found), found
 
 
 def test_tagged_messages_need_no_order(two: Group) -> None:
@@ -77,8 +89,9 @@ def test_tagged_messages_need_no_order(two: Group) -> None:
 
 
 def test_an_unforeseen_error_in_a_worker_thread_reaches_every_rank(two: Group) -> None:
-    for error in refusals(two, quick("topk"), "a codec that divides by zero on rank 1"):
-        assert "rank 1" in error["message"] or "ZeroDivisionError" in error["message"]
+    found = refusals(two, quick("topk"), "a codec that divides by zero on rank 1")
+    assert "rank 1 gave up" in found[0]["message"]
+    assert all("ZeroDivisionError" in error["message"] for error in found), found
 
 
 @pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
@@ -86,4 +99,4 @@ def test_a_unit_that_one_rank_never_sends_times_out(transport: str, two: Group) 
     config = quick("topk", deadline_s=2.0, transport=transport)
     found = refusals(two, config, "rank 1 forgets a unit")
     assert any(error["type"] == "Timeout" for error in found), found
-    assert "deadline_s" in found[0]["message"], found
+    assert any("deadline_s" in error["message"] for error in found), found

@@ -193,6 +193,7 @@ class Driver:
             elif isinstance(operation, BackendAllReduce):
                 self._transport.all_reduce(operation, done)
         except CompressaError as error:
+            self._ordered.order = ()  # what comes after it would meet the wrong partner
             self._finish(task, error)
 
     def _exchanged(self, task: Task, result: Any, started_s: float) -> None:

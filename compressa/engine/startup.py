@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib.metadata import version
@@ -27,6 +28,7 @@ from compressa.transports.streams import StreamSettings
 _epochs = itertools.count(1)  # every registration of this process takes the next one
 _CONTROL_CHUNK_BYTES = 1 << 16
 _GROUP_MARGIN_S = 5.0
+_retired: list[dist.ProcessGroup] = []
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
 
 
@@ -37,6 +39,7 @@ def new_groups(
     # The engine's own deadline comes first: it knows whom it waits for.
     timeout = timedelta(seconds=config.exchange.deadline_s + _GROUP_MARGIN_S)
     ranks = None if group is None else dist.get_process_group_ranks(group)
+    _bury_retired()
     local = group is not None and len(ranks or ()) != dist.get_world_size()
     try:
         made = [
@@ -55,9 +58,24 @@ def new_groups(
 def release_groups(groups: Sequence[dist.ProcessGroup]) -> None:
     """Give the groups' threads and sockets back; all that used them must have ended."""
     for group in groups:
-        # The user may have destroyed all groups already.
+        # The user may have destroyed all groups already. A sub-group is named after its ranks
+        # alone; it stays known, so that the next one of these ranks gets another name, and
+        # does not meet what this one left in the store.
         with contextlib.suppress(ValueError):
-            dist.destroy_process_group(group)
+            if group.size() == dist.get_world_size():
+                dist.destroy_process_group(group)
+    _retired.extend(groups)
+    _bury_retired()
+
+
+def _bury_retired() -> None:
+    """Let go of retired groups that nothing else refers to.
+
+    A group joins its threads when its last reference goes, and aborts the process if that
+    happens on one of them, at the end of a callback. So the last one is kept here.
+    """
+    idle_references = 3  # the list's, the loop's, the argument's
+    _retired[:] = [group for group in _retired if sys.getrefcount(group) > idle_references]
 
 
 def stream_settings(

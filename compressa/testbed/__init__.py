@@ -12,6 +12,7 @@ Root is not needed where the kernel permits user namespaces. Where it does not, 
 processes on loopback and `bed.notice` says what that means for results.
 """
 
+from compressa.pacing import Pacer
 from compressa.testbed._records import sweep as sweep_testbeds
 from compressa.testbed.base import Testbed
 from compressa.testbed.host import Counters, Host
@@ -26,7 +27,6 @@ from compressa.testbed.manage import (
     stop_testbed,
 )
 from compressa.testbed.netns import NetnsTestbed
-from compressa.pacing import Pacer
 from compressa.testbed.selfcheck import Measurement
 
 __all__ = [

@@ -14,12 +14,12 @@ from types import TracebackType
 from typing import IO, Any, Literal
 
 from compressa.errors import ConfigError, StateError
+from compressa.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
 from compressa.testbed._keeper_client import Keeper
 from compressa.testbed._processes import MARK_VARIABLE
 from compressa.testbed._records import Record
 from compressa.testbed.host import Counters, Host
 from compressa.testbed.link import LinkSpec
-from compressa.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
 from compressa.testbed.selfcheck import Measurement, check_links
 
 Stream = int | IO[Any] | None

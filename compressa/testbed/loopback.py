@@ -14,11 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, final
 
+from compressa.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
 from compressa.testbed._keeper_client import Keeper, start_keeper
 from compressa.testbed._records import Record
 from compressa.testbed.base import Testbed
 from compressa.testbed.link import LinkSpec
-from compressa.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
 
 LOOPBACK_NOTICE = (
     "This is no shaped network: the hosts are processes on 127.0.0.1. Rows of Compressa are paced "

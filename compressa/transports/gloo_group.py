@@ -60,7 +60,11 @@ class GlooGroupTransport(Transport):
         def unpack() -> Received:
             return self._unpack(key, exchange, torch.split(landed, out_lengths))
 
-        work = self._group.alltoall_base(landed, outgoing, out_lengths, in_lengths)
+        try:
+            work = self._group.alltoall_base(landed, outgoing, out_lengths, in_lengths)
+        except RuntimeError as error:
+            done(_call_failed(error))
+            return
         self._when_done(work, key, unpack, done)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
@@ -68,7 +72,12 @@ class GlooGroupTransport(Transport):
         tensor = operation.tensor
         size = tensor.numel() * tensor.element_size()
         self._count(2 * size * (self.size - 1) // self.size, 1)
-        self._when_done(self._group.allreduce([tensor]), None, dict, done)
+        try:
+            work = self._group.allreduce([tensor])
+        except RuntimeError as error:
+            done(_call_failed(error))
+            return
+        self._when_done(work, None, dict, done)
 
     def missing(self, key: Key) -> Sequence[int]:
         """A group call does not tell: everyone else."""
@@ -140,11 +149,15 @@ class GlooGroupTransport(Transport):
             except CompressaError as error:
                 result = error
             except RuntimeError as error:
-                reason = str(error).strip().split("\n")[0]
-                result = TransportError(f"a group call failed: {reason}")
+                result = _call_failed(error)
             if key is not None:
                 with self._lock:
                     self._under_way.discard(key)
             done(result)
 
         work.get_future().add_done_callback(report)
+
+
+def _call_failed(error: RuntimeError) -> TransportError:
+    reason = str(error).strip().split("\n")[0]
+    return TransportError(f"a group call failed: {reason}")

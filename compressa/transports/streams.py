@@ -219,13 +219,20 @@ class Receiver:
             for slot in itertools.cycle(range(self._settings.window)):
                 works[slot].wait(self._settings.patience)
                 self.heard_s = time.monotonic()
-                if not self._take(slots[slot]):
+                if not self._understand(slots[slot]):
                     return
                 works[slot] = self._post(slots[slot])
-        except CompressaError as error:
-            self._failed(error)
         except RuntimeError as error:
             self._failed(lost(self._peer, error, self._settings.silence_s))
+
+    def _understand(self, staging: torch.Tensor) -> bool:
+        """Take a frame; after nonsense, read on without listening, so that the peer can end."""
+        try:
+            return self._take(staging)
+        except CompressaError as error:
+            self._deaf = True
+            self._failed(error)
+            return True
 
     def _post(self, staging: torch.Tensor) -> dist.Work:
         # Zeroed, so that a frame that is cut short cannot pass for the one before.

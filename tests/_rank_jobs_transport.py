@@ -1,0 +1,213 @@
+"""Jobs that use a transport directly, without an engine."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from compressa.collectives.base import Exchange
+from compressa.engine.startup import release_groups
+from compressa.errors import CompressaError
+from compressa.transports.base import Key, Received
+from compressa.transports.frames import FRAME_HEADER_BYTES
+from compressa.transports.gloo import GlooTransport
+from compressa.transports.gloo_group import GlooGroupTransport
+from compressa.transports.streams import StreamSettings
+
+CHUNK_BYTES = 512
+
+
+class Answers:
+    """Collects what an exchange calls back with."""
+
+    def __init__(self) -> None:
+        self._arrived = threading.Condition()
+        self._results: dict[Key, Received | CompressaError] = {}
+        self.order: list[Key] = []
+
+    def done(self, key: Key) -> Any:
+        def callback(result: Received | CompressaError) -> None:
+            with self._arrived:
+                assert key not in self._results, "an exchange called back twice"
+                self._results[key] = result
+                self.order.append(key)
+                self._arrived.notify_all()
+
+        return callback
+
+    def wait(self, key: Key, timeout_s: float = 10.0) -> Received | CompressaError:
+        with self._arrived:
+            assert self._arrived.wait_for(lambda: key in self._results, timeout_s), key
+            return self._results[key]
+
+
+@contextlib.contextmanager
+def opened(
+    kind: str = "gloo", early_bytes: int = 1 << 20, silence_s: float = 10.0, window: int = 3
+) -> Iterator[tuple[Any, list[CompressaError]]]:
+    """Open a transport on a group of its own; give it and its failures."""
+    group = dist.new_group(backend="gloo")
+    failures: list[CompressaError] = []
+    settings = StreamSettings(5, CHUNK_BYTES, window, 0.2, silence_s)
+    transport: Any
+    if kind == "gloo":
+        transport = GlooTransport(group, settings, early_bytes, failures.append)
+    else:
+        transport = GlooGroupTransport(group, settings.epoch)
+    try:
+        yield transport, failures
+    finally:
+        transport.close(5.0)
+        release_groups([group])
+
+
+def message(sender: int, receiver: int, unit: int, size: int) -> torch.Tensor:
+    """Return bytes that no other message has."""
+    generator = torch.Generator().manual_seed(sender * 100 + receiver * 10 + unit * 1000)
+    return torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
+
+
+def all_to_all(*, kind: str, sizes: list[int], reverse: bool = False) -> dict[str, Any]:
+    """Exchange one message of each size with every peer; odd ranks may go backwards."""
+    with opened(kind) as (transport, failures):
+        rank, answers = transport.rank, Answers()
+        peers = [peer for peer in range(transport.size) if peer != rank]
+        units = list(range(len(sizes)))
+        if reverse and rank % 2:
+            units.reverse()
+        for unit in units:
+            key, size = Key(1 << 32, unit, 0), sizes[unit]
+            exchange = Exchange(
+                {peer: message(rank, peer, unit, size) for peer in peers},
+                {peer: torch.zeros(size, dtype=torch.uint8) for peer in peers},
+                True,
+                dict.fromkeys(peers, size),
+            )
+            transport.exchange(key, exchange, unit, answers.done(key))
+        wrong = 0
+        for unit in units:
+            received = answers.wait(Key(1 << 32, unit, 0))
+            assert isinstance(received, dict), received
+            for peer in peers:
+                wrong += int(not torch.equal(received[peer], message(peer, rank, unit, sizes[unit])))
+        traffic = transport.traffic
+    return {
+        "wrong": wrong,
+        "failures": len(failures),
+        "sent_bytes": traffic.sent_bytes,
+        "payload_bytes": sum(sizes) * len(peers),
+        "messages": traffic.messages,
+    }
+
+
+def shorter_than_capacity(*, kind: str) -> list[int]:
+    """Send messages that fill their buffers in part; return the lengths that came."""
+    with opened(kind) as (transport, _):
+        rank, answers = transport.rank, Answers()
+        peer = 1 - rank
+        for unit, size in enumerate((700, 1, 1300)):
+            out = message(rank, peer, unit, size + rank)
+            buffer = torch.zeros(1400, dtype=torch.uint8)
+            exchange = Exchange({peer: out}, {peer: buffer}, False, {peer: 1400})
+            transport.exchange(Key(0, unit, 0), exchange, 0, answers.done(Key(0, unit, 0)))
+        lengths = []
+        for unit, size in enumerate((700, 1, 1300)):
+            received = answers.wait(Key(0, unit, 0))
+            assert isinstance(received, dict)
+            assert torch.equal(received[peer], message(peer, rank, unit, size + peer))
+            lengths.append(received[peer].numel())
+        return lengths
+
+
+def urgent_overtakes() -> list[int]:
+    """Rank 0 queues a long message, then an urgent one; return the order of arrival."""
+    with opened() as (transport, _):
+        answers = Answers()
+        keys = [Key(0, 0, 0), Key(0, 1, 0)]
+        sizes = [600 * CHUNK_BYTES, 10]
+        if transport.rank == 1:
+            for key, size in zip(keys, sizes, strict=True):
+                buffer = torch.zeros(size, dtype=torch.uint8)
+                transport.exchange(key, Exchange({}, {0: buffer}), 0, answers.done(key))
+            dist.barrier()
+        else:
+            dist.barrier()
+            for place, (key, size) in reversed(list(enumerate(zip(keys, sizes, strict=True)))):
+                exchange = Exchange({1: message(0, 1, place, size)}, {})
+                # The long one is queued while its first frames are under way.
+                if key == keys[1]:
+                    continue
+                transport.exchange(key, exchange, 9, answers.done(key))
+            urgent = Exchange({1: message(0, 1, 1, sizes[1])}, {})
+            transport.exchange(keys[1], urgent, 0, answers.done(keys[1]))
+        for key in keys:
+            answers.wait(key)
+        dist.barrier()
+        return [key.unit for key in answers.order]
+
+
+def too_much_early(*, limit_bytes: int, size: int) -> str:
+    """Rank 0 sends what rank 1 has not asked for; return rank 1's failure."""
+    with opened(early_bytes=limit_bytes) as (transport, failures):
+        answers = Answers()
+        if transport.rank == 0:
+            exchange = Exchange({1: message(0, 1, 0, size)}, {})
+            transport.exchange(Key(0, 0, 0), exchange, 0, answers.done(Key(0, 0, 0)))
+        end_s = time.monotonic() + 3.0
+        while transport.rank == 1 and not failures and time.monotonic() < end_s:
+            time.sleep(0.01)
+        dist.barrier()
+        return str(failures[0]) if failures and transport.rank == 1 else ""
+
+
+def wrong_length(*, kind: str, sent: int, due: int) -> str:
+    """Rank 0 sends another length than rank 1 expects; return rank 1's error."""
+    with opened(kind) as (transport, failures):
+        answers, key = Answers(), Key(0, 0, 0)
+        if transport.rank == 0:
+            exchange = Exchange({1: message(0, 1, 0, sent)}, {}, True, {1: max(sent, due)})
+            if kind == "gloo-group":
+                exchange = Exchange({1: message(0, 1, 0, sent)}, {}, False, {1: due})
+        else:
+            exchange = Exchange({}, {0: torch.zeros(due, dtype=torch.uint8)})
+        transport.exchange(key, exchange, 0, answers.done(key))
+        said = ""
+        if transport.rank == 1:
+            end_s = time.monotonic() + 3.0
+            while not failures and key not in answers.order and time.monotonic() < end_s:
+                time.sleep(0.01)
+            said = str(failures[0]) if failures else str(answers.wait(key))
+        dist.barrier()
+        return said
+
+
+def idle(*, seconds: float) -> dict[str, Any]:
+    """Do nothing for longer than the silence that would be a loss."""
+    with opened(silence_s=0.8) as (transport, failures):
+        time.sleep(seconds)
+        dist.barrier()
+        traffic = transport.traffic
+    return {
+        "failures": [str(failure) for failure in failures],
+        "beats": traffic.sent_bytes // FRAME_HEADER_BYTES,
+        "messages": traffic.messages,
+    }
+
+
+def leave_early() -> str:
+    """Rank 1 says goodbye while rank 0 waits for it; return rank 0's failure."""
+    with opened() as (transport, failures):
+        if transport.rank == 0:
+            buffer = torch.zeros(8, dtype=torch.uint8)
+            transport.exchange(Key(0, 0, 0), Exchange({}, {1: buffer}), 0, Answers().done(Key(0, 0, 0)))
+            assert list(transport.missing(Key(0, 0, 0))) == [1]
+            end_s = time.monotonic() + 5.0
+            while not failures and time.monotonic() < end_s:
+                time.sleep(0.01)
+    return str(failures[0]) if failures else ""
