@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _rank_models import build, loss_of
+from _rank_mutations import MUTATIONS
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
-from _rank_models import build, loss_of
-from _rank_mutations import MUTATIONS
 
 _stores: list[dist.TCPStore] = []
 
@@ -75,9 +75,7 @@ def registered(
         yield wrapped, handle
 
 
-def _optimizer(
-    model: nn.Module, lr: float = 0.05, momentum: float = 0.9
-) -> torch.optim.Optimizer:
+def _optimizer(model: nn.Module, lr: float = 0.05, momentum: float = 0.9) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
 
@@ -230,8 +228,3 @@ def train_in_subgroups(*, config: Any, model: str = "mlp", steps: int = 3) -> di
 def alive_threads() -> list[str]:
     """Return the names of this library's threads that still run."""
     return [t.name for t in threading.enumerate() if t.name.startswith("compressa")]
-
-
-def _dbgmods() -> list[str]:
-    import sys
-    return sorted(sys.modules)

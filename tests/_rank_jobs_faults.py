@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _rank_jobs import _optimizer, alive_threads, digest, registered
+from _rank_models import build, loss_of
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
-from _rank_jobs import _optimizer, alive_threads, digest, registered
-from _rank_models import build, loss_of
 from compressa.engine.startup import release_groups
 
 _kept: list[Any] = []
@@ -139,9 +139,7 @@ def train_and_raise(*, config: Any, culprit: int) -> None:
             loss_of(wrapped, rank, step, torch.float32).backward()
 
 
-def train_and_forget_to_close(
-    *, config: Any, keep: bool = True, destroy: bool = False
-) -> int:
+def train_and_forget_to_close(*, config: Any, keep: bool = True, destroy: bool = False) -> int:
     """Train and do not close the handle; perhaps destroy all process groups."""
     rank = dist.get_rank()
     wrapped = DistributedDataParallel(build("mlp", rank))

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-
-import compressa
 from _rank_jobs import registered
 from _rank_models import Linear
+
+import compressa
 
 Vectors = list[torch.Tensor]
 
@@ -58,8 +58,10 @@ class Scales:
 
 def residuals(handle: compressa.Handle) -> dict[str, torch.Tensor]:
     """Return this rank's residuals by parameter name."""
-    parts = {key.split("/", 2)[1:][0] + "/" + key.split("/", 2)[-1]: v
-             for key, v in handle.state_dict().items()}
+    parts = {
+        key.split("/", 2)[1:][0] + "/" + key.split("/", 2)[-1]: v
+        for key, v in handle.state_dict().items()
+    }
     return {k.removeprefix("residual/"): v for k, v in parts.items() if k.startswith("residual/")}
 
 
@@ -126,9 +128,7 @@ def balance_with_scaler(
     """
     rank = dist.get_rank()
     net, scales = Linear(), Scales()
-    scaler = torch.amp.GradScaler(
-        "cpu", init_scale=1024.0, growth_interval=1 if growth else 10_000
-    )
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1 if growth else 10_000)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     history = []
     with registered(net, config, scaler=scaler) as (wrapped, handle):
@@ -176,9 +176,7 @@ def hold_unused(*, config: Any, steps: int = 4) -> dict[str, Any]:
             optimizer.zero_grad(set_to_none=True)
             loss_of(wrapped, rank, step, torch.float32).backward()
             optimizer.step()
-            kept.append(
-                {name: float(v.double().norm()) for name, v in residuals(handle).items()}
-            )
+            kept.append({name: float(v.double().norm()) for name, v in residuals(handle).items()})
         return {
             "parameters": digest(net),
             "kept": kept,

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-
-import compressa
 from _rank_jobs import _optimizer, digest, registered, state_digest
 from _rank_models import build, loss_of
+
+import compressa
 
 
 def _steps(wrapped: Any, optimizer: torch.optim.Optimizer, first: int, count: int) -> None:

@@ -95,7 +95,9 @@ def all_to_all(*, kind: str, sizes: list[int], reverse: bool = False) -> dict[st
             received = answers.wait(Key(1 << 32, unit, 0))
             assert isinstance(received, dict), received
             for peer in peers:
-                wrong += int(not torch.equal(received[peer], message(peer, rank, unit, sizes[unit])))
+                wrong += int(
+                    not torch.equal(received[peer], message(peer, rank, unit, sizes[unit]))
+                )
         traffic = transport.traffic
     return {
         "wrong": wrong,
@@ -205,7 +207,9 @@ def leave_early() -> str:
     with opened() as (transport, failures):
         if transport.rank == 0:
             buffer = torch.zeros(8, dtype=torch.uint8)
-            transport.exchange(Key(0, 0, 0), Exchange({}, {1: buffer}), 0, Answers().done(Key(0, 0, 0)))
+            transport.exchange(
+                Key(0, 0, 0), Exchange({}, {1: buffer}), 0, Answers().done(Key(0, 0, 0))
+            )
             assert list(transport.missing(Key(0, 0, 0))) == [1]
             end_s = time.monotonic() + 5.0
             while not failures and time.monotonic() < end_s:

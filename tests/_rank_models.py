@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 CLASSES = 4
 
@@ -110,14 +111,16 @@ class PlainNames(nn.Module):
 def mlp() -> nn.Module:
     """About 9,000 parameters."""
     widths = (16, 64, 64, 48)
-    pairs = zip(widths, widths[1:], strict=False)
+    pairs = itertools.pairwise(widths)
     layers = [m for a, b in pairs for m in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
 
 
 def wide() -> nn.Module:
     """Large enough that the transport's backend sums its units: over 2 MB."""
-    return nn.Sequential(nn.Linear(16, 720), nn.ReLU(), nn.Linear(720, 720), nn.Linear(720, CLASSES))
+    return nn.Sequential(
+        nn.Linear(16, 720), nn.ReLU(), nn.Linear(720, 720), nn.Linear(720, CLASSES)
+    )
 
 
 def cnn() -> nn.Module:
@@ -196,4 +199,4 @@ def batch(rank: int, step: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch
 def loss_of(model: nn.Module, rank: int, step: int, dtype: torch.dtype) -> torch.Tensor:
     """Return the loss on the rank's batch of a step."""
     x, labels = batch(rank, step, dtype)
-    return F.cross_entropy(model(x).float(), labels)
+    return functional.cross_entropy(model(x).float(), labels)

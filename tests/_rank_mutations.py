@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
+from compressa.schedulers import Plan
 
 from compressa.aggregators.base import Turn
 from compressa.aggregators.scopes import ScopePayload
@@ -19,7 +20,6 @@ from compressa.engine.communication import Communication
 from compressa.engine.driver import Task
 from compressa.engine.engine import Engine
 from compressa.engine.phase import Phase
-from compressa.schedulers import Plan
 
 
 @contextlib.contextmanager

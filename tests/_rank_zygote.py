@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
 from compressa.kernels import compile
 
 MESSAGE_BYTES = 1 << 20
 _PRELOADED = (
+    "torch._dynamo",  # DistributedDataParallel imports it when it is first used
+    "torch.onnx",
     "torch.distributed.checkpoint",
     "torch.nn.parallel",
     "compressa.hooks",
@@ -36,6 +37,10 @@ _PRELOADED = (
     "numba",
     "safetensors.torch",
     "_rank_jobs",
+    "_rank_jobs_faults",
+    "_rank_jobs_mass",
+    "_rank_jobs_state",
+    "_rank_jobs_transport",
 )
 
 

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-
 MESSAGE_BYTES = 1 << 20
 _START_S = 90.0
 _FRESH_AFTER_JOBS = 40  # a pool is replaced then, so that leaks of a test stay small
@@ -70,7 +69,11 @@ class Zygote:
             "MKL_NUM_THREADS": "1",
         }
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("_rank_zygote.py")), str(theirs.fileno())],
+            [
+                sys.executable,
+                str(Path(__file__).with_name("_rank_zygote.py")),
+                str(theirs.fileno()),
+            ],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -313,7 +316,6 @@ def settings(compressor: str | Mapping[str, Any] = "topk", **sections: Any) -> d
     exchange = {
         "unit_bytes": 4096,
         "unit_payload_bytes": 1,
-        "unit_payload_bytes": 1,
         "chunk_bytes": 1024,
         "credit_bytes": 4096,
         "deadline_s": 30.0,
@@ -343,5 +345,3 @@ def same(values: Sequence[Any]) -> Any:
     for rank, value in enumerate(values):
         assert value == first, f"rank {rank} has {value!r}, rank 0 has {first!r}"
     return first
-
-

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import pytest
-from hypothesis import settings
-
 from _ranks import Group, Pools, Zygote
+from hypothesis import settings
 
 # A shared machine can stop for longer than any deadline per example.
 settings.register_profile("shared-machine", deadline=None)

@@ -164,8 +164,7 @@ def test_top_level_folders_refuse_their_bare_names(home: str) -> None:
 
 def modules() -> list[str]:
     found = ["compressa"]
-    for module in pkgutil.walk_packages(compressa.__path__, "compressa."):
-        found.append(module.name)
+    found += [module.name for module in pkgutil.walk_packages(compressa.__path__, "compressa.")]
     for package in (compressa.kernels, compressa.schedulers):
         prefix = package.__name__ + "."
         found += [module.name for module in pkgutil.walk_packages(package.__path__, prefix)]

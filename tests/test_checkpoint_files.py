@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from _ranks import Group, Pools, same, settings
 
 pytestmark = pytest.mark.ranks
@@ -112,7 +111,9 @@ def test_another_compressor_is_refused(compressor: str, saved: Path, two: Group)
 
 def test_a_failed_load_changes_nothing(saved: Path, two: Group) -> None:
     (saved / "rank-00001.safetensors").unlink()
-    results = two.run("_rank_jobs_state.load_then_train", config=settings("topk"), folder=str(saved))
+    results = two.run(
+        "_rank_jobs_state.load_then_train", config=settings("topk"), folder=str(saved)
+    )
     straight = two.run("_rank_jobs.train", config=settings("topk"), steps=5)
     assert all(result["untouched"] and result["message"] for result in results)
     assert same([r["parameters"] for r in results]) == straight[0]["parameters"]

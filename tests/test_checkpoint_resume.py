@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from _ranks import Group, Pools, same, settings
 
 pytestmark = pytest.mark.ranks

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from _ranks import Group, same, settings
 
 pytestmark = pytest.mark.ranks
@@ -60,9 +59,7 @@ def test_a_spoilt_payload_is_refused_on_four_ranks(four: Group) -> None:
 
 
 @pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd", "none"])
-def test_units_in_another_order_on_one_rank_are_never_averaged(
-    compressor: str, two: Group
-) -> None:
+def test_units_in_another_order_on_one_rank_are_never_averaged(compressor: str, two: Group) -> None:
     config = quick(compressor, transport="gloo-group")
     for error in refusals(two, config, "swap two units on rank 1"):
         assert error["type"] == "ConfigError", error

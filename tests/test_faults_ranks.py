@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from _ranks import Group, Outcome, settings
 
 pytestmark = pytest.mark.ranks
@@ -136,7 +135,12 @@ def test_a_closed_handle_ends_the_wait_of_the_others(
 
 @pytest.mark.parametrize(
     ("transport", "keep", "destroy"),
-    [("gloo", True, False), ("gloo", False, False), ("gloo", True, True), ("gloo-group", True, False)],
+    [
+        ("gloo", True, False),
+        ("gloo", False, False),
+        ("gloo", True, True),
+        ("gloo-group", True, False),
+    ],
 )
 def test_a_forgotten_handle_does_not_keep_the_process(
     transport: str, keep: bool, destroy: bool, fresh: Callable[[int], Group]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from _ranks import Group, same, settings
 
 pytestmark = pytest.mark.ranks
@@ -16,7 +15,9 @@ pytestmark = pytest.mark.ranks
 REGISTER = "_rank_jobs_faults.register"
 
 
-def messages(group: Group, per_rank: Sequence[dict[str, Any]], kind: str = "ConfigError") -> list[str]:
+def messages(
+    group: Group, per_rank: Sequence[dict[str, Any]], kind: str = "ConfigError"
+) -> list[str]:
     started_s = time.monotonic()
     outcomes = group.errors(REGISTER, per_rank=per_rank, deadline_s=30.0)
     assert time.monotonic() - started_s < 20.0
@@ -67,7 +68,9 @@ def test_a_broken_file_on_one_rank_is_told_to_all(two: Group, tmp_path: Path) ->
         assert "topk" in message
 
 
-@pytest.mark.parametrize("text", ["[compressor\n", "", "compressor = 3\n", '[exchnage]\nkind="auto"\n'])
+@pytest.mark.parametrize(
+    "text", ["[compressor\n", "", "compressor = 3\n", '[exchnage]\nkind="auto"\n']
+)
 def test_a_file_that_is_not_a_configuration(text: str, two: Group, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"
     good.write_text('[compressor]\nname = "topk"\n')
@@ -91,9 +94,7 @@ def test_what_is_no_configuration_at_all(config: Any, two: Group) -> None:
     ("models", "path"),
     [(("plain_names", "swapped_names"), "parameters"), (("mlp", "float64"), "float")],
 )
-def test_another_model_on_one_rank_is_named(
-    models: tuple[str, str], path: str, two: Group
-) -> None:
+def test_another_model_on_one_rank_is_named(models: tuple[str, str], path: str, two: Group) -> None:
     per_rank = [{"config": settings("topk"), "model": model} for model in models]
     for message in messages(two, per_rank):
         assert path in message

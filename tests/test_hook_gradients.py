@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from _ranks import Group, same, settings
 
 pytestmark = pytest.mark.ranks

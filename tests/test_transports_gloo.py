@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from _ranks import Group, same
 
 pytestmark = pytest.mark.ranks
