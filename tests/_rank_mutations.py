@@ -130,6 +130,14 @@ def _spoil_on_rank_1(spoil: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @contextlib.contextmanager
+def another_version_on_rank_1() -> Iterator[None]:
+    """Rank 1 has another release of the library."""
+    release = "9.9.9" if dist.get_rank() == 1 else "0.1.0"
+    with mock.patch("compressa.engine.startup.version", return_value=release):
+        yield
+
+
+@contextlib.contextmanager
 def divide_by_zero_on_rank_1() -> Iterator[None]:
     """An unforeseen error on a worker thread, in step 1."""
     seal = ScopePayload.seal
@@ -176,6 +184,7 @@ MUTATIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "drop one element": drop_one_element,
     "swap two equal units unseen": swap_two_equal_units_unseen,
     "swap two units on rank 1": swap_two_units_on_rank_1,
+    "another version on rank 1": another_version_on_rank_1,
     "a codec that divides by zero on rank 1": divide_by_zero_on_rank_1,
     "rank 1 forgets a unit": forget_a_unit_on_rank_1,
     "one byte short": _spoil_on_rank_1(lambda payload, filled: filled[:-1]),

@@ -101,6 +101,13 @@ def test_another_model_on_one_rank_is_named(models: tuple[str, str], path: str, 
         assert "rank 1" in message
 
 
+def test_another_version_of_the_library_on_one_rank_is_named(two: Group) -> None:
+    arguments = {"config": settings("topk"), "mutation": "another version on rank 1"}
+    for message in messages(two, [arguments] * 2):
+        assert "library.compressa" in message
+        assert "9.9.9" in message
+
+
 def test_a_second_registration_is_refused_and_the_first_goes_on(two: Group) -> None:
     results = two.run("_rank_jobs_faults.register_twice", config=settings("topk"))
     same([result["parameters"] for result in results])
@@ -134,6 +141,13 @@ def test_cuda_on_one_rank_alone_is_told_to_all(two: Group) -> None:
     outcomes = two.errors(REGISTER, per_rank=[{"config": config} for config in configs])
     kinds = [o.error["type"] for o in outcomes if o.error]
     assert kinds == ["ConfigError", "BackendUnavailable"]
+
+
+def test_sums_in_16_bits_do_not_go_with_feedback(two: Group) -> None:
+    """What a sum rounds away on its way would be in nobody's residual."""
+    config = settings("bf16", exchange={"kind": "all_reduce"}, feedback={"kind": "error"})
+    for message in messages(two, [{"config": config}] * 2):
+        assert "all_reduce" in message
 
 
 def test_a_rank_that_never_registers_is_waited_for_no_longer_than_the_deadline(

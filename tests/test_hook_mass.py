@@ -36,20 +36,18 @@ def feedback(compressor: str, **sections: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("compressor", "kind", "bound"),
+    ("compressor", "kind"),
     [
-        ("topk", "all_gather", ROUNDING),
-        ("int8", "all_gather", ROUNDING),
-        ("onebit", "scatter_reduce", ROUNDING),
-        ("int4", "scatter_reduce", ROUNDING),
-        ("randomk", "all_reduce", ROUNDING),
+        ("topk", "all_gather"),
+        ("int8", "all_gather"),
+        ("onebit", "scatter_reduce"),
+        ("int4", "scatter_reduce"),
+        ("randomk", "all_reduce"),
     ],
 )
-def test_every_exchange_conserves_mass(
-    compressor: str, kind: str, bound: float, two: Group
-) -> None:
+def test_every_exchange_conserves_mass(compressor: str, kind: str, two: Group) -> None:
     config = feedback(compressor, exchange={"kind": kind})
-    assert worst(two.run("_rank_jobs_mass.balance", config=config)) < bound
+    assert worst(two.run("_rank_jobs_mass.balance", config=config)) < ROUNDING
 
 
 def test_mass_survives_the_end_of_a_warm_up(four: Group) -> None:
@@ -97,8 +95,10 @@ def test_mass_survives_another_number_of_ranks(
     assert same([r["next_step"] for r in loaded]) == 8
 
 
-@pytest.mark.parametrize("compressor", KEEPERS)
-@pytest.mark.parametrize("value", ["inf", "nan"])
+@pytest.mark.parametrize(
+    ("compressor", "value"),
+    [*((name, "inf") for name in KEEPERS), ("topk", "nan"), ("int8", "nan"), ("powersgd", "nan")],
+)
 def test_an_overflow_on_one_rank_reaches_every_scaler(
     compressor: str, value: str, two: Group
 ) -> None:
@@ -142,8 +142,10 @@ def test_residuals_do_not_depend_on_the_loss_scale(compressor: str, two: Group) 
     assert worst(results) < 3 * ROUNDING
 
 
-@pytest.mark.parametrize("compressor", ["topk", "powersgd", "int8", "onebit", "randomk"])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("compressor", "size"),
+    [("topk", 2), ("powersgd", 2), ("int8", 2), ("int8", 4), ("onebit", 4), ("randomk", 2)],
+)
 def test_a_parameter_that_nobody_uses_keeps_its_residual(
     compressor: str, size: int, pools: Pools
 ) -> None:

@@ -50,7 +50,7 @@ def test_every_compressor_learns_on_two_ranks(compressor: str, two: Group) -> No
     results = two.run("_rank_jobs.train", config=config, steps=40, lr=0.1)
     check_run(results, steps=40)
     losses = results[0]["losses"]
-    assert sum(losses[-10:]) < 0.9 * sum(losses[:10])
+    assert sum(losses[-10:]) < 0.95 * sum(losses[:10])
 
 
 @pytest.mark.parametrize("transport", ["gloo", "gloo-group"])

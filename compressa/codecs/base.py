@@ -132,8 +132,8 @@ class Codec(Compressor):
     ) -> int:
         """Encode p = x + scale * residual, and set residual = (p - decode(payload)) / scale.
 
-        An element too large for the payload's dtype is kept whole; the residual of elements
-        that are not finite themselves is left as it was.
+        Where the error is not finite, the residual is left as it was; but if `p` is finite, so
+        that only the payload's dtype was too small for it, `p` is kept whole.
 
         Args:
             x: The gradient, multiplied by the loss scale.
@@ -149,8 +149,9 @@ class Codec(Compressor):
         length = self.encode(corrected, payload, draw)
         decoded = torch.empty_like(x)
         self.decode(payload[:length], decoded, draw)
-        error = torch.where(decoded.isfinite(), corrected - decoded, corrected).mul_(1.0 / scale)
-        torch.where(error.isfinite(), error, residual, out=residual)
+        kept = corrected / scale if bool(corrected.isfinite().all()) else residual
+        error = corrected.sub_(decoded).mul_(1.0 / scale)
+        torch.where(error.isfinite(), error, kept, out=residual)
         return length
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
