@@ -24,13 +24,13 @@ from lab.table import COLUMNS, MISSING, Line, lines
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-MEASUREMENT = ROOT / "experiments" / "results" / "full"
-"""What the README quotes: `python experiments/accuracy_vs_bandwidth.py --plan full` wrote it."""
+MEASUREMENT = ROOT / "experiments" / "results" / "demo"
+"""What the README quotes: `python experiments/accuracy_vs_bandwidth.py --plan demo` wrote it."""
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NONE_YET = (
-    "No measurement is committed yet. `python experiments/accuracy_vs_bandwidth.py --plan full "
-    "--out experiments/results/full` makes one, and `python experiments/readme_table.py` puts "
+    "No measurement is committed yet. `python experiments/accuracy_vs_bandwidth.py --plan demo "
+    "--out experiments/results/demo` makes one, and `python experiments/readme_table.py` puts "
     "it here.\n"
 )
 
