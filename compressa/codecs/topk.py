@@ -93,11 +93,9 @@ class TopK(Codec):
             x.numpy(), len(indices), indices, values, residual=residual.numpy(), scale=scale
         )
         sent = self._write(payload, x.numel(), indices, values)
-        if self.value_dtype != "float32" and np.isfinite(values).all():
-            error = values - sent.float().numpy()
-            # A value too large for the cast goes out as infinity, and is kept whole.
-            error = np.where(np.isfinite(error), error, values)
-            residual.numpy()[indices] = error * np.float32(1.0 / scale)
+        if self.value_dtype != "float32":
+            cast = sent.float().numpy()
+            topk.return_unsent(residual.numpy(), indices, values, cast, scale=scale)
         return payload.numel()
 
     def decode_add(
