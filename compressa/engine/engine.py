@@ -64,7 +64,6 @@ class Engine:
         self._ledger = Ledger()
         self._lock = threading.Lock()
         self._error: CompressaError | None = None
-        self._failed = threading.Event()
         self._gradients: dict[str, torch.Tensor] = {}
         self._waiting: dict[int, int] = {}
         self._tickets: dict[Future[None], set[int]] = {}
