@@ -15,6 +15,7 @@ from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import MODEL, generator, model_gradients
 from compressa.transports.frames import FRAME_HEADER_BYTES
+from compressa.wrappers import ErrorFeedback
 
 
 @pytest.mark.parametrize(
@@ -136,3 +137,9 @@ def test_shards_are_a_partition_on_block_boundaries(size: int, block: int) -> No
         for (_, stop), (start, _) in pairwise(edges):
             assert start == stop
             assert (start - segment.start) % block == 0
+
+
+@pytest.mark.parametrize("codec", [Bf16(), Fp16()])
+def test_feedback_is_refused_where_a_sum_in_16_bits_would_lose_mass(codec: Codec) -> None:
+    with pytest.raises(ConfigError, match="in no rank's residual"):
+        LoopbackWorld(2, MODEL, ErrorFeedback(codec=codec), exchange="all_reduce")

@@ -76,8 +76,7 @@ class Reducible(Aggregator):
         for scope, place in zip(self._scopes, torch.split(self._sent, self._sizes), strict=True):
             sent = torch.empty(scope.segment.elems)
             self._codec.decode(place, sent, self._draw(scope.segment, turn))
-            sent.mul_(1.0 / turn.loss_scale)
-            scope.residual(self._world.state).add_(torch.where(sent.isfinite(), sent, 0.0))
+            scope.give_back(sent, self._world.state, turn)
 
     def _draw(self, segment: Segment, turn: Turn) -> Draw:
         index = segment.parameter.index

@@ -43,6 +43,11 @@ class Scope:
         whole = state.residual(self.segment.parameter)
         return whole[self.segment.start : self.segment.stop]
 
+    def give_back(self, sent: torch.Tensor, state: State, turn: Turn) -> None:
+        """Add decoded values that were sent to the residual; what overflowed was never in it."""
+        sent.mul_(1.0 / turn.loss_scale)
+        self.residual(state).add_(torch.where(sent.isfinite(), sent, 0.0))
+
 
 def whole_scopes(layout: Layout) -> tuple[Scope, ...]:
     """One scope for each segment."""
@@ -156,8 +161,7 @@ class ScopePayload:
         for scope, part in self._parts(payload):
             sent = torch.empty(scope.segment.elems)
             self.codec.decode(part, sent, self.draw(scope, turn))
-            sent.mul_(1.0 / turn.loss_scale)
-            scope.residual(self._world.state).add_(torch.where(sent.isfinite(), sent, 0.0))
+            scope.give_back(sent, self._world.state, turn)
 
     def _encode_scope(self, scope: Scope, x: torch.Tensor, turn: Turn, place: torch.Tensor) -> int:
         draw = self.draw(scope, turn)
