@@ -87,16 +87,26 @@ class Pacer:
 
     def wait(self, n_bytes: int) -> None:
         """Block for as long as `n_bytes` need at the rate, behind all that was sent before."""
+        until_s = self.reserve(n_bytes)
+        if until_s is not None:
+            time.sleep(max(0.0, until_s - time.monotonic()))
+
+    def reserve(self, n_bytes: int) -> float | None:
+        """Take the next turn for `n_bytes`, for callers that must not block.
+
+        Returns:
+            The time of `time.monotonic` at which they have had their time on the wire, and may
+            be sent; None for now.
+        """
         if self._rate_bits_per_s is None:
-            return
+            return None
         with self._lock:
             now_s = time.monotonic()
             # A sender that comes back this soon was late waking up, not idle.
             idle = now_s - self._free_at_s > _LATE_S
             begin_s = now_s if idle else self._free_at_s
             self._free_at_s = until_s = begin_s + n_bytes * 8 / self._rate_bits_per_s
-        if until_s > now_s:
-            time.sleep(until_s - now_s)
+        return until_s if until_s > now_s else None
 
 
 def _rate(text: str) -> float | None:

@@ -56,8 +56,10 @@ class DenseBelow(Section):
 class Exchange(Section):
     """How payloads cross the network."""
 
-    transport: Literal["gloo", "gloo-group"] = Field(
-        default="gloo", description="gloo: tagged point-to-point; gloo-group: group calls."
+    transport: Literal["tcp", "gloo", "gloo-group"] = Field(
+        default="tcp",
+        description="tcp: own sockets on the interface that GLOO_SOCKET_IFNAME names; gloo: "
+        "Gloo's point-to-point; gloo-group: its group calls.",
     )
     kind: ExchangeKind = Field(
         default="auto",
@@ -75,7 +77,9 @@ class Exchange(Section):
     )
     chunk_bytes: Bytes = Field(default=256 << 10, description="Most bytes of one message.")
     credit_bytes: Bytes = Field(
-        default=1 << 20, description="Most bytes in flight to one peer; at least chunk_bytes."
+        default=512 << 10,
+        description="Most bytes handed over for one peer that more urgent ones cannot overtake; "
+        "at least chunk_bytes.",
     )
     deadline_s: Annotated[float, Gt(0)] = Field(
         default=120.0, description="Longest wait for anything, in seconds."

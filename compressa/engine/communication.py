@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from compressa.collectives.base import Compute
@@ -14,6 +14,7 @@ from compressa.engine.driver import ComputeDone, Driver, Task
 from compressa.errors import CompressaError
 from compressa.schedulers import Plan
 from compressa.transports.base import Transport
+from compressa.transports.reactor import Reactor
 
 _TICK_S = 0.5
 
@@ -45,10 +46,12 @@ class Communication:
         self._judge = judge
         self._failed = failed
         self._timed = timed
-        self._events: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._reactor = Reactor()
+        self._closing = False
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compressa-codec")
         self._driver = Driver(transport, self._compute, self.post, time.monotonic, deadline_s)
         self._error: CompressaError | None = None
+        transport.attach(self._reactor)
         self._thread = threading.Thread(target=self._run, name="compressa-comm", daemon=True)
         self._thread.start()
 
@@ -58,7 +61,7 @@ class Communication:
 
     def post(self, event: Callable[[], None]) -> None:
         """Have a function called on the communication thread."""
-        self._events.put(event)
+        self._reactor.post(partial(self._call, event))
 
     def follow(self, plan: Plan, ordered: Sequence[tuple[int, int]]) -> None:
         """Follow a plan from its first step on."""
@@ -74,24 +77,22 @@ class Communication:
 
     def close(self, timeout_s: float) -> None:
         """End the threads and the transport."""
-        self._events.put(None)
+        self.post(self._end)
         self._thread.join(timeout_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._transport.close(timeout_s)
+        self._reactor.close()
 
     def _run(self) -> None:
         checked_s = time.monotonic()
-        while True:
-            try:
-                event = self._events.get(timeout=_TICK_S)
-            except queue.Empty:
-                event = _nothing
-            if event is None:
-                return
-            self._call(event)
+        while not self._closing:
+            self._reactor.run_once(_TICK_S)
             if time.monotonic() - checked_s > _TICK_S:
                 checked_s = time.monotonic()
                 self._call(self._check_deadline)
+
+    def _end(self) -> None:
+        self._closing = True
 
     def _call(self, event: Callable[[], None]) -> None:
         try:
@@ -137,10 +138,6 @@ class Communication:
             self.post(lambda: done(value, failure))
 
         self._pool.submit(work)
-
-
-def _nothing() -> None:
-    """Stand in for an event when none came."""
 
 
 def _wrapped(error: Exception) -> CompressaError:

@@ -20,7 +20,8 @@ import torch.distributed as dist
 from compressa.collectives.base import Exchange
 from compressa.errors import CompressaError, PeerLost, Timeout, TransportError
 from compressa.transports.base import Key, Received
-from compressa.transports.gloo import GlooTransport, has_left
+from compressa.transports.gloo import GlooTransport
+from compressa.transports.mesh import has_left
 from compressa.transports.streams import StreamSettings
 
 _ABORT = Key(0xFFFFFFFF, 0, 0)

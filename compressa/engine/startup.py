@@ -20,15 +20,20 @@ from compressa.engine.control import Control
 from compressa.errors import CompressaError, ConfigError, Timeout
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
+from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Transport
+from compressa.transports.connection import TcpSettings
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.gloo_group import GlooGroupTransport
+from compressa.transports.rendezvous import connect_mesh
 from compressa.transports.streams import StreamSettings
+from compressa.transports.tcp import TcpTransport
 
 _epochs = itertools.count(1)  # every registration of this process takes the next one
 _CONTROL_CHUNK_BYTES = 1 << 16
 _GROUP_MARGIN_S = 5.0
 _retired: list[dist.ProcessGroup] = []
+_LEAST_UNSENT_BYTES = 1 << 14
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
 
 
@@ -154,16 +159,26 @@ def agree_on_order(
 def open_transport(
     config: Config,
     group: dist.ProcessGroup,
+    control: Control,
     parameters: Sequence[ParameterInfo],
     failed: Callable[[CompressaError], None],
 ) -> Transport:
-    """Open what carries payloads."""
+    """Open what carries payloads; every rank must do so together."""
     exchange = config.exchange
-    window = max(2, exchange.credit_bytes // exchange.chunk_bytes)
     rate = config.schedule.pace_bits_per_s
-    settings = stream_settings(config, exchange.chunk_bytes, window, rate)
     if exchange.transport == "gloo-group":
-        return GlooGroupTransport(group, settings.epoch)
+        return GlooGroupTransport(group, next(_epochs))
     # A peer may be ahead by a step; no compressor sends more than twice the gradients.
     early_bytes = _EARLY_BYTES + 4 * sum(p.elems * max(p.dtype.itemsize, 4) for p in parameters)
-    return GlooTransport(group, settings, early_bytes, failed)
+    if exchange.transport == "gloo":
+        window = max(2, exchange.credit_bytes // exchange.chunk_bytes)
+        streams = stream_settings(config, exchange.chunk_bytes, window, rate)
+        return GlooTransport(group, streams, early_bytes, failed)
+    unsent_bytes = max(exchange.credit_bytes - exchange.chunk_bytes, _LEAST_UNSENT_BYTES)
+    settings = TcpSettings(
+        next(_epochs), exchange.chunk_bytes, unsent_bytes, exchange.silence_s, Pacer(rate)
+    )
+    links = connect_mesh(
+        control.rank, control.size, settings.epoch, control.all_gather, exchange.deadline_s
+    )
+    return TcpTransport(control.rank, links, settings, early_bytes, failed, BackendSum(group))

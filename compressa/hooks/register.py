@@ -145,7 +145,7 @@ def _start(
         own = startup.digest(config, text, parameters)
         _agree(control, own, failure, config)
         failed = _Late()
-        transport = startup.open_transport(config, data, parameters, failed)
+        transport = startup.open_transport(config, data, control, parameters, failed)
         engine = Engine(parameters, compressors, config, transport, control)
         failed.connect(engine.fail)
         return engine

@@ -16,6 +16,7 @@ import torch
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError
+from compressa.transports.reactor import Reactor
 
 
 class Key(NamedTuple):
@@ -61,6 +62,12 @@ class Transport(ABC):
     rank: int
     size: int
     epoch: int
+
+    def attach(self, reactor: Reactor) -> None:  # noqa: B027 - only some need it
+        """Learn who runs the thread that everything else is called from.
+
+        A transport with sockets of its own has the reactor serve them.
+        """
 
     @abstractmethod
     def ordered(self, operation: Operation) -> bool:

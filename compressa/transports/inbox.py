@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -89,19 +90,30 @@ class Inbox:
         Raises:
             PayloadError: It contradicts what is expected, exceeds the limit, or is empty.
         """
-        if frame.data_bytes == 0:
-            # Empty messages are never sent; taken in, they would count towards no limit.
-            raise PayloadError(f"rank {self._peer} sends a frame of data that holds none")
         with self._lock:
-            message = self._messages.get(frame.key) or self._early(frame)
-            self._check_frame(message, frame)
-            start = frame.offset_bytes
-            message.buffer[start : start + frame.data_bytes].copy_(data)
-            message.received_bytes += frame.data_bytes
-            if not message.complete or message.arrived is None:
-                return
-            del self._messages[frame.key]
-        message.arrived(message.buffer[: message.message_bytes])
+            self._room(frame).copy_(data)
+            arrived = self._filled(frame)
+        if arrived is not None:
+            arrived()
+
+    def room(self, frame: Frame) -> torch.Tensor:
+        """Return where a frame's data belongs, to be written there instead of handed in.
+
+        It may be asked for again until `filled` is called, and may have moved by then, with what
+        has been written.
+
+        Raises:
+            PayloadError: As for `accept`.
+        """
+        with self._lock:
+            return self._room(frame)
+
+    def filled(self, frame: Frame) -> None:
+        """Note that all of a frame's data has been written to its room."""
+        with self._lock:
+            arrived = self._filled(frame)
+        if arrived is not None:
+            arrived()
 
     def waits_for(self, key: Key) -> bool:
         """Whether a message was asked for and is not complete."""
@@ -119,6 +131,25 @@ class Inbox:
         """Forget everything: no memory that was lent is written from now on."""
         with self._lock:
             self._messages.clear()
+
+    def _room(self, frame: Frame) -> torch.Tensor:
+        if frame.data_bytes == 0:
+            # Empty messages are never sent; taken in, they would count towards no limit.
+            raise PayloadError(f"rank {self._peer} sends a frame of data that holds none")
+        message = self._messages.get(frame.key) or self._early(frame)
+        self._check_frame(message, frame)
+        return message.buffer[frame.offset_bytes : frame.offset_bytes + frame.data_bytes]
+
+    def _filled(self, frame: Frame) -> Callable[[], None] | None:
+        """Count a frame; return what to call if its message is complete and was asked for."""
+        message = self._messages.get(frame.key)
+        if message is None:
+            return None  # forgotten meanwhile
+        message.received_bytes += frame.data_bytes
+        if not message.complete or message.arrived is None:
+            return None
+        del self._messages[frame.key]
+        return partial(message.arrived, message.buffer[: message.message_bytes])
 
     def _early(self, frame: Frame) -> _Message:
         """Make room for a message that nobody has asked for yet."""

@@ -12,7 +12,6 @@ most urgent message anew for each, so that an urgent one waits for one window at
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import threading
 import time
@@ -28,6 +27,7 @@ from compressa.pacing import Pacer
 from compressa.transports.base import Key
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 from compressa.transports.inbox import Inbox
+from compressa.transports.outbox import Outbox
 
 _TAG_BITS = 20
 
@@ -69,18 +69,6 @@ class StreamSettings:
         return torch.zeros(FRAME_HEADER_BYTES + self.chunk_bytes, dtype=torch.uint8)
 
 
-@dataclass(order=True)
-class _Outgoing:
-    """A message under way; ordered by urgency, then by age."""
-
-    place: tuple[int, int]
-    age: int
-    key: Key = field(compare=False)
-    buffer: torch.Tensor = field(compare=False)
-    sent: Callable[[], None] = field(compare=False)
-    offset: int = field(default=0, compare=False)
-
-
 class Sender:
     """Sends messages to one peer, the most urgent first, a frame at a time."""
 
@@ -97,23 +85,26 @@ class Sender:
         self._settings = settings
         self._failed = failed
         self._beat = beat
-        self._queue: list[_Outgoing] = []
-        self._ages = itertools.count()
+        self._outbox = Outbox(settings.epoch, settings.chunk_bytes)
         self._sequence = itertools.count()
         self._wake = threading.Condition()
         self._closing = False
         self._slots = [settings.staging() for _ in range(settings.window)]
         self._works: list[dist.Work | None] = [None] * settings.window
         self.sent_bytes = 0
-        self.messages = 0
         self.thread = threading.Thread(target=self._run, name=f"compressa-send-{peer}")
+
+    @property
+    def messages(self) -> int:
+        """Messages sent so far."""
+        return self._outbox.messages
 
     def send(
         self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]
     ) -> None:
         """Queue a message; `sent` is called when `buffer` may be reused."""
         with self._wake:
-            heapq.heappush(self._queue, _Outgoing(place, next(self._ages), key, buffer, sent))
+            self._outbox.push(key, buffer, place, sent)
             self._wake.notify()
 
     def close(self, *, drop: bool = False) -> None:
@@ -121,7 +112,7 @@ class Sender:
         with self._wake:
             self._closing = True
             if drop:
-                self._queue.clear()
+                self._outbox.clear()
             self._wake.notify()
 
     def _run(self) -> None:
@@ -144,8 +135,8 @@ class Sender:
     def _send_next(self, slot: int) -> bool:
         """Send one frame; return whether there may be more."""
         with self._wake:
-            self._wake.wait_for(lambda: self._queue or self._closing, self._settings.heartbeat_s)
-            item = self._queue[0] if self._queue else None
+            self._wake.wait_for(lambda: self._outbox or self._closing, self._settings.heartbeat_s)
+            item = self._outbox.next_frame() if self._outbox else None
             # A program that ends without closing must not wait for this thread for ever.
             closing = self._closing or not threading.main_thread().is_alive()
         self._beat(self._peer)
@@ -153,25 +144,10 @@ class Sender:
             kind = Kind.GOODBYE if closing else Kind.IDLE
             self._send_frame(slot, Frame(kind, self._settings.epoch), None)
             return not closing
-        self._send_data(slot, item)
-        return True
-
-    def _send_data(self, slot: int, item: _Outgoing) -> None:
-        length = min(self._settings.chunk_bytes, item.buffer.numel() - item.offset)
-        total = item.buffer.numel()
-        frame = Frame(Kind.DATA, self._settings.epoch, item.key, total, item.offset, length)
-        data = item.buffer[item.offset : item.offset + length]
-        item.offset += length
-        finished = item.offset == total
-        if finished:
-            with self._wake:
-                if item in self._queue:
-                    self._queue.remove(item)
-                    heapq.heapify(self._queue)
-        self._send_frame(slot, frame, data)
-        if finished:
-            self.messages += 1
+        self._send_frame(slot, item.frame, item.data)
+        if item.sent is not None:
             item.sent()
+        return True
 
     def _send_frame(self, slot: int, frame: Frame, data: torch.Tensor | None) -> None:
         staging = self._slots[slot]

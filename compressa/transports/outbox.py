@@ -1,0 +1,85 @@
+"""Outbox: messages to one peer, cut into frames, the most urgent message first."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from compressa.transports.base import Key
+from compressa.transports.frames import Frame, Kind
+
+
+@dataclass(order=True)
+class _Message:
+    """A message under way; ordered by urgency, then by age."""
+
+    place: tuple[int, int]
+    age: int
+    key: Key = field(compare=False)
+    buffer: torch.Tensor = field(compare=False)
+    sent: Callable[[], None] = field(compare=False)
+    offset: int = field(default=0, compare=False)
+
+
+class OutgoingFrame(NamedTuple):
+    """What is to be sent next.
+
+    Attributes:
+        frame: Its header.
+        data: uint8, `frame.data_bytes` bytes of the message's own memory.
+        sent: To be called when `data` may be reused and its message is complete, else None.
+    """
+
+    frame: Frame
+    data: torch.Tensor
+    sent: Callable[[], None] | None
+
+
+class Outbox:
+    """Messages to one peer; without locks.
+
+    Args:
+        epoch: Epoch of the transport.
+        chunk_bytes: Most bytes of data in a frame.
+    """
+
+    def __init__(self, epoch: int, chunk_bytes: int) -> None:
+        self._epoch = epoch
+        self._chunk_bytes = chunk_bytes
+        self._heap: list[_Message] = []
+        self._ages = itertools.count()
+        self.messages = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def push(
+        self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]
+    ) -> None:
+        """Queue a message; the one with the smallest `place` goes first."""
+        heapq.heappush(self._heap, _Message(place, next(self._ages), key, buffer, sent))
+
+    def next_frame(self) -> OutgoingFrame:
+        """Take a frame of the most urgent message; there must be one."""
+        message = self._heap[0]
+        total, offset = message.buffer.numel(), message.offset
+        length = min(self._chunk_bytes, total - offset)
+        message.offset += length
+        finished = message.offset == total
+        if finished:
+            heapq.heappop(self._heap)
+            self.messages += 1
+        return OutgoingFrame(
+            Frame(Kind.DATA, self._epoch, message.key, total, offset, length),
+            message.buffer[offset : offset + length],
+            message.sent if finished else None,
+        )
+
+    def clear(self) -> None:
+        """Forget what was not sent."""
+        self._heap.clear()

@@ -1,0 +1,87 @@
+"""Reactor: one thread's loop over sockets, timers and what other threads ask for."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+Callback = Callable[[], None]
+
+
+class Reactor:
+    """Calls back, on whichever thread runs it, what is due.
+
+    `post` may be called from any thread; everything else only from the running one.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._posted: deque[Callback] = deque()
+        self._timers: list[tuple[float, int, Callback]] = []
+        self._numbers = itertools.count()
+        self._runner: int | None = None
+        self._woken = False
+        self._waker, self._wakes = socket.socketpair()
+        for end in (self._waker, self._wakes):
+            end.setblocking(False)
+        self._selector.register(self._wakes, READ, self._awake)
+
+    def post(self, callback: Callback) -> None:
+        """Have a function called by the loop, after those posted before it."""
+        self._posted.append(callback)
+        # The flag is cleared before posted functions are looked for, so none is overlooked.
+        if not self._woken and threading.get_ident() != self._runner:
+            self._woken = True
+            with contextlib.suppress(OSError):  # closed: nobody will look
+                self._waker.send(b"\0")
+
+    def call_at(self, time_s: float, callback: Callback) -> None:
+        """Have a function called at a time of `time.monotonic`, or soon after it."""
+        heapq.heappush(self._timers, (time_s, next(self._numbers), callback))
+
+    def watch(self, link: socket.socket, events: int, ready: Callable[[int], None]) -> None:
+        """Have `ready` called with those of `events` that a socket is ready for; 0 ends it."""
+        known = link in self._selector.get_map()
+        if not events:
+            if known:
+                self._selector.unregister(link)
+        elif known:
+            self._selector.modify(link, events, ready)
+        else:
+            self._selector.register(link, events, ready)
+
+    def run_once(self, timeout_s: float) -> None:
+        """Call back all that is due; wait for at most `timeout_s` if nothing is."""
+        self._runner = threading.get_ident()
+        self.poll(0.0 if self._posted else timeout_s)
+        for _ in range(len(self._posted)):
+            self._posted.popleft()()
+
+    def poll(self, timeout_s: float) -> None:
+        """Serve sockets and timers, and leave what was posted."""
+        if self._timers:
+            timeout_s = min(timeout_s, max(0.0, self._timers[0][0] - time.monotonic()))
+        for key, events in self._selector.select(timeout_s):
+            key.data(events)
+        while self._timers and self._timers[0][0] <= time.monotonic():
+            heapq.heappop(self._timers)[2]()
+
+    def close(self) -> None:
+        """Free what is held."""
+        self._selector.close()
+        self._waker.close()
+        self._wakes.close()
+
+    def _awake(self, events: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakes.recv(4096)
+        self._woken = False
