@@ -21,7 +21,8 @@ from .bitpack import (
     unpack_bits,
 )
 from .blockwise import code_bytes, dequantize_blockwise, quantize_blockwise
-from .lowrank import low_rank_product, orthonormalize, split_low_rank
+from .feedback import absorb_residual, all_finite
+from .lowrank import keep_directions, low_rank_product, orthonormalize, split_low_rank
 from .onebit import sign_bytes, sign_dequantize, sign_quantize
 from .philox import random_words
 from .strata import stratified_indices
@@ -29,12 +30,15 @@ from .topk import return_unsent, scatter_add, select_top_k
 
 __all__ = [
     "KernelUnavailable",
+    "absorb_residual",
+    "all_finite",
     "block_count",
     "check_indices",
     "code_bytes",
     "dequantize_blockwise",
     "device_of",
     "index_width",
+    "keep_directions",
     "low_rank_product",
     "orthonormalize",
     "pack_bitmap",

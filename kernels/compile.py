@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from compressa.kernels import bitpack, blockwise, lowrank, onebit, philox, strata, topk
+from compressa.kernels import bitpack, blockwise, feedback, lowrank, onebit, philox, strata, topk
 
 _ELEMS = 1000
 _KEPT = 10
@@ -65,12 +65,26 @@ def compile_low_rank() -> None:
     lowrank.orthonormalize(p)
     lowrank.low_rank_product(p, q, m)
     lowrank.split_low_rank(m, p, q, residual)
+    lowrank.keep_directions(q, q.copy())
+
+
+def compile_feedback() -> None:
+    """What is done to values that are not encoded."""
+    x, residual, kept = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    feedback.absorb_residual(x, residual, kept)
+    feedback.all_finite(x)
 
 
 def main() -> None:
     """Compile all, and say how long it took."""
     started_s = time.perf_counter()
-    for work in (compile_blockwise, compile_onebit, compile_sparse, compile_low_rank):
+    for work in (
+        compile_blockwise,
+        compile_onebit,
+        compile_sparse,
+        compile_low_rank,
+        compile_feedback,
+    ):
         work()
     print(f"compressa: CPU kernels are compiled ({time.perf_counter() - started_s:.1f} s)")
 

@@ -97,3 +97,22 @@ def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) ->
     check_array("residual", residual, np.float32, m.shape, writable=True)
     check_scale(scale)
     backend("lowrank", m, p, q, residual).split_low_rank(m, p, q, residual, scale)
+
+
+def keep_directions(q: F32, kept: F32) -> bool:
+    """Copy the rows of ``q`` that are not all zero to ``kept``.
+
+    Args:
+        q: float32[r, c].
+        kept: float32[r, c]; a row whose counterpart is zero is left as it is.
+
+    Returns:
+        Whether every row was copied.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong.
+    """
+    check_array("q", q, np.float32, _shape("q", q))
+    check_array("kept", kept, np.float32, q.shape, writable=True)
+    return bool(backend("lowrank", q, kept).keep_directions(q, kept))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from compressa.kernels import low_rank_product, orthonormalize, split_low_rank
+from compressa.kernels import keep_directions, low_rank_product, orthonormalize, split_low_rank
 from compressa.kernels.reference import lowrank as reference
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,6 +89,13 @@ def test_product_and_split_equal_reference(p: F32, columns: int, scale: float) -
     assert same_bits(whole, ours)
     assert same_bits(m, ours)
     assert same_bits(left, specified_left)
+
+
+@given(thin())
+def test_directions_that_vanished_are_not_kept(q: F32) -> None:
+    ours, specified = poisoned(q.shape, np.float32), poisoned(q.shape, np.float32)
+    assert keep_directions(q, ours) == reference.keep_directions(q, specified)
+    assert same_bits(ours, specified)
 
 
 def test_split_conserves_the_matrix() -> None:

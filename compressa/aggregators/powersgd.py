@@ -42,6 +42,7 @@ from compressa.collectives.combine import DenseSum
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import lowrank, philox
+from compressa.kernels.feedback import all_finite
 from compressa.parameters import Layout, ParameterInfo, Segment
 
 _Q_STREAM = 0x5051  # "PQ": shared, so that every rank starts from the same factors
@@ -175,8 +176,8 @@ class PowerSGDAggregator(Aggregator):
         """Two power-iteration half steps, a mean after each."""
         for i, place in zip(self._vectors, self._dense, strict=True):
             place.copy_(gradients[i])
-        for matrix in self._matrices:
-            m = matrix.of(gradients)
+        views = [matrix.of(gradients) for matrix in self._matrices]
+        for matrix, m in zip(self._matrices, views, strict=True):
             matrix.held = held_back(m, turn)
             if not matrix.held:
                 m.add_(matrix.residual, alpha=turn.loss_scale)
@@ -186,21 +187,21 @@ class PowerSGDAggregator(Aggregator):
         for i, place in zip(self._vectors, self._dense, strict=True):
             gradients[i].copy_(place)
         if self._matrices:
-            yield from self._second_half(gradients, turn)
+            yield from self._second_half(views, turn)
 
-    def _second_half(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
-        for matrix in self._matrices:
+    def _second_half(self, views: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        for matrix, m in zip(self._matrices, views, strict=True):
             lowrank.orthonormalize(matrix.p.numpy())
-            torch.mm(matrix.p, matrix.of(gradients), out=matrix.q)
+            torch.mm(matrix.p, m, out=matrix.q)
         self._second.div_(self._world.size)
         yield AllReduce(self._sums[1], self._scratch)
-        for matrix in self._matrices:
-            self._finish(matrix, matrix.of(gradients), turn)
+        for matrix, m in zip(self._matrices, views, strict=True):
+            self._finish(matrix, m, turn)
 
     def _finish(self, matrix: _Matrix, m: torch.Tensor, turn: Turn) -> None:
         """Write the product to the gradient, and what it missed to the residual."""
         p, q = matrix.p.numpy(), matrix.q.numpy()
-        if not bool(torch.isfinite(matrix.q).all()):
+        if not all_finite(q):
             m.fill_(torch.nan)  # some rank overflowed: every rank must see it everywhere
             return
         held = matrix.residual.clone() if matrix.held else None
@@ -211,16 +212,16 @@ class PowerSGDAggregator(Aggregator):
 
     def _keep_q(self, matrix: _Matrix, turn: Turn) -> None:
         """Keep Q for the next step; a vector that came out zero would stay zero for ever."""
-        alive = matrix.q.any(dim=1)
-        if not bool(alive.all()):
+        q, kept_q = matrix.q.numpy(), matrix.kept_q
+        if not lowrank.keep_directions(q, kept_q.numpy()):
             parameter = matrix.segment.parameter
-            _fill_random(matrix.kept_q.view(-1), parameter, self._world.seed, turn.step + 1)
-        matrix.kept_q[alive] = matrix.q[alive]
+            _fill_random(kept_q.view(-1), parameter, self._world.seed, turn.step + 1)
+            lowrank.keep_directions(q, kept_q.numpy())
 
     def rollback(self, turn: Turn) -> None:
         """Add the product back to the residual: then it is M again."""
         for matrix in self._matrices:
-            if bool(torch.isfinite(matrix.q).all()):
+            if all_finite(matrix.q.numpy()):
                 product = torch.empty(matrix.rows, matrix.columns)
                 lowrank.low_rank_product(matrix.p.numpy(), matrix.q.numpy(), product.numpy())
                 matrix.residual.add_(product, alpha=1.0 / turn.loss_scale)

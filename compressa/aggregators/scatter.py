@@ -24,6 +24,7 @@ from compressa.codecs.payload import HEADER_BYTES
 from compressa.collectives.base import Combine
 from compressa.compressor import Granularity
 from compressa.errors import ConfigError
+from compressa.kernels.feedback import absorb_residual, all_finite
 from compressa.parameters import Layout
 
 
@@ -123,10 +124,11 @@ class Scattered(Aggregator, Combine):
         if not self._own.feedback:
             return
         residual = scope.residual(self._world.state)
-        self._kept[i].copy_(residual)
-        if not self._held[i]:
-            x.add_(residual, alpha=self._turn.loss_scale)
-            torch.where(x.isfinite(), x / self._turn.loss_scale, residual, out=self._kept[i])
+        if self._held[i]:
+            self._kept[i].copy_(residual)
+        else:
+            arrays = x.numpy(), residual.numpy(), self._kept[i].numpy()
+            absorb_residual(*arrays, self._turn.loss_scale)
 
     def _encode_mean(self) -> None:
         """Encode the mean of the own shard, and go on with what the others will decode."""
@@ -155,7 +157,7 @@ class Scattered(Aggregator, Combine):
             length = codec.encode_feedback(mean, residual, place, draw, unit)
         if self._held[i]:
             residual.add_(self._kept[i])
-        elif not bool(mean.isfinite().all()):
+        elif not all_finite(mean.numpy()):
             torch.where(mean.isfinite(), residual, self._kept[i], out=residual)
         return length
 

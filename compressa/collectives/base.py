@@ -52,10 +52,17 @@ class BackendAllReduce:
 
 @dataclass(frozen=True)
 class Compute:
-    """Work for the device or the worker threads; resumes the program with its result."""
+    """Work for the device or the worker threads; resumes the program with its result.
+
+    Attributes:
+        work: What is to be done.
+        stage: "encode" or "decode", for statistics.
+        quick: Whether it takes less time than handing it to another thread.
+    """
 
     work: Callable[[], Any]
     stage: str
+    quick: bool = False
 
 
 Operation = Exchange | BackendAllReduce | Compute
@@ -90,9 +97,14 @@ class Combine(ABC):
     def sealed(self, shard: int) -> torch.Tensor:
         """Return the own shard's final bytes; the owner goes on with what they decode to."""
 
-    @abstractmethod
+    @property
+    def quick(self) -> bool:
+        """Whether `reduce` takes less time than handing it to another thread."""
+        return False
+
     def accept(self, shard: int, sealed: torch.Tensor) -> None:
-        """Take another owner's final bytes."""
+        """Take another owner's final bytes, if they have not landed in place."""
+        raise NotImplementedError(f"{type(self).__name__} has neither a landing nor this")
 
     @property
     def exact(self) -> bool:

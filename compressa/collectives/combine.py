@@ -9,6 +9,7 @@ import torch
 from compressa.collectives.base import Combine
 
 _ALIGN_ELEMS = 16
+_QUICK_BYTES = 1 << 17  # some ten microseconds; a hand-over to a busy thread takes a hundred
 
 
 def shard_edges(elems: int, shards: int, align: int = _ALIGN_ELEMS) -> list[int]:
@@ -55,12 +56,14 @@ class DenseSum(Combine):
         if total is not own:
             own.copy_(total)
 
+    @property
+    def quick(self) -> bool:
+        """Whether the own shard is small."""
+        return self.shard_bytes(self._rank) * (len(self._edges) - 1) <= _QUICK_BYTES
+
     def sealed(self, shard: int) -> torch.Tensor:
         """The sum, in place."""
         return self.partial(shard)
-
-    def accept(self, shard: int, sealed: torch.Tensor) -> None:
-        """Nothing is left to do: it has landed in place."""
 
     def landing(self, shard: int) -> torch.Tensor:
         """The shard's own memory."""

@@ -72,7 +72,7 @@ def all_reduce(
         received = yield Exchange(outgoing, incoming, combine.exact, capacity)
         for peer, buffer in received.items():
             partials[peer] = buffer
-    yield Compute(lambda: combine.reduce(rank, partials), "decode")
+    yield Compute(lambda: combine.reduce(rank, partials), "decode", combine.quick)
     if others:
         yield from _share(combine, scratch, rank, others)
 
@@ -82,20 +82,18 @@ def _share(
 ) -> Program[None]:
     """All-gather the sealed shards."""
     outgoing = dict.fromkeys(others, combine.sealed(rank))
-    incoming = {peer: _landing(combine, scratch, peer) for peer in others}
+    landings = {peer: combine.landing(peer) for peer in others}
+    incoming = {
+        peer: scratch[peer][: combine.shard_bytes(peer)] if place is None else place
+        for peer, place in landings.items()
+    }
     capacity = dict.fromkeys(others, combine.shard_bytes(rank))
     received: dict[int, torch.Tensor] = yield Exchange(outgoing, incoming, combine.exact, capacity)
 
     def accept() -> None:
         for peer, sealed in received.items():
-            combine.accept(peer, sealed)
+            if landings[peer] is None:
+                combine.accept(peer, sealed)
 
-    yield Compute(accept, "decode")
-
-
-def _landing(combine: Combine, scratch: Mapping[int, torch.Tensor], peer: int) -> torch.Tensor:
-    """Where a sealed shard arrives: in place, or in the peer's scratch, free again by now."""
-    place = combine.landing(peer)
-    if place is not None:
-        return place
-    return scratch[peer][: combine.shard_bytes(peer)]
+    if None in landings.values():
+        yield Compute(accept, "decode")

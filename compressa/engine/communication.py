@@ -124,20 +124,23 @@ class Communication:
         self._failed(self._error)
 
     def _compute(self, task: Task, operation: Compute, done: ComputeDone) -> None:
-        def work() -> None:
-            started_s = time.perf_counter()
-            value: Any = None
-            failure: BaseException | None = None
-            try:
-                value = operation.work()
-            except CompressaError as error:
-                failure = error
-            except Exception as error:
-                failure = _wrapped(error)
-            self._timed(task, operation.stage, started_s, time.perf_counter() - started_s)
-            self.post(lambda: done(value, failure))
+        if operation.quick:
+            done(*self._work(task, operation))
+        else:
+            self._pool.submit(lambda: self.post(partial(done, *self._work(task, operation))))
 
-        self._pool.submit(work)
+    def _work(self, task: Task, operation: Compute) -> tuple[Any, CompressaError | None]:
+        """Do it and note the time; return its result, or its failure."""
+        started_s = time.perf_counter()
+        value, failure = None, None
+        try:
+            value = operation.work()
+        except CompressaError as error:
+            failure = error
+        except Exception as error:
+            failure = _wrapped(error)
+        self._timed(task, operation.stage, started_s, time.perf_counter() - started_s)
+        return value, failure
 
 
 def _wrapped(error: Exception) -> CompressaError:

@@ -94,11 +94,80 @@ def _replace(m: F32, product: F32, residual: F32, back: np.float32) -> None:
 
 
 @jit
-def _split(m: F32, p: F32, q: F32, residual: F32, back: np.float32) -> None:
+def _split_long(m: F32, p: F32, q: F32, residual: F32, back: np.float32) -> None:
     product = np.empty(m.shape[1], np.float32)
     for i in range(m.shape[0]):
         _row_of_product(p[:, i], q, product)
         _replace(m[i], product, residual[i], back)
+
+
+# The usual ranks keep a product in a register: short rows would cost more to begin than to do.
+
+
+@jit
+def _split_row_1(m: F32, residual: F32, back: np.float32, a: np.float32, q: F32) -> None:
+    for j in range(m.size):
+        product = a * q[j]
+        residual[j] = (m[j] - product) * back
+        m[j] = product
+
+
+@jit
+def _split_row_2(
+    m: F32, residual: F32, back: np.float32, a: np.float32, q: F32, b: np.float32, r: F32
+) -> None:
+    for j in range(m.size):
+        product = a * q[j] + b * r[j]
+        residual[j] = (m[j] - product) * back
+        m[j] = product
+
+
+@jit
+def _split_row_4(
+    m: F32, residual: F32, back: np.float32, factors: F32, q: F32, r: F32, s: F32, t: F32
+) -> None:
+    a, b, c, d = factors[0], factors[1], factors[2], factors[3]
+    for j in range(m.size):
+        product = a * q[j] + b * r[j]
+        product += c * s[j]
+        product += d * t[j]
+        residual[j] = (m[j] - product) * back
+        m[j] = product
+
+
+@jit
+def _split(m: F32, p: F32, q: F32, residual: F32, back: np.float32) -> None:
+    approx_rank = q.shape[0]
+    if approx_rank == 1:
+        for i in range(m.shape[0]):
+            _split_row_1(m[i], residual[i], back, p[0, i], q[0])
+    elif approx_rank == 2:
+        for i in range(m.shape[0]):
+            _split_row_2(m[i], residual[i], back, p[0, i], q[0], p[1, i], q[1])
+    elif approx_rank == 4:
+        for i in range(m.shape[0]):
+            _split_row_4(m[i], residual[i], back, p[:, i], q[0], q[1], q[2], q[3])
+    else:
+        _split_long(m, p, q, residual, back)
+
+
+@jit
+def _is_zero(row: F32) -> bool:
+    i = 0
+    while i < row.size and row[i] == np.float32(0):
+        i += 1
+    return i == row.size
+
+
+@jit
+def _keep_directions(q: F32, kept: F32) -> bool:
+    complete = True
+    for k in range(q.shape[0]):
+        if _is_zero(q[k]):
+            complete = False
+        else:
+            kept[k] = q[k]
+    return complete
 
 
 def orthonormalize(p: F32) -> None:
@@ -114,3 +183,8 @@ def low_rank_product(p: F32, q: F32, out: F32) -> None:
 def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) -> None:
     """See :func:`compressa.kernels.lowrank.split_low_rank`."""
     _split(m, p, q, residual, inverse(scale))
+
+
+def keep_directions(q: F32, kept: F32) -> bool:
+    """See :func:`compressa.kernels.lowrank.keep_directions`."""
+    return bool(_keep_directions(q, kept))

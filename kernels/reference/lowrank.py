@@ -48,3 +48,10 @@ def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) ->
     low_rank_product(p, q, product)
     residual[:] = remainder(m, product, scale)
     m[:] = product
+
+
+def keep_directions(q: F32, kept: F32) -> bool:
+    """See :func:`compressa.kernels.lowrank.keep_directions`."""
+    alive = q.any(axis=1)
+    kept[alive] = q[alive]
+    return bool(alive.all())

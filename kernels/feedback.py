@@ -1,0 +1,48 @@
+"""What a step takes up from the residual before it is exchanged, and whether all of it is finite.
+
+A codec that sends its own values adds the residual in its own pass. These serve values that are
+not encoded, such as those that the owner of a shard contributes to it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._arrays import F32, check_array, check_feedback
+from ._backends import backend
+
+
+def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> None:
+    """Add the residual to ``x``, and note what would have to be kept if none of it arrived.
+
+    x = x + scale * residual, product rounded first; kept = x * (1 / scale), with 1 / scale
+    rounded first, where x is finite now, and the residual elsewhere.
+
+    Args:
+        x: float32[n], updated in place.
+        residual: float32[n], only read.
+        kept: float32[n], overwritten.
+        scale: Loss scale that ``x`` carries, and the residual and ``kept`` do not.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or ``scale`` is wrong.
+    """
+    check_array("x", x, np.float32, writable=True)
+    check_feedback(residual, x.size, scale)
+    check_array("kept", kept, np.float32, x.shape, writable=True)
+    backend("feedback", x, residual, kept).absorb_residual(x, residual, kept, scale)
+
+
+def all_finite(x: F32) -> bool:
+    """Whether no element is infinite or NaN.
+
+    Args:
+        x: float32, of any shape.
+
+    Raises:
+        TypeError: The dtype is wrong.
+        ValueError: The layout is wrong.
+    """
+    check_array("x", x, np.float32, x.shape)
+    return bool(backend("feedback", x).all_finite(x))
