@@ -315,6 +315,7 @@ def settings(compressor: str | Mapping[str, Any] = "topk", **sections: Any) -> d
     """Return a configuration for tiny models: several units, messages of several frames."""
     exchange = {
         "unit_bytes": 4096,
+        "unit_dense_bytes": 4096,
         "unit_payload_bytes": 1,
         "chunk_bytes": 1024,
         "credit_bytes": 4096,

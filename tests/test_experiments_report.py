@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lab.confirm import confirmations
 from lab.derive import Results, Row
 from lab.records import FailedRecord, Record, TimeRecord, TrainRecord
 from lab.report import render
-from lab.table import markdown_table
+from lab.table import markdown_table, rich_table
 
 COMMON: dict[str, Any] = {
     "machine": "a machine",
@@ -107,6 +108,26 @@ def test_speedups_and_bounds_on_numbers_worked_out_by_hand() -> None:
     # F + B = 0.09; float32's bytes take 2.0 s, fp16's 1.0 s, onebit's 0.1 s.
     assert onebit.bound_over_ddp_float32 == pytest.approx((0.09 + 2.0) / 0.1)
     assert onebit.bound_over_torch_fp16 == pytest.approx((0.09 + 1.0) / 0.1)
+    assert onebit.share_of_bound_over_ddp_float32 == pytest.approx(10.5 / 20.9)
+    assert onebit.share_of_bound_over_torch_fp16 == pytest.approx(5.5 / 10.9)
+
+
+def printed(width: int) -> str:
+    file = StringIO()
+    Console(file=file, width=width).print(rich_table(Results(whole()).rows(), width))
+    return file.getvalue()
+
+
+def test_the_share_of_the_bound_stands_beside_both_speedups() -> None:
+    (line,) = [x for x in markdown_table(Results(whole()).rows()).splitlines() if "onebit" in x]
+    assert "| 10.50 | 20.90 | 50% | 5.50 | 10.90 | 50% |" in line
+    assert printed(width=220).count("of bound") == 2
+
+
+def test_a_narrow_terminal_gives_up_a_bound_before_the_share_of_it() -> None:
+    headings = [printed(width).splitlines()[2] for width in range(60, 200)]
+    assert any("of bound" in text and "  bound" not in text for text in headings)
+    assert not any("  bound" in text and "of bound" not in text for text in headings)
 
 
 def test_a_bound_by_computing_ignores_a_faster_wire() -> None:
@@ -162,6 +183,7 @@ def test_loopback_baselines_are_not_compared_on_a_shaped_link() -> None:
         timed("int8", 0.5, 6e6, testbed_kind="loopback", bytes_interface=None),
     ]
     assert row("int8", cells).speedup_over_ddp_float32 is None
+    assert row("int8", cells).share_of_bound_over_ddp_float32 is None
 
 
 def test_an_end_to_end_run_is_set_beside_its_prediction() -> None:

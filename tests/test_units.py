@@ -34,7 +34,7 @@ def test_every_element_is_in_exactly_one_unit(
     model: Model, unit_bytes: int, payload_bytes: int
 ) -> None:
     parameters, compressors = model
-    units = build_units(parameters, compressors, unit_bytes, payload_bytes)
+    units = build_units(parameters, compressors, unit_bytes, payload_bytes, unit_bytes)
     assert [unit.layout.unit for unit in units] == list(range(len(units)))
     for parameter in parameters:
         parts = [s for u in units for s in u.layout.segments if s.parameter is parameter]
@@ -49,7 +49,7 @@ def test_units_mix_neither_compressors_nor_dtypes_and_cut_where_allowed(
     model: Model, unit_bytes: int, payload_bytes: int
 ) -> None:
     parameters, compressors = model
-    for unit in build_units(parameters, compressors, unit_bytes, payload_bytes):
+    for unit in build_units(parameters, compressors, unit_bytes, payload_bytes, unit_bytes):
         for segment in unit.layout.segments:
             assert compressors[segment.parameter.name] == unit.compressor
             assert segment.parameter.dtype is unit.layout.dtype
@@ -63,8 +63,8 @@ def test_units_mix_neither_compressors_nor_dtypes_and_cut_where_allowed(
 def test_units_do_not_depend_on_the_order_of_the_rules(model: Model, unit_bytes: int) -> None:
     parameters, compressors = model
     turned = dict(reversed(compressors.items()))
-    due = build_units(parameters, compressors, unit_bytes, 1)
-    assert build_units(parameters, turned, unit_bytes, 1) == due
+    due = build_units(parameters, compressors, unit_bytes, 1, unit_bytes)
+    assert build_units(parameters, turned, unit_bytes, 1, unit_bytes) == due
 
 
 def dense_bytes(unit: Unit) -> int:
@@ -73,20 +73,20 @@ def dense_bytes(unit: Unit) -> int:
 
 def test_units_come_in_the_order_in_which_backward_readies_them() -> None:
     parameters = [ParameterInfo(i, f"p{i}", (100,)) for i in range(5)]
-    units = build_units(parameters, {p.name: NoCompression() for p in parameters}, 800, 1)
+    units = build_units(parameters, {p.name: NoCompression() for p in parameters}, 8, 1, 800)
     names = [[s.parameter.name for s in unit.layout.segments] for unit in units]
     assert names == [["p4", "p3"], ["p2", "p1"], ["p0"]]
 
 
 def test_large_parameters_are_cut_into_equal_units() -> None:
     parameters = [ParameterInfo(0, "w", (100_000,))]
-    units = build_units(parameters, {"w": NoCompression()}, 100_000, 1)
+    units = build_units(parameters, {"w": NoCompression()}, 8, 1, 100_000)
     assert [dense_bytes(unit) for unit in units] == [100_000] * 4
 
 
 def test_units_grow_until_their_payload_is_worth_a_message() -> None:
     parameters = [ParameterInfo(i, f"p{i}", (256,)) for i in range(32)]
     compressors: dict[str, Compressor] = {p.name: Int8() for p in parameters}
-    assert len(build_units(parameters, compressors, 1024, 1)) == 32
-    assert len(build_units(parameters, compressors, 1024, 4 * Int8().wire_bytes(256))) == 8
-    assert len(build_units(parameters, compressors, 1024, 1 << 30)) == 4  # the most is 8 units
+    assert len(build_units(parameters, compressors, 1024, 1, 1)) == 32
+    assert len(build_units(parameters, compressors, 1024, 4 * Int8().wire_bytes(256), 1)) == 8
+    assert len(build_units(parameters, compressors, 1024, 1 << 30, 1)) == 4  # the most is 8 units

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.region import Region
 from compressa.collectives.combine import DenseSum
 from compressa.parameters import Layout
 
@@ -17,7 +18,7 @@ class Dense(Aggregator):
     def __init__(self, layout: Layout, world: World) -> None:
         self._layout = layout
         self._world = world
-        self._flat = torch.empty(0, dtype=layout.dtype)
+        self._region = Region(layout.elems, layout.dtype)
         self._scratch: dict[int, torch.Tensor] = {}
 
     @property
@@ -32,25 +33,15 @@ class Dense(Aggregator):
         return (Round(Verb.ALL_REDUCE, self._layout.dtype, size, dense=True),)
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
-        """One all-reduce, in place where the segments lie side by side in memory."""
-        joined = side_by_side(gradients)
-        flat = self._staged(gradients) if joined is None else joined
+        """One all-reduce, in place where the segments lie together in memory."""
+        flat = self._region.join(gradients)
         flat.div_(self._world.size)
         combine = DenseSum(flat, self._world.rank, self._world.size)
         yield AllReduce(combine, self._receive_buffers(combine))
-        if joined is None:
-            for gradient, mean in zip(
-                gradients, torch.split(flat, _lengths(gradients)), strict=True
-            ):
-                gradient.copy_(mean)
+        self._region.split()
 
     def rollback(self, turn: Turn) -> None:
         """There is no residual."""
-
-    def _staged(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        if self._flat.numel() == 0:
-            self._flat = torch.empty(self._layout.elems, dtype=self._layout.dtype)
-        return torch.cat(list(gradients), out=self._flat)
 
     def _receive_buffers(self, combine: DenseSum) -> dict[int, torch.Tensor]:
         """Made at the first step, and only if the transport does not sum by itself."""
@@ -76,19 +67,3 @@ class LazyBuffers(dict[int, torch.Tensor]):
             raise KeyError(peer)
         self[peer] = torch.empty(self._size_bytes, dtype=torch.uint8)
         return self[peer]
-
-
-def side_by_side(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return one tensor over all of them if they follow each other in memory, else None."""
-    first = tensors[0]
-    storage = first.untyped_storage().data_ptr()
-    offset = first.storage_offset()
-    for tensor in tensors:
-        if tensor.untyped_storage().data_ptr() != storage or tensor.storage_offset() != offset:
-            return None
-        offset += tensor.numel()
-    return first.as_strided((offset - first.storage_offset(),), (1,))
-
-
-def _lengths(tensors: Sequence[torch.Tensor]) -> list[int]:
-    return [tensor.numel() for tensor in tensors]

@@ -75,6 +75,11 @@ class Exchange(Section):
         description="Least bytes that they have after compression, unless 8 unit_bytes do not "
         "yield so much.",
     )
+    unit_dense_bytes: Bytes = Field(
+        default=25 << 20,
+        description="Least bytes of gradient that are summed together where nothing compresses "
+        "them; as much as a bucket of DistributedDataParallel.",
+    )
     chunk_bytes: Bytes = Field(default=256 << 10, description="Most bytes of one message.")
     credit_bytes: Bytes = Field(
         default=512 << 10,

@@ -46,7 +46,11 @@ class Phase:
         self.units = [
             UnitRuntime(unit, world)
             for unit in build_units(
-                parameters, now, exchange.unit_bytes, exchange.unit_payload_bytes
+                parameters,
+                now,
+                exchange.unit_bytes,
+                exchange.unit_payload_bytes,
+                exchange.unit_dense_bytes,
             )
         ]
         self.units_of: defaultdict[str, list[int]] = defaultdict(list)

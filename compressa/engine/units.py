@@ -4,8 +4,8 @@ Parameters are walked from the last to the first, as backward readies them. Smal
 share a compressor and a dtype are put together until a unit is full; large ones are cut where
 their compressor's granularity allows. A unit is full with `unit_bytes` of dense gradient, unless
 so little is left of them after compression that a message would be mostly latency: then it
-goes on to `payload_bytes`, or to `_MOST_UNITS` times the dense size. Nothing here depends
-on DDP's buckets, on arrival times or on a measured link, so neither does any arithmetic.
+goes on to `payload_bytes`, or to `_MOST_UNITS` times the dense size. What is not compressed at
+all has a size of its own: its sums cost less in large pieces. Nothing here depends on DDP's buckets, on arrival times or on a measured link, so neither does any arithmetic.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ def build_units(
     compressors: Mapping[str, Compressor],
     unit_bytes: int,
     payload_bytes: int,
+    dense_bytes: int,
 ) -> list[Unit]:
     """Divide the parameters into units.
 
@@ -67,6 +68,7 @@ def build_units(
         compressors: By parameter name, as in force at some step.
         unit_bytes: Least dense bytes of a full unit.
         payload_bytes: Least bytes of a full unit after compression.
+        dense_bytes: Least bytes of a full unit that is not compressed.
 
     Returns:
         Units in the order in which backward readies them, numbered from 0.
@@ -75,15 +77,22 @@ def build_units(
     filling: dict[tuple[Compressor, torch.dtype], _Open] = {}
     for parameter in reversed(parameters):
         compressor = compressors[parameter.name]
-        for segment in _cut(parameter, compressor, unit_bytes):
+        dense = not _compresses(compressor, parameter.dtype)
+        least_bytes = dense_bytes if dense else unit_bytes
+        for segment in _cut(parameter, compressor, least_bytes):
             key = (compressor, parameter.dtype)
             unit = filling.setdefault(key, _Open())
             unit.add(segment, compressor)
-            if unit.full(unit_bytes, payload_bytes):
+            if unit.full(least_bytes, 0 if dense else payload_bytes):
                 ready.append((unit.segments, compressor))
                 del filling[key]
     ready += [(unit.segments, key[0]) for key, unit in filling.items()]
     return [Unit(Layout(i, tuple(segments)), c) for i, (segments, c) in enumerate(ready)]
+
+
+def _compresses(compressor: Compressor, dtype: torch.dtype) -> bool:
+    elems = 1 << 20
+    return compressor.payload_bytes((elems,)) < elems * dtype.itemsize
 
 
 def _cut(parameter: ParameterInfo, compressor: Compressor, unit_bytes: int) -> list[Segment]:

@@ -73,7 +73,12 @@ class LoopbackWorld:
             "seed": seed,
             "deadline_s": deadline_s,
         }
-        sizes = {"kind": exchange, "unit_bytes": unit_bytes, "unit_payload_bytes": 1}
+        sizes = {
+            "kind": exchange,
+            "unit_bytes": unit_bytes,
+            "unit_payload_bytes": 1,
+            "unit_dense_bytes": unit_bytes,
+        }
         config = Exchange.model_validate(sizes)
         self._rules = Rules(self.parameters, compressors, config, policy, seed, deadline_s, replan)
         self._turn = Turn(0)

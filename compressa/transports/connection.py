@@ -12,6 +12,7 @@ connection was reset, it is lost.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 from collections.abc import Callable
@@ -127,16 +128,31 @@ class Connection:
         """
         self._ending = True
         if drop:
-            self._deaf, self._staged = True, 0
-            self._sent = None
-            self._outbox.clear()
+            self._drop()
         self._flush()
 
     def close(self) -> None:
         """End both directions now."""
         self._writing = self._reading = False
+        self._parts.clear()
+        self._outbox.clear()
+        if self._link.fileno() < 0:
+            return
         self._watch()
+        # A process that was forked meanwhile may have the socket, too, and would keep it open.
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_RDWR)
         self._link.close()
+
+    def _drop(self) -> None:
+        """Forget what is queued, and all memory that was lent."""
+        self._deaf, self._staged = True, 0
+        self._sent = None
+        self._outbox.clear()
+        if self._paused:  # nothing of the frame has been sent
+            self._paused = False
+            self._parts.clear()
+        self._parts = [memoryview(bytes(part)) for part in self._parts]
 
     # Sending
 
@@ -195,7 +211,7 @@ class Connection:
     # Receiving
 
     def _ready(self, events: int) -> None:
-        if events & WRITE:
+        if events & WRITE and self._writing:
             self._full = False
             self._flush()
             self._watch()
@@ -296,7 +312,7 @@ class Connection:
         )
 
     def _watch(self) -> None:
-        if self._reactor is not None:
+        if self._reactor is not None and self._link.fileno() >= 0:
             wanted = READ * self._reading | WRITE * (self._writing and self._full)
             self._reactor.watch(self._link, wanted, self._ready)
 

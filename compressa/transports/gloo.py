@@ -61,6 +61,7 @@ class GlooTransport(MeshTransport):
         self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]
     ) -> None:
         """Queue for the peer's sender."""
+        self.must_be_here(peer)
         self._senders[peer].send(key, buffer, (key.step, place), sent)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:

@@ -68,6 +68,11 @@ class MeshTransport(TaggedTransport):
         """Take a message that may never come: a peer that leaves does not owe it."""
         self.inboxes[peer].expect(key, buffer, False, arrived, owed=False)
 
+    def must_be_here(self, peer: int) -> None:
+        """Report a peer that left before something was sent to it, which nobody would take."""
+        if peer in self._gone:
+            self.report(has_left(peer))
+
     def waits_for(self, peer: int, key: Key) -> bool:
         """Ask the peer's inbox."""
         return peer != self.rank and self.inboxes[peer].waits_for(key)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import select
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -15,6 +17,8 @@ from collections.abc import Callable
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 Callback = Callable[[], None]
+
+_SELECT_FDS = 1024  # more, `select.select` cannot name
 
 
 class Reactor:
@@ -49,8 +53,11 @@ class Reactor:
         heapq.heappush(self._timers, (time_s, next(self._numbers), callback))
 
     def watch(self, link: socket.socket, events: int, ready: Callable[[int], None]) -> None:
-        """Have `ready` called with those of `events` that a socket is ready for; 0 ends it."""
-        known = link in self._selector.get_map()
+        """Have `ready` called with those of `events` that a socket is ready for; 0 ends it.
+
+        A socket must be watched no more when it is closed.
+        """
+        known = link.fileno() in self._selector.get_map()
         if not events:
             if known:
                 self._selector.unregister(link)
@@ -70,16 +77,28 @@ class Reactor:
         """Serve sockets and timers, and leave what was posted."""
         if self._timers:
             timeout_s = min(timeout_s, max(0.0, self._timers[0][0] - time.monotonic()))
+            timeout_s = self._wait_precisely(timeout_s)
         for key, events in self._selector.select(timeout_s):
             key.data(events)
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2]()
 
     def close(self) -> None:
-        """Free what is held."""
+        """Free what is held; functions posted from now on are never called."""
+        self._woken = True  # nobody reaches for the waker any more
         self._selector.close()
         self._waker.close()
         self._wakes.close()
+
+    def _wait_precisely(self, timeout_s: float) -> float:
+        """Wait for what is watched; return how long is left to wait for it in another way.
+
+        Linux's epoll counts in whole milliseconds, in which a fast link sends a frame or two.
+        """
+        if sys.platform != "linux" or self._selector.fileno() >= _SELECT_FDS:
+            return timeout_s
+        select.select([self._selector], [], [], timeout_s)
+        return 0.0
 
     def _awake(self, events: int) -> None:
         with contextlib.suppress(BlockingIOError):

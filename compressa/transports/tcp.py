@@ -7,6 +7,7 @@ other thread. Dense sums are left to Gloo's all-reduce, which moves bytes withou
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -67,6 +68,7 @@ class TcpTransport(MeshTransport):
         self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]
     ) -> None:
         """Send at once what the kernel takes."""
+        self.must_be_here(peer)
         self._connections[peer].send(key, buffer, (key.step, place), sent)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
@@ -90,12 +92,14 @@ class TcpTransport(MeshTransport):
         """Say goodbye to everyone and wait for theirs. The reactor must not run any more."""
         connections = self._connections.values()
         if self._reactor is None:
-            self.attach(Reactor())
-        assert self._reactor is not None
+            with contextlib.closing(Reactor()) as reactor:
+                self.attach(reactor)
+                self.close(timeout_s)
+            return
         for connection in connections:
             connection.finish()
         end_s = time.monotonic() + timeout_s
         while any(c.open for c in connections) and time.monotonic() < end_s:
-            self._reactor.poll(end_s - time.monotonic())
+            self._reactor.poll(max(0.0, end_s - time.monotonic()))
         for connection in connections:
             connection.close()

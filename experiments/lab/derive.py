@@ -3,7 +3,7 @@
 One row per (task, link, compressor, seed). Time to target = steps x step time: the steps come from
 the unshaped quality run, the step time from the link. The target is float32's final quality with
 the task's tolerance. A compressor that begins with a warm-up pays DDP float32's price for those
-steps: what a dense warm-up costs, or more. :mod:`lab.steptime` has the speed-ups' bounds.
+steps: what a dense warm-up costs, or more. :mod:`lab.steptime` has the speed-ups and their bounds.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from lab.names import DDP_FLOAT32, TORCH_FP16
 from lab.quality import Quality
 from lab.records import Provenance, Record, TimeRecord, TrainRecord, read
-from lab.steptime import bound, compute_s, exposed_comm_s, sent_bytes
+from lab.steptime import compared, compute_s, exposed_comm_s, sent_bytes
 
 RESULTS_FILE = "results.jsonl"
 
@@ -57,6 +57,8 @@ class Row(BaseModel):
     speedup_over_torch_fp16: float | None = None
     bound_over_ddp_float32: float | None = None
     bound_over_torch_fp16: float | None = None
+    share_of_bound_over_ddp_float32: float | None = None
+    share_of_bound_over_torch_fp16: float | None = None
     replicas_identical: bool
     machine: str
     versions: dict[str, str]
@@ -180,10 +182,8 @@ class Results:
             "bytes_interface": time.bytes_interface,
             "ratio": _bytes_ratio(float32, time),
             "ratio_to_16_bit": _bytes_ratio(fp16, time),
-            "speedup_over_ddp_float32": float32.step_s / time.step_s if float32 else None,
-            "speedup_over_torch_fp16": fp16.step_s / time.step_s if fp16 else None,
-            "bound_over_ddp_float32": bound(float32, time) if float32 else None,
-            "bound_over_torch_fp16": bound(fp16, time) if fp16 else None,
+            **compared("ddp_float32", float32, time),
+            **compared("torch_fp16", fp16, time),
         }
 
     def _dense(self, time: TimeRecord, baseline: str) -> TimeRecord | None:

@@ -98,6 +98,10 @@ def _times(attribute: str) -> Callable[[Line], str]:
     return lambda line: _number(line.mean(attribute), 2)
 
 
+def _percent(attribute: str) -> Callable[[Line], str]:
+    return lambda line: _number(line.mean(attribute), 0, 1e2, "%")
+
+
 def _seconds_to_target(line: Line) -> str:
     return _number(line.mean("time_to_target_s"), 1)
 
@@ -120,13 +124,15 @@ COLUMNS = (
     Column("compute ms", "compute", _milliseconds("compute_s"), spare=3),
     Column("codec ms", "codec", _milliseconds("codec_s"), spare=4),
     Column("exposed comm. ms", "comm.", _milliseconds("exposed_comm_s"), spare=5),
-    Column("MB/step accounted", "MB acc.", _megabytes("bytes_accounted"), spare=9),
-    Column("MB/step interface", "MB sent", _megabytes("bytes_interface"), spare=8),
+    Column("MB/step accounted", "MB acc.", _megabytes("bytes_accounted"), spare=11),
+    Column("MB/step interface", "MB sent", _megabytes("bytes_interface"), spare=10),
     Column("ratio", "ratio", lambda line: _number(line.mean("ratio"), 1), spare=1),
     Column("speed-up over DDP float32", "x DDP", _times("speedup_over_ddp_float32")),
-    Column("its bound", "bound", _times("bound_over_ddp_float32"), spare=6),
+    Column("its bound", "bound", _times("bound_over_ddp_float32"), spare=7),
+    Column("of bound", "of bound", _percent("share_of_bound_over_ddp_float32"), spare=6),
     Column("speed-up over torch fp16", "x fp16", _times("speedup_over_torch_fp16")),
-    Column("its bound", "bound", _times("bound_over_torch_fp16"), spare=7),
+    Column("its bound", "bound", _times("bound_over_torch_fp16"), spare=9),
+    Column("of bound", "of bound", _percent("share_of_bound_over_torch_fp16"), spare=8),
     Column("time to target s", "target s", _seconds_to_target, spare=2),
     Column("", "", lambda line: line.verdict),
 )

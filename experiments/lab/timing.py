@@ -6,6 +6,19 @@ rank does forward, backward and optimizer step at the same time as the others, w
 communication, half of it before the timed steps and half behind them. What a timed step takes
 beyond that is codec and exposed communication.
 
+Where ranks share cores, a rank computes slower while the others compute too, and that is the price
+which a training step pays. So the copies are stepped in stretches, step after step with no barrier
+between them: ranks leave a barrier one after another, and a step right behind one would be measured
+while some ranks still sleep, with clocks that start late, at down to half its price (4 ranks on 2
+cores). A stretch counts the steps in its middle only. Its first ones are left out, and a rank that
+has enough goes on computing, uncounted, until every rank has enough.
+
+The parts are means, since the scheduler's slices are as long as a short pass: a pass then runs
+either undisturbed or waits for a whole slice, and a median sees one of the two. Clocks touch, so
+that the parts add up to all the time of a stretch: fetching a batch and zeroing the gradients
+counts as forward, as a timed step has it too. A stretch is also long in seconds, for the scheduler
+treats ranks as equals over many slices only.
+
 A compressor's own warm-up is left out: what is timed is the step that comes after it.
 """
 
@@ -15,7 +28,7 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -31,14 +44,28 @@ from lab.training import parameters_sha256, wrap
 
 Edge = Callable[[Literal["start", "end"]], None]
 
+_LEAD_STEPS = 2
+"""Steps of a stretch before it counts: caches fill and the last rank leaves the barrier."""
+
+_STRETCH_S = 0.25
+"""A stretch counts at least that long: tens of the scheduler's slices for every rank."""
+
 
 @dataclass
 class _Parts:
-    """Seconds of every probed step, by part."""
+    """Seconds of all counted steps together, by part."""
 
-    forward_s: list[float] = field(default_factory=list)
-    backward_s: list[float] = field(default_factory=list)
-    optimizer_s: list[float] = field(default_factory=list)
+    steps: int = 0
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    optimizer_s: float = 0.0
+
+    def add(self, started_s: float, ends_s: tuple[float, float, float]) -> None:
+        """One step that began at ``started_s``, and the clock at the end of each part."""
+        self.steps += 1
+        self.forward_s += ends_s[0] - started_s
+        self.backward_s += ends_s[1] - ends_s[0]
+        self.optimizer_s += ends_s[2] - ends_s[1]
 
 
 class _Probe:
@@ -52,29 +79,39 @@ class _Probe:
         self._step = 0
         self.parts = _Parts()
 
-    def run(self, steps: int, record: bool = True) -> None:
-        """``steps`` steps; all ranks start each of them together, as they do in training."""
-        for _ in range(steps):
-            dist.barrier()
-            times = self._one_step()
-            if record:
-                self.parts.forward_s.append(times[1] - times[0])
-                self.parts.backward_s.append(times[2] - times[1])
-                self.parts.optimizer_s.append(times[3] - times[2])
+    def stretch(self, steps: int) -> None:
+        """At least ``steps`` counted steps, during which every rank computes all the time."""
+        dist.barrier()
+        for _ in range(_LEAD_STEPS):
+            self._one_step()
+        self._count(steps)
+        others = dist.barrier(async_op=True)
+        while not others.is_completed():
+            self._one_step()
+        others.wait()  # raises if a rank was lost
 
-    def _one_step(self) -> tuple[float, float, float, float]:
+    def _count(self, steps: int) -> None:
+        began = before = time.perf_counter()
+        done = 0
+        while done < steps or before - began < _STRETCH_S:
+            ends = self._one_step()
+            self.parts.add(before, ends)
+            before = ends[-1]
+            done += 1
+
+    def _one_step(self) -> tuple[float, float, float]:
+        """One step; the clock at the end of its forward, backward and optimizer part."""
         inputs, targets = self._task.batch(
             dist.get_rank(), dist.get_world_size(), self._step, self._seed
         )
         self._step += 1
         self._optimizer.zero_grad(set_to_none=False)
-        started = time.perf_counter()
         loss = self._task.loss(self._model(inputs), targets)
         forward_end = time.perf_counter()
         loss.backward()  # type: ignore[no-untyped-call]
         backward_end = time.perf_counter()
         self._optimizer.step()
-        return started, forward_end, backward_end, time.perf_counter()
+        return forward_end, backward_end, time.perf_counter()
 
 
 def _steps(
@@ -110,14 +147,13 @@ def measure(cell: TimeCell, edge: Edge) -> TimeAnswer:
     attachment = attach(ddp, cell.compressor, steady=True)
     try:
         optimizer, _ = task.optimizer(model, cell.steps)
-        probe.run(2, record=False)
         _steps(cell, task, ddp, optimizer, range(cell.warmup_steps))
-        probe.run((cell.steps + 1) // 2)
+        probe.stretch((cell.steps + 1) // 2)
         timed = range(cell.warmup_steps, cell.warmup_steps + cell.steps)
         before = _at_edge(edge, "start", attachment)
         times = _steps(cell, task, ddp, optimizer, timed)
         after = _at_edge(edge, "end", attachment)
-        probe.run((cell.steps + 1) // 2)
+        probe.stretch((cell.steps + 1) // 2)
     finally:
         attachment.close()
     return _answer(model, probe.parts, times, attachment, before, after)
@@ -147,9 +183,9 @@ def _answer(
         parameters_sha256=parameters_sha256(model),
         step_s=statistics.median(times),
         step_mean_s=statistics.fmean(times),
-        forward_s=statistics.median(parts.forward_s),
-        backward_s=statistics.median(parts.backward_s),
-        optimizer_s=statistics.median(parts.optimizer_s),
+        forward_s=parts.forward_s / parts.steps,
+        backward_s=parts.backward_s / parts.steps,
+        optimizer_s=parts.optimizer_s / parts.steps,
         codec_s=codec_s,
         bytes_dense=_dense_bytes(model),
         bytes_accounted=accounted,

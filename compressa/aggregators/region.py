@@ -1,0 +1,88 @@
+"""Region: the gradients of a unit as one vector, where they lie if they lie together.
+
+DDP lays the gradients of a bucket side by side, in the order in which they became ready. A unit's
+own order is static, since sums must not depend on DDP's. The two are mostly the same, but for
+a few small neighbours, such as the two vectors of a layer norm. Those change places, and the
+large ones are worked on where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_MOST_MOVED = 0.25  # of the elements: to move more in place costs as much as to copy all
+
+
+class Region:
+    """Joins tensors to one vector, and splits it again.
+
+    Args:
+        elems: Elements of all tensors together.
+        dtype: Their dtype.
+    """
+
+    def __init__(self, elems: int, dtype: torch.dtype) -> None:
+        self._elems = elems
+        self._dtype = dtype
+        self._staging = torch.empty(0, dtype=dtype)
+        self._apart = False
+        self._moved: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def join(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return one vector of all elements, in the order of the tensors.
+
+        Args:
+            tensors: 1-D, contiguous. They hold nothing of use until `split`.
+        """
+        flat = _span(tensors)
+        places = None if flat is None else torch.split(flat, _lengths(tensors))
+        self._apart = places is None or not self._change_places(tensors, places)
+        if self._apart:
+            flat = self._copy(tensors)
+            self._moved = list(zip(tensors, torch.split(flat, _lengths(tensors)), strict=True))
+        assert flat is not None
+        return flat
+
+    def split(self) -> None:
+        """Bring the vector's elements back to the tensors that were joined."""
+        sources = [place if self._apart else place.clone() for _, place in self._moved]
+        for (tensor, _), source in zip(self._moved, sources, strict=True):
+            tensor.copy_(source)
+        self._moved = []
+
+    def _change_places(
+        self, tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]
+    ) -> bool:
+        """Bring the few that lie elsewhere to their places; return whether they are few."""
+        pairs = zip(tensors, places, strict=True)
+        moved = [(t, place) for t, place in pairs if t.data_ptr() != place.data_ptr()]
+        if sum(tensor.numel() for tensor, _ in moved) > _MOST_MOVED * self._elems:
+            return False
+        values = [tensor.clone() for tensor, _ in moved]
+        for (_, place), value in zip(moved, values, strict=True):
+            place.copy_(value)
+        self._moved = moved
+        return True
+
+    def _copy(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        if self._staging.numel() == 0:
+            self._staging = torch.empty(self._elems, dtype=self._dtype)
+        return torch.cat(list(tensors), out=self._staging)
+
+
+def _span(tensors: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return the memory of all tensors as one, if they lie side by side in any order."""
+    ordered = sorted(tensors, key=torch.Tensor.storage_offset)
+    first = ordered[0]
+    storage, offset = first.untyped_storage().data_ptr(), first.storage_offset()
+    for tensor in ordered:
+        if tensor.untyped_storage().data_ptr() != storage or tensor.storage_offset() != offset:
+            return None
+        offset += tensor.numel()
+    return first.as_strided((offset - first.storage_offset(),), (1,))
+
+
+def _lengths(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor.numel() for tensor in tensors]
