@@ -1,8 +1,12 @@
 """Checkpoints of residuals and factors: one file per rank and a manifest.
 
-    <path>/manifest.json                what was saved, and a SHA-256 of every file
-    <path>/rank-00000.safetensors       rank 0's state
+    <path>/manifest.json                              what was saved: a SHA-256 for every rank
+    <path>/rank-00000-0123456789abcdef.safetensors    rank 0's state, named by its SHA-256
     ...
+
+A later save to the same folder writes beside the earlier one, replaces the manifest when all of it
+is there, and only then removes what the manifest no longer names: at any time the folder holds one
+complete checkpoint.
 
 Residuals are rank-local: a checkpoint is complete only with every rank's file. The files hold
 tensors and JSON only, nothing that runs code when it is read. Another number of ranks reads
@@ -15,6 +19,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,11 +34,12 @@ from compressa.parameters import ParameterInfo
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
-def rank_file(rank: int) -> str:
-    """Return the name of a rank's file."""
-    return f"rank-{rank:05d}.safetensors"
+def rank_file(rank: int, digest: str) -> str:
+    """Return the name of a rank's file with this SHA-256."""
+    return f"rank-{rank:05d}-{digest[:16]}.safetensors"
 
 
 def layout_of(parameters: Sequence[ParameterInfo]) -> dict[str, list[int]]:
@@ -46,14 +52,15 @@ def write_rank(path: Path, rank: int, state: State) -> str:
     path.mkdir(parents=True, exist_ok=True)
     merges = {key: merge.value for key, merge in state.merges.items()}
     data = save(state.vectors, metadata={"merges": json.dumps(merges)})
-    _replace(path / rank_file(rank), data)
-    return hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256(data).hexdigest()
+    _replace(path / rank_file(rank, digest), data)
+    return digest
 
 
 def write_manifest(
     path: Path, step: int, digests: Sequence[str], parameters: Sequence[ParameterInfo]
 ) -> None:
-    """Write the manifest, after every rank's file is there."""
+    """Write the manifest, after every rank's file is there; remove files of earlier saves."""
     manifest = {
         "format": FORMAT,
         "step": step,
@@ -62,6 +69,10 @@ def write_manifest(
         "parameters": layout_of(parameters),
     }
     _replace(path / MANIFEST, json.dumps(manifest, indent=1).encode())
+    named = {rank_file(rank, digest) for rank, digest in enumerate(digests)}
+    for file in path.glob("rank-*.safetensors"):
+        if file.name not in named:
+            file.unlink(missing_ok=True)
 
 
 def read_manifest(path: Path, parameters: Sequence[ParameterInfo]) -> dict[str, Any]:
@@ -89,7 +100,8 @@ def read_manifest(path: Path, parameters: Sequence[ParameterInfo]) -> dict[str, 
             f"{path / MANIFEST} is of format {checked['format']}, and this version of compressa "
             f"reads format {FORMAT}; load it with the version that saved it"
         )
-    if checked["ranks"] < 1 or len(checked["sha256"]) != checked["ranks"]:
+    well_formed = all(_SHA256.fullmatch(digest) for digest in checked["sha256"])
+    if checked["ranks"] < 1 or len(checked["sha256"]) != checked["ranks"] or not well_formed:
         raise StateError(f"{path / MANIFEST} does not name one file for each rank: it is damaged")
     _check_model(path, saved, layout_of(parameters))
     return checked
@@ -110,7 +122,7 @@ def read_rank(path: Path, rank: int, digest: str) -> dict[str, torch.Tensor]:
     Raises:
         StateError: It is missing, damaged, or not the one that the manifest means.
     """
-    file = path / rank_file(rank)
+    file = path / rank_file(rank, digest)
     try:
         data = file.read_bytes()
         if hashlib.sha256(data).hexdigest() != digest:

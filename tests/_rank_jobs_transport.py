@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from compressa.collectives.base import Exchange
+from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.engine.startup import release_groups
 from compressa.errors import CompressaError, PayloadError
-from compressa.transports.base import Key, Received
+from compressa.transports.backend_sum import BackendSum
+from compressa.transports.base import Key, Received, Traffic
+from compressa.transports.connection import TcpSettings
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.gloo_group import GlooGroupTransport
+from compressa.transports.reactor import Reactor
+from compressa.transports.rendezvous import connect_mesh
 from compressa.transports.streams import StreamSettings
+from compressa.transports.tcp import TcpTransport
 
 CHUNK_BYTES = 512
 
@@ -47,9 +55,67 @@ class Answers:
             return self._results[key]
 
 
+class Reacting:
+    """A TCP transport with a reactor on a thread of its own, where all calls to it are made."""
+
+    def __init__(self, transport: TcpTransport) -> None:
+        self.rank, self.size = transport.rank, transport.size
+        self.transport = transport
+        self._reactor = Reactor()
+        self._ended = False
+        transport.attach(self._reactor)
+        self._thread = threading.Thread(target=self._run, name="reactor")
+        self._thread.start()
+
+    @property
+    def traffic(self) -> Traffic:
+        return self.transport.traffic
+
+    def exchange(self, *arguments: Any) -> None:
+        self._call(lambda: self.transport.exchange(*arguments))
+
+    def all_reduce(self, *arguments: Any) -> None:
+        self._call(lambda: self.transport.all_reduce(*arguments))
+
+    def fail(self, error: CompressaError) -> None:
+        self._call(lambda: self.transport.fail(error))
+
+    def missing(self, key: Key) -> Any:
+        return self._call(lambda: self.transport.missing(key))
+
+    def close(self, timeout_s: float) -> None:
+        self._reactor.post(self._end)
+        self._thread.join()
+        self.transport.close(timeout_s)
+        self._reactor.close()
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        future: Future[Any] = Future()
+
+        def call() -> None:
+            try:
+                future.set_result(function())
+            except CompressaError as error:
+                future.set_exception(error)
+
+        self._reactor.post(call)
+        return future.result(10.0)
+
+    def _run(self) -> None:
+        while not self._ended:
+            self._reactor.run_once(10.0)
+
+    def _end(self) -> None:
+        self._ended = True
+
+
 @contextlib.contextmanager
 def opened(
-    kind: str = "gloo", early_bytes: int = 1 << 20, silence_s: float = 10.0, window: int = 3
+    kind: str = "gloo",
+    early_bytes: int = 1 << 20,
+    silence_s: float = 10.0,
+    window: int = 3,
+    sums: bool = False,
 ) -> Iterator[tuple[Any, list[CompressaError]]]:
     """Open a transport on a group of its own; give it and its failures."""
     group = dist.new_group(backend="gloo")
@@ -58,6 +124,12 @@ def opened(
     transport: Any
     if kind == "gloo":
         transport = GlooTransport(group, settings, early_bytes, failures.append)
+    elif kind == "tcp":
+        tcp = TcpSettings(5, CHUNK_BYTES, window * CHUNK_BYTES, silence_s)
+        rank, size = group.rank(), group.size()
+        links = connect_mesh(rank, size, 5, partial(gather, group), 20.0)
+        backend = BackendSum(group) if sums else None
+        transport = Reacting(TcpTransport(rank, links, tcp, early_bytes, failures.append, backend))
     else:
         transport = GlooGroupTransport(group, settings.epoch)
     try:
@@ -65,6 +137,13 @@ def opened(
     finally:
         transport.close(5.0)
         release_groups([group])
+
+
+def gather(group: dist.ProcessGroup, data: bytes, what: str, deadline_s: float) -> list[bytes]:
+    """Bring every rank's bytes to every rank."""
+    texts: list[Any] = [None] * group.size()
+    dist.all_gather_object(texts, data, group)
+    return texts
 
 
 def message(sender: int, receiver: int, unit: int, size: int) -> torch.Tensor:
@@ -75,7 +154,7 @@ def message(sender: int, receiver: int, unit: int, size: int) -> torch.Tensor:
 
 def all_to_all(*, kind: str, sizes: list[int], reverse: bool = False) -> dict[str, Any]:
     """Exchange one message of each size with every peer; odd ranks may go backwards."""
-    with opened(kind) as (transport, failures):
+    with opened(kind, early_bytes=(1 << 20) + sum(sizes)) as (transport, failures):
         rank, answers = transport.rank, Answers()
         peers = [peer for peer in range(transport.size) if peer != rank]
         units = list(range(len(sizes)))
@@ -127,12 +206,12 @@ def shorter_than_capacity(*, kind: str) -> list[int]:
         return lengths
 
 
-def urgent_overtakes() -> list[int]:
+def urgent_overtakes(*, kind: str = "gloo", frames: int = 600) -> list[int]:
     """Rank 0 queues a long message, then an urgent one; return the order of arrival."""
-    with opened() as (transport, _):
+    with opened(kind) as (transport, _):
         answers = Answers()
         keys = [Key(0, 0, 0), Key(0, 1, 0)]
-        sizes = [600 * CHUNK_BYTES, 10]
+        sizes = [frames * CHUNK_BYTES, 10]
         if transport.rank == 1:
             for key, size in zip(keys, sizes, strict=True):
                 buffer = torch.zeros(size, dtype=torch.uint8)
@@ -154,9 +233,9 @@ def urgent_overtakes() -> list[int]:
         return [key.unit for key in answers.order]
 
 
-def too_much_early(*, limit_bytes: int, size: int) -> str:
+def too_much_early(*, limit_bytes: int, size: int, kind: str = "gloo") -> str:
     """Rank 0 sends what rank 1 has not asked for; return rank 1's failure."""
-    with opened(early_bytes=limit_bytes) as (transport, failures):
+    with opened(kind, early_bytes=limit_bytes) as (transport, failures):
         answers = Answers()
         if transport.rank == 0:
             exchange = Exchange({1: message(0, 1, 0, size)}, {})
@@ -192,9 +271,9 @@ def wrong_length(*, kind: str, sent: int, due: int) -> str:
         return said
 
 
-def idle(*, seconds: float) -> dict[str, Any]:
+def idle(*, seconds: float, kind: str = "gloo") -> dict[str, Any]:
     """Do nothing for longer than the silence that would be a loss."""
-    with opened(silence_s=0.8) as (transport, failures):
+    with opened(kind, silence_s=0.8) as (transport, failures):
         time.sleep(seconds)
         dist.barrier()
         traffic = transport.traffic
@@ -205,9 +284,9 @@ def idle(*, seconds: float) -> dict[str, Any]:
     }
 
 
-def leave_early() -> str:
+def leave_early(*, kind: str = "gloo") -> str:
     """Rank 1 says goodbye while rank 0 waits for it; return rank 0's failure."""
-    with opened() as (transport, failures):
+    with opened(kind) as (transport, failures):
         if transport.rank == 0:
             buffer = torch.zeros(8, dtype=torch.uint8)
             transport.exchange(
@@ -218,3 +297,128 @@ def leave_early() -> str:
             while not failures and time.monotonic() < end_s:
                 time.sleep(0.01)
     return str(failures[0]) if failures else ""
+
+
+def send_to_who_left(*, kind: str) -> str:
+    """Rank 0 only sends, to a rank that has said goodbye; return rank 0's failure."""
+    with opened(kind) as (transport, failures):
+        if transport.rank == 0:
+            gone = transport.transport if kind == "tcp" else transport
+            until(lambda: 1 in gone.gone)
+            assert not failures  # nothing was due
+            exchange = Exchange({1: message(0, 1, 0, 100)}, {})
+            transport.exchange(Key(0, 0, 0), exchange, 0, Answers().done(Key(0, 0, 0)))
+            until(lambda: failures)
+    return str(failures[0]) if failures else ""
+
+
+def until(what: Callable[[], Any], timeout_s: float = 5.0) -> None:
+    """Wait for something, for a while."""
+    end_s = time.monotonic() + timeout_s
+    while not what() and time.monotonic() < end_s:
+        time.sleep(0.01)
+
+
+def fail_in_the_middle(*, kind: str, size: int) -> dict[str, Any]:
+    """Rank 0 gives up while rank 1 sends it far more than the kernel holds; both must end."""
+    started_s = time.monotonic()
+    with opened(kind) as (transport, failures):
+        key, answers = Key(0, 0, 0), Answers()
+        buffer = torch.zeros(size, dtype=torch.uint8)
+        if transport.rank == 0:
+            transport.exchange(key, Exchange({}, {1: buffer}), 0, answers.done(key))
+            until(buffer.any)
+            transport.fail(CompressaError("enough"))
+            kept = buffer.clone()
+            time.sleep(0.2)
+            untouched = torch.equal(kept, buffer)
+        else:
+            sent = Exchange({0: torch.ones(size, dtype=torch.uint8)}, {0: buffer})
+            transport.exchange(key, sent, 0, answers.done(key))
+            until(lambda: failures)
+            untouched = True
+    return {
+        "untouched": untouched,
+        "answers": len(answers.order),
+        "failures": [str(failure) for failure in failures],
+        "seconds": time.monotonic() - started_s,
+    }
+
+
+def all_reduces(*, kind: str, elems: int) -> dict[str, Any]:
+    """Sum with the backend, beside named messages."""
+    with opened(kind, sums=True) as (transport, failures):
+        rank, answers = transport.rank, Answers()
+        tensor = torch.full((elems,), float(rank + 1))
+        peers = [peer for peer in range(transport.size) if peer != rank]
+        for unit in range(3):
+            key = Key(0, unit, 0)
+            exchange = Exchange(
+                {peer: message(rank, peer, unit, 900) for peer in peers},
+                {peer: torch.zeros(900, dtype=torch.uint8) for peer in peers},
+            )
+            transport.exchange(key, exchange, unit, answers.done(key))
+        transport.all_reduce(BackendAllReduce(tensor), answers.done(Key(1, 0, 0)))
+        assert answers.wait(Key(1, 0, 0)) == {}
+        for unit in range(3):
+            received = answers.wait(Key(0, unit, 0))
+            assert isinstance(received, dict)
+            assert all(torch.equal(received[p], message(p, rank, unit, 900)) for p in peers)
+        traffic = transport.traffic
+    return {
+        "sum": sorted(set(tensor.tolist())),
+        "failures": len(failures),
+        "sent_bytes": traffic.sent_bytes - 3 * len(peers) * (900 + 2 * FRAME_HEADER_BYTES),
+    }
+
+
+def reopen(*, kind: str, times: int) -> list[int]:
+    """Open and close; return how many files are open each time."""
+    files = []
+    for _ in range(times):
+        with opened(kind) as (transport, failures):
+            key, answers = Key(0, 0, 0), Answers()
+            peers = [peer for peer in range(transport.size) if peer != transport.rank]
+            exchange = Exchange(
+                {peer: torch.ones(5, dtype=torch.uint8) for peer in peers},
+                {peer: torch.zeros(5, dtype=torch.uint8) for peer in peers},
+            )
+            transport.exchange(key, exchange, 0, answers.done(key))
+            answers.wait(key)
+        assert not failures
+        dist.barrier()
+        files.append(len(os.listdir("/proc/self/fd")))
+    return files
+
+
+def close_unattached() -> dict[str, Any]:
+    """Close a transport that nobody has attached, twice."""
+    group = dist.new_group(backend="gloo")
+    failures: list[CompressaError] = []
+    before = len(os.listdir("/proc/self/fd"))
+    links = connect_mesh(group.rank(), group.size(), 5, partial(gather, group), 20.0)
+    settings = TcpSettings(5, CHUNK_BYTES, CHUNK_BYTES, 10.0)
+    transport = TcpTransport(group.rank(), links, settings, 1 << 20, failures.append)
+    started_s = time.monotonic()
+    transport.close(5.0)
+    transport.close(5.0)
+    seconds = time.monotonic() - started_s
+    left = len(os.listdir("/proc/self/fd")) - before
+    release_groups([group])
+    return {"left": left, "failures": len(failures), "quick": seconds < 3.0}
+
+
+def wait_for_the_dead(*, number: int) -> dict[str, Any]:
+    """Rank 1 is ended by a signal while rank 0 waits for it and sends to it."""
+    with opened("tcp") as (transport, failures):
+        key = Key(0, 0, 0)
+        if transport.rank == 1:
+            os.kill(os.getpid(), number)
+        started_s = time.monotonic()
+        buffer = torch.zeros(100, dtype=torch.uint8)
+        exchange = Exchange({1: torch.zeros(1 << 20, dtype=torch.uint8)}, {1: buffer})
+        transport.exchange(key, exchange, 0, Answers().done(key))
+        until(lambda: failures)
+        seconds = time.monotonic() - started_s
+    alive = [t.name for t in threading.enumerate() if t.name == "reactor"]
+    return {"error": str(failures[0]), "seconds": seconds, "left": len(alive)}

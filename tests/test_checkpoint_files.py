@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,12 @@ def saved(two: Group, tmp_path: Path) -> Path:
     return folder
 
 
+def rank_file(folder: Path, rank: int) -> Path:
+    """The only file of a rank."""
+    (file,) = folder.glob(f"rank-{rank:05d}-*.safetensors")
+    return file
+
+
 def refused(group: Group, folder: Path, **arguments: Any) -> list[str]:
     arguments.setdefault("config", settings("topk"))
     outcomes = group.errors(
@@ -32,10 +37,10 @@ def refused(group: Group, folder: Path, **arguments: Any) -> list[str]:
 
 
 def test_what_is_saved_is_loaded(saved: Path, two: Group) -> None:
-    assert sorted(file.name for file in saved.iterdir()) == [
-        "manifest.json",
-        "rank-00000.safetensors",
-        "rank-00001.safetensors",
+    assert sorted(saved.iterdir()) == [
+        saved / "manifest.json",
+        rank_file(saved, 0),
+        rank_file(saved, 1),
     ]
     again = saved.with_name("again")
     digests = two.run("_rank_jobs_state.save", config=settings("topk"), folder=str(again))
@@ -50,20 +55,21 @@ def test_a_missing_folder_is_refused(two: Group, tmp_path: Path) -> None:
 
 
 def test_a_file_that_only_one_rank_needs_is_missed_by_all(saved: Path, two: Group) -> None:
-    (saved / "rank-00001.safetensors").unlink()
+    file = rank_file(saved, 1)
+    file.unlink()
     for message in refused(two, saved):
-        assert "rank-00001.safetensors" in message
+        assert file.name in message
 
 
 def damage_tensors(folder: Path) -> None:
-    file = folder / "rank-00001.safetensors"
+    file = rank_file(folder, 1)
     data = bytearray(file.read_bytes())
     data[-3] ^= 1
     file.write_bytes(data)
 
 
 def truncate(folder: Path) -> None:
-    file = folder / "rank-00000.safetensors"
+    file = rank_file(folder, 0)
     file.write_bytes(file.read_bytes()[:100])
 
 
@@ -110,7 +116,7 @@ def test_another_compressor_is_refused(compressor: str, saved: Path, two: Group)
 
 
 def test_a_failed_load_changes_nothing(saved: Path, two: Group) -> None:
-    (saved / "rank-00001.safetensors").unlink()
+    rank_file(saved, 1).unlink()
     results = two.run(
         "_rank_jobs_state.load_then_train", config=settings("topk"), folder=str(saved)
     )
@@ -133,12 +139,27 @@ def test_a_rank_that_cannot_write_stops_all(two: Group, tmp_path: Path) -> None:
 
 def test_a_new_save_replaces_the_old_one(saved: Path, two: Group) -> None:
     config = settings("topk")
-    kept = shutil.copytree(saved, saved.with_name("kept"))
+    before = {file.name for file in saved.iterdir()}
     digests = two.run("_rank_jobs_state.save", config=config, folder=str(saved), steps=3)
     assert two.run("_rank_jobs_state.load", config=config, folder=str(saved)) == digests
-    shutil.copy(kept / "rank-00000.safetensors", saved)
+    after = {file.name for file in saved.iterdir()}
+    assert after & before == {"manifest.json"}
+    assert len(after) == 3
+
+
+def test_a_file_of_another_save_is_refused(saved: Path, two: Group) -> None:
+    stale = rank_file(saved, 0).read_bytes()
+    two.run("_rank_jobs_state.save", config=settings("topk"), folder=str(saved), steps=3)
+    rank_file(saved, 0).write_bytes(stale)
     for message in refused(two, saved):
         assert "another save" in message
+
+
+def test_a_save_that_fails_leaves_the_one_before(saved: Path, two: Group) -> None:
+    config = settings("topk")
+    loaded = two.run("_rank_jobs_state.load", config=config, folder=str(saved))
+    two.errors("_rank_jobs_state.save_where_one_cannot", config=config, folder=str(saved))
+    assert two.run("_rank_jobs_state.load", config=config, folder=str(saved)) == loaded
 
 
 @pytest.mark.parametrize("compressor", ["topk", "powersgd"])

@@ -51,7 +51,7 @@ def test_resume_repeats_random_and_warm_up_steps(
     assert [r["state"] for r in straight] == [r["state"] for r in resumed]
 
 
-@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
 @pytest.mark.parametrize("compressor", ["topk", "powersgd"])
 def test_resume_after_a_dense_warm_up(
     compressor: str,
@@ -67,7 +67,7 @@ def test_resume_after_a_dense_warm_up(
     assert [r["state"] for r in straight] == [r["state"] for r in resumed]
 
 
-@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo-group"])
 @pytest.mark.parametrize(("total", "half"), [(5, 4), (6, 2)])
 def test_a_run_can_go_back_to_its_own_checkpoint(
     transport: str, total: int, half: int, two: Group, tmp_path: Path

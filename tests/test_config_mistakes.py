@@ -109,7 +109,7 @@ def test_a_value_out_of_range_is_refused_with_the_range(raw: dict[str, Any], mes
         (rule(match={"role": ["bias", "b"]}), 'match.role[1]: "b" is not allowed; must be one of'),
         ({"schedule": {"policy": "lifo"}}, 'one of "fifo", "priority"; did you mean "fifo"?'),
         ({"exchange": {"kind": "allreduce"}}, 'did you mean "all_reduce"?'),
-        ({"exchange": {"transport": "mpi"}}, 'must be one of "gloo", "gloo-group"'),
+        ({"exchange": {"transport": "mpi"}}, 'must be one of "tcp", "gloo", "gloo-group"'),
         (
             {"engine": {"device": "gpu"}},
             '"gpu" is not allowed; must be one of "auto", "cpu", "cuda"',
@@ -155,6 +155,14 @@ UNBIASED = {"name": "randomk", "unbiased": True}
         (
             {"compressor": "powersgd", "exchange": {"kind": "all_gather"}},
             "powersgd sums its factors by an all-reduce of its own",
+        ),
+        (
+            {
+                "compressor": "bf16",
+                "exchange": {"kind": "all_reduce"},
+                "feedback": {"kind": "error"},
+            },
+            'the sum of bf16 by exchange.kind = "all_reduce" rounds in bfloat16',
         ),
         (
             {"exchange": {"credit_bytes": "64KiB"}},

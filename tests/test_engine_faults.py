@@ -39,7 +39,7 @@ def refusals(group: Group, config: dict[str, Any], mutation: str) -> list[dict[s
 @pytest.mark.parametrize("mutation", SPOILT)
 @pytest.mark.parametrize(
     ("compressor", "transport"),
-    [("int8", "gloo"), ("topk", "gloo-group")],
+    [("int8", "tcp"), ("topk", "gloo-group")],
 )
 def test_a_spoilt_payload_is_refused_on_every_rank(
     mutation: str, compressor: str, transport: str, two: Group
@@ -53,8 +53,10 @@ def test_a_spoilt_payload_is_refused_on_every_rank(
     assert not any("it has left" in error["message"] for error in found), found
 
 
-def test_a_spoilt_payload_is_refused_on_four_ranks(four: Group) -> None:
-    found = refusals(four, quick("int8", kind="scatter_reduce"), "wrong step")
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_a_spoilt_payload_is_refused_on_four_ranks(transport: str, four: Group) -> None:
+    config = quick("int8", kind="scatter_reduce", transport=transport)
+    found = refusals(four, config, "wrong step")
     assert "PayloadError" in {error["type"] for error in found}
 
 
@@ -75,9 +77,10 @@ def test_units_launched_in_another_order_are_never_averaged(compressor: str, two
     assert all("plans differ" in error["message"] for error in found), found
 
 
-def test_tagged_messages_need_no_order(two: Group) -> None:
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_tagged_messages_need_no_order(transport: str, two: Group) -> None:
     """The same fault is none where messages have names."""
-    config = settings("topk")
+    config = settings("topk", exchange={"transport": transport})
     swapped = two.run(
         "_rank_jobs_faults.train_with", config=config, mutation="swap two units on rank 1"
     )
@@ -91,7 +94,7 @@ def test_an_unforeseen_error_in_a_worker_thread_reaches_every_rank(two: Group) -
     assert all("ZeroDivisionError" in error["message"] for error in found), found
 
 
-@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
 def test_a_unit_that_one_rank_never_sends_times_out(transport: str, two: Group) -> None:
     config = quick("topk", deadline_s=2.0, transport=transport)
     found = refusals(two, config, "rank 1 forgets a unit")

@@ -125,9 +125,14 @@ def test_the_share_of_the_bound_stands_beside_both_speedups() -> None:
 
 
 def test_a_narrow_terminal_gives_up_a_bound_before_the_share_of_it() -> None:
-    headings = [printed(width).splitlines()[2] for width in range(60, 200)]
+    headings = [printed(width).splitlines()[2] for width in range(80, 200)]
     assert any("of bound" in text and "  bound" not in text for text in headings)
     assert not any("  bound" in text and "of bound" not in text for text in headings)
+
+
+@pytest.mark.parametrize("width", [80, 100, 120, 200])
+def test_columns_that_do_not_fit_are_left_out_whole(width: int) -> None:
+    assert "\N{HORIZONTAL ELLIPSIS}" not in printed(width)
 
 
 def test_a_bound_by_computing_ignores_a_faster_wire() -> None:

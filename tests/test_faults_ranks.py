@@ -51,9 +51,11 @@ def leave_promptly(group: Group, ranks: list[int]) -> None:
 @pytest.mark.parametrize(
     ("transport", "phase", "culprit", "size"),
     [
-        ("gloo", "forward", 2, 4),
+        ("tcp", "forward", 2, 4),
+        ("tcp", "backward", 1, 4),
+        ("tcp", "backward", 0, 2),
         ("gloo", "backward", 1, 4),
-        ("gloo", "backward", 0, 2),
+        ("gloo", "forward", 0, 2),
         ("gloo-group", "backward", 2, 4),
         ("gloo-group", "forward", 0, 2),
     ],
@@ -76,7 +78,7 @@ def test_a_killed_rank_is_named_by_all_survivors(
     leave_promptly(group, survivors)
 
 
-@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
 def test_a_stopped_rank_is_lost_after_its_silence(
     transport: str, fresh: Callable[[int], Group]
 ) -> None:
@@ -94,7 +96,14 @@ def test_a_stopped_rank_is_lost_after_its_silence(
 
 
 @pytest.mark.parametrize(
-    ("transport", "how"), [("gloo", "raise"), ("gloo-group", "raise"), ("gloo", "exit")]
+    ("transport", "how"),
+    [
+        ("tcp", "raise"),
+        ("gloo", "raise"),
+        ("gloo-group", "raise"),
+        ("tcp", "exit"),
+        ("gloo", "exit"),
+    ],
 )
 def test_a_rank_that_gives_up_is_named(
     transport: str, how: str, fresh: Callable[[int], Group]
@@ -118,7 +127,7 @@ def test_a_rank_that_gives_up_is_named(
     leave_promptly(group, [0])
 
 
-@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
 def test_a_closed_handle_ends_the_wait_of_the_others(
     transport: str, fresh: Callable[[int], Group]
 ) -> None:
@@ -137,9 +146,11 @@ def test_a_closed_handle_ends_the_wait_of_the_others(
 @pytest.mark.parametrize(
     ("transport", "keep", "destroy"),
     [
+        ("tcp", True, False),
+        ("tcp", False, False),
+        ("tcp", True, True),
         ("gloo", True, False),
-        ("gloo", False, False),
-        ("gloo", True, True),
+        ("gloo", False, True),
         ("gloo-group", True, False),
     ],
 )

@@ -33,7 +33,7 @@ def check_run(results: list[dict[str, Any]], steps: int) -> None:
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)
-@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
 def test_every_compressor_trains_and_replicas_stay_identical(
     compressor: str, transport: str, four: Group
 ) -> None:
@@ -53,7 +53,7 @@ def test_every_compressor_learns_on_two_ranks(compressor: str, two: Group) -> No
     assert sum(losses[-10:]) < 0.95 * sum(losses[:10])
 
 
-@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
 @pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
 def test_transport_and_schedule_change_no_bit(compressor: str, transport: str, four: Group) -> None:
     configs = [

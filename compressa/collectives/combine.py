@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -34,20 +35,22 @@ class DenseSum(Combine):
     def __init__(self, values: torch.Tensor, rank: int, size: int) -> None:
         self._values = values
         self._rank = rank
-        self._edges = shard_edges(values.numel(), size)
+        edges = shard_edges(values.numel(), size)
+        lengths = [high - low for low, high in itertools.pairwise(edges)]
+        self._shards = torch.split(values, lengths)
+        self._bytes = [shard.view(torch.uint8) for shard in self._shards]
 
     def shard_bytes(self, shard: int) -> int:
         """Exact size of the shard."""
-        elems = self._edges[shard + 1] - self._edges[shard]
-        return elems * self._values.element_size()
+        return self._bytes[shard].numel()
 
     def partial(self, shard: int) -> torch.Tensor:
         """The own values, in place."""
-        return self._shard(shard).view(torch.uint8)
+        return self._bytes[shard]
 
     def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
         """Add up from rank 0 to the last."""
-        own = self._shard(shard)
+        own = self._shards[shard]
         dtype = own.dtype
         terms = [own if part is None else part.view(dtype) for part in partials]
         total = terms[0]
@@ -59,7 +62,7 @@ class DenseSum(Combine):
     @property
     def quick(self) -> bool:
         """Whether the own shard is small."""
-        return self.shard_bytes(self._rank) * (len(self._edges) - 1) <= _QUICK_BYTES
+        return self.shard_bytes(self._rank) * len(self._shards) <= _QUICK_BYTES
 
     def sealed(self, shard: int) -> torch.Tensor:
         """The sum, in place."""
@@ -73,6 +76,3 @@ class DenseSum(Combine):
     def dense(self) -> torch.Tensor:
         """All values."""
         return self._values
-
-    def _shard(self, shard: int) -> torch.Tensor:
-        return self._values[self._edges[shard] : self._edges[shard + 1]]

@@ -36,6 +36,7 @@ def conflicts(config: Config) -> list[Mistake]:
     for use in _uses(config):
         found += _feedback_conflicts(use)
         found += _kind_conflicts(use, config.exchange.kind)
+        found += _sum_conflicts(use, config.exchange.kind)
     # Two rules may run into the same wall.
     return list(dict.fromkeys(found))
 
@@ -82,6 +83,19 @@ def _kind_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
             _KIND,
             f'is "{kind}", but {reason}; use "auto"',
             ((*use.path, "name"), _KIND),
+        )
+
+
+def _sum_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
+    """What a sum rounds away on its way would be in nobody's residual."""
+    sums = use.compressor.reduce if isinstance(use.compressor, Codec) else None
+    if use.feedback == "error" and kind == "all_reduce" and sums and sums.dtype.itemsize < 4:
+        yield Mistake(
+            use.feedback_path,
+            f'is "error", but the sum of {use.name} by exchange.kind = "all_reduce" rounds in '
+            f'{str(sums.dtype).removeprefix("torch.")}, which no residual can keep; use "none", or '
+            'exchange.kind = "auto"',
+            (use.feedback_path, _KIND),
         )
 
 

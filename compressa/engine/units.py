@@ -5,7 +5,8 @@ share a compressor and a dtype are put together until a unit is full; large ones
 their compressor's granularity allows. A unit is full with `unit_bytes` of dense gradient, unless
 so little is left of them after compression that a message would be mostly latency: then it
 goes on to `payload_bytes`, or to `_MOST_UNITS` times the dense size. What is not compressed at
-all has a size of its own: its sums cost less in large pieces. Nothing here depends on DDP's buckets, on arrival times or on a measured link, so neither does any arithmetic.
+all has a size of its own: its sums cost less in large pieces. Nothing here depends on DDP's
+buckets, on arrival times or on a measured link, so neither does any arithmetic.
 """
 
 from __future__ import annotations

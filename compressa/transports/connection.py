@@ -175,7 +175,7 @@ class Connection:
             return False
         frame, data, self._sent = self._outbox.next_frame()
         frame.write(self._header)
-        self._parts = [self._header.data, data.numpy().data]
+        self._parts = [self._header.data, data]
         return not self._paced(FRAME_HEADER_BYTES + frame.data_bytes)
 
     def _paced(self, size: int) -> bool:
@@ -228,7 +228,7 @@ class Connection:
     def _read(self) -> None:
         """Take what has come, within this peer's turn."""
         turn = _TURN_BYTES
-        while turn > 0:
+        while turn > 0 and self._reading:
             direct = self._frame is not None and not self._staged and not self._deaf
             space = self._place() if direct else self._staging.data[self._staged :]
             try:
@@ -257,7 +257,8 @@ class Connection:
                     break
                 self._begin_frame(self._staging[begin:])
                 begin += FRAME_HEADER_BYTES
-                continue
+            if self._frame is None:
+                continue  # it was an idle one
             room = self._place()
             count = min(len(room), end - begin)
             room[:count] = self._staging.data[begin : begin + count]
@@ -271,12 +272,11 @@ class Connection:
         frame = read_frame(header, settings.epoch, settings.chunk_bytes, self._peer)
         if frame.kind is Kind.DATA:
             self._frame, self._received = frame, 0
-            self._inbox.room(frame)
 
     def _place(self) -> memoryview:
         """Where the rest of the frame's data belongs."""
         assert self._frame is not None
-        return self._inbox.room(self._frame).numpy().data[self._received :]
+        return self._inbox.room(self._frame)[self._received :]
 
     def _fill(self, count: int) -> None:
         """Note that so many bytes of the frame's data have come."""
@@ -305,6 +305,8 @@ class Connection:
         self._left(self._peer)
 
     def _lose(self, error: OSError) -> None:
+        if not self.open:
+            return
         self.close()
         why = f" ({error.strerror or error})" if str(error) else ""
         self._failed(

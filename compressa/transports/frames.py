@@ -19,8 +19,8 @@ Every field that is received is checked before memory is written.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,8 +45,7 @@ class Kind(IntEnum):
     GOODBYE = 2
 
 
-@dataclass(frozen=True)
-class Frame:
+class Frame(NamedTuple):
     """One frame's header.
 
     Attributes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -29,6 +29,10 @@ class _Message:
     received_bytes: int = 0
     arrived: Arrived | None = None
     owed: bool = True
+    memory: memoryview = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = self.buffer.numpy().data
 
     @property
     def complete(self) -> bool:
@@ -91,12 +95,12 @@ class Inbox:
             PayloadError: It contradicts what is expected, exceeds the limit, or is empty.
         """
         with self._lock:
-            self._room(frame).copy_(data)
+            self._room(frame)[:] = data.numpy().data
             arrived = self._filled(frame)
         if arrived is not None:
             arrived()
 
-    def room(self, frame: Frame) -> torch.Tensor:
+    def room(self, frame: Frame) -> memoryview:
         """Return where a frame's data belongs, to be written there instead of handed in.
 
         It may be asked for again until `filled` is called, and may have moved by then, with what
@@ -132,13 +136,13 @@ class Inbox:
         with self._lock:
             self._messages.clear()
 
-    def _room(self, frame: Frame) -> torch.Tensor:
+    def _room(self, frame: Frame) -> memoryview:
         if frame.data_bytes == 0:
             # Empty messages are never sent; taken in, they would count towards no limit.
             raise PayloadError(f"rank {self._peer} sends a frame of data that holds none")
         message = self._messages.get(frame.key) or self._early(frame)
         self._check_frame(message, frame)
-        return message.buffer[frame.offset_bytes : frame.offset_bytes + frame.data_bytes]
+        return message.memory[frame.offset_bytes : frame.offset_bytes + frame.data_bytes]
 
     def _filled(self, frame: Frame) -> Callable[[], None] | None:
         """Count a frame; return what to call if its message is complete and was asked for."""
@@ -165,8 +169,9 @@ class Inbox:
 
     def _adopt(self, message: _Message, buffer: torch.Tensor) -> None:
         """Move an early message into its receiver's memory."""
-        buffer[: message.message_bytes].copy_(message.buffer)
-        message.buffer = buffer
+        early = message.memory
+        message.buffer, message.memory = buffer, buffer.numpy().data
+        message.memory[: message.message_bytes] = early
         self._early_bytes -= message.message_bytes
 
     def _check_length(self, key: Key, length: int, buffer: torch.Tensor, exact: bool) -> None:

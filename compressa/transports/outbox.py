@@ -21,7 +21,7 @@ class _Message:
     place: tuple[int, int]
     age: int
     key: Key = field(compare=False)
-    buffer: torch.Tensor = field(compare=False)
+    memory: memoryview = field(compare=False)
     sent: Callable[[], None] = field(compare=False)
     offset: int = field(default=0, compare=False)
 
@@ -31,12 +31,12 @@ class OutgoingFrame(NamedTuple):
 
     Attributes:
         frame: Its header.
-        data: uint8, `frame.data_bytes` bytes of the message's own memory.
+        data: `frame.data_bytes` bytes of the message's own memory.
         sent: To be called when `data` may be reused and its message is complete, else None.
     """
 
     frame: Frame
-    data: torch.Tensor
+    data: memoryview
     sent: Callable[[], None] | None
 
 
@@ -62,12 +62,13 @@ class Outbox:
         self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]
     ) -> None:
         """Queue a message; the one with the smallest `place` goes first."""
-        heapq.heappush(self._heap, _Message(place, next(self._ages), key, buffer, sent))
+        memory = buffer.numpy().data
+        heapq.heappush(self._heap, _Message(place, next(self._ages), key, memory, sent))
 
     def next_frame(self) -> OutgoingFrame:
         """Take a frame of the most urgent message; there must be one."""
         message = self._heap[0]
-        total, offset = message.buffer.numel(), message.offset
+        total, offset = len(message.memory), message.offset
         length = min(self._chunk_bytes, total - offset)
         message.offset += length
         finished = message.offset == total
@@ -76,7 +77,7 @@ class Outbox:
             self.messages += 1
         return OutgoingFrame(
             Frame(Kind.DATA, self._epoch, message.key, total, offset, length),
-            message.buffer[offset : offset + length],
+            message.memory[offset : offset + length],
             message.sent if finished else None,
         )
 

@@ -57,7 +57,7 @@ class Reactor:
 
         A socket must be watched no more when it is closed.
         """
-        known = link.fileno() in self._selector.get_map()
+        known = link in self._selector.get_map()
         if not events:
             if known:
                 self._selector.unregister(link)

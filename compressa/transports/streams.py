@@ -149,12 +149,12 @@ class Sender:
             item.sent()
         return True
 
-    def _send_frame(self, slot: int, frame: Frame, data: torch.Tensor | None) -> None:
+    def _send_frame(self, slot: int, frame: Frame, data: memoryview | None) -> None:
         staging = self._slots[slot]
         frame.write(staging.numpy())
         end = FRAME_HEADER_BYTES + frame.data_bytes
         if data is not None:
-            staging[FRAME_HEADER_BYTES:end].copy_(data)
+            staging.numpy().data[FRAME_HEADER_BYTES:end] = data
         self._settings.pacer.wait(end)
         tag = self._settings.tag(next(self._sequence))
         self._works[slot] = self._group.send([staging[:end]], self._peer, tag)

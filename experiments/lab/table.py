@@ -171,13 +171,14 @@ def _that_fit(found: list[Line], width: int) -> list[Column]:
 
 
 def _width(columns: list[Column], found: list[Line]) -> int:
+    """Characters that the table takes: two edges, and a space and a divider for each column."""
     first = max((len(_place(line)) for line in found), default=0)
     longest = max((len(line.first.compressor) + 2 for line in found), default=0)
     return (
         3
         + max(first, longest)
         + sum(
-            1 + max([len(column.short), *(len(column.cell(line)) for line in found)])
+            2 + max([len(column.short), *(len(column.cell(line)) for line in found)])
             for column in columns
         )
     )

@@ -1,0 +1,191 @@
+"""Door: both ends of a new connection prove that they know a secret, by HMACs over nonces.
+
+The called rank sends a nonce; the caller answers with its rank, the epoch, a nonce of its own and
+a proof over all of it; the called rank answers with its proof. A proof names both ranks, the epoch
+and the role, so that it serves once, in one place. Whoever fails is sent away, and whoever says
+nothing delays nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from compressa.errors import Timeout
+
+_MAGIC = b"compressa-tcp-1\0"
+_NONCE_BYTES = 16
+_PROOF_BYTES = hashlib.sha256().digest_size
+_HELLO = struct.Struct(f"<16sII{_NONCE_BYTES}s{_PROOF_BYTES}s")
+_MOST_STRANGERS = 64  # connections that may be open and prove nothing
+
+
+class Door(NamedTuple):
+    """What a rank needs to let others in, and to be let in.
+
+    Attributes:
+        rank: This rank.
+        epoch: The same on every rank.
+        secret: The same on every rank, and known to nobody else.
+    """
+
+    rank: int
+    epoch: int
+    secret: bytes
+
+    def proof(self, role: bytes, caller: int, callee: int, nonces: bytes) -> bytes:
+        """Return what only somebody who knows the secret can say."""
+        text = role + struct.pack("<III", self.epoch, caller, callee) + nonces
+        return hmac.digest(self.secret, text, "sha256")
+
+    def knock(self, link: socket.socket, peer: int, end_s: float) -> None:
+        """Prove this rank to a peer that was called, and have it prove itself.
+
+        Args:
+            link: A blocking socket, connected to where the peer listens.
+            peer: The peer's rank.
+            end_s: Until when, on `time.monotonic`.
+
+        Raises:
+            TimeoutError: It did not answer in time.
+            OSError: It hung up, or does not know the secret.
+        """
+        theirs = _receive(link, _NONCE_BYTES, end_s)
+        nonces = theirs + secrets.token_bytes(_NONCE_BYTES)
+        proof = self.proof(b"caller", self.rank, peer, nonces)
+        link.sendall(_HELLO.pack(_MAGIC, self.epoch, self.rank, nonces[_NONCE_BYTES:], proof))
+        answer = _receive(link, _PROOF_BYTES, end_s)
+        if not hmac.compare_digest(answer, self.proof(b"callee", self.rank, peer, nonces)):
+            raise ConnectionError("it does not know the secret")
+        link.settimeout(None)
+
+
+class _Guest:
+    """Somebody at the door who has not proved who it is."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self.link = link
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._hello = b""
+        link.setblocking(False)
+        link.sendall(self._nonce)  # a new connection has room for it
+
+    def listen(self, door: Door, missing: Sequence[int]) -> int | None:
+        """Take what has come; return its rank once that is proved.
+
+        Raises:
+            OSError: It gave up, or is a stranger.
+        """
+        self._hello += _part(self.link, _HELLO.size - len(self._hello))
+        if len(self._hello) < _HELLO.size:
+            return None
+        magic, epoch, peer, theirs, proof = _HELLO.unpack(self._hello)
+        expected = door.proof(b"caller", peer, door.rank, self._nonce + theirs)
+        known = magic == _MAGIC and epoch == door.epoch and peer in missing
+        if not (hmac.compare_digest(proof, expected) and known):
+            raise ConnectionError("a stranger")
+        self.link.sendall(door.proof(b"callee", peer, door.rank, self._nonce + theirs))
+        self.link.setblocking(True)
+        return int(peer)
+
+
+class Entrance:
+    """Lets the ranks in that are expected, many at a time.
+
+    Args:
+        door: Who this rank is, and what the others must know.
+        listener: Where they connect to; not closed here.
+        expected: Their ranks.
+    """
+
+    def __init__(self, door: Door, listener: socket.socket, expected: Sequence[int]) -> None:
+        self._door = door
+        self._listener = listener
+        self._missing = list(expected)
+        self._most_guests = len(expected) + _MOST_STRANGERS
+        self._guests: deque[_Guest] = deque()
+        self._selector = selectors.DefaultSelector()
+
+    def wait(self, links: dict[int, socket.socket], end_s: float) -> None:
+        """Put a blocking socket of every expected rank into `links`.
+
+        Raises:
+            Timeout: Some did not come until `end_s`, on `time.monotonic`.
+        """
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        try:
+            while self._missing:
+                self._receive_guests(links, end_s)
+        finally:
+            self._selector.close()
+            for guest in self._guests:
+                guest.link.close()
+
+    def _receive_guests(self, links: dict[int, socket.socket], end_s: float) -> None:
+        if time.monotonic() >= end_s:
+            names = ", ".join(map(str, self._missing))
+            raise Timeout(tuple(self._missing), f"ranks {names} did not connect in time")
+        for key, _ in self._selector.select(time_left(end_s)):
+            if key.data is None:
+                self._open()
+            elif key.data in self._guests:
+                self._hear(key.data, links)
+
+    def _open(self) -> None:
+        """Let one more speak; who has waited longest must go if there are too many."""
+        with contextlib.suppress(BlockingIOError, ConnectionError):  # it has gone already
+            link, _ = self._listener.accept()
+            try:
+                guest = _Guest(link)
+            except OSError:
+                link.close()
+                return
+            self._guests.append(guest)
+            self._selector.register(link, selectors.EVENT_READ, guest)
+        if len(self._guests) > self._most_guests:
+            self._part_with(self._guests[0]).close()
+
+    def _hear(self, guest: _Guest, links: dict[int, socket.socket]) -> None:
+        try:
+            peer = guest.listen(self._door, self._missing)
+        except OSError:
+            self._part_with(guest).close()
+            return
+        if peer is not None:
+            self._missing.remove(peer)
+            links[peer] = self._part_with(guest)
+
+    def _part_with(self, guest: _Guest) -> socket.socket:
+        self._selector.unregister(guest.link)
+        self._guests.remove(guest)
+        return guest.link
+
+
+def time_left(end_s: float) -> float:
+    """Return a timeout in seconds, never zero, that ends at a time of `time.monotonic`."""
+    return max(0.001, end_s - time.monotonic())
+
+
+def _receive(link: socket.socket, size: int, end_s: float) -> bytes:
+    data = b""
+    while len(data) < size:
+        link.settimeout(time_left(end_s))
+        data += _part(link, size - len(data))
+    return data
+
+
+def _part(link: socket.socket, size: int) -> bytes:
+    part = link.recv(size)
+    if not part:
+        raise ConnectionError("it hung up")
+    return part

@@ -1,0 +1,566 @@
+"""Connection: frames over a real TCP socket arrive whole, however the network cuts them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressa.errors import CompressaError, PayloadError, PeerLost
+from compressa.pacing import Pacer
+from compressa.testing.memory import Guarded
+from compressa.transports.base import Key
+from compressa.transports.connection import Connection, TcpSettings
+from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
+from compressa.transports.inbox import Inbox
+from compressa.transports.reactor import Reactor
+
+EPOCH = 4
+PEER = 3
+CHUNK_BYTES = 1 << 12
+LIMIT_BYTES = 1 << 20
+
+
+def tcp_pair(buffer_bytes: int | None = None) -> tuple[socket.socket, socket.socket]:
+    """Return both ends of a TCP connection; buffers are the kernel's least if asked for."""
+    with socket.socket() as listener:
+        if buffer_bytes is not None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        near = socket.socket()
+        if buffer_bytes is not None:
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        near.connect(listener.getsockname())
+        far, _ = listener.accept()
+    far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    far.settimeout(10.0)
+    return near, far
+
+
+class Side:
+    """A connection with its inbox, and all that it reported."""
+
+    def __init__(self, reactor: Reactor, link: socket.socket, **how: Any) -> None:
+        limit_bytes = how.pop("limit_bytes", LIMIT_BYTES)
+        given = {"epoch": EPOCH, "chunk_bytes": CHUNK_BYTES, "unsent_bytes": 1 << 14}
+        self.inbox = Inbox(PEER, limit_bytes)
+        self.failures: list[CompressaError] = []
+        self.departures: list[int] = []
+        self.arrived: dict[Key, torch.Tensor] = {}
+        self.order: list[Key] = []
+        self.sent: list[Key] = []
+        self.link = Connection(
+            link,
+            PEER,
+            TcpSettings(**{**given, "silence_s": 10.0, **how}),
+            self.inbox,
+            self.failures.append,
+            self.departures.append,
+        )
+        self.link.attach(reactor)
+
+    def send(self, key: Key, data: torch.Tensor, place: int = 0) -> None:
+        self.link.send(key, data, (key.step, place), partial(self.sent.append, key))
+
+    def expect(self, key: Key, buffer: torch.Tensor, exact: bool = False) -> None:
+        self.inbox.expect(key, buffer, exact, partial(self._arrive, key))
+
+    def _arrive(self, key: Key, filled: torch.Tensor) -> None:
+        assert key not in self.arrived, "a message arrived twice"
+        self.arrived[key] = filled
+        self.order.append(key)
+
+
+class Bench:
+    """A reactor run by hand, a connection on it, and a plain socket at its other end."""
+
+    def __init__(self, buffer_bytes: int | None = None, **how: Any) -> None:
+        self.reactor = Reactor()
+        near, self.far = tcp_pair(buffer_bytes)
+        self.near = Side(self.reactor, near, **how)
+
+    def until(self, what: Callable[[], Any], timeout_s: float = 10.0) -> None:
+        end_s = time.monotonic() + timeout_s
+        while not what():
+            assert time.monotonic() < end_s, "it did not happen"
+            self.reactor.run_once(0.01)
+
+    def settle(self) -> None:
+        """Serve all that has come."""
+        for _ in range(4):
+            self.reactor.run_once(0.005)
+
+    def close(self) -> None:
+        self.near.link.close()
+        self.far.close()
+        self.reactor.close()
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def benches() -> Iterator[Callable[..., Bench]]:
+    made: list[Bench] = []
+
+    def make(**how: Any) -> Bench:
+        made.append(Bench(**how))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.close()
+
+
+def content(key: Key, length: int) -> torch.Tensor:
+    seed = key.step * 100 + key.unit * 10 + key.stage
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (length,), generator=generator, dtype=torch.uint8)
+
+
+def frame_bytes(frame: Frame, data: torch.Tensor | None = None) -> bytes:
+    header = np.zeros(FRAME_HEADER_BYTES, np.uint8)
+    frame.write(header)
+    return header.tobytes() + (b"" if data is None else data.numpy().tobytes())
+
+
+def stream(key: Key, data: torch.Tensor, chunk: int = CHUNK_BYTES, epoch: int = EPOCH) -> bytes:
+    """The bytes of a message on the wire."""
+    parts = []
+    for start in range(0, data.numel(), chunk):
+        part = data[start : start + chunk]
+        frame = Frame(Kind.DATA, epoch, key, data.numel(), start, part.numel())
+        parts.append(frame_bytes(frame, part))
+    return b"".join(parts)
+
+
+def receive(bench: Bench, size: int) -> bytes:
+    """Read from the far end what the connection sends."""
+    data = b""
+    bench.far.setblocking(False)
+    end_s = time.monotonic() + 10.0
+    while len(data) < size and time.monotonic() < end_s:
+        bench.reactor.run_once(0.001)
+        try:
+            part = bench.far.recv(size - len(data))
+        except BlockingIOError:
+            continue
+        if not part:
+            break
+        data += part
+    return data
+
+
+# What comes is put together
+
+
+def test_frames_cut_at_every_byte_arrive_whole(bench: Bench) -> None:
+    lengths = [1, 40, 100]
+    for cut in range(1, sum(lengths) + 4 * FRAME_HEADER_BYTES):
+        keys = [Key(cut, unit, 0) for unit in range(3)]
+        buffers = [torch.zeros(length, dtype=torch.uint8) for length in lengths]
+        for key, buffer in zip(keys, buffers, strict=True):
+            bench.near.expect(key, buffer, exact=True)
+        wire = b"".join(
+            stream(key, content(key, length), 60) for key, length in zip(keys, lengths, strict=True)
+        )
+        assert len(wire) == sum(lengths) + 4 * FRAME_HEADER_BYTES
+        bench.far.sendall(wire[:cut])
+        bench.reactor.run_once(0.0)
+        bench.far.sendall(wire[cut:])
+        bench.until(lambda keys=keys: len(bench.near.arrived) == 3 * keys[0].step)
+        for key, buffer in zip(keys, buffers, strict=True):
+            assert torch.equal(buffer, content(key, buffer.numel()))
+            assert bench.near.arrived[key].data_ptr() == buffer.data_ptr()
+    assert not bench.near.failures
+
+
+def test_bytes_that_come_one_by_one_arrive_whole(bench: Bench) -> None:
+    key = Key(1, 2, 3)
+    buffer = torch.zeros(50, dtype=torch.uint8)
+    bench.near.expect(key, buffer)
+    for byte in stream(key, content(key, 50), 20):
+        bench.far.sendall(bytes([byte]))
+        bench.reactor.run_once(0.0)
+    bench.until(lambda: key in bench.near.arrived)
+    assert torch.equal(buffer, content(key, 50))
+
+
+@settings(max_examples=25)
+@given(
+    lengths=st.lists(st.integers(1, 150_000), min_size=1, max_size=6),
+    chunk=st.sampled_from([100, 4096, 65_536, 200_000]),
+    cuts=st.lists(st.integers(1, 60_000), min_size=1, max_size=5),
+    early=st.integers(0, 5),
+)
+def test_any_messages_in_any_pieces_arrive_in_their_own_memory(
+    lengths: list[int], chunk: int, cuts: list[int], early: int
+) -> None:
+    bench = Bench(chunk_bytes=chunk)
+    keys = [Key(0, unit, unit) for unit in range(len(lengths))]
+    buffers = [Guarded(length + 3, torch.uint8, 0) for length in lengths]
+    wire = b"".join(
+        stream(k, content(k, length), chunk) for k, length in zip(keys, lengths, strict=True)
+    )
+    for unit in range(early, len(lengths)):  # the others are asked for when they have come
+        bench.near.expect(keys[unit], buffers[unit].tensor)
+    place, turn = 0, 0
+    bench.far.setblocking(False)
+    while place < len(wire):
+        piece = wire[place : place + cuts[turn % len(cuts)]]
+        with contextlib.suppress(BlockingIOError):
+            place += bench.far.send(piece)
+        turn += 1
+        bench.reactor.run_once(0.0)
+    for unit in range(min(early, len(lengths))):
+        bench.near.expect(keys[unit], buffers[unit].tensor)
+    bench.until(lambda: len(bench.near.arrived) == len(lengths))
+    for key, length, buffer in zip(keys, lengths, buffers, strict=True):
+        assert torch.equal(bench.near.arrived[key], content(key, length))
+        assert bench.near.arrived[key].data_ptr() == buffer.tensor.data_ptr()
+        assert buffer.intact
+    assert not bench.near.failures
+    bench.close()
+
+
+def test_a_large_message_is_read_straight_into_place(bench: Bench) -> None:
+    """All but what came with the header's read goes around the staging buffer."""
+    key, size = Key(0, 0, 0), 8 * CHUNK_BYTES
+    staged = bench.near.link._staging
+    staged[:] = 0
+    buffer = torch.zeros(size, dtype=torch.uint8)
+    bench.near.expect(key, buffer)
+    data = torch.full((size,), 0xA7, dtype=torch.uint8)
+    for start in range(0, size, CHUNK_BYTES):
+        frame = Frame(Kind.DATA, EPOCH, key, size, start, CHUNK_BYTES)
+        bench.far.sendall(frame_bytes(frame))
+        bench.settle()
+        bench.far.sendall(data[:CHUNK_BYTES].numpy().tobytes())
+        bench.settle()
+    bench.until(lambda: key in bench.near.arrived)
+    assert torch.equal(buffer, data)
+    assert not (staged == 0xA7).any()
+
+
+def test_many_messages_both_ways_do_not_mix() -> None:
+    reactor = Reactor()
+    ends = [Side(reactor, link) for link in tcp_pair()]
+    keys = [Key(2**32 + n % 3, n, n % 7) for n in range(120)]  # steps wrap on the wire
+    lengths = [1 + (n * 7919) % 30_000 for n in range(120)]
+    for number, (key, length) in enumerate(zip(keys, lengths, strict=True)):
+        for side, end in enumerate(ends):
+            if number % 2 == side:
+                end.expect(key, torch.zeros(length, dtype=torch.uint8), exact=True)
+    for number, (key, length) in enumerate(zip(keys, lengths, strict=True)):
+        ends[(number + 1) % 2].send(key, content(key, length), place=number % 5)
+    end_s = time.monotonic() + 20.0
+    while sum(len(end.arrived) for end in ends) < 120 and time.monotonic() < end_s:
+        reactor.run_once(0.1)
+    for number, (key, length) in enumerate(zip(keys, lengths, strict=True)):
+        assert torch.equal(ends[number % 2].arrived[key], content(key, length))
+    for end in ends:
+        assert end.failures == []
+        assert end.link.messages == len(end.sent) == 60
+    sent_bytes = sum(end.link.sent_bytes for end in ends)
+    frames = sum(-(-length // CHUNK_BYTES) for length in lengths)
+    assert sent_bytes == sum(lengths) + frames * FRAME_HEADER_BYTES
+    for end in ends:
+        end.link.close()
+    reactor.close()
+
+
+# What must not come
+
+
+def refused(bench: Bench, wire: bytes) -> str:
+    """Have a connection take nonsense; return what it says, and see that it reads on."""
+    bench.far.sendall(wire)
+    bench.until(lambda: bench.near.failures)
+    assert isinstance(bench.near.failures[0], PayloadError)
+    bench.far.sendall(b"\xa7" * 100_000)  # taken, and understood no more
+    bench.far.shutdown(socket.SHUT_WR)
+    bench.until(lambda: bench.near.departures)
+    assert len(bench.near.failures) == 1
+    return str(bench.near.failures[0])
+
+
+KEY = Key(0, 0, 0)
+NONSENSE = [
+    (b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n", "magic"),
+    (b"\xff" * FRAME_HEADER_BYTES, "magic"),
+    (bytes(FRAME_HEADER_BYTES), "magic"),
+    (stream(KEY, content(KEY, 10), epoch=EPOCH + 1), "of epoch 5, this is epoch 4"),
+    (frame_bytes(Frame(Kind.DATA, EPOCH, KEY, 10, 0, 11)), "11 bytes at 0 of a message of 10"),
+    (frame_bytes(Frame(Kind.DATA, EPOCH, KEY, 9999, 0, CHUNK_BYTES + 1)), "4097 bytes at 0"),
+    (frame_bytes(Frame(Kind.DATA, EPOCH, KEY, 16, 0, 0)), "holds none"),
+    (frame_bytes(Frame(Kind.DATA, EPOCH, KEY, 16, 4, 4)), "byte 4 of a message where byte 0"),
+    (frame_bytes(Frame(Kind.DATA, EPOCH, KEY, 17, 0, 17)), "sends 17 bytes .* at most 16 are due"),
+    (frame_bytes(Frame(Kind.DATA, EPOCH, Key(0, 9, 9), 2**32 - 1, 0, 8)), "nobody waits for"),
+]
+
+
+@pytest.mark.parametrize(("wire", "said"), NONSENSE)
+def test_nonsense_is_refused_and_touches_no_memory(wire: bytes, said: str, bench: Bench) -> None:
+    buffer = Guarded(16, torch.uint8, 0)
+    bench.near.expect(KEY, buffer.tensor)
+    text = refused(bench, wire)
+    assert f"rank {PEER}" in text
+    assert re.search(said, text)
+    assert not buffer.tensor.any()
+    assert buffer.intact
+
+
+def test_nonsense_behind_good_frames_costs_none_of_them(bench: Bench) -> None:
+    key, buffer = Key(1, 1, 1), torch.zeros(100, dtype=torch.uint8)
+    bench.near.expect(key, buffer)
+    assert "magic" in refused(bench, stream(key, content(key, 100)) + b"\xff" * 40)
+    assert torch.equal(buffer, content(key, 100))
+
+
+@settings(max_examples=40)
+@given(wire=st.binary(min_size=FRAME_HEADER_BYTES, max_size=400), good=st.booleans())
+def test_random_bytes_write_nowhere(wire: bytes, good: bool) -> None:
+    bench = Bench()
+    buffer = Guarded(16, torch.uint8, 0)
+    bench.near.expect(KEY, buffer.tensor)
+    prefix = frame_bytes(Frame(Kind.DATA, EPOCH, KEY, 16, 0, 8)) if good else b""
+    bench.far.sendall(prefix + wire)
+    bench.far.shutdown(socket.SHUT_WR)
+    bench.until(lambda: bench.near.departures or bench.near.failures)
+    assert buffer.intact
+    assert bool(buffer.tensor.any()) <= good
+    bench.close()
+
+
+def test_early_messages_are_kept_up_to_the_limit(benches: Callable[..., Bench]) -> None:
+    bench = benches(limit_bytes=1000)
+    for unit in range(2):
+        key = Key(0, unit, 0)
+        bench.far.sendall(stream(key, content(key, 500)))
+    bench.settle()
+    assert not bench.near.failures
+    buffer = torch.zeros(500, dtype=torch.uint8)
+    bench.near.expect(Key(0, 1, 0), buffer, exact=True)
+    assert torch.equal(buffer, content(Key(0, 1, 0), 500))
+    said = refused(bench, stream(Key(0, 2, 0), content(KEY, 501)))
+    assert "1001 bytes that nobody waits for, more than the 1000" in said
+
+
+def test_a_message_asked_for_halfway_moves_into_place(bench: Bench) -> None:
+    key, size = Key(0, 0, 0), 3 * CHUNK_BYTES
+    wire = stream(key, content(key, size))
+    half = len(wire) // 2 + 5
+    bench.far.sendall(wire[:half])
+    bench.settle()
+    buffer = torch.zeros(size, dtype=torch.uint8)
+    bench.near.expect(key, buffer, exact=True)
+    assert not bench.near.arrived
+    bench.far.sendall(wire[half:])
+    bench.until(lambda: key in bench.near.arrived)
+    assert torch.equal(buffer, content(key, size))
+    assert bench.near.arrived[key].data_ptr() == buffer.data_ptr()
+
+
+# How it ends
+
+
+def test_an_end_between_two_frames_is_a_goodbye(bench: Bench) -> None:
+    bench.far.sendall(stream(KEY, content(KEY, 100)))
+    bench.far.shutdown(socket.SHUT_WR)
+    bench.until(lambda: bench.near.departures)
+    assert bench.near.departures == [PEER]
+    assert not bench.near.failures
+    bench.settle()
+    assert bench.near.departures == [PEER]
+    bench.near.expect(KEY, torch.zeros(100, dtype=torch.uint8))
+    assert KEY in bench.near.arrived  # what was sent before the goodbye counts
+
+
+@pytest.mark.parametrize("cut", [1, 31, 32, 33, 131, 133, 200])
+@pytest.mark.parametrize("early", [True, False])
+def test_an_end_within_a_frame_is_a_loss(cut: int, early: bool, bench: Bench) -> None:
+    buffer = torch.zeros(200, dtype=torch.uint8)
+    if not early:
+        bench.near.expect(KEY, buffer)
+    wire = stream(KEY, content(KEY, 200), 100)
+    assert cut not in (0, len(wire) // 2, len(wire))
+    bench.far.sendall(wire[:cut])
+    bench.settle()
+    bench.far.shutdown(socket.SHUT_WR)
+    bench.until(lambda: bench.near.failures)
+    check_lost(bench, "in the middle of a frame")
+
+
+def check_lost(bench: Bench, why: str) -> None:
+    failure = bench.near.failures[0]
+    assert isinstance(failure, PeerLost)
+    assert failure.rank == PEER
+    assert str(failure).startswith(f"rank {PEER} is lost: its connection was closed")
+    assert why in str(failure)
+    assert not bench.near.departures
+    assert not bench.near.link.open
+    bench.near.link.finish(drop=True)
+    bench.near.link.finish()
+    bench.near.link.close()
+    bench.near.link.close()
+    bench.settle()
+    assert len(bench.near.failures) == 1
+
+
+def reset(link: socket.socket) -> None:
+    """Close it so that the other end sees a reset, as when a host is rebooted."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    link.close()
+
+
+@pytest.mark.parametrize("before", [0, 10, FRAME_HEADER_BYTES + 5])
+def test_a_reset_is_a_loss(before: int, bench: Bench) -> None:
+    bench.far.sendall(stream(KEY, content(KEY, 100))[:before])
+    bench.settle()
+    reset(bench.far)
+    bench.until(lambda: bench.near.failures)
+    check_lost(bench, "Connection reset by peer")
+
+
+def test_a_reset_is_found_by_whoever_only_sends(benches: Callable[..., Bench]) -> None:
+    bench = benches(buffer_bytes=4096)
+    bench.near.send(KEY, torch.zeros(4_000_000, dtype=torch.uint8))
+    bench.settle()
+    assert not bench.near.sent
+    reset(bench.far)
+    bench.until(lambda: bench.near.failures)
+    check_lost(bench, "")
+    bench.near.send(Key(1, 0, 0), torch.zeros(8, dtype=torch.uint8))  # goes nowhere, harmlessly
+    assert not bench.near.sent
+
+
+def test_a_goodbye_comes_after_all_that_is_queued(benches: Callable[..., Bench]) -> None:
+    bench, size = benches(buffer_bytes=4096), 1_000_000
+    data = content(KEY, size)
+    bench.near.send(KEY, data)
+    bench.near.link.finish()
+    assert bench.near.link.open
+    wire = receive(bench, 1 << 30)
+    assert wire == stream(KEY, data)
+    assert bench.near.sent == [KEY]
+    assert bench.near.link.open  # the other direction is
+    bench.far.close()
+    bench.until(lambda: not bench.near.link.open)
+    assert bench.near.departures == [PEER]
+    assert not bench.near.failures
+
+
+def test_a_drop_ends_the_stream_between_two_frames_and_lets_go_of_memory(
+    benches: Callable[..., Bench],
+) -> None:
+    bench = benches(buffer_bytes=4096, chunk_bytes=1 << 20)
+    data = content(KEY, 3 << 20)
+    expected = data.clone()
+    bench.near.send(KEY, data)
+    bench.near.send(Key(0, 1, 0), data, place=1)
+    bench.settle()
+    bench.near.link.finish(drop=True)
+    data.zero_()  # its owner has it back
+    wire = receive(bench, 1 << 30)
+    frame_size = FRAME_HEADER_BYTES + (1 << 20)
+    assert len(wire) % frame_size == 0
+    assert 0 < len(wire) < 3 * frame_size
+    assert wire == stream(KEY, expected, 1 << 20)[: len(wire)]
+    assert bench.near.sent == []
+
+
+def test_after_a_drop_nothing_is_taken_any_more(bench: Bench) -> None:
+    buffer = torch.zeros(100, dtype=torch.uint8)
+    bench.near.expect(KEY, buffer)
+    wire = stream(KEY, content(KEY, 100))
+    bench.far.sendall(wire[:70])
+    bench.settle()
+    bench.near.link.finish(drop=True)
+    bench.near.inbox.clear()
+    buffer.zero_()
+    bench.far.sendall(wire[70:] + b"nonsense" * 1000)
+    bench.far.close()
+    bench.until(lambda: bench.near.departures)
+    assert not buffer.any()
+    assert not bench.near.arrived
+    assert not bench.near.failures
+
+
+def test_a_close_reaches_the_peer_although_a_forked_process_has_the_socket(bench: Bench) -> None:
+    copy = os.dup(bench.near.link._link.fileno())
+    try:
+        bench.near.link.close()
+        assert bench.far.recv(1) == b""
+    finally:
+        os.close(copy)
+
+
+# Urgency and pace
+
+
+def test_an_urgent_message_overtakes_a_long_one_when_the_kernel_is_full(
+    benches: Callable[..., Bench],
+) -> None:
+    bench = benches(buffer_bytes=4096)
+    long, urgent = Key(0, 0, 0), Key(0, 1, 0)
+    size = 4 << 20
+    bench.near.send(long, content(long, size), place=9)
+    bench.settle()
+    held = bench.near.link.sent_bytes
+    assert held < size // 4
+    bench.near.send(urgent, content(urgent, 100), place=0)
+    frames = size // CHUNK_BYTES
+    wire = receive(bench, size + 100 + (frames + 1) * FRAME_HEADER_BYTES)
+    place = wire.index(frame_bytes(Frame(Kind.DATA, EPOCH, urgent, 100, 0, 100)))
+    # Behind what the kernel had and the frame that was being sent.
+    assert place <= held + CHUNK_BYTES + FRAME_HEADER_BYTES
+    assert bench.near.sent == [urgent, long]
+
+
+def test_frames_wait_for_the_pacer(benches: Callable[..., Bench]) -> None:
+    rate_bits_per_s, frames = 8e6, 12
+    bench = benches(pacer=Pacer(rate_bits_per_s))
+    data = content(KEY, frames * CHUNK_BYTES)
+    wire_bytes = frames * (CHUNK_BYTES + FRAME_HEADER_BYTES)
+    started_s = time.monotonic()
+    bench.near.send(KEY, data)
+    assert bench.near.link.sent_bytes == 0  # its first frame has not had its time yet
+    assert receive(bench, wire_bytes) == stream(KEY, data)
+    assert time.monotonic() - started_s >= 0.95 * wire_bytes * 8 / rate_bits_per_s
+    assert bench.near.sent == [KEY]
+
+
+def test_an_urgent_message_does_not_wait_behind_a_paced_one(benches: Callable[..., Bench]) -> None:
+    bench = benches(pacer=Pacer(8e6))
+    bench.near.send(KEY, content(KEY, 10 * CHUNK_BYTES), place=5)
+    urgent = Key(0, 1, 0)
+    bench.near.send(urgent, content(urgent, 50), place=0)
+    header = frame_bytes(Frame(Kind.DATA, EPOCH, urgent, 50, 0, 50))
+    wire = receive(bench, 2 * FRAME_HEADER_BYTES + CHUNK_BYTES + 50)
+    assert wire.index(header) == FRAME_HEADER_BYTES + CHUNK_BYTES
+
+
+def test_a_paced_frame_that_is_dropped_never_leaves(benches: Callable[..., Bench]) -> None:
+    bench = benches(pacer=Pacer(8e4))  # a frame takes 0.4 s
+    bench.near.send(KEY, content(KEY, CHUNK_BYTES))
+    started_s = time.monotonic()
+    bench.near.link.finish(drop=True)
+    assert receive(bench, 1) == b""
+    assert time.monotonic() - started_s < 0.3

@@ -1,0 +1,98 @@
+"""Outbox: every byte leaves once, in order within its message, the most urgent message first."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressa.transports.base import Key
+from compressa.transports.frames import Kind
+from compressa.transports.outbox import Outbox
+
+EPOCH = 7
+
+lengths = st.integers(1, 300)
+places = st.tuples(st.integers(0, 2), st.integers(0, 3))
+# A message to push, or None to take a frame.
+events = st.lists(st.one_of(st.tuples(lengths, places), st.none()), max_size=60)
+
+
+def content(unit: int, length: int) -> torch.Tensor:
+    return (torch.arange(length) * 7 + unit * 31).to(torch.uint8)
+
+
+@settings(max_examples=150)
+@given(events=events, chunk=st.integers(1, 128))
+def test_every_byte_leaves_once_and_the_most_urgent_first(
+    events: list[tuple[int, tuple[int, int]] | None], chunk: int
+) -> None:
+    outbox = Outbox(EPOCH, chunk)
+    waiting: dict[int, tuple[int, int]] = {}
+    finished: list[int] = []
+    pushed: list[torch.Tensor] = []
+    received: list[bytes] = []
+
+    def take() -> None:
+        frame, data, sent = outbox.next_frame()
+        unit = frame.key.unit
+        # Urgency first, then age: units are numbered in the order in which they were pushed.
+        assert (waiting[unit], unit) == min((place, age) for age, place in waiting.items())
+        assert (frame.kind, frame.epoch) == (Kind.DATA, EPOCH)
+        assert frame.message_bytes == pushed[unit].numel()
+        assert frame.offset_bytes == len(received[unit])
+        assert 0 < frame.data_bytes == len(data) <= chunk
+        received[unit] += data
+        last = len(received[unit]) == pushed[unit].numel()
+        assert (sent is not None) == last
+        if sent is not None:
+            del waiting[unit]
+            sent()
+
+    for event in events:
+        if event is not None:
+            length, place = event
+            unit = len(pushed)
+            pushed.append(content(unit, length))
+            received.append(b"")
+            waiting[unit] = place
+            outbox.push(Key(0, unit, 0), pushed[unit], place, partial(finished.append, unit))
+        elif outbox:
+            take()
+    while outbox:
+        take()
+    assert not outbox
+    assert sorted(finished) == list(range(len(pushed)))
+    assert outbox.messages == len(pushed)
+    for sent, got in zip(pushed, received, strict=True):
+        assert sent.numpy().tobytes() == got
+
+
+def test_a_frame_is_the_messages_own_memory() -> None:
+    outbox, data = Outbox(EPOCH, 10), torch.zeros(25, dtype=torch.uint8)
+    outbox.push(Key(0, 0, 0), data, (0, 0), lambda: None)
+    views = [outbox.next_frame().data for _ in range(3)]
+    data[:] = torch.arange(25)
+    assert b"".join(views) == bytes(range(25))
+
+
+def test_an_urgent_message_comes_between_the_frames_of_a_long_one() -> None:
+    outbox = Outbox(EPOCH, 10)
+    outbox.push(Key(0, 0, 0), content(0, 30), (0, 5), lambda: None)
+    order = [outbox.next_frame().frame.key.unit]
+    outbox.push(Key(0, 1, 0), content(1, 15), (0, 1), lambda: None)
+    outbox.push(Key(1, 2, 0), content(2, 5), (1, 0), lambda: None)  # of the next step
+    while outbox:
+        order.append(outbox.next_frame().frame.key.unit)
+    assert order == [0, 1, 1, 0, 0, 2]
+
+
+def test_what_is_forgotten_is_never_sent() -> None:
+    outbox = Outbox(EPOCH, 10)
+    outbox.push(Key(0, 0, 0), content(0, 30), (0, 0), lambda: None)
+    outbox.next_frame()
+    outbox.clear()
+    assert not outbox
+    assert outbox.messages == 0
