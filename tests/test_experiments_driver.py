@@ -114,6 +114,12 @@ def test_a_plan_is_the_product_of_its_lists() -> None:
     assert (found[-1].cell.kind, found[-1].link) == ("train", "100mbit")
 
 
+def test_a_task_may_have_seeds_of_its_own() -> None:
+    tasks = [SMOKE["tasks"][0] | {"seeds": [3, 4, 5]}]
+    found = jobs(Plan.model_validate(SMOKE | {"tasks": tasks, "seeds": [0, 1]}))
+    assert {job.cell.seed for job in found if job.cell.kind == "train"} == {3, 4, 5}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -27,7 +27,7 @@ def _jobs_of(plan: Plan, name: str) -> Iterator[Job]:
     task = next(task for task in plan.tasks if task.name == name)
     compressors = plan.compressors_of(task)
     if task.train_steps:
-        for seed in plan.seeds:
+        for seed in plan.seeds_of(task):
             for compressor in compressors:
                 title = f"{name}: train, {compressor}, seed {seed}"
                 yield Job(plan.train_cell(task, compressor, seed), None, title)

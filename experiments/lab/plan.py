@@ -40,6 +40,7 @@ class TaskPlan(_Strict):
     train_steps: int = Field(200, ge=0)
     evaluations: int = Field(10, ge=1, description="points on the quality curve")
     compressors: list[str] | None = Field(None, description="only these, instead of all")
+    seeds: list[int] | None = Field(None, min_length=1, description="these, instead of the plan's")
 
 
 Link = Annotated[str, AfterValidator(_plain_link)]
@@ -107,6 +108,10 @@ class Plan(_Strict):
     def compressors_of(self, task: TaskPlan) -> list[str]:
         """The compressors that a task is run with."""
         return task.compressors or self.compressors
+
+    def seeds_of(self, task: TaskPlan) -> list[int]:
+        """The seeds that a task is trained with."""
+        return task.seeds or self.seeds
 
     def train_cell(self, task: TaskPlan, compressor: str, seed: int) -> TrainCell:
         """The train cell of one (task, compressor, seed)."""
