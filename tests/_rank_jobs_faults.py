@@ -72,12 +72,12 @@ def misbehave(how: str) -> None:
 
 
 def train_until_failure(
-    *, config: Any, culprit: int, how: str, at: int = 3, phase: str = "forward"
+    *, config: Any, culprit: int, how: str, at: int = 3, phase: str = "forward", close: bool = False
 ) -> dict[str, Any]:
     """Train; the culprit misbehaves in one step. Others return the error that they saw.
 
     With `phase` "backward", it happens inside the backward pass, when some buckets are under
-    way.
+    way. With `close`, they close their handles afterwards and say what is left.
     """
     rank = dist.get_rank()
     net = build("mlp", rank)
@@ -100,9 +100,20 @@ def train_until_failure(
             optimizer.zero_grad()
             loss_of(wrapped, rank, step, torch.float32).backward()
         except compressa.CompressaError as error:
-            return _report(error, step, time.monotonic() - started_s, wrapped, rank)
+            report = _report(error, step, time.monotonic() - started_s, wrapped, rank)
+            return report | (_close(handle) if close else {})
         optimizer.step()
         step += 1
+
+
+def _close(handle: compressa.Handle) -> dict[str, Any]:
+    started_s = time.monotonic()
+    handle.close()
+    handle.close()
+    closing_s = time.monotonic() - started_s
+    while alive_threads() and time.monotonic() < started_s + closing_s + 2.0:
+        time.sleep(0.01)  # a worker may have been in the middle of something
+    return {"closing_s": closing_s, "left": alive_threads()}
 
 
 def _report(

@@ -233,14 +233,16 @@ def urgent_overtakes(*, kind: str = "gloo", frames: int = 600) -> list[int]:
         return [key.unit for key in answers.order]
 
 
-def too_much_early(*, limit_bytes: int, size: int, kind: str = "gloo") -> str:
+def too_much_early(
+    *, limit_bytes: int, size: int, kind: str = "gloo", within_s: float = 5.0
+) -> str:
     """Rank 0 sends what rank 1 has not asked for; return rank 1's failure."""
     with opened(kind, early_bytes=limit_bytes) as (transport, failures):
         answers = Answers()
         if transport.rank == 0:
             exchange = Exchange({1: message(0, 1, 0, size)}, {})
             transport.exchange(Key(0, 0, 0), exchange, 0, answers.done(Key(0, 0, 0)))
-        end_s = time.monotonic() + 3.0
+        end_s = time.monotonic() + within_s
         while transport.rank == 1 and not failures and time.monotonic() < end_s:
             time.sleep(0.01)
         dist.barrier()

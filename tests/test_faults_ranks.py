@@ -97,6 +97,29 @@ def test_a_stopped_rank_is_lost_after_its_silence(
 
 @pytest.mark.parametrize(
     ("transport", "how"),
+    [("tcp", "kill"), ("tcp", "stop"), ("gloo", "kill"), ("gloo-group", "kill")],
+)
+def test_a_handle_can_be_closed_after_a_loss(
+    transport: str, how: str, fresh: Callable[[int], Group]
+) -> None:
+    group = fresh(3)
+    started = group.start(
+        "_rank_jobs_faults.train_until_failure",
+        config=impatient(transport=transport),
+        culprit=1,
+        how=how,
+        close=True,
+    )
+    outcomes = group.collect([started[0], started[2]], DEADLINE_S)
+    check_survivors(outcomes, 1, 6.0)
+    for outcome in outcomes:
+        assert outcome.value["left"] == []
+        assert outcome.value["closing_s"] < 4.0
+    leave_promptly(group, [0, 2])
+
+
+@pytest.mark.parametrize(
+    ("transport", "how"),
     [
         ("tcp", "raise"),
         ("gloo", "raise"),
@@ -233,9 +256,10 @@ def test_a_plain_script_ends_promptly(tmp_path: Path) -> None:
         assert not any(noise in text for noise in NOISE), text
 
 
-def test_nothing_is_left_behind(fresh: Callable[[int], Group]) -> None:
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_nothing_is_left_behind(transport: str, fresh: Callable[[int], Group]) -> None:
     group = fresh(2)
-    config = impatient()
+    config = impatient(transport=transport)
     group.run("_rank_jobs_faults.register", config=config)
     before = group.run("_rank_jobs_faults.resources")
     for _ in range(5):

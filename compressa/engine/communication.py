@@ -17,6 +17,7 @@ from compressa.transports.base import Transport
 from compressa.transports.reactor import Reactor
 
 _TICK_S = 0.5
+_PAUSE_S = 0.05
 
 
 class Communication:
@@ -80,13 +81,21 @@ class Communication:
         self.post(self._end)
         self._thread.join(timeout_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._transport.close(timeout_s)
-        self._reactor.close()
+        if self._thread.is_alive():
+            return  # it still uses what would be closed
+        try:
+            self._transport.close(timeout_s)
+        finally:
+            self._reactor.close()
 
     def _run(self) -> None:
         checked_s = time.monotonic()
         while not self._closing:
-            self._reactor.run_once(_TICK_S)
+            try:
+                self._reactor.run_once(_TICK_S)
+            except Exception as error:  # whatever it is: nobody may wait for this thread in vain
+                self._fail(_wrapped(error))
+                time.sleep(_PAUSE_S)  # a socket that goes on failing must not fill a core
             if time.monotonic() - checked_s > _TICK_S:
                 checked_s = time.monotonic()
                 self._call(self._check_deadline)

@@ -168,9 +168,11 @@ class Engine:
                 "this model's handle is closed; wrap the network in a new "
                 "DistributedDataParallel and register again to go on training"
             )
-        self._communication.close(_CLOSE_S)
-        if self._control is not None:
-            self._control.close(_CLOSE_S)
+        try:
+            self._communication.close(_CLOSE_S)
+        finally:
+            if self._control is not None:
+                self._control.close(_CLOSE_S)
         self.tracer.write(self._transport.rank)
 
     def _begin(self, step: int, loss_scale: float | None, hold_zeros: bool) -> None:

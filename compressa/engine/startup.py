@@ -37,9 +37,7 @@ _LEAST_UNSENT_BYTES = 1 << 14
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
 
 
-def new_groups(
-    config: Config, group: dist.ProcessGroup | None
-) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+def new_groups(config: Config, group: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
     """Create the data and the control group; every rank of `group` must do so together."""
     # The engine's own deadline comes first: it knows whom it waits for.
     timeout = timedelta(seconds=config.exchange.deadline_s + _GROUP_MARGIN_S)
@@ -57,20 +55,27 @@ def new_groups(
             f"not every rank called register_comm_hook within {timeout.total_seconds():g} s "
             f"({str(error).splitlines()[0]}); call it on all ranks of the model's process group",
         ) from error
-    return made[0], made[1]
+    return made
 
 
-def release_groups(groups: Sequence[dist.ProcessGroup]) -> None:
-    """Give the groups' threads and sockets back; all that used them must have ended."""
-    for group in groups:
-        # The user may have destroyed all groups already. A sub-group is named after its ranks
-        # alone; it stays known, so that the next one of these ranks gets another name, and
-        # does not meet what this one left in the store.
-        with contextlib.suppress(ValueError):
-            if group.size() == dist.get_world_size():
-                dist.destroy_process_group(group)
-    _retired.extend(groups)
+def release_groups(groups: list[dist.ProcessGroup]) -> None:
+    """Give the groups' threads and sockets back, and empty the list.
+
+    All that used them must have ended.
+    """
+    while groups:
+        _retire(groups.pop())
     _bury_retired()
+
+
+def _retire(group: dist.ProcessGroup) -> None:
+    # The user may have destroyed all groups already. A sub-group is named after its ranks
+    # alone; it stays known, so that the next one of these ranks gets another name, and
+    # does not meet what this one left in the store.
+    with contextlib.suppress(ValueError):
+        if group.size() == dist.get_world_size():
+            dist.destroy_process_group(group)
+    _retired.append(group)
 
 
 def _bury_retired() -> None:

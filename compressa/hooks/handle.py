@@ -34,7 +34,7 @@ class Handle:
     ) -> None:
         self.config = config
         self._engine = engine
-        self._groups = tuple(groups)
+        self._groups = list(groups)
         self._deadline_s = config.exchange.deadline_s
         self._closed = False
         self.next_step = 0
@@ -144,7 +144,6 @@ class Handle:
             atexit.unregister(_close_at_exit)
             self._engine.close()
             startup.release_groups(self._groups)
-            self._groups = ()
 
     @property
     def _rank(self) -> int:

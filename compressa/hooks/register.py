@@ -135,7 +135,7 @@ def _start(
     compressors: dict[str, Compressor],
     failure: CompressaError | None,
     parameters: Sequence[ParameterInfo],
-    groups: tuple[dist.ProcessGroup, dist.ProcessGroup],
+    groups: Sequence[dist.ProcessGroup],
 ) -> Engine:
     """Open the channels, compare the ranks, and start the engine."""
     data, control_group = groups

@@ -18,11 +18,20 @@ class BackendSum:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self._group: dist.ProcessGroup | None = group
+        self._under_way = 0
         self.sent_bytes = 0
+
+    def close(self) -> None:
+        """Let go of the group, which ends with its last reference; not in the middle of a sum."""
+        if not self._under_way:
+            self._group = None
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Sum with Gloo's own algorithm; the bytes are those of a ring."""
+        if self._group is None:
+            done(TransportError("the transport is closed"))
+            return
         tensor, size = operation.tensor, self._group.size()
         self.sent_bytes += 2 * tensor.numel() * tensor.element_size() * (size - 1) // size
         try:
@@ -30,16 +39,17 @@ class BackendSum:
         except RuntimeError as error:
             done(_failed(error))
             return
-        work.get_future().add_done_callback(lambda future: _report(future, done))
+        self._under_way += 1
+        work.get_future().add_done_callback(lambda future: self._report(future, done))
 
-
-def _report(future: torch.futures.Future[object], done: Done) -> None:
-    try:
-        future.value()
-    except RuntimeError as error:
-        done(_failed(error))
-        return
-    done({})
+    def _report(self, future: torch.futures.Future[object], done: Done) -> None:
+        self._under_way -= 1  # launches and reports take turns with the GIL; close comes after both
+        try:
+            future.value()
+        except RuntimeError as error:
+            done(_failed(error))
+            return
+        done({})
 
 
 def _failed(error: RuntimeError) -> TransportError:

@@ -27,6 +27,7 @@ _NONCE_BYTES = 16
 _PROOF_BYTES = hashlib.sha256().digest_size
 _HELLO = struct.Struct(f"<16sII{_NONCE_BYTES}s{_PROOF_BYTES}s")
 _MOST_STRANGERS = 64  # connections that may be open and prove nothing
+_PATIENCE_S = 0.5  # for which each of them may stay at least
 
 
 class Door(NamedTuple):
@@ -74,6 +75,7 @@ class _Guest:
 
     def __init__(self, link: socket.socket) -> None:
         self.link = link
+        self.since_s = time.monotonic()
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._hello = b""
         link.setblocking(False)
@@ -143,6 +145,11 @@ class Entrance:
 
     def _open(self) -> None:
         """Let one more speak; who has waited longest must go if there are too many."""
+        if len(self._guests) >= self._most_guests:
+            if time.monotonic() - self._guests[0].since_s < _PATIENCE_S:
+                time.sleep(0.01)  # a flood must not wash out a rank that is about to speak
+                return
+            self._part_with(self._guests[0]).close()
         with contextlib.suppress(BlockingIOError, ConnectionError):  # it has gone already
             link, _ = self._listener.accept()
             try:
@@ -152,8 +159,6 @@ class Entrance:
                 return
             self._guests.append(guest)
             self._selector.register(link, selectors.EVENT_READ, guest)
-        if len(self._guests) > self._most_guests:
-            self._part_with(self._guests[0]).close()
 
     def _hear(self, guest: _Guest, links: dict[int, socket.socket]) -> None:
         try:

@@ -88,6 +88,7 @@ class GlooTransport(MeshTransport):
         end_s = time.monotonic() + timeout_s
         for thread in self._threads():
             thread.join(max(0.0, end_s - time.monotonic()))
+        self._sum.close()
 
     def _threads(self) -> list[threading.Thread]:
         receiving = [receiver.thread for receiver in self._receivers.values()]

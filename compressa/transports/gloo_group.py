@@ -31,10 +31,11 @@ class GlooGroupTransport(Transport):
         self.rank = group.rank()
         self.size = group.size()
         self.epoch = epoch
-        self._group = group
+        self._group: dist.ProcessGroup | None = group
         self._sent_bytes = 0
         self._messages = 0
         self._under_way: set[Key] = set()
+        self._calls = 0
         self._lock = threading.Lock()
 
     def ordered(self, operation: Operation) -> bool:
@@ -61,7 +62,7 @@ class GlooGroupTransport(Transport):
             return self._unpack(key, exchange, torch.split(landed, out_lengths))
 
         try:
-            work = self._group.alltoall_base(landed, outgoing, out_lengths, in_lengths)
+            work = self._open_group.alltoall_base(landed, outgoing, out_lengths, in_lengths)
         except RuntimeError as error:
             done(_call_failed(error))
             return
@@ -73,7 +74,7 @@ class GlooGroupTransport(Transport):
         size = tensor.numel() * tensor.element_size()
         self._count(2 * size * (self.size - 1) // self.size, 1)
         try:
-            work = self._group.allreduce([tensor])
+            work = self._open_group.allreduce([tensor])
         except RuntimeError as error:
             done(_call_failed(error))
             return
@@ -92,7 +93,15 @@ class GlooGroupTransport(Transport):
         """Group calls end by themselves, at the group's timeout."""
 
     def close(self, timeout_s: float) -> None:
-        """Nothing is held."""
+        """Let go of the group, which ends with its last reference; not in the middle of a call."""
+        if not self._calls:
+            self._group = None
+
+    @property
+    def _open_group(self) -> dist.ProcessGroup:
+        if self._group is None:
+            raise TransportError("the transport is closed")
+        return self._group
 
     def _count(self, sent_bytes: int, messages: int) -> None:
         self._sent_bytes += sent_bytes
@@ -143,6 +152,8 @@ class GlooGroupTransport(Transport):
         self, work: dist.Work, key: Key | None, unpack: Callable[[], Received], done: Done
     ) -> None:
         def report(future: torch.futures.Future[object]) -> None:
+            with self._lock:
+                self._calls -= 1
             try:
                 future.value()
                 result: Received | CompressaError = unpack()
@@ -155,6 +166,8 @@ class GlooGroupTransport(Transport):
                     self._under_way.discard(key)
             done(result)
 
+        with self._lock:
+            self._calls += 1
         work.get_future().add_done_callback(report)
 
 

@@ -106,6 +106,7 @@ class LoopbackTransport(TaggedTransport):
     """One rank's end of a `Loopback`."""
 
     def __init__(self, world: Loopback, rank: int) -> None:
+        super().__init__()
         self.rank = rank
         self.size = world.size
         self.epoch = 0
@@ -158,10 +159,6 @@ class LoopbackTransport(TaggedTransport):
     ) -> None:
         """Ask the peer's inbox."""
         self._inboxes[peer].expect(key, buffer, exact, arrived)
-
-    def waits_for(self, peer: int, key: Key) -> bool:
-        """Ask the peer's inbox."""
-        return peer != self.rank and self._inboxes[peer].waits_for(key)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Not offered."""

@@ -33,6 +33,7 @@ class MeshTransport(TaggedTransport):
         early_bytes: int,
         failed: Callable[[CompressaError], None],
     ) -> None:
+        super().__init__()
         self.rank = rank
         self.size = size
         self.epoch = epoch
@@ -72,10 +73,6 @@ class MeshTransport(TaggedTransport):
         """Report a peer that left before something was sent to it, which nobody would take."""
         if peer in self._gone:
             self.report(has_left(peer))
-
-    def waits_for(self, peer: int, key: Key) -> bool:
-        """Ask the peer's inbox."""
-        return peer != self.rank and self.inboxes[peer].waits_for(key)
 
     def fail(self, error: CompressaError) -> None:
         """Drop what is queued and say goodbye; the peers' goodbyes end the links."""

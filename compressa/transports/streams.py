@@ -6,6 +6,8 @@ consecutive tags: the receiver keeps a window of receives posted, each large eno
 frame, and learns from a frame's header what it is. Frames arrive in the order in which they
 were sent, so nobody has to agree on an order, and a peer that is late delays only itself.
 
+Only the threads hold the process group, so that it can end when they have.
+
 The window is also the credit: a sender has at most that many frames in flight, and picks the
 most urgent message anew for each, so that an urgent one waits for one window at most.
 """
@@ -80,7 +82,6 @@ class Sender:
         failed: Callable[[CompressaError], None],
         beat: Callable[[int], None],
     ) -> None:
-        self._group = group
         self._peer = peer
         self._settings = settings
         self._failed = failed
@@ -92,7 +93,9 @@ class Sender:
         self._slots = [settings.staging() for _ in range(settings.window)]
         self._works: list[dist.Work | None] = [None] * settings.window
         self.sent_bytes = 0
-        self.thread = threading.Thread(target=self._run, name=f"compressa-send-{peer}")
+        self.thread = threading.Thread(
+            target=self._run, args=(group,), name=f"compressa-send-{peer}"
+        )
 
     @property
     def messages(self) -> int:
@@ -115,11 +118,11 @@ class Sender:
                 self._outbox.clear()
             self._wake.notify()
 
-    def _run(self) -> None:
+    def _run(self, group: dist.ProcessGroup) -> None:
         try:
             for slot in itertools.cycle(range(self._settings.window)):
                 self._wait_for(slot)
-                if not self._send_next(slot):
+                if not self._send_next(group, slot):
                     break
             for slot in range(self._settings.window):
                 self._wait_for(slot)
@@ -132,7 +135,7 @@ class Sender:
             work.wait(self._settings.patience)
             self._works[slot] = None
 
-    def _send_next(self, slot: int) -> bool:
+    def _send_next(self, group: dist.ProcessGroup, slot: int) -> bool:
         """Send one frame; return whether there may be more."""
         with self._wake:
             self._wake.wait_for(lambda: self._outbox or self._closing, self._settings.heartbeat_s)
@@ -142,14 +145,16 @@ class Sender:
         self._beat(self._peer)
         if item is None:
             kind = Kind.GOODBYE if closing else Kind.IDLE
-            self._send_frame(slot, Frame(kind, self._settings.epoch), None)
+            self._send_frame(group, slot, Frame(kind, self._settings.epoch), None)
             return not closing
-        self._send_frame(slot, item.frame, item.data)
+        self._send_frame(group, slot, item.frame, item.data)
         if item.sent is not None:
             item.sent()
         return True
 
-    def _send_frame(self, slot: int, frame: Frame, data: memoryview | None) -> None:
+    def _send_frame(
+        self, group: dist.ProcessGroup, slot: int, frame: Frame, data: memoryview | None
+    ) -> None:
         staging = self._slots[slot]
         frame.write(staging.numpy())
         end = FRAME_HEADER_BYTES + frame.data_bytes
@@ -157,7 +162,7 @@ class Sender:
             staging.numpy().data[FRAME_HEADER_BYTES:end] = data
         self._settings.pacer.wait(end)
         tag = self._settings.tag(next(self._sequence))
-        self._works[slot] = self._group.send([staging[:end]], self._peer, tag)
+        self._works[slot] = group.send([staging[:end]], self._peer, tag)
         self.sent_bytes += end
 
 
@@ -173,7 +178,6 @@ class Receiver:
         failed: Callable[[CompressaError], None],
         left: Callable[[int], None],
     ) -> None:
-        self._group = group
         self._peer = peer
         self._settings = settings
         self._inbox = inbox
@@ -182,22 +186,24 @@ class Receiver:
         self._sequence = itertools.count()
         self._deaf = False
         self.heard_s = time.monotonic()
-        self.thread = threading.Thread(target=self._run, name=f"compressa-receive-{peer}")
+        self.thread = threading.Thread(
+            target=self._run, args=(group,), name=f"compressa-receive-{peer}"
+        )
 
     def deafen(self) -> None:
         """Take no more data; the thread ends with the peer's goodbye, or its silence."""
         self._deaf = True
 
-    def _run(self) -> None:
+    def _run(self, group: dist.ProcessGroup) -> None:
         try:
             slots = [self._settings.staging() for _ in range(self._settings.window)]
-            works = [self._post(staging) for staging in slots]
+            works = [self._post(group, staging) for staging in slots]
             for slot in itertools.cycle(range(self._settings.window)):
                 works[slot].wait(self._settings.patience)
                 self.heard_s = time.monotonic()
                 if not self._understand(slots[slot]):
                     return
-                works[slot] = self._post(slots[slot])
+                works[slot] = self._post(group, slots[slot])
         except RuntimeError as error:
             self._failed(lost(self._peer, error, self._settings.silence_s))
 
@@ -210,11 +216,11 @@ class Receiver:
             self._failed(error)
             return True
 
-    def _post(self, staging: torch.Tensor) -> dist.Work:
+    def _post(self, group: dist.ProcessGroup, staging: torch.Tensor) -> dist.Work:
         # Zeroed, so that a frame that is cut short cannot pass for the one before.
         staging[:FRAME_HEADER_BYTES].zero_()
         tag = self._settings.tag(next(self._sequence))
-        return self._group.recv([staging], self._peer, tag)
+        return group.recv([staging], self._peer, tag)
 
     def _take(self, staging: torch.Tensor) -> bool:
         """Handle one frame; return whether there may be more."""

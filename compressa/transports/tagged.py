@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import torch
 
@@ -14,29 +15,56 @@ from compressa.transports.base import Done, Key, Received, Transport
 
 
 class _Pending:
-    """One exchange under way: counts down its messages, then reports once."""
+    """One exchange under way: crosses off its messages, then reports once."""
 
-    def __init__(self, messages: int, received: Received, done: Done) -> None:
-        self._left = messages
-        self._done = done
+    def __init__(
+        self, outgoing: Iterable[int], incoming: Iterable[int], received: Received, done: Done
+    ) -> None:
+        self._unsent = set(outgoing)
+        self._unheard = set(incoming)
+        self._launched = False
         self._received = received
+        self._done = done
         self._lock = threading.Lock()
+
+    @property
+    def missing(self) -> list[int]:
+        """Peers whose message has not come, or that have not taken theirs."""
+        with self._lock:
+            return sorted(self._unheard | self._unsent)
 
     def arrived(self, peer: int, buffer: torch.Tensor) -> None:
         with self._lock:
             self._received[peer] = buffer
-        self.finish_one()
+            self._unheard.discard(peer)
+            finished = self._finished
+        if finished:
+            self._done(self._received)
 
-    def finish_one(self) -> None:
+    def sent(self, peer: int) -> None:
         with self._lock:
-            self._left -= 1
-            if self._left:
-                return
-        self._done(self._received)
+            self._unsent.discard(peer)
+            finished = self._finished
+        if finished:
+            self._done(self._received)
+
+    def launched(self) -> None:
+        with self._lock:
+            self._launched = True
+            finished = self._finished
+        if finished:
+            self._done(self._received)
+
+    @property
+    def _finished(self) -> bool:
+        return self._launched and not (self._unsent or self._unheard)
 
 
 class TaggedTransport(Transport):
     """Base of transports that send and receive single messages."""
+
+    def __init__(self) -> None:
+        self._pending: dict[Key, _Pending] = {}
 
     def ordered(self, operation: Operation) -> bool:
         """Only the backend's own collectives are."""
@@ -47,17 +75,22 @@ class TaggedTransport(Transport):
         outgoing = {p: b for p, b in exchange.outgoing.items() if b.numel()}
         incoming = {p: b for p, b in exchange.incoming.items() if b.numel()}
         empty = {p: b for p, b in exchange.incoming.items() if not b.numel()}
-        pending = _Pending(len(outgoing) + len(incoming) + 1, empty, done)
+        pending = _Pending(outgoing, incoming, empty, partial(self._finish, key, done))
+        self._pending[key] = pending
         for peer, buffer in incoming.items():
-            self._expect(peer, key, buffer, exchange.exact, pending)
+            self.receive(peer, key, buffer, exchange.exact, partial(pending.arrived, peer))
         for peer, buffer in outgoing.items():
-            self.send(peer, key, buffer, place, pending.finish_one)
-        pending.finish_one()
+            self.send(peer, key, buffer, place, partial(pending.sent, peer))
+        pending.launched()
 
-    def _expect(
-        self, peer: int, key: Key, buffer: torch.Tensor, exact: bool, pending: _Pending
-    ) -> None:
-        self.receive(peer, key, buffer, exact, lambda filled: pending.arrived(peer, filled))
+    def missing(self, key: Key) -> Sequence[int]:
+        """Return the peers whose message has not come, or that have not taken theirs."""
+        pending = self._pending.get(key)
+        return [] if pending is None else pending.missing
+
+    def _finish(self, key: Key, done: Done, received: Received | CompressaError) -> None:
+        del self._pending[key]
+        done(received)
 
     @abstractmethod
     def send(
@@ -75,14 +108,6 @@ class TaggedTransport(Transport):
         arrived: Callable[[torch.Tensor], None],
     ) -> None:
         """Expect one message; `arrived` is called with the filled front of `buffer`."""
-
-    def missing(self, key: Key) -> Sequence[int]:
-        """Ask every inbox."""
-        return [peer for peer in range(self.size) if self.waits_for(peer, key)]
-
-    @abstractmethod
-    def waits_for(self, peer: int, key: Key) -> bool:
-        """Whether a message from a peer was asked for and has not come."""
 
     @abstractmethod
     def fail(self, error: CompressaError) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from compressa.collectives.base import BackendAllReduce
-from compressa.errors import CompressaError
+from compressa.errors import CompressaError, PeerLost
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, Traffic
 from compressa.transports.connection import Connection, TcpSettings
@@ -48,6 +48,7 @@ class TcpTransport(MeshTransport):
         self._settings = settings
         self._sum = backend_sum
         self._reactor: Reactor | None = None
+        self._silent: set[int] = set()
         self._connections = {
             peer: Connection(link, peer, settings, self.inboxes[peer], self.link_failed, self.leave)
             for peer, link in links.items()
@@ -88,6 +89,12 @@ class TcpTransport(MeshTransport):
         """End the own stream to the peer."""
         self._connections[peer].finish(drop=drop)
 
+    def fail(self, error: CompressaError) -> None:
+        """Drop what is queued and say goodbye; nothing more is expected of a lost peer."""
+        super().fail(error)
+        if isinstance(error, PeerLost):
+            self._silent.add(error.rank)
+
     def close(self, timeout_s: float) -> None:
         """Say goodbye to everyone and wait for theirs. The reactor must not run any more."""
         connections = self._connections.values()
@@ -99,7 +106,10 @@ class TcpTransport(MeshTransport):
         for connection in connections:
             connection.finish()
         end_s = time.monotonic() + timeout_s
-        while any(c.open for c in connections) and time.monotonic() < end_s:
+        awaited = [c for peer, c in self._connections.items() if peer not in self._silent]
+        while any(c.open for c in awaited) and time.monotonic() < end_s:
             self._reactor.poll(max(0.0, end_s - time.monotonic()))
         for connection in connections:
             connection.close()
+        if self._sum is not None:
+            self._sum.close()

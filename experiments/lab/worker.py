@@ -9,6 +9,7 @@ lines the driver shows when a rank dies; requests and answers go over the Unix s
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -64,6 +65,8 @@ def _run_cell(cell: TrainCell | TimeCell, rank: int, channel: Channel) -> None:
         channel.send(Failed(rank=rank, error=text, traceback=traceback.format_exc()))
     else:
         channel.send(reply)
+    finally:
+        gc.collect()  # a cell's model must not be there in the next one
 
 
 def main(socket_path: Path) -> None:
