@@ -256,14 +256,14 @@ def test_a_plain_script_ends_promptly(tmp_path: Path) -> None:
         assert not any(noise in text for noise in NOISE), text
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
 def test_nothing_is_left_behind(transport: str, fresh: Callable[[int], Group]) -> None:
     group = fresh(2)
     config = impatient(transport=transport)
-    group.run("_rank_jobs_faults.register", config=config)
+    group.run("_rank_jobs_faults.train_uncollected", config=config)
     before = group.run("_rank_jobs_faults.resources")
     for _ in range(5):
-        for left in group.run("_rank_jobs_faults.register", config=config):
+        for left in group.run("_rank_jobs_faults.train_uncollected", config=config):
             assert left == []
     after = group.run("_rank_jobs_faults.resources")
     for first, last in zip(before, after, strict=True):
