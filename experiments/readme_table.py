@@ -24,13 +24,13 @@ from lab.table import COLUMNS, MISSING, Line, lines
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-MEASUREMENT = ROOT / "experiments" / "results" / "demo"
-"""What the README quotes: `python experiments/accuracy_vs_bandwidth.py --plan demo` wrote it."""
+MEASUREMENT = ROOT / "experiments" / "results" / "full"
+"""What the README quotes: `python experiments/accuracy_vs_bandwidth.py --plan full` wrote it."""
 
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 NONE_YET = (
-    "No measurement is committed yet. `python experiments/accuracy_vs_bandwidth.py --plan demo "
-    "--out experiments/results/demo` makes one, and `python experiments/readme_table.py` puts "
+    "No measurement is committed yet. `python experiments/accuracy_vs_bandwidth.py --plan full "
+    "--out experiments/results/full` makes one, and `python experiments/readme_table.py` puts "
     "it here.\n"
 )
 
@@ -82,14 +82,21 @@ def _provenance(rows: list[Row], folder: Path) -> str:
     dates = sorted({row.date[:10] for row in rows})
     period = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     hosts = ", ".join(sorted({f"{row.hosts} hosts ({row.testbed_kind})" for row in rows}))
-    seeds = len({row.seed for row in rows})
     whole = folder / MARKDOWN_FILE
     more = f" All columns: [{whole.name}]({_shown(whole)})." if whole.is_file() else ""
     return (
         f"Measured {period} on {machines}; {', '.join(sorted(versions))}; {hosts}; "
-        f"{seeds} {'seed' if seeds == 1 else 'seeds'}. From [{_shown(folder)}]({_shown(folder)})."
+        f"{_seeds(rows)}. From [{_shown(folder)}]({_shown(folder)})."
         f"{more}\n"
     )
+
+
+def _seeds(rows: list[Row]) -> str:
+    """How many seeds each task was trained with."""
+    by_task: dict[str, set[int]] = {}
+    for row in rows:
+        by_task.setdefault(row.task, set()).add(row.seed)
+    return "seeds: " + ", ".join(f"{task} {len(seeds)}" for task, seeds in by_task.items())
 
 
 def _shown(path: Path) -> str:
