@@ -30,8 +30,8 @@ class Communication:
         judge: Called once, on the communication thread, with the first error; tells the other
             ranks, and returns the error that it amounts to.
         failed: Called once, afterwards, with that error, when nothing is under way any more.
-        timed: Called, on a worker thread, with each computation's task, stage, start (on
-            `time.perf_counter`) and duration in seconds.
+        timed: Called, on the thread that computes, with each computation's task, stage, start
+            (on `time.perf_counter`) and duration in seconds.
     """
 
     def __init__(

@@ -15,8 +15,8 @@ class CompressorStats:
         dense_bytes: Size of the gradients, in their own dtype.
         payload_bytes: What this rank contributed after compression, each byte counted once
             however often it travels.
-        encode_s: Time in worker threads until a unit's first exchange.
-        decode_s: Time in worker threads after that.
+        encode_s: Time of computing until a unit's first exchange.
+        decode_s: Time of computing after that.
         wire_s: Time from launch to completion of exchanges; several overlap.
     """
 

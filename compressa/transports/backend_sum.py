@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 import torch.distributed as dist
 
@@ -19,13 +21,15 @@ class BackendSum:
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group: dist.ProcessGroup | None = group
+        self._lock = threading.Lock()
         self._under_way = 0
         self.sent_bytes = 0
 
     def close(self) -> None:
         """Let go of the group, which ends with its last reference; not in the middle of a sum."""
-        if not self._under_way:
-            self._group = None
+        with self._lock:
+            if not self._under_way:
+                self._group = None
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Sum with Gloo's own algorithm; the bytes are those of a ring."""
@@ -39,11 +43,13 @@ class BackendSum:
         except RuntimeError as error:
             done(_failed(error))
             return
-        self._under_way += 1
+        with self._lock:
+            self._under_way += 1
         work.get_future().add_done_callback(lambda future: self._report(future, done))
 
     def _report(self, future: torch.futures.Future[object], done: Done) -> None:
-        self._under_way -= 1  # launches and reports take turns with the GIL; close comes after both
+        with self._lock:
+            self._under_way -= 1
         try:
             future.value()
         except RuntimeError as error:

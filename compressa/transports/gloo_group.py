@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError, PayloadError, TransportError
+from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, Received, Traffic, Transport
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 
@@ -32,10 +33,10 @@ class GlooGroupTransport(Transport):
         self.size = group.size()
         self.epoch = epoch
         self._group: dist.ProcessGroup | None = group
+        self._sum = BackendSum(group)
         self._sent_bytes = 0
         self._messages = 0
         self._under_way: set[Key] = set()
-        self._calls = 0
         self._lock = threading.Lock()
 
     def ordered(self, operation: Operation) -> bool:
@@ -55,30 +56,25 @@ class GlooGroupTransport(Transport):
             for p in range(self.size)
         ]
         landed = torch.empty(sum(out_lengths), dtype=torch.uint8)
-        self._under_way.add(key)
-        self._count(outgoing.numel(), len(exchange.outgoing))
+        self._sent_bytes += outgoing.numel()
+        self._messages += len(exchange.outgoing)
 
         def unpack() -> Received:
             return self._unpack(key, exchange, torch.split(landed, out_lengths))
 
+        if self._group is None:
+            done(TransportError("the transport is closed"))
+            return
         try:
-            work = self._open_group.alltoall_base(landed, outgoing, out_lengths, in_lengths)
+            work = self._group.alltoall_base(landed, outgoing, out_lengths, in_lengths)
         except RuntimeError as error:
             done(_call_failed(error))
             return
         self._when_done(work, key, unpack, done)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Launch Gloo's own sum; the bytes are those of a ring."""
-        tensor = operation.tensor
-        size = tensor.numel() * tensor.element_size()
-        self._count(2 * size * (self.size - 1) // self.size, 1)
-        try:
-            work = self._open_group.allreduce([tensor])
-        except RuntimeError as error:
-            done(_call_failed(error))
-            return
-        self._when_done(work, None, dict, done)
+        """Launch Gloo's own sum."""
+        self._sum.all_reduce(operation, done)
 
     def missing(self, key: Key) -> Sequence[int]:
         """A group call does not tell: everyone else."""
@@ -87,25 +83,17 @@ class GlooGroupTransport(Transport):
     @property
     def traffic(self) -> Traffic:
         """Bytes of all-to-alls, and what sums must have sent."""
-        return Traffic(self._sent_bytes, self._messages)
+        return Traffic(self._sent_bytes + self._sum.sent_bytes, self._messages)
 
     def fail(self, error: CompressaError) -> None:
         """Group calls end by themselves, at the group's timeout."""
 
     def close(self, timeout_s: float) -> None:
         """Let go of the group, which ends with its last reference; not in the middle of a call."""
-        if not self._calls:
-            self._group = None
-
-    @property
-    def _open_group(self) -> dist.ProcessGroup:
-        if self._group is None:
-            raise TransportError("the transport is closed")
-        return self._group
-
-    def _count(self, sent_bytes: int, messages: int) -> None:
-        self._sent_bytes += sent_bytes
-        self._messages += messages
+        self._sum.close()
+        with self._lock:
+            if not self._under_way:
+                self._group = None
 
     def _pack(self, key: Key, exchange: Exchange) -> tuple[torch.Tensor, list[int]]:
         """Lay out headers and messages; a peer's share is as long as its buffer for it."""
@@ -149,11 +137,11 @@ class GlooGroupTransport(Transport):
         return received
 
     def _when_done(
-        self, work: dist.Work, key: Key | None, unpack: Callable[[], Received], done: Done
+        self, work: dist.Work, key: Key, unpack: Callable[[], Received], done: Done
     ) -> None:
         def report(future: torch.futures.Future[object]) -> None:
             with self._lock:
-                self._calls -= 1
+                self._under_way.discard(key)
             try:
                 future.value()
                 result: Received | CompressaError = unpack()
@@ -161,13 +149,10 @@ class GlooGroupTransport(Transport):
                 result = error
             except RuntimeError as error:
                 result = _call_failed(error)
-            if key is not None:
-                with self._lock:
-                    self._under_way.discard(key)
             done(result)
 
         with self._lock:
-            self._calls += 1
+            self._under_way.add(key)
         work.get_future().add_done_callback(report)
 
 
