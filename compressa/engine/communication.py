@@ -12,6 +12,7 @@ from typing import Any
 from compressa.collectives.base import Compute
 from compressa.engine.driver import ComputeDone, Driver, Task
 from compressa.errors import CompressaError
+from compressa.kernels.threads import Team
 from compressa.schedulers import Plan
 from compressa.transports.base import Transport
 from compressa.transports.reactor import Reactor
@@ -49,7 +50,10 @@ class Communication:
         self._timed = timed
         self._reactor = Reactor()
         self._closing = False
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="compressa-codec")
+        self._pool = ThreadPoolExecutor(
+            threads, thread_name_prefix="compressa-codec", initializer=lambda: team.enlist()
+        )
+        team = Team(self._pool, threads)  # what idles helps with a large unit
         self._driver = Driver(transport, self._compute, self.post, time.monotonic, deadline_s)
         self._error: CompressaError | None = None
         transport.attach(self._reactor)
