@@ -47,6 +47,19 @@ class Compressor(ABC):
         """Steps at which `at` changes its answer, ascending; empty for most."""
         return ()
 
+    @property
+    def shared_stream(self) -> bool:
+        """Whether all ranks draw the same random bits, so that their errors do not average out."""
+        return False
+
+    @property
+    def conserves_mass(self) -> bool:
+        """Whether its residuals, if it keeps any, hold all that it did not deliver, to rounding.
+
+        Not so where they decay or are kept in fewer bits.
+        """
+        return True
+
     def at(self, step: int) -> Compressor:
         """Return the compressor in force at a step (a warm-up is dense at first)."""
         return self

@@ -7,10 +7,38 @@ compressor means its file, an export, and a row here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
+from compressa.aggregators.acpsgd import ACPSGD
+from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.powersgd import PowerSGD
-from compressa.codecs import Bf16, Fp16, Int4, Int8, NoCompression, OneBit, RandomK, TopK
+from compressa.aggregators.signsgd import SignSGD
+from compressa.codecs import (
+    QSGD,
+    Bf16,
+    Fp16,
+    Int2,
+    Int4,
+    Int8,
+    NoCompression,
+    OneBit,
+    RandomK,
+    TernGrad,
+    TopK,
+)
 from compressa.compressor import Compressor
+
+
+class Family(StrEnum):
+    """What kind of idea a compressor is, for people who choose; the order is that of lists."""
+
+    CAST = "casts"
+    QUANTISER = "quantisers"
+    ONE_BIT = "one bit"
+    SPARSE = "sparse"
+    LOW_RANK = "low rank"
+    TRANSFORM = "transforms"
+    OTHER = "others"
 
 
 @dataclass(frozen=True)
@@ -21,27 +49,92 @@ class Entry:
         compressor: The class; its dataclass fields are the hyper-parameters.
         summary: One sentence for people who choose.
         paper: Where it is from.
+        family: What kind of idea it is.
     """
 
     compressor: type[Compressor]
     summary: str
-    paper: str
+    paper: str = ""
+    family: Family = Family.OTHER
 
 
 _ROWS = (
-    Entry(NoCompression, "The gradient as it is: the dense baseline.", ""),
-    Entry(Fp16, "A cast to half precision: half the bytes.", "IEEE 754-2008"),
-    Entry(Bf16, "A cast to bfloat16: half the bytes, the range of float32.", "Wang & Kanwar 2019"),
+    Entry(NoCompression, "The gradient as it is: the dense baseline.", "", Family.CAST),
+    Entry(Fp16, "A cast to half precision: half the bytes.", "IEEE 754-2008", Family.CAST),
     Entry(
-        Int8, "Eight bits and a scale per block: a quarter of the bytes.", "Dettmers et al. 2022"
+        Bf16,
+        "A cast to bfloat16: half the bytes, the range of float32.",
+        "Wang & Kanwar 2019",
+        Family.CAST,
     ),
-    Entry(Int4, "Four bits and a scale per block: an eighth of the bytes.", "Dettmers et al. 2022"),
-    Entry(OneBit, "The sign and a mean magnitude per block.", "Karimireddy et al. 2019"),
-    Entry(TopK, "The largest elements and their indices.", "Aji & Heafield 2017"),
     Entry(
-        RandomK, "Random elements, the same on every rank; no indices sent.", "Stich et al. 2018"
+        Int8,
+        "Eight bits and a scale per block: a quarter of the bytes.",
+        "Dettmers et al. 2022",
+        Family.QUANTISER,
     ),
-    Entry(PowerSGD, "Low-rank factors by one power iteration a step.", "Vogels et al. 2019"),
+    Entry(
+        Int4,
+        "Four bits and a scale per block: an eighth of the bytes.",
+        "Dettmers et al. 2022",
+        Family.QUANTISER,
+    ),
+    Entry(
+        Int2,
+        "Two bits and a scale per block: a sixteenth of the bytes.",
+        "Dettmers et al. 2022",
+        Family.QUANTISER,
+    ),
+    Entry(
+        QSGD,
+        "Random rounding against the norm of a block.",
+        "Alistarh et al. 2017",
+        Family.QUANTISER,
+    ),
+    Entry(
+        TernGrad,
+        "Three values at random: zero, or the block's clipped maximum with a sign.",
+        "Wen et al. 2017",
+        Family.QUANTISER,
+    ),
+    Entry(
+        IntSGD,
+        "Integers of a scale that all ranks share, summed on the way.",
+        "Mishchenko et al. 2021",
+        Family.QUANTISER,
+    ),
+    Entry(
+        OneBit,
+        "The sign and a mean magnitude per block.",
+        "Karimireddy et al. 2019",
+        Family.ONE_BIT,
+    ),
+    Entry(
+        SignSGD,
+        "The majority of the ranks' signs; needs a learning rate of its own.",
+        "Bernstein et al. 2018",
+        Family.ONE_BIT,
+    ),
+    Entry(TopK, "The largest elements and their indices.", "Aji & Heafield 2017", Family.SPARSE),
+    Entry(
+        RandomK,
+        "Random elements, the same on every rank; no indices sent.",
+        "Stich et al. 2018",
+        Family.SPARSE,
+    ),
+    Entry(
+        PowerSGD,
+        "Low-rank factors by one power iteration a step.",
+        "Vogels et al. 2019",
+        Family.LOW_RANK,
+    ),
+    Entry(
+        ACPSGD,
+        "One of two low-rank factors a step, in turn: a single all-reduce.",
+        "Zhang et al. 2023",
+        Family.LOW_RANK,
+    ),
 )
 
 COMPRESSORS: dict[str, Entry] = {row.compressor.name: row for row in _ROWS}
+"""Every compressor of the library, by name; `compressa.plugins` has those of other packages."""

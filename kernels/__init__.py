@@ -20,21 +20,23 @@ from .bitpack import (
     unpack_bitmap,
     unpack_bits,
 )
-from .blockwise import code_bytes, dequantize_blockwise, quantize_blockwise
+from .blockwise import Form, dequantize_blockwise, quantize_blockwise
 from .feedback import absorb_residual, all_finite
+from .integers import round_to_integers, scale_integers
 from .lowrank import keep_directions, low_rank_product, orthonormalize, split_low_rank
 from .onebit import sign_bytes, sign_dequantize, sign_quantize
-from .philox import random_words
+from .philox import Noise, random_halves, random_words
 from .strata import stratified_indices
 from .topk import return_unsent, scatter_add, select_top_k
 
 __all__ = [
+    "Form",
     "KernelUnavailable",
+    "Noise",
     "absorb_residual",
     "all_finite",
     "block_count",
     "check_indices",
-    "code_bytes",
     "dequantize_blockwise",
     "device_of",
     "index_width",
@@ -45,8 +47,11 @@ __all__ = [
     "pack_bits",
     "packed_bytes",
     "quantize_blockwise",
+    "random_halves",
     "random_words",
     "return_unsent",
+    "round_to_integers",
+    "scale_integers",
     "scatter_add",
     "select_top_k",
     "sign_bytes",

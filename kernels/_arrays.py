@@ -14,9 +14,12 @@ import numpy.typing as npt
 F32: TypeAlias = npt.NDArray[np.float32]
 F64: TypeAlias = npt.NDArray[np.float64]
 U8: TypeAlias = npt.NDArray[np.uint8]
+U16: TypeAlias = npt.NDArray[np.uint16]
 U32: TypeAlias = npt.NDArray[np.uint32]
 U64: TypeAlias = npt.NDArray[np.uint64]
 I64: TypeAlias = npt.NDArray[np.int64]
+Gradient: TypeAlias = npt.NDArray[Any]
+"""float32, float16, or uint16 that holds the bits of bfloat16."""
 
 
 def check_array(
@@ -52,6 +55,13 @@ def check_array(
         raise ValueError(f"{name} must be aligned to {array.dtype.itemsize} bytes")
     if writable and not getattr(array.flags, "writeable", True):
         raise ValueError(f"{name} is written to, and must not be read-only")
+
+
+def check_gradient(x: Gradient) -> None:
+    """Refuse what is no vector of float32, float16 or bfloat16 (as uint16); see `check_array`."""
+    if x.dtype not in (np.float32, np.float16, np.uint16):
+        raise TypeError(f"x must be float32, float16, or bfloat16 as uint16, not {x.dtype}")
+    check_array("x", x, x.dtype)
 
 
 def check_feedback(residual: F32 | None, size_elems: int, scale: float) -> None:

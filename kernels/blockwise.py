@@ -1,64 +1,126 @@
-"""Linear symmetric quantisation to 8 or 4 bits with one unit per block, rounded to nearest.
+"""Linear quantisation to 8, 4 or 2 bits with one unit per block, to nearest or stochastic.
 
-With L = 2**(bits-1) - 1 and m the largest magnitude of a block, unit = m / L and the code of p is
-the integer nearest to p / unit (half to even). So |p - decode| <= unit/2 up to float rounding, and
-a block costs its codes and one float32. Block-wise units are what LoCo, ZeRO++ and 8-bit Adam
-(Dettmers et al., ICLR 2022) use: an outlier spoils its own block only.
+The code of p is an integer q with p close to q * unit (+ offset). Block-wise units are what LoCo,
+ZeRO++ and 8-bit Adam (Dettmers et al., ICLR 2022) use: an outlier spoils its own block only. Where
+the unit comes from makes the method, with L the largest integer:
 
-Codes on the wire, block after block:
+=========  ==================================  ==========================================
+statistic  unit                                method
+=========  ==================================  ==========================================
+"max"      max|p| / L                          symmetric int8, int4, int2
+"range"    (max p - min p) / L, offset min p   max-min (asymmetric); q from 0 to L
+"l2"       ||p||_2 / L                         QSGD (Alistarh et al., NeurIPS 2017)
+"clipped"  min(max|p|, clip * rms p) / L       TernGrad (Wen et al., NeurIPS 2017): L = 1
+=========  ==================================  ==========================================
 
-* 8 bits: element i is byte i, an int8 in two's complement.
-* 4 bits: nibble = integer + 8 (1 to 15), planar: of a block of ``len`` elements with
-  half = (len+1)//2, byte i has element i in its low and element i + half in its high nibble; a
-  missing last element has nibble 8.
+Rounding to nearest (half to even) gives |p - decode| <= unit / 2 up to float rounding. Stochastic
+rounding goes up with the probability of the fraction, to 2**-17: unbiased.
 
-Exact arithmetic, all in float32:
+Codes on the wire, block after block, c = 8 / bits codes to a byte, planar: of a block of ``len``
+elements with m = ceil(len / c), byte i has element i + j*m in bits j*bits to (j+1)*bits - 1. A code
+is q in two's complement with 8 bits, q + 2**(bits-1) with 4 or 2, and plain q with "range"; where
+there is no such element, it is that of 0.
+
+Exact arithmetic, in float32 unless said otherwise:
 
 * p = x + scale * residual, product rounded first; p = x without a residual.
-* m = 0: unit = 0, all integers 0. m infinite or NaN: unit = NaN, all integers 0, and the residual
-  is left as it was, so a step that overflowed decodes to NaN and poisons nothing.
-* m >= 2**-100: unit = m / L, integer = rint(p * (L / m)).
-* else, so that neither m / L nor L / m is lost to underflow or overflow:
-  unit = max(m / L, 2**-149), integer = clip(rint((p * 2**64) / (unit * 2**64)), -L, L).
-* decode = integer * unit. New residual = (p - decode) * (1 / scale).
+* A block with an infinite or NaN p: unit and offset are NaN, all q are 0, and the residual is left
+  as it was, so a step that overflowed decodes to NaN and poisons nothing. All 0: unit = 0, q = 0.
+* "l2", "clipped": squares summed in float64 by the fixed tree of `onebit`; rms is the root of their
+  mean; the unit is at most the largest float32. "range": -0 lies below 0; a difference that
+  overflows counts as an infinite p.
+* lift = 1 and factor = 1 / unit; where unit < 2**-100, unit is at least 2**-149, lift = 2**64 and
+  factor = 1 / (unit * lift). Then t = (p * lift - offset * lift) * factor.
+* Nearest: q = rint(t). Stochastic: k = floor(t * 65536 + 0.5), q = (k + noise) >> 16 with the 16
+  random bits of the element (`philox.random_halves`). Both are clipped to -L..L, or 0..L.
+* decode = q * unit (+ offset). New residual = (p - decode) * (1 / scale).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 
-from ._arrays import F32, U8, block_count, check_array, check_feedback
+from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
 from ._backends import backend
+from .philox import Noise, check_noise
+
+Statistic = Literal["max", "range", "l2", "clipped"]
+STATISTICS = ("max", "range", "l2", "clipped")
 
 
-def code_bytes(n: int, bits: int, block: int) -> int:
-    """Bytes of the codes of ``n`` elements.
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What the codes of a blockwise quantiser look like.
 
-    Args:
-        n: Number of elements.
-        bits: 8 or 4.
-        block: Elements per block; even, at least 8.
-
-    Returns:
-        n for 8 bits; for 4 bits a byte per pair, an odd last block rounded up.
+    Attributes:
+        bits: 8, 4 or 2.
+        block: Elements per block; at least 8, and a multiple of 4 with 2 bits, else even.
+        statistic: Where the unit comes from.
+        levels: The largest integer L; None for the most that the bits hold.
+        clip: Of "clipped": how many root mean squares a value may have.
 
     Raises:
-        ValueError: ``bits`` or ``block`` is not supported.
+        ValueError: The form is not supported.
     """
-    if bits not in (4, 8):
-        raise ValueError(f"bits must be 4 or 8, not {bits}")
-    if block < 8 or block % 2:
-        raise ValueError(f"block must be even and at least 8, not {block}")
-    return n if bits == 8 else (n + 1) // 2
+
+    bits: int
+    block: int
+    statistic: Statistic = "max"
+    levels: int | None = None
+    clip: float = 2.5
+
+    def __post_init__(self) -> None:
+        if self.bits not in (2, 4, 8):
+            raise ValueError(f"bits must be 2, 4 or 8, not {self.bits}")
+        multiple = max(2, 8 // self.bits)
+        if self.block < 8 or self.block % multiple:
+            raise ValueError(
+                f"block must be a multiple of {multiple} and at least 8, not {self.block}"
+            )
+        if self.statistic not in STATISTICS:
+            raise ValueError(f"statistic must be one of {STATISTICS}, not {self.statistic!r}")
+        if self.statistic == "range" and self.levels is not None:
+            raise ValueError('levels are those of the bits with the statistic "range"')
+        if not 1 <= self.top <= self._most:
+            raise ValueError(f"{self.bits} bits hold at most {self._most} levels, not {self.top}")
+        if not self.clip > 0:
+            raise ValueError(f"clip must be positive, not {self.clip}")
+
+    @property
+    def top(self) -> int:
+        """The largest integer."""
+        return self._most if self.levels is None else self.levels
+
+    @property
+    def bottom(self) -> int:
+        """The smallest integer."""
+        return 0 if self.statistic == "range" else -self.top
+
+    @property
+    def zero(self) -> int:
+        """What is added to an integer before it is packed."""
+        return 0 if self.statistic == "range" or self.bits == 8 else 1 << (self.bits - 1)
+
+    @property
+    def _most(self) -> int:
+        return 2**self.bits - 1 if self.statistic == "range" else 2 ** (self.bits - 1) - 1
+
+    def code_bytes(self, n: int) -> int:
+        """Bytes of the codes of ``n`` elements: 8 / bits to a byte, the last block rounded up."""
+        return -(-n * self.bits // 8)
 
 
 def quantize_blockwise(
-    x: F32,
+    x: Gradient,
     codes: U8,
     scales: F32,
     *,
-    bits: int,
-    block: int,
+    form: Form,
+    offsets: F32 | None = None,
+    noise: Noise | None = None,
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
@@ -68,30 +130,31 @@ def quantize_blockwise(
         >>> import numpy as np
         >>> x = np.array([127, -3.4, 0, 1.5], np.float32)
         >>> codes, scales = np.empty(4, np.uint8), np.empty(1, np.float32)
-        >>> quantize_blockwise(x, codes, scales, bits=8, block=8)
+        >>> quantize_blockwise(x, codes, scales, form=Form(bits=8, block=8))
         >>> codes.view(np.int8).tolist(), scales.tolist()
         ([127, -3, 0, 2], [1.0])
 
     Args:
-        x: float32[n].
-        codes: uint8[code_bytes(n, bits, block)], overwritten.
+        x: float32[n], float16[n], or uint16[n] with the bits of bfloat16.
+        codes: uint8[form.code_bytes(n)], overwritten.
         scales: float32[ceil(n / block)], overwritten with the units.
-        bits: 8 or 4.
-        block: Elements per block; even, at least 8.
+        form: What the codes look like.
+        offsets: float32[ceil(n / block)] with the statistic "range", overwritten; else None.
+        noise: The random numbers of stochastic rounding; None to round to nearest.
         residual: float32[n], updated in place; None for no feedback.
         scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, ``bits``, ``block`` or ``scale`` is wrong.
+        ValueError: A shape, a layout, ``noise`` or ``scale`` is wrong.
     """
-    check_array("x", x, np.float32)
-    check_array("codes", codes, np.uint8, (code_bytes(x.size, bits, block),), writable=True)
-    check_array("scales", scales, np.float32, (block_count(x.size, block),), writable=True)
+    check_gradient(x)
+    _check_payload(x.size, codes, scales, offsets, form, writable=True)
     check_feedback(residual, x.size, scale)
-    kernel = backend("blockwise", x, codes, scales, residual)
+    check_noise(noise, x.size)
+    kernel = backend("blockwise", x, codes, scales, offsets, residual)
     kernel.quantize_blockwise(
-        x, codes, scales, bits=bits, block=block, residual=residual, scale=scale
+        x, codes, scales, form=form, offsets=offsets, noise=noise, residual=residual, scale=scale
     )
 
 
@@ -100,30 +163,43 @@ def dequantize_blockwise(
     scales: F32,
     out: F32,
     *,
-    bits: int,
-    block: int,
+    form: Form,
+    offsets: F32 | None = None,
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    """Decode into ``out``, or add to it: out (+)= weight * (integer * unit), each step rounded.
+    """Decode into ``out``, or add to it: out (+)= weight * (q * unit + offset), each step rounded.
 
-    Any codes and units are valid input.
+    Any codes, units and offsets are valid input.
 
     Args:
-        codes: uint8[code_bytes(n, bits, block)].
+        codes: uint8[form.code_bytes(n)].
         scales: float32[ceil(n / block)].
         out: float32[n], overwritten, or added to.
-        bits: 8 or 4.
-        block: Elements per block; even, at least 8.
+        form: What the codes look like.
+        offsets: As in `quantize_blockwise`.
         weight: Factor on every decoded value.
         add: Whether to add to what ``out`` holds.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, ``bits`` or ``block`` is wrong.
+        ValueError: A shape or a layout is wrong.
     """
     check_array("out", out, np.float32, writable=True)
-    check_array("codes", codes, np.uint8, (code_bytes(out.size, bits, block),))
-    check_array("scales", scales, np.float32, (block_count(out.size, block),))
-    kernel = backend("blockwise", codes, scales, out)
-    kernel.dequantize_blockwise(codes, scales, out, bits=bits, block=block, weight=weight, add=add)
+    _check_payload(out.size, codes, scales, offsets, form, writable=False)
+    kernel = backend("blockwise", codes, scales, offsets, out)
+    kernel.dequantize_blockwise(
+        codes, scales, out, form=form, offsets=offsets, weight=weight, add=add
+    )
+
+
+def _check_payload(
+    n: int, codes: U8, scales: F32, offsets: F32 | None, form: Form, *, writable: bool
+) -> None:
+    blocks = (block_count(n, form.block),)
+    check_array("codes", codes, np.uint8, (form.code_bytes(n),), writable=writable)
+    check_array("scales", scales, np.float32, blocks, writable=writable)
+    if (offsets is not None) != (form.statistic == "range"):
+        raise ValueError('offsets go with the statistic "range", and with no other')
+    if offsets is not None:
+        check_array("offsets", offsets, np.float32, blocks, writable=writable)

@@ -17,15 +17,17 @@ _KEPT = 10
 
 
 def compile_blockwise() -> None:
-    """int8 and int4, with and without residual."""
+    """Linear quantisers: to nearest with and without residual, stochastic, max-min."""
     x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
-    for bits, block in ((8, 256), (4, 128)):
-        codes = np.zeros(blockwise.code_bytes(_ELEMS, bits, block), np.uint8)
-        scales = np.zeros(-(-_ELEMS // block), np.float32)
-        for kept in (None, residual):
-            blockwise.quantize_blockwise(x, codes, scales, bits=bits, block=block, residual=kept)
-        for add in (False, True):
-            blockwise.dequantize_blockwise(codes, scales, out, bits=bits, block=block, add=add)
+    noise = philox.Noise(0, 0, 0, 0)
+    for statistic in ("max", "range"):
+        form = blockwise.Form(bits=8, block=256, statistic=statistic)
+        codes, blocks = np.zeros(form.code_bytes(_ELEMS), np.uint8), -(-_ELEMS // form.block)
+        scales, offsets = np.zeros(blocks, np.float32), np.zeros(blocks, np.float32)
+        payload = {"form": form, "offsets": offsets if statistic == "range" else None}
+        for kept, drawn in ((None, None), (residual, None), (None, noise)):
+            blockwise.quantize_blockwise(x, codes, scales, noise=drawn, residual=kept, **payload)
+        blockwise.dequantize_blockwise(codes, scales, out, **payload)
 
 
 def compile_onebit() -> None:

@@ -12,12 +12,33 @@ it to the published known answers for ten.)
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from ._arrays import U32, check_array
+from ._arrays import U16, U32, check_array
 from ._backends import backend
 
 ROUNDS = 7
+ROW = 256  # elements whose 16-bit numbers are drawn together
+
+
+class Noise(NamedTuple):
+    """Where a run of random numbers begins; kernels that round stochastically take it.
+
+    Attributes:
+        seed: The run's seed.
+        stream: What the bits are for. Private streams contain rank and stage.
+        step: The training step.
+        parameter: Number of the parameter.
+        start: Element number of the array's first element; below 2**63.
+    """
+
+    seed: int
+    stream: int
+    step: int
+    parameter: int
+    start: int = 0
 
 
 def random_words(
@@ -54,3 +75,30 @@ def random_words(
         raise ValueError(f"start must lie between 0 and 2**63 - {out.size}, not {start}")
     kernel = backend("philox", out)
     kernel.random_words(out, seed=seed, stream=stream, step=step, parameter=parameter, start=start)
+
+
+def random_halves(out: U16, noise: Noise) -> None:
+    """Fill ``out`` with uniform 16-bit numbers: enough to round an element, at half the price.
+
+    Element e = start + i lies in row e // 256 at place j = e % 256, and gets of Philox4x32-7, with
+    the key of `random_words` and block = 32 * (e // 256) + j % 32, the half h = j // 32: the low 16
+    bits of word h // 2 where h is even, the high ones where it is odd. (So the numbers of 32
+    neighbours come from the same half of 32 blocks, which suits vector registers.)
+
+    Args:
+        out: uint16[n], overwritten.
+        noise: Where the numbers begin.
+
+    Raises:
+        TypeError: ``out`` is not a uint16 array.
+        ValueError: ``out`` is not contiguous, or ``noise.start`` is out of range.
+    """
+    check_array("out", out, np.uint16, writable=True)
+    check_noise(noise, out.size)
+    backend("philox", out).random_halves(out, noise)
+
+
+def check_noise(noise: Noise | None, size_elems: int) -> None:
+    """Raise ValueError unless every element has a number of its own."""
+    if noise is not None and not 0 <= noise.start < 2**63 - size_elems - 16 * ROW:
+        raise ValueError(f"noise.start must lie between 0 and 2**63 - n, not {noise.start}")

@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 
 from compressa.aggregators.powersgd import PowerSGD
-from compressa.codecs import Codec, Int4, Int8, OneBit, RandomK, TopK, Unbiased
+from compressa.codecs import (
+    QSGD,
+    Codec,
+    Contraction,
+    Int2,
+    Int4,
+    Int8,
+    OneBit,
+    RandomK,
+    TernGrad,
+    TopK,
+)
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS
 from compressa.wrappers import DenseBelow, ErrorFeedback
@@ -16,6 +27,12 @@ from compressa.wrappers import DenseBelow, ErrorFeedback
 VARIANTS: dict[str, Compressor] = {
     "int8-small-blocks": Int8(block=32),
     "int4-small-blocks": Int4(block=10),
+    "int8-maxmin": Int8(block=32, mapping="maxmin"),
+    "int8-stochastic": Int8(block=64, rounding="stochastic"),
+    "int4-maxmin-stochastic": Int4(block=32, mapping="maxmin", rounding="stochastic"),
+    "int2-maxmin": Int2(block=12, mapping="maxmin"),
+    "qsgd-dithering": QSGD(levels=16, block=64, norm="max"),
+    "terngrad-unclipped": TernGrad(block=64, clip=0.0),
     "onebit-small-blocks": OneBit(block=64),
     "topk-bitmap": TopK(density=0.2),
     "topk-float16": TopK(density=0.05, value_dtype="float16"),
@@ -34,7 +51,7 @@ ALL: dict[str, Compressor] = {
 
 def with_feedback(compressor: Compressor) -> Compressor:
     """Add error feedback where a codec allows it."""
-    if not isinstance(compressor, Codec) or isinstance(compressor.bias(1 << 20), Unbiased):
+    if not isinstance(compressor, Codec) or not isinstance(compressor.bias(1 << 20), Contraction):
         return compressor
     return ErrorFeedback(codec=compressor)
 

@@ -8,14 +8,18 @@ import pytest
 import torch
 
 from compressa.codecs import (
+    QSGD,
     Bf16,
     Codec,
+    Contraction,
     Fp16,
+    Int2,
     Int4,
     Int8,
     NoCompression,
     OneBit,
     RandomK,
+    TernGrad,
     TopK,
 )
 from compressa.codecs.payload import HEADER_BYTES, Header, read_header, write_header
@@ -34,6 +38,11 @@ GOLDEN: dict[Codec, str] = {
     Bf16(): "fe4260c0803ec03f80c20000004080bfe040e0c04040",
     Int8(block=8): "0000803f87c3613d7ffc0002c00002ff7f8136",
     Int4(block=8): "922491410000803f4f888888bf81",
+    Int8(block=8, mapping="maxmin"): "c0bf3f3fe1e0603d000080c20000e0c0ff51565700555854ff00b6",
+    Int2(block=8): "0000fe420000e0409baaa7",
+    Int4(block=8, rounding="stochastic"): "922491410000803f4f888889bf81",
+    QSGD(levels=7, block=8): "0e9ca2411e26bd3f4f878888ad84",
+    TernGrad(block=8): "1c86fb420000e040abaaa7",
     OneBit(block=8): "0040c7415555b5409202",
     TopK(density=0.28): "0000fe42000080c20000e0404008",
     TopK(density=0.5, value_dtype="bfloat16"): "fe4260c080c2e040e0c040401307",
@@ -102,5 +111,7 @@ def test_frame_header_is_golden() -> None:
 def test_golden_payloads_decode() -> None:
     for codec, text in GOLDEN.items():
         payload = torch.tensor(list(bytes.fromhex(text)), dtype=torch.uint8)
+        if not isinstance(codec.bias(X.numel()), Contraction):
+            continue  # what is rounded at random against a norm has another norm afterwards
         again = encoded(codec, decoded(codec, payload, X.numel(), DRAW))
         assert torch.equal(again, payload), codec.name

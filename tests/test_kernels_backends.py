@@ -14,6 +14,7 @@ import compressa.kernels
 import numpy as np
 import pytest
 from compressa.kernels import (
+    Form,
     KernelUnavailable,
     _backends,
     device_of,
@@ -23,6 +24,8 @@ from compressa.kernels import (
 )
 
 ALGORITHMS = ("bitpack", "blockwise", "lowrank", "onebit", "philox", "strata", "topk")
+
+FORM = Form(bits=8, block=8)
 
 
 def python(code: str, **environment: str) -> str:
@@ -137,7 +140,7 @@ def unaligned() -> np.ndarray:
 @pytest.mark.parametrize(
     ("x", "error", "message"),
     [
-        (np.zeros(8), TypeError, "x must be float32, not float64"),
+        (np.zeros(8), TypeError, "x must be float32, .* not float64"),
         (np.zeros((2, 4), np.float32), ValueError, "x must have one dimension"),
         (np.zeros(16, np.float32)[::2], ValueError, "x must be C-contiguous"),
         (unaligned(), ValueError, "x must be aligned"),
@@ -145,7 +148,7 @@ def unaligned() -> np.ndarray:
 )
 def test_unfit_inputs_are_refused(x: np.ndarray, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        quantize_blockwise(x, np.empty(8, np.uint8), np.empty(1, np.float32), bits=8, block=8)
+        quantize_blockwise(x, np.empty(8, np.uint8), np.empty(1, np.float32), form=FORM)
 
 
 def test_unfit_outputs_and_residuals_are_refused() -> None:
@@ -153,11 +156,11 @@ def test_unfit_outputs_and_residuals_are_refused() -> None:
     frozen = np.zeros(8, np.float32)
     frozen.flags.writeable = False
     with pytest.raises(ValueError, match=r"codes must have shape \(8,\)"):
-        quantize_blockwise(x, codes[:7], scales, bits=8, block=8)
+        quantize_blockwise(x, codes[:7], scales, form=FORM)
     with pytest.raises(ValueError, match="residual must have shape"):
-        quantize_blockwise(x, codes, scales, bits=8, block=8, residual=x[:7])
+        quantize_blockwise(x, codes, scales, form=FORM, residual=x[:7])
     with pytest.raises(ValueError, match="residual is written to"):
-        quantize_blockwise(x, codes, scales, bits=8, block=8, residual=frozen)
+        quantize_blockwise(x, codes, scales, form=FORM, residual=frozen)
     with pytest.raises(ValueError, match="out is written to"):
         scatter_add(np.zeros(1, np.uint32), np.zeros(1, np.float32), frozen)
 
@@ -167,5 +170,5 @@ def test_useless_loss_scales_are_refused(scale: float) -> None:
     x = np.zeros(8, np.float32)
     with pytest.raises(ValueError, match="scale"):
         quantize_blockwise(
-            x, np.empty(8, np.uint8), np.empty(1, np.float32), bits=8, block=8, scale=scale
+            x, np.empty(8, np.uint8), np.empty(1, np.float32), form=FORM, scale=scale
         )

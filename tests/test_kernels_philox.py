@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from compressa.kernels import random_words
+from compressa.kernels.philox import Noise, random_halves
 from compressa.kernels.reference import philox as reference
 from hypothesis import given
 from hypothesis import strategies as st
@@ -89,3 +90,40 @@ def test_is_uniform() -> None:
 def test_refuses_a_start_out_of_range(start: int) -> None:
     with pytest.raises(ValueError, match="start"):
         random_words(np.empty(4, np.uint32), seed=0, stream=0, step=0, parameter=0, start=start)
+
+
+noises = st.builds(
+    Noise,
+    seed=st.integers(0, 2**40),
+    stream=st.integers(0, 2**33),
+    step=st.integers(0, 2**40),
+    parameter=st.integers(0, 2**33),
+    start=st.integers(0, 2**40) | st.integers(0, 2000),
+)
+
+
+@given(st.integers(0, 3000), noises)
+def test_halves_equal_reference(n: int, noise: Noise) -> None:
+    ours, specified = poisoned(n, np.uint16), poisoned(n, np.uint16)
+    random_halves(ours, noise)
+    reference.random_halves(specified, noise)
+    assert same_bits(ours, specified)
+
+
+@given(st.integers(0, 600), st.integers(0, 600), noises)
+def test_halves_do_not_depend_on_the_cut(first: int, second: int, noise: Noise) -> None:
+    whole = poisoned(first + second, np.uint16)
+    random_halves(whole, noise)
+    parts = poisoned(first, np.uint16), poisoned(second, np.uint16)
+    random_halves(parts[0], noise)
+    random_halves(parts[1], noise._replace(start=noise.start + first))
+    assert same_bits(whole, np.concatenate(parts))
+
+
+def test_halves_are_uniform_and_no_two_elements_share_one() -> None:
+    out = poisoned(1 << 16, np.uint16)
+    random_halves(out, Noise(1, 0, 0, 0))
+    counts = np.bincount(out >> 8, minlength=256)
+    assert 170 < ((counts - 256.0) ** 2 / 256.0).sum() < 360
+    correlations = [abs(np.corrcoef(out[:-lag], out[lag:])[0, 1]) for lag in (1, 8, 32, 256)]
+    assert max(correlations) < 0.02  # five deviations of 1 / sqrt(n)

@@ -1,6 +1,8 @@
 """Codecs, one algorithm per file: a vector to really packed bytes, and back."""
 
 from compressa.codecs.base import (
+    Bias,
+    Biased,
     Bounded,
     Codec,
     Contraction,
@@ -11,27 +13,35 @@ from compressa.codecs.base import (
 )
 from compressa.codecs.bf16 import Bf16
 from compressa.codecs.fp16 import Fp16
+from compressa.codecs.int2 import Int2
 from compressa.codecs.int4 import Int4
 from compressa.codecs.int8 import Int8
 from compressa.codecs.none import NoCompression
 from compressa.codecs.onebit import OneBit
+from compressa.codecs.qsgd import QSGD
 from compressa.codecs.randomk import RandomK
+from compressa.codecs.terngrad import TernGrad
 from compressa.codecs.topk import TopK
 
 __all__ = [
+    "QSGD",
     "Bf16",
+    "Bias",
+    "Biased",
     "Bounded",
     "Codec",
     "Contraction",
     "Draw",
     "Fixed",
     "Fp16",
+    "Int2",
     "Int4",
     "Int8",
     "NoCompression",
     "OneBit",
     "RandomK",
     "Reduction",
+    "TernGrad",
     "TopK",
     "Unbiased",
 ]

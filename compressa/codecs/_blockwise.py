@@ -1,10 +1,12 @@
-"""What int8 and int4 share: a linear, symmetric quantiser with one scale per block."""
+"""What all linear quantisers share: one unit per block, packed integers, one kernel."""
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,51 +15,66 @@ import torch
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import blockwise
+from compressa.kernels.philox import Noise
+
+
+class _Parts(NamedTuple):
+    scales: npt.NDArray[np.float32]
+    offsets: npt.NDArray[np.float32] | None
+    codes: npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blockwise(Codec):
-    """Scales first (float32, one per block), then the packed codes.
+    """Units first (float32, one per block), offsets if there are any, then the packed codes.
 
-    Subclasses give the number of bits and the block; everything else follows.
+    Subclasses give the form of the codes and say how they round; everything else follows.
     """
 
-    bits: ClassVar[int]
     block: int
 
     def __post_init__(self) -> None:
-        if self.block < 8 or self.block % 2:
-            raise ConfigError(
-                f"{self.name}: block must be an even number of at least 8, got {self.block}"
-            )
+        try:
+            self.form  # noqa: B018 - it checks itself
+        except ValueError as error:
+            raise ConfigError(f"{self.name}: {error}") from error
+
+    @cached_property
+    def form(self) -> blockwise.Form:
+        """What the codes look like."""
+        return self._make_form()
+
+    @abstractmethod
+    def _make_form(self) -> blockwise.Form:
+        """Build the form from the hyper-parameters; raises ValueError if there is none."""
+
+    @property
+    def stochastic(self) -> bool:
+        """Whether codes are rounded at random, and so unbiased."""
+        return False
 
     @property
     def granularity(self) -> Granularity:
-        """A block shares one scale."""
+        """A block shares one unit."""
         return Granularity.BLOCK
 
     @property
     def block_elems(self) -> int:
-        """Elements that share a scale."""
+        """Elements that share a unit."""
         return self.block
 
-    def wire_bytes(self, elems: int) -> int:
-        """Four bytes per block, and the packed codes."""
-        return 4 * self._blocks(elems) + blockwise.code_bytes(elems, self.bits, self.block)
+    @property
+    def error_feedback(self) -> bool:
+        """On for contractions, and for them only."""
+        return isinstance(self.bias(1 << 20), Contraction)
 
-    def bias(self, elems: int) -> Contraction:
-        """The largest element is exact, the others err by half a unit at most."""
-        block = min(self.block, max(elems, 1))
-        levels = 2 ** (self.bits - 1) - 1
-        # The two halves of a rounding in float32 are allowed for by the last factor.
-        nearest = 1.0 - (block - 1) / (4.0 * levels**2) * (1 + 1e-5)
-        return Contraction(max(nearest, (1 - 1e-5) / block))
+    def wire_bytes(self, elems: int) -> int:
+        """Four bytes per block (eight with offsets), and the packed codes."""
+        return self._head_bytes(elems) + self.form.code_bytes(elems)
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
-        """Quantise to nearest."""
-        scales, codes = self._parts(payload, x.numel())
-        blockwise.quantize_blockwise(x.numpy(), codes, scales, bits=self.bits, block=self.block)
-        return payload.numel()
+        """Quantise."""
+        return self._quantize(x, None, payload, draw, 1.0)
 
     def encode_feedback(
         self,
@@ -68,20 +85,10 @@ class Blockwise(Codec):
         scale: float = 1.0,
     ) -> int:
         """Add the residual, quantise, pack and keep the new residual in one pass."""
-        scales, codes = self._parts(payload, x.numel())
-        blockwise.quantize_blockwise(
-            x.numpy(),
-            codes,
-            scales,
-            bits=self.bits,
-            block=self.block,
-            residual=residual.numpy(),
-            scale=scale,
-        )
-        return payload.numel()
+        return self._quantize(x, residual, payload, draw, scale)
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Unpack and multiply by the scales."""
+        """Unpack and multiply by the units."""
         self._dequantize(payload, out, 1.0, add=False)
 
     def decode_add(
@@ -90,21 +97,57 @@ class Blockwise(Codec):
         """Unpack, multiply and accumulate in one pass."""
         self._dequantize(payload, out, weight, add=True)
 
+    def _quantize(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float,
+    ) -> int:
+        parts = self._parts(payload, x.numel())
+        blockwise.quantize_blockwise(
+            x.numpy(),
+            parts.codes,
+            parts.scales,
+            form=self.form,
+            offsets=parts.offsets,
+            noise=self._noise(draw),
+            residual=None if residual is None else residual.numpy(),
+            scale=scale,
+        )
+        return payload.numel()
+
     def _dequantize(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
     ) -> None:
         self.check(payload, out.numel())
-        scales, codes = self._parts(payload, out.numel())
+        parts = self._parts(payload, out.numel())
         blockwise.dequantize_blockwise(
-            codes, scales, out.numpy(), bits=self.bits, block=self.block, weight=weight, add=add
+            parts.codes,
+            parts.scales,
+            out.numpy(),
+            form=self.form,
+            offsets=parts.offsets,
+            weight=weight,
+            add=add,
         )
 
-    def _blocks(self, elems: int) -> int:
-        return math.ceil(elems / self.block)
+    def _noise(self, draw: Draw) -> Noise | None:
+        return draw.private_noise(self.wire_id) if self.stochastic else None
 
-    def _parts(
-        self, payload: torch.Tensor, elems: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+    def _head_bytes(self, elems: int) -> int:
+        each = 8 if self.form.statistic == "range" else 4
+        return each * math.ceil(elems / self.block)
+
+    def _parts(self, payload: torch.Tensor, elems: int) -> _Parts:
         raw: npt.NDArray[np.uint8] = payload.numpy()
-        split = 4 * self._blocks(elems)
-        return raw[:split].view(np.float32), raw[split:]
+        head = raw[: self._head_bytes(elems)].view(np.float32)
+        codes = raw[4 * head.size :]
+        if self.form.statistic != "range":
+            return _Parts(head, None, codes)
+        return _Parts(head[: head.size // 2], head[head.size // 2 :], codes)
+
+    def _in_block(self, elems: int) -> int:
+        """Elements of the largest block."""
+        return min(self.block, max(elems, 1))

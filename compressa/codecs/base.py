@@ -16,6 +16,7 @@ import torch
 
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import PayloadError
+from compressa.kernels.philox import Noise
 
 if TYPE_CHECKING:
     from compressa.aggregators.base import Aggregator, World
@@ -31,9 +32,23 @@ class Unbiased:
 
 @dataclass(frozen=True)
 class Contraction:
-    """E||C(x) - x||^2 <= (1 - delta) ||x||^2 with 0 < delta <= 1."""
+    """E||C(x) - x||^2 <= (1 - delta) ||x||^2 with 0 <= delta <= 1.
+
+    Delta = 0 says only that the error is never longer than x, as of a threshold that may keep
+    nothing at all.
+    """
 
     delta: float
+
+
+@dataclass(frozen=True)
+class Biased:
+    """E||C(x) - x||^2 <= noise ||x||^2, and neither of the others: for use without feedback."""
+
+    noise: float
+
+
+Bias = Unbiased | Contraction | Biased
 
 
 @dataclass(frozen=True)
@@ -80,6 +95,15 @@ class Draw:
     rank: int
     owner: bool = False
 
+    def private_noise(self, stream: int) -> Noise:
+        """Return random numbers that no other rank, stage or codec draws.
+
+        Args:
+            stream: The codec's wire id.
+        """
+        whose = stream << 24 | int(self.owner) << 23 | self.rank
+        return Noise(self.seed, whose, self.step, self.parameter, self.start)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Codec(Compressor):
@@ -105,7 +129,7 @@ class Codec(Compressor):
         """Bytes of the payload of `elems` elements: exact if Fixed, else the most."""
 
     @abstractmethod
-    def bias(self, elems: int) -> Unbiased | Contraction:
+    def bias(self, elems: int) -> Bias:
         """Return the error bound that holds for every finite vector of `elems` elements."""
 
     @property
@@ -197,6 +221,8 @@ class Codec(Compressor):
 
 
 __all__ = [
+    "Bias",
+    "Biased",
     "Bounded",
     "Codec",
     "Contraction",

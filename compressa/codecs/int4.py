@@ -7,20 +7,27 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le, MultipleOf
 
-from compressa.codecs._blockwise import Blockwise
+from compressa.codecs._linear import Linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int4(Blockwise):
-    """Per block: unit = max|x| / 7, code = round(x / unit), decode = code * unit.
+class Int4(Linear):
+    """Per block: q = round(x / unit), decode = q * unit, unit = max|x| / 7.
 
-    Wire format: ceil(n / block) little-endian float32 units, then per block of length L
-    (the last may be shorter) ceil(L / 2) bytes; with half = ceil(L / 2), byte i has element i
-    in its low nibble and element i + half in its high nibble, each as code + 8.
-    Bias: |error| <= unit / 2; a contraction. A block with a NaN or an infinity decodes to NaN.
+    With `mapping = "maxmin"`: q = round((x - min) / unit), decode = q * unit + min,
+    unit = (max - min) / 15.
+
+    Wire format: ceil(n / block) little-endian float32 units; as many minima with "maxmin"; then
+    per block of length L
+    (the last may be shorter) m = ceil(L / 2) bytes: byte i has element i in its low nibble and
+    element i + m in its high nibble, as q + 8 where symmetric.
+    Bias: |error| <= unit / 2 to nearest (ties to even), a contraction; Stochastic: unbiased,
+    with a variance of at most unit^2 / 4. A block with a NaN or an infinity decodes to NaN.
 
     Args:
         block: Elements that share a unit.
+        mapping: symmetric: around 0; maxmin: between the block's two extremes.
+        rounding: nearest, with error feedback; or stochastic, without.
 
     Example:
         >>> Int4(block=128).wire_bytes(1000)

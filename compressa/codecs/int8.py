@@ -7,19 +7,25 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le, MultipleOf
 
-from compressa.codecs._blockwise import Blockwise
+from compressa.codecs._linear import Linear
 
 
 @dataclass(frozen=True, kw_only=True)
-class Int8(Blockwise):
-    """Per block: unit = max|x| / 127, code = round(x / unit), decode = code * unit.
+class Int8(Linear):
+    """Per block: q = round(x / unit), decode = q * unit, unit = max|x| / 127.
 
-    Wire format: ceil(n / block) little-endian float32 units, then n two's-complement bytes.
-    Bias: |error| <= unit / 2 (nearest, ties to even); a contraction. A block with a NaN or an
-    infinity decodes to NaN.
+    With `mapping = "maxmin"`: q = round((x - min) / unit), decode = q * unit + min,
+    unit = (max - min) / 255.
+
+    Wire format: ceil(n / block) little-endian float32 units; as many minima with "maxmin"; then
+    n bytes, two's complement where symmetric.
+    Bias: |error| <= unit / 2 to nearest (ties to even), a contraction; Stochastic: unbiased,
+    with a variance of at most unit^2 / 4. A block with a NaN or an infinity decodes to NaN.
 
     Args:
         block: Elements that share a unit.
+        mapping: symmetric: around 0; maxmin: between the block's two extremes.
+        rounding: nearest, with error feedback; or stochastic, without.
 
     Example:
         >>> Int8(block=256).wire_bytes(1000)

@@ -67,6 +67,11 @@ class RandomK(Codec):
         return Reduction(torch.float32)
 
     @property
+    def shared_stream(self) -> bool:
+        """The indices are those of every rank."""
+        return True
+
+    @property
     def error_feedback(self) -> bool:
         """A contraction needs feedback; the unbiased form refuses it."""
         return not self.unbiased

@@ -25,3 +25,9 @@ def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compile ``function`` on its first call with each new combination of argument types."""
     compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
     return cast(Callable[_P, _R], compiled)
+
+
+def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """As `jit`, for what is called once per block: its calls pass arrays, which costs as much."""
+    compiled = numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)(function)
+    return cast(Callable[_P, _R], compiled)

@@ -1,111 +1,312 @@
 """Block-wise quantisation for NumPy arrays; see :mod:`compressa.kernels.blockwise`.
 
-Each block goes through several short loops while it lies in the first-level cache; memory is
-passed over once. Every loop is free of branches, so that LLVM vectorises it.
+A block goes through two loops while it lies in the first-level cache: one adds the residual and
+finds the unit, one makes codes and the new residual, and asks memory for the blocks to come.
+Memory is passed over once. Every loop is free of branches, so that LLVM vectorises it.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import F32, U8
-from ._feedback import effective_block, inverse, largest_bits, part
-from ._jit import jit
+from .._arrays import F32, U8, U16, Gradient
+from ..blockwise import STATISTICS, Form
+from ..philox import Noise
+from ..threads import over_slices
+from ._feedback import Values, effective_largest, inverse
+from ._jit import inlined, jit
+from ._lanes import sum_squares
+from ._noise import Key, drawn_at, noise_buffer, noise_key
+from ._prefetch import AHEAD, fetch
+from ._values import bits_of
+from ._view import view
 
-_INFINITY = np.uint32(0x7F800000)
 _SMALL = np.float32(2.0**-100)
 _SMALLEST = np.float32(2.0**-149)
+_LARGEST = float(np.finfo(np.float32).max)
 _LIFT = np.float32(2.0**64)
-# Adding 1.5 * 2**23 leaves no bits for a fraction, so the sum is rounded half to even; taking it
-# off again gives the integer (and +0, never -0). Unlike rint, this vectorises.
+_ONE = np.float32(1)
+# Adding 1.5 * 2**23 leaves no bits for a fraction, so the sum is rounded half to even, and its last
+# bits are the integer in two's complement. Unlike rint, this vectorises.
 _ROUNDER = np.float32(12582912.0)
+_STEPS = np.float32(65536)
+_HALF = np.float32(0.5)
+Offset = np.float32 | None
+
+_ROW = 256  # elements between two rounds of hints to memory
+_MAX, _RANGE, _L2, _CLIPPED = range(len(STATISTICS))
+
+
+class _Shape(NamedTuple):
+    """A form in numbers."""
+
+    bits: int
+    block: int
+    statistic: int
+    top: int
+    bottom: int
+    zero: int
+    clip: float
+
+
+def _shape(form: Form) -> _Shape:
+    statistic = STATISTICS.index(form.statistic)
+    return _Shape(
+        form.bits, form.block, statistic, form.top, form.bottom, form.zero, float(form.clip)
+    )
 
 
 @jit
-def _round(p: F32, factor: np.float32, q: F32) -> None:
+def _ordered(value: np.float32) -> np.int32:
+    """Its bits as an integer that orders as the value does; its own inverse."""
+    bits = np.float32(value).view(np.int32)
+    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@jit
+def _value(ordered: np.int32) -> np.float32:
+    bits = np.int32(ordered ^ np.int32(np.int32(ordered >> 31) & np.int32(0x7FFFFFFF)))
+    return np.float32(np.int32(bits).view(np.float32))
+
+
+@inlined
+def _extremes(p: F32) -> tuple[np.float32, np.float32]:
+    low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
     for i in range(p.size):
-        q[i] = (p[i] * factor + _ROUNDER) - _ROUNDER
+        order = _ordered(p[i])
+        low, high = min(low, order), max(high, order)
+    return _value(low), _value(high)
 
 
 @jit
-def _round_tiny(p: F32, unit: np.float32, top: np.float32, q: F32) -> None:
+def _length(p: F32, largest: np.float32, shape: _Shape) -> float:
+    """What L units are worth: the norm, or the clipped maximum."""
+    squares = sum_squares(p)
+    if shape.statistic == _L2:
+        return np.sqrt(squares)
+    return min(np.float64(largest), shape.clip * np.sqrt(squares / p.size))
+
+
+@inlined
+def _grid(p: F32, largest: np.float32, shape: _Shape) -> tuple[np.float32, np.float32]:
+    """Unit (0 if the block is flat, NaN if it is not finite) and offset."""
+    offset, flat = np.float32(0), largest == np.float32(0)
+    if not np.isfinite(largest):
+        return np.float32(np.nan), np.float32(np.nan)
+    if shape.statistic == _MAX:
+        unit = np.float32(largest / np.float32(shape.top))
+    elif shape.statistic == _RANGE:
+        offset, high = _extremes(p)
+        flat = offset == high
+        unit = np.float32(np.float32(high - offset) / np.float32(shape.top))
+        if not np.isfinite(unit):
+            return np.float32(np.nan), np.float32(np.nan)
+    else:
+        unit = np.float32(min(_length(p, largest, shape) / shape.top, _LARGEST))
+    return (np.float32(0) if flat else max(unit, _SMALLEST)), offset
+
+
+@jit
+def _stochastic(t: np.float32, noise: np.uint16, bottom: np.int32, top: np.int32) -> np.int32:
+    fixed = np.int32(np.floor(t * _STEPS + _HALF))
+    q = np.int32(np.int32(fixed + np.int32(noise)) >> np.int32(16))
+    return np.int32(min(max(q, bottom), top))
+
+
+@jit
+def _decoded(q: np.float32, unit: np.float32, offset: np.float32 | None) -> np.float32:
+    if offset is None:
+        return np.float32(q * unit)
+    return np.float32(q * unit + offset)
+
+
+@jit
+def _shifted(p: np.float32, offset: np.float32 | None) -> np.float32:
+    return p if offset is None else np.float32(p - offset)
+
+
+@jit
+def _lifted(p: np.float32, offset: np.float32 | None) -> np.float32:
+    if offset is None:
+        return np.float32(p * _LIFT)
+    return np.float32(p * _LIFT - offset * _LIFT)
+
+
+@inlined
+def _encode(
+    p: F32,
+    grid: tuple[np.float32, Offset],
+    shape: _Shape,
+    noise: U16 | None,
+    q: U8,
+    residual: F32 | None,
+    back: np.float32,
+) -> None:
+    """Turn p into codes, a byte each, and keep what they leave behind."""
+    unit, offset = grid
+    factor = np.float32(_ONE / unit)
+    bottom, top, zero = np.int32(shape.bottom), np.int32(shape.top), np.int32(shape.zero)
+    rounder = np.float32(_ROUNDER + np.float32(shape.zero))  # zero is even: ties stay ties
     for i in range(p.size):
-        quotient = (p[i] * _LIFT) / (unit * _LIFT)
-        q[i] = max(-top, min(top, (quotient + _ROUNDER) - _ROUNDER))
+        t = np.float32(_shifted(p[i], offset) * factor)
+        if noise is None:
+            rounded = np.float32(t + rounder)
+            q[i] = np.uint8(np.float32(rounded).view(np.uint32))
+            integer = np.float32(rounded - rounder)
+        else:
+            whole = _stochastic(t, noise[i], bottom, top)
+            q[i] = np.uint8(np.int32(whole + zero))
+            integer = np.float32(whole)
+        if residual is not None:
+            residual[i] = (p[i] - _decoded(integer, unit, offset)) * back
 
 
 @jit
-def _integers(p: F32, top: np.float32, q: F32) -> np.float32:
-    """Fill q with the integers and return the unit."""
-    bits = largest_bits(p, None, np.float32(1))
-    largest = np.uint32(bits).view(np.float32)
-    if bits >= _INFINITY or bits == 0:
-        q[: p.size] = np.float32(0)
-        return np.float32(np.nan) if bits >= _INFINITY else np.float32(0)
-    if largest >= _SMALL:
-        _round(p, top / largest, q)
-        return np.float32(largest / top)
-    unit = max(np.float32(largest / top), _SMALLEST)
-    _round_tiny(p, unit, top, q)
-    return unit
+def _encode_tiny(
+    p: F32,
+    grid: tuple[np.float32, Offset],
+    shape: _Shape,
+    noise: U16 | None,
+    q: U8,
+    residual: F32 | None,
+    back: np.float32,
+) -> None:
+    """The same with a unit so small that 1 / unit might overflow; with 0 or NaN all codes are 0."""
+    unit, offset = grid
+    factor = np.float32(_ONE / np.float32(unit * _LIFT))
+    for i in range(p.size):
+        whole = np.int64(0)
+        if unit > np.float32(0):
+            t = np.float32(_lifted(p[i], offset) * factor)
+            if noise is None:
+                whole = np.int64(np.float32(np.float32(t + _ROUNDER) - _ROUNDER))
+            else:
+                whole = np.int64(np.floor(t * _STEPS + _HALF)) + np.int64(noise[i]) >> 16
+            whole = min(max(whole, shape.bottom), shape.top)
+        q[i] = np.uint8(whole + shape.zero)
+        if residual is not None and unit >= np.float32(0):
+            residual[i] = (p[i] - _decoded(np.float32(whole), unit, offset)) * back
+
+
+@inlined
+def _pack(q: U8, bits: int, codes: U8) -> None:
+    """Planar: byte i takes the codes i, i + m, i + 2 m, ... from the lowest bits upwards."""
+    m = codes.size
+    if bits == 4:
+        low, high = view(q, 0, m), view(q, m, 2 * m)
+        for i in range(m):
+            codes[i] = np.uint8(low[i] | np.uint8(high[i] << 4))
+    else:
+        first, second = view(q, 0, m), view(q, m, 2 * m)
+        third, fourth = view(q, 2 * m, 3 * m), view(q, 3 * m, 4 * m)
+        for i in range(m):
+            low = np.uint8(first[i] | np.uint8(second[i] << 2))
+            codes[i] = np.uint8(low | np.uint8(third[i] << 4) | np.uint8(fourth[i] << 6))
+
+
+@inlined
+def _encode_block(
+    p: F32,
+    grid: tuple[np.float32, Offset],
+    shape: _Shape,
+    noise: U16 | None,
+    q: U8,
+    residual: F32 | None,
+    back: np.float32,
+    x: Values,
+    left: F32 | None,
+    position: int,
+) -> None:
+    """Codes of a block, with hints to memory for what lies behind ``position`` of x."""
+    if not grid[0] >= _SMALL:
+        _encode_tiny(p, grid, shape, noise, q, residual, back)
+        return
+    for low in range(0, p.size, _ROW):
+        high = min(low + _ROW, p.size)
+        fetch(x, position + low, position + high)
+        fetch(left, position + low, position + high)
+        now, bits = view(residual, low, high), view(noise, low, high)
+        _encode(view(p, low, high), grid, shape, bits, view(q, low, high), now, back)
 
 
 @jit
-def _pack_bytes(q: F32, codes: U8) -> None:
-    for i in range(codes.size):
-        codes[i] = np.uint8(np.int32(q[i]))
-
-
-@jit
-def _pack_nibbles(q: F32, size: int, codes: U8) -> None:
-    half = codes.size
-    if size % 2:
-        q[size] = np.float32(0)
-    low, high = q[:half], q[half : 2 * half]
-    for i in range(half):
-        codes[i] = np.uint8((np.int32(low[i]) + 8) | ((np.int32(high[i]) + 8) << 4))
-
-
-@jit
-def _keep(p: F32, residual: F32 | None, unit: np.float32, back: np.float32, q: F32) -> None:
-    if residual is not None:
-        for i in range(p.size):
-            residual[i] = (p[i] - q[i] * unit) * back
+def _if_any(offsets: F32 | None, offset: np.float32) -> Offset:
+    """The offset, or None where there are none: then no loop adds it."""
+    if offsets is None:
+        return None
+    return offset
 
 
 @jit
 def _quantize(
-    x: F32,
+    x: Values,
     residual: F32 | None,
     scale: np.float32,
     back: np.float32,
     codes: U8,
     scales: F32,
-    bits: int,
-    block: int,
+    offsets: F32 | None,
+    key: Key | None,
+    drawn: U16 | None,
+    shape: _Shape,
 ) -> None:
-    room = min(block, x.size + 1)
-    q, sums = np.empty(room, np.float32), np.empty(room, np.float32)
-    top = np.float32((1 << (bits - 1)) - 1)
+    each = 8 // shape.bits
+    room = np.empty(min(shape.block, x.size + 1), np.float32)
+    bytes_ = np.empty(room.size + each, np.uint8)
     for b in range(scales.size):
-        low, high = b * block, min((b + 1) * block, x.size)
-        left = part(residual, low, high)
-        p = effective_block(x[low:high], left, scale, sums)
-        unit = _integers(p, top, q)
+        low, high = b * shape.block, min((b + 1) * shape.block, x.size)
+        left = view(residual, low, high)
+        p, largest = effective_largest(view(x, low, high), left, scale, room)
+        unit, offset = _grid(p, largest, shape)
         scales[b] = unit
-        if bits == 8:
-            _pack_bytes(q, codes[low:high])
-        else:
-            _pack_nibbles(q, high - low, codes[low // 2 : (high + 1) // 2])
-        if not np.isnan(unit):
-            _keep(p, left, unit, back, q)
+        if offsets is not None:
+            offsets[b] = offset
+        at = drawn_at(key, low, high, drawn)
+        noise = view(drawn, at, at + high - low)
+        packed = view(codes, low // each, (high + each - 1) // each)
+        q = packed if each == 1 else view(bytes_, 0, each * packed.size)
+        for i in range(high - low, q.size):
+            q[i] = np.uint8(shape.zero)
+        grid = unit, _if_any(offsets, offset)
+        _encode_block(p, grid, shape, noise, q, left, back, x, residual, low + AHEAD)
+        if each > 1:
+            _pack(q, shape.bits, packed)
+
+
+@jit
+def _code(codes: U8, i: int, bits: int, shift: np.int32, zero: np.int32) -> np.float32:
+    mask = np.int32((1 << bits) - 1)
+    return np.float32(np.int32(np.int32((np.int32(codes[i]) >> shift) & mask) - zero))
+
+
+@jit
+def _decode(
+    codes: U8,
+    grid: tuple[np.float32, Offset],
+    packing: tuple[int, np.int32, np.int32],
+    weight: np.float32,
+    add: bool,
+    out: F32,
+) -> None:
+    """One plane."""
+    unit, offset = grid
+    bits, shift, zero = packing
+    if add:
+        for i in range(out.size):
+            out[i] += weight * _decoded(_code(codes, i, bits, shift, zero), unit, offset)
+    else:
+        for i in range(out.size):
+            out[i] = weight * _decoded(_code(codes, i, bits, shift, zero), unit, offset)
 
 
 @jit
 def _decode_bytes(
     codes: npt.NDArray[np.int8], unit: np.float32, weight: np.float32, add: bool, out: F32
 ) -> None:
+    """Two's complement."""
     if add:
         for i in range(out.size):
             out[i] += weight * (np.float32(codes[i]) * unit)
@@ -115,47 +316,60 @@ def _decode_bytes(
 
 
 @jit
-def _decode_nibbles(
-    codes: U8, shift: int, unit: np.float32, weight: np.float32, add: bool, out: F32
-) -> None:
-    if add:
-        for i in range(out.size):
-            nibble = np.int32(codes[i] >> shift & 15) - 8
-            out[i] += weight * (np.float32(nibble) * unit)
-    else:
-        for i in range(out.size):
-            nibble = np.int32(codes[i] >> shift & 15) - 8
-            out[i] = weight * (np.float32(nibble) * unit)
-
-
-@jit
 def _dequantize(
-    codes: U8, scales: F32, out: F32, bits: int, block: int, weight: np.float32, add: bool
+    codes: U8,
+    scales: F32,
+    offsets: F32 | None,
+    out: F32,
+    weight: np.float32,
+    add: bool,
+    shape: _Shape,
 ) -> None:
+    each = 8 // shape.bits
     for b in range(scales.size):
-        low, high = b * block, min((b + 1) * block, out.size)
-        if bits == 8:
-            signed = codes[low:high].view(np.int8)
-            _decode_bytes(signed, scales[b], weight, add, out[low:high])
+        low, high = b * shape.block, min((b + 1) * shape.block, out.size)
+        packed = view(codes, low // each, (high + each - 1) // each)
+        if shape.bits == 8 and offsets is None:
+            _decode_bytes(packed.view(np.int8), scales[b], weight, add, view(out, low, high))
         else:
-            packed = codes[low // 2 : (high + 1) // 2]
-            middle = low + packed.size
-            _decode_nibbles(packed, 0, scales[b], weight, add, out[low:middle])
-            _decode_nibbles(packed, 4, scales[b], weight, add, out[middle:high])
+            offset = _if_any(offsets, np.float32(0) if offsets is None else offsets[b])
+            for j in range(each):
+                first = min(low + j * packed.size, high)
+                last = min(first + packed.size, high)
+                packing = shape.bits, np.int32(j * shape.bits), np.int32(shape.zero)
+                _decode(packed, (scales[b], offset), packing, weight, add, view(out, first, last))
 
 
 def quantize_blockwise(
-    x: F32,
+    x: Gradient,
     codes: U8,
     scales: F32,
     *,
-    bits: int,
-    block: int,
+    form: Form,
+    offsets: F32 | None = None,
+    noise: Noise | None = None,
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.quantize_blockwise`."""
-    _quantize(x, residual, np.float32(scale), inverse(scale), codes, scales, bits, block)
+    values, shape, back = bits_of(x), _shape(form), inverse(scale)
+
+    def work(low: int, high: int) -> None:
+        blocks = slice(low // form.block, -(-high // form.block))
+        _quantize(
+            values[low:high],
+            None if residual is None else residual[low:high],
+            np.float32(scale),
+            back,
+            codes[low * form.bits // 8 : -(-high * form.bits // 8)],
+            scales[blocks],
+            None if offsets is None else offsets[blocks],
+            noise_key(noise, low),
+            noise_buffer(noise, form.block),
+            shape,
+        )
+
+    over_slices(x.size, form.block, work)
 
 
 def dequantize_blockwise(
@@ -163,10 +377,18 @@ def dequantize_blockwise(
     scales: F32,
     out: F32,
     *,
-    bits: int,
-    block: int,
+    form: Form,
+    offsets: F32 | None = None,
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.dequantize_blockwise`."""
-    _dequantize(codes, scales, out, bits, block, np.float32(weight), add)
+    factor, shape = np.float32(weight), _shape(form)
+
+    def work(low: int, high: int) -> None:
+        blocks = slice(low // form.block, -(-high // form.block))
+        packed = codes[low * form.bits // 8 : -(-high * form.bits // 8)]
+        some = None if offsets is None else offsets[blocks]
+        _dequantize(packed, scales[blocks], some, out[low:high], factor, add, shape)
+
+    over_slices(out.size, form.block, work)

@@ -1,34 +1,14 @@
-"""Philox4x32-7 for NumPy arrays; see :mod:`compressa.kernels.philox`.
-
-A round needs two 32 x 32 -> 64 bit products. Words are kept in uint64 because numba widens every
-uint32 operation to that anyway; LLVM then uses the 64-bit lane product on the low halves.
-"""
+"""Philox4x32-7 for NumPy arrays; see :mod:`compressa.kernels.philox`."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import U32, U64
-from ..philox import ROUNDS
+from .._arrays import U16, U32, U64
+from ..philox import Noise
 from ._jit import jit
-
-_WORD = np.uint64(0xFFFFFFFF)
-_SHIFT = np.uint64(32)
-_MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_KEY_STEP_0, _KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
-
-
-@jit
-def _four_words(
-    block: np.uint64, step: np.uint64, parameter: np.uint64, k0: np.uint64, k1: np.uint64
-) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:
-    c0, c1, c2, c3 = block & _WORD, block >> _SHIFT, step, parameter
-    for _ in range(ROUNDS):
-        first, second = c0 * _MULTIPLIER_0, c2 * _MULTIPLIER_1
-        c0, c2 = (second >> _SHIFT) ^ c1 ^ k0, (first >> _SHIFT) ^ c3 ^ k1
-        c1, c3 = second & _WORD, first & _WORD
-        k0, k1 = (k0 + _KEY_STEP_0) & _WORD, (k1 + _KEY_STEP_1) & _WORD
-    return c0, c1, c2, c3
+from ._noise import drawn_at, noise_buffer, noise_key
+from ._philox import four_words
 
 
 @jit
@@ -36,7 +16,7 @@ def _whole_blocks(
     out: U32, first: np.uint64, step: np.uint64, parameter: np.uint64, key: U64
 ) -> None:
     for i in range(out.size // 4):
-        words = _four_words(first + np.uint64(i), step, parameter, key[0], key[1])
+        words = four_words(first + np.uint64(i), step, parameter, key[0], key[1])
         out[4 * i] = words[0]
         out[4 * i + 1] = words[1]
         out[4 * i + 2] = words[2]
@@ -49,7 +29,7 @@ def _single_words(
 ) -> None:
     for i in range(out.size):
         element = start + np.uint64(i)
-        words = _four_words(element >> np.uint64(2), step, parameter, key[0], key[1])
+        words = four_words(element >> np.uint64(2), step, parameter, key[0], key[1])
         out[i] = words[np.int64(element & np.uint64(3))]
 
 
@@ -64,3 +44,11 @@ def random_words(
     _single_words(out[:head], np.uint64(start), *counter, key)
     _whole_blocks(out[head:tail], np.uint64((start + head) // 4), *counter, key)
     _single_words(out[tail:], np.uint64(start + tail), *counter, key)
+
+
+def random_halves(out: U16, noise: Noise) -> None:
+    """See :func:`compressa.kernels.philox.random_halves`."""
+    buffer = noise_buffer(noise, out.size)
+    assert buffer is not None
+    at = drawn_at(noise_key(noise, 0), 0, out.size, buffer)
+    out[:] = buffer[at : at + out.size]

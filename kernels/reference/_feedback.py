@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32
+from .._arrays import F32, Gradient
+
+
+def widened(x: Gradient) -> F32:
+    """Return a gradient of any kind in float32, exactly."""
+    if x.dtype == np.uint16:
+        return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return x.astype(np.float32)
 
 
 def effective(x: F32, residual: F32 | None, scale: float) -> F32:

@@ -2,65 +2,129 @@
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
-from .._arrays import F32, U8
-from ._feedback import combine, effective, remainder
+import numpy as np
+
+from .._arrays import F32, I64, U8, U16, Gradient
+from ..blockwise import Form
+from ..philox import Noise
+from ._feedback import combine, effective, remainder, widened
+from ._tree import tree_sum
+from .philox import random_halves
 
 _SMALL = np.float32(2.0**-100)
 _SMALLEST = np.float32(2.0**-149)
+_LARGEST = float(np.finfo(np.float32).max)
 _LIFT = np.float32(2.0**64)
+_ONE = np.float32(1)
 
 
-def _integers(p: F32, levels: int) -> tuple[npt.NDArray[np.int8], np.float32]:
-    largest, top = np.abs(p).max(), np.float32(levels)
-    if not np.isfinite(largest):
-        return np.zeros(p.size, np.int8), np.float32(np.nan)
-    if largest == 0:
-        return np.zeros(p.size, np.int8), np.float32(0)
-    if largest >= _SMALL:
-        return np.rint(p * (top / largest)).astype(np.int8), largest / top
-    unit = max(largest / top, _SMALLEST)
-    quotient = np.rint((p * _LIFT) / (unit * _LIFT))
-    return np.clip(quotient, -top, top).astype(np.int8), unit
+class _Grid(NamedTuple):
+    """A block's unit and offset, and what brings p to them without overflow or underflow."""
+
+    unit: np.float32
+    offset: np.float32
+    lift: np.float32
+    factor: np.float32
 
 
-def _pack(q: npt.NDArray[np.int8], bits: int) -> U8:
-    if bits == 8:
-        return q.view(np.uint8)
-    half = (q.size + 1) // 2
-    nibbles = np.full(2 * half, 8, np.uint8)
-    nibbles[: q.size] = q + 8
-    return nibbles[:half] | nibbles[half:] << np.uint8(4)
+def _extremes(p: F32) -> tuple[np.float32, np.float32]:
+    """The least and the greatest; -0 lies below 0."""
+    bits = p.view(np.int32)
+    order = bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))
+    return p[order.argmin()], p[order.argmax()]
 
 
-def _unpack(codes: U8, size: int, bits: int) -> F32:
-    if bits == 8:
+def _unit(p: F32, largest: np.float32, form: Form) -> np.float32:
+    if form.statistic == "max":
+        return largest / np.float32(form.top)
+    squares = tree_sum(p.astype(np.float64) ** 2)
+    length = float(np.sqrt(squares))
+    if form.statistic == "clipped":
+        length = min(float(largest), form.clip * float(np.sqrt(squares / p.size)))
+    return np.float32(min(length / form.top, _LARGEST))
+
+
+def _grid(p: F32, form: Form) -> _Grid:
+    low, high = _extremes(p)
+    largest = np.abs(p).max()
+    if form.statistic == "range":
+        grid = _Grid((high - low) / np.float32(form.top), low, _ONE, _ONE)
+        flat = bool(low == high)
+    else:
+        grid = _Grid(_unit(p, largest, form), np.float32(0), _ONE, _ONE)
+        flat = bool(largest == 0)
+    if not (np.isfinite(largest) and np.isfinite(grid.unit)):
+        return _Grid(np.float32(np.nan), np.float32(np.nan), _ONE, _ONE)
+    if flat:
+        return grid._replace(unit=np.float32(0))
+    if grid.unit < _SMALL:
+        grid = grid._replace(unit=max(grid.unit, _SMALLEST), lift=_LIFT)
+    return grid._replace(factor=_ONE / (grid.unit * grid.lift))
+
+
+def _integers(p: F32, grid: _Grid, noise: U16 | None, form: Form) -> I64:
+    if not grid.unit > 0:
+        return np.zeros(p.size, np.int64)
+    t = (p * grid.lift - grid.offset * grid.lift) * grid.factor
+    if noise is None:
+        q = np.rint(t).astype(np.int64)
+    else:
+        q = np.floor(t * np.float32(65536) + np.float32(0.5)).astype(np.int64)
+        q = (q + noise) >> 16
+    return np.clip(q, form.bottom, form.top)
+
+
+def _pack(q: I64, form: Form) -> U8:
+    each = 8 // form.bits
+    width = -(-q.size // each)
+    planes = np.full(each * width, form.zero, np.int64)
+    planes[: q.size] += q
+    shifts = form.bits * np.arange(each)[:, None]
+    return (planes.reshape(each, width) << shifts).sum(axis=0).astype(np.uint8)
+
+
+def _unpack(codes: U8, size: int, form: Form) -> F32:
+    if form.bits == 8 and form.statistic != "range":
         return codes.view(np.int8).astype(np.float32)
-    nibbles = np.concatenate([codes & 15, codes >> 4])[:size]
-    return nibbles.astype(np.float32) - np.float32(8)
+    shifts = form.bits * np.arange(8 // form.bits)[:, None]
+    planes = (codes.astype(np.int64) >> shifts) & (2**form.bits - 1)
+    return (planes.ravel()[:size] - form.zero).astype(np.float32)
+
+
+def _decode(q: F32, unit: np.float32, offset: np.float32 | None) -> F32:
+    return q * unit if offset is None else q * unit + offset
 
 
 def quantize_blockwise(
-    x: F32,
+    x: Gradient,
     codes: U8,
     scales: F32,
     *,
-    bits: int,
-    block: int,
+    form: Form,
+    offsets: F32 | None = None,
+    noise: Noise | None = None,
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.quantize_blockwise`."""
+    halves = np.zeros(x.size, np.uint16)
+    if noise is not None:
+        random_halves(halves, noise)
     for b in range(scales.size):
-        elements = slice(b * block, (b + 1) * block)
+        elements = slice(b * form.block, (b + 1) * form.block)
         left = None if residual is None else residual[elements]
-        p = effective(x[elements], left, scale)
-        q, scales[b] = _integers(p, 2 ** (bits - 1) - 1)
-        codes[b * block * bits // 8 : (b + 1) * block * bits // 8] = _pack(q, bits)
-        if left is not None and np.isfinite(scales[b]):
-            left[:] = remainder(p, q.astype(np.float32) * scales[b], scale)
+        p = effective(widened(x[elements]), left, scale)
+        grid = _grid(p, form)
+        q = _integers(p, grid, None if noise is None else halves[elements], form)
+        scales[b] = grid.unit
+        if offsets is not None:
+            offsets[b] = grid.offset
+        codes[b * form.block * form.bits // 8 :][: form.code_bytes(p.size)] = _pack(q, form)
+        if left is not None and not np.isnan(grid.unit):
+            offset = None if offsets is None else grid.offset
+            left[:] = remainder(p, _decode(q.astype(np.float32), grid.unit, offset), scale)
 
 
 def dequantize_blockwise(
@@ -68,13 +132,14 @@ def dequantize_blockwise(
     scales: F32,
     out: F32,
     *,
-    bits: int,
-    block: int,
+    form: Form,
+    offsets: F32 | None = None,
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.dequantize_blockwise`."""
     for b in range(scales.size):
-        part = out[b * block : (b + 1) * block]
-        packed = codes[b * block * bits // 8 : (b + 1) * block * bits // 8]
-        combine(part, _unpack(packed, part.size, bits) * scales[b], weight, add)
+        part = out[b * form.block : (b + 1) * form.block]
+        packed = codes[b * form.block * form.bits // 8 :][: form.code_bytes(part.size)]
+        q = _unpack(packed, part.size, form)
+        combine(part, _decode(q, scales[b], None if offsets is None else offsets[b]), weight, add)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import U32, U64
-from ..philox import ROUNDS
+from .._arrays import U16, U32, U64
+from ..philox import ROUNDS, ROW, Noise
 
 _WORD = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -36,13 +36,31 @@ def philox4x32(
     return c0, c1, c2, c3
 
 
+def _words_of(
+    block: U64, *, seed: int, stream: int, step: int, parameter: int
+) -> tuple[U64, U64, U64, U64]:
+    """The four words of each block of a stream."""
+    fixed = [np.full_like(block, number % 2**32) for number in (step, parameter)]
+    counter = block & _WORD, block >> _SHIFT, fixed[0], fixed[1]
+    return philox4x32(counter, (seed % 2**32, stream % 2**32))
+
+
 def random_words(
     out: U32, *, seed: int, stream: int, step: int, parameter: int, start: int = 0
 ) -> None:
     """See :func:`compressa.kernels.philox.random_words`."""
     element = np.uint64(start) + np.arange(out.size, dtype=np.uint64)
     block = element >> np.uint64(2)
-    fixed = [np.full_like(block, number % 2**32) for number in (step, parameter)]
-    counter = block & _WORD, block >> _SHIFT, fixed[0], fixed[1]
-    words = np.array(philox4x32(counter, (seed % 2**32, stream % 2**32)))
+    words = np.array(_words_of(block, seed=seed, stream=stream, step=step, parameter=parameter))
     out[:] = np.take_along_axis(words, (element & np.uint64(3)).astype(np.int64)[None], 0)[0]
+
+
+def random_halves(out: U16, noise: Noise) -> None:
+    """See :func:`compressa.kernels.philox.random_halves`."""
+    key = noise._asdict()
+    element = np.uint64(key.pop("start")) + np.arange(out.size, dtype=np.uint64)
+    place = element % np.uint64(ROW)
+    block = element // np.uint64(ROW) * np.uint64(ROW // 8) + place % np.uint64(32)
+    half = (place // np.uint64(32)).astype(np.int64)
+    words = np.take_along_axis(np.array(_words_of(block, **key)), half[None] // 2, 0)[0]
+    out[:] = np.where(half % 2, words >> np.uint64(16), words & np.uint64(0xFFFF))

@@ -1,0 +1,300 @@
+"""Lists of candidates, piece by piece of a vector: made, put back, cut and joined.
+
+    q = (x + scale * residual) * (1 / scale)
+
+is what is compared, and what stays in the residual. Where a candidate is listed, the residual is
+0 already, so that only those which are not chosen after all have to be put back.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, I64, U32
+from ._append import LARGEST, append
+from ._feedback import Values, effective, magnitude_bits
+from ._jit import jit
+from ._prefetch import fetch
+from ._section import section
+
+BLOCK = 2048  # elements that go through the first-level cache together
+_ROW = 256  # elements between two hints to memory
+_AHEAD = 2048
+_INFINITY = np.uint32(0x7F800000)
+_NOTHING = np.float32(0)
+
+FOUND, FULL, NONFINITE = range(3)
+NOTES = 3
+
+Factors = tuple[np.float32, np.float32]
+Entries = tuple[U32, F32]
+Lists = tuple[Entries, I64, I64]
+"""Indices and values of all lists; where each piece's begin, and the last one ends; their notes."""
+
+
+@jit
+def _span(lists: Lists, number: int) -> tuple[int, int]:
+    """Where a piece's list begins and ends."""
+    begin = lists[1][number]
+    return begin, begin + lists[2][number, FOUND]
+
+
+@jit
+def _unscaled(x: Values | None, residual: F32 | None, factors: Factors, i: int) -> np.float32:
+    """Element i of q; the residual holds it already where there is no ``x``."""
+    if x is not None:
+        return np.float32(effective(x, residual, factors[0], i) * factors[1])
+    if residual is not None:
+        return residual[i]
+    return _NOTHING
+
+
+@jit
+def _take(
+    x: Values | None, residual: F32 | None, factors: Factors, least: np.uint32, q: F32
+) -> np.uint32:
+    """Write q, and to the residual what is no candidate; return the largest magnitude."""
+    largest = np.uint32(0)
+    for i in range(q.size):
+        value = _unscaled(x, residual, factors, i)
+        magnitude = magnitude_bits(value)
+        q[i] = value
+        largest = max(largest, magnitude)
+        if residual is not None:
+            # What is not finite changes nothing.
+            otherwise = _NOTHING if magnitude < _INFINITY else residual[i]
+            residual[i] = value if magnitude < least else otherwise
+    return largest
+
+
+@jit
+def _list_part(
+    x: Values | None,
+    residual: F32 | None,
+    factors: Factors,
+    span: tuple[int, int],
+    least: np.uint32,
+    entries: Entries,
+    notes: I64,
+) -> None:
+    """Go on with a piece's list; list nothing more once a block might not fit."""
+    room, found, largest = np.empty(BLOCK, np.float32), notes[FOUND], np.uint32(0)
+    indices, values = entries
+    for low in range(span[0], span[1], BLOCK):
+        high = min(low + BLOCK, span[1])
+        if found + high - low > indices.size and not notes[FULL]:
+            notes[FULL], least = 1, _INFINITY
+        q, extent = room[: high - low], np.uint32(LARGEST - np.int64(least))
+        here, left = section(x, low, high), section(residual, low, high)
+        largest = max(largest, _take(here, left, factors, least, q))
+        for row in range(low, high, _ROW):
+            stop = min(row + _ROW, high)
+            fetch(x, row + _AHEAD, stop + _AHEAD)
+            fetch(residual, row + _AHEAD, stop + _AHEAD)
+            if not notes[FULL]:
+                some, first = q[row - low : stop - low], np.uint32(row)
+                found = append(None, some, least, extent, first, indices, values, found)
+    notes[FOUND] = found
+    notes[NONFINITE] |= np.int64(largest >= _INFINITY)
+
+
+@jit
+def list_pieces(
+    x: Values | None,
+    residual: F32 | None,
+    factors: Factors,
+    bounds: tuple[int, int, int],
+    least: np.uint32,
+    cuts: I64,
+    lists: Lists,
+) -> None:
+    """List the candidates of the pieces from ``low`` to ``high``.
+
+    Args:
+        x: The vector, float32 or the bits of 16-bit floats; None if the residual holds q already.
+        residual: What is added to it. It receives q, with zeros where a candidate is listed.
+        factors: The loss scale, and one over it.
+        bounds: low, high, and elements in a piece.
+        least: The smallest magnitude of a candidate.
+        cuts: For each piece, the element from which on candidates have to be larger than that.
+        lists: Receives entries and notes: how many were found, whether the list is full, and
+            whether anything is not finite.
+    """
+    low, high, piece = bounds
+    (indices, values), begins, notes = lists
+    for begin in range(low, high, piece):
+        number, end = begin // piece, min(begin + piece, high)
+        mine = slice(begins[number], begins[number + 1])
+        own, note = (indices[mine], values[mine]), notes[number]
+        cut = max(begin, cuts[number])
+        note[:] = 0
+        _list_part(x, residual, factors, (begin, cut), least, own, note)
+        _list_part(x, residual, factors, (cut, end), np.uint32(least + 1), own, note)
+
+
+@jit
+def put_back(lists: Lists, residual: F32) -> None:
+    """Undo a listing; what is not finite was never taken out."""
+    indices, values = lists[0]
+    for number in range(lists[2].shape[0]):
+        begin, end = _span(lists, number)
+        for i in range(begin, end):
+            if magnitude_bits(values[i]) < _INFINITY:
+                residual[indices[i]] = values[i]
+
+
+@jit
+def tally(lists: Lists, numbers: tuple[int, int], least: int, shift: int, counts: I64) -> None:
+    """Histogram of the magnitudes in each of some lists; the last bucket is open."""
+    values, top = lists[0][1], counts.shape[1] - 1
+    for number in range(numbers[0], numbers[1]):
+        mine = counts[number]
+        mine[:] = 0
+        begin, end = _span(lists, number)
+        for i in range(begin, end):
+            mine[min((np.int64(magnitude_bits(values[i])) - least) >> shift, top)] += 1
+
+
+@jit
+def gather(lists: Lists, least: int, most: int, few: Entries) -> int:
+    """Join what all lists have between two magnitudes, both included; return how many."""
+    (indices, values), found = lists[0], 0
+    low, extent, base = np.uint32(least), np.uint32(most - least), np.uint32(0)
+    for number in range(lists[2].shape[0]):
+        begin, end = _span(lists, number)
+        mine, their = indices[begin:end], values[begin:end]
+        found = append(mine, their, low, extent, base, few[0], few[1], found)
+    return found
+
+
+@jit
+def _compare(values: F32, threshold: np.uint32) -> tuple[int, int]:
+    """How many magnitudes are larger than the threshold, and how many equal."""
+    above, equal = np.uint32(0), np.uint32(0)
+    for i in range(values.size):
+        magnitude = magnitude_bits(values[i])
+        above += np.uint32(magnitude > threshold)
+        equal += np.uint32(magnitude == threshold)
+    return np.int64(above), np.int64(equal)
+
+
+@jit
+def _after_ties(values: F32, threshold: np.uint32, ties: int) -> int:
+    """Where the first so many that equal the threshold end."""
+    i = 0
+    while ties:
+        ties -= np.int64(magnitude_bits(values[i]) == threshold)
+        i += 1
+    return i
+
+
+@jit
+def cut_lists(lists: Lists, threshold: np.uint32, ties: int, cuts: I64, offsets: I64) -> None:
+    """Where in each list ties are no longer chosen, and where its chosen ones go."""
+    values = lists[0][1]
+    offsets[0] = 0
+    for number in range(cuts.size):
+        begin, end = _span(lists, number)
+        above, equal = _compare(values[begin:end], threshold)
+        taken = min(ties, equal)
+        cuts[number] = end
+        if taken < equal:
+            cuts[number] = begin + _after_ties(values[begin:end], threshold, taken)
+        offsets[number + 1] = offsets[number] + above + taken
+        ties -= taken
+
+
+@jit
+def _release(
+    indices: U32, values: F32, least: np.uint32, residual: F32 | None, lost: Entries
+) -> None:
+    """Put back those that are smaller than ``least``."""
+    if residual is None or least == 0:
+        return
+    places, left, base = lost[0], lost[1], np.uint32(0)
+    for low in range(0, values.size, places.size):
+        high = min(low + places.size, values.size)
+        some, their, extent = indices[low:high], values[low:high], np.uint32(least - 1)
+        found = append(some, their, np.uint32(0), extent, base, places, left, 0)
+        for i in range(found):
+            residual[places[i]] = left[i]
+
+
+@jit
+def _send(indices: U32, values: F32, scale: np.float32, residual: F32 | None) -> None:
+    """Multiply by the loss scale; keep what that makes infinite."""
+    for i in range(values.size):
+        q = values[i]
+        values[i] = q * scale
+        if residual is not None and magnitude_bits(values[i]) >= _INFINITY:
+            residual[indices[i]] = q
+
+
+@jit
+def emit(
+    lists: Lists,
+    numbers: tuple[int, int],
+    threshold: np.uint32,
+    cuts: I64,
+    offsets: I64,
+    scale: np.float32,
+    residual: F32 | None,
+    out: Entries,
+) -> None:
+    """Write the chosen of some lists to their places, and put back the others."""
+    lost, base = (np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.float32)), np.uint32(0)
+    for number in range(numbers[0], numbers[1]):
+        begin, end = _span(lists, number)
+        place = slice(offsets[number], offsets[number + 1])
+        indices, values, found, cut = out[0][place], out[1][place], 0, cuts[number]
+        for start, stop, least in ((begin, cut, threshold), (cut, end, np.uint32(threshold + 1))):
+            some, their = lists[0][0][start:stop], lists[0][1][start:stop]
+            extent = np.uint32(LARGEST - np.int64(least))
+            found = append(some, their, least, extent, base, indices, values, found)
+            _release(some, their, least, residual, lost)
+        if scale != np.float32(1):
+            _send(indices, values, scale, residual)
+
+
+@jit
+def histogram(
+    x: Values | None,
+    residual: F32 | None,
+    factors: Factors,
+    bounds: tuple[int, int, int],
+    least: int,
+    shift: int,
+    counts: I64,
+) -> None:
+    """Histogram of the magnitudes of q in each piece, from ``least`` on; beyond it, none count.
+
+    One of ``x`` and ``residual`` is None.
+    """
+    room, (low, high, piece) = np.empty(BLOCK, np.float32), bounds
+    for begin in range(low, high, piece):
+        mine, end = counts[begin // piece], min(begin + piece, high)
+        mine[:] = 0
+        for start in range(begin, end, BLOCK):
+            stop = min(start + BLOCK, end)
+            here, left, q = (
+                section(x, start, stop),
+                section(residual, start, stop),
+                room[: stop - start],
+            )
+            if _take(here, left, factors, _INFINITY, q) >= least:
+                for i in range(q.size):
+                    bucket = (np.int64(magnitude_bits(q[i])) - least) >> shift
+                    if 0 <= bucket < mine.size:
+                        mine[bucket] += 1
+
+
+@jit
+def place_after_ties(
+    x: Values | None, residual: F32 | None, factors: Factors, begin: int, threshold: int, ties: int
+) -> int:
+    """Where, from ``begin`` on, the first so many elements of q that equal the threshold end."""
+    i = begin
+    while ties:
+        ties -= np.int64(magnitude_bits(_unscaled(x, residual, factors, i)) == threshold)
+        i += 1
+    return i

@@ -1,0 +1,75 @@
+"""Sixteen random bits per element for stochastic rounding; see :mod:`compressa.kernels.philox`.
+
+The bits of whole rows are drawn at once into a buffer that stays in the first-level cache, so that
+a kernel's own loops only read them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .._arrays import U16
+from ..philox import ROW, Noise
+from ._jit import jit
+from ._philox import four_words
+from ._view import view
+
+_BLOCKS = ROW // 8
+_HALF = np.uint64(16)
+_LEAST = 8 * ROW
+
+Key = npt.NDArray[np.uint64]
+
+
+@jit
+def _row(out: U16, row: np.uint64, key: Key) -> None:
+    """One row; word w of Philox block i has the bits of elements i of planes 2 w and 2 w + 1."""
+    step, parameter, k0, k1 = key[0], key[1], key[2], key[3]
+    for i in range(_BLOCKS):
+        block = row * np.uint64(_BLOCKS) + np.uint64(i)
+        a, b, c, d = four_words(block, step, parameter, k0, k1)
+        out[i] = np.uint16(a)
+        out[_BLOCKS + i] = np.uint16(a >> _HALF)
+        out[2 * _BLOCKS + i] = np.uint16(b)
+        out[3 * _BLOCKS + i] = np.uint16(b >> _HALF)
+        out[4 * _BLOCKS + i] = np.uint16(c)
+        out[5 * _BLOCKS + i] = np.uint16(c >> _HALF)
+        out[6 * _BLOCKS + i] = np.uint16(d)
+        out[7 * _BLOCKS + i] = np.uint16(d >> _HALF)
+
+
+@jit
+def drawn_at(key: Key | None, low: int, high: int, buffer: U16 | None) -> int:
+    """Where in the buffer the bits of elements low to high of the call's array begin.
+
+    ``key[4]`` is the element number of the array's first element, ``key[5]`` the first row that
+    the buffer holds, plus one (0: none). The buffer holds at least the elements of a block. If
+    both are None, as without noise, there is nothing to draw.
+    """
+    if key is None:
+        return low - low
+    first, last = np.int64(key[4]) + low, np.int64(key[4]) + high
+    begin = (np.int64(key[5]) - 1) * ROW
+    if key[5] == 0 or first < begin or last > begin + buffer.size:
+        row = first // ROW
+        for i in range(buffer.size // ROW):
+            _row(view(buffer, i * ROW, (i + 1) * ROW), np.uint64(row + i), key)
+        key[5] = np.uint64(row + 1)
+        begin = row * ROW
+    return first - begin
+
+
+def noise_key(noise: Noise | None, low: int) -> Key | None:
+    """The numbers that `draw` needs, for a slice that begins at element ``low`` of the array."""
+    if noise is None:
+        return None
+    wrapped = (number % 2**32 for number in (noise.step, noise.parameter, noise.seed, noise.stream))
+    return np.array([*wrapped, noise.start + low, 0], np.uint64)
+
+
+def noise_buffer(noise: Noise | None, block: int) -> U16 | None:
+    """Room for the bits of a block, wherever in a row it begins."""
+    if noise is None:
+        return None
+    return np.empty(max(_LEAST, (block // ROW + 2) * ROW), np.uint16)

@@ -1,0 +1,117 @@
+"""Which magnitude is the n-th largest: exactly in a list, and by a sample in a long vector.
+
+Magnitudes order as the integers that their bits are. A histogram of the list's own range tells the
+bucket that the n-th largest lies in, and each further one resolves 11 bits more.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, I64
+from ._feedback import Values, effective, magnitude_bits
+from ._jit import jit
+from ._prefetch import prefetch
+
+_BITS = 11
+_SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
+_LEAST_SAMPLE, _MOST_SAMPLE = 1 << 10, 1 << 15
+_ELEMS_PER_SAMPLE = 1 << 6
+_DEVIATIONS = 4.0  # so many deviations too low, a guess is too high once in ten thousand calls
+_AHEAD = 32
+
+
+@jit
+def _range(values: F32) -> tuple[int, int]:
+    low, high = np.uint32(0xFFFFFFFF), np.uint32(0)
+    for i in range(values.size):
+        magnitude = magnitude_bits(values[i])
+        low, high = min(low, magnitude), max(high, magnitude)
+    return np.int64(low), np.int64(high)
+
+
+@jit
+def _count(values: F32, low: int, high: int, shift: int, counts: I64) -> None:
+    counts[:] = 0
+    for i in range(values.size):
+        magnitude = np.int64(magnitude_bits(values[i]))
+        if low <= magnitude <= high:
+            counts[(magnitude - low) >> shift] += 1
+
+
+@jit
+def nth_largest(values: F32, rank: int) -> tuple[int, int]:
+    """The magnitude bits that have this rank (1: the largest), and how many are larger."""
+    counts = np.zeros(1 << _BITS, np.int64)
+    low, high = _range(values)
+    above = 0
+    while True:
+        shift = 0
+        while (high - low) >> shift >= counts.size:
+            shift += 1
+        _count(values, low, high, shift, counts)
+        bucket = (high - low) >> shift
+        while above + counts[bucket] < rank:
+            above += counts[bucket]
+            bucket -= 1
+        low += bucket << shift
+        high = low + (1 << shift) - 1
+        if shift == 0:
+            return low, above
+
+
+@jit
+def sample_size(size: int) -> int:
+    """How many elements a guess looks at; none where it would not be worth it."""
+    if size < 4 * _LEAST_SAMPLE:
+        return 0
+    return min(max(size // _ELEMS_PER_SAMPLE, _LEAST_SAMPLE), _MOST_SAMPLE)
+
+
+@jit
+def _position(i: int, stride: int) -> int:
+    """One place in the i-th stretch of a vector, without a period that the vector may share."""
+    mixed = np.uint64(i) * _SPREAD
+    return i * stride + np.int64((mixed >> np.uint64(32)) * np.uint64(stride) >> np.uint64(32))
+
+
+@jit
+def _sample(
+    x: Values, residual: F32 | None, scale: np.float32, back: np.float32, sample: F32
+) -> None:
+    stride = x.size // sample.size
+    for i in range(sample.size):
+        at = _position(min(i + _AHEAD, sample.size - 1), stride)
+        prefetch(x, at)
+        if residual is not None:
+            prefetch(residual, at)
+        sample[i] = effective(x, residual, scale, _position(i, stride)) * back
+
+
+@jit
+def guess(
+    x: Values, residual: F32 | None, factors: tuple[np.float32, np.float32], k: int, sample: F32
+) -> tuple[int, int, int]:
+    """A magnitude that is hardly ever larger than the k-th largest of q.
+
+    Args:
+        x: The vector that q is made of.
+        residual: What is added to it.
+        factors: The loss scale, and one over it.
+        k: Which one is asked for.
+        sample: Room for the sample; without any the answer is 0.
+
+    Returns:
+        Its bits; those of a larger one that few of the k exceed; and how many elements of q
+        are expected to reach the first.
+    """
+    if sample.size == 0:
+        return 0, 0, x.size
+    _sample(x, residual, factors[0], factors[1], sample)
+    expected = k * sample.size / x.size
+    rank = int(expected + _DEVIATIONS * np.sqrt(expected) + _DEVIATIONS)
+    if rank >= sample.size:
+        return 0, 0, x.size
+    low, _ = nth_largest(sample, rank)
+    high, _ = nth_largest(sample, max(1, rank // 4))
+    return low, high, int(rank / sample.size * x.size)
