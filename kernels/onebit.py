@@ -14,7 +14,8 @@ Exact arithmetic:
 * p = x + scale * residual in float32, product rounded first; p = x without a residual.
 * ||p||_1 in float64 by a fixed tree: lane l of 16 sums |p| over elements l, l+16, l+32, ... in
   order; then lane j takes in lane j + half for half = 8, 4, 2, 1. The block's scale is
-  float32(sum / len); NaN if any p is infinite or NaN, and then the residual is left as it was.
+  float32(sum / len). If any p is infinite or NaN, the scale is NaN, all bits are 0, and the
+  residual is left as it was.
 * decode = +scale or -scale. New residual = (p - decode) * (1 / scale of the loss) in float32.
 """
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._arrays import F32, U8, block_count, check_array, check_feedback
+from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
 from ._backends import backend
 
 
@@ -45,7 +46,7 @@ def sign_bytes(n: int, block: int) -> int:
 
 
 def sign_quantize(
-    x: F32,
+    x: Gradient,
     bits: U8,
     scales: F32,
     *,
@@ -63,7 +64,7 @@ def sign_quantize(
         ([2], [2.0])
 
     Args:
-        x: float32[n].
+        x: float32[n], float16[n], or uint16[n] with the bits of bfloat16.
         bits: uint8[sign_bytes(n, block)], overwritten.
         scales: float32[ceil(n / block)], overwritten.
         block: Elements per block; a multiple of 8.
@@ -74,7 +75,7 @@ def sign_quantize(
         TypeError: A dtype is wrong.
         ValueError: A shape, a layout, ``block`` or ``scale`` is wrong.
     """
-    check_array("x", x, np.float32)
+    check_gradient(x)
     check_array("bits", bits, np.uint8, (sign_bytes(x.size, block),), writable=True)
     check_array("scales", scales, np.float32, (block_count(x.size, block),), writable=True)
     check_feedback(residual, x.size, scale)

@@ -20,7 +20,7 @@ from ._arrays import U16, U32, check_array
 from ._backends import backend
 
 ROUNDS = 7
-ROW = 256  # elements whose 16-bit numbers are drawn together
+ROW = 1024  # elements whose numbers are drawn together
 
 
 class Noise(NamedTuple):
@@ -78,12 +78,12 @@ def random_words(
 
 
 def random_halves(out: U16, noise: Noise) -> None:
-    """Fill ``out`` with uniform 16-bit numbers: enough to round an element, at half the price.
+    """Fill ``out`` with uniform 15-bit numbers: enough to round an element, at half the price.
 
-    Element e = start + i lies in row e // 256 at place j = e % 256, and gets of Philox4x32-7, with
-    the key of `random_words` and block = 32 * (e // 256) + j % 32, the half h = j // 32: the low 16
-    bits of word h // 2 where h is even, the high ones where it is odd. (So the numbers of 32
-    neighbours come from the same half of 32 blocks, which suits vector registers.)
+    Element e = start + i lies in row e // 1024 at place j = e % 1024; with m = j // 2 it gets, of
+    word m // 128 of Philox4x32-7 with the key of `random_words` and block = 128 * (e // 1024) +
+    m % 128, bits 0 to 14 where j is even and bits 16 to 30 where it is odd. (So the words of 128
+    neighbouring pairs come from 128 blocks, which suits vector registers.)
 
     Args:
         out: uint16[n], overwritten.

@@ -11,17 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba.core import types
-from numba.extending import overload
+from numba.extending import intrinsic, overload
 
 from .._arrays import F32
-from ._jit import jit
+from ._jit import lean
 from ._values import load
 from ._view import view
 
 Values = npt.NDArray[Any]
 
+_LEAN = {"_nrt": False}
 
-@jit
+
+@lean
 def effective(x: Values, residual: F32 | None, scale: np.float32, i: int) -> np.float32:
     """Element i of p; the product is rounded before the sum."""
     if residual is None:
@@ -29,17 +31,14 @@ def effective(x: Values, residual: F32 | None, scale: np.float32, i: int) -> np.
     return np.float32(load(x, i) + scale * residual[i])
 
 
-@jit
-def effective_block(x: Values, residual: F32 | None, scale: np.float32, sums: F32) -> F32:
-    """All of p, written to the front of ``sums``."""
-    p = sums[: x.size]
+@lean
+def _fill(x: Values, residual: F32 | None, scale: np.float32, p: F32) -> None:
     for i in range(x.size):
         p[i] = effective(x, residual, scale, i)
-    return p
 
 
-@jit
-def _effective_largest(x: Values, residual: F32 | None, scale: np.float32, p: F32) -> np.uint32:
+@lean
+def _fill_largest(x: Values, residual: F32 | None, scale: np.float32, p: F32) -> np.uint32:
     largest = np.uint32(0)
     for i in range(x.size):
         value = effective(x, residual, scale, i)
@@ -48,47 +47,60 @@ def _effective_largest(x: Values, residual: F32 | None, scale: np.float32, p: F3
     return largest
 
 
-def effective_largest(
-    x: Values, residual: F32 | None, scale: np.float32, room: F32
-) -> tuple[F32, np.float32]:
-    """All of p, and its largest magnitude: a NaN above an infinity above the rest.
+@intrinsic
+def place(typing: Any, x: Any, residual: Any, room: Any) -> Any:
+    """Where a block's p lies: in ``x`` where that is float32 and has no residual, else in ``room``.
 
-    ``p`` is ``x`` itself where that is float32 and has no residual, else in the front of ``room``.
+    Returns the array as it is; `fill` or `fill_largest` comes next.
     """
+    source = 0 if _is_plain(x, residual) else 2
+    return (x, residual, room)[source](x, residual, room), lambda c, b, s, given: given[source]
+
+
+def fill(x: Values, residual: F32 | None, scale: np.float32, p: F32) -> None:
+    """Write all of p, unless it is x itself."""
     raise NotImplementedError("only compiled code calls this")
 
 
-@overload(effective_largest)
-def _implement(x: Any, residual: Any, scale: Any, room: Any) -> Any:
-    def in_place(x: Any, residual: Any, scale: Any, room: Any) -> Any:
-        bits = largest_bits(x, residual, scale)
-        return x, np.float32(np.uint32(bits).view(np.float32))
-
-    def in_room(x: Any, residual: Any, scale: Any, room: Any) -> Any:
-        p = view(room, 0, x.size)
-        bits = _effective_largest(x, residual, scale, p)
-        return p, np.float32(np.uint32(bits).view(np.float32))
-
-    direct = isinstance(residual, types.NoneType) and x.dtype == types.float32
-    return in_place if direct else in_room
+def fill_largest(x: Values, residual: F32 | None, scale: np.float32, p: F32) -> np.float32:
+    """The same, and return the largest magnitude: a NaN above an infinity above the rest."""
+    raise NotImplementedError("only compiled code calls this")
 
 
-@jit
-def part(residual: F32 | None, low: int, high: int) -> F32 | None:
-    """The residual of a block, or None."""
-    if residual is None:
-        return None
-    return residual[low:high]
+@overload(fill, jit_options=_LEAN)
+def _implement_fill(x: Any, residual: Any, scale: Any, p: Any) -> Any:
+    def nothing(x: Any, residual: Any, scale: Any, p: Any) -> Any:
+        pass
+
+    def write(x: Any, residual: Any, scale: Any, p: Any) -> Any:
+        _fill(x, residual, scale, p)
+
+    return nothing if _is_plain(x, residual) else write
 
 
-@jit
+@overload(fill_largest, jit_options=_LEAN)
+def _implement_fill_largest(x: Any, residual: Any, scale: Any, p: Any) -> Any:
+    def look(x: Any, residual: Any, scale: Any, p: Any) -> Any:
+        return np.float32(np.uint32(largest_bits(x, residual, scale)).view(np.float32))
+
+    def write(x: Any, residual: Any, scale: Any, p: Any) -> Any:
+        return np.float32(np.uint32(_fill_largest(x, residual, scale, p)).view(np.float32))
+
+    return look if _is_plain(x, residual) else write
+
+
+def _is_plain(x: Any, residual: Any) -> bool:
+    return isinstance(residual, types.NoneType) and x.dtype == types.float32
+
+
+@lean
 def magnitude_bits(value: np.float32) -> np.uint32:
     """The bits of |value|: they order as the magnitudes do, with Inf and then NaN on top."""
     bits = np.float32(value).view(np.uint32)
     return np.uint32(bits & np.uint32(0x7FFFFFFF))
 
 
-@jit
+@lean
 def largest_bits(x: Values, residual: F32 | None, scale: np.float32) -> np.uint32:
     """The largest ``magnitude_bits`` of p; integers, because their maximum vectorises."""
     largest = np.uint32(0)

@@ -27,7 +27,21 @@ def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return cast(Callable[_P, _R], compiled)
 
 
+def lean(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """As `jit`, without numba's memory management: for what works on blocks.
+
+    Such code allocates nothing (it does not compile if it tries) and counts no references, which
+    with small slices takes longer than the work on them. It may return views of arrays only
+    (`_view.py`), since nobody would count what it returns.
+    """
+    return _lean(function, inline=False)
+
+
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """As `jit`, for what is called once per block: its calls pass arrays, which costs as much."""
-    compiled = numba.njit(nogil=True, cache=True, error_model="numpy", forceinline=True)(function)
-    return cast(Callable[_P, _R], compiled)
+    """As `lean`, for what is called once per block: its calls pass arrays, which costs as much."""
+    return _lean(function, inline=True)
+
+
+def _lean(function: Callable[_P, _R], inline: bool) -> Callable[_P, _R]:
+    options = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
+    return cast(Callable[_P, _R], numba.njit(**options, forceinline=inline)(function))

@@ -1,4 +1,4 @@
-"""Sixteen random bits per element for stochastic rounding; see :mod:`compressa.kernels.philox`.
+"""Fifteen random bits per element for stochastic rounding; see :mod:`compressa.kernels.philox`.
 
 The bits of whole rows are drawn at once into a buffer that stays in the first-level cache, so that
 a kernel's own loops only read them.
@@ -9,37 +9,35 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import U16
+from .._arrays import U16, U32
 from ..philox import ROW, Noise
-from ._jit import jit
+from ._jit import lean
 from ._philox import four_words
 from ._view import view
 
 _BLOCKS = ROW // 8
-_HALF = np.uint64(16)
-_LEAST = 8 * ROW
+_LEAST = 2 * ROW
+_BITS = np.uint32(0x7FFF7FFF)  # of two numbers in a word
 
 Key = npt.NDArray[np.uint64]
 
 
-@jit
-def _row(out: U16, row: np.uint64, key: Key) -> None:
-    """One row; word w of Philox block i has the bits of elements i of planes 2 w and 2 w + 1."""
+@lean
+def _row(out: U32, row: np.uint64, key: Key) -> None:
+    """One row: word w of its block i has the numbers of pair 32 w + i."""
+    first, second = view(out, 0, _BLOCKS), view(out, _BLOCKS, 2 * _BLOCKS)
+    third, fourth = view(out, 2 * _BLOCKS, 3 * _BLOCKS), view(out, 3 * _BLOCKS, 4 * _BLOCKS)
     step, parameter, k0, k1 = key[0], key[1], key[2], key[3]
     for i in range(_BLOCKS):
         block = row * np.uint64(_BLOCKS) + np.uint64(i)
         a, b, c, d = four_words(block, step, parameter, k0, k1)
-        out[i] = np.uint16(a)
-        out[_BLOCKS + i] = np.uint16(a >> _HALF)
-        out[2 * _BLOCKS + i] = np.uint16(b)
-        out[3 * _BLOCKS + i] = np.uint16(b >> _HALF)
-        out[4 * _BLOCKS + i] = np.uint16(c)
-        out[5 * _BLOCKS + i] = np.uint16(c >> _HALF)
-        out[6 * _BLOCKS + i] = np.uint16(d)
-        out[7 * _BLOCKS + i] = np.uint16(d >> _HALF)
+        first[i] = np.uint32(a) & _BITS
+        second[i] = np.uint32(b) & _BITS
+        third[i] = np.uint32(c) & _BITS
+        fourth[i] = np.uint32(d) & _BITS
 
 
-@jit
+@lean
 def drawn_at(key: Key | None, low: int, high: int, buffer: U16 | None) -> int:
     """Where in the buffer the bits of elements low to high of the call's array begin.
 
@@ -53,8 +51,9 @@ def drawn_at(key: Key | None, low: int, high: int, buffer: U16 | None) -> int:
     begin = (np.int64(key[5]) - 1) * ROW
     if key[5] == 0 or first < begin or last > begin + buffer.size:
         row = first // ROW
+        words = buffer.view(np.uint32)
         for i in range(buffer.size // ROW):
-            _row(view(buffer, i * ROW, (i + 1) * ROW), np.uint64(row + i), key)
+            _row(view(words, i * ROW // 2, (i + 1) * ROW // 2), np.uint64(row + i), key)
         key[5] = np.uint64(row + 1)
         begin = row * ROW
     return first - begin

@@ -13,10 +13,10 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from ._jit import jit
+from ._jit import lean
 
 AHEAD = 1024  # elements; 512 and 2048 were slower, on a Sapphire Rapids core
-LINE = 16  # float32 elements in a cache line
+LINE_BYTES = 64
 
 
 @intrinsic
@@ -37,9 +37,9 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.intp), generate
 
 
-@jit
+@lean
 def fetch(array: Any, low: int, high: int) -> None:
-    """Ask for elements low to high of a float32 array, or for nothing if it is None."""
+    """Ask for elements low to high of an array, or for nothing if it is None."""
     if array is not None:
-        for i in range(low, high, LINE):
+        for i in range(low, high, LINE_BYTES // array.itemsize):
             prefetch(array, i)

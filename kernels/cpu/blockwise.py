@@ -10,14 +10,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .._arrays import F32, U8, U16, Gradient
 from ..blockwise import STATISTICS, Form
 from ..philox import Noise
 from ..threads import over_slices
-from ._feedback import Values, effective_largest, inverse
-from ._jit import inlined, jit
+from ._feedback import Values, fill_largest, inverse, place
+from ._jit import inlined, lean
 from ._lanes import sum_squares
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._prefetch import AHEAD, fetch
@@ -32,8 +31,8 @@ _ONE = np.float32(1)
 # Adding 1.5 * 2**23 leaves no bits for a fraction, so the sum is rounded half to even, and its last
 # bits are the integer in two's complement. Unlike rint, this vectorises.
 _ROUNDER = np.float32(12582912.0)
-_STEPS = np.float32(65536)
-_HALF = np.float32(0.5)
+_STEPS = np.float32(32768)  # 127 times that still is below 2**22, which _ROUNDER takes
+_FLOOR = np.float32(8388608.0)  # the same for numbers from 0 to 2**23, without a sign
 Offset = np.float32 | None
 
 _ROW = 256  # elements between two rounds of hints to memory
@@ -59,14 +58,14 @@ def _shape(form: Form) -> _Shape:
     )
 
 
-@jit
+@lean
 def _ordered(value: np.float32) -> np.int32:
     """Its bits as an integer that orders as the value does; its own inverse."""
     bits = np.float32(value).view(np.int32)
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
-@jit
+@lean
 def _value(ordered: np.int32) -> np.float32:
     bits = np.int32(ordered ^ np.int32(np.int32(ordered >> 31) & np.int32(0x7FFFFFFF)))
     return np.float32(np.int32(bits).view(np.float32))
@@ -81,7 +80,7 @@ def _extremes(p: F32) -> tuple[np.float32, np.float32]:
     return _value(low), _value(high)
 
 
-@jit
+@lean
 def _length(p: F32, largest: np.float32, shape: _Shape) -> float:
     """What L units are worth: the norm, or the clipped maximum."""
     squares = sum_squares(p)
@@ -109,30 +108,33 @@ def _grid(p: F32, largest: np.float32, shape: _Shape) -> tuple[np.float32, np.fl
     return (np.float32(0) if flat else max(unit, _SMALLEST)), offset
 
 
-@jit
-def _stochastic(t: np.float32, noise: np.uint16, bottom: np.int32, top: np.int32) -> np.int32:
-    fixed = np.int32(np.floor(t * _STEPS + _HALF))
-    q = np.int32(np.int32(fixed + np.int32(noise)) >> np.int32(16))
+@lean
+def _stochastic(
+    t: np.float32, noise: np.uint16, rounder: np.float32, bottom: np.int32, top: np.int32
+) -> np.int32:
+    """The integer plus the base of the limits: fixed point with 15 bits, plus noise, cut off."""
+    fixed = np.float32(t * _STEPS + rounder).view(np.int32)
+    q = np.int32(np.int32(fixed + np.int32(noise)) >> np.int32(15))
     return np.int32(min(max(q, bottom), top))
 
 
-@jit
+@lean
 def _decoded(q: np.float32, unit: np.float32, offset: np.float32 | None) -> np.float32:
     if offset is None:
         return np.float32(q * unit)
     return np.float32(q * unit + offset)
 
 
-@jit
+@lean
 def _shifted(p: np.float32, offset: np.float32 | None) -> np.float32:
     return p if offset is None else np.float32(p - offset)
 
 
-@jit
-def _lifted(p: np.float32, offset: np.float32 | None) -> np.float32:
+@lean
+def _lifted(p: np.float32, offset: np.float32 | None, lift: np.float32) -> np.float32:
     if offset is None:
-        return np.float32(p * _LIFT)
-    return np.float32(p * _LIFT - offset * _LIFT)
+        return np.float32(p * lift)
+    return np.float32(p * lift - offset * lift)
 
 
 @inlined
@@ -148,8 +150,11 @@ def _encode(
     """Turn p into codes, a byte each, and keep what they leave behind."""
     unit, offset = grid
     factor = np.float32(_ONE / unit)
-    bottom, top, zero = np.int32(shape.bottom), np.int32(shape.top), np.int32(shape.zero)
     rounder = np.float32(_ROUNDER + np.float32(shape.zero))  # zero is even: ties stay ties
+    fine = _FLOOR if shape.bottom == 0 else _ROUNDER
+    base = np.int32(np.int32(np.float32(fine).view(np.int32)) >> np.int32(15))
+    bottom, top = np.int32(base + shape.bottom), np.int32(base + shape.top)
+    zero = np.int32(shape.zero - base)
     for i in range(p.size):
         t = np.float32(_shifted(p[i], offset) * factor)
         if noise is None:
@@ -157,15 +162,15 @@ def _encode(
             q[i] = np.uint8(np.float32(rounded).view(np.uint32))
             integer = np.float32(rounded - rounder)
         else:
-            whole = _stochastic(t, noise[i], bottom, top)
+            whole = _stochastic(t, noise[i], fine, bottom, top)
             q[i] = np.uint8(np.int32(whole + zero))
-            integer = np.float32(whole)
+            integer = np.float32(np.int32(whole - base))
         if residual is not None:
             residual[i] = (p[i] - _decoded(integer, unit, offset)) * back
 
 
-@jit
-def _encode_tiny(
+@lean
+def _encode_carefully(
     p: F32,
     grid: tuple[np.float32, Offset],
     shape: _Shape,
@@ -174,17 +179,22 @@ def _encode_tiny(
     residual: F32 | None,
     back: np.float32,
 ) -> None:
-    """The same with a unit so small that 1 / unit might overflow; with 0 or NaN all codes are 0."""
+    """The same for units so small that 1 / unit might overflow, and for values above L units.
+
+    Where the unit is 0 or NaN all codes are 0.
+    """
     unit, offset = grid
-    factor = np.float32(_ONE / np.float32(unit * _LIFT))
+    lift = _LIFT if unit < _SMALL else _ONE
+    factor = np.float32(_ONE / np.float32(unit * lift))
     for i in range(p.size):
         whole = np.int64(0)
         if unit > np.float32(0):
-            t = np.float32(_lifted(p[i], offset) * factor)
+            t = np.float32(_lifted(p[i], offset, lift) * factor)
             if noise is None:
                 whole = np.int64(np.float32(np.float32(t + _ROUNDER) - _ROUNDER))
             else:
-                whole = np.int64(np.floor(t * _STEPS + _HALF)) + np.int64(noise[i]) >> 16
+                fixed = np.round(np.float64(t * _STEPS))
+                whole = (np.int64(fixed) + np.int64(noise[i])) >> 15
             whole = min(max(whole, shape.bottom), shape.top)
         q[i] = np.uint8(whole + shape.zero)
         if residual is not None and unit >= np.float32(0):
@@ -219,11 +229,15 @@ def _encode_block(
     x: Values,
     left: F32 | None,
     position: int,
+    codes: U8,
+    ahead: int,
 ) -> None:
     """Codes of a block, with hints to memory for what lies behind ``position`` of x."""
-    if not grid[0] >= _SMALL:
-        _encode_tiny(p, grid, shape, noise, q, residual, back)
+    above = shape.statistic == _CLIPPED and noise is None
+    if above or not grid[0] >= _SMALL:
+        _encode_carefully(p, grid, shape, noise, q, residual, back)
         return
+    fetch(codes, ahead, ahead + p.size // (8 // shape.bits))
     for low in range(0, p.size, _ROW):
         high = min(low + _ROW, p.size)
         fetch(x, position + low, position + high)
@@ -232,7 +246,7 @@ def _encode_block(
         _encode(view(p, low, high), grid, shape, bits, view(q, low, high), now, back)
 
 
-@jit
+@lean
 def _if_any(offsets: F32 | None, offset: np.float32) -> Offset:
     """The offset, or None where there are none: then no loop adds it."""
     if offsets is None:
@@ -240,7 +254,7 @@ def _if_any(offsets: F32 | None, offset: np.float32) -> Offset:
     return offset
 
 
-@jit
+@lean
 def _quantize(
     x: Values,
     residual: F32 | None,
@@ -251,15 +265,17 @@ def _quantize(
     offsets: F32 | None,
     key: Key | None,
     drawn: U16 | None,
+    room: F32,
+    bytes_: U8,
     shape: _Shape,
 ) -> None:
     each = 8 // shape.bits
-    room = np.empty(min(shape.block, x.size + 1), np.float32)
-    bytes_ = np.empty(room.size + each, np.uint8)
     for b in range(scales.size):
         low, high = b * shape.block, min((b + 1) * shape.block, x.size)
         left = view(residual, low, high)
-        p, largest = effective_largest(view(x, low, high), left, scale, room)
+        now = view(x, low, high)
+        p = view(place(now, left, room), 0, now.size)
+        largest = fill_largest(now, left, scale, p)
         unit, offset = _grid(p, largest, shape)
         scales[b] = unit
         if offsets is not None:
@@ -271,51 +287,62 @@ def _quantize(
         for i in range(high - low, q.size):
             q[i] = np.uint8(shape.zero)
         grid = unit, _if_any(offsets, offset)
-        _encode_block(p, grid, shape, noise, q, left, back, x, residual, low + AHEAD)
+        _encode_block(
+            p,
+            grid,
+            shape,
+            noise,
+            q,
+            left,
+            back,
+            x,
+            residual,
+            low + AHEAD,
+            codes,
+            (low + AHEAD) // each,
+        )
         if each > 1:
             _pack(q, shape.bits, packed)
 
 
-@jit
-def _code(codes: U8, i: int, bits: int, shift: np.int32, zero: np.int32) -> np.float32:
-    mask = np.int32((1 << bits) - 1)
-    return np.float32(np.int32(np.int32((np.int32(codes[i]) >> shift) & mask) - zero))
+@inlined
+def _unpack(codes: U8, bits: int, q: U8) -> None:
+    """The reverse of `_pack`."""
+    m = codes.size
+    if bits == 4:
+        low, high = view(q, 0, m), view(q, m, 2 * m)
+        for i in range(m):
+            low[i] = np.uint8(codes[i] & np.uint8(15))
+            high[i] = np.uint8(codes[i] >> np.uint8(4))
+    else:
+        first, second = view(q, 0, m), view(q, m, 2 * m)
+        third, fourth = view(q, 2 * m, 3 * m), view(q, 3 * m, 4 * m)
+        for i in range(m):
+            first[i] = np.uint8(codes[i] & np.uint8(3))
+            second[i] = np.uint8((codes[i] >> np.uint8(2)) & np.uint8(3))
+            third[i] = np.uint8((codes[i] >> np.uint8(4)) & np.uint8(3))
+            fourth[i] = np.uint8(codes[i] >> np.uint8(6))
 
 
-@jit
+@inlined
 def _decode(
-    codes: U8,
+    q: U8,
+    zero: np.float32,
     grid: tuple[np.float32, Offset],
-    packing: tuple[int, np.int32, np.int32],
     weight: np.float32,
     add: bool,
     out: F32,
 ) -> None:
-    """One plane."""
     unit, offset = grid
-    bits, shift, zero = packing
     if add:
         for i in range(out.size):
-            out[i] += weight * _decoded(_code(codes, i, bits, shift, zero), unit, offset)
+            out[i] += weight * _decoded(np.float32(np.float32(q[i]) - zero), unit, offset)
     else:
         for i in range(out.size):
-            out[i] = weight * _decoded(_code(codes, i, bits, shift, zero), unit, offset)
+            out[i] = weight * _decoded(np.float32(np.float32(q[i]) - zero), unit, offset)
 
 
-@jit
-def _decode_bytes(
-    codes: npt.NDArray[np.int8], unit: np.float32, weight: np.float32, add: bool, out: F32
-) -> None:
-    """Two's complement."""
-    if add:
-        for i in range(out.size):
-            out[i] += weight * (np.float32(codes[i]) * unit)
-    else:
-        for i in range(out.size):
-            out[i] = weight * (np.float32(codes[i]) * unit)
-
-
-@jit
+@lean
 def _dequantize(
     codes: U8,
     scales: F32,
@@ -323,21 +350,25 @@ def _dequantize(
     out: F32,
     weight: np.float32,
     add: bool,
+    bytes_: U8,
     shape: _Shape,
 ) -> None:
     each = 8 // shape.bits
+    signed, zero = codes.view(np.int8), np.float32(shape.zero)
     for b in range(scales.size):
         low, high = b * shape.block, min((b + 1) * shape.block, out.size)
-        packed = view(codes, low // each, (high + each - 1) // each)
+        grid = scales[b], _if_any(offsets, np.float32(0) if offsets is None else offsets[b])
+        part = view(out, low, high)
+        fetch(out, low + AHEAD, high + AHEAD)
         if shape.bits == 8 and offsets is None:
-            _decode_bytes(packed.view(np.int8), scales[b], weight, add, view(out, low, high))
+            _decode(view(signed, low, high), zero, grid, weight, add, part)
+        elif each == 1:
+            _decode(view(codes, low, high), zero, grid, weight, add, part)
         else:
-            offset = _if_any(offsets, np.float32(0) if offsets is None else offsets[b])
-            for j in range(each):
-                first = min(low + j * packed.size, high)
-                last = min(first + packed.size, high)
-                packing = shape.bits, np.int32(j * shape.bits), np.int32(shape.zero)
-                _decode(packed, (scales[b], offset), packing, weight, add, view(out, first, last))
+            packed = view(codes, low // each, (high + each - 1) // each)
+            q = view(bytes_, 0, each * packed.size)
+            _unpack(packed, shape.bits, q)
+            _decode(q, zero, grid, weight, add, part)
 
 
 def quantize_blockwise(
@@ -366,6 +397,8 @@ def quantize_blockwise(
             None if offsets is None else offsets[blocks],
             noise_key(noise, low),
             noise_buffer(noise, form.block),
+            np.empty(form.block, np.float32),
+            np.empty(form.block + 8, np.uint8),
             shape,
         )
 
@@ -389,6 +422,7 @@ def dequantize_blockwise(
         blocks = slice(low // form.block, -(-high // form.block))
         packed = codes[low * form.bits // 8 : -(-high * form.bits // 8)]
         some = None if offsets is None else offsets[blocks]
-        _dequantize(packed, scales[blocks], some, out[low:high], factor, add, shape)
+        room = np.empty(form.block + 8, np.uint8)
+        _dequantize(packed, scales[blocks], some, out[low:high], factor, add, room, shape)
 
     over_slices(out.size, form.block, work)

@@ -1,108 +1,131 @@
 """Scaled signs for NumPy arrays; see :mod:`compressa.kernels.onebit`.
 
-A block goes through three short loops while it lies in the first-level cache: sum, signs, residual.
+A block goes through short loops while it lies in the first-level cache: sum, signs, residual. The
+last one asks memory for the next block meanwhile.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, F64, U8
-from ._feedback import effective, inverse, part
-from ._jit import jit
-from ._tree import LANES, add_terms, halve
+from .._arrays import F32, U8, Gradient
+from ..threads import over_slices
+from ._feedback import Values, fill, inverse, place
+from ._jit import inlined, lean
+from ._lanes import sum_magnitudes
+from ._prefetch import AHEAD, fetch
+from ._values import bits_of
+from ._view import view
 
-_TERMS = 16 * LANES  # one piece of a sum: small enough for the first-level cache
-
-
-@jit
-def _magnitudes(x: F32, residual: F32 | None, scale: np.float32, terms: F64) -> None:
-    for i in range(x.size):
-        terms[i] = np.float64(abs(effective(x, residual, scale, i)))
-
-
-@jit
-def _sum_magnitudes(
-    x: F32, residual: F32 | None, scale: np.float32, terms: F64, lanes: F64
-) -> float:
-    lanes[:] = 0.0
-    for low in range(0, x.size, terms.size):
-        high = min(low + terms.size, x.size)
-        _magnitudes(x[low:high], part(residual, low, high), scale, terms)
-        add_terms(terms[: high - low], lanes)
-    return halve(lanes)
+_ROW = 256  # elements between two rounds of hints to memory
+_SIGN = np.uint32(1 << 31)
 
 
-@jit
-def _pack(x: F32, residual: F32 | None, scale: np.float32, bits: U8) -> None:
-    bits[:] = np.uint8(0)
-    for j in range(8):
-        low, high = j * bits.size, min((j + 1) * bits.size, x.size)
-        now, left, plane = x[low:high], part(residual, low, high), np.uint8(1 << j)
-        for i in range(now.size):
-            negative = effective(now, left, scale, i) < np.float32(0)
-            bits[i] |= plane if negative else np.uint8(0)
+@lean
+def _sign(value: np.float32) -> np.uint32:
+    """The highest bit, set for negative numbers: adding 0 turns -0 into +0."""
+    return np.uint32(np.float32(value + np.float32(0)).view(np.uint32) & _SIGN)
 
 
-@jit
-def _keep(
-    x: F32, residual: F32 | None, scale: np.float32, unit: np.float32, back: np.float32
-) -> None:
-    if residual is not None:
-        for i in range(x.size):
-            p = effective(x, residual, scale, i)
-            decoded = -unit if p < np.float32(0) else unit
-            residual[i] = (p - decoded) * back
+@inlined
+def _pack_whole(p: F32, bits: U8) -> None:
+    """Signs of eight planes, where all are as long as ``bits``."""
+    m = bits.size
+    a, b, c, d = view(p, 0, m), view(p, m, 2 * m), view(p, 2 * m, 3 * m), view(p, 3 * m, 4 * m)
+    e, f = view(p, 4 * m, 5 * m), view(p, 5 * m, 6 * m)
+    g, h = view(p, 6 * m, 7 * m), view(p, 7 * m, 8 * m)
+    for i in range(m):
+        low = _sign(a[i]) >> np.uint32(31) | _sign(b[i]) >> np.uint32(30)
+        low |= _sign(c[i]) >> np.uint32(29) | _sign(d[i]) >> np.uint32(28)
+        high = _sign(e[i]) >> np.uint32(27) | _sign(f[i]) >> np.uint32(26)
+        high |= _sign(g[i]) >> np.uint32(25) | _sign(h[i]) >> np.uint32(24)
+        bits[i] = np.uint8(low | high)
 
 
-@jit
+@lean
+def _pack(p: F32, bits: U8) -> None:
+    if p.size == 8 * bits.size:
+        _pack_whole(p, bits)
+        return
+    for i in range(bits.size):
+        packed = np.uint32(0)
+        for j in range(8):
+            if j * bits.size + i < p.size:
+                packed |= np.uint32(_sign(p[j * bits.size + i]) >> np.uint32(31 - j))
+        bits[i] = np.uint8(packed)
+
+
+@inlined
+def _keep(p: F32, residual: F32, unit: np.float32, back: np.float32) -> None:
+    magnitude = np.float32(unit).view(np.uint32)
+    for i in range(p.size):
+        decoded = np.uint32(magnitude | _sign(p[i])).view(np.float32)
+        residual[i] = (p[i] - decoded) * back
+
+
+@lean
 def _quantize(
-    x: F32,
+    x: Values,
     residual: F32 | None,
     scale: np.float32,
     back: np.float32,
     bits: U8,
     scales: F32,
     block: int,
+    room: F32,
 ) -> None:
-    terms, lanes = np.empty(_TERMS, np.float64), np.empty(LANES, np.float64)
+    ahead = max(AHEAD, block)
     for b in range(scales.size):
         low, high = b * block, min((b + 1) * block, x.size)
-        now, left = x[low:high], part(residual, low, high)
-        total = _sum_magnitudes(now, left, scale, terms, lanes)
-        _pack(now, left, scale, bits[low // 8 : (high + 7) // 8])
-        if np.isfinite(total):
-            scales[b] = np.float32(total / (high - low))
-            _keep(now, left, scale, scales[b], back)
-        else:
+        left = view(residual, low, high)
+        now = view(x, low, high)
+        p = view(place(now, left, room), 0, now.size)
+        fill(now, left, scale, p)
+        packed = view(bits, low // 8, (high + 7) // 8)
+        total = sum_magnitudes(p)
+        if not np.isfinite(total):
             scales[b] = np.float32(np.nan)
+            packed[:] = np.uint8(0)
+            continue
+        scales[b] = np.float32(total / (high - low))
+        _pack(p, packed)
+        for i in range(0, p.size, _ROW):
+            end = min(i + _ROW, p.size)
+            fetch(x, low + ahead + i, low + ahead + end)
+            if residual is not None:
+                fetch(residual, low + ahead + i, low + ahead + end)
+                _keep(view(p, i, end), view(left, i, end), scales[b], back)
 
 
-@jit
-def _decode(bits: U8, j: int, value: np.float32, add: bool, out: F32) -> None:
+@inlined
+def _decode(bits: U8, shift: np.uint32, value: np.float32, add: bool, out: F32) -> None:
     """One plane: ``value`` is the block's scale times the weight."""
-    mask = np.uint8(1 << j)
+    magnitude = np.float32(value).view(np.uint32)
     if add:
         for i in range(out.size):
-            out[i] += -value if bits[i] & mask else value
+            sign = np.uint32(np.uint32(np.uint32(bits[i]) << shift) & _SIGN)
+            out[i] += np.uint32(magnitude ^ sign).view(np.float32)
     else:
         for i in range(out.size):
-            out[i] = -value if bits[i] & mask else value
+            sign = np.uint32(np.uint32(np.uint32(bits[i]) << shift) & _SIGN)
+            out[i] = np.uint32(magnitude ^ sign).view(np.float32)
 
 
-@jit
+@lean
 def _dequantize(bits: U8, scales: F32, out: F32, block: int, weight: np.float32, add: bool) -> None:
     for b in range(scales.size):
         low, high = b * block, min((b + 1) * block, out.size)
-        packed = bits[low // 8 : (high + 7) // 8]
+        packed = view(bits, low // 8, (high + 7) // 8)
         for j in range(8):
             first = min(low + j * packed.size, high)
             last = min(first + packed.size, high)
-            _decode(packed, j, weight * scales[b], add, out[first:last])
+            fetch(out, first + AHEAD, last + AHEAD)
+            shift, value = np.uint32(31 - j), np.float32(weight * scales[b])
+            _decode(packed, shift, value, add, view(out, first, last))
 
 
 def sign_quantize(
-    x: F32,
+    x: Gradient,
     bits: U8,
     scales: F32,
     *,
@@ -111,11 +134,32 @@ def sign_quantize(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.onebit.sign_quantize`."""
-    _quantize(x, residual, np.float32(scale), inverse(scale), bits, scales, block)
+    values, factor, back = bits_of(x), np.float32(scale), inverse(scale)
+
+    def work(low: int, high: int) -> None:
+        _quantize(
+            values[low:high],
+            None if residual is None else residual[low:high],
+            factor,
+            back,
+            bits[low // 8 : -(-high // 8)],
+            scales[low // block : -(-high // block)],
+            block,
+            np.empty(block, np.float32),
+        )
+
+    over_slices(x.size, block, work)
 
 
 def sign_dequantize(
     bits: U8, scales: F32, out: F32, *, block: int, weight: float = 1.0, add: bool = False
 ) -> None:
     """See :func:`compressa.kernels.onebit.sign_dequantize`."""
-    _dequantize(bits, scales, out, block, np.float32(weight), add)
+    factor = np.float32(weight)
+
+    def work(low: int, high: int) -> None:
+        packed = bits[low // 8 : -(-high // 8)]
+        some = scales[low // block : -(-high // block)]
+        _dequantize(packed, some, out[low:high], block, factor, add)
+
+    over_slices(out.size, block, work)

@@ -71,8 +71,7 @@ def _integers(p: F32, grid: _Grid, noise: U16 | None, form: Form) -> I64:
     if noise is None:
         q = np.rint(t).astype(np.int64)
     else:
-        q = np.floor(t * np.float32(65536) + np.float32(0.5)).astype(np.int64)
-        q = (q + noise) >> 16
+        q = (np.rint(t * np.float32(32768)).astype(np.int64) + noise) >> 15
     return np.clip(q, form.bottom, form.top)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, U8
-from ._feedback import combine, effective, remainder
+from .._arrays import F32, U8, Gradient
+from ._feedback import combine, effective, remainder, widened
 from ._tree import tree_sum
 
 
@@ -27,7 +27,7 @@ def _decode(bits: U8, size: int, scale: np.float32) -> F32:
 
 
 def sign_quantize(
-    x: F32,
+    x: Gradient,
     bits: U8,
     scales: F32,
     *,
@@ -39,9 +39,9 @@ def sign_quantize(
     for b in range(scales.size):
         elements = slice(b * block, (b + 1) * block)
         left = None if residual is None else residual[elements]
-        p = effective(x[elements], left, scale)
+        p = effective(widened(x[elements]), left, scale)
         scales[b] = _mean_magnitude(p)
-        packed = _pack(p < 0)
+        packed = _pack((p < 0) & np.isfinite(scales[b]))
         bits[b * block // 8 : (b + 1) * block // 8] = packed
         if left is not None and np.isfinite(scales[b]):
             left[:] = remainder(p, _decode(packed, p.size, scales[b]), scale)

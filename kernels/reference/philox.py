@@ -59,8 +59,9 @@ def random_halves(out: U16, noise: Noise) -> None:
     """See :func:`compressa.kernels.philox.random_halves`."""
     key = noise._asdict()
     element = np.uint64(key.pop("start")) + np.arange(out.size, dtype=np.uint64)
-    place = element % np.uint64(ROW)
-    block = element // np.uint64(ROW) * np.uint64(ROW // 8) + place % np.uint64(32)
-    half = (place // np.uint64(32)).astype(np.int64)
-    words = np.take_along_axis(np.array(_words_of(block, **key)), half[None] // 2, 0)[0]
-    out[:] = np.where(half % 2, words >> np.uint64(16), words & np.uint64(0xFFFF))
+    pair = element % np.uint64(ROW) // np.uint64(2)
+    block = element // np.uint64(ROW) * np.uint64(ROW // 8) + pair % np.uint64(ROW // 8)
+    place = (pair // np.uint64(ROW // 8)).astype(np.int64)
+    words = np.take_along_axis(np.array(_words_of(block, **key)), place[None], 0)[0]
+    shift = np.uint64(16) * (element % np.uint64(2))
+    out[:] = (words >> shift) & np.uint64(0x7FFF)
