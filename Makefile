@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= tests
 
-.PHONY: install check test bench demo coverage clean
+.PHONY: install check test fuzz bench demo coverage clean
 
 install: .venv/installed
 
@@ -24,7 +24,12 @@ check: install
 test: install
 	$(BIN)/python -m pytest $(TESTS)
 
+# 100,000 hostile payloads for every compressor; make fuzz FUZZ="--compressor topk --seed 1"
+fuzz: install
+	$(BIN)/python tests/fuzz.py $(FUZZ)
+
 bench: install
+	$(BIN)/compressa bench kernels --scaling --json results/bench/kernels.json
 	$(BIN)/compressa run --plan bench --out results/bench
 
 demo: install

@@ -68,10 +68,11 @@ FLOORS = {
     "transports": {"collectives"},
     "aggregators": {"codecs", "collectives", "compressor"},
     "wrappers": {"aggregators", "codecs", "compressor"},
-    "config": {"compressor", "compressors", "codecs", "wrappers"},
+    "config": {"compressor", "compressors", "codecs", "plugins", "wrappers"},
     "engine": {"aggregators", "collectives", "compressor", "config", "tracing", "transports"},
     "hooks": {"checkpoint", "compressor", "config", "engine", "transports"},
     "testbed": set(),
+    "bench": {"aggregators", "codecs", "compressor", "compressors"},
 }
 
 

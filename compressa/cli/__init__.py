@@ -20,7 +20,12 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("compressa.cli.demo:demo_app", "The main job: train on a slow network, compare."),
     "run": ("compressa.cli.run:run_app", "Experiments of your own: tasks, links, compressors."),
     "report": ("compressa.cli.report:report_app", "Table, plots and HTML of results."),
+    "bench": ("compressa.cli.bench:bench_app", "What compressors cost, beside memory's speed."),
     "config": ("compressa.cli.config:config_app", "Check, show and describe configurations."),
+    "compressors": (
+        "compressa.cli.compressors:compressors_app",
+        "What there is to choose from, and the page of each.",
+    ),
     "testbed": ("compressa.cli.testbed:testbed_app", "Hosts on a shaped network, on one machine."),
     "info": ("compressa.cli.info:info_app", "What this machine and installation can do."),
 }

@@ -1,0 +1,198 @@
+"""Peers of quantisers: the same arithmetic in plain torch operations, an array at a time.
+
+This is how PyTorch's hooks and GRACE are written: each line below is a pass over memory, and most
+make a new array. Where that costs nothing, results go to memory that is there already. Codes of
+four and two bits are packed; signs and levels are left a byte each, as GRACE leaves them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from compressa.bench.operands import Operands
+from compressa.bench.timing import Call
+
+Prepare = Callable[[Operands, Any], Call]
+
+_LARGEST_E4M3 = 448.0
+_QSGD_LEVELS = 64
+_TERNGRAD_CLIP = 2.5
+_EXPONENT_AND_SIGN = -(1 << 23)
+_MANTISSA = 1 << 23
+
+
+def cast(dtype: torch.dtype) -> Prepare:
+    """One `Tensor.to`."""
+
+    def prepare(operands: Operands, _: Any) -> Call:
+        turns = operands.turns()
+        return lambda: next(turns)[0].to(dtype)
+
+    return prepare
+
+
+def _whole_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Leave out a last block that is not full: a ten-thousandth of the work at most."""
+    block = min(block, x.numel())
+    return x[: x.numel() // block * block].view(-1, block)
+
+
+def _pack(q: torch.Tensor, bits: int) -> torch.Tensor:
+    """Put several codes in a byte."""
+    per_byte = 8 // bits
+    if per_byte == 1:
+        return q.to(torch.int8)
+    parts = (q + 2 ** (bits - 1)).to(torch.uint8).chunk(per_byte, dim=1)
+    packed: torch.Tensor = parts[0]
+    for i, part in enumerate(parts[1:], 1):
+        packed = packed | (part << bits * i)
+    return packed
+
+
+def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    if bits == 8:
+        return packed.float()
+    mask, middle = (1 << bits) - 1, 2 ** (bits - 1)
+    parts = [(packed >> bits * i & mask) for i in range(8 // bits)]
+    codes: torch.Tensor = torch.cat(parts, dim=1).float() - middle
+    return codes
+
+
+def _quantize(p: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    units = p.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
+    return (p / units).round_(), units
+
+
+def blockwise(bits: int) -> Prepare:
+    """Scale by the block's maximum, round, pack."""
+
+    def prepare(operands: Operands, codec: Any) -> Call:
+        turns = operands.turns()
+
+        def call() -> torch.Tensor:
+            q, _ = _quantize(_whole_blocks(next(turns)[0], codec.block), bits)
+            return _pack(q, bits)
+
+        return call
+
+    return prepare
+
+
+def blockwise_feedback(bits: int) -> Prepare:
+    """The same of gradient and residual, and the new residual."""
+
+    def prepare(operands: Operands, codec: Any) -> Call:
+        turns, residual = operands.turns(), _whole_blocks(operands.residual, codec.block)
+
+        def call() -> torch.Tensor:
+            p = _whole_blocks(next(turns)[0], codec.block) + residual
+            q, units = _quantize(p, bits)
+            packed = _pack(q, bits)
+            torch.sub(p, q.mul_(units), out=residual)
+            return packed
+
+        return call
+
+    return prepare
+
+
+def blockwise_decode(bits: int) -> Prepare:
+    """Unpack, multiply, add."""
+
+    def prepare(operands: Operands, codec: Any) -> Call:
+        q, units = _quantize(_whole_blocks(operands.gradient, codec.block), bits)
+        packed, out = _pack(q, bits), _whole_blocks(operands.out, codec.block)
+        del q
+        return lambda: out.add_(_unpack(packed, bits).mul_(units), alpha=0.5)
+
+    return prepare
+
+
+def fp8_feedback(operands: Operands, codec: Any) -> Call:
+    """A cast to e4m3 of gradient and residual over the block's scale, and the new residual."""
+    turns, residual = operands.turns(), _whole_blocks(operands.residual, codec.block)
+
+    def call() -> torch.Tensor:
+        p = _whole_blocks(next(turns)[0], codec.block) + residual
+        units = p.abs().amax(dim=1, keepdim=True) / _LARGEST_E4M3
+        cast = (p / units).to(torch.float8_e4m3fn)
+        torch.sub(p, cast.float().mul_(units), out=residual)
+        return cast
+
+    return call
+
+
+def onebit_feedback(operands: Operands, codec: Any) -> Call:
+    """Signs and mean magnitudes of gradient and residual, and the new residual."""
+    turns, residual = operands.turns(), _whole_blocks(operands.residual, codec.block)
+
+    def call() -> torch.Tensor:
+        p = _whole_blocks(next(turns)[0], codec.block) + residual
+        scales = p.abs().mean(dim=1, keepdim=True)
+        signs = (p >= 0).to(torch.uint8)
+        torch.sub(p, _signed(signs).mul_(scales), out=residual)
+        return signs
+
+    return call
+
+
+def onebit_decode(operands: Operands, codec: Any) -> Call:
+    """Signs times scales, added."""
+    blocks = _whole_blocks(operands.gradient, codec.block)
+    signs, scales = (blocks >= 0).to(torch.uint8), blocks.abs().mean(dim=1, keepdim=True)
+    out = _whole_blocks(operands.out, codec.block)
+    return lambda: out.add_(_signed(signs).mul_(scales), alpha=0.5)
+
+
+def _signed(signs: torch.Tensor) -> torch.Tensor:
+    return signs.float().mul_(2).sub_(1)
+
+
+def qsgd(operands: Operands, _: Any) -> Call:
+    """Levels of |x| / norm, up or down at random."""
+    turns, random = operands.turns(), _generator()
+
+    def call() -> torch.Tensor:
+        x = next(turns)[0]
+        level = x.abs() * (_QSGD_LEVELS / x.norm())
+        down = level.floor()
+        up = torch.empty_like(x).uniform_(generator=random) < level - down
+        levels: torch.Tensor = (down + up) * x.sign()
+        return levels.to(torch.int8)
+
+    return call
+
+
+def terngrad(operands: Operands, _: Any) -> Call:
+    """Clip at 2.5 sigma; the sign, or nothing, at random."""
+    turns, random = operands.turns(), _generator()
+
+    def call() -> torch.Tensor:
+        x = next(turns)[0]
+        limit = _TERNGRAD_CLIP * x.std().item()
+        x = x.clamp(-limit, limit)
+        magnitude = x.abs()
+        kept = torch.empty_like(x).uniform_(generator=random) * magnitude.max() < magnitude
+        return (x.sign() * kept).to(torch.int8)
+
+    return call
+
+
+def natural(operands: Operands, _: Any) -> Call:
+    """Add random bits to the mantissa and cut it off; sign and exponent stay."""
+    turns, random = operands.turns(), _generator()
+
+    def call() -> torch.Tensor:
+        bits = next(turns)[0].view(torch.int32)
+        noise = torch.randint(0, _MANTISSA, bits.shape, dtype=torch.int32, generator=random)
+        kept: torch.Tensor = ((bits + noise) & _EXPONENT_AND_SIGN) >> 23
+        return kept
+
+    return call
+
+
+def _generator() -> torch.Generator:
+    return torch.Generator().manual_seed(0)

@@ -1,0 +1,197 @@
+"""Bench: measures cases beside the yardstick and their peers, on threads of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from importlib.metadata import version
+
+import torch
+
+from compressa.bench.cases import Case, Peer
+from compressa.bench.machine import header, memory_bytes, now
+from compressa.bench.operands import Operands
+from compressa.bench.records import Bandwidth, Benchmark, Measurement, Row, case_at
+from compressa.bench.timing import (
+    Call,
+    Interleaved,
+    Samples,
+    Stopwatch,
+    affordable,
+    as_bandwidth,
+    interleave,
+    limit_ratio,
+)
+from compressa.bench.yardstick import BYTES_PER_ELEM
+from compressa.compressor import Compressor
+from compressa.errors import ConfigError
+from compressa.kernels.threads import Team
+
+YARDSTICK = "in-place update"
+
+_WARM_UP_CALLS = 2  # the first compiles or loads, and touches memory; state settles in the second
+_PEER_BUDGET_S = 3.0  # then a slow peer is measured once, after a call to warm up
+_MEMORY_PER_ELEM = 48  # operands and, twice their size, what peers make
+_PER_SECOND = {"ms": 1e3, "us": 1e6}
+
+
+class Bench:
+    """Measures cases one after the other and collects their rows.
+
+    Args:
+        threads: Threads that work on a call, in kernels and in torch.
+        repeats: Samples per case; peers may get fewer.
+        watch: Tells the time.
+
+    Attributes:
+        rows: What was measured so far.
+    """
+
+    def __init__(self, *, threads: int, repeats: int, watch: Stopwatch | None = None) -> None:
+        self.rows: list[Row] = []
+        self._threads = threads
+        self._repeats = repeats
+        self._watch = watch or Stopwatch()
+        self._yardstick_gb_per_s: dict[int, list[float]] = {}
+
+    def measurement(self) -> Measurement:
+        """Return all rows so far, with those of the yardstick, as they are written down."""
+        found = {n: Samples(tuple(values)) for n, values in self._yardstick_gb_per_s.items()}
+        bandwidths = [
+            Bandwidth(
+                elems=elems,
+                threads=self._threads,
+                median_gb_per_s=samples.median,
+                p20_gb_per_s=samples.p20,
+                p80_gb_per_s=samples.p80,
+            )
+            for elems, samples in found.items()
+        ]
+        yardsticks = [self._yardstick_row(elems, samples) for elems, samples in found.items()]
+        return Measurement(header=header(bandwidths), rows=[*yardsticks, *self.rows])
+
+    def run(self, cases: Sequence[Case], sizes: Sequence[int]) -> Iterator[Row]:
+        """Measure every case whose compressor is there, at each size; yield rows as they come.
+
+        A case of one shape is measured once.
+
+        Raises:
+            ConfigError: The machine has not enough memory for a size.
+        """
+        for elems in sizes:
+            require_memory(elems)
+        with self.hired():
+            for elems in sizes:
+                yield from self._run_size([case for case in cases if not case.shape], elems)
+            for case in (case for case in cases if case.shape):
+                yield from self._run_size([case], torch.Size(case.shape).numel())
+
+    @contextmanager
+    def hired(self) -> Iterator[None]:
+        """Have the threads at work for a while; torch's own number is restored afterwards."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._threads)
+        try:
+            with ThreadPoolExecutor(self._threads) as pool, Team(pool, self._threads).enlisted():
+                yield
+        finally:
+            torch.set_num_threads(before)
+
+    def measure(
+        self,
+        case: Case,
+        operands: Operands,
+        *,
+        benchmark: Benchmark = "kernels",
+        with_peers: bool = True,
+    ) -> list[Row]:
+        """Measure one case; return a row per peer, or one without; none if nothing is there."""
+        compressor = case.build()
+        if compressor is None:
+            return []
+        operands.reset()
+        call = case.prepare(compressor, operands)
+        for _ in range(_WARM_UP_CALLS):
+            call()
+        times = self._interleave(call, operands, self._repeats)
+        bus_bytes = case.bus_bytes(compressor, operands.elems)
+        yardstick_bytes = BYTES_PER_ELEM * operands.elems
+        ratio = None if bus_bytes is None else limit_ratio(bus_bytes, yardstick_bytes, times)
+        row = self._row(benchmark, case_at(case.name, operands.elems), times.call_s, ratio)
+        peers = case.peers if with_peers else ()
+        rows = [self._beside(row, peer, compressor, operands) for peer in peers] or [row]
+        self.rows += rows
+        return rows
+
+    def _run_size(self, cases: Sequence[Case], elems: int) -> Iterator[Row]:
+        if any(case.build() is not None for case in cases):
+            operands = Operands(elems)
+            for case in cases:
+                yield from self.measure(case, operands)
+
+    def _interleave(self, call: Call, operands: Operands, repeats: int) -> Interleaved:
+        times = interleave(self._watch, call, operands.update_in_place, repeats)
+        found = as_bandwidth(BYTES_PER_ELEM * operands.elems, times.yardstick_s.values)
+        self._yardstick_gb_per_s.setdefault(operands.elems, []).extend(found.values)
+        return times
+
+    def _row(self, benchmark: Benchmark, case: str, seconds: Samples, ratio: float | None) -> Row:
+        unit = "ms" if benchmark == "kernels" else "us"
+        times = seconds.map(lambda second: _PER_SECOND[unit] * second)
+        return self._filled(benchmark, case, "time", unit, times, ratio)
+
+    def _yardstick_row(self, elems: int, bandwidth: Samples) -> Row:
+        case = case_at(YARDSTICK, elems)
+        return self._filled("kernels", case, "bandwidth", "GB/s", bandwidth, None)
+
+    def _filled(
+        self,
+        benchmark: Benchmark,
+        case: str,
+        metric: str,
+        unit: str,
+        samples: Samples,
+        ratio: float | None,
+    ) -> Row:
+        return Row.model_validate(
+            {
+                "benchmark": benchmark,
+                "case": case,
+                "metric": metric,
+                "unit": unit,
+                "median": samples.median,
+                "p20": samples.p20,
+                "p80": samples.p80,
+                "limit_ratio": ratio,
+                "peer": None,
+                "peer_median": None,
+                "device": "cpu",
+                "threads": self._threads,
+                "version": version("compressa"),
+                "timestamp": now(),
+            }
+        )
+
+    def _beside(self, row: Row, peer: Peer, compressor: Compressor, operands: Operands) -> Row:
+        """Return the row with a peer's time, in the same unit."""
+        operands.reset()
+        call = peer.prepare(operands, compressor)
+        repeats = affordable(self._watch, call, self._repeats, _PEER_BUDGET_S)
+        seconds = self._interleave(call, operands, repeats).call_s
+        median = _PER_SECOND[row.unit] * seconds.median
+        return row.model_copy(update={"peer": peer.name, "peer_median": median})
+
+
+def require_memory(elems: int) -> None:
+    """Refuse a size that would drive the machine out of memory.
+
+    Raises:
+        ConfigError: It would.
+    """
+    needed = _MEMORY_PER_ELEM * elems
+    if needed > memory_bytes():
+        raise ConfigError(
+            f"{elems} elements take {needed / 1e9:.0f} GB with all peers, and this machine has "
+            f"{memory_bytes() / 1e9:.0f} GB; choose smaller ones with --elems"
+        )

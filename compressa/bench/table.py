@@ -1,0 +1,190 @@
+"""The table of cases: what `compressa bench kernels` measures, and what it should reach.
+
+A case is a few lines here. Its compressor is looked up in the contract table; a case whose
+compressor is not there yet is listed as such. Bytes on the bus follow from the operation and the
+wire format, except where choosing what to send takes passes of its own: then they are stated.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from compressa.bench import peers_dense as dense
+from compressa.bench import peers_sparse as sparse
+from compressa.bench.cases import Case, Operation, Peer
+from compressa.bench.peers_lowrank import power_iteration, power_iteration_transposed
+
+_ONE_PASS = 12.0  # the gradient is read, the residual updated
+_TWO_PASSES = 16.0  # and what came of it is read once more
+
+CASTS = tuple(
+    Case(
+        name=f"{name} cast",
+        compressor=name,
+        operation=Operation.ENCODE,
+        least_limit_ratio=0.85,
+        peers=(Peer("torch .to", dense.cast(dtype)),),
+        main=name == "bf16",
+    )
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))
+)
+
+
+def _blockwise(
+    name: str, bits: int, targets: tuple[float, float, float] | None
+) -> tuple[Case, ...]:
+    """The three cases of a linear quantiser; targets without residual, with it, and decoding."""
+    plain, feedback, decode = targets or (None, None, None)
+    return (
+        Case(
+            name=name,
+            compressor=name,
+            operation=Operation.ENCODE,
+            least_limit_ratio=plain,
+            peers=(Peer("torch operations", dense.blockwise(bits)),),
+        ),
+        Case(
+            name=f"{name} with residual",
+            compressor=name,
+            operation=Operation.FEEDBACK,
+            least_limit_ratio=feedback,
+            peers=(Peer("torch operations", dense.blockwise_feedback(bits)),),
+            main=bits >= 4,
+        ),
+        Case(
+            name=f"{name} decode and add",
+            compressor=name,
+            operation=Operation.DECODE,
+            least_limit_ratio=decode,
+            peers=(Peer("torch operations", dense.blockwise_decode(bits)),),
+            main=bits == 8,
+        ),
+    )
+
+
+LINEAR = (
+    *_blockwise("int8", 8, (0.75, 0.85, 0.85)),
+    *_blockwise("int4", 4, (0.75, 0.85, 0.85)),
+    *_blockwise("int2", 2, None),
+)
+
+FP8 = Case(
+    name="fp8 with residual",
+    compressor="fp8",
+    operation=Operation.FEEDBACK,
+    peers=(Peer("torch operations", dense.fp8_feedback),),
+)
+
+ONEBIT = (
+    Case(
+        name="onebit with residual",
+        compressor="onebit",
+        operation=Operation.FEEDBACK,
+        least_limit_ratio=0.85,
+        peers=(Peer("torch operations", dense.onebit_feedback),),
+        main=True,
+    ),
+    Case(
+        name="onebit decode and add",
+        compressor="onebit",
+        operation=Operation.DECODE,
+        least_limit_ratio=0.85,
+        peers=(Peer("torch operations", dense.onebit_decode),),
+    ),
+)
+
+STOCHASTIC = tuple(
+    Case(
+        name=name,
+        compressor=name,
+        operation=Operation.ENCODE,
+        least_limit_ratio=0.40,
+        peers=(Peer("torch operations", peer),),
+        main=name == "qsgd",
+    )
+    for name, peer in (
+        ("qsgd", dense.qsgd),
+        ("terngrad", dense.terngrad),
+        ("natural", dense.natural),
+    )
+)
+
+
+def _top_k(density: float, percent: str, least_speedup: float) -> Case:
+    return Case(
+        name=f"topk {percent} with residual",
+        compressor="topk",
+        operation=Operation.FEEDBACK,
+        hyper={"density": density},
+        bus_bytes_per_elem=_TWO_PASSES,
+        least_limit_ratio=0.45,
+        peers=(
+            Peer("torch.topk", sparse.topk_alone, least_speedup),
+            Peer("torch operations", sparse.topk_feedback),
+            Peer("numpy.argpartition", sparse.argpartition),
+        ),
+        main=density == 0.01,
+    )
+
+
+SPARSE = (
+    _top_k(0.01, "1 %", 15.0),
+    _top_k(0.001, "0.1 %", 10.0),
+    Case(
+        name="randomk 1 % with residual",
+        compressor="randomk",
+        operation=Operation.FEEDBACK,
+        bus_bytes_per_elem=_ONE_PASS,
+        least_limit_ratio=0.50,
+        peers=(Peer("torch operations", sparse.randomk_feedback),),
+    ),
+    Case(
+        name="chunked topk with residual",
+        compressor="chunked_topk",
+        operation=Operation.FEEDBACK,
+        bus_bytes_per_elem=_ONE_PASS,
+        least_limit_ratio=0.50,
+        peers=(Peer("torch operations", sparse.chunked_topk_feedback(0.01)),),
+    ),
+    Case(
+        name="dgc with residual",
+        compressor="dgc",
+        operation=Operation.FEEDBACK,
+        bus_bytes_per_elem=_ONE_PASS,
+        least_limit_ratio=0.50,
+        peers=(Peer("torch operations", sparse.dgc_feedback(0.001)),),
+    ),
+    Case(
+        name="sidco with residual",
+        compressor="sidco",
+        operation=Operation.FEEDBACK,
+        bus_bytes_per_elem=_TWO_PASSES,
+        least_limit_ratio=0.50,
+        peers=(Peer("torch operations", sparse.sidco_feedback(0.01)),),
+    ),
+)
+
+POWERSGD = Case(
+    name="powersgd rank 4, 4096 x 4096",
+    compressor="powersgd",
+    operation=Operation.STEP,
+    hyper={"approx_rank": 4},
+    shape=(4096, 4096),
+    peers=(
+        Peer("torch add_, mm, mm, addmm_", power_iteration, 1 / 1.2),
+        Peer("the same, factors transposed", power_iteration_transposed),
+    ),
+)
+
+CASES: tuple[Case, ...] = (
+    *CASTS,
+    *LINEAR,
+    FP8,
+    *ONEBIT,
+    *STOCHASTIC,
+    *SPARSE,
+    POWERSGD,
+)
+"""Every case; the targets hold at `TARGET_ELEMS` elements."""
+
+TARGET_ELEMS = 200_000_000

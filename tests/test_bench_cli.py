@@ -1,0 +1,128 @@
+"""`compressa bench kernels`, and the page that its figures go to."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_bench_records import row, whole
+from typer.testing import CliRunner, Result
+
+from compressa.bench import CASES, read, scaling, write
+from compressa.cli import bench as bench_cli
+from compressa.compressors import COMPRESSORS
+from compressa.errors import BackendUnavailable, ConfigError
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(*words: str) -> Result:
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(bench_cli.bench_app, words)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def test_chosen_cases_are_measured_shown_and_written(tmp_path: Path) -> None:
+    file = tmp_path / "int8.json"
+    said = run("kernels", "--elems", "2e4", "--case", "int8*", "--json", str(file))
+    assert said.exit_code == 0
+    names = ["int8", "int8 with residual", "int8 decode and add"]
+    rows = [found for found in read(file).rows if found.metric == "time"]
+    assert [found.case for found in rows] == [f"{name} @ 20000" for name in names]
+    for text in (*names, "20,000", "torch operations", "of 0.85", "Targets hold at 200,000,000"):
+        assert text in said.stdout
+
+
+def test_what_is_not_there_yet_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(COMPRESSORS, "int4")
+    said = run("kernels", "--elems", "1000", "--case", "int4*")
+    assert "Not there yet: int4, int4 with residual, int4 decode and add." in said.stdout
+    assert "Not there yet" not in run("kernels", "--elems", "1000", "--case", "int8").stdout
+
+
+def test_scaling_shows_fixed_costs_and_draws_a_plot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling, "SIZES", (10_000, 20_000))
+    words = ("--elems", "1000", "--case", "int8*", "--json", str(tmp_path / "out.json"))
+    said = run("kernels", "--scaling", *words)
+    assert "Fixed cost: microseconds per call on 1,024 elements" in said.stdout
+    assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
+    assert len(read(tmp_path / "out.json").rows) > 3
+
+
+def test_a_plot_needs_a_place_and_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="say where with --json"):
+        run("kernels", "--scaling")
+    monkeypatch.setattr(scaling, "find_spec", lambda name: None)
+    with pytest.raises(BackendUnavailable, match=r"compressa\[experiments\]"):
+        run("kernels", "--scaling", "--json", str(tmp_path / "out.json"))
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize("elems", ["0", "-5", "0.5", "inf", "nan"])
+def test_a_wrong_number_of_elements_is_refused(elems: str) -> None:
+    with pytest.raises(ConfigError, match="is no number of elements"):
+        run("kernels", "--elems", elems)
+
+
+def test_a_pattern_without_a_match_is_refused_with_all_names() -> None:
+    with pytest.raises(ConfigError, match="no name matches") as caught:
+        run("kernels", "--case", "int9*")
+    for case in CASES:
+        assert case.name in str(caught.value)
+
+
+def test_fewer_than_seven_samples_are_refused() -> None:
+    assert run("kernels", "--repeats", "6").exit_code == 2
+
+
+def test_the_help_has_an_example() -> None:
+    assert "Example: compressa bench kernels" in run("kernels", "--help").stdout
+
+
+def page_script() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "docs" / "performance_table.py"))
+
+
+def test_the_page_has_the_figures_of_the_committed_measurements() -> None:
+    script = page_script()
+    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+    assert script["with_figures"](page, script["figures_block"]()) == page, (
+        "run python docs/performance_table.py"
+    )
+
+
+def test_without_a_measurement_the_page_says_so(tmp_path: Path) -> None:
+    assert page_script()["figures_block"](tmp_path) == "No measurement is committed yet.\n"
+
+
+def test_the_figures_quote_machine_versions_date_and_targets(tmp_path: Path) -> None:
+    growth = row(benchmark="kernels-scaling", unit="us", peer=None, peer_median=None)
+    fixed = row(benchmark="kernels-fixed-cost", unit="us", peer=None, peer_median=None)
+    bandwidth = {"metric": "bandwidth", "unit": "GB/s", "median": 44.0, "p20": 40.0, "p80": 45.0}
+    yardstick = row(case="in-place update @ 25000000", peer=None, peer_median=None, **bandwidth)
+    measured = whole().model_copy(update={"rows": [yardstick, row(), growth, fixed]})
+    write(tmp_path / "kernels-25.json", measured)
+    earlier = row(median=99.0, p80=99.0, timestamp="2025-01-01T00:00:00Z")
+    write(tmp_path / "kernels-again.json", measured.model_copy(update={"rows": [earlier]}))
+    block = page_script()["figures_block"](tmp_path)
+    header = measured.header
+    for fact in (header.cpu, f"{header.timestamp:%Y-%m-%d}", *header.versions.values()):
+        assert fact in block
+    assert "| 25,000,000 | 2 | 44.0 | 40.0 | 45.0 |" in block
+    times = "10.00 (9.50 to 11.00) | 0.80 of 0.85 | torch operations | 50.00 | 5.00 | missed |"
+    assert f"| int8 with residual | 25,000,000 | {times}" in block
+    assert "| int8 with residual | 10.0 | met |" in block
+    assert "99.0" not in block
+
+
+@pytest.mark.parametrize("page", ["", "<!-- kernels:end --><!-- kernels:begin -->"])
+def test_a_page_without_a_place_for_figures_is_refused(page: str) -> None:
+    with pytest.raises(ValueError, match="once each"):
+        page_script()["with_figures"](page, "")
