@@ -1,83 +1,119 @@
 # python docs/compressor_table.py
-"""Write the README's table of compressors from the contract table and what the classes declare.
+"""Write what README.md and docs/compressors.md say of each compressor.
 
-Everything between `<!-- compressors:begin -->` and `<!-- compressors:end -->` in README.md is
-worked out here; a new compressor appears by its row in `compressa.compressors`.
+Everything between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in the two files is worked out
+here from the contract table, `compressa.facts` and the docstrings; a new compressor appears by
+its row in `compressa.compressors`. Everything else in them is written by hand.
 """
 
 from __future__ import annotations
 
-import math
-from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from compressa.aggregators import choose_exchange
-from compressa.codecs import Codec, Contraction
-from compressa.compressors import COMPRESSORS
+import compressa.wrappers
+from compressa.compressors import COMPRESSORS, Entry, Family
+from compressa.facts import RANKS, Facts, facts
+from compressa.page import described, page
 
-README = Path(__file__).resolve().parents[1] / "README.md"
-BEGIN, END = "<!-- compressors:begin -->", "<!-- compressors:end -->"
-SHAPE = (1000, 1000)
-_ELEMS = SHAPE[0] * SHAPE[1]
-_RANKS = 4
-_TITLES = ("name", "what is sent", "ratio", "exchange on 4 ranks", "summable", "bias", "paper")
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "compressors.md"
+_BLANK = ""
 
 
 def compressors_block() -> str:
-    """Return what stands between the two comments."""
-    rows = [list(_TITLES), ["---", "---", "---:", *["---"] * (len(_TITLES) - 3)]]
-    for name, entry in COMPRESSORS.items():
-        compressor = entry.compressor()
-        ratio = 4 * _ELEMS / compressor.payload_bytes(SHAPE)
-        facts = _codec_facts(compressor) if isinstance(compressor, Codec) else _own_facts()
-        rows.append([f"`{name}`", entry.summary, f"{ratio:.1f}", *facts, entry.paper or "-"])
-    return "".join("| " + " | ".join(row) + " |\n" for row in rows)
+    """Return the README's table."""
+    titles = ("name", "what is sent", "ratio", f"exchange on {RANKS} ranks", "summable")
+    rows = [
+        [f"`{own.name}`", own.summary, *_numbers(own), own.paper or "-"]
+        for own in map(facts, COMPRESSORS.values())
+    ]
+    return _table([*titles, "error", "paper"], rows)
 
 
-def _codec_facts(codec: Codec) -> list[str]:
-    summable = "no" if codec.reduce is None else f"in {codec.reduce.dtype}".replace("torch.", "")
-    return [choose_exchange(codec, _RANKS).replace("_", "-"), summable, _bias(codec)]
+def overview_block() -> str:
+    """Return the table of docs/compressors.md: like the README's, with state, by family."""
+    titles = ("name", "what is sent", "ratio", f"exchange on {RANKS} ranks", "summable", "error")
+    return _table([*titles, "state", "paper"], _overview_rows())
 
 
-def _own_facts() -> list[str]:
-    """Of an aggregator that is no codec: it exchanges and feeds back in its own way."""
-    return ["all-reduce, its own", "in float32", "low rank; error feedback built in"]
+def sections_block() -> str:
+    """Return a section per compressor, by family."""
+    parts = []
+    for family, entries in by_family():
+        parts.append(f"## {str(family).capitalize()}\n")
+        parts += [page(entry, facts(entry), "###") for entry in entries]
+    return "\n".join(parts)
 
 
-def _bias(codec: Codec) -> str:
-    """The bound that holds for every vector of the size, in words."""
-    bias = codec.bias(_ELEMS)
-    if not isinstance(bias, Contraction):
-        return f"unbiased, omega = {bias.omega:.3g}"
-    if bias.delta == 1.0:
-        return "exact"
-    if codec.error_feedback:
-        return f"delta >= {_rounded(bias.delta, ROUND_FLOOR)}; error feedback"
-    return f"relative error <= {_rounded(math.sqrt(1.0 - bias.delta), ROUND_CEILING)}"
+def wrappers_block() -> str:
+    """Return a section per wrapper."""
+    names = compressa.wrappers.__all__
+    classes = ((name, getattr(compressa.wrappers, name)) for name in names)
+    return "\n".join(f"### {name}\n\n{described(of)}\n" for name, of in classes)
 
 
-def _rounded(bound: float, direction: str) -> Decimal:
-    """Three digits, on the side on which the bound still holds."""
-    return Context(prec=3, rounding=direction).create_decimal(bound)
+def by_family() -> Iterator[tuple[Family, list[Entry]]]:
+    """Yield the families that have members, and their rows."""
+    for family in Family:
+        entries = [entry for entry in COMPRESSORS.values() if entry.family is family]
+        if entries:
+            yield family, entries
 
 
 def with_compressors(readme: str, block: str) -> str:
-    """Return the README's text with the block between the comments.
+    """Return the README's text with its table."""
+    return with_block(readme, "compressors", block)
+
+
+def with_page_blocks(text: str) -> str:
+    """Return the text of docs/compressors.md with all that is worked out."""
+    text = with_block(text, "overview", overview_block())
+    text = with_block(text, "sections", sections_block())
+    return with_block(text, "wrappers", wrappers_block())
+
+
+def with_block(text: str, name: str, block: str) -> str:
+    """Return a text with a block between the two comments of its name.
 
     Raises:
         ValueError: It does not have the comments.
     """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    opening, closing = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, begin, rest = text.partition(opening)
+    _, end, after = rest.partition(closing)
     if not begin or not end:
-        raise ValueError(f"the README must hold {BEGIN} and {END}, in this order")
-    return f"{before}{BEGIN}\n\n{block}\n{END}{after}"
+        raise ValueError(f"the file must hold {opening} and {closing}, in this order")
+    return f"{before}{opening}\n\n{block}\n{closing}{after}"
+
+
+def _overview_rows() -> Iterator[list[str]]:
+    for family, entries in by_family():
+        yield [f"**{family}**", *[_BLANK] * 7]
+        for own in map(facts, entries):
+            link = f"[`{own.name}`](#{own.name})"
+            state = f"{own.state_bytes:.3g}"
+            yield [link, own.summary, *_numbers(own), state, own.paper or "-"]
+
+
+def _numbers(own: Facts) -> list[str]:
+    return [f"{own.ratio:.1f}", own.exchange, own.summable_text, own.error_text]
+
+
+def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    titles = list(titles)
+    right = {"ratio", "state"}
+    rule = ["---:" if title in right else "---" for title in titles]
+    escaped = ([cell.replace("|", "\\|") for cell in row] for row in (titles, rule, *rows))
+    return "".join("| " + " | ".join(row) + " |\n" for row in escaped)
 
 
 def main() -> None:
-    """Bring the README up to date."""
-    text = README.read_text(encoding="utf-8")
-    README.write_text(with_compressors(text, compressors_block()), encoding="utf-8")
+    """Bring both files up to date."""
+    readme = README.read_text(encoding="utf-8")
+    README.write_text(with_compressors(readme, compressors_block()), encoding="utf-8")
+    PAGE.write_text(with_page_blocks(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from lab.records import append
 from test_experiments_report import whole
 
 from compressa import cli, load_config
-from compressa.compressors import COMPRESSORS, Entry
+from compressa.compressors import COMPRESSORS, Entry, Family
 from compressa.config.choices import choice_model
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -207,7 +207,7 @@ def test_the_added_compressor_would_be_refused_with_a_fault(added: dict[str, Any
 def test_the_added_compressor_can_be_configured_by_its_row(
     added: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = eval(block_with("python", "Entry("), dict(added) | {"Entry": Entry})
+    row = eval(block_with("python", "Entry("), dict(added) | {"Entry": Entry, "Family": Family})
     monkeypatch.setitem(COMPRESSORS, row.compressor.name, row)
     chosen = choice_model(row.compressor.name, row).model_validate({"name": "blocktop1"})
     assert chosen.build() == added["BlockTop1"]()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from compressa.codecs.base import Codec, Unbiased
+from compressa.codecs.base import Biased, Codec, Unbiased
 from compressa.compressor import Compressor, Granularity
 from compressa.config.mistakes import Mistake, Path
 
@@ -32,7 +32,7 @@ class _Use(NamedTuple):
 
 def conflicts(config: Config) -> list[Mistake]:
     """Return every impossible combination in a configuration whose parts are valid."""
-    found = [*_exchange_conflicts(config)]
+    found = [*_exchange_conflicts(config), *_wire_id_conflicts(_uses(config))]
     for use in _uses(config):
         found += _feedback_conflicts(use)
         found += _kind_conflicts(use, config.exchange.kind)
@@ -74,6 +74,13 @@ def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:
                 f'grow without bound; use "auto" or "none", or the biased form of {use.name}',
                 involves,
             )
+        if isinstance(bias, Biased):
+            yield Mistake(
+                use.feedback_path,
+                f'is "error", but {use.name} is no contraction as configured, and its residual '
+                'would grow without bound; use "auto" or "none"',
+                involves,
+            )
 
 
 def _kind_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
@@ -111,6 +118,22 @@ def _why_not(compressor: Compressor, kind: str) -> str:
     if kind == "all_reduce" and compressor.reduce is None:
         return f"payloads of {name} can not be summed before they are decoded"
     return ""
+
+
+def _wire_id_conflicts(uses: Iterable[_Use]) -> Iterator[Mistake]:
+    """Two packages that do not know of each other may have chosen the same number."""
+    first: dict[int, _Use] = {}
+    for use in uses:
+        if isinstance(use.compressor, Codec):
+            other = first.setdefault(use.compressor.wire_id, use)
+            if type(other.compressor) is not type(use.compressor):
+                yield Mistake(
+                    use.path,
+                    f"{use.name} has the wire id {use.compressor.wire_id}, as {other.name} has, so "
+                    "that payloads could be taken for each other; use only one of the two, until "
+                    "the package of one has chosen another number",
+                    (use.path, other.path),
+                )
 
 
 def _exchange_conflicts(config: Config) -> Iterator[Mistake]:

@@ -93,9 +93,13 @@ def _say_missing(error: ErrorDetails) -> str:
     return f"is missing: {text[:1].lower()}{text[1:]}".rstrip(".")
 
 
+def not_a_compressor(name: str) -> str:
+    """Return the sentence that refuses a name, and offers those that there are."""
+    return f'"{name}" is not a compressor{_offer(name, list(CHOICES))}'
+
+
 def _say_unknown_compressor(error: ErrorDetails) -> str:
-    tag = error["ctx"]["tag"]
-    return f'"{tag}" is not a compressor{_offer(tag, list(CHOICES))}'
+    return not_a_compressor(error["ctx"]["tag"])
 
 
 def _say_no_compressor(error: ErrorDetails) -> str:
@@ -115,8 +119,9 @@ def _say_bounds(error: ErrorDetails) -> str:
     """Name all bounds of the field, not only the one that was hit."""
     *parents, key = error["loc"]
     field = _model_at(parents).model_fields.get(str(key))
-    bounds = list(_bounds(field.metadata if field else []))
-    wanted = " and ".join(bounds) or error["msg"].removeprefix("Input should be ")
+    wanted = bounds_text(field.metadata if field else []) or error["msg"].removeprefix(
+        "Input should be "
+    )
     return f"must be {wanted}, not {show(error['input'])}"
 
 
@@ -141,11 +146,20 @@ _SAY: dict[str, Callable[[ErrorDetails], str]] = {
 }
 
 
-def _bounds(metadata: list[Any]) -> Iterator[str]:
-    for constraint in metadata:
-        for attribute, text in _BOUNDS.items():
-            if hasattr(constraint, attribute):
-                yield text.format(getattr(constraint, attribute))
+def bounds_text(metadata: list[Any]) -> str:
+    """Return the bounds of a field in words; nothing if it has none.
+
+    Example:
+        >>> from annotated_types import Ge, MultipleOf
+        >>> bounds_text([Ge(8), MultipleOf(2)])
+        'at least 8 and a multiple of 2'
+    """
+    return " and ".join(
+        text.format(getattr(constraint, attribute))
+        for constraint in metadata
+        for attribute, text in _BOUNDS.items()
+        if hasattr(constraint, attribute)
+    )
 
 
 def _offer(word: object, names: list[str]) -> str:

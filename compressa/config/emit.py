@@ -21,29 +21,47 @@ def config_toml(config: Config) -> str:
     blocks = []
     for name, value in config.model_dump(mode="json").items():
         if isinstance(value, list):
-            blocks += [_table(f"[[{name}]]", item) for item in value]
+            blocks += [table_toml(f"[[{name}]]", item) for item in value]
         else:
-            blocks.append(_table(f"[{name}]", value))
+            blocks.append(table_toml(f"[{name}]", value))
     return "\n".join(blocks)
 
 
-def _table(header: str, settings: Mapping[str, Any]) -> str:
+def table_toml(header: str, settings: Mapping[str, Any]) -> str:
+    """Return one table of a configuration.
+
+    Args:
+        header: Its first line.
+        settings: Plain JSON values.
+
+    Example:
+        >>> print(table_toml("[compressor]", {"name": "topk", "density": 0.01}), end="")
+        [compressor]
+        name = "topk"
+        density = 0.01
+    """
     rows = [
-        f"# {key}: not set" if value is None else f"{key} = {_value(value)}"
+        f"# {key}: not set" if value is None else f"{key} = {toml_value(value)}"
         for key, value in settings.items()
     ]
     return "\n".join([header, *rows, ""])
 
 
-def _value(value: Any) -> str:
+def toml_value(value: Any) -> str:
+    """Return a plain JSON value, which is not None, as TOML.
+
+    Example:
+        >>> toml_value([True, "a", 1e-06])
+        '[true, "a", 1e-06]'
+    """
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
         # JSON's strings are TOML's basic strings, but for one control character.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
-        return f"[{', '.join(_value(item) for item in value)}]"
+        return f"[{', '.join(toml_value(item) for item in value)}]"
     if isinstance(value, Mapping):
-        pairs = (f"{key} = {_value(item)}" for key, item in value.items() if item is not None)
+        pairs = (f"{key} = {toml_value(item)}" for key, item in value.items() if item is not None)
         return f"{{ {', '.join(pairs)} }}"
     return repr(value)

@@ -22,6 +22,7 @@ from compressa.config.sections import (
     Warmup,
     none,
 )
+from compressa.plugins import versions
 
 
 class Config(Section):
@@ -65,3 +66,8 @@ class Config(Section):
         give the same values. Where traces are written may differ, and is left out.
         """
         return self.model_dump(mode="json", exclude={"trace"})
+
+    def plugin_versions(self) -> dict[str, str]:
+        """Return the versions of the other packages whose compressors are named, by package."""
+        choices = [self.compressor, self.warmup.compressor, *(r.compressor for r in self.rules)]
+        return versions(choice.name for choice in choices)

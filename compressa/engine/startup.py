@@ -109,7 +109,11 @@ def digest(
     """Return what every rank must agree on before the first step."""
     return {
         "error": error,
-        "library": {"compressa": version("compressa"), "torch": torch.__version__.split("+")[0]},
+        "library": {
+            "compressa": version("compressa"),
+            "torch": torch.__version__.split("+")[0],
+            **(config.plugin_versions() if config is not None else {}),
+        },
         "configuration": config.canonical() if config is not None else None,
         "parameters": {
             p.name: {"index": p.index, "shape": list(p.shape), "dtype": str(p.dtype)}

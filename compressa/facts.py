@@ -1,0 +1,258 @@
+"""What is true of each compressor at its defaults: the one place where it is worked out.
+
+The command line, the README's table and docs/compressors.md show the same facts. Sizes and
+bounds are for a float32 matrix of `SHAPE`, exchanges for `RANKS` ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+
+from compressa import plugins
+from compressa.aggregators import choose_exchange
+from compressa.aggregators.base import Merge, State, Verb, World
+from compressa.codecs import Bias, Biased, Codec, Contraction, Fixed, Unbiased
+from compressa.compressor import Compressor
+from compressa.compressors import COMPRESSORS, Entry
+from compressa.config import Config, DenseBelow, assign
+from compressa.config.choices import CHOICES, choice_model
+from compressa.config.describe import not_a_compressor
+from compressa.errors import ConfigError
+from compressa.parameters import Layout, ParameterInfo, Segment
+
+SHAPE = (1000, 1000)
+RANKS = 4
+LIBRARY = "compressa"
+
+_PARAMETER = ParameterInfo(0, "weight", SHAPE)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is true of one compressor at its defaults.
+
+    Attributes:
+        name: Its name in a configuration.
+        family: What kind of idea it is.
+        summary: What is sent.
+        paper: Where it is from.
+        source: The package that has it, with its version unless that is compressa itself.
+        kind: "codec", or "aggregator" for what exchanges in rounds of its own.
+        wire_id: Its number in payload headers; None for an aggregator.
+        exact_size: Whether the size follows from the number of elements alone; None for an
+            aggregator.
+        ratio: Dense bytes over compressed, headers apart; the least if sizes vary.
+        exchange: How payloads travel on four ranks.
+        summable: The dtypes in which an all-reduce may sum payloads; empty if it may not.
+        bias: "exact", "unbiased", "contraction", "biased" or "undeclared".
+        bound: Omega if unbiased, delta of a contraction, the noise if biased; else None.
+        feedback: What a configuration adds by itself: "error feedback", "built in" if there is
+            nothing to add, or "none".
+        state_bytes: Bytes per element that each rank keeps between steps.
+    """
+
+    name: str
+    family: str
+    summary: str
+    paper: str
+    source: str
+    kind: str
+    wire_id: int | None
+    exact_size: bool | None
+    ratio: float
+    exchange: str
+    summable: tuple[str, ...]
+    bias: str
+    bound: float | None
+    feedback: str
+    state_bytes: float
+
+    @property
+    def bias_text(self) -> str:
+        """The bound that holds for every vector, with the last digit on the safe side."""
+        if self.bound is None:
+            return "exact" if self.bias == "exact" else "no stated bound"
+        up, down = (_rounded(self.bound, way) for way in (ROUND_CEILING, ROUND_FLOOR))
+        if self.bias == "unbiased":
+            return f"unbiased, omega <= {up}"
+        if self.bias == "biased":
+            return f"biased, squared error <= {up}"
+        if self.feedback == "none":
+            relative = _rounded(math.sqrt(1.0 - self.bound), ROUND_CEILING)
+            return f"relative error <= {relative}"
+        return f"delta >= {down}"
+
+    @property
+    def error_text(self) -> str:
+        """The bound, and what becomes of the error."""
+        words = {"none": "", "built in": "; error feedback built in"}
+        return self.bias_text + words.get(self.feedback, f"; {self.feedback}")
+
+    @property
+    def summable_text(self) -> str:
+        """The dtypes in one word."""
+        return f"in {', '.join(self.summable)}" if self.summable else "no"
+
+
+def facts(entry: Entry, source: str = LIBRARY) -> Facts:
+    """Work out what is true of a compressor at its defaults.
+
+    Args:
+        entry: Its row; it need not be in the table.
+        source: Who provides it.
+
+    Example:
+        >>> facts(COMPRESSORS["fp16"]).ratio
+        2.0
+    """
+    compressor = entry.compressor()
+    codec = compressor if isinstance(compressor, Codec) else None
+    used = _Used(entry)
+    bias, bound = _bias(compressor)
+    return Facts(
+        name=compressor.name,
+        family=str(entry.family),
+        summary=entry.summary,
+        paper=entry.paper,
+        source=source,
+        kind="codec" if codec else "aggregator",
+        wire_id=codec.wire_id if codec else None,
+        exact_size=isinstance(codec.size, Fixed) if codec else None,
+        ratio=4 * _PARAMETER.elems / compressor.payload_bytes(SHAPE),
+        exchange=choose_exchange(codec, RANKS).replace("_", "-") if codec else used.exchange,
+        summable=_summable(codec) if codec else used.summable,
+        bias=bias,
+        bound=bound,
+        feedback=used.feedback,
+        state_bytes=used.state_bytes,
+    )
+
+
+def survey() -> tuple[list[Facts], list[str]]:
+    """Return the facts of all that can be configured, and what is wrong with other packages.
+
+    Imports every plug-in.
+    """
+    found = [facts(entry) for entry in COMPRESSORS.values()]
+    problems = [claim.problem for claim in plugins.shadowed().values()]
+    for name in plugins.plugins():
+        try:
+            found.append(find(name)[1])
+        except ConfigError as error:
+            problems.append(str(error))
+    return found, problems + _shared_wire_ids(found)
+
+
+def find(name: str) -> tuple[Entry, Facts]:
+    """Return the row and the facts of any compressor that can be configured.
+
+    Raises:
+        ConfigError: There is none of this name, or its package does not work.
+    """
+    if name in COMPRESSORS:
+        return COMPRESSORS[name], facts(COMPRESSORS[name])
+    if name not in CHOICES:
+        raise ConfigError(not_a_compressor(name))
+    entry, plugin = CHOICES[name].row, plugins.plugins()[name]
+    try:
+        return entry, facts(entry, plugin.source)
+    except Exception as error:  # in another package's code
+        raise ConfigError(
+            f"{plugin.title} does not work: {type(error).__name__}: {error}; update or uninstall "
+            f"{plugin.distribution}"
+        ) from error
+
+
+class _Used:
+    """A compressor as a configuration that only names it would use it, on one of the ranks."""
+
+    def __init__(self, entry: Entry) -> None:
+        name = entry.compressor.name
+        chosen = choice_model(name, entry).model_validate({"name": name})
+        plain = Config(dense_below=DenseBelow(elems=0))
+        config = plain.model_copy(update={"compressor": chosen})
+        assigned = assign(config, [_PARAMETER])[_PARAMETER.name].for_parameter(_PARAMETER)
+        settled = assigned.at(max(assigned.breakpoints, default=0))
+        self._wrappers = list(_wrappers(settled, entry.compressor))
+        self._state = State()
+        layout = Layout(0, (Segment(_PARAMETER, 0, _PARAMETER.elems),))
+        world = World(rank=0, size=RANKS, seed=0, exchange="auto", state=self._state)
+        # An aggregator makes all of its state now, and none later.
+        self._rounds = settled.aggregator(layout, world).rounds
+
+    @property
+    def exchange(self) -> str:
+        """Its rounds, such as "2 x all-reduce"."""
+        verbs = Counter(round_.verb.value.replace("_", "-") for round_ in self._rounds)
+        return ", ".join(verb if n == 1 else f"{n} x {verb}" for verb, n in verbs.items())
+
+    @property
+    def summable(self) -> tuple[str, ...]:
+        """The dtypes of the rounds that a backend could sum, if the largest is one of them."""
+        dense = [own for own in self._rounds if own.verb is Verb.ALL_REDUCE and own.dense]
+        largest = max(self._rounds, key=lambda own: own.capacity_bytes)
+        return tuple({_word(str(own.dtype)): 0 for own in dense}) if largest in dense else ()
+
+    @property
+    def feedback(self) -> str:
+        """What is wrapped around it, or what it keeps by itself."""
+        owed = Merge.SUM in self._state.merges.values()
+        return " + ".join(self._wrappers) or ("built in" if owed else "none")
+
+    @property
+    def state_bytes(self) -> float:
+        """Bytes per element that survive a step."""
+        vectors = self._state.vectors.values()
+        return sum(v.numel() * v.element_size() for v in vectors) / _PARAMETER.elems
+
+
+def _wrappers(compressor: Compressor, wrapped: type[Compressor]) -> Iterator[str]:
+    """Yield the names of what is around a compressor, from the outside in."""
+    while not isinstance(compressor, wrapped):
+        yield compressor.name.replace("_", " ")
+        inner = getattr(compressor, "codec", None) or getattr(compressor, "compressor", None)
+        assert isinstance(inner, Compressor), f"{compressor} wraps nothing"
+        compressor = inner
+
+
+def _summable(codec: Codec) -> tuple[str, ...]:
+    return () if codec.reduce is None else (_word(str(codec.reduce.dtype)),)
+
+
+def _word(dtype: str) -> str:
+    return dtype.removeprefix("torch.")
+
+
+def _bias(compressor: Compressor) -> tuple[str, float | None]:
+    """Return the kind of error and its bound. An aggregator need not declare them."""
+    declared = getattr(compressor, "bias", None)
+    if not callable(declared):
+        return "undeclared", None
+    bias: Bias = declared(_PARAMETER.elems)
+    if bias == Contraction(1.0):
+        return "exact", None
+    if isinstance(bias, Unbiased):
+        return "unbiased", bias.omega
+    if isinstance(bias, Biased):
+        return "biased", bias.noise
+    return "contraction", bias.delta
+
+
+def _rounded(bound: float, direction: str) -> Decimal:
+    """Three digits, on the side on which the bound still holds."""
+    return Context(prec=3, rounding=direction).create_decimal(bound)
+
+
+def _shared_wire_ids(found: list[Facts]) -> list[str]:
+    codecs = [own for own in found if own.wire_id is not None]
+    uses = Counter(own.wire_id for own in codecs)
+    return [
+        f'compressor "{own.name}" of {own.source} shares the wire id {own.wire_id} with another; '
+        "one configuration can not use both"
+        for own in codecs
+        if uses[own.wire_id] > 1
+    ]
