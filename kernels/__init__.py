@@ -12,6 +12,7 @@ if __name__ != "compressa.kernels":
 from ._arrays import block_count
 from ._backends import KernelUnavailable, device_of
 from .bitpack import (
+    check_increasing,
     check_indices,
     index_width,
     pack_bitmap,
@@ -21,12 +22,16 @@ from .bitpack import (
     unpack_bits,
 )
 from .blockwise import Form, dequantize_blockwise, quantize_blockwise
+from .elias_fano import elias_fano_bytes, pack_increasing, unpack_increasing
+from .casts import narrow, widen
 from .feedback import absorb_residual, all_finite
 from .integers import round_to_integers, scale_integers
 from .lowrank import keep_directions, low_rank_product, orthonormalize, split_low_rank
 from .onebit import sign_bytes, sign_dequantize, sign_quantize
+from .onebit_sgd import group_sign_bytes, two_means_dequantize, two_means_quantize
 from .philox import Noise, random_halves, random_words
-from .strata import stratified_indices
+from .select import select_above, select_at
+from .strata import multiply_by_strata, stratified_indices
 from .topk import return_unsent, scatter_add, select_top_k
 
 __all__ = [
@@ -36,15 +41,21 @@ __all__ = [
     "absorb_residual",
     "all_finite",
     "block_count",
+    "check_increasing",
     "check_indices",
     "dequantize_blockwise",
     "device_of",
+    "elias_fano_bytes",
+    "group_sign_bytes",
     "index_width",
     "keep_directions",
     "low_rank_product",
+    "multiply_by_strata",
+    "narrow",
     "orthonormalize",
     "pack_bitmap",
     "pack_bits",
+    "pack_increasing",
     "packed_bytes",
     "quantize_blockwise",
     "random_halves",
@@ -53,12 +64,17 @@ __all__ = [
     "round_to_integers",
     "scale_integers",
     "scatter_add",
+    "select_above",
+    "select_at",
     "select_top_k",
     "sign_bytes",
     "sign_dequantize",
     "sign_quantize",
     "split_low_rank",
     "stratified_indices",
+    "two_means_dequantize",
+    "two_means_quantize",
     "unpack_bitmap",
     "unpack_bits",
+    "unpack_increasing",
 ]

@@ -125,3 +125,11 @@ def check_indices(indices: U32, n: int) -> None:
     """Raise ValueError unless every index is below ``n``."""
     if indices.size and int(indices.max()) >= n:
         raise ValueError(f"index {int(indices.max())} is not below {n}")
+
+
+def check_increasing(indices: U32, n: int) -> None:
+    """Raise ValueError unless each index is larger than the one before, and the last below n."""
+    if not indices.size:
+        return
+    if int(indices[-1]) >= n or not backend("bitpack", indices).is_increasing(indices):
+        raise ValueError(f"the indices are not strictly increasing numbers below {n}")

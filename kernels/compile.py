@@ -10,7 +10,18 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from compressa.kernels import bitpack, blockwise, feedback, lowrank, onebit, philox, strata, topk
+from compressa.kernels import (
+    bitpack,
+    blockwise,
+    casts,
+    feedback,
+    integers,
+    lowrank,
+    onebit,
+    philox,
+    strata,
+    topk,
+)
 
 _ELEMS = 1000
 _KEPT = 10
@@ -28,6 +39,15 @@ def compile_blockwise() -> None:
         for kept, drawn in ((None, None), (residual, None), (None, noise)):
             blockwise.quantize_blockwise(x, codes, scales, noise=drawn, residual=kept, **payload)
         blockwise.dequantize_blockwise(codes, scales, out, **payload)
+
+
+def compile_casts() -> None:
+    """Half precision and bfloat16."""
+    x = np.zeros(_ELEMS, np.float32)
+    for dtype in (np.float16, np.uint16):
+        narrow = np.zeros(_ELEMS, dtype)
+        casts.narrow(x, narrow)
+        casts.widen(narrow, x)
 
 
 def compile_onebit() -> None:
@@ -77,15 +97,26 @@ def compile_feedback() -> None:
     feedback.all_finite(x)
 
 
+def compile_integers() -> None:
+    """Integers of a shared unit."""
+    x, noise = np.zeros(_ELEMS, np.float32), philox.Noise(0, 0, 0, 0)
+    for dtype in integers.DTYPES:
+        q = np.zeros(_ELEMS, dtype)
+        integers.round_to_integers(x, 1.0, 1, q, noise)
+        integers.scale_integers(q, 1.0, x)
+
+
 def main() -> None:
     """Compile all, and say how long it took."""
     started_s = time.perf_counter()
     for work in (
         compile_blockwise,
+        compile_casts,
         compile_onebit,
         compile_sparse,
         compile_low_rank,
         compile_feedback,
+        compile_integers,
     ):
         work()
     print(f"compressa: CPU kernels are compiled ({time.perf_counter() - started_s:.1f} s)")

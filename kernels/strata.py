@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import U32, check_array
+from ._arrays import F32, U32, check_array
 from ._backends import backend
 
 
@@ -47,3 +47,20 @@ def stratified_indices(out: npt.NDArray[Any], n: int, words: U32) -> None:
     if not words.size <= n <= 2**32 or n * words.size >= 2**63:
         raise ValueError(f"n must lie between k = {words.size} and 2**32, and n * k below 2**63")
     backend("strata", out, words).stratified_indices(out, n, words)
+
+
+def multiply_by_strata(values: F32, n: int) -> None:
+    """values[i] *= number of elements in stratum i: one over the probability of each of them.
+
+    Args:
+        values: float32[k], updated in place.
+        n: Number of elements to choose from; at least k, and n * k below 2**63.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong, or ``n`` is out of range.
+    """
+    check_array("values", values, np.float32, writable=True)
+    if not values.size <= n or n * values.size >= 2**63:
+        raise ValueError(f"n must be at least k = {values.size}, and n * k below 2**63, not {n}")
+    backend("strata", values).multiply_by_strata(values, n)

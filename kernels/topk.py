@@ -6,24 +6,28 @@ and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018). It is biased, so it need
 Exact arithmetic:
 
 * p = x + scale * residual in float32, product rounded first; p = x without a residual.
-* Order: larger |p| first, then the lower index; so ties are settled the same way everywhere.
-* Not selected: new residual = p * (1 / scale). Selected: 0, because float32 values are sent whole.
-  Where the wire carries 16 bits, :func:`return_unsent` puts back what the cast lost.
-* If any p is infinite or NaN: indices are 0 to k-1, every value is NaN, and the residual is left as
-  it was, so a step that overflowed is seen by every rank and poisons nothing.
+* q = p * (1 / scale), with 1 / scale rounded first: what is compared, and what is kept. It is p
+  itself without a loss scale, and but for denormal numbers p in other units with a power of two.
+* Order: larger |q| first, then the lower index; so ties are settled the same way everywhere.
+* Selected: the value is q * scale; new residual = 0, because float32 values are sent whole, or q
+  where the value overflowed. Where the wire carries 16 bits, :func:`return_unsent` puts back what
+  the cast lost. Not selected: new residual = q.
+* If any q is infinite or NaN: indices are 0 to k-1, the first value is NaN and the others are 0, so
+  that every rank sees a step that overflowed. The residual of element 0 and of what is not finite
+  is left as it was, and nothing is poisoned; all other residuals are q.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ._arrays import F32, U32, check_array, check_feedback
+from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend
 from .bitpack import check_indices
 
 
 def select_top_k(
-    x: F32,
+    x: Gradient,
     k: int,
     indices: U32,
     values: F32,
@@ -41,10 +45,10 @@ def select_top_k(
         ([1, 3], [-5.0, 5.0])
 
     Args:
-        x: float32[n], n at most 2**32.
+        x: float32[n], n at most 2**32; or float16, or bfloat16 as uint16.
         k: How many to select, 0 to n.
         indices: uint32[k], overwritten with increasing indices.
-        values: float32[k], overwritten with p at those indices.
+        values: float32[k], overwritten with q * scale at those indices.
         residual: float32[n], updated in place; None for no feedback.
         scale: Loss scale that ``x`` carries and the residual does not.
 
@@ -52,7 +56,7 @@ def select_top_k(
         TypeError: A dtype is wrong.
         ValueError: A shape, a layout, ``k`` or ``scale`` is wrong.
     """
-    check_array("x", x, np.float32)
+    check_gradient(x)
     if not 0 <= k <= x.size <= 2**32:
         raise ValueError(f"k must lie between 0 and n = {x.size} (at most 2**32), not {k}")
     check_array("indices", indices, np.uint32, (k,), writable=True)

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from compressa.kernels import return_unsent, scatter_add, select_top_k
-from compressa.kernels.cpu import topk as cpu
+from compressa.kernels.cpu._listing import Listing
 from compressa.kernels.reference import topk as reference
+from compressa.kernels.threads import Team
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import (
@@ -44,45 +47,92 @@ def test_equals_reference(x: F32, fraction: float, keep: tuple[int | None, float
     assert same_selection(x, int(np.ceil(fraction * x.size)), keep)
 
 
-def awkward(kind: str) -> F32:
-    random = np.random.default_rng(7)
-    x = random.standard_normal(30_000)
-    if kind == "equal":
-        x[:] = -1.5
-    elif kind == "equal bits but the last ten":
-        x = np.copysign(1.0 + (np.arange(x.size) * 7919 % 1024) * 2.0**-23, x)
-    elif kind == "equal bits but the last twenty":
-        x = 1.0 + (np.arange(x.size) * 7919 % 2**19) * 2.0**-23
-    elif kind == "denormal":
-        x *= 1e-42
-    elif kind == "half zero":
-        x[::2] = 0
-    return x.astype(np.float32)
-
-
-@pytest.mark.parametrize("k", [1, 300, 15_001, 29_999])
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "normal",
-        "equal",
-        "equal bits but the last ten",
-        "equal bits but the last twenty",
-        "denormal",
-        "half zero",
-    ],
+KINDS = (
+    "normal",
+    "equal",
+    "zero",
+    "few values",
+    "equal bits but the last ten",
+    "equal bits but the last twenty",
+    "denormal",
+    "half zero",
+    "one in a thousand",
+    "one-hot",
+    "sorted",
+    "large ones close together",
+    "periodic",
 )
-def test_equals_reference_where_many_passes_are_needed(kind: str, k: int) -> None:
-    assert same_selection(awkward(kind), k, (None, 1.0))
-    assert same_selection(awkward(kind), k, (3, 1.0))
 
 
-def test_the_awkward_cases_do_need_every_number_of_passes() -> None:
-    shifts = set()
-    for kind in ("normal", "equal bits but the last twenty", "equal bits but the last ten"):
-        _, shift, _, _ = cpu._boundary(awkward(kind), None, np.float32(1), 300, 4096)
-        shifts.add(shift)
-    assert shifts == {20, 10, 0}
+def awkward(kind: str, n: int = 30_000) -> F32:
+    random = np.random.default_rng(7)
+    x, places = random.standard_normal(n), np.arange(n)
+    ten, twenty = (1.0 + (places * 7919 % 2**bits) * 2.0**-23 for bits in (10, 19))
+    made = {
+        "equal": np.full(n, -1.5),
+        "zero": np.zeros(n),
+        "few values": np.round(x),
+        "equal bits but the last ten": np.copysign(ten, x),
+        "equal bits but the last twenty": twenty,
+        "denormal": x * 1e-42,
+        "half zero": np.where(places % 2, x, 0),
+        "one in a thousand": np.where(random.random(n) < 0.001, x, 0),
+        "one-hot": np.where(places == n // 2, 3, 0),
+        "sorted": np.sort(x),
+        "large ones close together": np.where(places < n // 20, x, 1e-3 * x),
+        "periodic": np.where(places % 1024, x, 100 * x),
+    }
+    return made.get(kind, x).astype(np.float32)
+
+
+@pytest.mark.parametrize("n", [30_000, 150_000])
+@pytest.mark.parametrize("kind", KINDS)
+def test_equals_reference_whatever_a_sample_says(kind: str, n: int) -> None:
+    for k in (1, n // 1000, n // 100, n // 2 + 1, n - 1):
+        assert same_selection(awkward(kind, n), k, (None, 1.0))
+        assert same_selection(awkward(kind, n), k, (3, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "looks"),
+    [("normal", 0), ("periodic", 0), ("sorted", 1), ("equal", 1), ("large ones close together", 1)],
+)
+def test_only_what_misleads_the_sample_or_is_crowded_is_looked_at_again(
+    kind: str, looks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    surveys, survey = [], Listing._survey
+    monkeypatch.setattr(Listing, "_survey", lambda *a: surveys.append(a) or survey(*a))
+    assert same_selection(awkward(kind, 1_500_000), 15_000, (None, 1.0))
+    assert len(surveys) == looks
+
+
+@pytest.mark.parametrize("kind", ["normal", "few values", "equal", "large ones close together"])
+def test_the_bits_do_not_depend_on_threads(kind: str) -> None:
+    x = awkward(kind, 700_001)
+    alone, shared = (residual_for(x, 5) for _ in range(2))
+    expected = selected(select_top_k, x, 7000, alone)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 3).enlisted():
+        result = selected(select_top_k, x, 7000, shared)
+    assert all(same_bits(a, b) for a, b in zip(result, expected, strict=True))
+    assert same_bits(alone, shared)
+
+
+@pytest.mark.parametrize("n", [30_000, 150_000])
+@pytest.mark.parametrize("place", [0, 70, 29_999])
+def test_one_value_that_is_not_finite_undoes_a_large_selection(n: int, place: int) -> None:
+    x = awkward("normal", n)
+    x[place] = np.inf
+    assert same_selection(x, n // 100, (3, 1.0))
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.uint16])
+@pytest.mark.parametrize("n", [0, 1, 1031, 150_000])
+def test_16_bit_gradients_are_widened_exactly(dtype: type, n: int) -> None:
+    wide = awkward("normal", n)
+    narrow = (wide.view(np.uint32) >> 16).astype(np.uint16) if dtype is np.uint16 else wide
+    narrow = narrow.astype(dtype)
+    assert same_selection(narrow, n // 100, (None, 1.0))
+    assert same_selection(narrow, n // 100, (3, 65536.0))
 
 
 @given(gradients(specials=FINITE), fractions)
@@ -110,10 +160,11 @@ def test_overflow_is_seen_and_leaves_the_residual(bad: float) -> None:
     x, residual = np.ones(20, np.float32), np.full(20, 0.5, np.float32)
     x[13] = bad
     indices, values = selected(select_top_k, x, 4, residual)
-    assert np.isnan(values).all()
-    assert (np.diff(indices.astype(np.int64)) > 0).all()
-    assert indices.max() < 20
-    assert (residual == 0.5).all()
+    assert np.isnan(values[0])
+    assert not values[1:].any()
+    assert indices.tolist() == [0, 1, 2, 3]
+    assert np.flatnonzero(residual == 0.5).tolist() == [0, 13]
+    assert (np.delete(residual, [0, 13]) == 1.5).all()
 
 
 @given(st.integers(0, 50), st.integers(0, 99), st.sampled_from((1.0, 0.25, -3.3)))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity, Reduction
+from compressa.kernels import casts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +44,23 @@ class Cast(Codec):
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Cast."""
-        payload.view(self.wire_dtype).copy_(x)
+        casts.narrow(x.numpy(), self._values(payload))
         return payload.numel()
+
+    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """Cast back."""
+        self.check(payload, out.numel())
+        casts.widen(self._values(payload), out.numpy())
 
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
-        """Cast back, multiply and add."""
+        """Cast back, multiply and add in one pass."""
         self.check(payload, out.numel())
-        out.add_(payload.view(self.wire_dtype).to(torch.float32).mul_(weight))
+        casts.widen(self._values(payload), out.numpy(), weight=weight, add=True)
+
+    def _values(self, payload: torch.Tensor) -> casts.Half:
+        """The payload as the kernel takes it: NumPy has no bfloat16, so its bits as uint16."""
+        dtype = np.float16 if self.wire_dtype is torch.float16 else np.uint16
+        values: casts.Half = payload.numpy().view(dtype)
+        return values

@@ -33,14 +33,14 @@ class OneBit(Codec):
         block: Elements that share a scale.
 
     Example:
-        >>> OneBit(block=2048).wire_bytes(1_000_000)
-        126956
+        >>> OneBit(block=1024).wire_bytes(1_000_000)
+        128908
     """
 
     name: ClassVar[str] = "onebit"
     wire_id: ClassVar[int] = 5
 
-    block: Annotated[int, Ge(8), Le(1 << 20), MultipleOf(8)] = 2048
+    block: Annotated[int, Ge(8), Le(1 << 20), MultipleOf(8)] = 1024
 
     def __post_init__(self) -> None:
         if self.block < 8 or self.block % 8:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from annotated_types import Gt, Le
 
@@ -23,7 +25,8 @@ from compressa.codecs.base import (
     Unbiased,
 )
 from compressa.errors import ConfigError
-from compressa.kernels import philox, strata
+from compressa.kernels import philox, select, strata, topk
+from compressa.kernels.scratch import scratch
 
 SHARED_STREAM = 0x726B  # "rk": private streams add the rank; this one must not
 
@@ -35,7 +38,7 @@ class RandomK(Codec):
     Wire format: k little-endian float32 values, in increasing order of index. Bias: with
     `unbiased`, values are multiplied by n / k, and omega is about n / k - 1; without, a
     contraction in expectation with delta about k / n, for use with error feedback. Reducible
-    in float32. A scope with a NaN or an infinity sends k NaNs.
+    in float32. A scope with a NaN or an infinity sends a NaN and zeros.
 
     Args:
         density: k / n.
@@ -92,12 +95,10 @@ class RandomK(Codec):
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Gather."""
-        values = payload.view(torch.float32)
-        torch.index_select(x, 0, self._indices(x.numel(), draw), out=values)
+        values = payload.numpy().view(np.float32)
+        select.select_at(x.numpy(), self._indices(x.numel(), draw), values)
         if self.unbiased:
-            values.mul_(self._gain(x.numel(), draw))
-        if not torch.isfinite(x).all():
-            values.fill_(torch.nan)
+            strata.multiply_by_strata(values, x.numel())
         return payload.numel()
 
     def encode_feedback(
@@ -108,41 +109,36 @@ class RandomK(Codec):
         draw: Draw,
         scale: float = 1.0,
     ) -> int:
-        """Gather from x + scale * residual, and zero the residual where it was sent."""
+        """Add the residual, gather, and leave in the residual what was not sent, in one pass."""
+        indices, values = self._indices(x.numel(), draw), payload.numpy().view(np.float32)
+        kept = residual.numpy()
+        select.select_at(x.numpy(), indices, values, residual=kept, scale=scale)
         if self.unbiased:
-            return super().encode_feedback(x, residual, payload, draw, scale)
-        corrected = torch.add(x, residual, alpha=scale)
-        length = self.encode(corrected, payload, draw)
-        if torch.isfinite(corrected).all():
-            torch.mul(corrected, 1.0 / scale, out=residual)
-            residual.index_fill_(0, self._indices(x.numel(), draw), 0.0)
-        return length
+            exact = scratch("randomk.exact", values.size, np.float32)
+            exact[:] = values
+            strata.multiply_by_strata(values, x.numel())
+            topk.return_unsent(kept, indices, exact, values, scale=scale)
+        return payload.numel()
 
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Scatter to the indices that the shared generator gives."""
         self.check(payload, out.numel())
-        values = payload.view(torch.float32)
-        out.index_add_(0, self._indices(out.numel(), draw), values, alpha=weight)
+        values = payload.numpy().view(np.float32)
+        topk.scatter_add(self._indices(out.numel(), draw), values, out.numpy(), weight=weight)
 
-    def _indices(self, elems: int, draw: Draw) -> torch.Tensor:
+    def _indices(self, elems: int, draw: Draw) -> npt.NDArray[np.uint32]:
         kept = self.kept(elems)
-        words = torch.empty(kept, dtype=torch.uint32)
+        words = scratch("randomk.words", kept, np.uint32)
         philox.random_words(
-            words.numpy(),
+            words,
             seed=draw.seed,
             stream=SHARED_STREAM,
             step=draw.step,
             parameter=draw.parameter,
             start=draw.start,
         )
-        indices = torch.empty(kept, dtype=torch.int64)
-        strata.stratified_indices(indices.numpy(), elems, words.numpy())
+        indices = scratch("randomk.indices", kept, np.uint32)
+        strata.stratified_indices(indices, elems, words)
         return indices
-
-    def _gain(self, elems: int, draw: Draw) -> torch.Tensor:
-        """One over the probability of each drawn element: the size of its stratum."""
-        kept = self.kept(elems)
-        edges = torch.arange(kept + 1, dtype=torch.int64) * elems // max(kept, 1)
-        return (edges[1:] - edges[:-1]).to(torch.float32)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
 
 from .._arrays import F32, U32
 from ._feedback import magnitude_bits
-from ._jit import jit
+from ._intrinsic import intrinsic
+from ._jit import lean
 
 LANES = 16
 LARGEST = 0x7FFFFFFF  # of all magnitudes
@@ -50,7 +50,7 @@ def _store(builder: Any, vector: Any, data: Any, index: Any, mask: Any) -> None:
 
 
 def _append(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-    sources, values, at, least, extent, base, into, chosen, found = arguments
+    _, _, at, least, extent, base, _, _, found = arguments
 
     def data(argument: int) -> Any:
         array = context.make_array(signature.args[argument])
@@ -94,7 +94,7 @@ def _append_lanes(
     return types.intp(*arguments), _append
 
 
-@jit
+@lean
 def append(
     sources: U32 | None,
     values: F32,

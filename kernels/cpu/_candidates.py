@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, I64, U32
+from .._arrays import F32, F64, I64, U32
 from ._append import LARGEST, append
 from ._feedback import Values, effective, magnitude_bits
-from ._jit import jit
+from ._jit import jit, lean
+from ._lanes import sum_magnitudes, sum_squares
 from ._prefetch import fetch
-from ._section import section
+from ._view import view
 
 BLOCK = 2048  # elements that go through the first-level cache together
 _ROW = 256  # elements between two hints to memory
@@ -23,8 +24,9 @@ _AHEAD = 2048
 _INFINITY = np.uint32(0x7F800000)
 _NOTHING = np.float32(0)
 
-FOUND, FULL, NONFINITE = range(3)
+FOUND, FULL, TOP = range(3)
 NOTES = 3
+"""What is noted of a list: its length, whether it is full, and the piece's largest magnitude."""
 
 Factors = tuple[np.float32, np.float32]
 Entries = tuple[U32, F32]
@@ -32,39 +34,50 @@ Lists = tuple[Entries, I64, I64]
 """Indices and values of all lists; where each piece's begin, and the last one ends; their notes."""
 
 
-@jit
+@lean
 def _span(lists: Lists, number: int) -> tuple[int, int]:
     """Where a piece's list begins and ends."""
     begin = lists[1][number]
     return begin, begin + lists[2][number, FOUND]
 
 
-@jit
+@lean
 def _unscaled(x: Values | None, residual: F32 | None, factors: Factors, i: int) -> np.float32:
     """Element i of q; the residual holds it already where there is no ``x``."""
     if x is not None:
         return np.float32(effective(x, residual, factors[0], i) * factors[1])
     if residual is not None:
-        return residual[i]
+        return np.float32(residual[i])
     return _NOTHING
 
 
-@jit
-def _take(
+@lean
+def take(
     x: Values | None, residual: F32 | None, factors: Factors, least: np.uint32, q: F32
 ) -> np.uint32:
-    """Write q, and to the residual what is no candidate; return the largest magnitude."""
+    """Write q, and to the residual what is no candidate; return the largest magnitude.
+
+    A residual that holds q already is left as it is.
+    """
     largest = np.uint32(0)
     for i in range(q.size):
         value = _unscaled(x, residual, factors, i)
         magnitude = magnitude_bits(value)
         q[i] = value
         largest = max(largest, magnitude)
-        if residual is not None:
+        if x is not None and residual is not None:
             # What is not finite changes nothing.
             otherwise = _NOTHING if magnitude < _INFINITY else residual[i]
             residual[i] = value if magnitude < least else otherwise
     return largest
+
+
+@lean
+def _take_out(x: Values | None, residual: F32 | None, indices: U32, low: int, high: int) -> None:
+    """Set to 0 what was listed, where `take` has not done it."""
+    if x is None and residual is not None:
+        for j in range(low, high):
+            residual[indices[j]] = _NOTHING
 
 
 @jit
@@ -74,6 +87,8 @@ def _list_part(
     factors: Factors,
     span: tuple[int, int],
     least: np.uint32,
+    sums: F64 | None,
+    squares: bool,
     entries: Entries,
     notes: I64,
 ) -> None:
@@ -84,18 +99,22 @@ def _list_part(
         high = min(low + BLOCK, span[1])
         if found + high - low > indices.size and not notes[FULL]:
             notes[FULL], least = 1, _INFINITY
-        q, extent = room[: high - low], np.uint32(LARGEST - np.int64(least))
-        here, left = section(x, low, high), section(residual, low, high)
-        largest = max(largest, _take(here, left, factors, least, q))
+        q, extent = view(room, 0, high - low), np.uint32(LARGEST - np.int64(least))
+        here, left = view(x, low, high), view(residual, low, high)
+        largest = max(largest, take(here, left, factors, least, q))
+        if sums is not None:
+            sums[low // BLOCK] = sum_squares(q) if squares else sum_magnitudes(q)
+        before = found
         for row in range(low, high, _ROW):
             stop = min(row + _ROW, high)
             fetch(x, row + _AHEAD, stop + _AHEAD)
             fetch(residual, row + _AHEAD, stop + _AHEAD)
             if not notes[FULL]:
-                some, first = q[row - low : stop - low], np.uint32(row)
+                some, first = view(q, row - low, stop - low), np.uint32(row)
                 found = append(None, some, least, extent, first, indices, values, found)
+        _take_out(x, residual, indices, before, found)
     notes[FOUND] = found
-    notes[NONFINITE] |= np.int64(largest >= _INFINITY)
+    notes[TOP] = max(notes[TOP], np.int64(largest))
 
 
 @jit
@@ -106,6 +125,8 @@ def list_pieces(
     bounds: tuple[int, int, int],
     least: np.uint32,
     cuts: I64,
+    sums: F64 | None,
+    squares: bool,
     lists: Lists,
 ) -> None:
     """List the candidates of the pieces from ``low`` to ``high``.
@@ -117,8 +138,9 @@ def list_pieces(
         bounds: low, high, and elements in a piece.
         least: The smallest magnitude of a candidate.
         cuts: For each piece, the element from which on candidates have to be larger than that.
-        lists: Receives entries and notes: how many were found, whether the list is full, and
-            whether anything is not finite.
+        sums: For each block, receives the sum of the magnitudes of q; or None.
+        squares: Whether it receives the sum of their squares instead.
+        lists: Receives entries and notes.
     """
     low, high, piece = bounds
     (indices, values), begins, notes = lists
@@ -128,8 +150,9 @@ def list_pieces(
         own, note = (indices[mine], values[mine]), notes[number]
         cut = max(begin, cuts[number])
         note[:] = 0
-        _list_part(x, residual, factors, (begin, cut), least, own, note)
-        _list_part(x, residual, factors, (cut, end), np.uint32(least + 1), own, note)
+        more = np.uint32(least + 1)
+        _list_part(x, residual, factors, (begin, cut), least, sums, squares, own, note)
+        _list_part(x, residual, factors, (cut, end), more, sums, squares, own, note)
 
 
 @jit
@@ -167,23 +190,24 @@ def gather(lists: Lists, least: int, most: int, few: Entries) -> int:
     return found
 
 
-@jit
+@lean
 def _compare(values: F32, threshold: np.uint32) -> tuple[int, int]:
     """How many magnitudes are larger than the threshold, and how many equal."""
     above, equal = np.uint32(0), np.uint32(0)
     for i in range(values.size):
         magnitude = magnitude_bits(values[i])
-        above += np.uint32(magnitude > threshold)
-        equal += np.uint32(magnitude == threshold)
-    return np.int64(above), np.int64(equal)
+        # Numba adds in 64 bits; counted in 32, twice as many fit a vector.
+        above = np.uint32(above + np.uint32(magnitude > threshold))
+        equal = np.uint32(equal + np.uint32(magnitude == threshold))
+    return int(np.int64(above)), int(np.int64(equal))
 
 
-@jit
+@lean
 def _after_ties(values: F32, threshold: np.uint32, ties: int) -> int:
     """Where the first so many that equal the threshold end."""
     i = 0
     while ties:
-        ties -= np.int64(magnitude_bits(values[i]) == threshold)
+        ties -= int(magnitude_bits(values[i]) == threshold)
         i += 1
     return i
 
@@ -204,7 +228,7 @@ def cut_lists(lists: Lists, threshold: np.uint32, ties: int, cuts: I64, offsets:
         ties -= taken
 
 
-@jit
+@lean
 def _release(
     indices: U32, values: F32, least: np.uint32, residual: F32 | None, lost: Entries
 ) -> None:
@@ -214,14 +238,18 @@ def _release(
     places, left, base = lost[0], lost[1], np.uint32(0)
     for low in range(0, values.size, places.size):
         high = min(low + places.size, values.size)
-        some, their, extent = indices[low:high], values[low:high], np.uint32(least - 1)
+        some, their, extent = (
+            view(indices, low, high),
+            view(values, low, high),
+            np.uint32(least - 1),
+        )
         found = append(some, their, np.uint32(0), extent, base, places, left, 0)
         for i in range(found):
             residual[places[i]] = left[i]
 
 
-@jit
-def _send(indices: U32, values: F32, scale: np.float32, residual: F32 | None) -> None:
+@lean
+def rescale(indices: U32, values: F32, scale: np.float32, residual: F32 | None) -> None:
     """Multiply by the loss scale; keep what that makes infinite."""
     for i in range(values.size):
         q = values[i]
@@ -253,7 +281,7 @@ def emit(
             found = append(some, their, least, extent, base, indices, values, found)
             _release(some, their, least, residual, lost)
         if scale != np.float32(1):
-            _send(indices, values, scale, residual)
+            rescale(indices, values, scale, residual)
 
 
 @jit
@@ -277,11 +305,11 @@ def histogram(
         for start in range(begin, end, BLOCK):
             stop = min(start + BLOCK, end)
             here, left, q = (
-                section(x, start, stop),
-                section(residual, start, stop),
-                room[: stop - start],
+                view(x, start, stop),
+                view(residual, start, stop),
+                view(room, 0, stop - start),
             )
-            if _take(here, left, factors, _INFINITY, q) >= least:
+            if take(here, left, factors, _INFINITY, q) >= least:
                 for i in range(q.size):
                     bucket = (np.int64(magnitude_bits(q[i])) - least) >> shift
                     if 0 <= bucket < mine.size:
@@ -295,6 +323,71 @@ def place_after_ties(
     """Where, from ``begin`` on, the first so many elements of q that equal the threshold end."""
     i = begin
     while ties:
-        ties -= np.int64(magnitude_bits(_unscaled(x, residual, factors, i)) == threshold)
+        ties -= int(magnitude_bits(_unscaled(x, residual, factors, i)) == threshold)
         i += 1
     return i
+
+
+@jit
+def count_listed(lists: Lists, threshold: np.uint32) -> int:
+    """How many in all lists reach a threshold."""
+    count = 0
+    for number in range(lists[2].shape[0]):
+        begin, end = _span(lists, number)
+        above, equal = _compare(lists[0][1][begin:end], threshold)
+        count += above + equal
+    return count
+
+
+@jit
+def measure(
+    x: Values | None,
+    residual: F32 | None,
+    factors: Factors,
+    bounds: tuple[int, int, int],
+    threshold: np.uint32,
+    lists: Lists,
+    sums: F64,
+) -> int:
+    """Count what reaches a threshold in some pieces, and sum its magnitudes block by block.
+
+    One of ``x`` and ``residual`` is None. What is listed is missing there, and is put into place.
+    """
+    room, count = np.empty(BLOCK, np.float32), 0
+    (low, high, piece), (indices, values) = bounds, lists[0]
+    for begin in range(low, high, piece):
+        listed, end = _span(lists, begin // piece)
+        for start in range(begin, min(begin + piece, high), BLOCK):
+            stop = min(start + BLOCK, high)
+            q = view(room, 0, stop - start)
+            take(view(x, start, stop), view(residual, start, stop), factors, _INFINITY, q)
+            while listed < end and np.int64(indices[listed]) < stop:
+                q[np.int64(indices[listed]) - start] = values[listed]
+                listed += 1
+            for row in range(start, stop, _ROW):
+                last = min(row + _ROW, stop)
+                fetch(x, row + _AHEAD, last + _AHEAD)
+                fetch(residual, row + _AHEAD, last + _AHEAD)
+                count += _keep_reaching(view(q, row - start, last - start), threshold)
+            sums[start // BLOCK] = sum_magnitudes(q)
+    return count
+
+
+@lean
+def _keep_reaching(q: F32, threshold: np.uint32) -> int:
+    """Set to 0 what does not reach a threshold; return how many do."""
+    count = np.uint32(0)
+    for i in range(q.size):
+        reaches = magnitude_bits(q[i]) >= threshold
+        q[i] = q[i] if reaches else _NOTHING
+        count = np.uint32(count + np.uint32(reaches))
+    return int(np.int64(count))
+
+
+@jit
+def add_in_order(sums: F64) -> float:
+    """The sum of the blocks' sums, first to last."""
+    total = 0.0
+    for i in range(sums.size):
+        total += sums[i]
+    return total

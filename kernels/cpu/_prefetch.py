@@ -37,9 +37,19 @@ def prefetch(typing: Any, array: Any, index: Any) -> Any:
     return types.void(array, types.intp), generate
 
 
+@intrinsic
+def _per_line(typing: Any, array: Any) -> Any:
+    """How many elements a cache line holds: a constant, where ``array.itemsize`` is none."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return context.get_constant(types.intp, LINE_BYTES * 8 // array.dtype.bitwidth)
+
+    return types.intp(array), generate
+
+
 @lean
 def fetch(array: Any, low: int, high: int) -> None:
     """Ask for elements low to high of an array, or for nothing if it is None."""
     if array is not None:
-        for i in range(low, high, LINE_BYTES // array.itemsize):
+        for i in range(low, high, _per_line(array)):
             prefetch(array, i)

@@ -27,7 +27,7 @@ def _range(values: F32) -> tuple[int, int]:
     for i in range(values.size):
         magnitude = magnitude_bits(values[i])
         low, high = min(low, magnitude), max(high, magnitude)
-    return np.int64(low), np.int64(high)
+    return int(np.int64(low)), int(np.int64(high))
 
 
 @jit
@@ -72,7 +72,8 @@ def sample_size(size: int) -> int:
 def _position(i: int, stride: int) -> int:
     """One place in the i-th stretch of a vector, without a period that the vector may share."""
     mixed = np.uint64(i) * _SPREAD
-    return i * stride + np.int64((mixed >> np.uint64(32)) * np.uint64(stride) >> np.uint64(32))
+    offset = (mixed >> np.uint64(32)) * np.uint64(stride) >> np.uint64(32)
+    return i * stride + int(np.int64(offset))
 
 
 @jit

@@ -1,7 +1,7 @@
-"""Gradients of 16 bits, read as float32.
+"""Floats of 16 bits, read and written as float32.
 
-Numba knows no 16-bit floats, so a kernel sees their bits: int16 stands for IEEE half precision
-and uint16 for bfloat16. `load` widens an element where it is used, without a pass of its own.
+Numba knows none, so a kernel sees their bits: int16 stands for IEEE half precision and uint16 for
+bfloat16. `load` widens an element where it is used, without a pass of its own; `store` rounds it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from numba.core import types
 from numba.extending import intrinsic
 
 _WORD = ir.IntType(32)
+_QUIET = 0x7FC0  # bfloat16's NaN
+
+Values = npt.NDArray[Any]
 
 
 def bits_of(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -37,3 +40,30 @@ def load(typing: Any, array: Any, index: Any) -> Any:
         return builder.bitcast(wide, ir.FloatType())
 
     return types.float32(array, types.intp), generate
+
+
+@intrinsic
+def store(typing: Any, array: Any, index: Any, value: Any) -> Any:
+    """Round a float32 to nearest, ties to even, as element ``index`` of int16 or uint16."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
+        narrow = _half if array.dtype == types.int16 else _bfloat16
+        bits = narrow(builder, arguments[2])
+        builder.store(bits, builder.gep(data, [arguments[1]]))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, types.float32), generate
+
+
+def _half(builder: Any, value: Any) -> Any:
+    return builder.bitcast(builder.fptrunc(value, ir.HalfType()), ir.IntType(16))
+
+
+def _bfloat16(builder: Any, value: Any) -> Any:
+    bits = builder.bitcast(value, _WORD)
+    high = builder.lshr(bits, _WORD(16))
+    odd = builder.and_(high, _WORD(1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, _WORD(0x7FFF))), _WORD(16))
+    is_nan = builder.fcmp_unordered("uno", value, value)
+    return builder.trunc(builder.select(is_nan, _WORD(_QUIET), rounded), ir.IntType(16))

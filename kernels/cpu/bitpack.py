@@ -1,7 +1,7 @@
 """Bit packing for NumPy arrays; see :mod:`compressa.kernels.bitpack`.
 
-A 64-bit register holds what is not yet written (or not yet used) of the stream. It never has more
-than 7 + 32 bits when packing, nor 31 + 8 when unpacking.
+Streams are read and written eight bytes at a time. What does not fit into a whole word at the end
+goes byte by byte, so that nothing beyond the array is touched.
 """
 
 from __future__ import annotations
@@ -9,40 +9,70 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import U8, U32
+from ..threads import over_slices
+from ._bytes import load_word, ones, store_word, trailing_zeros
 from ._jit import jit
 
-_BYTE = np.uint64(8)
 _ONE = np.uint64(1)
+_BYTE = np.uint64(8)
+_IN_BYTE = np.uint64(7)
+_NONE = np.uint64(0)
+_WORD_BYTES = 8
+_WORD_BITS = 64
+_MOST_PAIRED = np.uint64(28)  # two such values and seven bits that wait for them fit a word
 
 
 @jit
-def _pack(values: U32, width: np.uint64, out: U8) -> None:
+def _pack_rest(
+    values: U32, width: np.uint64, out: U8, register: np.uint64, held: np.uint64, at: int
+) -> None:
     mask = (_ONE << width) - _ONE
-    register, held, at = np.uint64(0), np.uint64(0), 0
     for i in range(values.size):
         register |= (np.uint64(values[i]) & mask) << held
         held += width
         while held >= _BYTE:
-            out[at] = np.uint8(register)
+            out[at] = np.uint8(register & np.uint64(0xFF))
             at += 1
             register >>= _BYTE
             held -= _BYTE
-    if held > np.uint64(0):
-        out[at] = np.uint8(register)
+    if held > _NONE:
+        out[at] = np.uint8(register & np.uint64(0xFF))
+
+
+@jit
+def _pack(values: U32, width: np.uint64, out: U8) -> None:
+    mask, paired = (_ONE << width) - _ONE, width <= _MOST_PAIRED
+    step = 2 if paired else 1
+    register, held, at, i = _NONE, _NONE, 0, 0
+    while i + step <= values.size and at + _WORD_BYTES <= out.size:
+        group = np.uint64(values[i]) & mask
+        if paired:
+            group |= (np.uint64(values[i + 1]) & mask) << width
+        register |= group << held
+        held += width * np.uint64(step)
+        store_word(out, at, register)
+        at += int(np.int64(held >> np.uint64(3)))
+        register >>= held & ~_IN_BYTE
+        held &= _IN_BYTE
+        i += step
+    _pack_rest(values[i:], width, out, register, held, at)
 
 
 @jit
 def _unpack(packed: U8, width: np.uint64, out: U32) -> None:
-    mask = (_ONE << width) - _ONE
-    register, held, at = np.uint64(0), np.uint64(0), 0
-    for i in range(out.size):
-        while held < width:
-            register |= np.uint64(packed[at]) << held
-            at += 1
-            held += _BYTE
-        out[i] = np.uint32(register & mask)
-        register >>= width
-        held -= width
+    mask, bits = (_ONE << width) - _ONE, int(np.int64(width))
+    # The last value whose word begins at least eight bytes before the end.
+    last = (packed.size - _WORD_BYTES) * 8 // bits if packed.size >= _WORD_BYTES else -1
+    whole = min(out.size, last + 1)
+    for i in range(whole):
+        bit = i * bits
+        word = load_word(packed, bit >> 3)
+        out[i] = np.uint32((word >> np.uint64(bit & 7)) & mask)
+    for i in range(whole, out.size):
+        word, first = _NONE, i * bits >> 3
+        for at in range(first, min(first + _WORD_BYTES, packed.size)):
+            word |= np.uint64(packed[at]) << np.uint64(8 * (at - first))
+        out[i] = np.uint32((word >> np.uint64(i * bits & 7)) & mask)
 
 
 @jit
@@ -55,33 +85,58 @@ def _set_bits(indices: U32, out: U8) -> None:
 
 @jit
 def _count_bits(bitmap: U8) -> int:
-    count = 0
-    for i in range(bitmap.size):
-        pairs = bitmap[i] - ((bitmap[i] >> 1) & 0x55)
-        fours = (pairs & 0x33) + ((pairs >> 2) & 0x33)
-        count += (fours + (fours >> 4)) & 0x0F
-    return count
+    count, whole = _NONE, bitmap.size // _WORD_BYTES * _WORD_BYTES
+    for at in range(0, whole, _WORD_BYTES):
+        count += ones(load_word(bitmap, at))
+    for at in range(whole, bitmap.size):
+        count += ones(np.uint64(bitmap[at]))
+    return int(np.int64(count))
+
+
+@jit
+def _list_word(word: np.uint64, first: int, indices: U32, found: int) -> int:
+    while word != _NONE:
+        indices[found] = np.uint32(first + np.int64(trailing_zeros(word)))
+        found += 1
+        word &= word - _ONE
+    return found
 
 
 @jit
 def _list_bits(bitmap: U8, indices: U32) -> None:
-    at = 0
-    for i in range(bitmap.size):
-        if bitmap[i] != 0:
-            for j in range(8):
-                if bitmap[i] >> j & 1:
-                    indices[at] = np.uint32(8 * i + j)
-                    at += 1
+    found, whole = 0, bitmap.size // _WORD_BYTES * _WORD_BYTES
+    for at in range(0, whole, _WORD_BYTES):
+        found = _list_word(load_word(bitmap, at), 8 * at, indices, found)
+    for at in range(whole, bitmap.size):
+        found = _list_word(np.uint64(bitmap[at]), 8 * at, indices, found)
+
+
+@jit
+def _is_increasing(indices: U32) -> bool:
+    wrong = np.uint32(0)
+    before, after = indices[:-1], indices[1:]
+    for i in range(after.size):
+        wrong |= np.uint32(after[i] <= before[i])
+    return bool(wrong == 0)
 
 
 def pack_bits(values: U32, width: int, out: U8) -> None:
     """See :func:`compressa.kernels.bitpack.pack_bits`."""
-    _pack(values, np.uint64(width), out)
+
+    def work(low: int, high: int) -> None:
+        _pack(values[low:high], np.uint64(width), out[low * width // 8 : (high * width + 7) // 8])
+
+    over_slices(values.size, 8, work)
 
 
 def unpack_bits(packed: U8, width: int, out: U32) -> None:
     """See :func:`compressa.kernels.bitpack.unpack_bits`."""
-    _unpack(packed, np.uint64(width), out)
+
+    def work(low: int, high: int) -> None:
+        # A few bytes more than belong to the slice, so that its last words can be read whole.
+        _unpack(packed[low * width // 8 :], np.uint64(width), out[low:high])
+
+    over_slices(out.size, 8, work)
 
 
 def pack_bitmap(indices: U32, n: int, out: U8) -> None:
@@ -97,3 +152,8 @@ def count_bitmap(bitmap: U8) -> int:
 def unpack_bitmap(bitmap: U8, indices: U32) -> None:
     """Write the positions of the set bits; there is room for all of them."""
     _list_bits(bitmap, indices)
+
+
+def is_increasing(indices: U32) -> bool:
+    """Whether each index is larger than the one before."""
+    return bool(_is_increasing(indices))

@@ -18,6 +18,7 @@ from ..threads import over_slices
 from ._feedback import Values, fill_largest, inverse, place
 from ._jit import inlined, lean
 from ._lanes import sum_squares
+from ._nibbles import pack_planes, unpack_planes
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._prefetch import AHEAD, fetch
 from ._values import bits_of
@@ -202,22 +203,6 @@ def _encode_carefully(
 
 
 @inlined
-def _pack(q: U8, bits: int, codes: U8) -> None:
-    """Planar: byte i takes the codes i, i + m, i + 2 m, ... from the lowest bits upwards."""
-    m = codes.size
-    if bits == 4:
-        low, high = view(q, 0, m), view(q, m, 2 * m)
-        for i in range(m):
-            codes[i] = np.uint8(low[i] | np.uint8(high[i] << 4))
-    else:
-        first, second = view(q, 0, m), view(q, m, 2 * m)
-        third, fourth = view(q, 2 * m, 3 * m), view(q, 3 * m, 4 * m)
-        for i in range(m):
-            low = np.uint8(first[i] | np.uint8(second[i] << 2))
-            codes[i] = np.uint8(low | np.uint8(third[i] << 4) | np.uint8(fourth[i] << 6))
-
-
-@inlined
 def _encode_block(
     p: F32,
     grid: tuple[np.float32, Offset],
@@ -302,26 +287,7 @@ def _quantize(
             (low + AHEAD) // each,
         )
         if each > 1:
-            _pack(q, shape.bits, packed)
-
-
-@inlined
-def _unpack(codes: U8, bits: int, q: U8) -> None:
-    """The reverse of `_pack`."""
-    m = codes.size
-    if bits == 4:
-        low, high = view(q, 0, m), view(q, m, 2 * m)
-        for i in range(m):
-            low[i] = np.uint8(codes[i] & np.uint8(15))
-            high[i] = np.uint8(codes[i] >> np.uint8(4))
-    else:
-        first, second = view(q, 0, m), view(q, m, 2 * m)
-        third, fourth = view(q, 2 * m, 3 * m), view(q, 3 * m, 4 * m)
-        for i in range(m):
-            first[i] = np.uint8(codes[i] & np.uint8(3))
-            second[i] = np.uint8((codes[i] >> np.uint8(2)) & np.uint8(3))
-            third[i] = np.uint8((codes[i] >> np.uint8(4)) & np.uint8(3))
-            fourth[i] = np.uint8(codes[i] >> np.uint8(6))
+            pack_planes(q, shape.bits, packed)
 
 
 @inlined
@@ -367,7 +333,7 @@ def _dequantize(
         else:
             packed = view(codes, low // each, (high + each - 1) // each)
             q = view(bytes_, 0, each * packed.size)
-            _unpack(packed, shape.bits, q)
+            unpack_planes(packed, shape.bits, q)
             _decode(q, zero, grid, weight, add, part)
 
 

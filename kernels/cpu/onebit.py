@@ -18,6 +18,7 @@ from ._values import bits_of
 from ._view import view
 
 _ROW = 256  # elements between two rounds of hints to memory
+_BYTES = 64  # of signs, the same
 _SIGN = np.uint32(1 << 31)
 
 
@@ -28,25 +29,25 @@ def _sign(value: np.float32) -> np.uint32:
 
 
 @inlined
-def _pack_whole(p: F32, bits: U8) -> None:
-    """Signs of eight planes, where all are as long as ``bits``."""
+def _pack_whole(p: F32, bits: U8, low: int, high: int) -> None:
+    """Bytes low to high of the signs of eight planes, all as long as ``bits``."""
     m = bits.size
-    a, b, c, d = view(p, 0, m), view(p, m, 2 * m), view(p, 2 * m, 3 * m), view(p, 3 * m, 4 * m)
-    e, f = view(p, 4 * m, 5 * m), view(p, 5 * m, 6 * m)
-    g, h = view(p, 6 * m, 7 * m), view(p, 7 * m, 8 * m)
-    for i in range(m):
-        low = _sign(a[i]) >> np.uint32(31) | _sign(b[i]) >> np.uint32(30)
-        low |= _sign(c[i]) >> np.uint32(29) | _sign(d[i]) >> np.uint32(28)
-        high = _sign(e[i]) >> np.uint32(27) | _sign(f[i]) >> np.uint32(26)
-        high |= _sign(g[i]) >> np.uint32(25) | _sign(h[i]) >> np.uint32(24)
-        bits[i] = np.uint8(low | high)
+    a, b = view(p, low, high), view(p, m + low, m + high)
+    c, d = view(p, 2 * m + low, 2 * m + high), view(p, 3 * m + low, 3 * m + high)
+    e, f = view(p, 4 * m + low, 4 * m + high), view(p, 5 * m + low, 5 * m + high)
+    g, h = view(p, 6 * m + low, 6 * m + high), view(p, 7 * m + low, 7 * m + high)
+    out = view(bits, low, high)
+    for i in range(out.size):
+        lower = _sign(a[i]) >> np.uint32(31) | _sign(b[i]) >> np.uint32(30)
+        lower |= _sign(c[i]) >> np.uint32(29) | _sign(d[i]) >> np.uint32(28)
+        upper = _sign(e[i]) >> np.uint32(27) | _sign(f[i]) >> np.uint32(26)
+        upper |= _sign(g[i]) >> np.uint32(25) | _sign(h[i]) >> np.uint32(24)
+        out[i] = np.uint8(lower | upper)
 
 
 @lean
-def _pack(p: F32, bits: U8) -> None:
-    if p.size == 8 * bits.size:
-        _pack_whole(p, bits)
-        return
+def _pack_short(p: F32, bits: U8) -> None:
+    """The same where the last plane is shorter."""
     for i in range(bits.size):
         packed = np.uint32(0)
         for j in range(8):
@@ -74,26 +75,37 @@ def _quantize(
     block: int,
     room: F32,
 ) -> None:
-    ahead = max(AHEAD, block)
+    # While a block is worked on, the next one is asked for: a quarter of it in the first loop and
+    # in the second, half of it in the third, as long as they take.
     for b in range(scales.size):
         low, high = b * block, min((b + 1) * block, x.size)
-        left = view(residual, low, high)
-        now = view(x, low, high)
+        now, left = view(x, low, high), view(residual, low, high)
         p = view(place(now, left, room), 0, now.size)
-        fill(now, left, scale, p)
         packed = view(bits, low // 8, (high + 7) // 8)
+        for i in range(0, p.size, _ROW):
+            end, begin = min(i + _ROW, p.size), high + i // 4
+            fetch(x, begin, begin + _ROW // 4)
+            fetch(residual, begin, begin + _ROW // 4)
+            fill(view(now, i, end), view(left, i, end), scale, view(p, i, end))
         total = sum_magnitudes(p)
         if not np.isfinite(total):
             scales[b] = np.float32(np.nan)
             packed[:] = np.uint8(0)
             continue
         scales[b] = np.float32(total / (high - low))
-        _pack(p, packed)
-        for i in range(0, p.size, _ROW):
-            end = min(i + _ROW, p.size)
-            fetch(x, low + ahead + i, low + ahead + end)
-            if residual is not None:
-                fetch(residual, low + ahead + i, low + ahead + end)
+        if p.size == 8 * packed.size:
+            for i in range(0, packed.size, _BYTES):
+                begin = high + block // 4 + 2 * i
+                fetch(x, begin, begin + 2 * _BYTES)
+                fetch(residual, begin, begin + 2 * _BYTES)
+                _pack_whole(p, packed, i, min(i + _BYTES, packed.size))
+        else:
+            _pack_short(p, packed)
+        if residual is not None:
+            for i in range(0, p.size, _ROW):
+                end, begin = min(i + _ROW, p.size), high + block // 2 + i // 2
+                fetch(x, begin, begin + _ROW // 2)
+                fetch(residual, begin, begin + _ROW // 2)
                 _keep(view(p, i, end), view(left, i, end), scales[b], back)
 
 

@@ -37,3 +37,8 @@ def unpack_bitmap(bitmap: U8, indices: U32) -> None:
     """Write the positions of the set bits; there is room for all of them."""
     positions = np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
     indices[: positions.size] = positions
+
+
+def is_increasing(indices: U32) -> bool:
+    """Whether each index is larger than the one before."""
+    return bool((indices[1:] > indices[:-1]).all())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, U32
-from ._feedback import effective, remainder
+from .._arrays import F32, U32, Gradient
+from ._feedback import remainder
+from ._selection import take_largest, unscaled
 
 
 def select_top_k(
-    x: F32,
+    x: Gradient,
     k: int,
     indices: U32,
     values: F32,
@@ -18,17 +19,10 @@ def select_top_k(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.topk.select_top_k`."""
-    p = effective(x, residual, scale)
-    if not np.isfinite(p).all():
+    q = unscaled(x, residual, scale)
+    if take_largest(q, k, 0.0, indices, values, residual, scale) < 0 and k:
         indices[:] = np.arange(k)
-        values[:] = np.nan
-        return
-    largest_first = np.argsort(-np.abs(p), kind="stable")
-    indices[:] = np.sort(largest_first[:k])
-    values[:] = p[indices]
-    if residual is not None:
-        residual[:] = p * (np.float32(1) / np.float32(scale))
-        residual[indices] = 0
+        values[0], values[1:] = np.nan, 0
 
 
 def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> None:

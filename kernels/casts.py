@@ -1,0 +1,64 @@
+"""Casts to 16-bit floats and back: IEEE half precision (float16) and bfloat16.
+
+Both round to nearest, ties to even. float16 has 11 bits of precision and ends at 65504, above which
+values become infinite; bfloat16 has 8 bits and the range of float32. A NaN stays a NaN, and in
+bfloat16 becomes 0x7FC0.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ._arrays import F32, U16, check_array
+from ._backends import backend
+
+Half = npt.NDArray[np.float16] | U16
+"""float16, or uint16 that holds the bits of bfloat16."""
+
+
+def narrow(x: F32, out: Half) -> None:
+    """Cast to 16 bits.
+
+    Example:
+        >>> import numpy as np
+        >>> out = np.empty(2, np.uint16)
+        >>> narrow(np.array([1.0, -2.0], np.float32), out)
+        >>> [hex(bits) for bits in out]
+        ['0x3f80', '0xc000']
+
+    Args:
+        x: float32[n].
+        out: float16[n], or uint16[n] for bfloat16; overwritten.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong.
+    """
+    check_array("x", x, np.float32)
+    _check_half("out", out, x.size, writable=True)
+    backend("casts", x, out).narrow(x, out)
+
+
+def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
+    """Cast back into ``out``, or add to it: out (+)= weight * x, the product rounded first.
+
+    Args:
+        x: float16[n], or uint16[n] for bfloat16.
+        out: float32[n], overwritten, or added to.
+        weight: Factor on every value.
+        add: Whether to add to what ``out`` holds.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong.
+    """
+    check_array("out", out, np.float32, writable=True)
+    _check_half("x", x, out.size, writable=False)
+    backend("casts", x, out).widen(x, out, weight=weight, add=add)
+
+
+def _check_half(name: str, array: Half, size_elems: int, *, writable: bool) -> None:
+    if array.dtype not in (np.float16, np.uint16):
+        raise TypeError(f"{name} must be float16, or bfloat16 as uint16, not {array.dtype}")
+    check_array(name, array, array.dtype, (size_elems,), writable=writable)

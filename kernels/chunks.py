@@ -1,0 +1,102 @@
+"""Whole chunks of a vector: their squared norms, and moving them out of a residual and back.
+
+Chunked top-k keeps the chunks of largest norm. Since every rank keeps the same ones, their values
+can be summed on the way. An array of n elements has ceil(n / chunk) chunks, the last maybe short.
+
+Exact arithmetic:
+
+* p = residual + x * (1 / scale) in float32, with 1 / scale rounded first and the product before the
+  sum: p is unscaled, as residuals are.
+* The squared norm of a chunk sums float64 squares by the fixed tree of `onebit`: 16 strided lanes,
+  each in order, then halving. Squares of float32 never overflow it, so it is infinite or NaN
+  exactly where some p of the chunk is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._arrays import F32, F64, U32, block_count, check_array, check_feedback
+from ._backends import backend
+from .bitpack import check_indices
+
+
+def absorb_chunks(
+    x: F32, residual: F32, norms: F64, *, chunk: int, scale: float = 1.0, clear: bool = False
+) -> None:
+    """Add ``x`` to the residual, and measure what is there now, in one pass over memory.
+
+    residual = p where p is finite; elsewhere it is left as it was.
+
+    Args:
+        x: float32[n]; set to zero with ``clear``, else only read.
+        residual: float32[n], updated in place.
+        norms: float64[ceil(n / chunk)], overwritten with each chunk's sum of squared p.
+        chunk: Elements of a chunk.
+        scale: Loss scale that ``x`` carries and the residual does not.
+        clear: Whether to leave ``x`` empty, for what will be put there.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout, ``chunk`` or ``scale`` is wrong.
+    """
+    check_array("x", x, np.float32, writable=clear)
+    check_feedback(residual, x.size, scale)
+    _check_chunk(chunk)
+    check_array("norms", norms, np.float64, (block_count(x.size, chunk),), writable=True)
+    kernel = backend("chunks", x, residual, norms)
+    kernel.absorb_chunks(x, residual, norms, chunk=chunk, scale=scale, clear=clear)
+
+
+def take_chunks(residual: F32, chosen: U32, values: F32, *, chunk: int) -> None:
+    """Move the chosen chunks to ``values``, one after the other; zeros are left behind.
+
+    Args:
+        residual: float32[n], updated in place.
+        chosen: uint32[k], distinct numbers of chunks.
+        values: float32[k * chunk], overwritten; a short chunk is padded with zeros.
+        chunk: Elements of a chunk.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or ``chunk`` is wrong, or there is no such chunk; nothing is
+            written then.
+    """
+    _check_chosen(values, "values", chosen, residual, "residual", chunk)
+    backend("chunks", residual, chosen, values).take_chunks(residual, chosen, values, chunk=chunk)
+
+
+def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0) -> None:
+    """Out += weight * value at the chosen chunks, product rounded first; undoes `take_chunks`.
+
+    Args:
+        values: float32[k * chunk], as `take_chunks` wrote them.
+        chosen: uint32[k], numbers of chunks.
+        out: float32[n], added to.
+        chunk: Elements of a chunk.
+        weight: Factor on every value.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or ``chunk`` is wrong, or there is no such chunk; nothing is
+            written then.
+    """
+    _check_chosen(values, "values", chosen, out, "out", chunk)
+    backend("chunks", values, chosen, out).add_chunks(
+        values, chosen, out, chunk=chunk, weight=weight
+    )
+
+
+def _check_chunk(chunk: int) -> None:
+    if chunk < 1:
+        raise ValueError(f"chunk must be at least 1, not {chunk}")
+
+
+def _check_chosen(
+    values: F32, values_name: str, chosen: U32, whole: F32, whole_name: str, chunk: int
+) -> None:
+    _check_chunk(chunk)
+    check_array("chosen", chosen, np.uint32)
+    check_array(values_name, values, np.float32, (chosen.size * chunk,), writable=True)
+    check_array(whole_name, whole, np.float32, writable=True)
+    check_indices(chosen, block_count(whole.size, chunk))

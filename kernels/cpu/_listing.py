@@ -1,0 +1,336 @@
+"""Listing: one look at q, after which a choice among its large elements costs little.
+
+    q = (x + scale * residual) * (1 / scale)
+
+is what is compared, and what stays in the residual. A guess at the smallest magnitude that will be
+chosen comes from a sample. One pass makes the new residual and lists the candidates, which are at
+least as large as the guess (`_candidates.py`). If there are enough of them, the exact choice is
+among the few. Otherwise a histogram of the whole vector says where the choice ends, and a second
+pass lists from there. So the guess decides how long it takes, and never what is chosen.
+
+The vector is cut into pieces, by its length alone, each with a list of its own. Threads share the
+pieces, and the lists are joined in the order of the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from .._arrays import F32, F64, I64, U32, Gradient
+from ..scratch import scratch
+from ..threads import over_slices
+from . import _candidates as candidates
+from ._append import LARGEST
+from ._candidates import BLOCK, FOUND, FULL, NOTES, TOP, Entries, Factors, Lists
+from ._feedback import Values, inverse
+from ._rank import guess, nth_largest, sample_size
+from ._values import bits_of
+
+LEAST_PIECE = 1 << 16
+INFINITY = 0x7F800000
+_PIECES = 64
+_PAGE = 4096  # elements of a piece's list, beside what is expected
+_CROWDED = 8  # how many times the average of candidates a piece may have
+_FEW = 1 << 16  # candidates among which one thread chooses sooner than several
+_BUCKET_BITS = 11
+_BUCKETS = 1 << _BUCKET_BITS
+_SHIFTS = 20, 9, 0
+
+
+class Source(NamedTuple):
+    """What q is made of, and where it is left; no ``x`` if the residual holds it already."""
+
+    x: Values | None
+    residual: F32 | None
+    factors: Factors
+
+
+class Guess(NamedTuple):
+    """Magnitude bits that hardly any of the chosen fall short of; and two more hints.
+
+    Attributes:
+        least: Those bits.
+        likely: Bits that most of the chosen do not reach.
+        expected: How many elements are expected to reach ``least``.
+    """
+
+    least: int
+    likely: int
+    expected: int
+
+
+class _Cut(NamedTuple):
+    """How the vector is cut into pieces."""
+
+    elems: int
+    piece: int
+
+    @property
+    def pieces(self) -> int:
+        """Number of pieces."""
+        return -(-self.elems // self.piece)
+
+    @property
+    def ends(self) -> I64:
+        """Where the pieces end."""
+        return np.minimum(np.arange(1, self.pieces + 1) * self.piece, self.elems)
+
+    def over(self, work: Callable[[int, int], None]) -> None:
+        """Call ``work(low, high)`` on ranges of elements that cover whole pieces."""
+        over_slices(self.elems, self.piece, work)
+
+    def numbers(self, low: int, high: int) -> tuple[int, int]:
+        """The pieces of a range of elements."""
+        return low // self.piece, -(-high // self.piece)
+
+
+def source_of(x: Gradient, residual: F32 | None, scale: float) -> Source:
+    """Return what the kernels make q of."""
+    return Source(bits_of(x), residual, (np.float32(scale), inverse(scale)))
+
+
+def guessed(x: Gradient, residual: F32 | None, scale: float, k: int) -> Guess:
+    """Return a guess at the magnitude of the k-th largest."""
+    sample = scratch("listing.sample", sample_size(x.size), np.float32)
+    return Guess(*guess(*source_of(x, residual, scale), k, sample))
+
+
+def room_for(elems: int) -> Entries:
+    """Return room for candidates."""
+    indices = scratch("listing.indices", elems, np.uint32)
+    return indices, scratch("listing.values", elems, np.float32)
+
+
+class Listing:
+    """Candidates of one call; the residual has q, and zeros where a candidate was listed.
+
+    If anything is not finite, nothing is listed: the residual of element 0 and of what is not
+    finite is as it was, and that of everything else is q.
+
+    Args:
+        x: The vector.
+        residual: Added to it; receives what is not chosen.
+        scale: The loss scale.
+        hint: Where candidates begin.
+        statistic: What to sum on the way: "none", "magnitudes" or "squares".
+    """
+
+    def __init__(
+        self,
+        x: Gradient,
+        residual: F32 | None,
+        scale: float,
+        hint: Guess,
+        statistic: str = "none",
+    ) -> None:
+        self._source, self._scale = source_of(x, residual, scale), np.float32(scale)
+        piece = max(LEAST_PIECE, -(-x.size // _PIECES))
+        self._cut = cut = _Cut(x.size, -(-piece // BLOCK) * BLOCK)
+        self._least, self._likely = hint.least, hint.likely
+        self._sums: F64 | None = None
+        if statistic != "none":
+            self._sums = scratch("listing.sums", -(-x.size // BLOCK), np.float64)
+        self._squares = statistic == "squares"
+        room = min(cut.piece, _CROWDED * hint.expected // max(cut.pieces, 1) + _PAGE)
+        before = residual[:1].copy() if residual is not None else None
+        self._lists = self._list(cut.ends, np.arange(cut.pieces + 1) * room)
+        self._whole = not self._lists[2][:, FULL].any()
+        self.top = int(self._lists[2][:, TOP].max(initial=0))
+        if residual is not None:
+            if not self.finite:
+                candidates.put_back(self._lists, residual)
+                residual[:1] = before
+            self._source = self._source._replace(x=None)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all of q is."""
+        return self.top < INFINITY
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return float(np.uint32(self.top).view(np.float32))
+
+    @property
+    def total(self) -> float:
+        """What was summed on the way."""
+        assert self._sums is not None
+        return float(candidates.add_in_order(self._sums))
+
+    def count(self, threshold: int) -> int:
+        """How many elements reach some magnitude bits."""
+        if self._whole and threshold >= self._least:
+            return int(candidates.count_listed(self._lists, np.uint32(threshold)))
+        return self.measure(threshold)[0]
+
+    def measure(self, threshold: int) -> tuple[int, float]:
+        """How many elements reach some magnitude bits, and the sum of their magnitudes."""
+        sums = scratch("listing.sums", -(-self._cut.elems // BLOCK), np.float64)
+        counts: list[int] = []
+
+        def work(low: int, high: int) -> None:
+            bounds, bits = (low, high, self._cut.piece), np.uint32(threshold)
+            counts.append(candidates.measure(*self._source, bounds, bits, self._lists, sums))
+
+        self._cut.over(work)
+        return sum(counts), float(candidates.add_in_order(sums))
+
+    def choose(self, most: int, floor: int, out: Entries) -> int:
+        """Choose the ``most`` largest that reach ``floor``; ties go to the lowest index.
+
+        Args:
+            most: How many at most; no more than there are elements.
+            floor: Magnitude bits.
+            out: Receives the indices in order, and the values times the loss scale.
+
+        Returns:
+            How many were chosen.
+        """
+        enough = self._found >= most or self._least <= floor
+        if not (self._whole and enough):
+            self._list_exactly(most, floor)
+        return self._deliver(*self._boundary(most, floor), out)
+
+    @property
+    def _found(self) -> int:
+        return int(self._lists[2][:, FOUND].sum())
+
+    def _list(self, ends: I64, begins: I64) -> Lists:
+        """List the candidates of all pieces; those from ``ends`` on must be above the least."""
+        notes = np.zeros((self._cut.pieces, NOTES), np.int64)
+        lists, least = (room_for(int(begins[-1])), begins, notes), np.uint32(self._least)
+
+        def work(low: int, high: int) -> None:
+            bounds, sums = (low, high, self._cut.piece), (self._sums, self._squares)
+            candidates.list_pieces(*self._source, bounds, least, ends, *sums, lists)
+
+        self._cut.over(work)
+        return lists
+
+    def _boundary(self, most: int, floor: int) -> tuple[int, int]:
+        """The smallest magnitude to be chosen, and how many of those that have it."""
+        found = self._found if floor <= self._least else self.count(floor)
+        if found <= most:
+            return floor, found
+        if most == 0:
+            return INFINITY, 0
+        above, least, last = 0, self._least, LARGEST
+        if found > _FEW:
+            shift = max(0, max(0, self._likely - least).bit_length() - _BUCKET_BITS)
+            bucket, above = self._bucket(most, shift)
+            least += bucket << shift
+            if bucket < _BUCKETS - 1:
+                last = least + (1 << shift) - 1
+        few = scratch("listing.few", self._found, np.uint32)
+        their = scratch("listing.few values", self._found, np.float32)
+        inside = candidates.gather(self._lists, least, last, (few, their))
+        threshold, more = nth_largest(their[:inside], most - above)
+        return threshold, most - above - more
+
+    def _bucket(self, most: int, shift: int) -> tuple[int, int]:
+        """The bucket of magnitudes that the last to be chosen is in, and how many are above it."""
+        counts = self._counts
+
+        def work(low: int, high: int) -> None:
+            numbers = self._cut.numbers(low, high)
+            candidates.tally(self._lists, numbers, self._least, shift, counts)
+
+        self._cut.over(work)
+        return _descend(counts.sum(axis=0), most)
+
+    @property
+    def _counts(self) -> I64:
+        room = scratch("listing.counts", self._cut.pieces * _BUCKETS, np.int64)
+        return room.reshape(-1, _BUCKETS)
+
+    def _deliver(self, threshold: int, ties: int, out: Entries) -> int:
+        """Write the chosen; return how many."""
+        pieces, bits, residual = self._cut.pieces, np.uint32(threshold), self._source.residual
+        cuts, offsets = np.empty(pieces, np.int64), np.empty(pieces + 1, np.int64)
+        candidates.cut_lists(self._lists, bits, ties, cuts, offsets)
+
+        def work(low: int, high: int) -> None:
+            numbers = self._cut.numbers(low, high)
+            places = bits, cuts, offsets, self._scale
+            candidates.emit(self._lists, numbers, *places, residual, out)
+
+        self._cut.over(work)
+        return int(offsets[-1])
+
+    def _list_exactly(self, most: int, floor: int) -> None:
+        """List little more than is chosen, having looked at all magnitudes first."""
+        if self._source.residual is not None:
+            candidates.put_back(self._lists, self._source.residual)
+        above, inside, least, shift = self._survey(most)
+        ends, self._sums = self._cut.ends, None
+        if shift == 0 and least >= floor:
+            inside = self._share_ties(inside, most - int(above.sum()), least, ends)
+        self._least = max(least, floor)
+        # A list counts as full where a whole block might not fit.
+        self._lists = self._list(ends, np.concatenate(([0], np.cumsum(above + inside + BLOCK))))
+        self._whole = True
+
+    def _survey(self, most: int) -> tuple[I64, I64, int, int]:
+        """Where the choice ends, as exactly as it takes to list not many more than are chosen.
+
+        Returns:
+            For each piece how many lie above a bucket and how many in it; the bucket's smallest
+            magnitude, and the logarithm of its width.
+        """
+        counts, above, least = self._counts, np.zeros(self._cut.pieces, np.int64), 0
+        for shift in _SHIFTS:
+            window = least, shift
+
+            def work(low: int, high: int, window: tuple[int, int] = window) -> None:
+                bounds = low, high, self._cut.piece
+                candidates.histogram(*self._source, bounds, *window, counts)
+
+            self._cut.over(work)
+            bucket, _ = _descend(counts.sum(axis=0), most - int(above.sum()))
+            above += counts[:, bucket + 1 :].sum(axis=1)
+            least += bucket << shift
+            inside = counts[:, bucket].copy()
+            if above.sum() + inside.sum() <= max(2 * most, _FEW):
+                break
+        return above, inside, least, shift
+
+    def _share_ties(self, equal: I64, ties: int, threshold: int, ends: I64) -> I64:
+        """Give ties to the first pieces that have them; move the end of what may be chosen.
+
+        Returns:
+            How many each piece gets.
+        """
+        before = np.cumsum(equal) - equal
+        taken: I64 = np.clip(ties - before, 0, equal)
+        ends[(taken == 0) & (equal > 0)] = 0
+        for number in np.flatnonzero((taken > 0) & (taken < equal)):
+            begin, first = int(number) * self._cut.piece, int(taken[number])
+            place = begin, threshold, first
+            ends[number] = candidates.place_after_ties(*self._source, *place)
+        return taken
+
+
+def _descend(counts: I64, rank: int) -> tuple[int, int]:
+    """The bucket that has the element of this rank (the first one if none has), and those above."""
+    from_top = np.cumsum(counts[::-1])
+    steps = min(int(np.searchsorted(from_top, rank)), counts.size - 1)
+    return counts.size - 1 - steps, int(from_top[steps - 1]) if steps else 0
+
+
+def threshold_bits(threshold: float) -> int:
+    """The magnitude bits of a threshold that is not negative."""
+    return int(np.float32(threshold).view(np.uint32))
+
+
+def mark(indices: U32, values: F32) -> int:
+    """What a selection of no fixed size finds where something is not finite: a NaN, if it has room.
+
+    Returns:
+        How many it finds.
+    """
+    indices[:1], values[:1] = 0, np.nan
+    return min(indices.size, 1)

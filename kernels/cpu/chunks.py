@@ -1,0 +1,107 @@
+"""Chunks of NumPy arrays; see :mod:`compressa.kernels.chunks`.
+
+A chunk goes through three short loops while it lies in the first-level cache: sum with the
+residual, norm, and back; meanwhile memory is asked for the chunks to come. It is passed over once.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, F64, U32
+from ..threads import over_slices
+from ._feedback import inverse
+from ._jit import jit
+from ._lanes import sum_squares
+from ._prefetch import AHEAD, fetch
+from ._view import view
+
+
+@jit
+def _add(x: F32, residual: F32, back: np.float32, p: F32) -> None:
+    for i in range(x.size):
+        p[i] = residual[i] + x[i] * back
+
+
+@jit
+def _keep(p: F32, residual: F32) -> None:
+    for i in range(residual.size):
+        residual[i] = p[i]
+
+
+@jit
+def _keep_finite(p: F32, residual: F32) -> None:
+    for i in range(residual.size):
+        if np.isfinite(p[i]):
+            residual[i] = p[i]
+
+
+@jit
+def _clear(x: F32) -> None:
+    for i in range(x.size):
+        x[i] = np.float32(0)
+
+
+@jit
+def _absorb(x: F32, residual: F32, norms: F64, chunk: int, back: np.float32, clear: bool) -> None:
+    sums = np.empty(min(chunk, x.size), np.float32)
+    for c in range(norms.size):
+        low, high = c * chunk, min((c + 1) * chunk, x.size)
+        now, left, p = view(x, low, high), view(residual, low, high), view(sums, 0, high - low)
+        _add(now, left, back, p)
+        fetch(x, low + AHEAD, high + AHEAD)
+        fetch(residual, low + AHEAD, high + AHEAD)
+        norms[c] = sum_squares(p)
+        if np.isfinite(norms[c]):
+            _keep(p, left)
+        else:
+            _keep_finite(p, left)
+        if clear:
+            _clear(now)
+
+
+@jit
+def _take(residual: F32, chosen: U32, values: F32, chunk: int) -> None:
+    for k in range(chosen.size):
+        low = np.int64(chosen[k]) * chunk
+        size = min(chunk, residual.size - low)
+        _keep(view(residual, low, low + size), view(values, k * chunk, k * chunk + size))
+        _clear(view(values, k * chunk + size, (k + 1) * chunk))
+        _clear(view(residual, low, low + size))
+
+
+@jit
+def _add_weighted(values: F32, out: F32, weight: np.float32) -> None:
+    for i in range(out.size):
+        out[i] += weight * values[i]
+
+
+@jit
+def _give(values: F32, chosen: U32, out: F32, chunk: int, weight: np.float32) -> None:
+    for k in range(chosen.size):
+        low = np.int64(chosen[k]) * chunk
+        size = min(chunk, out.size - low)
+        _add_weighted(view(values, k * chunk, k * chunk + size), view(out, low, low + size), weight)
+
+
+def absorb_chunks(
+    x: F32, residual: F32, norms: F64, *, chunk: int, scale: float = 1.0, clear: bool = False
+) -> None:
+    """See :func:`compressa.kernels.chunks.absorb_chunks`."""
+    back = inverse(scale)
+
+    def work(low: int, high: int) -> None:
+        own = norms[low // chunk : -(-high // chunk)]
+        _absorb(x[low:high], residual[low:high], own, chunk, back, clear)
+
+    over_slices(x.size, chunk, work)
+
+
+def take_chunks(residual: F32, chosen: U32, values: F32, *, chunk: int) -> None:
+    """See :func:`compressa.kernels.chunks.take_chunks`."""
+    _take(residual, chosen, values, chunk)
+
+
+def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0) -> None:
+    """See :func:`compressa.kernels.chunks.add_chunks`."""
+    _give(values, chosen, out, chunk, np.float32(weight))

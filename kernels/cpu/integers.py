@@ -1,0 +1,57 @@
+"""Integers of a shared unit for NumPy arrays; see :mod:`compressa.kernels.integers`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, U16
+from ..integers import Integers
+from ..philox import ROW, Noise
+from ..threads import over_slices
+from ._jit import jit
+from ._noise import Key, drawn_at, noise_buffer, noise_key
+from ._view import view
+
+_PIECE = 4 * ROW  # elements whose random bits are drawn at once
+
+
+@jit
+def _round_piece(x: F32, factor: float, most: float, noise: U16, out: Integers) -> None:
+    for i in range(x.size):
+        t = float(x[i]) * factor
+        t = t if t < most else most
+        t = t if t > -most else -most
+        fixed = np.int64(np.floor(t * 32768.0 + 0.5))
+        out[i] = (fixed + np.int64(noise[i])) >> np.int64(15)
+
+
+@jit
+def _round(
+    x: F32, factor: float, most: float, key: Key | None, buffer: U16 | None, out: Integers
+) -> None:
+    for low in range(0, x.size, _PIECE):
+        high = min(low + _PIECE, x.size)
+        at = drawn_at(key, low, high, buffer)
+        noise = view(buffer, at, at + high - low)
+        _round_piece(view(x, low, high), factor, most, noise, view(out, low, high))
+
+
+@jit
+def _scale(q: Integers, unit: float, out: F32) -> None:
+    for i in range(out.size):
+        out[i] = np.float32(np.float64(q[i]) * unit)
+
+
+def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: Noise) -> None:
+    """See :func:`compressa.kernels.integers.round_to_integers`."""
+
+    def work(low: int, high: int) -> None:
+        key, buffer = noise_key(noise, low), noise_buffer(noise, _PIECE)
+        _round(x[low:high], float(factor), float(most), key, buffer, out[low:high])
+
+    over_slices(x.size, ROW, work)
+
+
+def scale_integers(q: Integers, unit: float, out: F32) -> None:
+    """See :func:`compressa.kernels.integers.scale_integers`."""
+    over_slices(out.size, ROW, lambda low, high: _scale(q[low:high], float(unit), out[low:high]))

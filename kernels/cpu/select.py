@@ -1,0 +1,105 @@
+"""Selection by threshold and by index; see :mod:`compressa.kernels.select`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, U32, Gradient
+from ..threads import over_slices
+from ._candidates import BLOCK, Factors, rescale, take
+from ._feedback import Values, inverse, magnitude_bits
+from ._jit import jit, lean
+from ._listing import mark, threshold_bits
+from ._prefetch import fetch
+from ._selection import select_largest
+from ._values import bits_of
+from ._view import view
+
+_INFINITY = np.uint32(0x7F800000)
+_AHEAD = 2048
+
+
+@lean
+def _take_out(q: F32, low: int, indices: U32, values: F32, residual: F32 | None) -> None:
+    """Move what a block has at some indices from the residual to ``values``."""
+    for j in range(indices.size):
+        at = np.int64(indices[j]) - low
+        values[j] = q[at]
+        if residual is not None and magnitude_bits(q[at]) < _INFINITY:
+            residual[at] = np.float32(0)
+
+
+@jit
+def _take_part(
+    x: Values,
+    indices: U32,
+    values: F32,
+    residual: F32 | None,
+    factors: Factors,
+    bounds: tuple[int, int],
+) -> bool:
+    """Take the indices, all from ``low`` to ``high``, out of q; return whether q is finite."""
+    room, largest, done = np.empty(BLOCK, np.float32), np.uint32(0), 0
+    for low in range(bounds[0], bounds[1], BLOCK):
+        high = min(low + BLOCK, bounds[1])
+        q, here, left = view(room, 0, high - low), view(x, low, high), view(residual, low, high)
+        largest = max(largest, take(here, left, factors, _INFINITY, q))
+        fetch(x, low + _AHEAD, high + _AHEAD)
+        fetch(residual, low + _AHEAD, high + _AHEAD)
+        begin = done
+        while done < indices.size and np.int64(indices[done]) < high:
+            done += 1
+        _take_out(q, low, view(indices, begin, done), view(values, begin, done), left)
+    return bool(largest < _INFINITY)
+
+
+@lean
+def _give_back(indices: U32, values: F32, residual: F32 | None) -> None:
+    if residual is not None:
+        for j in range(indices.size):
+            if magnitude_bits(values[j]) < _INFINITY:
+                residual[indices[j]] = values[j]
+
+
+def select_above(
+    x: Gradient,
+    threshold: float,
+    indices: U32,
+    values: F32,
+    *,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> int:
+    """See :func:`compressa.kernels.select.select_above`."""
+    floor = threshold_bits(threshold)
+    count = select_largest(x, indices.size, floor, indices, values, residual, scale)
+    return count if count >= 0 else mark(indices, values)
+
+
+def select_at(
+    x: Gradient,
+    indices: U32,
+    values: F32,
+    *,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.select.select_at`."""
+    bits, factors, finite = bits_of(x), (np.float32(scale), inverse(scale)), []
+    marked = indices[:1]
+    before = residual[marked] if residual is not None else None
+
+    def work(low: int, high: int) -> None:
+        # Bounds of the same dtype: others would be compared with a wider copy of all indices.
+        begin, end = np.searchsorted(indices, np.array([low, high], np.uint32))
+        mine = indices[begin:end], values[begin:end]
+        finite.append(_take_part(bits, *mine, residual, factors, (low, high)))
+
+    over_slices(x.size, BLOCK, work)
+    if not all(finite):
+        _give_back(indices, values, residual)
+        values[:1], values[1:] = np.nan, 0
+        if residual is not None:
+            residual[marked] = before
+    elif scale != 1:
+        rescale(indices, values, factors[0], residual)

@@ -1,0 +1,83 @@
+"""Whole vectors as integers of one shared unit, so that integers can be summed over ranks.
+
+Unlike :mod:`blockwise`, the unit is not worked out here: all ranks have agreed on it beforehand, so
+the sum of their integers decodes to the sum of what each decodes to, without any further loss
+(IntSGD, Mishchenko et al., ICLR 2022; TernGrad with a shared scale, Wen et al., NeurIPS 2017).
+Whoever calls leaves room: P ranks with integers of at most ``most`` need P * most in the dtype.
+
+Exact arithmetic, in float64, so that units of any size and integers of 32 bits lose nothing:
+
+* t = x * factor, limited to -most..most; NaN counts as ``most``.
+* k = floor(t * 32768 + 0.5), q = (k + noise) >> 15 with the 15 random bits of the element
+  (`philox.random_halves`): up with the probability of the fraction, unbiased to 2**-16.
+* decode = float32(q * unit).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._arrays import F32, check_array
+from ._backends import backend
+from .philox import Noise, check_noise
+
+DTYPES = (np.int8, np.int16, np.int32)
+Integers = npt.NDArray[Any]
+
+
+def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: Noise) -> None:
+    """Round ``x * factor`` stochastically.
+
+    Example:
+        >>> import numpy as np
+        >>> out = np.empty(3, np.int8)
+        >>> x = np.array([0.5, -2, 9], np.float32)
+        >>> round_to_integers(x, 2.0, 7, out, Noise(0, 0, 0, 0))
+        >>> out.tolist()
+        [1, -4, 7]
+
+    Args:
+        x: float32[n].
+        factor: Integers per unit of ``x``; not negative, finite.
+        most: The largest integer, at least 1; it must fit ``out``.
+        out: int8[n], int16[n] or int32[n], overwritten.
+        noise: Where the random numbers begin.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout, ``factor``, ``most`` or ``noise`` is wrong.
+    """
+    check_array("x", x, np.float32)
+    _check_integers(out, x.shape, writable=True)
+    if not 0 <= factor < float("inf"):
+        raise ValueError(f"factor must be finite and not negative, not {factor}")
+    if not 1 <= most <= np.iinfo(out.dtype).max:
+        raise ValueError(f"most must lie between 1 and {np.iinfo(out.dtype).max}, not {most}")
+    check_noise(noise, x.size)
+    backend("integers", x, out).round_to_integers(x, factor, most, out, noise)
+
+
+def scale_integers(q: Integers, unit: float, out: F32) -> None:
+    """Write ``q * unit``.
+
+    Args:
+        q: int8[n], int16[n] or int32[n].
+        unit: What 1 stands for.
+        out: float32[n], overwritten.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong.
+    """
+    check_array("out", out, np.float32, writable=True)
+    _check_integers(q, out.shape)
+    backend("integers", q, out).scale_integers(q, unit, out)
+
+
+def _check_integers(q: Integers, shape: tuple[int, ...], *, writable: bool = False) -> None:
+    if q.dtype not in DTYPES:
+        raise TypeError(f"integers must be int8, int16 or int32, not {q.dtype}")
+    check_array("integers", q, q.dtype, shape, writable=writable)

@@ -1,0 +1,41 @@
+"""Chunks in NumPy; see :mod:`compressa.kernels.chunks`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from .._arrays import F32, F64, U32
+from ._tree import tree_sum
+
+
+def absorb_chunks(
+    x: F32, residual: F32, norms: F64, *, chunk: int, scale: float = 1.0, clear: bool = False
+) -> None:
+    """See :func:`compressa.kernels.chunks.absorb_chunks`."""
+    p = residual + x * (np.float32(1) / np.float32(scale))
+    for c in range(norms.size):
+        norms[c] = tree_sum(p[c * chunk : (c + 1) * chunk].astype(np.float64) ** 2)
+    residual[:] = np.where(np.isfinite(p), p, residual)
+    if clear:
+        x[:] = 0
+
+
+def take_chunks(residual: F32, chosen: U32, values: F32, *, chunk: int) -> None:
+    """See :func:`compressa.kernels.chunks.take_chunks`."""
+    for place, part in _pairs(values, chosen, residual, chunk):
+        place[:] = 0
+        place[: part.size] = part
+        part[:] = 0
+
+
+def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0) -> None:
+    """See :func:`compressa.kernels.chunks.add_chunks`."""
+    for place, part in _pairs(values, chosen, out, chunk):
+        part += np.float32(weight) * place[: part.size]
+
+
+def _pairs(values: F32, chosen: U32, whole: F32, chunk: int) -> Iterator[tuple[F32, F32]]:
+    for k, c in enumerate(chosen.tolist()):
+        yield values[k * chunk : (k + 1) * chunk], whole[c * chunk : (c + 1) * chunk]

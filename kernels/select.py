@@ -1,0 +1,104 @@
+"""Elements chosen by a threshold or by given indices; the others stay in the residual.
+
+The arithmetic is that of :mod:`compressa.kernels.topk`: p = x + scale * residual, q = p * (1 /
+scale), sent are q * scale, kept are q, or 0 where it was sent. If any q is infinite or NaN, the
+first value that is sent is NaN, and the residual of that element and of what is not finite is left
+as it was.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
+from ._backends import backend
+from .bitpack import check_increasing
+
+
+def select_above(
+    x: Gradient,
+    threshold: float,
+    indices: U32,
+    values: F32,
+    *,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> int:
+    """Find the elements with |q| >= threshold; where there is no room for all, the largest.
+
+    Ties at the end of the room go to the lowest index. If any q is not finite, one NaN at index 0
+    is all that is found.
+
+    Example:
+        >>> import numpy as np
+        >>> indices, values = np.empty(3, np.uint32), np.empty(3, np.float32)
+        >>> count = select_above(np.array([1, -5, 2, 5], np.float32), 2.5, indices, values)
+        >>> indices[:count].tolist(), values[:count].tolist()
+        ([1, 3], [-5.0, 5.0])
+
+    Args:
+        x: float32[n], n at most 2**32; or float16, or bfloat16 as uint16.
+        threshold: The smallest |q| that is chosen; not negative, and not NaN.
+        indices: uint32[room], room at most n; the first ``count`` are overwritten.
+        values: float32[room]; the first ``count`` are overwritten.
+        residual: float32[n], updated in place; None for no feedback.
+        scale: Loss scale that ``x`` carries, and the residual and the threshold do not.
+
+    Returns:
+        count: How many were found.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout, the threshold or ``scale`` is wrong.
+    """
+    check_gradient(x)
+    if not threshold >= 0:
+        raise ValueError(f"threshold must not be negative or NaN, but is {threshold}")
+    check_array("indices", indices, np.uint32, writable=True)
+    if not indices.size <= x.size <= 2**32:
+        raise ValueError(f"indices must have no more room than n = {x.size} (at most 2**32)")
+    check_array("values", values, np.float32, indices.shape, writable=True)
+    check_feedback(residual, x.size, scale)
+    kernel = backend("select", x, indices, values, residual)
+    return int(kernel.select_above(x, threshold, indices, values, residual=residual, scale=scale))
+
+
+def select_at(
+    x: Gradient,
+    indices: U32,
+    values: F32,
+    *,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """Send the elements at given indices, and keep the others for later.
+
+    If any q is not finite, all values but the first, which is NaN, are 0.
+
+    Example:
+        >>> import numpy as np
+        >>> residual, values = np.ones(4, np.float32), np.empty(2, np.float32)
+        >>> x = np.array([1, -5, 2, 5], np.float32)
+        >>> select_at(x, np.array([0, 3], np.uint32), values, residual=residual)
+        >>> values.tolist(), residual.tolist()
+        ([2.0, 6.0], [0.0, -4.0, 3.0, 0.0])
+
+    Args:
+        x: float32[n], n at most 2**32; or float16, or bfloat16 as uint16.
+        indices: uint32[k], increasing, each below n.
+        values: float32[k], overwritten with q * scale at those indices.
+        residual: float32[n], updated in place; None for no feedback.
+        scale: Loss scale that ``x`` carries and the residual does not.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or ``scale`` is wrong, or the indices are not as they should
+            be; nothing is written then.
+    """
+    check_gradient(x)
+    check_array("indices", indices, np.uint32)
+    check_array("values", values, np.float32, indices.shape, writable=True)
+    check_feedback(residual, x.size, scale)
+    kernel = backend("select", x, indices, values, residual)
+    check_increasing(indices, x.size)
+    kernel.select_at(x, indices, values, residual=residual, scale=scale)

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from compressa.kernels import narrow, widen
+from compressa.kernels.reference import casts as reference
+from compressa.kernels.threads import Team
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_cases import F32, gradients, poisoned, same_bits
+
+DTYPES = (np.float16, np.uint16)
+dtypes = st.sampled_from(DTYPES)
+
+
+def narrowed(x: F32, dtype: npt.DTypeLike) -> np.ndarray:
+    out = poisoned(x.size, dtype)
+    narrow(x, out)
+    return out
+
+
+@given(gradients(), dtypes)
+def test_narrow_equals_reference(x: F32, dtype: npt.DTypeLike) -> None:
+    specified = poisoned(x.size, dtype)
+    with np.errstate(all="ignore"):
+        reference.narrow(x, specified)
+    assert same_bits(narrowed(x, dtype), specified)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("add", [False, True])
+def test_widen_of_any_bits_equals_reference(dtype: npt.DTypeLike, add: bool) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    ours = np.linspace(-2, 2, every.size, dtype=np.float32)
+    specified = ours.copy()
+    widen(every, ours, weight=0.3, add=add)
+    with np.errstate(all="ignore"):
+        reference.widen(every, specified, weight=0.3, add=add)
+    assert same_bits(ours, specified)
+
+
+def test_casts_are_those_of_torch_and_numpy() -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 200_000, dtype=np.uint64)
+    x = bits.astype(np.uint32).view(np.float32)
+    x = x[~np.isnan(x)]
+    theirs = torch.from_numpy(x).to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+    assert (narrowed(x, np.uint16) == theirs).all()
+    with np.errstate(over="ignore"):
+        assert same_bits(narrowed(x, np.float16), x.astype(np.float16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_16_bit_number_comes_back(dtype: npt.DTypeLike) -> None:
+    every = np.arange(1 << 16, dtype=np.uint16).view(dtype)
+    wide = poisoned(every.size, np.float32)
+    widen(every, wide)
+    number = ~np.isnan(wide)
+    assert same_bits(narrowed(wide, dtype)[number], every[number])
+    again = poisoned(every.size, np.float32)
+    widen(narrowed(wide, dtype), again)
+    assert np.isnan(again[~number]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_slices_in_threads_give_the_bits_of_the_whole(dtype: npt.DTypeLike) -> None:
+    x = np.random.default_rng(0).standard_normal((1 << 20) + 13).astype(np.float32)
+    whole, wide = narrowed(x, dtype), poisoned(x.size, np.float32)
+    widen(whole, wide)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        assert same_bits(whole, narrowed(x, dtype))
+        threaded = poisoned(x.size, np.float32)
+        widen(whole, threaded)
+    assert same_bits(threaded, wide)
+
+
+def test_refuses_other_dtypes() -> None:
+    x = np.ones(4, np.float32)
+    with pytest.raises(TypeError, match="float16, or bfloat16 as uint16, not int16"):
+        narrow(x, np.empty(4, np.int16))
+    with pytest.raises(TypeError, match="float16, or bfloat16"):
+        widen(x, x.copy())
