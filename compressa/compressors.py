@@ -10,18 +10,25 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from compressa.aggregators.acpsgd import ACPSGD
+from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.powersgd import PowerSGD
+from compressa.aggregators.scalecom import ScaleCom
 from compressa.aggregators.signsgd import SignSGD
+from compressa.aggregators.thc import THC
 from compressa.codecs import (
     QSGD,
     Bf16,
+    DeMo,
+    Fp8,
     Fp16,
     Int2,
     Int4,
     Int8,
+    Natural,
     NoCompression,
     OneBit,
+    OneBitSGD,
     RandomK,
     TernGrad,
     TopK,
@@ -68,6 +75,12 @@ _ROWS = (
         Family.CAST,
     ),
     Entry(
+        Fp8,
+        "Eight-bit floats and a scale per block: small values keep their precision.",
+        "Micikevicius et al. 2022",
+        Family.CAST,
+    ),
+    Entry(
         Int8,
         "Eight bits and a scale per block: a quarter of the bytes.",
         "Dettmers et al. 2022",
@@ -83,6 +96,12 @@ _ROWS = (
         Int2,
         "Two bits and a scale per block: a sixteenth of the bytes.",
         "Dettmers et al. 2022",
+        Family.QUANTISER,
+    ),
+    Entry(
+        Natural,
+        "Random rounding to powers of two: nine bits, hardly any noise.",
+        "Horvath et al. 2022",
         Family.QUANTISER,
     ),
     Entry(
@@ -110,6 +129,12 @@ _ROWS = (
         Family.ONE_BIT,
     ),
     Entry(
+        OneBitSGD,
+        "The sign, and the means of both signs per row of a matrix.",
+        "Seide et al. 2014",
+        Family.ONE_BIT,
+    ),
+    Entry(
         SignSGD,
         "The majority of the ranks' signs; needs a learning rate of its own.",
         "Bernstein et al. 2018",
@@ -123,6 +148,18 @@ _ROWS = (
         Family.SPARSE,
     ),
     Entry(
+        ChunkedTopK,
+        "Whole chunks of largest norm, the same on every rank; summed on the way.",
+        "Han et al. 2024",
+        Family.SPARSE,
+    ),
+    Entry(
+        ScaleCom,
+        "The largest elements of one rank in turn, the same on every rank.",
+        "Chen et al. 2020",
+        Family.SPARSE,
+    ),
+    Entry(
         PowerSGD,
         "Low-rank factors by one power iteration a step.",
         "Vogels et al. 2019",
@@ -133,6 +170,18 @@ _ROWS = (
         "One of two low-rank factors a step, in turn: a single all-reduce.",
         "Zhang et al. 2023",
         Family.LOW_RANK,
+    ),
+    Entry(
+        THC,
+        "Codes of rotated chunks, whose integers sum while compressed.",
+        "Li et al. 2024",
+        Family.TRANSFORM,
+    ),
+    Entry(
+        DeMo,
+        "The largest cosine coefficients of each chunk.",
+        "Peng et al. 2024",
+        Family.TRANSFORM,
     ),
 )
 

@@ -22,11 +22,16 @@ from .bitpack import (
     unpack_bits,
 )
 from .blockwise import Form, dequantize_blockwise, quantize_blockwise
+from .dct import ChunkForm, add_coefficients, are_places, keep_coefficients
 from .elias_fano import elias_fano_bytes, pack_increasing, unpack_increasing
 from .casts import narrow, widen
+from .chunks import absorb_chunks, add_chunks, take_chunks
 from .feedback import absorb_residual, all_finite
+from .hadamard import Codebook, rotate_back, rotate_quantize, sum_codes
 from .integers import round_to_integers, scale_integers
+from .fp8 import dequantize_fp8, quantize_fp8
 from .lowrank import keep_directions, low_rank_product, orthonormalize, split_low_rank
+from .natural import natural_dequantize, natural_quantize
 from .onebit import sign_bytes, sign_dequantize, sign_quantize
 from .onebit_sgd import group_sign_bytes, two_means_dequantize, two_means_quantize
 from .philox import Noise, random_halves, random_words
@@ -35,32 +40,45 @@ from .strata import multiply_by_strata, stratified_indices
 from .topk import return_unsent, scatter_add, select_top_k
 
 __all__ = [
+    "ChunkForm",
+    "Codebook",
     "Form",
     "KernelUnavailable",
     "Noise",
+    "absorb_chunks",
     "absorb_residual",
+    "add_chunks",
+    "add_coefficients",
     "all_finite",
+    "are_places",
     "block_count",
     "check_increasing",
     "check_indices",
     "dequantize_blockwise",
+    "dequantize_fp8",
     "device_of",
     "elias_fano_bytes",
     "group_sign_bytes",
     "index_width",
+    "keep_coefficients",
     "keep_directions",
     "low_rank_product",
     "multiply_by_strata",
     "narrow",
+    "natural_dequantize",
+    "natural_quantize",
     "orthonormalize",
     "pack_bitmap",
     "pack_bits",
     "pack_increasing",
     "packed_bytes",
     "quantize_blockwise",
+    "quantize_fp8",
     "random_halves",
     "random_words",
     "return_unsent",
+    "rotate_back",
+    "rotate_quantize",
     "round_to_integers",
     "scale_integers",
     "scatter_add",
@@ -72,6 +90,8 @@ __all__ = [
     "sign_quantize",
     "split_low_rank",
     "stratified_indices",
+    "sum_codes",
+    "take_chunks",
     "two_means_dequantize",
     "two_means_quantize",
     "unpack_bitmap",

@@ -14,10 +14,16 @@ from compressa.kernels import (
     bitpack,
     blockwise,
     casts,
+    chunks,
+    dct,
     feedback,
+    fp8,
+    hadamard,
     integers,
     lowrank,
+    natural,
     onebit,
+    onebit_sgd,
     philox,
     strata,
     topk,
@@ -50,6 +56,18 @@ def compile_casts() -> None:
         casts.widen(narrow, x)
 
 
+def compile_floats() -> None:
+    """Eight-bit floats and natural compression, with and without residual."""
+    x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    codes, scales = np.zeros(_ELEMS, np.uint8), np.zeros(-(-_ELEMS // 64), np.float32)
+    signs, form = np.zeros((_ELEMS + 7) // 8, np.uint8), fp8.FORMATS["e4m3"]
+    for kept in (None, residual):
+        fp8.quantize_fp8(x, codes, scales, form=form, block=64, residual=kept)
+        natural.natural_quantize(x, codes, signs, noise=philox.Noise(0, 0, 0, 0), residual=kept)
+    fp8.dequantize_fp8(codes, scales, out, form=form, block=64)
+    natural.natural_dequantize(codes, signs, out)
+
+
 def compile_onebit() -> None:
     """Scaled sign, with and without residual."""
     x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
@@ -59,6 +77,27 @@ def compile_onebit() -> None:
         onebit.sign_quantize(x, bits, scales, block=64, residual=kept)
     for add in (False, True):
         onebit.sign_dequantize(bits, scales, out, block=64, add=add)
+
+
+def compile_onebit_sgd() -> None:
+    """Signs with two means, with and without residual."""
+    x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    bits = np.zeros(onebit_sgd.group_sign_bytes(_ELEMS, 64), np.uint8)
+    means = np.zeros(2 * -(-_ELEMS // 64), np.float32)
+    for kept in (None, residual):
+        onebit_sgd.two_means_quantize(x, bits, means, group=64, residual=kept)
+    onebit_sgd.two_means_dequantize(bits, means, out, group=64)
+
+
+def compile_dct() -> None:
+    """Cosine coefficients, with and without residual."""
+    x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    form = dct.ChunkForm(chunk=64, kept=_KEPT)
+    value_elems, place_bytes = form.sizes(_ELEMS)
+    values, places = np.zeros(value_elems, np.float32), np.zeros(place_bytes, np.uint8)
+    for kept in (None, residual):
+        dct.keep_coefficients(x, values, places, form=form, residual=kept)
+    dct.add_coefficients(values, places, out, form=form)
 
 
 def compile_sparse() -> None:
@@ -106,17 +145,44 @@ def compile_integers() -> None:
         integers.scale_integers(q, 1.0, x)
 
 
+def compile_chunks() -> None:
+    """Chunks of a residual."""
+    x, residual, norms = np.zeros(_ELEMS, np.float32), np.zeros(_ELEMS, np.float32), np.zeros(4)
+    chosen, values = np.zeros(1, np.uint32), np.zeros(256, np.float32)
+    chunks.absorb_chunks(x, residual, norms, chunk=256)
+    chunks.take_chunks(residual, chosen, values, chunk=256)
+    chunks.add_chunks(values, chosen, residual, chunk=256)
+
+
+def compile_rotations() -> None:
+    """Hadamard rotations, and codes with sums of 8 and 16 bits."""
+    book = hadamard.Codebook(table=tuple(range(16)), clip=2.5, chunk=256)
+    size = book.rotated_elems(_ELEMS)
+    p, norms, signs = np.zeros(_ELEMS, np.float32), np.zeros(4, np.float32), np.zeros(size // 32)
+    bits, codes = signs.astype(np.uint32), np.zeros(size // 2, np.uint8)
+    hadamard.rotate_quantize(p, norms, bits, codes, book=book, noise=philox.Noise(0, 0, 0, 0))
+    for dtype in (np.uint8, np.uint16):
+        sums = np.zeros(size, dtype)
+        hadamard.sum_codes(codes, _ELEMS, sums, book=book)
+        hadamard.rotate_back(sums, norms, bits, p, book=book, count=1)
+
+
 def main() -> None:
     """Compile all, and say how long it took."""
     started_s = time.perf_counter()
     for work in (
         compile_blockwise,
         compile_casts,
+        compile_floats,
         compile_onebit,
+        compile_onebit_sgd,
+        compile_dct,
         compile_sparse,
         compile_low_rank,
         compile_feedback,
         compile_integers,
+        compile_chunks,
+        compile_rotations,
     ):
         work()
     print(f"compressa: CPU kernels are compiled ({time.perf_counter() - started_s:.1f} s)")

@@ -15,11 +15,11 @@ Exact arithmetic, in float32, for a chunk of d = 2**b elements, with a = (b+1)//
 * H, unnormalised: b times y[i] = x[2i] + x[2i+1], y[i + d/2] = x[2i] - x[2i+1], which leaves the
   coordinates in their natural order (Sylvester's). v = H (D p 2**-a).
 * reach = norm * float32(clip * 2**-a). A norm below 2**-100 counts as 0, one above 2**100 as NaN.
-* Code: t = v * (levels / (2 reach)) + levels/2, where reach = 0 makes the quotient 0; u = noise + 0.5
-  with the 15 random bits of the element in the rotated array (`philox.random_halves`). The code is
-  the number of c in 0..14 with t > T[c] + ((T[c+1] - T[c]) / 32768) * u: of two neighbours of t in
-  the table the upper one with the right probability, to 2**-16; so unbiased. What lies outside the
-  table, NaN too, gets 0 or 15.
+* Code: t = v * ((levels/2) / reach) + levels/2, with 0 for the quotient where reach is 0; u = noise
+  + 0.5 with the 15 random bits of the element in the rotated array (`philox.random_halves`). The
+  code is the number of c in 0..14 with t > T[c] + ((T[c+1] - T[c]) / 32768) * u: of the neighbours
+  of t in the table the upper one with the right probability, to 2**-16; so unbiased. What lies
+  outside the table, NaN too, gets 0 or 15.
 * Two codes to a byte, planar in their chunk: byte i has element i in its low and element i + d/2 in
   its high nibble.
 * A sum S of the integers of `count` ranks decodes to D H (w 2**(a-b)), with

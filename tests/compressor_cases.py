@@ -6,15 +6,24 @@ from typing import Any
 
 import pytest
 
+from compressa.aggregators.acpsgd import ACPSGD
+from compressa.aggregators.chunked_topk import ChunkedTopK
+from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.powersgd import PowerSGD
+from compressa.aggregators.scalecom import ScaleCom
+from compressa.aggregators.signsgd import SignSGD
+from compressa.aggregators.thc import THC
 from compressa.codecs import (
     QSGD,
     Codec,
     Contraction,
+    Fp8,
+    DeMo,
     Int2,
     Int4,
     Int8,
     OneBit,
+    OneBitSGD,
     RandomK,
     TernGrad,
     TopK,
@@ -27,6 +36,7 @@ from compressa.wrappers import DenseBelow, ErrorFeedback
 VARIANTS: dict[str, Compressor] = {
     "int8-small-blocks": Int8(block=32),
     "int4-small-blocks": Int4(block=10),
+    "fp8-e5m2": Fp8(format="e5m2", block=32),
     "int8-maxmin": Int8(block=32, mapping="maxmin"),
     "int8-stochastic": Int8(block=64, rounding="stochastic"),
     "int4-maxmin-stochastic": Int4(block=32, mapping="maxmin", rounding="stochastic"),
@@ -34,13 +44,24 @@ VARIANTS: dict[str, Compressor] = {
     "qsgd-dithering": QSGD(levels=16, block=64, norm="max"),
     "terngrad-unclipped": TernGrad(block=64, clip=0.0),
     "onebit-small-blocks": OneBit(block=64),
+    "onebit_sgd-odd-groups": OneBitSGD(group=27),
     "topk-bitmap": TopK(density=0.2),
     "topk-float16": TopK(density=0.05, value_dtype="float16"),
     "topk-bfloat16": TopK(density=0.05, value_dtype="bfloat16"),
     "topk-all": TopK(density=1.0),
     "randomk-dense": RandomK(density=0.3),
     "randomk-unbiased": RandomK(density=0.3, unbiased=True),
+    "demo-few": DeMo(chunk=16, kept=3),
+    "demo-all": DeMo(chunk=32, kept=32),
     "powersgd-rank-1": PowerSGD(approx_rank=1),
+    "acpsgd-rank-1": ACPSGD(approx_rank=1),
+    "intsgd-32": IntSGD(bits=32),
+    "signsgd-alternate": SignSGD(ties="alternate"),
+    "chunked-topk-small-chunks": ChunkedTopK(density=0.3, chunk=64),
+    "scalecom-dense": ScaleCom(density=0.2),
+    "scalecom-filtered": ScaleCom(density=0.2, beta=0.3),
+    "thc-small-chunks": THC(chunk=256, levels=51, clip=3.0),
+    "thc-without-feedback": THC(chunk=256, feedback=False),
 }
 
 ALL: dict[str, Compressor] = {

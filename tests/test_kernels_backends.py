@@ -26,7 +26,10 @@ from compressa.kernels import (
 ALGORITHMS = (
     "bitpack",
     "blockwise",
+    "chunks",
+    "dct",
     "elias_fano",
+    "hadamard",
     "integers",
     "lowrank",
     "onebit",

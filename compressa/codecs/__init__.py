@@ -12,12 +12,16 @@ from compressa.codecs.base import (
     Unbiased,
 )
 from compressa.codecs.bf16 import Bf16
+from compressa.codecs.demo import DeMo
+from compressa.codecs.fp8 import Fp8
 from compressa.codecs.fp16 import Fp16
 from compressa.codecs.int2 import Int2
 from compressa.codecs.int4 import Int4
 from compressa.codecs.int8 import Int8
+from compressa.codecs.natural import Natural
 from compressa.codecs.none import NoCompression
 from compressa.codecs.onebit import OneBit
+from compressa.codecs.onebit_sgd import OneBitSGD
 from compressa.codecs.qsgd import QSGD
 from compressa.codecs.randomk import RandomK
 from compressa.codecs.terngrad import TernGrad
@@ -31,14 +35,18 @@ __all__ = [
     "Bounded",
     "Codec",
     "Contraction",
+    "DeMo",
     "Draw",
     "Fixed",
+    "Fp8",
     "Fp16",
     "Int2",
     "Int4",
     "Int8",
+    "Natural",
     "NoCompression",
     "OneBit",
+    "OneBitSGD",
     "RandomK",
     "Reduction",
     "TernGrad",

@@ -2,8 +2,7 @@
 
     q = (x + scale * residual) * (1 / scale)
 
-is what is compared, and what stays in the residual. Where a candidate is listed, the residual is
-0 already, so that only those which are not chosen after all have to be put back.
+is what is compared, and what stays in the residual until it is sent.
 """
 
 from __future__ import annotations
@@ -14,13 +13,14 @@ from .._arrays import F32, F64, I64, U32
 from ._append import LARGEST, append
 from ._feedback import Values, effective, magnitude_bits
 from ._jit import jit, lean
-from ._lanes import sum_magnitudes, sum_squares
-from ._prefetch import fetch
+from ._lanes import sum_magnitudes, sum_reaching, sum_squares
+from ._prefetch import fetch, prefetch
 from ._view import view
 
 BLOCK = 2048  # elements that go through the first-level cache together
 _ROW = 256  # elements between two hints to memory
 _AHEAD = 2048
+_ENTRIES_AHEAD = 32  # the lines of entries are far apart, and stores wait for them one by one
 _INFINITY = np.uint32(0x7F800000)
 _NOTHING = np.float32(0)
 
@@ -52,13 +52,8 @@ def _unscaled(x: Values | None, residual: F32 | None, factors: Factors, i: int) 
 
 
 @lean
-def take(
-    x: Values | None, residual: F32 | None, factors: Factors, least: np.uint32, q: F32
-) -> np.uint32:
-    """Write q, and to the residual what is no candidate; return the largest magnitude.
-
-    A residual that holds q already is left as it is.
-    """
+def take(x: Values | None, residual: F32 | None, factors: Factors, q: F32) -> np.uint32:
+    """Write q, also to the residual if it does not hold it; return the largest magnitude."""
     largest = np.uint32(0)
     for i in range(q.size):
         value = _unscaled(x, residual, factors, i)
@@ -67,17 +62,8 @@ def take(
         largest = max(largest, magnitude)
         if x is not None and residual is not None:
             # What is not finite changes nothing.
-            otherwise = _NOTHING if magnitude < _INFINITY else residual[i]
-            residual[i] = value if magnitude < least else otherwise
+            residual[i] = value if magnitude < _INFINITY else residual[i]
     return largest
-
-
-@lean
-def _take_out(x: Values | None, residual: F32 | None, indices: U32, low: int, high: int) -> None:
-    """Set to 0 what was listed, where `take` has not done it."""
-    if x is None and residual is not None:
-        for j in range(low, high):
-            residual[indices[j]] = _NOTHING
 
 
 @jit
@@ -94,17 +80,14 @@ def _list_part(
 ) -> None:
     """Go on with a piece's list; list nothing more once a block might not fit."""
     room, found, largest = np.empty(BLOCK, np.float32), notes[FOUND], np.uint32(0)
-    indices, values = entries
+    (indices, values), extent = entries, np.uint32(LARGEST - np.int64(least))
     for low in range(span[0], span[1], BLOCK):
         high = min(low + BLOCK, span[1])
-        if found + high - low > indices.size and not notes[FULL]:
-            notes[FULL], least = 1, _INFINITY
-        q, extent = view(room, 0, high - low), np.uint32(LARGEST - np.int64(least))
-        here, left = view(x, low, high), view(residual, low, high)
-        largest = max(largest, take(here, left, factors, least, q))
+        q, here, left = view(room, 0, high - low), view(x, low, high), view(residual, low, high)
+        notes[FULL] |= np.int64(found + high - low > indices.size)
+        largest = max(largest, take(here, left, factors, q))
         if sums is not None:
             sums[low // BLOCK] = sum_squares(q) if squares else sum_magnitudes(q)
-        before = found
         for row in range(low, high, _ROW):
             stop = min(row + _ROW, high)
             fetch(x, row + _AHEAD, stop + _AHEAD)
@@ -112,7 +95,6 @@ def _list_part(
             if not notes[FULL]:
                 some, first = view(q, row - low, stop - low), np.uint32(row)
                 found = append(None, some, least, extent, first, indices, values, found)
-        _take_out(x, residual, indices, before, found)
     notes[FOUND] = found
     notes[TOP] = max(notes[TOP], np.int64(largest))
 
@@ -133,7 +115,7 @@ def list_pieces(
 
     Args:
         x: The vector, float32 or the bits of 16-bit floats; None if the residual holds q already.
-        residual: What is added to it. It receives q, with zeros where a candidate is listed.
+        residual: What is added to it; it receives q where that is finite. Or None.
         factors: The loss scale, and one over it.
         bounds: low, high, and elements in a piece.
         least: The smallest magnitude of a candidate.
@@ -153,17 +135,6 @@ def list_pieces(
         more = np.uint32(least + 1)
         _list_part(x, residual, factors, (begin, cut), least, sums, squares, own, note)
         _list_part(x, residual, factors, (cut, end), more, sums, squares, own, note)
-
-
-@jit
-def put_back(lists: Lists, residual: F32) -> None:
-    """Undo a listing; what is not finite was never taken out."""
-    indices, values = lists[0]
-    for number in range(lists[2].shape[0]):
-        begin, end = _span(lists, number)
-        for i in range(begin, end):
-            if magnitude_bits(values[i]) < _INFINITY:
-                residual[indices[i]] = values[i]
 
 
 @jit
@@ -229,33 +200,14 @@ def cut_lists(lists: Lists, threshold: np.uint32, ties: int, cuts: I64, offsets:
 
 
 @lean
-def _release(
-    indices: U32, values: F32, least: np.uint32, residual: F32 | None, lost: Entries
-) -> None:
-    """Put back those that are smaller than ``least``."""
-    if residual is None or least == 0:
-        return
-    places, left, base = lost[0], lost[1], np.uint32(0)
-    for low in range(0, values.size, places.size):
-        high = min(low + places.size, values.size)
-        some, their, extent = (
-            view(indices, low, high),
-            view(values, low, high),
-            np.uint32(least - 1),
-        )
-        found = append(some, their, np.uint32(0), extent, base, places, left, 0)
-        for i in range(found):
-            residual[places[i]] = left[i]
-
-
-@lean
-def rescale(indices: U32, values: F32, scale: np.float32, residual: F32 | None) -> None:
-    """Multiply by the loss scale; keep what that makes infinite."""
+def send(indices: U32, values: F32, scale: np.float32, residual: F32 | None) -> None:
+    """Multiply by the loss scale; what stays finite by that leaves nothing behind."""
     for i in range(values.size):
-        q = values[i]
-        values[i] = q * scale
-        if residual is not None and magnitude_bits(values[i]) >= _INFINITY:
-            residual[indices[i]] = q
+        if residual is not None:
+            prefetch(residual, np.int64(indices[min(i + _ENTRIES_AHEAD, values.size - 1)]))
+        values[i] *= scale
+        if residual is not None and magnitude_bits(values[i]) < _INFINITY:
+            residual[indices[i]] = _NOTHING
 
 
 @jit
@@ -269,8 +221,8 @@ def emit(
     residual: F32 | None,
     out: Entries,
 ) -> None:
-    """Write the chosen of some lists to their places, and put back the others."""
-    lost, base = (np.empty(BLOCK, np.uint32), np.empty(BLOCK, np.float32)), np.uint32(0)
+    """Write the chosen of some lists to their places; they leave nothing in the residual."""
+    base = np.uint32(0)
     for number in range(numbers[0], numbers[1]):
         begin, end = _span(lists, number)
         place = slice(offsets[number], offsets[number + 1])
@@ -279,9 +231,7 @@ def emit(
             some, their = lists[0][0][start:stop], lists[0][1][start:stop]
             extent = np.uint32(LARGEST - np.int64(least))
             found = append(some, their, least, extent, base, indices, values, found)
-            _release(some, their, least, residual, lost)
-        if scale != np.float32(1):
-            rescale(indices, values, scale, residual)
+        send(indices, values, scale, residual)
 
 
 @jit
@@ -309,7 +259,7 @@ def histogram(
                 view(residual, start, stop),
                 view(room, 0, stop - start),
             )
-            if take(here, left, factors, _INFINITY, q) >= least:
+            if take(here, left, factors, q) >= least:
                 for i in range(q.size):
                     bucket = (np.int64(magnitude_bits(q[i])) - least) >> shift
                     if 0 <= bucket < mine.size:
@@ -344,44 +294,26 @@ def measure(
     x: Values | None,
     residual: F32 | None,
     factors: Factors,
-    bounds: tuple[int, int, int],
+    bounds: tuple[int, int],
     threshold: np.uint32,
-    lists: Lists,
     sums: F64,
 ) -> int:
-    """Count what reaches a threshold in some pieces, and sum its magnitudes block by block.
+    """Count what reaches a threshold from ``low`` to ``high``, and sum its magnitudes by blocks.
 
-    One of ``x`` and ``residual`` is None. What is listed is missing there, and is put into place.
+    One of ``x`` and ``residual`` is None.
     """
     room, count = np.empty(BLOCK, np.float32), 0
-    (low, high, piece), (indices, values) = bounds, lists[0]
-    for begin in range(low, high, piece):
-        listed, end = _span(lists, begin // piece)
-        for start in range(begin, min(begin + piece, high), BLOCK):
-            stop = min(start + BLOCK, high)
-            q = view(room, 0, stop - start)
-            take(view(x, start, stop), view(residual, start, stop), factors, _INFINITY, q)
-            while listed < end and np.int64(indices[listed]) < stop:
-                q[np.int64(indices[listed]) - start] = values[listed]
-                listed += 1
-            for row in range(start, stop, _ROW):
-                last = min(row + _ROW, stop)
-                fetch(x, row + _AHEAD, last + _AHEAD)
-                fetch(residual, row + _AHEAD, last + _AHEAD)
-                count += _keep_reaching(view(q, row - start, last - start), threshold)
-            sums[start // BLOCK] = sum_magnitudes(q)
+    for low in range(bounds[0], bounds[1], BLOCK):
+        high = min(low + BLOCK, bounds[1])
+        if residual is not None:
+            total, reached = sum_reaching(view(residual, low, high), threshold)
+        else:
+            q = view(room, 0, high - low)
+            take(view(x, low, high), None, factors, q)
+            total, reached = sum_reaching(q, threshold)
+        sums[low // BLOCK] = total
+        count += reached
     return count
-
-
-@lean
-def _keep_reaching(q: F32, threshold: np.uint32) -> int:
-    """Set to 0 what does not reach a threshold; return how many do."""
-    count = np.uint32(0)
-    for i in range(q.size):
-        reaches = magnitude_bits(q[i]) >= threshold
-        q[i] = q[i] if reaches else _NOTHING
-        count = np.uint32(count + np.uint32(reaches))
-    return int(np.int64(count))
 
 
 @jit

@@ -90,3 +90,29 @@ def sum_squares(typing: Any, values: Any) -> Any:
 def sum_magnitudes(typing: Any, values: Any) -> Any:
     """Sum of the magnitudes of a contiguous float32 array, in float64."""
     return types.float64(values), _summing(_magnitudes)
+
+
+@intrinsic
+def sum_reaching(typing: Any, values: Any, least: Any) -> Any:
+    """Sum of the magnitudes whose bits are at least ``least``, in float64, and how many they are."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        undefined = ir.Constant(_WORDS, ir.Undefined)
+        one = builder.insert_element(undefined, arguments[1], ir.IntType(32)(0))
+        bound = builder.shuffle_vector(one, undefined, ir.Constant(_WORDS, [0] * _LANES))
+        count = cgutils.alloca_once_value(builder, ir.Constant(ir.IntType(64), 0))
+
+        def reaching(builder: Any, values: Any) -> Any:
+            mask = ir.Constant(_WORDS, [0x7FFFFFFF] * _LANES)
+            bits = builder.and_(builder.bitcast(values, _WORDS), mask)
+            reaches = builder.icmp_unsigned(">=", bits, bound)
+            few = builder.ctpop(builder.bitcast(reaches, ir.IntType(_LANES)))
+            wide = builder.zext(few, ir.IntType(64))
+            builder.store(builder.add(builder.load(count), wide), count)
+            kept = builder.select(reaches, bits, ir.Constant(_WORDS, [0] * _LANES))
+            return builder.fpext(builder.bitcast(kept, _FLOATS), _DOUBLES)
+
+        total = _summing(reaching)(context, builder, signature, arguments)
+        return context.make_tuple(builder, signature.return_type, [total, builder.load(count)])
+
+    return types.Tuple((types.float64, types.int64))(values, types.uint32), generate

@@ -105,10 +105,10 @@ def room_for(elems: int) -> Entries:
 
 
 class Listing:
-    """Candidates of one call; the residual has q, and zeros where a candidate was listed.
+    """Candidates of one call, made in a pass that leaves q in the residual.
 
-    If anything is not finite, nothing is listed: the residual of element 0 and of what is not
-    finite is as it was, and that of everything else is q.
+    What is not finite leaves the residual as it was; if there is any, so does element 0, and there
+    is nothing to choose from.
 
     Args:
         x: The vector.
@@ -140,10 +140,9 @@ class Listing:
         self._whole = not self._lists[2][:, FULL].any()
         self.top = int(self._lists[2][:, TOP].max(initial=0))
         if residual is not None:
-            if not self.finite:
-                candidates.put_back(self._lists, residual)
-                residual[:1] = before
             self._source = self._source._replace(x=None)
+            if not self.finite:
+                residual[:1] = before
 
     @property
     def finite(self) -> bool:
@@ -173,10 +172,10 @@ class Listing:
         counts: list[int] = []
 
         def work(low: int, high: int) -> None:
-            bounds, bits = (low, high, self._cut.piece), np.uint32(threshold)
-            counts.append(candidates.measure(*self._source, bounds, bits, self._lists, sums))
+            bits = np.uint32(threshold)
+            counts.append(candidates.measure(*self._source, (low, high), bits, sums))
 
-        self._cut.over(work)
+        over_slices(self._cut.elems, BLOCK, work)
         return sum(counts), float(candidates.add_in_order(sums))
 
     def choose(self, most: int, floor: int, out: Entries) -> int:
@@ -263,8 +262,6 @@ class Listing:
 
     def _list_exactly(self, most: int, floor: int) -> None:
         """List little more than is chosen, having looked at all magnitudes first."""
-        if self._source.residual is not None:
-            candidates.put_back(self._lists, self._source.residual)
         above, inside, least, shift = self._survey(most)
         ends, self._sums = self._cut.ends, None
         if shift == 0 and least >= floor:

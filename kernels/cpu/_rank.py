@@ -10,7 +10,7 @@ import numpy as np
 
 from .._arrays import F32, I64
 from ._feedback import Values, effective, magnitude_bits
-from ._jit import jit
+from ._jit import jit, lean
 from ._prefetch import prefetch
 
 _BITS = 11
@@ -68,25 +68,30 @@ def sample_size(size: int) -> int:
     return min(max(size // _ELEMS_PER_SAMPLE, _LEAST_SAMPLE), _MOST_SAMPLE)
 
 
-@jit
-def _position(i: int, stride: int) -> int:
-    """One place in the i-th stretch of a vector, without a period that the vector may share."""
-    mixed = np.uint64(i) * _SPREAD
-    offset = (mixed >> np.uint64(32)) * np.uint64(stride) >> np.uint64(32)
-    return i * stride + int(np.int64(offset))
+@lean
+def _place(stretch: int, start: int, size: int) -> int:
+    """One place in a stretch of a vector, by a sequence without a period that both may share."""
+    word = np.uint64(np.uint64(stretch + start) * _SPREAD) >> np.uint64(32)
+    return stretch * size + int(np.int64(word * np.uint64(size) >> np.uint64(32)))
 
 
-@jit
-def _sample(
-    x: Values, residual: F32 | None, scale: np.float32, back: np.float32, sample: F32
+@lean
+def sample_stretches(
+    x: Values,
+    residual: F32 | None,
+    factors: tuple[np.float32, np.float32],
+    size: int,
+    first: int,
+    start: int,
+    sample: F32,
 ) -> None:
-    stride = x.size // sample.size
+    """One element of q from each stretch of ``size`` elements, from stretch ``first`` on."""
     for i in range(sample.size):
-        at = _position(min(i + _AHEAD, sample.size - 1), stride)
-        prefetch(x, at)
+        ahead = _place(first + min(i + _AHEAD, sample.size - 1), start, size)
+        prefetch(x, ahead)
         if residual is not None:
-            prefetch(residual, at)
-        sample[i] = effective(x, residual, scale, _position(i, stride)) * back
+            prefetch(residual, ahead)
+        sample[i] = effective(x, residual, factors[0], _place(first + i, start, size)) * factors[1]
 
 
 @jit
@@ -108,7 +113,7 @@ def guess(
     """
     if sample.size == 0:
         return 0, 0, x.size
-    _sample(x, residual, factors[0], factors[1], sample)
+    sample_stretches(x, residual, factors, x.size // sample.size, 0, 0, sample)
     expected = k * sample.size / x.size
     rank = int(expected + _DEVIATIONS * np.sqrt(expected) + _DEVIATIONS)
     if rank >= sample.size:

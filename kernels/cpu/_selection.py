@@ -59,7 +59,6 @@ def _list_again(
     if residual is None:
         candidates.list_pieces(x, None, factors, bounds, least, cuts, None, False, lists)
     else:
-        candidates.put_back(lists, residual)
         candidates.list_pieces(None, residual, factors, bounds, least, cuts, None, False, lists)
 
 
@@ -84,7 +83,6 @@ def _select_in_one(
     candidates.list_pieces(x, residual, factors, bounds, smallest, cuts, None, False, lists)
     if notes[0, TOP] >= INFINITY:
         if residual is not None:
-            candidates.put_back(lists, residual)
             residual[0] = first
         return -1
     if notes[0, FOUND] < most and least > floor:

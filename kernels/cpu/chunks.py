@@ -63,7 +63,7 @@ def _absorb(x: F32, residual: F32, norms: F64, chunk: int, back: np.float32, cle
 @jit
 def _take(residual: F32, chosen: U32, values: F32, chunk: int) -> None:
     for k in range(chosen.size):
-        low = np.int64(chosen[k]) * chunk
+        low = int(np.int64(chosen[k])) * chunk
         size = min(chunk, residual.size - low)
         _keep(view(residual, low, low + size), view(values, k * chunk, k * chunk + size))
         _clear(view(values, k * chunk + size, (k + 1) * chunk))
@@ -79,7 +79,7 @@ def _add_weighted(values: F32, out: F32, weight: np.float32) -> None:
 @jit
 def _give(values: F32, chosen: U32, out: F32, chunk: int, weight: np.float32) -> None:
     for k in range(chosen.size):
-        low = np.int64(chosen[k]) * chunk
+        low = int(np.int64(chosen[k])) * chunk
         size = min(chunk, out.size - low)
         _add_weighted(view(values, k * chunk, k * chunk + size), view(out, low, low + size), weight)
 

@@ -14,53 +14,19 @@ from ._feedback import Values, fill, inverse, place
 from ._jit import inlined, lean
 from ._lanes import sum_magnitudes
 from ._prefetch import AHEAD, fetch
+from ._signs import SIGN, pack_short, pack_whole, sign_of
 from ._values import bits_of
 from ._view import view
 
 _ROW = 256  # elements between two rounds of hints to memory
 _BYTES = 64  # of signs, the same
-_SIGN = np.uint32(1 << 31)
-
-
-@lean
-def _sign(value: np.float32) -> np.uint32:
-    """The highest bit, set for negative numbers: adding 0 turns -0 into +0."""
-    return np.uint32(np.float32(value + np.float32(0)).view(np.uint32) & _SIGN)
-
-
-@inlined
-def _pack_whole(p: F32, bits: U8, low: int, high: int) -> None:
-    """Bytes low to high of the signs of eight planes, all as long as ``bits``."""
-    m = bits.size
-    a, b = view(p, low, high), view(p, m + low, m + high)
-    c, d = view(p, 2 * m + low, 2 * m + high), view(p, 3 * m + low, 3 * m + high)
-    e, f = view(p, 4 * m + low, 4 * m + high), view(p, 5 * m + low, 5 * m + high)
-    g, h = view(p, 6 * m + low, 6 * m + high), view(p, 7 * m + low, 7 * m + high)
-    out = view(bits, low, high)
-    for i in range(out.size):
-        lower = _sign(a[i]) >> np.uint32(31) | _sign(b[i]) >> np.uint32(30)
-        lower |= _sign(c[i]) >> np.uint32(29) | _sign(d[i]) >> np.uint32(28)
-        upper = _sign(e[i]) >> np.uint32(27) | _sign(f[i]) >> np.uint32(26)
-        upper |= _sign(g[i]) >> np.uint32(25) | _sign(h[i]) >> np.uint32(24)
-        out[i] = np.uint8(lower | upper)
-
-
-@lean
-def _pack_short(p: F32, bits: U8) -> None:
-    """The same where the last plane is shorter."""
-    for i in range(bits.size):
-        packed = np.uint32(0)
-        for j in range(8):
-            if j * bits.size + i < p.size:
-                packed |= np.uint32(_sign(p[j * bits.size + i]) >> np.uint32(31 - j))
-        bits[i] = np.uint8(packed)
 
 
 @inlined
 def _keep(p: F32, residual: F32, unit: np.float32, back: np.float32) -> None:
     magnitude = np.float32(unit).view(np.uint32)
     for i in range(p.size):
-        decoded = np.uint32(magnitude | _sign(p[i])).view(np.float32)
+        decoded = np.uint32(magnitude | sign_of(p[i])).view(np.float32)
         residual[i] = (p[i] - decoded) * back
 
 
@@ -98,9 +64,9 @@ def _quantize(
                 begin = high + block // 4 + 2 * i
                 fetch(x, begin, begin + 2 * _BYTES)
                 fetch(residual, begin, begin + 2 * _BYTES)
-                _pack_whole(p, packed, i, min(i + _BYTES, packed.size))
+                pack_whole(p, packed, i, min(i + _BYTES, packed.size))
         else:
-            _pack_short(p, packed)
+            pack_short(p, packed)
         if residual is not None:
             for i in range(0, p.size, _ROW):
                 end, begin = min(i + _ROW, p.size), high + block // 2 + i // 2
@@ -115,11 +81,11 @@ def _decode(bits: U8, shift: np.uint32, value: np.float32, add: bool, out: F32) 
     magnitude = np.float32(value).view(np.uint32)
     if add:
         for i in range(out.size):
-            sign = np.uint32(np.uint32(np.uint32(bits[i]) << shift) & _SIGN)
+            sign = np.uint32(np.uint32(np.uint32(bits[i]) << shift) & SIGN)
             out[i] += np.uint32(magnitude ^ sign).view(np.float32)
     else:
         for i in range(out.size):
-            sign = np.uint32(np.uint32(np.uint32(bits[i]) << shift) & _SIGN)
+            sign = np.uint32(np.uint32(np.uint32(bits[i]) << shift) & SIGN)
             out[i] = np.uint32(magnitude ^ sign).view(np.float32)
 
 

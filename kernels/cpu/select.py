@@ -6,7 +6,7 @@ import numpy as np
 
 from .._arrays import F32, U32, Gradient
 from ..threads import over_slices
-from ._candidates import BLOCK, Factors, rescale, take
+from ._candidates import BLOCK, Factors, take
 from ._feedback import Values, inverse, magnitude_bits
 from ._jit import jit, lean
 from ._listing import mark, threshold_bits
@@ -38,12 +38,12 @@ def _take_part(
     factors: Factors,
     bounds: tuple[int, int],
 ) -> bool:
-    """Take the indices, all from ``low`` to ``high``, out of q; return whether q is finite."""
+    """Take some of q from ``low`` to ``high`` out; return whether all of it is finite."""
     room, largest, done = np.empty(BLOCK, np.float32), np.uint32(0), 0
     for low in range(bounds[0], bounds[1], BLOCK):
         high = min(low + BLOCK, bounds[1])
         q, here, left = view(room, 0, high - low), view(x, low, high), view(residual, low, high)
-        largest = max(largest, take(here, left, factors, _INFINITY, q))
+        largest = max(largest, take(here, left, factors, q))
         fetch(x, low + _AHEAD, high + _AHEAD)
         fetch(residual, low + _AHEAD, high + _AHEAD)
         begin = done
@@ -59,6 +59,16 @@ def _give_back(indices: U32, values: F32, residual: F32 | None) -> None:
         for j in range(indices.size):
             if magnitude_bits(values[j]) < _INFINITY:
                 residual[indices[j]] = values[j]
+
+
+@lean
+def _rescale(indices: U32, values: F32, scale: np.float32, residual: F32 | None) -> None:
+    """Multiply by the loss scale; keep what that makes infinite."""
+    for j in range(indices.size):
+        q = values[j]
+        values[j] = q * scale
+        if residual is not None and magnitude_bits(values[j]) >= _INFINITY:
+            residual[indices[j]] = q
 
 
 def select_above(
@@ -102,4 +112,4 @@ def select_at(
         if residual is not None:
             residual[marked] = before
     elif scale != 1:
-        rescale(indices, values, factors[0], residual)
+        _rescale(indices, values, factors[0], residual)

@@ -6,6 +6,7 @@ import numpy as np
 
 from .._arrays import F32, U8, Gradient
 from ._feedback import combine, effective, remainder, widened
+from ._signs import pack_planes, unpack_planes
 from ._tree import tree_sum
 
 
@@ -14,16 +15,8 @@ def _mean_magnitude(p: F32) -> np.float32:
     return np.float32(total / p.size) if np.isfinite(total) else np.float32(np.nan)
 
 
-def _pack(negative: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> U8:
-    width = -(-negative.size // 8)
-    planes = np.zeros(8 * width, np.bool_)
-    planes[: negative.size] = negative
-    return np.packbits(planes.reshape(8, width).T, axis=1, bitorder="little")[:, 0]
-
-
 def _decode(bits: U8, size: int, scale: np.float32) -> F32:
-    negative = np.unpackbits(bits[:, None], axis=1, bitorder="little").T.ravel()[:size]
-    return np.where(negative, -scale, scale)
+    return np.where(unpack_planes(bits, size), -scale, scale)
 
 
 def sign_quantize(
@@ -41,7 +34,7 @@ def sign_quantize(
         left = None if residual is None else residual[elements]
         p = effective(widened(x[elements]), left, scale)
         scales[b] = _mean_magnitude(p)
-        packed = _pack((p < 0) & np.isfinite(scales[b]))
+        packed = pack_planes((p < 0) & np.isfinite(scales[b]))
         bits[b * block // 8 : (b + 1) * block // 8] = packed
         if left is not None and np.isfinite(scales[b]):
             left[:] = remainder(p, _decode(packed, p.size, scales[b]), scale)

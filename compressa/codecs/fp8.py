@@ -1,0 +1,131 @@
+"""fp8: eight-bit floats with a scale per block (Micikevicius et al., 2022)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from annotated_types import Ge, Le
+
+from compressa.codecs.base import Codec, Contraction, Draw, Granularity
+from compressa.errors import ConfigError
+from compressa.kernels import fp8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp8(Codec):
+    """Per block: unit = max|x| / T, decode = unit * fp8(x / unit), T the format's largest number.
+
+    Small values keep their relative precision, where those of a linear code vanish.
+
+    Wire format: ceil(n / block) little-endian float32 units, then n bytes as in
+    `torch.float8_e4m3fn` or `torch.float8_e5m2`. Bias: relative error at most 2^-4 (e4m3) or 2^-3
+    (e5m2) in the normal range, which begins 2^-15 (e4m3) or 2^-30 (e5m2) below the block's
+    maximum; a contraction. A block with a NaN or an infinity decodes to NaN.
+
+    Args:
+        format: e4m3: three bits of mantissa; e5m2: two, and more range.
+        block: Elements that share a unit.
+
+    Example:
+        >>> Fp8(block=128).wire_bytes(1000)
+        1032
+    """
+
+    name: ClassVar[str] = "fp8"
+    wire_id: ClassVar[int] = 9
+
+    format: Literal["e4m3", "e5m2"] = "e4m3"
+    block: Annotated[int, Ge(8), Le(65536)] = 128
+
+    def __post_init__(self) -> None:
+        if self.format not in fp8.FORMATS:
+            raise ConfigError(f"fp8: format must be e4m3 or e5m2, got {self.format!r}")
+        if self.block < 8:
+            raise ConfigError(f"fp8: block must be at least 8, got {self.block}")
+
+    @property
+    def granularity(self) -> Granularity:
+        """A block shares one unit."""
+        return Granularity.BLOCK
+
+    @property
+    def block_elems(self) -> int:
+        """Elements that share a unit."""
+        return self.block
+
+    def wire_bytes(self, elems: int) -> int:
+        """Four bytes per block, and a byte per element."""
+        return 4 * self._blocks(elems) + elems
+
+    def bias(self, elems: int) -> Contraction:
+        """Half a unit in the last place of each element; a subnormal step for the smallest."""
+        form = fp8.FORMATS[self.format]
+        relative = 4.0 ** -(form.mantissa + 1)
+        step = 2.0 ** -(form.bias + form.mantissa) / form.largest
+        error = relative + min(self.block, max(elems, 1)) * step**2
+        return Contraction(1.0 - error * (1 + 1e-5))
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        """Cast."""
+        return self._quantize(x, None, payload, 1.0)
+
+    def encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float = 1.0,
+    ) -> int:
+        """Add the residual, cast and keep the new residual in one pass."""
+        return self._quantize(x, residual, payload, scale)
+
+    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """Look up and multiply by the units."""
+        self._dequantize(payload, out, 1.0, add=False)
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Look up, multiply and accumulate in one pass."""
+        self._dequantize(payload, out, weight, add=True)
+
+    def _quantize(
+        self, x: torch.Tensor, residual: torch.Tensor | None, payload: torch.Tensor, scale: float
+    ) -> int:
+        scales, codes = self._parts(payload, x.numel())
+        fp8.quantize_fp8(
+            x.numpy(),
+            codes,
+            scales,
+            form=fp8.FORMATS[self.format],
+            block=self.block,
+            residual=None if residual is None else residual.numpy(),
+            scale=scale,
+        )
+        return payload.numel()
+
+    def _dequantize(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
+    ) -> None:
+        self.check(payload, out.numel())
+        scales, codes = self._parts(payload, out.numel())
+        form = fp8.FORMATS[self.format]
+        fp8.dequantize_fp8(
+            codes, scales, out.numpy(), form=form, block=self.block, weight=weight, add=add
+        )
+
+    def _blocks(self, elems: int) -> int:
+        return math.ceil(elems / self.block)
+
+    def _parts(
+        self, payload: torch.Tensor, elems: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+        raw: npt.NDArray[np.uint8] = payload.numpy()
+        split = 4 * self._blocks(elems)
+        return raw[:split].view(np.float32), raw[split:]

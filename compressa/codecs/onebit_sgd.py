@@ -1,0 +1,148 @@
+"""onebit_sgd: one bit per element and two means per column (Seide et al., 2014).
+
+The quantiser with which error feedback began: whatever a bit cannot say, the next step does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from annotated_types import Ge, Le
+
+from compressa.codecs.base import Codec, Contraction, Draw, Granularity
+from compressa.errors import ConfigError
+from compressa.kernels import onebit_sgd
+from compressa.parameters import ParameterInfo
+
+_LEAST = 32  # elements: two means for fewer would outweigh their signs
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneBitSGD(Codec):
+    """Per group: negative elements become their mean, all others theirs; a sign bit each.
+
+    C(x)_i = mean of {x_j : x_j < 0} where x_i < 0, else mean of {x_j : x_j >= 0}.
+
+    A group is a column of the paper's weight matrix: the weights into one neuron, which torch
+    stores as a row, elements / shape[0] in sequence. Rows of fewer than 32 elements join, whole, to
+    groups of at least 32; a vector is one group.
+
+    Wire format: per group two little-endian float32, the mean of its negative elements and that of
+    the others (0 where there are none); then per group of length L m = ceil(L / 8) bytes; bit j of
+    byte i is the sign of element j * m + i, 1 for negative. Bias: a contraction with
+    delta = ||C(x)||^2 / ||x||^2. It is never below that of onebit with the same groups, 2 / pi on
+    Gaussian data, and at least 1 / L, reached by a single positive element among zeros. The
+    residual of either sign sums to 0 in every group. A group with a NaN or an infinity decodes to
+    NaN.
+
+    Args:
+        group: Elements of a group; 0 for the rows of each parameter.
+
+    Example:
+        >>> OneBitSGD().payload_bytes((1000, 1000))
+        133000
+    """
+
+    name: ClassVar[str] = "onebit_sgd"
+    wire_id: ClassVar[int] = 17
+
+    group: Annotated[int, Ge(0), Le(1 << 30)] = 0
+
+    def __post_init__(self) -> None:
+        if self.group < 0 or 0 < self.group < 8:
+            raise ConfigError(f"onebit_sgd: group must be 0 or at least 8, got {self.group}")
+
+    @property
+    def granularity(self) -> Granularity:
+        """A group shares two means; without a length, all that comes together is one group."""
+        return Granularity.BLOCK if self.group else Granularity.PARAMETER
+
+    @property
+    def block_elems(self) -> int:
+        """Elements of a group."""
+        return self.group or 1
+
+    def for_parameter(self, parameter: ParameterInfo) -> OneBitSGD:
+        """Set the length of a group where it is the rows'."""
+        return self._for_shape(parameter.shape)
+
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        """Rows are groups."""
+        return self._for_shape(shape).wire_bytes(math.prod(shape))
+
+    def wire_bytes(self, elems: int) -> int:
+        """Eight bytes per group, and a bit per element."""
+        signs = onebit_sgd.group_sign_bytes(elems, self._length(elems))
+        return 8 * self._groups(elems) + signs
+
+    def bias(self, elems: int) -> Contraction:
+        """Delta >= 1 / L, reached by a vector with a single non-zero element."""
+        return Contraction((1 - 1e-5) / max(1, min(self._length(elems), elems)))
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        """Signs and means."""
+        means, bits = self._parts(payload, x.numel())
+        onebit_sgd.two_means_quantize(x.numpy(), bits, means, group=self._length(x.numel()))
+        return payload.numel()
+
+    def encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float = 1.0,
+    ) -> int:
+        """Add the residual, take signs and means and keep the new residual, group by group."""
+        means, bits = self._parts(payload, x.numel())
+        group, kept = self._length(x.numel()), residual.numpy()
+        onebit_sgd.two_means_quantize(
+            x.numpy(), bits, means, group=group, residual=kept, scale=scale
+        )
+        return payload.numel()
+
+    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """Choose between the means by the signs."""
+        self._dequantize(payload, out, 1.0, add=False)
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Choose, multiply and accumulate in one pass."""
+        self._dequantize(payload, out, weight, add=True)
+
+    def _dequantize(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
+    ) -> None:
+        self.check(payload, out.numel())
+        means, bits = self._parts(payload, out.numel())
+        group = self._length(out.numel())
+        onebit_sgd.two_means_dequantize(
+            bits, means, out.numpy(), group=group, weight=weight, add=add
+        )
+
+    def _for_shape(self, shape: tuple[int, ...]) -> OneBitSGD:
+        elems = math.prod(shape)
+        if self.group or len(shape) < 2 or not elems:
+            return self
+        row = elems // shape[0]
+        return dataclasses.replace(self, group=row * math.ceil(_LEAST / row))
+
+    def _length(self, elems: int) -> int:
+        return self.group or max(elems, 1)
+
+    def _groups(self, elems: int) -> int:
+        return math.ceil(elems / self._length(elems))
+
+    def _parts(
+        self, payload: torch.Tensor, elems: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+        raw: npt.NDArray[np.uint8] = payload.numpy()
+        split = 8 * self._groups(elems)
+        return raw[:split].view(np.float32), raw[split:]

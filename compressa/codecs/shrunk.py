@@ -1,0 +1,116 @@
+"""Shrunk: an unbiased quantiser made a contraction, so that error feedback can go round it.
+
+    C'(x) = C(x) / (1 + omega)
+
+If E C(x) = x and E||C(x) - x||^2 <= omega ||x||^2, then E||C'(x) - x||^2 <= omega / (1 + omega)
+||x||^2: the error is shorter than x. Unscaled, it may be longer, and a residual would add it up
+(Beznosikov et al., 2020; Richtarik et al., 2021).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from compressa.codecs.base import (
+    Bounded,
+    Codec,
+    Contraction,
+    Draw,
+    Fixed,
+    Granularity,
+    Reduction,
+    Unbiased,
+)
+from compressa.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shrunk(Codec):
+    """The payload of an unbiased codec; what it decodes to, times 1 / (1 + omega).
+
+    Wire format: the codec's.
+
+    Bias: a contraction, delta = 1 / (1 + omega), by the codec's omega for the length of the vector.
+
+    Args:
+        codec: What encodes; it must be unbiased.
+
+    Raises:
+        ConfigError: The codec is not unbiased.
+
+    Example:
+        >>> from compressa.codecs import RandomK
+        >>> Shrunk(codec=RandomK(density=0.25, unbiased=True)).bias(1000)
+        Contraction(delta=0.25)
+    """
+
+    name: ClassVar[str] = "shrunk"
+    wire_id: ClassVar[int] = 24
+
+    codec: Codec
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.codec.bias(1 << 20), Unbiased):
+            raise ConfigError(
+                f"{self.codec.name}: only an unbiased quantiser can be scaled by 1 / (1 + omega), "
+                "and this form is not one"
+            )
+
+    @property
+    def granularity(self) -> Granularity:
+        """The codec's."""
+        return self.codec.granularity
+
+    @property
+    def block_elems(self) -> int:
+        """The codec's."""
+        return self.codec.block_elems
+
+    @property
+    def shared_stream(self) -> bool:
+        """The codec's."""
+        return self.codec.shared_stream
+
+    @property
+    def size(self) -> Fixed | Bounded:
+        """The codec's."""
+        return self.codec.size
+
+    @property
+    def reduce(self) -> Reduction | None:
+        """The codec's: what is decoded is scaled, not what is summed."""
+        return self.codec.reduce
+
+    def wire_bytes(self, elems: int) -> int:
+        """The codec's."""
+        return self.codec.wire_bytes(elems)
+
+    def bias(self, elems: int) -> Contraction:
+        """A contraction."""
+        return Contraction(self._gain(elems))
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        """Encode as the codec does."""
+        return self.codec.encode(x, payload, draw)
+
+    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """Decode and scale."""
+        self.codec.decode(payload, out, draw)
+        out.mul_(self._gain(out.numel()))
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Decode and accumulate with a smaller weight."""
+        self.codec.decode_add(payload, out, weight * self._gain(out.numel()), draw)
+
+    def check(self, payload: torch.Tensor, elems: int) -> None:
+        """The codec's."""
+        self.codec.check(payload, elems)
+
+    def _gain(self, elems: int) -> float:
+        bias = self.codec.bias(elems)
+        return 1.0 / (1.0 + bias.omega) if isinstance(bias, Unbiased) else 1.0

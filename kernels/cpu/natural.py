@@ -1,0 +1,139 @@
+"""Natural compression for NumPy arrays; see :mod:`compressa.kernels.natural`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, U8, U16, Gradient
+from ..natural import GROUP
+from ..philox import Noise
+from ..threads import over_slices
+from ._feedback import Values, fill, inverse, place
+from ._jit import inlined, lean
+from ._noise import Key, drawn_at, noise_buffer, noise_key
+from ._prefetch import AHEAD, fetch
+from ._signs import SIGN, pack_short, pack_whole, sign_of
+from ._values import bits_of
+from ._view import view
+
+_MAGNITUDE = np.uint32(0x7FFFFFFF)
+_INFINITY = np.uint32(0x7F800000)
+_NORMAL = np.uint32(1 << 23)
+
+
+@inlined
+def _round(p: F32, noise: U16, exponents: U8, residual: F32 | None, back: np.float32) -> None:
+    for i in range(p.size):
+        bits = np.uint32(np.float32(p[i]).view(np.uint32) & _MAGNITUDE)
+        raised = np.uint32(bits + np.uint32(np.uint32(noise[i]) << np.uint32(8)) + np.uint32(128))
+        exponent = min(np.uint32(raised >> np.uint32(23)), np.uint32(254))
+        exponent = exponent if bits >= _NORMAL else np.uint32(0)
+        exponent = exponent if bits < _INFINITY else np.uint32(255)
+        exponents[i] = np.uint8(exponent)
+        if residual is not None:
+            decoded = np.uint32(np.uint32(exponent << np.uint32(23)) | sign_of(p[i]))
+            error = np.float32(p[i] - np.float32(np.uint32(decoded).view(np.float32))) * back
+            residual[i] = error if bits < _INFINITY else residual[i]
+
+
+@lean
+def _quantize(
+    x: Values,
+    residual: F32 | None,
+    scale: np.float32,
+    back: np.float32,
+    exponents: U8,
+    signs: U8,
+    key: Key,
+    drawn: U16,
+    room: F32,
+) -> None:
+    for low in range(0, x.size, GROUP):
+        high = min(low + GROUP, x.size)
+        now, left = view(x, low, high), view(residual, low, high)
+        p = view(place(now, left, room), 0, now.size)
+        fill(now, left, scale, p)
+        at = drawn_at(key, low, high, drawn)
+        packed = view(signs, low // 8, (high + 7) // 8)
+        if p.size == 8 * packed.size:
+            pack_whole(p, packed, 0, packed.size)
+        else:
+            pack_short(p, packed)
+        fetch(x, low + AHEAD, high + AHEAD)
+        fetch(residual, low + AHEAD, high + AHEAD)
+        fetch(exponents, low + AHEAD, high + AHEAD)
+        _round(p, view(drawn, at, at + high - low), view(exponents, low, high), left, back)
+
+
+@inlined
+def _decode(
+    exponents: U8, bits: U8, shift: np.uint32, weight: np.float32, add: bool, out: F32
+) -> None:
+    """One plane."""
+    if add:
+        for i in range(out.size):
+            sign = np.uint32(np.uint32(np.uint32(bits[i]) << shift) & SIGN)
+            value = np.uint32(np.uint32(np.uint32(exponents[i]) << np.uint32(23)) | sign)
+            out[i] += weight * np.float32(np.uint32(value).view(np.float32))
+    else:
+        for i in range(out.size):
+            sign = np.uint32(np.uint32(np.uint32(bits[i]) << shift) & SIGN)
+            value = np.uint32(np.uint32(np.uint32(exponents[i]) << np.uint32(23)) | sign)
+            out[i] = weight * np.float32(np.uint32(value).view(np.float32))
+
+
+@lean
+def _dequantize(exponents: U8, signs: U8, out: F32, weight: np.float32, add: bool) -> None:
+    for low in range(0, out.size, GROUP):
+        high = min(low + GROUP, out.size)
+        packed = view(signs, low // 8, (high + 7) // 8)
+        for j in range(8):
+            first = min(low + j * packed.size, high)
+            last = min(first + packed.size, high)
+            fetch(out, first + AHEAD, last + AHEAD)
+            shift, codes = np.uint32(31 - j), view(exponents, first, last)
+            _decode(codes, packed, shift, weight, add, view(out, first, last))
+
+
+def natural_quantize(
+    x: Gradient,
+    exponents: U8,
+    signs: U8,
+    *,
+    noise: Noise,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.natural.natural_quantize`."""
+    values, factor, back = bits_of(x), np.float32(scale), inverse(scale)
+
+    def work(low: int, high: int) -> None:
+        key, drawn = noise_key(noise, low), noise_buffer(noise, GROUP)
+        assert key is not None
+        assert drawn is not None
+        _quantize(
+            values[low:high],
+            None if residual is None else residual[low:high],
+            factor,
+            back,
+            exponents[low:high],
+            signs[low // 8 : -(-high // 8)],
+            key,
+            drawn,
+            np.empty(GROUP, np.float32),
+        )
+
+    over_slices(x.size, GROUP, work)
+
+
+def natural_dequantize(
+    exponents: U8, signs: U8, out: F32, *, weight: float = 1.0, add: bool = False
+) -> None:
+    """See :func:`compressa.kernels.natural.natural_dequantize`."""
+    factor = np.float32(weight)
+
+    def work(low: int, high: int) -> None:
+        packed = signs[low // 8 : -(-high // 8)]
+        _dequantize(exponents[low:high], packed, out[low:high], factor, add)
+
+    over_slices(out.size, GROUP, work)

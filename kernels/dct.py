@@ -1,0 +1,212 @@
+"""Cosine transforms of chunks, of which the largest coefficients are kept.
+
+DeMo (Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024) cuts a vector into
+chunks of N elements, takes the orthonormal DCT-II of each and keeps its k largest coefficients. The
+transform keeps lengths, so what is left out is at most 1 - k/N of the square of p.
+
+    c[j] = sum_i p[i] T[j, i],    T[j, i] = s[j] cos(pi (2i + 1) j / (2N)),
+    s[0] = sqrt(1/N), s[j] = sqrt(2/N),    p[i] = sum_j c[j] T[j, i]
+
+A last chunk that is shorter is padded with zeros, and all N coefficients can be kept.
+
+Places on the wire, per chunk `ChunkForm.place_bytes` bytes, of two formats the shorter one (the
+first of equal ones): k increasing numbers of log2 N bits in one little-endian bit stream, the last
+byte filled with zeros; or a bitmap, element e being bit e % 8 of byte e // 8. Values are float32, k
+per chunk, in the order of their places.
+
+Exact arithmetic:
+
+* p = x + scale * residual in float32, product rounded first; p = x without a residual.
+* T in float64, by halving angles: with +, *, / and sqrt only, which IEEE 754 rounds the same way on
+  every machine. No library's cosine is asked, and so replicas agree on T to the bit.
+* A coefficient is the float64 sum over i in order, each product rounded, rounded to float32 at the
+  end. Kept: the k largest |c|; of equal ones the lower j.
+* decode[i]: the float64 sum over the kept j in order, each product rounded, rounded to float32 at
+  the end. New residual = (p - decode) * (1 / scale of the loss) in float32.
+* If any coefficient of a chunk is infinite or NaN, all its values are NaN, at places 0 to k-1. Its
+  residual is then p * (1 / scale) if all of p is finite, so that only float32 was too small for the
+  coefficients, and is left as it was otherwise. The first also holds for an element whose residual
+  would not be finite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+
+from ._arrays import (
+    F32,
+    F64,
+    U8,
+    Gradient,
+    block_count,
+    check_array,
+    check_feedback,
+    check_gradient,
+)
+from ._backends import backend
+
+LEAST, MOST = 16, 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkForm:
+    """How chunks are cut, and what is kept of each.
+
+    Attributes:
+        chunk: Elements of a chunk, a power of two from 16 to 256.
+        kept: Coefficients that are kept of each, 1 to `chunk`.
+
+    Raises:
+        ValueError: One of them is not so.
+    """
+
+    chunk: int
+    kept: int
+
+    def __post_init__(self) -> None:
+        if not LEAST <= self.chunk <= MOST or self.chunk.bit_count() != 1:
+            raise ValueError(f"chunk must be a power of two from 16 to 256, not {self.chunk}")
+        if not 1 <= self.kept <= self.chunk:
+            raise ValueError(f"kept must lie between 1 and {self.chunk}, not {self.kept}")
+
+    @property
+    def width(self) -> int:
+        """Bits of a place in the bit stream; 0 for a bitmap."""
+        width = self.chunk.bit_length() - 1
+        return width if (self.kept * width + 7) // 8 <= self.chunk // 8 else 0
+
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of the places of one chunk."""
+        return (self.kept * self.width + 7) // 8 if self.width else self.chunk // 8
+
+    def sizes(self, n: int) -> tuple[int, int]:
+        """Return how many values and how many bytes of places ``n`` elements have."""
+        chunks = block_count(n, self.chunk)
+        return chunks * self.kept, chunks * self.place_bytes
+
+
+@cache
+def basis(chunk: int) -> tuple[F64, F64]:
+    """Return T as float64[chunk, chunk], and its transpose; both contiguous and read-only."""
+    quarter, steps = _quarter(chunk), 4 * chunk
+    half = np.concatenate([quarter, -quarter[-2::-1]])
+    angles = np.arange(chunk)[:, None] * (2 * np.arange(chunk) + 1)[None, :] % steps
+    table = np.sqrt(2.0 / chunk) * half[np.minimum(angles, steps - angles)]
+    table[0] = np.sqrt(1.0 / chunk)
+    turned = np.ascontiguousarray(table.T)
+    for array in (table, turned):
+        array.flags.writeable = False
+    return table, turned
+
+
+def _quarter(chunk: int) -> F64:
+    """cos(pi m / (2 chunk)) for m = 0 to chunk, by cos((a+b)/2) = (cos a + cos b) / (2 cos h).
+
+    h = (b-a)/2 is halved too: cos(h/2) = sqrt((1 + cos h) / 2).
+    """
+    cosines = np.array([1.0, 0.0])
+    half = np.sqrt(0.5)
+    while cosines.size <= chunk:
+        finer = np.empty(2 * cosines.size - 1)
+        finer[::2] = cosines
+        finer[1::2] = (cosines[:-1] + cosines[1:]) / (2.0 * half)
+        cosines, half = finer, np.sqrt((1.0 + half) / 2.0)
+    return cosines
+
+
+def keep_coefficients(
+    x: Gradient,
+    values: F32,
+    places: U8,
+    *,
+    form: ChunkForm,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """Transform ``x``, plus what earlier steps left behind, and keep what is not sent for later.
+
+    Example:
+        >>> import numpy as np
+        >>> form = ChunkForm(chunk=16, kept=1)
+        >>> values, places = np.empty(1, np.float32), np.empty(1, np.uint8)
+        >>> keep_coefficients(np.full(16, 0.5, np.float32), values, places, form=form)
+        >>> values.tolist(), places.tolist()
+        ([2.0], [0])
+
+    Args:
+        x: float32[n], float16[n], or uint16[n] with the bits of bfloat16.
+        values: float32[form.sizes(n)[0]], overwritten.
+        places: uint8[form.sizes(n)[1]], overwritten.
+        form: Chunks, and how many coefficients of each.
+        residual: float32[n], updated in place; None for no feedback.
+        scale: Loss scale that ``x`` carries and the residual does not.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or ``scale`` is wrong.
+    """
+    check_gradient(x)
+    _check_payload(values, places, x.size, form, writable=True)
+    check_feedback(residual, x.size, scale)
+    kernel = backend("dct", x, values, places, residual)
+    kernel.keep_coefficients(x, values, places, form=form, residual=residual, scale=scale)
+
+
+def are_places(places: U8, *, form: ChunkForm) -> bool:
+    """Whether each chunk has exactly k different places, in order, and nothing in unused bits.
+
+    Args:
+        places: uint8[a multiple of form.place_bytes].
+        form: Chunks, and how many coefficients of each.
+
+    Raises:
+        TypeError: The dtype is wrong.
+        ValueError: The shape or the layout is wrong.
+    """
+    check_array("places", places, np.uint8)
+    if places.size % form.place_bytes:
+        raise ValueError(f"places must be a multiple of {form.place_bytes} bytes long")
+    return bool(backend("dct", places).are_places(places, form=form))
+
+
+def add_coefficients(
+    values: F32,
+    places: U8,
+    out: F32,
+    *,
+    form: ChunkForm,
+    weight: float = 1.0,
+    add: bool = False,
+) -> None:
+    """Transform back into ``out``, or add to it: out (+)= weight * decode, each step rounded.
+
+    Args:
+        values: float32[form.sizes(n)[0]]; any values are valid.
+        places: uint8[form.sizes(n)[1]], checked before anything is written.
+        out: float32[n], overwritten, or added to.
+        form: Chunks, and how many coefficients of each.
+        weight: Factor on every decoded value.
+        add: Whether to add to what ``out`` holds.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong, or ``places`` is not as `are_places` demands.
+    """
+    check_array("out", out, np.float32, writable=True)
+    _check_payload(values, places, out.size, form)
+    if not are_places(places, form=form):
+        raise ValueError(f"a chunk does not have {form.kept} different places in order")
+    kernel = backend("dct", values, places, out)
+    kernel.add_coefficients(values, places, out, form=form, weight=weight, add=add)
+
+
+def _check_payload(
+    values: F32, places: U8, n: int, form: ChunkForm, *, writable: bool = False
+) -> None:
+    value_elems, place_bytes = form.sizes(n)
+    check_array("values", values, np.float32, (value_elems,), writable=writable)
+    check_array("places", places, np.uint8, (place_bytes,), writable=writable)

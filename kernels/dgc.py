@@ -1,0 +1,107 @@
+"""About k large elements, by a threshold from a sample: Deep Gradient Compression's selection.
+
+Lin, Han, Mao, Wang and Dally, "Deep Gradient Compression: Reducing the Communication Bandwidth for
+Distributed Training", ICLR 2018. The threshold is the magnitude above which the sample has its
+share of k. If far fewer elements reach it, it is lowered; if far more do, the k largest of those
+are chosen exactly.
+
+The sample has one element of each of m equal stretches of n // m elements, at
+(w * (n // m)) >> 32 of stretch i, where w is the upper half of (i + start) * 0x9E3779B97F4A7C15
+modulo 2**64: a sequence with no period that the elements could share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
+from ._backends import backend
+
+FEWEST, MOST = 0.8, 1.3
+"""Shares of k between which the number of selected elements is left as it is."""
+
+_ADJUSTMENTS = 10
+
+
+def most_selected(k: int) -> int:
+    """How many elements are selected at most."""
+    return int(MOST * k)
+
+
+def select_dgc(
+    x: Gradient,
+    k: int,
+    sample: int,
+    indices: U32,
+    values: F32,
+    *,
+    start: int = 0,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> int:
+    """Send what reaches the sample's threshold, up to ten times lowered by a fifth.
+
+    What is compared, sent and kept is as in :mod:`compressa.kernels.select`. Elements that are 0
+    are not sent.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.random.default_rng(0).standard_normal(100_000).astype(np.float32)
+        >>> indices, values = np.empty(1300, np.uint32), np.empty(1300, np.float32)
+        >>> 800 <= select_dgc(x, 1000, 2000, indices, values) <= 1300
+        True
+
+    Args:
+        x: float32[n], n at most 2**32; or float16, or bfloat16 as uint16.
+        k: How many to aim at, 1 to n.
+        sample: How many elements to look at, 1 to n.
+        indices: uint32[room], room = min(n, :func:`most_selected`); the first ``count`` are
+            overwritten.
+        values: float32[room]; the first ``count`` are overwritten.
+        start: Changes the sample; not negative.
+        residual: float32[n], updated in place; None for no feedback.
+        scale: Loss scale that ``x`` carries and the residual does not.
+
+    Returns:
+        count: How many are sent.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or a number is wrong.
+    """
+    check_gradient(x)
+    if not 1 <= k <= x.size <= 2**32 or not 1 <= sample <= x.size or start < 0:
+        raise ValueError(
+            f"k = {k} and sample = {sample} must lie in 1 to n = {x.size} (at most 2**32), "
+            f"and start = {start} not be negative"
+        )
+    room = min(x.size, most_selected(k))
+    check_array("indices", indices, np.uint32, (room,), writable=True)
+    check_array("values", values, np.float32, (room,), writable=True)
+    check_feedback(residual, x.size, scale)
+    kernel = backend("dgc", x, indices, values, residual)
+    options = {"start": start, "residual": residual, "scale": scale}
+    return int(kernel.select_dgc(x, k, sample, indices, values, **options))
+
+
+def adjusted_threshold(k: int, threshold: float, count: Callable[[float], int]) -> tuple[float, int]:
+    """The threshold that is used, and how many elements at most.
+
+    Args:
+        k: How many are to reach it.
+        threshold: The sample's.
+        count: Says how many elements reach a threshold.
+
+    Returns:
+        A float32 number larger than 0, and k or :func:`most_selected` of it.
+    """
+    smallest = float(np.finfo(np.float32).smallest_subnormal)
+    threshold = max(threshold, smallest)
+    for _ in range(_ADJUSTMENTS):
+        reaching = count(threshold)
+        if reaching >= FEWEST * k or threshold == smallest:
+            break
+        threshold = max(float(np.float32(FEWEST * threshold)), smallest)
+    return threshold, k if count(threshold) > MOST * k else most_selected(k)

@@ -1,0 +1,131 @@
+"""Floats of eight bits with one scale per block: e4m3 and e5m2 (Micikevicius et al., 2022).
+
+The largest magnitude of a block is mapped to the format's largest number T (448 or 57344), so the
+format's narrow range is spent where the block's values lie. Unlike a linear code, small values keep
+their relative precision: |p - decode| <= 2**-(M+1) |p| for M = 3 or 2 bits of mantissa, down to the
+subnormals, whose step is constant.
+
+A code is what `torch.float8_e4m3fn` or `torch.float8_e5m2` holds, one byte per element.
+
+Exact arithmetic, in float32:
+
+* p = x + scale * residual, product rounded first; p = x without a residual.
+* m = max|p|. Not finite: unit = NaN, all codes 0, the residual is left as it was. m = 0: unit = 0,
+  all codes 0. Else unit = max(m / T, 2**-126), t = p * (1 / unit), not above T in magnitude.
+* v is t rounded to nearest, half to even, in the format, subnormals included. decode = v * unit.
+  New residual = (p - decode) * (1 / scale).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
+from ._backends import backend
+
+
+@dataclass(frozen=True)
+class Format:
+    """A floating-point format of eight bits.
+
+    Attributes:
+        mantissa: Bits of mantissa.
+        bias: Of the exponent.
+        largest: The largest finite number.
+    """
+
+    mantissa: int
+    bias: int
+    largest: float
+
+
+FORMATS = {"e4m3": Format(3, 7, 448.0), "e5m2": Format(2, 15, 57344.0)}
+
+
+def quantize_fp8(
+    x: Gradient,
+    codes: U8,
+    scales: F32,
+    *,
+    form: Format,
+    block: int,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """Cast ``x``, plus what earlier steps left behind, and keep what is left now.
+
+    Example:
+        >>> import numpy as np
+        >>> codes, scales = np.empty(2, np.uint8), np.empty(1, np.float32)
+        >>> x = np.array([448, -1], np.float32)
+        >>> quantize_fp8(x, codes, scales, form=FORMATS["e4m3"], block=2)
+        >>> [hex(code) for code in codes], scales.tolist()
+        (['0x7e', '0xb8'], [1.0])
+
+    Args:
+        x: float32[n], float16[n], or uint16[n] with the bits of bfloat16.
+        codes: uint8[n], overwritten.
+        scales: float32[ceil(n / block)], overwritten with the units.
+        form: One of `FORMATS`.
+        block: Elements per block.
+        residual: float32[n], updated in place; None for no feedback.
+        scale: Loss scale that ``x`` carries and the residual does not.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or ``scale`` is wrong.
+    """
+    check_gradient(x)
+    check_array("codes", codes, np.uint8, (x.size,), writable=True)
+    check_array("scales", scales, np.float32, (block_count(x.size, block),), writable=True)
+    check_feedback(residual, x.size, scale)
+    kernel = backend("fp8", x, codes, scales, residual)
+    kernel.quantize_fp8(x, codes, scales, form=form, block=block, residual=residual, scale=scale)
+
+
+def dequantize_fp8(
+    codes: U8,
+    scales: F32,
+    out: F32,
+    *,
+    form: Format,
+    block: int,
+    weight: float = 1.0,
+    add: bool = False,
+) -> None:
+    """Decode into ``out``, or add to it: out (+)= weight * (v * unit), each step rounded.
+
+    Any codes and units are valid input: codes that are no numbers decode to NaN or an infinity.
+
+    Args:
+        codes: uint8[n].
+        scales: float32[ceil(n / block)].
+        out: float32[n], overwritten, or added to.
+        form: One of `FORMATS`.
+        block: Elements per block.
+        weight: Factor on every decoded value.
+        add: Whether to add to what ``out`` holds.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong.
+    """
+    check_array("out", out, np.float32, writable=True)
+    check_array("codes", codes, np.uint8, (out.size,))
+    check_array("scales", scales, np.float32, (block_count(out.size, block),))
+    kernel = backend("fp8", codes, scales, out)
+    kernel.dequantize_fp8(codes, scales, out, form=form, block=block, weight=weight, add=add)
+
+
+def values(form: Format) -> F32:
+    """What each of the 256 codes stands for: float32[256]."""
+    code = np.arange(256)
+    exponent, mantissa = (code & 0x7F) >> form.mantissa, code & ((1 << form.mantissa) - 1)
+    unit = 2.0 ** (np.maximum(exponent, 1) - form.bias - form.mantissa)
+    magnitude = (np.where(exponent > 0, 1 << form.mantissa, 0) + mantissa) * unit
+    special = magnitude > form.largest  # e4m3 has NaN only; e5m2 has an infinity below it
+    infinite = (form.mantissa == 2) & (mantissa == 0)
+    magnitude = np.where(special, np.where(infinite, np.inf, np.nan), magnitude)
+    return np.where(code >= 128, -magnitude, magnitude).astype(np.float32)

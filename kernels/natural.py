@@ -1,0 +1,93 @@
+"""Natural compression: stochastic rounding to powers of two (Horvath et al., 2022).
+
+|p| = 2**e (1 + f) becomes 2**(e+1) with probability f, else 2**e: unbiased, with a second moment
+of at most 9/8 |p|**2, reached at 4/3 2**e. Only sign and exponent are left: nine bits.
+
+On the wire an exponent is a byte, the biased exponent of float32: 0 stands for 0, 255 for a number
+that is not finite. Signs follow in groups of 1024 elements, planar: of a group of ``len`` elements
+with m = ceil(len / 8), bit j of byte i is 1 where element j*m + i is negative (-0 is not).
+
+Exact arithmetic on the bits of float32, with p = x + scale * residual (product rounded first):
+
+* magnitude = bits without the sign; exponent = (magnitude + noise * 256 + 128) >> 23, with the 15
+  random bits of the element (`philox.random_halves`). So a power of two is exact, and
+  probabilities are right to 2**-16. Below 2**-126 it is 0: the next power up would be far away.
+* From 2**127 on, where the next power would be infinite, the exponent is 254. Infinite or NaN: 255,
+  and the residual is left as it was.
+* New residual = (p - decode) * (1 / scale).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ._arrays import F32, U8, Gradient, check_array, check_feedback, check_gradient
+from ._backends import backend
+from .philox import Noise, check_noise
+
+GROUP = 1024  # elements whose signs are packed together
+
+
+def natural_quantize(
+    x: Gradient,
+    exponents: U8,
+    signs: U8,
+    *,
+    noise: Noise,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """Round ``x``, plus what earlier steps left behind, and keep what is left now.
+
+    Example:
+        >>> import numpy as np
+        >>> exponents, signs = np.empty(3, np.uint8), np.empty(1, np.uint8)
+        >>> x = np.array([1, -0.5, 4], np.float32)
+        >>> natural_quantize(x, exponents, signs, noise=Noise(0, 0, 0, 0))
+        >>> exponents.tolist(), signs.tolist()
+        ([127, 126, 129], [2])
+
+    Args:
+        x: float32[n], float16[n], or uint16[n] with the bits of bfloat16.
+        exponents: uint8[n], overwritten.
+        signs: uint8[ceil(n / 8)], overwritten.
+        noise: The random numbers.
+        residual: float32[n], updated in place; None for no feedback.
+        scale: Loss scale that ``x`` carries and the residual does not.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout, ``noise`` or ``scale`` is wrong.
+    """
+    check_gradient(x)
+    check_array("exponents", exponents, np.uint8, (x.size,), writable=True)
+    check_array("signs", signs, np.uint8, ((x.size + 7) // 8,), writable=True)
+    check_feedback(residual, x.size, scale)
+    check_noise(noise, x.size)
+    kernel = backend("natural", x, exponents, signs, residual)
+    kernel.natural_quantize(x, exponents, signs, noise=noise, residual=residual, scale=scale)
+
+
+def natural_dequantize(
+    exponents: U8, signs: U8, out: F32, *, weight: float = 1.0, add: bool = False
+) -> None:
+    """Decode into ``out``, or add to it: out (+)= weight * (+-2**(exponent - 127)).
+
+    Any bytes are valid input: the exponent 0 is 0, 255 is infinite.
+
+    Args:
+        exponents: uint8[n].
+        signs: uint8[ceil(n / 8)].
+        out: float32[n], overwritten, or added to.
+        weight: Factor on every decoded value.
+        add: Whether to add to what ``out`` holds.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong.
+    """
+    check_array("out", out, np.float32, writable=True)
+    check_array("exponents", exponents, np.uint8, (out.size,))
+    check_array("signs", signs, np.uint8, ((out.size + 7) // 8,))
+    kernel = backend("natural", exponents, signs, out)
+    kernel.natural_dequantize(exponents, signs, out, weight=weight, add=add)

@@ -1,0 +1,42 @@
+"""DGC's selection in NumPy; see :mod:`compressa.kernels.dgc`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, U32, Gradient
+from ..dgc import adjusted_threshold
+from ._selection import mark, take_largest, unscaled
+
+
+def sample_places(n: int, sample: int, start: int) -> U32:
+    """The indices that are looked at."""
+    stretch = np.uint64(n // sample)
+    numbers = np.arange(start, start + sample, dtype=np.uint64)
+    words = (numbers * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+    stretches = np.arange(sample, dtype=np.uint64)
+    return (stretches * stretch + ((words * stretch) >> np.uint64(32))).astype(np.uint32)
+
+
+def select_dgc(
+    x: Gradient,
+    k: int,
+    sample: int,
+    indices: U32,
+    values: F32,
+    *,
+    start: int = 0,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> int:
+    """See :func:`compressa.kernels.dgc.select_dgc`."""
+    q = unscaled(x, residual, scale)
+    sizes, threshold, most = np.abs(q), 0.0, 0
+    if np.isfinite(q).all():
+        drawn = np.sort(sizes[sample_places(q.size, sample, start)])[::-1]
+        first = float(drawn[-(-k * sample // q.size) - 1])
+        threshold, most = adjusted_threshold(
+            k, first, lambda t: int(np.count_nonzero(sizes >= np.float32(t)))
+        )
+    found = take_largest(q, min(most, q.size), threshold, indices, values, residual, scale)
+    return found if found >= 0 else mark(indices, values)

@@ -1,0 +1,57 @@
+"""Natural compression in NumPy; see :mod:`compressa.kernels.natural`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, U8, Gradient
+from ..natural import GROUP
+from ..philox import Noise
+from ._feedback import combine, effective, remainder, widened
+from ._signs import pack_planes, unpack_planes
+from .philox import random_halves
+
+_NORMAL = np.uint32(1 << 23)
+
+
+def _decode(exponents: U8, negative: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> F32:
+    sign = np.where(negative, np.uint32(1 << 31), np.uint32(0))
+    return ((exponents.astype(np.uint32) << np.uint32(23)) | sign).view(np.float32)
+
+
+def natural_quantize(
+    x: Gradient,
+    exponents: U8,
+    signs: U8,
+    *,
+    noise: Noise,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.natural.natural_quantize`."""
+    p = effective(widened(x), residual, scale)
+    halves = np.empty(p.size, np.uint16)
+    random_halves(halves, noise)
+    magnitude = p.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    rounded = (magnitude + halves.astype(np.uint32) * np.uint32(256) + np.uint32(128)) >> np.uint32(
+        23
+    )
+    rounded = np.where(magnitude < _NORMAL, np.uint32(0), rounded)
+    finite = np.isfinite(p)
+    exponents[:] = np.where(finite, np.minimum(rounded, 254), 255)
+    negative = np.signbit(p + np.float32(0))
+    for low in range(0, p.size, GROUP):
+        signs[low // 8 : (low + GROUP) // 8] = pack_planes(negative[low : low + GROUP])
+    if residual is not None:
+        left = remainder(p, _decode(exponents, negative), scale)
+        residual[:] = np.where(finite, left, residual)
+
+
+def natural_dequantize(
+    exponents: U8, signs: U8, out: F32, *, weight: float = 1.0, add: bool = False
+) -> None:
+    """See :func:`compressa.kernels.natural.natural_dequantize`."""
+    for low in range(0, out.size, GROUP):
+        part = out[low : low + GROUP]
+        negative = unpack_planes(signs[low // 8 : (low + GROUP) // 8], part.size)
+        combine(part, _decode(exponents[low : low + GROUP], negative), weight, add)

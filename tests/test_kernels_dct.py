@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from compressa.kernels import ChunkForm, add_coefficients, are_places, keep_coefficients
+from compressa.kernels.dct import basis
+from compressa.kernels.reference import dct as reference
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_cases import (
+    F32,
+    FINITE,
+    SCALES,
+    gradients,
+    poisoned,
+    residual_for,
+    same_bits,
+)
+
+CHUNKS = (16, 32, 64, 128, 256)
+FORMS = tuple(
+    ChunkForm(chunk=chunk, kept=kept)
+    for chunk in (16, 64, 256)
+    for kept in (1, 3, chunk // 8, chunk // 2, chunk)
+)
+forms = st.sampled_from(FORMS)
+feedback = st.tuples(st.none() | st.integers(0, 99), st.sampled_from(SCALES))
+moderate = gradients(specials=FINITE[:4], magnitudes=(0.0, 1e-10, 1.0, 1e10))
+
+
+def kept(
+    function: Callable[..., None],
+    x: np.ndarray,
+    form: ChunkForm,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> tuple[F32, np.ndarray]:
+    value_elems, place_bytes = form.sizes(x.size)
+    values, places = poisoned(value_elems, np.float32), poisoned(place_bytes, np.uint8)
+    function(x, values, places, form=form, residual=residual, scale=scale)
+    return values, places
+
+
+def decoded(values: F32, places: np.ndarray, n: int, form: ChunkForm) -> F32:
+    out = poisoned(n, np.float32)
+    add_coefficients(values, places, out, form=form)
+    return out
+
+
+def square(x: F32) -> float:
+    return float((x.astype(np.float64) ** 2).sum())
+
+
+@given(gradients(), forms, feedback)
+def test_keep_equals_reference(x: F32, form: ChunkForm, keep: tuple[int | None, float]) -> None:
+    ours, specified = residual_for(x, keep[0]), residual_for(x, keep[0])
+    values, places = kept(keep_coefficients, x, form, ours, keep[1])
+    with np.errstate(all="ignore"):
+        expected = kept(reference.keep_coefficients, x, form, specified, keep[1])
+    assert same_bits(values, expected[0])
+    assert same_bits(places, expected[1])
+    assert ours is None or specified is None or same_bits(ours, specified)
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+@pytest.mark.parametrize("seed", [None, 4])
+def test_gradients_of_16_bits_equal_reference(kind: str, seed: int | None) -> None:
+    wide = np.random.default_rng(1).standard_normal(257).astype(np.float32)
+    narrow = wide.astype(np.float16) if kind == "float16" else wide.view(np.uint16)[1::2].copy()
+    ours, specified = residual_for(wide, seed), residual_for(wide, seed)
+    values, places = kept(keep_coefficients, narrow, FORMS[7], ours, 3.0)
+    expected = kept(reference.keep_coefficients, narrow, FORMS[7], specified, 3.0)
+    assert same_bits(values, expected[0])
+    assert same_bits(places, expected[1])
+    assert ours is None or specified is None or same_bits(ours, specified)
+
+
+@given(st.sampled_from((0, 1, 15, 64, 257, 515)), forms, st.integers(0, 99), st.booleans())
+def test_add_of_any_values_equals_reference(n: int, form: ChunkForm, seed: int, add: bool) -> None:
+    random = np.random.default_rng(seed)
+    _, places = kept(keep_coefficients, random.standard_normal(n).astype(np.float32), form)
+    words = random.integers(0, 2**32, form.sizes(n)[0], dtype=np.uint32)
+    values, ours = words.view(np.float32), random.standard_normal(n).astype(np.float32)
+    specified = ours.copy()
+    add_coefficients(values, places, ours, form=form, weight=-3.3, add=add)
+    with np.errstate(all="ignore"):
+        reference.add_coefficients(values, places, specified, form=form, weight=-3.3, add=add)
+    assert same_bits(ours, specified)
+
+
+@given(forms, st.integers(0, 4), st.integers(0, 999), st.booleans())
+def test_places_are_judged_as_by_the_reference(
+    form: ChunkForm, chunks: int, seed: int, slight: bool
+) -> None:
+    random = np.random.default_rng(seed)
+    x = random.standard_normal(chunks * form.chunk).astype(np.float32)
+    _, places = kept(keep_coefficients, x, form)
+    assert are_places(places, form=form)
+    if places.size:
+        flipped = random.integers(0, 8 * places.size, 1 if slight else 20)
+        np.bitwise_xor.at(places, flipped // 8, np.uint8(1) << (flipped % 8).astype(np.uint8))
+    right = are_places(places, form=form)
+    assert right == reference.are_places(places, form=form)
+    out = np.ones(x.size, np.float32)
+    values = np.ones(form.sizes(x.size)[0], np.float32)
+    if not right:
+        with pytest.raises(ValueError, match="different places in order"):
+            add_coefficients(values, places, out, form=form)
+        assert (out == 1).all()
+
+
+@pytest.mark.parametrize("form", FORMS, ids=repr)
+def test_places_that_repeat_or_stray_are_refused(form: ChunkForm) -> None:
+    places = np.zeros(form.place_bytes, np.uint8)
+    # k zeros in a stream are k times place 0; a bitmap of zeros names no place
+    assert are_places(places, form=form) == (form.kept == 1)
+    places[:] = 255  # in a stream, k times the last place, and nothing but 1 in unused bits
+    lone = form.kept == 1 and form.width == 8
+    assert are_places(places, form=form) == (form.kept == form.chunk or lone)
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_basis_is_the_orthonormal_cosine_transform(chunk: int) -> None:
+    table, turned = basis(chunk)
+    j, i = np.arange(chunk)[:, None], np.arange(chunk)[None, :]
+    cosines = np.cos(np.pi * ((2 * i + 1) * j % (4 * chunk)) / (2 * chunk))
+    due = np.sqrt(np.where(j == 0, 1.0, 2.0) / chunk) * cosines
+    np.testing.assert_allclose(table, due, rtol=0, atol=4e-15)
+    np.testing.assert_allclose(table @ table.T, np.eye(chunk), rtol=0, atol=1e-14)
+    assert np.array_equal(turned, table.T)
+    assert (table != 0).all()  # a NaN or an infinity reaches every coefficient
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_basis_is_that_of_exact_steps_rounded_once_each(chunk: int) -> None:
+    def rounded(x: Fraction) -> Fraction:
+        return Fraction(x.numerator / x.denominator)  # Python rounds this division correctly
+
+    def root(x: Fraction) -> Fraction:
+        scale = 1 << 120
+        near = Fraction(int(np.sqrt(float(x)) * 2**53), 2**53)
+        for _ in range(4):
+            near = (near + x / near) / 2
+            near = Fraction(round(near * scale), scale)
+        return rounded(near)
+
+    cosines, half = {0: Fraction(1), chunk: Fraction(0)}, root(Fraction(1, 2))
+    step = chunk
+    while step > 1:
+        for low in range(0, chunk, step):
+            both = rounded(cosines[low] + cosines[low + step])
+            cosines[low + step // 2] = rounded(both / (2 * half))
+        step, half = step // 2, root(rounded(1 + half) / 2)
+    unit = rounded(Fraction(2, chunk))
+    first = [float(rounded(root(unit) * cosines[2 * i + 1])) for i in range(chunk // 2)]
+    assert basis(chunk)[0][1, : chunk // 2].tolist() == first
+
+
+@given(moderate, st.sampled_from(CHUNKS))
+def test_all_coefficients_have_the_length_of_the_vector(x: F32, chunk: int) -> None:
+    form = ChunkForm(chunk=chunk, kept=chunk)
+    values, places = kept(keep_coefficients, x, form)
+    assert square(values) == pytest.approx(square(x), rel=2.0**-22, abs=1e-70)
+    out = decoded(values, places, x.size, form)
+    assert square(out - x) <= (2.0**-22) ** 2 * square(x) + 1e-70
+
+
+@given(moderate, forms)
+def test_keeps_the_largest_coefficients_of_each_chunk(x: F32, form: ChunkForm) -> None:
+    whole = ChunkForm(chunk=form.chunk, kept=form.chunk)
+    every, _ = kept(keep_coefficients, x, whole)
+    some, _ = kept(keep_coefficients, x, form)
+    for all_of, chosen in zip(
+        every.reshape(-1, form.chunk), some.reshape(-1, form.kept), strict=True
+    ):
+        largest = np.sort(np.abs(all_of))[form.chunk - form.kept :]
+        assert np.array_equal(np.sort(np.abs(chosen)), largest)
+
+
+@given(moderate, forms)
+def test_is_a_contraction_with_the_share_that_is_kept(x: F32, form: ChunkForm) -> None:
+    out = decoded(*kept(keep_coefficients, x, form), x.size, form)
+    share = (np.sqrt(1 - form.kept / form.chunk) + 2.0**-22) ** 2
+    assert square(out - x) <= share * square(x) + 1e-70
+
+
+def test_equal_coefficients_are_taken_from_the_front() -> None:
+    form, x = ChunkForm(chunk=16, kept=2), np.zeros(16, np.float32)
+    values, places = kept(keep_coefficients, x, form)
+    assert values.tolist() == [0.0, 0.0]
+    assert places.tolist() == [0x10]
+
+
+def test_a_tie_goes_to_the_lower_place() -> None:
+    # element 0 alone: c[j] = T[j, 0]; elements 0 and 15 alike: even places only, odd ones exactly 0
+    x = np.zeros(16, np.float32)
+    x[[0, 15]] = 1.0
+    values, places = kept(keep_coefficients, x, ChunkForm(chunk=16, kept=10))
+    # ten places take a bitmap of two bytes: all eight even ones, then of equal ones 1 and 3
+    assert [e for e in range(16) if places[e // 8] >> e % 8 & 1] == [0, 1, 2, 3, *range(4, 16, 2)]
+    assert values[1] == values[3] == 0.0
+
+
+@given(moderate, forms, st.integers(0, 99), st.sampled_from((1.0, 1024.0)))
+def test_nothing_is_lost(x: F32, form: ChunkForm, seed: int, scale: float) -> None:
+    residual = residual_for(x, seed)
+    assert residual is not None
+    residual /= np.float32(scale)
+    p = x + np.float32(scale) * residual
+    out = decoded(*kept(keep_coefficients, x, form, residual, scale), x.size, form)
+    total = out.astype(np.float64) + scale * residual
+    assert (np.abs(total - p) <= 2.0**-22 * (np.abs(p) + np.abs(out)) + 1e-38).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("form", [ChunkForm(chunk=16, kept=3), ChunkForm(chunk=16, kept=9)])
+def test_overflow_is_seen_and_poisons_one_chunk_only(bad: float, form: ChunkForm) -> None:
+    x, residual = np.ones(41, np.float32), np.full(41, 0.01, np.float32)
+    x[20] = bad
+    out = decoded(*kept(keep_coefficients, x, form, residual), 41, form)
+    assert np.isnan(out[16:32]).all()
+    assert np.isfinite(np.delete(out, range(16, 32))).all()
+    assert (residual[16:32] == np.float32(0.01)).all()
+    assert np.isfinite(residual).all()
+
+
+def test_what_only_coefficients_can_not_hold_is_kept_whole() -> None:
+    form, x = ChunkForm(chunk=16, kept=4), np.full(16, 3e38, np.float32)
+    residual = np.zeros(16, np.float32)
+    values, _ = kept(keep_coefficients, x, form, residual, 4.0)
+    assert np.isnan(values).all()
+    assert (residual == x / 4).all()
+
+
+@pytest.mark.parametrize(
+    ("chunk", "kept_elems", "width", "place_bytes"),
+    [(64, 8, 6, 6), (64, 10, 6, 8), (64, 11, 0, 8), (64, 32, 0, 8), (16, 1, 4, 1), (256, 5, 8, 5)],
+)
+def test_places_take_the_fewest_bytes(
+    chunk: int, kept_elems: int, width: int, place_bytes: int
+) -> None:
+    form = ChunkForm(chunk=chunk, kept=kept_elems)
+    assert (form.width, form.place_bytes) == (width, place_bytes)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "kept_elems", "message"),
+    [
+        (8, 1, "power of two from 16 to 256"),
+        (512, 1, "power of two from 16 to 256"),
+        (48, 1, "power of two from 16 to 256"),
+        (64, 0, "between 1 and 64"),
+        (64, 65, "between 1 and 64"),
+    ],
+)
+def test_impossible_forms_are_refused(chunk: int, kept_elems: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ChunkForm(chunk=chunk, kept=kept_elems)
+
+
+def test_places_of_half_a_chunk_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of 6"):
+        are_places(np.zeros(7, np.uint8), form=ChunkForm(chunk=64, kept=8))

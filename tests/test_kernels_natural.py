@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from compressa.kernels import Noise
+from compressa.kernels.natural import natural_dequantize, natural_quantize
+from compressa.kernels.reference import natural as reference
+from compressa.kernels.threads import Team
+from hypothesis import given
+from hypothesis import strategies as st
+from kernel_cases import F32, SCALES, SIZES, gradients, poisoned, residual_for, same_bits
+
+NOISE = Noise(1, 2, 3, 4)
+noises = st.builds(
+    Noise, st.integers(0, 9), st.just(0), st.integers(0, 9), st.just(1), st.integers(0, 5000)
+)
+
+
+def quantized(
+    function: object, x: np.ndarray, noise: Noise, residual: F32 | None = None, scale: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    exponents, signs = poisoned(x.size, np.uint8), poisoned((x.size + 7) // 8, np.uint8)
+    function(  # type: ignore[operator]
+        x, exponents, signs, noise=noise, residual=residual, scale=scale
+    )
+    return exponents, signs
+
+
+def round_trip(x: F32, step: int) -> F32:
+    out = poisoned(x.size, np.float32)
+    payload = quantized(natural_quantize, x, NOISE._replace(step=step))
+    natural_dequantize(*payload, out)
+    return out
+
+
+@given(
+    gradients(sizes=(*SIZES, 1024, 2500)),
+    noises,
+    st.tuples(st.none() | st.integers(0, 99), st.sampled_from(SCALES)),
+)
+def test_quantize_equals_reference(x: F32, noise: Noise, keep: tuple[int | None, float]) -> None:
+    ours, specified = residual_for(x, keep[0]), residual_for(x, keep[0])
+    payload = quantized(natural_quantize, x, noise, ours, keep[1])
+    with np.errstate(all="ignore"):
+        expected = quantized(reference.natural_quantize, x, noise, specified, keep[1])
+    assert same_bits(payload[0], expected[0])
+    assert same_bits(payload[1], expected[1])
+    assert ours is None or specified is None or same_bits(ours, specified)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 9, 1024, 1025, 3000])
+@pytest.mark.parametrize("add", [False, True])
+def test_dequantize_of_any_bytes_equals_reference(n: int, add: bool) -> None:
+    random = np.random.default_rng(n)
+    exponents = random.integers(0, 256, n, dtype=np.uint8)
+    signs = random.integers(0, 256, (n + 7) // 8, dtype=np.uint8)
+    ours = random.standard_normal(n).astype(np.float32)
+    specified = ours.copy()
+    natural_dequantize(exponents, signs, ours, weight=0.3, add=add)
+    with np.errstate(all="ignore"):
+        reference.natural_dequantize(exponents, signs, specified, weight=0.3, add=add)
+    assert same_bits(ours, specified)
+
+
+def test_powers_of_two_and_zero_come_back_exactly() -> None:
+    x = np.float32([0, 1, -1, 0.5, 2.0**127, -(2.0**-126), 3.0, -3.0])
+    for step in range(50):
+        out = round_trip(x, step)
+        assert (out[:6] == x[:6]).all()
+        assert set(np.abs(out[6:])) <= {2.0, 4.0}
+
+
+def test_is_unbiased_and_its_second_moment_is_at_most_nine_eighths() -> None:
+    x = np.repeat(np.float32([4 / 3, -1.1, 1.9, 3e-30, 2e-38, -5e20]), 64)
+    outs = np.array([round_trip(x, step) for step in range(1500)], np.float64)
+    exact = x.astype(np.float64)
+    size = np.abs(exact)
+    means = outs.reshape(1500, 6, 64).mean(axis=(0, 2))
+    # 96,000 draws of a deviation of at most half the larger neighbour: six of them.
+    assert (np.abs(means - exact[::64]) <= 6 * size[::64] / 96_000**0.5).all()
+    moment = (outs[:, :64] ** 2).mean() / exact[0] ** 2
+    assert moment == pytest.approx(9 / 8, rel=0.01)
+
+
+def test_subnormal_numbers_become_zero() -> None:
+    assert not round_trip(np.float32([1e-45, -1e-40, 1.1e-38]), 1).any()
+
+
+def test_what_is_not_finite_stays_so_and_poisons_nothing() -> None:
+    x, residual = np.ones(16, np.float32), np.full(16, 0.25, np.float32)
+    x[[3, 5, 7]] = np.nan, np.inf, -np.inf
+    out = poisoned(16, np.float32)
+    natural_dequantize(*quantized(natural_quantize, x, NOISE, residual), out)
+    assert np.isinf(out[[3, 5, 7]]).all()
+    assert np.isfinite(np.delete(out, [3, 5, 7])).all()
+    assert (residual[[3, 5, 7]] == np.float32(0.25)).all()
+
+
+def test_slices_in_threads_give_the_bits_of_the_whole() -> None:
+    x = np.random.default_rng(0).standard_normal((1 << 20) + 13).astype(np.float32)
+    payload, out = quantized(natural_quantize, x, NOISE), poisoned(x.size, np.float32)
+    natural_dequantize(*payload, out)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        again, threaded = quantized(natural_quantize, x, NOISE), poisoned(x.size, np.float32)
+        natural_dequantize(*payload, threaded)
+    assert same_bits(payload[0], again[0])
+    assert same_bits(payload[1], again[1])
+    assert same_bits(out, threaded)
