@@ -11,6 +11,7 @@ if __name__ != "compressa.kernels":
 
 from ._arrays import block_count
 from ._backends import KernelUnavailable, device_of
+from .adacomp import select_adacomp
 from .bitpack import (
     check_increasing,
     check_indices,
@@ -23,6 +24,7 @@ from .bitpack import (
 )
 from .blockwise import Form, dequantize_blockwise, quantize_blockwise
 from .dct import ChunkForm, add_coefficients, are_places, keep_coefficients
+from .dgc import most_selected, select_dgc
 from .elias_fano import elias_fano_bytes, pack_increasing, unpack_increasing
 from .casts import narrow, widen
 from .chunks import absorb_chunks, add_chunks, take_chunks
@@ -36,6 +38,7 @@ from .onebit import sign_bytes, sign_dequantize, sign_quantize
 from .onebit_sgd import group_sign_bytes, two_means_dequantize, two_means_quantize
 from .philox import Noise, random_halves, random_words
 from .select import select_above, select_at
+from .sidco import select_sidco
 from .strata import multiply_by_strata, stratified_indices
 from .topk import return_unsent, scatter_add, select_top_k
 
@@ -63,6 +66,7 @@ __all__ = [
     "keep_coefficients",
     "keep_directions",
     "low_rank_product",
+    "most_selected",
     "multiply_by_strata",
     "narrow",
     "natural_dequantize",
@@ -83,7 +87,10 @@ __all__ = [
     "scale_integers",
     "scatter_add",
     "select_above",
+    "select_adacomp",
     "select_at",
+    "select_dgc",
+    "select_sidco",
     "select_top_k",
     "sign_bytes",
     "sign_dequantize",

@@ -51,6 +51,13 @@ def absorb_chunks(
 def take_chunks(residual: F32, chosen: U32, values: F32, *, chunk: int) -> None:
     """Move the chosen chunks to ``values``, one after the other; zeros are left behind.
 
+    Example:
+        >>> import numpy as np
+        >>> residual, values = np.arange(1, 6, dtype=np.float32), np.empty(4, np.float32)
+        >>> take_chunks(residual, np.array([0, 2], np.uint32), values, chunk=2)
+        >>> values.tolist(), residual.tolist()
+        ([1.0, 2.0, 5.0, 0.0], [0.0, 0.0, 3.0, 4.0, 0.0])
+
     Args:
         residual: float32[n], updated in place.
         chosen: uint32[k], distinct numbers of chunks.

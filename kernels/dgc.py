@@ -23,6 +23,7 @@ FEWEST, MOST = 0.8, 1.3
 """Shares of k between which the number of selected elements is left as it is."""
 
 _ADJUSTMENTS = 10
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 def most_selected(k: int) -> int:
@@ -86,7 +87,9 @@ def select_dgc(
     return int(kernel.select_dgc(x, k, sample, indices, values, **options))
 
 
-def adjusted_threshold(k: int, threshold: float, count: Callable[[float], int]) -> tuple[float, int]:
+def adjusted_threshold(
+    k: int, threshold: float, count: Callable[[float], int]
+) -> tuple[float, int]:
     """The threshold that is used, and how many elements at most.
 
     Args:
@@ -97,11 +100,11 @@ def adjusted_threshold(k: int, threshold: float, count: Callable[[float], int]) 
     Returns:
         A float32 number larger than 0, and k or :func:`most_selected` of it.
     """
-    smallest = float(np.finfo(np.float32).smallest_subnormal)
-    threshold = max(threshold, smallest)
+    threshold = max(threshold, _SMALLEST)
+    reaching = count(threshold)
     for _ in range(_ADJUSTMENTS):
-        reaching = count(threshold)
-        if reaching >= FEWEST * k or threshold == smallest:
+        if reaching >= FEWEST * k or threshold == _SMALLEST:
             break
-        threshold = max(float(np.float32(FEWEST * threshold)), smallest)
-    return threshold, k if count(threshold) > MOST * k else most_selected(k)
+        threshold = max(float(np.float32(FEWEST * threshold)), _SMALLEST)
+        reaching = count(threshold)
+    return threshold, k if reaching > MOST * k else most_selected(k)

@@ -47,6 +47,11 @@ Sums = npt.NDArray[Any]
 class Codebook:
     """What the 16 codes stand for.
 
+    Example:
+        >>> book = Codebook(table=tuple(range(16)), clip=2.5, chunk=256)
+        >>> book.levels, book.rotated_elems(300)
+        (15, 320)
+
     Attributes:
         table: 16 strictly increasing integers, the first 0; the last is `levels`.
         clip: Limit of a coordinate, in deviations.

@@ -6,17 +6,17 @@ Data-Parallel Distributed Training of Speech DNNs", Interspeech 2014, with a col
 matrix as group). Given the signs, these two values minimise the error; so it is a projection, the
 errors of either sign sum to 0, and ||p - C(p)||^2 = ||p||^2 - ||C(p)||^2.
 
-Bits on the wire, group after group, each beginning at a byte, planar: of a group of ``len`` elements
-with m = ceil(len / 8), bit j of byte i is 1 where element j*m + i is negative (p < 0, so not for
--0), and 0 where there is no such element.
+Bits on the wire, group after group, each beginning at a byte, planar: of a group of ``len``
+elements with m = ceil(len / 8), bit j of byte i is 1 where element j*m + i is negative (p < 0, so
+not for -0), and 0 where there is no such element.
 
 Exact arithmetic:
 
 * p = x + scale * residual in float32, product rounded first; p = x without a residual.
 * Both sums in float64 by a fixed tree over the group, with 0 for the elements of the other sign:
   lane l of 16 sums elements l, l+16, l+32, ... in order; then lane j takes in lane j + half for
-  half = 8, 4, 2, 1. A mean is float32(sum / count), and 0 where there are no such elements. If any p
-  is infinite or NaN, both means are NaN, all bits are 0, and the residual is left as it was.
+  half = 8, 4, 2, 1. A mean is float32(sum / count), and 0 where there are no such elements. If any
+  p is infinite or NaN, both means are NaN, all bits are 0, and the residual is left as it was.
 * New residual = (p - decode) * (1 / scale of the loss) in float32.
 """
 

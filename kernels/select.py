@@ -8,11 +8,19 @@ as it was.
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import numpy as np
 
 from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend
 from .bitpack import check_increasing
+
+Unit = Literal["one", "rms", "max"]
+"""In what a threshold is given: itself, or a statistic of what it is compared with."""
+
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def select_above(
@@ -21,13 +29,16 @@ def select_above(
     indices: U32,
     values: F32,
     *,
+    unit: Unit = "one",
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
-    """Find the elements with |q| >= threshold; where there is no room for all, the largest.
+    """Find the elements with |q| >= threshold * unit; where there is no room for all, the largest.
 
     Ties at the end of the room go to the lowest index. If any q is not finite, one NaN at index 0
-    is all that is found.
+    is all that is found. The root mean square of q is that of the sum of squares in blocks of 2048,
+    by 16 strided lanes and halving in float64, blocks in order; the product is rounded to float32,
+    and is not below the smallest number larger than 0.
 
     Example:
         >>> import numpy as np
@@ -38,9 +49,10 @@ def select_above(
 
     Args:
         x: float32[n], n at most 2**32; or float16, or bfloat16 as uint16.
-        threshold: The smallest |q| that is chosen; not negative, and not NaN.
+        threshold: The smallest |q| that is chosen, in units; not negative, and not NaN.
         indices: uint32[room], room at most n; the first ``count`` are overwritten.
         values: float32[room]; the first ``count`` are overwritten.
+        unit: "one", or the root mean square ("rms") or the largest magnitude ("max") of q.
         residual: float32[n], updated in place; None for no feedback.
         scale: Loss scale that ``x`` carries, and the residual and the threshold do not.
 
@@ -49,18 +61,26 @@ def select_above(
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, the threshold or ``scale`` is wrong.
+        ValueError: A shape, a layout, the threshold, its unit or ``scale`` is wrong.
     """
     check_gradient(x)
     if not threshold >= 0:
         raise ValueError(f"threshold must not be negative or NaN, but is {threshold}")
+    if unit not in get_args(Unit):
+        raise ValueError(f"unit must be one of {', '.join(get_args(Unit))}, not {unit!r}")
     check_array("indices", indices, np.uint32, writable=True)
     if not indices.size <= x.size <= 2**32:
         raise ValueError(f"indices must have no more room than n = {x.size} (at most 2**32)")
     check_array("values", values, np.float32, indices.shape, writable=True)
     check_feedback(residual, x.size, scale)
     kernel = backend("select", x, indices, values, residual)
-    return int(kernel.select_above(x, threshold, indices, values, residual=residual, scale=scale))
+    options = {"unit": unit, "residual": residual, "scale": scale}
+    return int(kernel.select_above(x, threshold, indices, values, **options))
+
+
+def in_units(threshold: float, unit: float) -> float:
+    """Threshold times unit, as a float32 number larger than 0."""
+    return float(np.float32(min(max(threshold * unit, _SMALLEST), _LARGEST)))
 
 
 def select_at(

@@ -29,6 +29,8 @@ TOLERANCE = 0.2
 """A threshold is good if it leaves k elements, give or take so much of k."""
 
 _LOG_QUARTER = math.log(4.0)
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def select_sidco(
@@ -71,7 +73,9 @@ def select_sidco(
     """
     check_gradient(x)
     if not 1 <= k <= x.size <= 2**32 or stages < 1:
-        raise ValueError(f"k = {k} must lie in 1 to n = {x.size}, and stages = {stages} be positive")
+        raise ValueError(
+            f"k = {k} must lie in 1 to n = {x.size}, and stages = {stages} be positive"
+        )
     check_array("indices", indices, np.uint32, writable=True)
     if indices.size > x.size:
         raise ValueError(f"indices must have no more room than n = {x.size}")
@@ -117,5 +121,5 @@ def fitted_threshold(
 
 
 def _rounded(threshold: float) -> float:
-    smallest, largest = np.finfo(np.float32).smallest_subnormal, np.finfo(np.float32).max
-    return float(np.float32(min(max(threshold, float(smallest)), float(largest))))
+    """A float32 number larger than 0."""
+    return float(np.float32(min(max(threshold, _SMALLEST), _LARGEST)))

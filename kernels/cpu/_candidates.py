@@ -138,6 +138,17 @@ def list_pieces(
 
 
 @jit
+def summary(notes: I64) -> tuple[int, bool, int]:
+    """How many all lists have, whether any is full, and the largest magnitude."""
+    found, full, top = 0, False, 0
+    for number in range(notes.shape[0]):
+        found += notes[number, FOUND]
+        full |= notes[number, FULL] != 0
+        top = max(top, notes[number, TOP])
+    return found, full, top
+
+
+@jit
 def tally(lists: Lists, numbers: tuple[int, int], least: int, shift: int, counts: I64) -> None:
     """Histogram of the magnitudes in each of some lists; the last bucket is open."""
     values, top = lists[0][1], counts.shape[1] - 1

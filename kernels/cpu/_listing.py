@@ -15,6 +15,7 @@ pieces, and the lists are joined in the order of the pieces.
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -24,7 +25,7 @@ from ..scratch import scratch
 from ..threads import over_slices
 from . import _candidates as candidates
 from ._append import LARGEST
-from ._candidates import BLOCK, FOUND, FULL, NOTES, TOP, Entries, Factors, Lists
+from ._candidates import BLOCK, NOTES, Entries, Factors, Lists
 from ._feedback import Values, inverse
 from ._rank import guess, nth_largest, sample_size
 from ._values import bits_of
@@ -38,6 +39,7 @@ _FEW = 1 << 16  # candidates among which one thread chooses sooner than several
 _BUCKET_BITS = 11
 _BUCKETS = 1 << _BUCKET_BITS
 _SHIFTS = 20, 9, 0
+_FLOAT, _WORD = Struct("<f"), Struct("<I")
 
 
 class Source(NamedTuple):
@@ -76,7 +78,9 @@ class _Cut(NamedTuple):
     @property
     def ends(self) -> I64:
         """Where the pieces end."""
-        return np.minimum(np.arange(1, self.pieces + 1) * self.piece, self.elems)
+        ends = np.arange(self.piece, self.elems + self.piece, self.piece)
+        ends[-1:] = self.elems
+        return ends
 
     def over(self, work: Callable[[int, int], None]) -> None:
         """Call ``work(low, high)`` on ranges of elements that cover whole pieces."""
@@ -136,9 +140,9 @@ class Listing:
         self._squares = statistic == "squares"
         room = min(cut.piece, _CROWDED * hint.expected // max(cut.pieces, 1) + _PAGE)
         before = residual[:1].copy() if residual is not None else None
-        self._lists = self._list(cut.ends, np.arange(cut.pieces + 1) * room)
-        self._whole = not self._lists[2][:, FULL].any()
-        self.top = int(self._lists[2][:, TOP].max(initial=0))
+        self._lists = self._list(cut.ends, np.arange(0, cut.pieces * room + 1, room))
+        self._found, full, self.top = candidates.summary(self._lists[2])
+        self._whole = not full
         if residual is not None:
             self._source = self._source._replace(x=None)
             if not self.finite:
@@ -193,10 +197,6 @@ class Listing:
         if not (self._whole and enough):
             self._list_exactly(most, floor)
         return self._deliver(*self._boundary(most, floor), out)
-
-    @property
-    def _found(self) -> int:
-        return int(self._lists[2][:, FOUND].sum())
 
     def _list(self, ends: I64, begins: I64) -> Lists:
         """List the candidates of all pieces; those from ``ends`` on must be above the least."""
@@ -262,13 +262,17 @@ class Listing:
 
     def _list_exactly(self, most: int, floor: int) -> None:
         """List little more than is chosen, having looked at all magnitudes first."""
-        above, inside, least, shift = self._survey(most)
-        ends, self._sums = self._cut.ends, None
-        if shift == 0 and least >= floor:
-            inside = self._share_ties(inside, most - int(above.sum()), least, ends)
-        self._least = max(least, floor)
+        ends, self._sums, self._least = self._cut.ends, None, floor
+        rooms = ends  # of a single piece, which can list all that it has
+        if self._cut.pieces > 1:
+            above, inside, least, shift = self._survey(most)
+            if shift == 0 and least >= floor:
+                inside = self._share_ties(inside, most - int(above.sum()), least, ends)
+            self._least = max(least, floor)
+            rooms = above + inside
         # A list counts as full where a whole block might not fit.
-        self._lists = self._list(ends, np.concatenate(([0], np.cumsum(above + inside + BLOCK))))
+        self._lists = self._list(ends, np.concatenate(([0], np.cumsum(rooms + BLOCK))))
+        self._found, _, _ = candidates.summary(self._lists[2])
         self._whole = True
 
     def _survey(self, most: int) -> tuple[I64, I64, int, int]:
@@ -320,7 +324,7 @@ def _descend(counts: I64, rank: int) -> tuple[int, int]:
 
 def threshold_bits(threshold: float) -> int:
     """The magnitude bits of a threshold that is not negative."""
-    return int(np.float32(threshold).view(np.uint32))
+    return int(_WORD.unpack(_FLOAT.pack(threshold))[0])
 
 
 def mark(indices: U32, values: F32) -> int:

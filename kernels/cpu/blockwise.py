@@ -7,17 +7,15 @@ Memory is passed over once. Every loop is free of branches, so that LLVM vectori
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 
 from .._arrays import F32, U8, U16, Gradient
-from ..blockwise import STATISTICS, Form
+from ..blockwise import Form
 from ..philox import Noise
 from ..threads import over_slices
-from ._feedback import Values, fill_largest, inverse, place
+from ._feedback import Values, fill, fill_largest, inverse, place
+from ._grid import CLIPPED, L2, Shape, grid_of, norm_grid, shape_of
 from ._jit import inlined, lean
-from ._lanes import sum_squares
 from ._nibbles import pack_planes, unpack_planes
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._prefetch import AHEAD, fetch
@@ -25,8 +23,6 @@ from ._values import bits_of
 from ._view import view
 
 _SMALL = np.float32(2.0**-100)
-_SMALLEST = np.float32(2.0**-149)
-_LARGEST = float(np.finfo(np.float32).max)
 _LIFT = np.float32(2.0**64)
 _ONE = np.float32(1)
 # Adding 1.5 * 2**23 leaves no bits for a fraction, so the sum is rounded half to even, and its last
@@ -37,76 +33,6 @@ _FLOOR = np.float32(8388608.0)  # the same for numbers from 0 to 2**23, without 
 Offset = np.float32 | None
 
 _ROW = 256  # elements between two rounds of hints to memory
-_MAX, _RANGE, _L2, _CLIPPED = range(len(STATISTICS))
-
-
-class _Shape(NamedTuple):
-    """A form in numbers."""
-
-    bits: int
-    block: int
-    statistic: int
-    top: int
-    bottom: int
-    zero: int
-    clip: float
-
-
-def _shape(form: Form) -> _Shape:
-    statistic = STATISTICS.index(form.statistic)
-    return _Shape(
-        form.bits, form.block, statistic, form.top, form.bottom, form.zero, float(form.clip)
-    )
-
-
-@lean
-def _ordered(value: np.float32) -> np.int32:
-    """Its bits as an integer that orders as the value does; its own inverse."""
-    bits = np.float32(value).view(np.int32)
-    return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
-
-
-@lean
-def _value(ordered: np.int32) -> np.float32:
-    bits = np.int32(ordered ^ np.int32(np.int32(ordered >> 31) & np.int32(0x7FFFFFFF)))
-    return np.float32(np.int32(bits).view(np.float32))
-
-
-@inlined
-def _extremes(p: F32) -> tuple[np.float32, np.float32]:
-    low, high = np.int32(0x7FFFFFFF), np.int32(-0x80000000)
-    for i in range(p.size):
-        order = _ordered(p[i])
-        low, high = min(low, order), max(high, order)
-    return _value(low), _value(high)
-
-
-@lean
-def _length(p: F32, largest: np.float32, shape: _Shape) -> float:
-    """What L units are worth: the norm, or the clipped maximum."""
-    squares = sum_squares(p)
-    if shape.statistic == _L2:
-        return np.sqrt(squares)
-    return min(np.float64(largest), shape.clip * np.sqrt(squares / p.size))
-
-
-@inlined
-def _grid(p: F32, largest: np.float32, shape: _Shape) -> tuple[np.float32, np.float32]:
-    """Unit (0 if the block is flat, NaN if it is not finite) and offset."""
-    offset, flat = np.float32(0), largest == np.float32(0)
-    if not np.isfinite(largest):
-        return np.float32(np.nan), np.float32(np.nan)
-    if shape.statistic == _MAX:
-        unit = np.float32(largest / np.float32(shape.top))
-    elif shape.statistic == _RANGE:
-        offset, high = _extremes(p)
-        flat = offset == high
-        unit = np.float32(np.float32(high - offset) / np.float32(shape.top))
-        if not np.isfinite(unit):
-            return np.float32(np.nan), np.float32(np.nan)
-    else:
-        unit = np.float32(min(_length(p, largest, shape) / shape.top, _LARGEST))
-    return (np.float32(0) if flat else max(unit, _SMALLEST)), offset
 
 
 @lean
@@ -142,7 +68,7 @@ def _lifted(p: np.float32, offset: np.float32 | None, lift: np.float32) -> np.fl
 def _encode(
     p: F32,
     grid: tuple[np.float32, Offset],
-    shape: _Shape,
+    shape: Shape,
     noise: U16 | None,
     q: U8,
     residual: F32 | None,
@@ -174,7 +100,7 @@ def _encode(
 def _encode_carefully(
     p: F32,
     grid: tuple[np.float32, Offset],
-    shape: _Shape,
+    shape: Shape,
     noise: U16 | None,
     q: U8,
     residual: F32 | None,
@@ -206,7 +132,7 @@ def _encode_carefully(
 def _encode_block(
     p: F32,
     grid: tuple[np.float32, Offset],
-    shape: _Shape,
+    shape: Shape,
     noise: U16 | None,
     q: U8,
     residual: F32 | None,
@@ -218,7 +144,7 @@ def _encode_block(
     ahead: int,
 ) -> None:
     """Codes of a block, with hints to memory for what lies behind ``position`` of x."""
-    above = shape.statistic == _CLIPPED and noise is None
+    above = shape.statistic == CLIPPED and noise is None
     if above or not grid[0] >= _SMALL:
         _encode_carefully(p, grid, shape, noise, q, residual, back)
         return
@@ -252,7 +178,7 @@ def _quantize(
     drawn: U16 | None,
     room: F32,
     bytes_: U8,
-    shape: _Shape,
+    shape: Shape,
 ) -> None:
     each = 8 // shape.bits
     for b in range(scales.size):
@@ -260,8 +186,11 @@ def _quantize(
         left = view(residual, low, high)
         now = view(x, low, high)
         p = view(place(now, left, room), 0, now.size)
-        largest = fill_largest(now, left, scale, p)
-        unit, offset = _grid(p, largest, shape)
+        if shape.statistic == L2:
+            fill(now, left, scale, p)
+            unit, offset = norm_grid(p, shape)
+        else:
+            unit, offset = grid_of(p, fill_largest(now, left, scale, p), shape)
         scales[b] = unit
         if offsets is not None:
             offsets[b] = offset
@@ -317,7 +246,7 @@ def _dequantize(
     weight: np.float32,
     add: bool,
     bytes_: U8,
-    shape: _Shape,
+    shape: Shape,
 ) -> None:
     each = 8 // shape.bits
     signed, zero = codes.view(np.int8), np.float32(shape.zero)
@@ -349,7 +278,7 @@ def quantize_blockwise(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.quantize_blockwise`."""
-    values, shape, back = bits_of(x), _shape(form), inverse(scale)
+    values, shape, back = bits_of(x), shape_of(form), inverse(scale)
 
     def work(low: int, high: int) -> None:
         blocks = slice(low // form.block, -(-high // form.block))
@@ -382,7 +311,7 @@ def dequantize_blockwise(
     add: bool = False,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.dequantize_blockwise`."""
-    factor, shape = np.float32(weight), _shape(form)
+    factor, shape = np.float32(weight), shape_of(form)
 
     def work(low: int, high: int) -> None:
         blocks = slice(low // form.block, -(-high // form.block))

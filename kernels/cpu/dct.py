@@ -180,10 +180,9 @@ def _encode(
         else:
             _mark_overflow(sent, chosen)
         _pack(chosen, width, view(places, c * place_bytes, (c + 1) * place_bytes))
-        if residual is not None:
-            if finite:
-                _transform_back(sent, chosen, matrices[0], sums)
-                _keep(p, sums, left, factors[1])
+        if residual is not None and finite:
+            _transform_back(sent, chosen, matrices[0], sums)
+            _keep(p, sums, left, factors[1])
 
 
 @jit

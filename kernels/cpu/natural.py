@@ -16,6 +16,7 @@ from ._signs import SIGN, pack_short, pack_whole, sign_of
 from ._values import bits_of
 from ._view import view
 
+_ROW = 256  # elements between two rounds of hints to memory
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _INFINITY = np.uint32(0x7F800000)
 _NORMAL = np.uint32(1 << 23)
@@ -59,10 +60,14 @@ def _quantize(
             pack_whole(p, packed, 0, packed.size)
         else:
             pack_short(p, packed)
-        fetch(x, low + AHEAD, high + AHEAD)
-        fetch(residual, low + AHEAD, high + AHEAD)
-        fetch(exponents, low + AHEAD, high + AHEAD)
-        _round(p, view(drawn, at, at + high - low), view(exponents, low, high), left, back)
+        noise, codes = view(drawn, at, at + high - low), view(exponents, low, high)
+        for i in range(0, p.size, _ROW):
+            end = min(i + _ROW, p.size)
+            fetch(x, low + i + AHEAD, low + end + AHEAD)
+            fetch(residual, low + i + AHEAD, low + end + AHEAD)
+            fetch(exponents, low + i + AHEAD, low + end + AHEAD)
+            now, kept = view(p, i, end), view(left, i, end)
+            _round(now, view(noise, i, end), view(codes, i, end), kept, back)
 
 
 @inlined

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from math import sqrt
+
 import numpy as np
 
 from .._arrays import F32, U32, Gradient
+from ..select import Unit, in_units
 from ..threads import over_slices
 from ._candidates import BLOCK, Factors, take
 from ._feedback import Values, inverse, magnitude_bits
 from ._jit import jit, lean
-from ._listing import mark, threshold_bits
+from ._listing import Listing, guessed, mark, threshold_bits
 from ._prefetch import fetch
 from ._selection import select_largest
 from ._values import bits_of
@@ -77,13 +80,22 @@ def select_above(
     indices: U32,
     values: F32,
     *,
+    unit: Unit = "one",
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
     """See :func:`compressa.kernels.select.select_above`."""
-    floor = threshold_bits(threshold)
-    count = select_largest(x, indices.size, floor, indices, values, residual, scale)
-    return count if count >= 0 else mark(indices, values)
+    if unit == "one":
+        floor = threshold_bits(threshold)
+        count = select_largest(x, indices.size, floor, indices, values, residual, scale)
+        return count if count >= 0 else mark(indices, values)
+    hint = guessed(x, residual, scale, indices.size)
+    listing = Listing(x, residual, scale, hint, "squares" if unit == "rms" else "none")
+    if not listing.finite:
+        return mark(indices, values)
+    size = sqrt(listing.total / max(x.size, 1)) if unit == "rms" else listing.largest
+    floor = threshold_bits(in_units(threshold, size))
+    return listing.choose(indices.size, floor, (indices, values))
 
 
 def select_at(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, U32, Gradient
+from .._arrays import F32, F64, U32, Gradient
 from ._feedback import effective, widened
 from ._tree import tree_sum
 
@@ -61,7 +61,7 @@ def mark(indices: U32, values: F32) -> int:
     return min(indices.size, 1)
 
 
-def sum_blocks(terms: F32) -> float:
+def sum_blocks(terms: F32 | F64) -> float:
     """Sum blocks by the tree, and the blocks in order."""
     total = 0.0
     for low in range(0, terms.size, _BLOCK):

@@ -32,10 +32,9 @@ def _sum_in_order(factors: F32, rows: F64) -> F32:
 
 
 def _pack(places: Places, form: ChunkForm) -> U8:
-    if form.width:
-        bits = places[:, None] >> np.arange(form.width) & 1
-    else:
-        bits = np.isin(np.arange(form.chunk), places)
+    if not form.width:
+        return np.packbits(np.isin(np.arange(form.chunk), places), bitorder="little")
+    bits = places[:, None] >> np.arange(form.width) & 1
     return np.packbits(bits.ravel().astype(np.bool_), bitorder="little")
 
 

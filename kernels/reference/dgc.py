@@ -9,7 +9,7 @@ from ..dgc import adjusted_threshold
 from ._selection import mark, take_largest, unscaled
 
 
-def sample_places(n: int, sample: int, start: int) -> U32:
+def _sample_places(n: int, sample: int, start: int) -> U32:
     """The indices that are looked at."""
     stretch = np.uint64(n // sample)
     numbers = np.arange(start, start + sample, dtype=np.uint64)
@@ -33,7 +33,7 @@ def select_dgc(
     q = unscaled(x, residual, scale)
     sizes, threshold, most = np.abs(q), 0.0, 0
     if np.isfinite(q).all():
-        drawn = np.sort(sizes[sample_places(q.size, sample, start)])[::-1]
+        drawn = np.sort(sizes[_sample_places(q.size, sample, start)])[::-1]
         first = float(drawn[-(-k * sample // q.size) - 1])
         threshold, most = adjusted_threshold(
             k, first, lambda t: int(np.count_nonzero(sizes >= np.float32(t)))

@@ -34,12 +34,13 @@ def _pack(negative: Mask) -> U8:
     width = -(-negative.size // 8)
     planes = np.zeros(8 * width, np.bool_)
     planes[: negative.size] = negative
-    return np.packbits(planes.reshape(8, width).T, axis=1, bitorder="little")[:, 0]
+    return np.packbits(planes.reshape(8, width).T, axis=1, bitorder="little").ravel()
 
 
 def _decode(bits: U8, size: int, means: F32) -> F32:
     negative = np.unpackbits(bits[:, None], axis=1, bitorder="little").T.ravel()[:size]
-    return np.where(negative, means[0], means[1])
+    decoded: F32 = np.where(negative, means[0], means[1])
+    return decoded
 
 
 def two_means_quantize(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from .._arrays import F32, U32, Gradient
-from ._selection import keep_finite, mark, send, take_largest, unscaled
+from ..select import Unit, in_units
+from ._selection import keep_finite, mark, send, sum_blocks, take_largest, unscaled
 
 
 def select_above(
@@ -14,11 +17,17 @@ def select_above(
     indices: U32,
     values: F32,
     *,
+    unit: Unit = "one",
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
     """See :func:`compressa.kernels.select.select_above`."""
     q = unscaled(x, residual, scale)
+    if unit == "max" and q.size:
+        threshold = in_units(threshold, float(np.abs(q).max()))
+    elif unit == "rms" and np.isfinite(q).all():
+        squares = sum_blocks(q.astype(np.float64) ** 2)
+        threshold = in_units(threshold, math.sqrt(squares / max(q.size, 1)))
     count = take_largest(q, indices.size, threshold, indices, values, residual, scale)
     return count if count >= 0 else mark(indices, values)
 
