@@ -8,14 +8,14 @@ from compressor_cases import COMPRESSORS_UNDER_TEST
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.codecs import Bf16, Int8, OneBit, RandomK, TopK
 from compressa.compressor import Compressor
-from compressa.testing import check_compressor
 from compressa.testing.compressor_checks import exchanges_of
+from compressa.testing.conformance import check_among_ranks
 from compressa.wrappers import ErrorFeedback
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS_UNDER_TEST)
-def test_compressor_conforms(compressor: Compressor) -> None:
-    check_compressor(compressor)
+def test_compressor_conforms_among_ranks(compressor: Compressor) -> None:
+    check_among_ranks(compressor)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from compressa.aggregators import narrow
 from compressa.collectives.base import Combine
 from compressa.parameters import ParameterInfo
 
@@ -94,11 +95,17 @@ class State:
 
     `vector` gives the same memory to whoever asks for the same name, so that units, cuts and
     compressors can change while the state stays.
+
+    Attributes:
+        vectors: By kind and parameter name.
+        merges: How each is redistributed.
+        claimed: Names that somebody has asked for since they were taken out of this set.
     """
 
     def __init__(self) -> None:
         self.vectors: dict[str, torch.Tensor] = {}
         self.merges: dict[str, Merge] = {}
+        self.claimed: set[str] = set()
 
     def vector(
         self,
@@ -118,6 +125,7 @@ class State:
             initial: Fills it when it is new.
         """
         key = f"{kind}/{parameter.name}"
+        self.claimed.add(key)
         if key not in self.vectors:
             self.vectors[key] = torch.zeros(elems, dtype=torch.float32)
             self.merges[key] = merge
@@ -125,9 +133,30 @@ class State:
                 initial(self.vectors[key])
         return self.vectors[key]
 
-    def residual(self, parameter: ParameterInfo) -> torch.Tensor:
-        """Return a parameter's residual: what was not sent so far, unscaled."""
-        return self.vector("residual", parameter, parameter.elems, Merge.SUM)
+    def residual(self, parameter: ParameterInfo, width: narrow.Width = "float32") -> torch.Tensor:
+        """Return a parameter's residual: what was not sent so far, unscaled.
+
+        If it is kept in another form, it changes into this one: a compressor that comes into
+        force later goes on with what the one before it left.
+
+        Args:
+            parameter: Whose it is.
+            width: What it is kept as; see `compressa.aggregators.narrow`.
+        """
+        key = f"residual/{parameter.name}"
+        self.claimed.add(key)
+        vector = self.vectors.get(key)
+        if vector is None:
+            vector = narrow.zeros(parameter.elems, width)
+            self.merges[key] = Merge.SUM
+        self.vectors[key] = narrow.converted(vector, width)
+        return self.vectors[key]
+
+    def forget(self) -> None:
+        """Drop what nobody has claimed; residuals stay, since they are owed to the optimizer."""
+        for key in self.vectors.keys() - self.claimed:
+            if not key.startswith("residual/"):
+                del self.vectors[key], self.merges[key]
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from compressa.aggregators.base import (
     Verb,
     World,
 )
+from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.scopes import ScopePayload, whole_scopes
 from compressa.codecs.base import Codec
 from compressa.parameters import Layout
@@ -27,7 +28,9 @@ class Gathered(Aggregator):
     payload P - 1 times, so it pays for few ranks or large ratios.
     """
 
-    def __init__(self, codec: Codec, layout: Layout, world: World, *, feedback: bool) -> None:
+    def __init__(
+        self, codec: Codec, layout: Layout, world: World, *, feedback: FeedbackRule | None
+    ) -> None:
         self._world = world
         self._scopes = ScopePayload(
             codec, layout.unit, whole_scopes(layout), world, feedback=feedback

@@ -8,7 +8,8 @@ import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.dense import LazyBuffers
-from compressa.aggregators.scopes import held_back, whole_scopes
+from compressa.aggregators.feedback import FeedbackRule
+from compressa.aggregators.scopes import encode, residuals_of, whole_scopes
 from compressa.codecs.base import Codec, Draw
 from compressa.collectives.combine import DenseSum
 from compressa.errors import ConfigError
@@ -21,13 +22,15 @@ class Reducible(Aggregator):
     The values carry no header: they are summed on the way.
     """
 
-    def __init__(self, codec: Codec, layout: Layout, world: World, *, feedback: bool) -> None:
+    def __init__(
+        self, codec: Codec, layout: Layout, world: World, *, feedback: FeedbackRule | None
+    ) -> None:
         if codec.reduce is None:
             raise ConfigError(
                 f"{codec.name}: its payloads cannot be summed, so exchange.kind = "
                 '"all_reduce" does not fit; use "auto", "all_gather" or "scatter_reduce"'
             )
-        if feedback and codec.reduce.dtype.itemsize < 4:
+        if feedback is not None and codec.reduce.dtype.itemsize < 4:
             raise ConfigError(
                 f"{codec.name}: what the sum in {codec.reduce.dtype} rounds away is in no rank's "
                 'residual, so exchange.kind = "all_reduce" does not fit error feedback; use '
@@ -35,7 +38,6 @@ class Reducible(Aggregator):
             )
         self._codec = codec
         self._world = world
-        self._feedback = feedback
         self._scopes = whole_scopes(layout)
         self._sizes = [codec.wire_bytes(scope.segment.elems) for scope in self._scopes]
         self._payload = torch.zeros(sum(self._sizes), dtype=torch.uint8)
@@ -44,9 +46,7 @@ class Reducible(Aggregator):
         self._combine = DenseSum(self._values, world.rank, world.size)
         largest = max(self._combine.shard_bytes(shard) for shard in range(world.size))
         self._scratch = LazyBuffers(world.peers, largest)
-        if feedback:
-            for scope in self._scopes:
-                scope.residual(world.state)
+        self._residuals = residuals_of(self._scopes, feedback, world)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -56,27 +56,24 @@ class Reducible(Aggregator):
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Encode, sum, decode."""
-        for scope, place in zip(self._scopes, torch.split(self._payload, self._sizes), strict=True):
+        places = torch.split(self._payload, self._sizes)
+        for scope, residual, place in zip(self._scopes, self._residuals, places, strict=True):
             x, draw = scope.of(gradients), self._draw(scope.segment, turn)
-            if self._feedback and not held_back(x, turn):
-                residual = scope.residual(self._world.state)
-                self._codec.encode_feedback(x, residual, place, draw, turn.loss_scale)
-            else:
-                self._codec.encode(x, place, draw)
+            encode(self._codec, x, residual, place, draw, turn)
         self._sent.copy_(self._payload)
         self._values.div_(self._world.size)
         yield AllReduce(self._combine, self._scratch)
-        for scope, place in zip(self._scopes, torch.split(self._payload, self._sizes), strict=True):
+        for scope, place in zip(self._scopes, places, strict=True):
             self._codec.decode(place, scope.of(gradients), self._draw(scope.segment, turn))
 
     def rollback(self, turn: Turn) -> None:
         """Decode what was sent and add it back."""
-        if not self._feedback:
-            return
-        for scope, place in zip(self._scopes, torch.split(self._sent, self._sizes), strict=True):
-            sent = torch.empty(scope.segment.elems)
-            self._codec.decode(place, sent, self._draw(scope.segment, turn))
-            scope.give_back(sent, self._world.state, turn)
+        places = torch.split(self._sent, self._sizes)
+        for scope, residual, place in zip(self._scopes, self._residuals, places, strict=True):
+            if residual is not None:
+                sent = torch.empty(scope.segment.elems)
+                self._codec.decode(place, sent, self._draw(scope.segment, turn))
+                residual.give_back(sent, turn)
 
     def _draw(self, segment: Segment, turn: Turn) -> Draw:
         index = segment.parameter.index

@@ -13,18 +13,19 @@ holds as it stands, and a change of world size redistributes one kind of residua
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.feedback import FeedbackRule, OwnedResidual
 from compressa.aggregators.scopes import Scope, ScopePayload, held_back
 from compressa.codecs.base import Codec
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.collectives.base import Combine
 from compressa.compressor import Granularity
 from compressa.errors import ConfigError
-from compressa.kernels.feedback import absorb_residual, all_finite
 from compressa.parameters import Layout
 
 
@@ -32,7 +33,7 @@ class Scattered(Aggregator, Combine):
     """Scatter-reduce-all-gather with a codec; also the combine of its own all-reduce."""
 
     def __init__(
-        self, codec: Codec, layout: Layout, world: World, *, feedback: bool, owner_feedback: bool
+        self, codec: Codec, layout: Layout, world: World, *, feedback: FeedbackRule | None
     ) -> None:
         if codec.granularity not in (Granularity.ELEMENT, Granularity.BLOCK):
             raise ConfigError(
@@ -40,17 +41,25 @@ class Scattered(Aggregator, Combine):
                 '"scatter_reduce" cannot cut it into shards; use "auto" or "all_gather"'
             )
         self._world = world
-        self._owner_feedback = owner_feedback
+        if feedback is not None and feedback.momentum is not None:
+            raise ConfigError(
+                "momentum: in a scatter-reduce every rank contributes its own shard whole, which "
+                'leaves no velocity there; use exchange.kind = "auto" or "all_gather"'
+            )
+        block = math.lcm(codec.block_elems, feedback.block_elems if feedback else 1)
         self._shards = [
             ScopePayload(codec, layout.unit, scopes, world, feedback=feedback)
-            for scopes in cut_shards(layout, world.size, codec.block_elems)
+            for scopes in cut_shards(layout, world.size, block)
         ]
         self._sent = [shard.buffer() for shard in self._shards]
         self._filled = list(self._sent)
         largest = max(shard.wire_bytes for shard in self._shards)
         self._scratch = {peer: torch.zeros(largest, dtype=torch.uint8) for peer in world.peers}
-        self._kept = [torch.zeros(scope.segment.elems) for scope in self._own.scopes]
-        self._held = [False] * len(self._kept)
+        pairs = zip(self._own.residuals, self._own.scopes, strict=True)
+        self._owned = [
+            None if residual is None else OwnedResidual(residual, scope.segment.elems)
+            for residual, scope in pairs
+        ]
         self._turn = Turn(0)
         self._gradients: Sequence[torch.Tensor] = ()
 
@@ -66,17 +75,19 @@ class Scattered(Aggregator, Combine):
         for peer in self._world.peers:
             buffer = self._sent[peer]
             self._filled[peer] = self._shards[peer].encode(gradients, turn, buffer)
-        for i, scope in enumerate(self._own.scopes):
-            self._correct(i, scope)
+        for scope, owned in zip(self._own.scopes, self._owned, strict=True):
+            x = scope.of(gradients)
+            if owned is not None:
+                owned.absorb(x, turn, held=held_back(x, turn))
         yield AllReduce(self, self._scratch)
 
     def rollback(self, turn: Turn) -> None:
         """Add back what the peers were sent; restore what the own shard contributed."""
         for peer in self._world.peers:
             self._shards[peer].give_back(self._filled[peer], turn)
-        if self._own.feedback:
-            for kept, scope in zip(self._kept, self._own.scopes, strict=True):
-                scope.residual(self._world.state).copy_(kept)
+        for owned in self._owned:
+            if owned is not None:
+                owned.restore()
 
     @property
     def exact(self) -> bool:
@@ -117,49 +128,22 @@ class Scattered(Aggregator, Combine):
     def _own(self) -> ScopePayload:
         return self._shards[self._world.rank]
 
-    def _correct(self, i: int, scope: Scope) -> None:
-        """Add the residual to the own shard's gradient, and note what to keep if it fails."""
-        x = scope.of(self._gradients)
-        self._held[i] = held_back(x, self._turn)
-        if not self._own.feedback:
-            return
-        residual = scope.residual(self._world.state)
-        if self._held[i]:
-            self._kept[i].copy_(residual)
-        else:
-            arrays = x.numpy(), residual.numpy(), self._kept[i].numpy()
-            absorb_residual(*arrays, self._turn.loss_scale)
-
     def _encode_mean(self) -> None:
         """Encode the mean of the own shard, and go on with what the others will decode."""
         own, turn = self._own, self._turn
         payload = self._sent[self._world.rank]
         offset = HEADER_BYTES
-        for i, scope in enumerate(own.scopes):
-            mean = scope.of(self._gradients)
-            place = own.place(payload, offset, scope)
-            length = self._encode_owned(i, scope, mean, place)
+        for scope, owned in zip(own.scopes, self._owned, strict=True):
+            mean, place = scope.of(self._gradients), own.place(payload, offset, scope)
+            draw = own.draw(scope, turn, owner=True)
+            if owned is None:
+                length = own.codec.encode(mean, place, draw)
+            else:
+                length = owned.encode(own.codec, mean, place, draw, turn, self._world.size)
             offset = own.advance(payload, offset, length)
         filled = own.seal(payload, turn, offset - HEADER_BYTES)
         self._filled[self._world.rank] = filled
         own.decode(filled, self._gradients, turn, self._world.rank)
-
-    def _encode_owned(self, i: int, scope: Scope, mean: torch.Tensor, place: torch.Tensor) -> int:
-        codec, draw = self._own.codec, self._own.draw(scope, self._turn, owner=True)
-        if not self._own.feedback:
-            return codec.encode(mean, place, draw)
-        residual = scope.residual(self._world.state).zero_()
-        if not self._owner_feedback:
-            length = codec.encode(mean, place, draw)
-        else:
-            # (mean - decoded) * P / loss_scale: the owner's error, times P, unscaled.
-            unit = self._turn.loss_scale / self._world.size
-            length = codec.encode_feedback(mean, residual, place, draw, unit)
-        if self._held[i]:
-            residual.add_(self._kept[i])
-        elif not all_finite(mean.numpy()):
-            torch.where(mean.isfinite(), residual, self._kept[i], out=residual)
-        return length
 
 
 def cut_shards(layout: Layout, shards: int, block_elems: int) -> list[list[Scope]]:

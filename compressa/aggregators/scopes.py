@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from compressa.aggregators.base import State, Turn, World
+from compressa.aggregators.feedback import FeedbackRule, Residual
 from compressa.codecs.base import Bounded, Codec, Draw
 from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
 from compressa.errors import PayloadError
@@ -43,15 +44,33 @@ class Scope:
         whole = state.residual(self.segment.parameter)
         return whole[self.segment.start : self.segment.stop]
 
-    def give_back(self, sent: torch.Tensor, state: State, turn: Turn) -> None:
-        """Add decoded values that were sent to the residual; what overflowed was never in it."""
-        sent.mul_(1.0 / turn.loss_scale)
-        self.residual(state).add_(torch.where(sent.isfinite(), sent, 0.0))
-
 
 def whole_scopes(layout: Layout) -> tuple[Scope, ...]:
     """One scope for each segment."""
     return tuple(Scope(i, 0, segment) for i, segment in enumerate(layout.segments))
+
+
+def residuals_of(
+    scopes: Sequence[Scope], rule: FeedbackRule | None, world: World
+) -> list[Residual | None]:
+    """Return each scope's residual; None for each without a rule."""
+    if rule is None:
+        return [None] * len(scopes)
+    return [Residual(scope.segment, rule, world.state, world.size) for scope in scopes]
+
+
+def encode(
+    codec: Codec,
+    x: torch.Tensor,
+    residual: Residual | None,
+    place: torch.Tensor,
+    draw: Draw,
+    turn: Turn,
+) -> int:
+    """Encode one scope, with its residual unless that must wait; return the payload's length."""
+    if residual is None or held_back(x, turn):
+        return codec.encode(x, place, draw)
+    return residual.encode(codec, x, place, draw, turn)
 
 
 class ScopePayload:
@@ -62,15 +81,20 @@ class ScopePayload:
         unit: Number of the unit.
         scopes: What the payload holds.
         world: Rank, seed and state.
-        feedback: Whether encoding adds and keeps residuals.
+        feedback: How encoding adds and keeps residuals; None if it does not.
     """
 
     def __init__(
-        self, codec: Codec, unit: int, scopes: Sequence[Scope], world: World, *, feedback: bool
+        self,
+        codec: Codec,
+        unit: int,
+        scopes: Sequence[Scope],
+        world: World,
+        *,
+        feedback: FeedbackRule | None,
     ) -> None:
         self.codec = codec
         self.scopes = tuple(scopes)
-        self.feedback = feedback
         self._unit = unit
         self._world = world
         self._bounded = isinstance(codec.size, Bounded)
@@ -79,9 +103,7 @@ class ScopePayload:
         self.body_bytes = sum(lead + _aligned(size) for size in self._sizes)
         self.wire_bytes = HEADER_BYTES + self.body_bytes
         self.elems = sum(scope.segment.elems for scope in scopes)
-        if feedback:
-            for scope in scopes:
-                scope.residual(world.state)  # allocated now, not in the first step
+        self.residuals = residuals_of(scopes, feedback, world)
 
     @property
     def exact(self) -> bool:
@@ -104,9 +126,10 @@ class ScopePayload:
     ) -> torch.Tensor:
         """Encode all scopes of `gradients`; return the filled front of `payload`."""
         offset = HEADER_BYTES
-        for scope in self.scopes:
+        for scope, residual in zip(self.scopes, self.residuals, strict=True):
             place = self.place(payload, offset, scope)
-            length = self._encode_scope(scope, scope.of(gradients), turn, place)
+            x, draw = scope.of(gradients), self.draw(scope, turn)
+            length = encode(self.codec, x, residual, place, draw, turn)
             offset = self.advance(payload, offset, length)
         return self.seal(payload, turn, offset - HEADER_BYTES)
 
@@ -156,19 +179,11 @@ class ScopePayload:
 
     def give_back(self, payload: torch.Tensor, turn: Turn) -> None:
         """Add to the residuals what an encoded payload took from them."""
-        if not self.feedback:
-            return
-        for scope, part in self._parts(payload):
-            sent = torch.empty(scope.segment.elems)
-            self.codec.decode(part, sent, self.draw(scope, turn))
-            scope.give_back(sent, self._world.state, turn)
-
-    def _encode_scope(self, scope: Scope, x: torch.Tensor, turn: Turn, place: torch.Tensor) -> int:
-        draw = self.draw(scope, turn)
-        if self.feedback and not held_back(x, turn):
-            residual = scope.residual(self._world.state)
-            return self.codec.encode_feedback(x, residual, place, draw, turn.loss_scale)
-        return self.codec.encode(x, place, draw)
+        for (scope, part), residual in zip(self._parts(payload), self.residuals, strict=True):
+            if residual is not None:
+                sent = torch.empty(scope.segment.elems)
+                self.codec.decode(part, sent, self.draw(scope, turn))
+                residual.give_back(sent, turn)
 
     def _header(self, turn: Turn, body_bytes: int) -> Header:
         wire_id = self.codec.wire_id

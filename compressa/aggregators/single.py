@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from compressa.aggregators.base import Aggregator, World
 from compressa.aggregators.dense import Dense
+from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.gather import Gathered
 from compressa.aggregators.reducible import Reducible
 from compressa.aggregators.scatter import Scattered
@@ -34,8 +35,7 @@ def single(
     layout: Layout,
     world: World,
     *,
-    worker_feedback: bool = False,
-    owner_feedback: bool = False,
+    feedback: FeedbackRule | None = None,
 ) -> Aggregator:
     """Build the aggregator of one codec.
 
@@ -43,8 +43,7 @@ def single(
         codec: What compresses.
         layout: The unit.
         world: Ranks, exchange and state.
-        worker_feedback: Keep what each rank's encode loses, and send it later.
-        owner_feedback: Keep what the owner's encode of the mean loses, too.
+        feedback: How what is lost is kept, and sent later; None to lose it.
 
     Raises:
         ConfigError: The wanted exchange does not fit the codec.
@@ -52,8 +51,10 @@ def single(
     if isinstance(codec, NoCompression):
         return Dense(layout, world)
     kind = choose_exchange(codec, world.size, world.exchange)
+    if kind == "scatter_reduce" and world.exchange == "auto" and feedback and feedback.momentum:
+        kind = "all_gather"  # a rank's own shard would have no velocity
     if kind == "all_reduce":
-        return Reducible(codec, layout, world, feedback=worker_feedback)
+        return Reducible(codec, layout, world, feedback=feedback)
     if kind == "all_gather":
-        return Gathered(codec, layout, world, feedback=worker_feedback)
-    return Scattered(codec, layout, world, feedback=worker_feedback, owner_feedback=owner_feedback)
+        return Gathered(codec, layout, world, feedback=feedback)
+    return Scattered(codec, layout, world, feedback=feedback)

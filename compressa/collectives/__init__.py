@@ -8,12 +8,13 @@ from compressa.collectives.base import (
     Operation,
     Program,
 )
-from compressa.collectives.combine import DenseSum, shard_edges
+from compressa.collectives.combine import DenseMax, DenseSum, shard_edges
 
 __all__ = [
     "BackendAllReduce",
     "Combine",
     "Compute",
+    "DenseMax",
     "DenseSum",
     "Exchange",
     "Operation",

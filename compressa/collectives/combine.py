@@ -1,8 +1,9 @@
-"""DenseSum: the combine of a plain all-reduce."""
+"""DenseSum and DenseMax: the combines of plain all-reduces."""
 
 from __future__ import annotations
 
 import itertools
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -23,11 +24,11 @@ def shard_edges(elems: int, shards: int, align: int = _ALIGN_ELEMS) -> list[int]
     return [0, *(min(edge, elems) for edge in inner), elems]
 
 
-class DenseSum(Combine):
-    """Sum a flat tensor over the ranks, in rank order, in the tensor's dtype.
+class _Elementwise(Combine):
+    """Combine a flat tensor over the ranks, in rank order, element by element, in its dtype.
 
     Args:
-        values: 1-D contiguous tensor, summed in place.
+        values: 1-D contiguous tensor; the result takes its place.
         rank: This rank.
         size: Number of ranks.
     """
@@ -49,15 +50,14 @@ class DenseSum(Combine):
         return self._bytes[shard]
 
     def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
-        """Add up from rank 0 to the last."""
+        """Combine from rank 0 to the last."""
         own = self._shards[shard]
         dtype = own.dtype
         terms = [own if part is None else part.view(dtype) for part in partials]
-        total = terms[0]
         for term in terms[1:]:
-            total = torch.add(total, term, out=terms[0])
-        if total is not own:
-            own.copy_(total)
+            self._take_in(terms[0], term)
+        if terms[0] is not own:
+            own.copy_(terms[0])
 
     @property
     def quick(self) -> bool:
@@ -65,14 +65,35 @@ class DenseSum(Combine):
         return self.shard_bytes(self._rank) * len(self._shards) <= _QUICK_BYTES
 
     def sealed(self, shard: int) -> torch.Tensor:
-        """The sum, in place."""
+        """The result, in place."""
         return self.partial(shard)
 
     def landing(self, shard: int) -> torch.Tensor:
         """The shard's own memory."""
         return self.partial(shard)
 
+    @staticmethod
+    @abstractmethod
+    def _take_in(total: torch.Tensor, term: torch.Tensor) -> None:
+        """Combine one more rank's values into `total`."""
+
+
+class DenseSum(_Elementwise):
+    """The sum over the ranks; integers wrap, so whoever sums them leaves room."""
+
+    @staticmethod
+    def _take_in(total: torch.Tensor, term: torch.Tensor) -> None:
+        torch.add(total, term, out=total)
+
     @property
     def dense(self) -> torch.Tensor:
-        """All values."""
+        """All values: a backend may sum them."""
         return self._values
+
+
+class DenseMax(_Elementwise):
+    """The largest over the ranks; NaN where any rank has one. No backend's sum can do it."""
+
+    @staticmethod
+    def _take_in(total: torch.Tensor, term: torch.Tensor) -> None:
+        torch.maximum(total, term, out=total)

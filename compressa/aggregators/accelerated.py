@@ -1,0 +1,65 @@
+"""Accelerated: an aggregator that is given velocities instead of gradients.
+
+For parameters that travel without error feedback beside others with momentum correction: each rank
+keeps u = m u + g, and the mean of u arrives. Nothing is masked, since nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, World
+from compressa.aggregators.momentum import Momentum, Velocity
+from compressa.aggregators.scopes import held_back
+from compressa.kernels.scratch import scratch
+from compressa.parameters import Layout
+
+
+class Accelerated(Aggregator):
+    """Plain momentum before the mean.
+
+    Args:
+        inner: Computes the mean.
+        rule: Hyper-parameters.
+        layout: The unit.
+        world: Ranks and state.
+    """
+
+    def __init__(self, inner: Aggregator, rule: Momentum, layout: Layout, world: World) -> None:
+        self._inner = inner
+        self._velocities = [
+            Velocity(segment, rule, world.state, world.size) for segment in layout.segments
+        ]
+
+    @property
+    def values_dtype(self) -> torch.dtype:
+        """The inner one's."""
+        return self._inner.values_dtype
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The inner one's."""
+        return self._inner.rounds
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Accumulate, then average."""
+        for gradient, velocity in zip(gradients, self._velocities, strict=True):
+            if not held_back(gradient, turn):
+                self._accumulate(velocity, gradient, turn)
+        yield from self._inner.run(gradients, turn)
+
+    def rollback(self, turn: Turn) -> None:
+        """Velocities go on from the skipped step's, as residuals do."""
+        self._inner.rollback(turn)
+
+    @staticmethod
+    def _accumulate(velocity: Velocity, gradient: torch.Tensor, turn: Turn) -> None:
+        if gradient.dtype is torch.float32:
+            velocity.accumulate(gradient, turn)
+            return
+        x = torch.from_numpy(scratch("velocity input", gradient.numel(), np.float32))
+        velocity.accumulate(x.copy_(gradient), turn)
+        gradient.copy_(x)

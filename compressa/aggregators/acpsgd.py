@@ -1,0 +1,145 @@
+"""ACP-SGD: half a power iteration a step, so one all-reduce a step (Zhang et al., 2023).
+
+For each matrix M = g + e of shape [n, m] (a convolution is [c_out, c_in * kh * kw]), where the
+optimizer step is even:
+
+    Q = orthonormalise(Q)
+    P = M Q               one round: the mean over the ranks takes its place
+    out = mean(P) Q^T,    e = M - P Q^T with the rank's own P
+
+and where it is odd the same with P and Q in each other's place: P = orthonormalise(P),
+Q = M^T P, out = P mean(Q)^T, e = M - P Q^T. Vectors, and matrices that would gain too little,
+travel dense in the same round. A step sends approx_rank n or approx_rank m numbers a matrix, half
+of PowerSGD's, and waits for the network once instead of twice; the factors follow the gradient
+half as fast.
+
+A rank's residual is what its own matrix has outside of the shared subspace, so ||e|| <= ||M||,
+and sum_t out_t + mean of e = sum_t mean of g, since the mean of the P Q^T is mean(P) Q^T.
+Replicas agree bit for bit as in `powersgd`: one owner sums each factor, and orthonormalisation
+and products follow a written order of float operations (`kernels.lowrank`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+
+from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.factors import Directions, FactorSum, LowRank, Matrix
+from compressa.kernels import lowrank
+from compressa.kernels.feedback import all_finite
+from compressa.parameters import Layout
+
+_STREAMS = (0x4150, 0x4151)  # "AP", "AQ"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ACPSGD(LowRank):
+    """Send one of the two rank-`approx_rank` factors a step, in turn; error feedback built in.
+
+    Args:
+        approx_rank: Columns of the factors.
+        min_gain: Matrices for which 2 n m / (approx_rank (n + m)) is below this travel dense.
+
+    Example:
+        >>> ACPSGD(approx_rank=2).factor_elems((1024, 1024))
+        2048
+    """
+
+    name: ClassVar[str] = "acpsgd"
+    iteration_steps: ClassVar[int] = 2
+
+    def aggregator(self, layout: Layout, world: World) -> Aggregator:
+        """One round for the unit."""
+        return ACPSGDAggregator(self, layout, world)
+
+
+class _Side(NamedTuple):
+    """One of the two factors of all matrices.
+
+    Attributes:
+        directions: The factors as they are kept.
+        sums: The buffer in which they are averaged.
+        sent: This rank's own factors of the step under way.
+    """
+
+    directions: list[Directions]
+    sums: FactorSum
+    sent: list[torch.Tensor]
+
+
+class ACPSGDAggregator(Aggregator):
+    """All matrices of one unit, in one all-reduce."""
+
+    def __init__(self, hyper: ACPSGD, layout: Layout, world: World) -> None:
+        matrices, self._vectors = hyper.split(layout)
+        self._matrices = [Matrix(i, layout.segments[i], hyper.approx_rank, world) for i in matrices]
+        lengths = [layout.segments[i].elems for i in self._vectors]
+        self._left = self._side("acpsgd_p", [m.rows for m in self._matrices], lengths, world)
+        self._right = self._side("acpsgd_q", [m.columns for m in self._matrices], lengths, world)
+
+    def _side(self, kind: str, across: list[int], lengths: list[int], world: World) -> _Side:
+        shapes = [(m.approx_rank, n) for m, n in zip(self._matrices, across, strict=True)]
+        directions = [
+            Directions(kind, m.segment.parameter, shape, _STREAMS[kind == "acpsgd_q"], world)
+            for m, shape in zip(self._matrices, shapes, strict=True)
+        ]
+        sums = FactorSum(shapes, lengths, world)
+        return _Side(directions, sums, [torch.zeros(shape) for shape in shapes])
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """One sum, of the left or the right factors and the vectors."""
+        most = max(side.sums.capacity_bytes for side in (self._left, self._right))
+        return (Round(Verb.ALL_REDUCE, torch.float32, most, dense=True),)
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Half a power iteration."""
+        fixed, moving = self._sides(turn)
+        for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
+            place.copy_(gradients[i])
+        views = [matrix.corrected(gradients, turn) for matrix in self._matrices]
+        for i, m in enumerate(views):
+            basis = fixed.directions[i].rows
+            lowrank.orthonormalize(basis.numpy())
+            torch.mm(basis, m.t() if fixed is self._right else m, out=moving.sent[i])
+            moving.sums.factors[i].copy_(moving.sent[i])
+        yield moving.sums.mean()
+        for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
+            gradients[i].copy_(place)
+        for i, m in enumerate(views):
+            self._finish(i, m, turn)
+
+    def _finish(self, i: int, m: torch.Tensor, turn: Turn) -> None:
+        """Keep what the own factor missed, and write the mean's product to the gradient."""
+        _, moving = self._sides(turn)
+        mean = moving.sums.factors[i]
+        if not all_finite(mean.numpy()):
+            m.fill_(torch.nan)  # some rank overflowed: every rank must see it everywhere
+            return
+        self._matrices[i].keep_rest(m, *self._factors(i, moving.sent[i], turn), turn)
+        p, q = self._factors(i, mean, turn)
+        lowrank.low_rank_product(p.numpy(), q.numpy(), m.numpy())
+        moving.directions[i].keep(mean, turn)
+
+    def rollback(self, turn: Turn) -> None:
+        """Add the own product back to the residual: then it is M again."""
+        _, moving = self._sides(turn)
+        for i, matrix in enumerate(self._matrices):
+            if all_finite(moving.sums.factors[i].numpy()):
+                matrix.give_back(*self._factors(i, moving.sent[i], turn), turn)
+
+    def _sides(self, turn: Turn) -> tuple[_Side, _Side]:
+        """Return the factors that a step takes as they are, and those that it sends."""
+        even = turn.step % 2 == 0
+        return (self._right, self._left) if even else (self._left, self._right)
+
+    def _factors(
+        self, i: int, moving: torch.Tensor, turn: Turn
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (P, Q) of a matrix, one of them given."""
+        fixed = self._sides(turn)[0].directions[i].rows
+        return (moving, fixed) if turn.step % 2 == 0 else (fixed, moving)

@@ -1,0 +1,181 @@
+"""Chunked top-k: whole chunks, the same on every rank, so that values sum (Han et al., 2024).
+
+    p_i = g_i + e_i, in chunks of `chunk` elements
+    s_c = sum over ranks of ||p_i[c]||^2                  round 1
+    the k chunks of largest s_c, ties to the lowest; out = mean of p_i there, 0 elsewhere
+                                                          round 2
+    e_i = p_i where it was not chosen, 0 where it was
+
+Plain top-k sends indices, and its payloads grow together when they are added up; here the ranks
+agree on the places first, for 4 bytes a chunk, and then any all-reduce can sum the values. What it
+costs is that a chunk goes whole: gradients whose large elements lie alone are served better by
+`topk`.
+
+Replicas agree bit for bit: the norms are summed by one owner each, and the choice among them is
+exact. A chunk that is not finite on some rank has a norm that is not, so no rank chooses, and
+all get NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from annotated_types import Ge, Gt, Le, MultipleOf
+
+from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.dense import LazyBuffers
+from compressa.aggregators.residuals import ChunkResiduals
+from compressa.aggregators.scopes import whole_scopes
+from compressa.collectives.combine import DenseSum
+from compressa.compressor import Compressor, Granularity
+from compressa.errors import ConfigError
+from compressa.kernels import block_count
+from compressa.kernels.chunks import add_chunks, take_chunks
+from compressa.kernels.topk import select_top_k
+from compressa.parameters import Layout
+
+_MOST_NORM = 2.0**127  # half the largest float32, so that no rounding of a sum passes it
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChunkedTopK(Compressor):
+    """Keep the max(1, round(density * chunks)) chunks of largest norm; error feedback built in.
+
+    Wire, of a parameter of n elements in m = ceil(n / chunk) chunks, k of them kept: m float32 of
+    squared norms, then k chunks of float32 values in the order of their numbers, min(n, chunk)
+    each, a short last one padded with zeros. On one rank a contraction with delta = k / m.
+
+    Args:
+        density: k / m.
+        chunk: Elements of a chunk. Smaller ones choose better, and cost 4 / chunk bytes an element.
+
+    Example:
+        >>> ChunkedTopK(density=0.01, chunk=256).payload_bytes((1000, 1000))
+        55564
+    """
+
+    name: ClassVar[str] = "chunked_topk"
+
+    density: Annotated[float, Gt(0), Le(1)] = 0.01
+    chunk: Annotated[int, Ge(64), Le(1024), MultipleOf(64)] = 256
+
+    def __post_init__(self) -> None:
+        if not 0 < self.density <= 1:
+            raise ConfigError(f"chunked_topk: density must be in (0, 1], got {self.density}")
+        if not (64 <= self.chunk <= 1024 and self.chunk % 64 == 0):
+            raise ConfigError(
+                f"chunked_topk: chunk must be a multiple of 64 from 64 to 1024, got {self.chunk}"
+            )
+
+    @property
+    def granularity(self) -> Granularity:
+        """The largest chunks are chosen over the whole parameter."""
+        return Granularity.PARAMETER
+
+    @property
+    def built_in_feedback(self) -> bool:
+        """What is not chosen is kept."""
+        return True
+
+    def kept(self, elems: int) -> int:
+        """Return k for a parameter of `elems` elements."""
+        chunks = block_count(elems, self.chunk)
+        return min(chunks, max(1, round(self.density * chunks)))
+
+    def sent_elems(self, elems: int) -> int:
+        """Return how many values are sent: those of k chunks."""
+        return self.kept(elems) * min(self.chunk, elems)
+
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        """Norms and values."""
+        elems = math.prod(shape)
+        return 4 * (block_count(elems, self.chunk) + self.sent_elems(elems))
+
+    def aggregator(self, layout: Layout, world: World) -> Aggregator:
+        """Two rounds for the unit."""
+        return ChunkedTopKAggregator(self, layout, world)
+
+
+Chosen = npt.NDArray[np.uint32]
+
+
+class ChunkedTopKAggregator(Aggregator):
+    """All scopes of one unit: their norms in one all-reduce, their values in another."""
+
+    def __init__(self, hyper: ChunkedTopK, layout: Layout, world: World) -> None:
+        self._world = world
+        self._scopes = whole_scopes(layout)
+        elems = [scope.segment.elems for scope in self._scopes]
+        self._chunks = [min(hyper.chunk, n) for n in elems]
+        self._kept = [hyper.kept(n) for n in elems]
+        parts = [scope.residual(world.state) for scope in self._scopes]
+        self._residuals = ChunkResiduals(self._scopes, hyper.chunk, parts)
+        counts = [norms.numel() for norms in self._residuals.norms]
+        self._norms = torch.zeros(sum(counts))
+        self._norms_of = torch.split(self._norms, counts)
+        sizes = [hyper.sent_elems(n) for n in elems]
+        self._values = torch.zeros(sum(sizes))
+        self._sent = torch.zeros_like(self._values)
+        self._values_of = torch.split(self._values, sizes)
+        self._sent_of = torch.split(self._sent, sizes)
+        self._chosen: list[Chosen | None] = [None] * len(elems)
+        self._sums = [DenseSum(v, world.rank, world.size) for v in (self._norms, self._values)]
+        largest = max(s.shard_bytes(i) for s in self._sums for i in range(world.size))
+        self._scratch = LazyBuffers(world.peers, largest)
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """Two sums: norms and values."""
+        sizes = (4 * self._norms.numel(), 4 * self._values.numel())
+        first, second = (Round(Verb.ALL_REDUCE, torch.float32, n, dense=True) for n in sizes)
+        return first, second
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Measure, agree on the chunks, sum their values."""
+        self._residuals.absorb(gradients, turn)
+        self._share_of_norms()
+        yield AllReduce(self._sums[0], self._scratch)
+        for i in range(len(self._scopes)):
+            self._take(i)
+        self._sent.copy_(self._values)
+        self._values.div_(self._world.size)
+        yield AllReduce(self._sums[1], self._scratch)
+        for i, scope in enumerate(self._scopes):
+            out, chosen = scope.of(gradients), self._chosen[i]
+            if chosen is None:
+                out.fill_(torch.nan)  # some rank overflowed: every rank must see it
+            else:
+                arrays = self._values_of[i].numpy(), chosen, out.numpy()
+                add_chunks(*arrays, chunk=self._chunks[i], weight=turn.loss_scale)
+
+    def rollback(self, turn: Turn) -> None:
+        """Put back what was taken."""
+        for i, chosen in enumerate(self._chosen):
+            if chosen is not None:
+                arrays = self._sent_of[i].numpy(), chosen, self._residuals[i].numpy()
+                add_chunks(*arrays, chunk=self._chunks[i])
+
+    def _share_of_norms(self) -> None:
+        """Write the norms to the wire's float32, where no finite sum may overflow."""
+        norms = self._residuals.all_norms
+        most = _MOST_NORM / self._world.size
+        self._norms.copy_(torch.where(norms.isfinite(), norms.clamp(max=most), torch.nan))
+
+    def _take(self, i: int) -> None:
+        """Choose the chunks of a scope, and move their values out of the residual."""
+        count = self._kept[i]
+        chosen, largest = np.empty(count, np.uint32), np.empty(count, np.float32)
+        select_top_k(self._norms_of[i].numpy(), count, chosen, largest)
+        finite = not np.isnan(largest).any()
+        self._chosen[i] = chosen if finite else None
+        if not finite or self._residuals.held[i]:
+            self._values_of[i].zero_()
+        else:
+            arrays = self._residuals[i].numpy(), chosen, self._values_of[i].numpy()
+            take_chunks(*arrays, chunk=self._chunks[i])

@@ -1,0 +1,235 @@
+"""FeedbackRule: how what was not sent is kept; Residual and OwnedResidual: where it is applied.
+
+    p = g + d e;  send c = C(p);  e = (1 - beta) d e + beta (p - decode(c))
+
+with d = `decay` and beta = `beta`, both 1 unless asked otherwise: then e = p - decode(c), and
+nothing is lost. Beta < 1 is LoCo's moving average (Xie et al., 2024). A residual that is kept as
+float32 is worked on where it is, in the codec's own pass. Another is expanded into memory that
+the thread keeps for all its scopes, and narrowed afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Le
+
+from compressa.aggregators import narrow
+from compressa.aggregators.base import State, Turn
+from compressa.aggregators.momentum import Momentum, Velocity
+from compressa.codecs.base import Codec, Draw
+from compressa.errors import ConfigError
+from compressa.kernels.feedback import absorb_residual, all_finite
+from compressa.kernels.scratch import scratch
+from compressa.parameters import Segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedbackRule:
+    """How the residuals of a codec are kept.
+
+    Args:
+        owner: In a scatter-reduce, also keep the error of the owner's encode of the mean.
+        dtype: What residuals are kept as: "float32", "bfloat16" or "int8" (with a unit for each
+            block of 256).
+        decay: What a residual is multiplied by before it is added.
+        beta: Share of the new error in the residual; 1 for all of it.
+        reset_steps: The residual is dropped in every so manieth step; 0 for never.
+        momentum: What is accumulated in place of the gradient; None for the gradient itself.
+
+    Raises:
+        ConfigError: A number is out of its range.
+    """
+
+    owner: bool = True
+    dtype: narrow.Width = "float32"
+    decay: Annotated[float, Ge(0), Le(1)] = 1.0
+    beta: Annotated[float, Gt(0), Le(1)] = 1.0
+    reset_steps: Annotated[int, Ge(0)] = 0
+    momentum: Momentum | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay <= 1:
+            raise ConfigError(f"feedback: decay must be from 0 to 1, not {self.decay}")
+        if not 0 < self.beta <= 1:
+            raise ConfigError(f"feedback: beta must be above 0 and at most 1, not {self.beta}")
+        if self.reset_steps < 0:
+            raise ConfigError(f"feedback: reset_steps must not be negative: {self.reset_steps}")
+
+    @property
+    def conserves_mass(self) -> bool:
+        """Whether what was not delivered is in the residuals, to the rounding of float32."""
+        whole = self.decay == self.beta == 1.0 and not self.reset_steps
+        return self.owner and whole and self.dtype == "float32" and self.momentum is None
+
+    @property
+    def block_elems(self) -> int:
+        """Parts of a residual that are worked on apart begin at multiples of this."""
+        return narrow.BLOCK_ELEMS if self.dtype == "int8" else 1
+
+    def resets(self, turn: Turn) -> bool:
+        """Whether the residual is dropped in this step."""
+        return self.reset_steps > 0 and turn.step > 0 and turn.step % self.reset_steps == 0
+
+
+class Residual:
+    """The residual of one scope, kept by a rule.
+
+    Args:
+        segment: The scope.
+        rule: The rule.
+        state: This rank's state; all that the rule needs is allocated now.
+        ranks: Number of ranks.
+    """
+
+    def __init__(self, segment: Segment, rule: FeedbackRule, state: State, ranks: int) -> None:
+        self.rule = rule
+        self._segment = segment
+        self._state = state
+        self._velocity = rule.momentum and Velocity(segment, rule.momentum, state, ranks)
+        state.residual(segment.parameter, rule.dtype)
+
+    def encode(
+        self, codec: Codec, x: torch.Tensor, place: torch.Tensor, draw: Draw, turn: Turn
+    ) -> int:
+        """Encode a gradient with what was kept, and keep what is lost now."""
+        if self._velocity:
+            self._velocity.accumulate(x, turn)
+        values = self.open(turn)
+        before = self.before(values)
+        length = codec.encode_feedback(x, values, place, draw, turn.loss_scale)
+        self.blend(before, values)
+        self.close(values)
+        if self._velocity:
+            self._velocity.mask(codec, place[:length], draw)
+        return length
+
+    def give_back(self, sent: torch.Tensor, turn: Turn) -> None:
+        """Add decoded values that were sent; what overflowed was never kept. Changes `sent`."""
+        if self._velocity:
+            self._velocity.give_back(sent)
+        sent.mul_(self.rule.beta / turn.loss_scale)
+        values = self.reopen(turn, raw=True)
+        values.add_(torch.where(sent.isfinite(), sent, 0.0))
+        self.close(values)
+
+    def open(self, turn: Turn) -> torch.Tensor:
+        """Return what is added in this step, float32; once a step."""
+        values = self._values()
+        return self._aged(values, turn)
+
+    def reopen(self, turn: Turn, *, raw: bool) -> torch.Tensor:
+        """Return what `open` returned in this step, or what is kept as it is if `raw`."""
+        values = self._values()
+        in_place = self.rule.dtype == "float32"
+        return values if raw or in_place else self._aged(values, turn)
+
+    def blank(self) -> torch.Tensor:
+        """Return zeros in place of what is kept."""
+        values = self._kept() if self.rule.dtype == "float32" else self._scratch()
+        return values.zero_()
+
+    def close(self, values: torch.Tensor) -> None:
+        """Keep values that `open`, `reopen` or `blank` returned, or others."""
+        kept = self._state.residual(self._segment.parameter, self.rule.dtype)
+        if self.rule.dtype != "float32" or values.data_ptr() != self._kept().data_ptr():
+            narrow.write(kept, self._segment.start, values)
+
+    def before(self, values: torch.Tensor) -> torch.Tensor | None:
+        """Return a copy for `blend`, if the rule blends."""
+        if self.rule.beta == 1.0:
+            return None
+        copy = torch.from_numpy(scratch("residual before", values.numel(), np.float32))
+        return copy.copy_(values)
+
+    def blend(self, before: torch.Tensor | None, values: torch.Tensor) -> None:
+        """Make values the moving average of what they were and what they are."""
+        if before is not None:
+            torch.lerp(before, values, self.rule.beta, out=values)
+
+    def _values(self) -> torch.Tensor:
+        if self.rule.dtype == "float32":
+            return self._kept()
+        values = self._scratch()
+        kept = self._state.residual(self._segment.parameter, self.rule.dtype)
+        narrow.read(kept, self._segment.start, values)
+        return values
+
+    def _aged(self, values: torch.Tensor, turn: Turn) -> torch.Tensor:
+        if self.rule.resets(turn):
+            return values.zero_()
+        return values if self.rule.decay == 1.0 else values.mul_(self.rule.decay)
+
+    def _kept(self) -> torch.Tensor:
+        whole = self._state.residual(self._segment.parameter)
+        return whole[self._segment.start : self._segment.stop]
+
+    def _scratch(self) -> torch.Tensor:
+        return torch.from_numpy(scratch("residual", self._segment.elems, np.float32))
+
+
+class OwnedResidual:
+    """The residual of a part of a gradient whose mean this rank computes and shares.
+
+    Its own contribution is exact, so what is kept is the error r of the mean, as P r.
+
+    Args:
+        residual: Where it is kept.
+        elems: Number of elements.
+    """
+
+    def __init__(self, residual: Residual, elems: int) -> None:
+        self._residual = residual
+        self._kept = torch.zeros(elems)
+        self._held = False
+
+    def absorb(self, x: torch.Tensor, turn: Turn, *, held: bool) -> None:
+        """Add the residual to the own gradient, and note what to keep if the step fails.
+
+        Args:
+            x: The gradient.
+            turn: The step.
+            held: Whether the residual must wait.
+        """
+        self._held = held
+        if held:
+            self._kept.copy_(self._residual.reopen(turn, raw=True))
+            return
+        values = self._residual.open(turn)
+        absorb_residual(x.numpy(), values.numpy(), self._kept.numpy(), turn.loss_scale)
+        if self._residual.rule.beta < 1.0:
+            torch.lerp(values, self._kept, self._residual.rule.beta, out=self._kept)
+
+    def encode(
+        self,
+        codec: Codec,
+        mean: torch.Tensor,
+        place: torch.Tensor,
+        draw: Draw,
+        turn: Turn,
+        ranks: int,
+    ) -> int:
+        """Encode the mean, and keep its error times the number of ranks, unscaled."""
+        residual, before = self._residual, None
+        if residual.rule.beta < 1.0:
+            before = residual.before(residual.reopen(turn, raw=self._held))
+        values = residual.blank()
+        if residual.rule.owner:
+            # (mean - decoded) * P / loss_scale
+            length = codec.encode_feedback(mean, values, place, draw, turn.loss_scale / ranks)
+        else:
+            length = codec.encode(mean, place, draw)
+        if self._held:
+            values.add_(self._kept)
+        residual.blend(before, values)
+        if not self._held and not all_finite(mean.numpy()):
+            torch.where(mean.isfinite(), values, self._kept, out=values)
+        residual.close(values)
+        return length
+
+    def restore(self) -> None:
+        """Keep what a skipped step would have left had nothing arrived."""
+        self._residual.close(self._kept)

@@ -1,0 +1,82 @@
+"""Flush: residuals that nobody keeps any more go with the next gradient.
+
+    g = g + e;  e = 0
+
+before what is in force averages g. A skipped step puts e back, and the next one takes it up again.
+A residual waits where the gradient is not finite, or its parameter may be unused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from compressa.aggregators.base import Aggregator, Round, Rounds, State, Turn
+from compressa.aggregators.scopes import held_back
+from compressa.parameters import Layout
+
+
+class Flush(Aggregator):
+    """An aggregator that is given residuals besides the gradients, until none is left.
+
+    Args:
+        inner: What averages.
+        residuals: By segment of the unit, as float32.
+    """
+
+    def __init__(self, inner: Aggregator, residuals: Mapping[int, torch.Tensor]) -> None:
+        self._inner = inner
+        self._residuals = dict(residuals)
+        self._left = set(residuals)
+        self._taken: dict[int, torch.Tensor] = {}
+
+    @property
+    def values_dtype(self) -> torch.dtype:
+        """The inner one's."""
+        return self._inner.values_dtype
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The inner one's."""
+        return self._inner.rounds
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Add what is left, then average."""
+        self._taken = {}
+        for i in sorted(self._left):
+            gradient, residual = gradients[i], self._residuals[i]
+            if held_back(gradient, turn):
+                continue
+            self._taken[i] = residual.clone()
+            _add(gradient, residual, turn)
+            if not residual.any():
+                self._left.remove(i)
+        yield from self._inner.run(gradients, turn)
+
+    def rollback(self, turn: Turn) -> None:
+        """Put back what was added."""
+        self._inner.rollback(turn)
+        for i, taken in self._taken.items():
+            self._residuals[i].copy_(taken)
+            self._left.add(i)
+        self._taken = {}
+
+
+def stale_residuals(layout: Layout, state: State) -> dict[int, torch.Tensor]:
+    """Return the residuals that no aggregator has asked for, by segment of a unit."""
+    stale = {}
+    for i, segment in enumerate(layout.segments):
+        key = f"residual/{segment.parameter.name}"
+        if key in state.vectors and key not in state.claimed:
+            stale[i] = state.residual(segment.parameter)[segment.start : segment.stop]
+            state.claimed.discard(key)
+    return stale
+
+
+def _add(gradient: torch.Tensor, residual: torch.Tensor, turn: Turn) -> None:
+    """Add a residual to a gradient where the sum is finite, and keep the rest."""
+    whole = torch.add(gradient, residual, alpha=turn.loss_scale).to(gradient.dtype)
+    finite = whole.isfinite()
+    torch.where(finite, whole, gradient, out=gradient)
+    residual.masked_fill_(finite, 0.0)

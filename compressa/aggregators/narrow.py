@@ -1,0 +1,120 @@
+"""Residuals in fewer bits than float32: what they look like in memory and in a checkpoint.
+
+==========  =====================================================================  =============
+kept as     tensor of n elements                                                   bytes each
+==========  =====================================================================  =============
+"float32"   float32[n]                                                             4
+"bfloat16"  bfloat16[n], rounded to nearest, half to even                          2
+"int8"      uint8[4 b + n], b = ceil(n / 256): b float32 units, then n int8 codes  1.016
+==========  =====================================================================  =============
+
+"int8" is the blockwise code of `compressa.kernels.blockwise`, to nearest: 8 bits and a unit of
+max / 127 for each block of 256. What is read or written begins at a block.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from compressa.errors import StateError
+from compressa.kernels.blockwise import Form, dequantize_blockwise, quantize_blockwise
+
+Width = Literal["float32", "bfloat16", "int8"]
+
+BLOCK_ELEMS = 256
+_FORM = Form(bits=8, block=BLOCK_ELEMS)
+_UNIT_BYTES = 4
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8}
+_LARGEST = torch.finfo(torch.bfloat16).max
+
+
+def zeros(elems: int, width: Width) -> torch.Tensor:
+    """Return a residual that is zero.
+
+    Example:
+        >>> zeros(300, "int8").numel()
+        308
+    """
+    units = _UNIT_BYTES * _blocks(elems) if width == "int8" else 0
+    return torch.zeros(units + elems, dtype=_DTYPES[width])
+
+
+def width_of(vector: torch.Tensor) -> Width:
+    """Return how a residual is kept.
+
+    Raises:
+        StateError: It is no residual.
+    """
+    for width, dtype in _DTYPES.items():
+        if vector.dtype is dtype:
+            return width  # type: ignore[return-value]
+    raise StateError(f"a tensor of {vector.dtype} is no residual")
+
+
+def elems_of(vector: torch.Tensor) -> int:
+    """Return how many elements a residual has."""
+    length = vector.numel()
+    if vector.dtype is not torch.uint8:
+        return length
+    return length - _UNIT_BYTES * -(-length // (BLOCK_ELEMS + _UNIT_BYTES))
+
+
+def read(vector: torch.Tensor, start: int, out: torch.Tensor) -> None:
+    """Write a part of a residual to `out`, in float32."""
+    stop = start + out.numel()
+    if vector.dtype is torch.uint8:
+        units, codes = _parts(vector, start, stop)
+        dequantize_blockwise(codes.numpy(), units.numpy(), out.numpy(), form=_FORM)
+    else:
+        out.copy_(vector[start:stop])
+
+
+def write(vector: torch.Tensor, start: int, values: torch.Tensor) -> None:
+    """Replace a part of a residual by float32 values, all finite; they may be changed."""
+    stop = start + values.numel()
+    if vector.dtype is torch.uint8:
+        units, codes = _parts(vector, start, stop)
+        quantize_blockwise(values.numpy(), codes.numpy(), units.numpy(), form=_FORM)
+    elif vector.dtype is torch.bfloat16:
+        # The largest float32 values would be rounded to infinity.
+        vector[start:stop].copy_(values.clamp_(-_LARGEST, _LARGEST))
+    else:
+        vector[start:stop].copy_(values)
+
+
+def widened(vector: torch.Tensor) -> torch.Tensor:
+    """Return a whole residual in float32: itself, if it is.
+
+    Example:
+        >>> kept = zeros(3, "int8")
+        >>> write(kept, 0, torch.tensor([127.0, -2.4, 0.0]))
+        >>> widened(kept).tolist()
+        [127.0, -2.0, 0.0]
+    """
+    if vector.dtype is torch.float32:
+        return vector
+    out = torch.empty(elems_of(vector))
+    read(vector, 0, out)
+    return out
+
+
+def converted(vector: torch.Tensor, width: Width) -> torch.Tensor:
+    """Return a residual in another form; itself, if it is in that form."""
+    if vector.dtype is _DTYPES[width]:
+        return vector
+    result = zeros(elems_of(vector), width)
+    write(result, 0, widened(vector).clone())
+    return result
+
+
+def _blocks(elems: int) -> int:
+    return -(-elems // BLOCK_ELEMS)
+
+
+def _parts(vector: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
+    units_bytes = _UNIT_BYTES * _blocks(elems_of(vector))
+    units = vector[:units_bytes].view(torch.float32)
+    first, last = start // BLOCK_ELEMS, _blocks(stop)
+    return units[first:last], vector[units_bytes + start : units_bytes + stop]

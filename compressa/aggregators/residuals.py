@@ -1,0 +1,82 @@
+"""ChunkResiduals: the residuals of aggregators that work on whole chunks of them.
+
+Before the first round the gradient goes into the residual, which then is p = g + e, unscaled,
+and the gradient's memory is free for the mean. What a step sends is taken out of the residual
+afterwards, so what is not sent needs no further pass, and a skipped step only puts back what was
+taken.
+
+A gradient that is not finite stays out of the residual. Its chunks' norms are not finite either,
+and that is how the other ranks learn of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from compressa.aggregators.base import Turn
+from compressa.aggregators.scopes import Scope, held_back
+from compressa.kernels import block_count
+from compressa.kernels.chunks import absorb_chunks
+
+
+class ChunkResiduals:
+    """The residuals of a unit's scopes.
+
+    Args:
+        scopes: The scopes.
+        chunk: Elements of a chunk; the last of a scope may be short.
+        parts: Each scope's residual, or memory of its own that stands for one.
+
+    Attributes:
+        norms: The squared norm of each scope's chunks, float64, as of the last `absorb`; NaN or
+            infinite where the chunk is not finite, zero where a scope is held back.
+        held: Whether each scope's residual waits in the step under way.
+    """
+
+    def __init__(self, scopes: Sequence[Scope], chunk: int, parts: Sequence[torch.Tensor]) -> None:
+        self._scopes = tuple(scopes)
+        self._chunk = chunk
+        self._parts = list(parts)
+        counts = [block_count(scope.segment.elems, chunk) for scope in scopes]
+        self._all_norms = torch.zeros(sum(counts), dtype=torch.float64)
+        self.norms = torch.split(self._all_norms, counts)
+        self.held = [False] * len(self._scopes)
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        """Return the residual of scope i."""
+        return self._parts[i]
+
+    @property
+    def all_norms(self) -> torch.Tensor:
+        """The norms of all scopes in a row."""
+        return self._all_norms
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for part in self._parts:
+            part.zero_()
+
+    def absorb(self, gradients: Sequence[torch.Tensor], turn: Turn, *, clear: bool = True) -> None:
+        """Take up a step's gradients, but for those of scopes that wait.
+
+        Args:
+            gradients: The unit's; set to zero afterwards with `clear`.
+            turn: The step.
+            clear: Whether the memory is wanted for the mean.
+        """
+        for i, scope in enumerate(self._scopes):
+            x = scope.of(gradients)
+            self.held[i] = held_back(x, turn)
+            if self.held[i]:
+                self.norms[i].zero_()
+                continue
+            absorb_chunks(
+                x.numpy(),
+                self._parts[i].numpy(),
+                self.norms[i].numpy(),
+                chunk=self._chunk,
+                scale=turn.loss_scale,
+                clear=clear,
+            )

@@ -1,0 +1,267 @@
+"""ScaleCom: one rank in turn picks the indices for all, so that values sum (Chen et al., 2020).
+
+    p_i = g_i + e_i
+    I = the indices of the k largest |p_l| of the leader l     round 1: from the leader to all
+    out = mean of p_i at I, 0 elsewhere                        round 2: a sum
+    e_i = e_i + beta (g_i - what i sent)
+
+The paper's observation is that residuals of different ranks grow alike, so that one rank's largest
+elements serve for all (CLT-k: cyclic local top-k). Values then travel as in `randomk`, 4 bytes
+each whatever the number of ranks, and the leader's indices besides. The leader of a unit is
+rank (step + unit) mod P: units have different ones, so that no rank selects for all of them.
+
+beta = 1 is plain error feedback, and loses nothing: e_i = p_i where nothing was sent, 0 where it
+was. Smaller values filter what is kept (the paper takes about 0.1 for very large batches and
+learning rates); what they leave out of the residual is lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from annotated_types import Gt, Le
+
+from compressa.aggregators.base import (
+    Aggregator,
+    AllGather,
+    AllReduce,
+    Round,
+    Rounds,
+    Turn,
+    Verb,
+    World,
+)
+from compressa.aggregators.dense import LazyBuffers
+from compressa.aggregators.residuals import ChunkResiduals
+from compressa.aggregators.scopes import Scope, whole_scopes
+from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
+from compressa.collectives.combine import DenseSum
+from compressa.compressor import Compressor, Granularity
+from compressa.errors import ConfigError, PayloadError
+from compressa.kernels import bitpack
+from compressa.kernels.topk import scatter_add, select_top_k
+from compressa.parameters import Layout
+
+_WIRE_ID = 22
+_CHUNK = 1024  # of the pass that takes up the gradient; it changes no result
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleCom(Compressor):
+    """Keep k = max(1, round(density * n)) elements, picked by one rank for all.
+
+    Wire, round 1: from the leader, for each parameter in turn k increasing indices of
+    ceil(log2 n) bits in one little-endian bit stream, whole bytes; from the others a header alone.
+    Round 2: k float32 values in the order of their indices. On the leader a contraction with
+    delta = k / n. A parameter with a NaN or an infinity sends k NaNs.
+
+    Args:
+        density: k / n.
+        beta: How much of what a step leaves behind goes into the residual; 1 loses nothing.
+
+    Example:
+        >>> ScaleCom(density=0.01).payload_bytes((1000, 1000))
+        65000
+    """
+
+    name: ClassVar[str] = "scalecom"
+
+    density: Annotated[float, Gt(0), Le(1)] = 0.01
+    beta: Annotated[float, Gt(0), Le(1)] = 1.0
+
+    def __post_init__(self) -> None:
+        for field, value in (("density", self.density), ("beta", self.beta)):
+            if not 0 < value <= 1:
+                raise ConfigError(f"scalecom: {field} must be in (0, 1], got {value}")
+
+    @property
+    def granularity(self) -> Granularity:
+        """The largest elements are chosen over the whole parameter."""
+        return Granularity.PARAMETER
+
+    @property
+    def built_in_feedback(self) -> bool:
+        """What is not chosen is kept."""
+        return True
+
+    @property
+    def conserves_mass(self) -> bool:
+        """A filter leaves something out."""
+        return self.beta == 1.0
+
+    def kept(self, elems: int) -> int:
+        """Return k for a parameter of `elems` elements."""
+        return min(elems, max(1, round(self.density * elems)))
+
+    def index_bytes(self, elems: int) -> int:
+        """Return the bytes of a parameter's indices."""
+        return bitpack.packed_bytes(self.kept(elems), bitpack.index_width(elems))
+
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        """Values, and the leader's indices."""
+        elems = math.prod(shape)
+        return 4 * self.kept(elems) + self.index_bytes(elems)
+
+    def aggregator(self, layout: Layout, world: World) -> Aggregator:
+        """Two rounds for the unit."""
+        return ScaleComAggregator(self, layout, world)
+
+
+class _Selection:
+    """The indices of one scope, the same on every rank, and this rank's values there.
+
+    Attributes:
+        indices: uint32[k], as the leader chose them.
+        mean: float32[k], part of the sum's buffer.
+        sent: float32[k], what was taken out of the residual, unscaled.
+        taken: Whether anything was.
+    """
+
+    def __init__(self, scope: Scope, mean: torch.Tensor) -> None:
+        self.scope = scope
+        self.indices: npt.NDArray[np.uint32] = np.zeros(mean.numel(), np.uint32)
+        self.mean = mean
+        self.sent = torch.zeros_like(mean)
+        self.taken = False
+
+    @property
+    def places(self) -> torch.Tensor:
+        """The indices as torch takes them."""
+        return torch.from_numpy(self.indices.astype(np.int64))
+
+
+class ScaleComAggregator(Aggregator):
+    """All scopes of one unit: the leader's indices, then everybody's values."""
+
+    def __init__(self, hyper: ScaleCom, layout: Layout, world: World) -> None:
+        self._hyper = hyper
+        self._layout = layout
+        self._world = world
+        scopes = whole_scopes(layout)
+        kept = [scope.residual(world.state) for scope in scopes]
+        self._residuals = ChunkResiduals(scopes, _CHUNK, kept)
+        counts = [hyper.kept(scope.segment.elems) for scope in scopes]
+        self._values = torch.zeros(sum(counts))
+        parts = torch.split(self._values, counts)
+        self._selections = [_Selection(*pair) for pair in zip(scopes, parts, strict=True)]
+        self._index_bytes = [hyper.index_bytes(scope.segment.elems) for scope in scopes]
+        size = HEADER_BYTES + sum(self._index_bytes)
+        self._payload = torch.zeros(size, dtype=torch.uint8)
+        self._incoming = {p: torch.zeros(size, dtype=torch.uint8) for p in world.peers}
+        self._sum = DenseSum(self._values, world.rank, world.size)
+        largest = max(self._sum.shard_bytes(shard) for shard in range(world.size))
+        self._scratch = LazyBuffers(world.peers, largest)
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The leader's indices, and a sum."""
+        size = 4 * self._values.numel()
+        return (
+            Round(Verb.ALL_GATHER, torch.uint8, self._payload.numel()),
+            Round(Verb.ALL_REDUCE, torch.float32, size, dense=True),
+        )
+
+    def leader(self, turn: Turn) -> int:
+        """Return the rank that picks the indices of a step."""
+        return (turn.step + self._layout.unit) % self._world.size
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Pick or hear the indices, and sum the values there."""
+        self._residuals.absorb(gradients, turn, clear=self._hyper.beta == 1.0)
+        payload = self._pick(gradients, turn)
+        everyone = yield AllGather(payload, self._incoming, exact=False)
+        self._read_indices(everyone, turn)
+        for i in range(len(self._selections)):
+            self._take(i)
+        self._values.div_(self._world.size)
+        yield AllReduce(self._sum, self._scratch)
+        for i, chosen in enumerate(self._selections):
+            out = chosen.scope.of(gradients)
+            if self._hyper.beta < 1.0:
+                self._filter(i, out, turn)
+            arrays = chosen.indices, chosen.mean.numpy(), out.numpy()
+            scatter_add(*arrays, weight=turn.loss_scale)
+
+    def rollback(self, turn: Turn) -> None:
+        """Put back what was taken; a filter took a part only."""
+        for i, chosen in enumerate(self._selections):
+            if chosen.taken:
+                beta = self._hyper.beta
+                self._residuals[i].index_add_(0, chosen.places, chosen.sent, alpha=beta)
+
+    def _finite(self, i: int) -> bool:
+        """Whether this rank's part of a scope is."""
+        return bool(self._residuals.norms[i].isfinite().all())
+
+    def _pick(self, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
+        """Return the payload: indices if this rank is the leader, else nothing but a header."""
+        body_bytes = 0
+        if self.leader(turn) == self._world.rank:
+            body = self._payload[HEADER_BYTES:]
+            for i, place in enumerate(torch.split(body, self._index_bytes)):
+                self._select(i, gradients)
+                width = bitpack.index_width(self._selections[i].scope.segment.elems)
+                bitpack.pack_bits(self._selections[i].indices, width, place.numpy())
+            body_bytes = body.numel()
+        write_header(self._payload, self._header(turn, body_bytes))
+        return self._payload[: HEADER_BYTES + body_bytes]
+
+    def _select(self, i: int, gradients: Sequence[torch.Tensor]) -> None:
+        """Find the largest elements; any will do where there is nothing to choose from."""
+        chosen = self._selections[i]
+        held = self._residuals.held[i]
+        p = chosen.scope.of(gradients) if held else self._residuals[i]
+        values = np.empty(chosen.indices.size, np.float32)
+        select_top_k(p.numpy(), chosen.indices.size, chosen.indices, values)
+
+    def _read_indices(self, everyone: Mapping[int, torch.Tensor], turn: Turn) -> None:
+        """Check every payload, then the leader's indices, before they are used."""
+        leader = self.leader(turn)
+        for sender in self._world.peers:
+            due = self._payload.numel() - HEADER_BYTES if sender == leader else 0
+            check_header(everyone[sender], self._header(turn, due), sender, exact=True)
+        if leader == self._world.rank:
+            return
+        body = everyone[leader][HEADER_BYTES:]
+        for chosen, part in zip(
+            self._selections, torch.split(body, self._index_bytes), strict=True
+        ):
+            elems = chosen.scope.segment.elems
+            bitpack.unpack_bits(part.numpy(), bitpack.index_width(elems), chosen.indices)
+            if not _increasing_below(chosen.indices, elems):
+                raise PayloadError(
+                    f"scalecom: the indices from rank {leader} are not strictly increasing "
+                    f"numbers below {elems}"
+                )
+
+    def _header(self, turn: Turn, body_bytes: int) -> Header:
+        layout = self._layout
+        return Header(_WIRE_ID, turn.epoch, turn.step, layout.unit, layout.elems, body_bytes)
+
+    def _take(self, i: int) -> None:
+        """Take the chosen values out of the residual, but for what a filter leaves there."""
+        chosen, residual = self._selections[i], self._residuals[i]
+        chosen.taken = self._finite(i) and not self._residuals.held[i]
+        if chosen.taken:
+            places = chosen.places
+            torch.index_select(residual, 0, places, out=chosen.sent)
+            residual.index_copy_(0, places, chosen.sent * (1.0 - self._hyper.beta))
+            chosen.mean.copy_(chosen.sent)
+        else:
+            chosen.mean.fill_(0.0 if self._residuals.held[i] else torch.nan)
+
+    def _filter(self, i: int, x: torch.Tensor, turn: Turn) -> None:
+        """Leave only beta of the gradient in the residual, and the gradient's memory empty."""
+        if self._selections[i].taken:
+            self._residuals[i].sub_(x, alpha=(1.0 - self._hyper.beta) / turn.loss_scale)
+        x.zero_()
+
+
+def _increasing_below(indices: npt.NDArray[np.uint32], elems: int) -> bool:
+    return bool(indices[-1] < elems and (indices[1:] > indices[:-1]).all())

@@ -1,0 +1,126 @@
+"""SharedScale: agree on a scale, then sum integers.
+
+    s = max over ranks of max|g_i|                round 1, a maximum: 4 bytes a scope
+    q_i = round(g_i * levels / s), stochastic     round 2, a sum of integers
+    out = (s / (P levels)) sum_i q_i
+
+Since all ranks use one scale, the sum of their integers decodes to the sum of what each decodes
+to, without further loss, in any order of summation, by any backend: P levels fits the dtype. Each
+rank rounds with random bits of its own, so that errors average out over the ranks.
+
+A NaN or an infinity makes the maximum one on every rank, and with it the whole scope.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.dense import LazyBuffers
+from compressa.aggregators.scopes import Scope, whole_scopes
+from compressa.codecs.base import Draw
+from compressa.collectives.combine import DenseMax, DenseSum
+from compressa.errors import PayloadError
+from compressa.kernels.integers import round_to_integers, scale_integers
+from compressa.parameters import Layout
+
+Measure = Callable[[torch.Tensor], float]
+
+_SUMMED_BY_BACKENDS = (torch.int8, torch.int32)
+
+
+def largest_magnitude(x: torch.Tensor) -> float:
+    """Return max|x|; NaN if there is one."""
+    return float(torch.linalg.vector_norm(x, math.inf)) if x.numel() else 0.0
+
+
+def most_levels(dtype: torch.dtype, size: int) -> int:
+    """Return the largest integer of which `size` add up without overflow; 0 if there is none."""
+    return torch.iinfo(dtype).max // size
+
+
+class SharedScale(Aggregator):
+    """Two rounds for a unit: a maximum for each scope, and the integers of all.
+
+    Args:
+        layout: The unit.
+        world: Ranks and seed.
+        levels: The largest integer; `most_levels` is the most that cannot overflow.
+        dtype: Of the integers on the wire: int8, int16 or int32.
+        stream: Number of the compressor's random bits, its wire id.
+        measure: What a scope's scale is the maximum of. Larger values are limited to it.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        world: World,
+        *,
+        levels: int,
+        dtype: torch.dtype,
+        stream: int,
+        measure: Measure = largest_magnitude,
+    ) -> None:
+        self._world = world
+        self._levels = levels
+        self._stream = stream
+        self._measure = measure
+        self._scopes = whole_scopes(layout)
+        self._scales = torch.zeros(len(self._scopes))
+        self._integers = torch.zeros(layout.elems, dtype=dtype)
+        elems = [scope.segment.elems for scope in self._scopes]
+        self._parts = torch.split(self._integers, elems)
+        self._maximum = DenseMax(self._scales, world.rank, world.size)
+        self._sum = DenseSum(self._integers, world.rank, world.size)
+        combines = (self._maximum, self._sum)
+        largest = max(c.shard_bytes(shard) for c in combines for shard in range(world.size))
+        self._scratch = LazyBuffers(world.peers, largest)
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """The scales, then the integers."""
+        dtype = self._integers.dtype
+        size = self._integers.numel() * dtype.itemsize
+        return (
+            Round(Verb.ALL_REDUCE, torch.float32, 4 * len(self._scopes)),
+            Round(Verb.ALL_REDUCE, dtype, size, dense=dtype in _SUMMED_BY_BACKENDS),
+        )
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Measure, agree, round, sum, decode."""
+        for i, scope in enumerate(self._scopes):
+            self._scales[i] = self._measure(scope.of(gradients))
+        yield AllReduce(self._maximum, self._scratch)
+        scales = self._agreed()
+        for scope, place, scale in zip(self._scopes, self._parts, scales, strict=True):
+            self._round(scope, scope.of(gradients), scale, place, turn)
+        yield AllReduce(self._sum, self._scratch)
+        for scope, place, scale in zip(self._scopes, self._parts, scales, strict=True):
+            # In float64, where neither the smallest scale nor the largest integer is rounded.
+            unit = scale / (self._levels * self._world.size) if math.isfinite(scale) else math.nan
+            scale_integers(place.numpy(), unit, scope.of(gradients).numpy())
+
+    def rollback(self, turn: Turn) -> None:
+        """There is no residual."""
+
+    def _agreed(self) -> list[float]:
+        """Return the scales that came back; the owner's word is input from outside."""
+        scales: list[float] = self._scales.tolist()
+        if any(scale < 0.0 for scale in scales):
+            raise PayloadError("the largest magnitude of all ranks is negative")
+        return scales
+
+    def _round(
+        self, scope: Scope, x: torch.Tensor, scale: float, place: torch.Tensor, turn: Turn
+    ) -> None:
+        if not math.isfinite(scale) or scale == 0.0:
+            place.zero_()
+            return
+        segment = scope.segment
+        index, rank = segment.parameter.index, self._world.rank
+        draw = Draw(self._world.seed, turn.step, index, segment.start, rank)
+        noise, levels = draw.private_noise(self._stream), self._levels
+        round_to_integers(x.numpy(), levels / scale, levels, place.numpy(), noise)

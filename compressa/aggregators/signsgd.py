@@ -1,0 +1,214 @@
+"""signSGD with majority vote: one bit up, one bit down (Bernstein et al., 2018).
+
+    out = sign(sum_i sign(g_i)),  sign(0) = +1
+
+Each rank sends the signs of every other rank's shard to its owner; the owner counts votes, and
+shares the sign of the sum. So every element costs one bit each way for any number of ranks.
+
+An even number of ranks can tie, two ranks as often as not where there is little but noise. A tie
+is +1, too, which pushes all tied elements the same way: prefer an odd number of ranks, or
+`ties = "alternate"`, which makes them -1 on every other step, so that the push cancels.
+
+What comes out is +1 or -1 whatever the size of the gradient: the learning rate is a step width
+of its own, to be chosen by whoever uses this (1e-4 to 1e-3 is usual, with weight decay), and a
+decaying one. There is no error feedback and no mean to conserve. (For that see `onebit`, whose
+signs carry a scale.) Outputs are +-1 in unscaled units: under a loss scale s they are +-s.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.scatter import cut_shards
+from compressa.aggregators.scopes import ScopePayload
+from compressa.codecs.base import Biased, Codec, Draw
+from compressa.collectives.base import Combine
+from compressa.compressor import Compressor, Granularity
+from compressa.errors import ConfigError, PayloadError
+from compressa.kernels import block_count, onebit
+from compressa.parameters import Layout
+
+BLOCK = 1024
+"""Elements that share a flag: 1 / 128 of a bit each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignSGD(Compressor):
+    """Majority vote over the ranks' signs; bring your own learning rate.
+
+    Nothing is kept from step to step. A NaN or an infinity on any rank makes its block of 1024
+    elements NaN on all of them.
+
+    Args:
+        ties: What as many votes for as against give: "plus" is +1, "alternate" is +1 on even
+            steps and -1 on odd ones.
+
+    Example:
+        >>> SignSGD().payload_bytes((1024, 1024))
+        132096
+    """
+
+    name: ClassVar[str] = "signsgd"
+
+    ties: Literal["plus", "alternate"] = "plus"
+
+    def __post_init__(self) -> None:
+        if self.ties not in ("plus", "alternate"):
+            raise ConfigError(f'signsgd: ties must be "plus" or "alternate", got {self.ties!r}')
+
+    @property
+    def granularity(self) -> Granularity:
+        """Blocks share a flag."""
+        return Granularity.BLOCK
+
+    @property
+    def block_elems(self) -> int:
+        """Elements of a flag."""
+        return BLOCK
+
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        """A bit per element, and the flags."""
+        return Signs().wire_bytes(math.prod(shape))
+
+    def aggregator(self, layout: Layout, world: World) -> Aggregator:
+        """One vote for the unit."""
+        return MajorityVote(self, layout, world)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signs(Codec):
+    """The signs alone: what `SignSGD` sends.
+
+    Wire format of n elements: ceil(n / 1024) flags of one byte, 0, or 1 where a block of 1024 holds
+    a NaN or an infinity; then the blocks' signs, each block ceil(m / 8) bytes for its m elements,
+    element e at bit e // ceil(m / 8) of byte e % ceil(m / 8), set where x < 0. Decodes to +1, to
+    -1, or to NaN where the flag is set.
+    """
+
+    name: ClassVar[str] = "sign"
+    wire_id: ClassVar[int] = 19
+
+    @property
+    def granularity(self) -> Granularity:
+        """Blocks share a flag."""
+        return Granularity.BLOCK
+
+    @property
+    def block_elems(self) -> int:
+        """Elements of a flag."""
+        return BLOCK
+
+    def wire_bytes(self, elems: int) -> int:
+        """Flags and bits."""
+        return block_count(elems, BLOCK) + onebit.sign_bytes(elems, BLOCK)
+
+    def bias(self, elems: int) -> Biased:
+        """Lengths are not sent, so no error bound holds for all vectors."""
+        return Biased(math.inf)
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        """Pack the signs; a block whose mean magnitude is not finite is flagged."""
+        flags, bits = self._parts(payload, x.numel())
+        means = np.empty(flags.size, np.float32)
+        onebit.sign_quantize(x.numpy(), bits, means, block=BLOCK)
+        flags[:] = ~np.isfinite(means)
+        return payload.numel()
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Add `weight` with the sign."""
+        self.check(payload, out.numel())
+        flags, bits = self._parts(payload, out.numel())
+        ones = np.where(flags, np.float32(np.nan), np.float32(1))
+        onebit.sign_dequantize(bits, ones, out.numpy(), block=BLOCK, weight=weight, add=True)
+
+    def check(self, payload: torch.Tensor, elems: int) -> None:
+        """Check the length and every flag."""
+        super().check(payload, elems)
+        if self._parts(payload, elems)[0].max(initial=0) > 1:
+            raise PayloadError("sign: a flag is neither 0 nor 1")
+
+    @staticmethod
+    def _parts(
+        payload: torch.Tensor, elems: int
+    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        flags = block_count(elems, BLOCK)
+        array = payload.numpy()
+        return array[:flags], array[flags:]
+
+
+class MajorityVote(Aggregator, Combine):
+    """Counts signs in place of the gradients; also the combine of its own all-reduce."""
+
+    def __init__(self, hyper: SignSGD, layout: Layout, world: World) -> None:
+        self._hyper = hyper
+        self._shards = [
+            ScopePayload(Signs(), layout.unit, scopes, world, feedback=None)
+            for scopes in cut_shards(layout, world.size, BLOCK)
+        ]
+        self._sent = [shard.buffer() for shard in self._shards]
+        largest = max(shard.wire_bytes for shard in self._shards)
+        self._scratch = {peer: torch.zeros(largest, dtype=torch.uint8) for peer in world.peers}
+        self._turn = Turn(0)
+        self._gradients: Sequence[torch.Tensor] = ()
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """One all-reduce that counts."""
+        size = sum(shard.wire_bytes for shard in self._shards)
+        return (Round(Verb.ALL_REDUCE, torch.uint8, size),)
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Send signs, count, share the signs of the sums."""
+        self._gradients, self._turn = gradients, turn
+        for shard, payload in zip(self._shards, self._sent, strict=True):
+            shard.encode(gradients, turn, payload)
+        yield AllReduce(self, self._scratch)
+        if turn.loss_scale != 1.0:
+            for gradient in gradients:
+                gradient.mul_(turn.loss_scale)
+
+    def rollback(self, turn: Turn) -> None:
+        """There is no residual."""
+
+    def shard_bytes(self, shard: int) -> int:
+        """Bytes of a shard's payload."""
+        return self._shards[shard].wire_bytes
+
+    def partial(self, shard: int) -> torch.Tensor:
+        """The own signs for a shard's owner."""
+        return self._sent[shard]
+
+    def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
+        """Count the votes; they are whole numbers, which float32 adds exactly in any order."""
+        own, turn, votes = self._shards[shard], self._turn, self._gradients
+        for sender, part in enumerate(partials):
+            if part is not None:
+                own.check(part, turn, sender)
+        own.decode(self._sent[shard], votes, turn, shard)
+        for sender, part in enumerate(partials):
+            if part is not None:
+                own.decode_add(part, votes, 1.0, turn, sender)
+        if self._hyper.ties == "alternate" and turn.step % 2:
+            for scope in own.scopes:
+                scope.of(votes).sub_(0.5)
+        own.encode(votes, turn, self._sent[shard])
+        own.decode(self._sent[shard], votes, turn, shard)
+
+    def sealed(self, shard: int) -> torch.Tensor:
+        """The majority's signs."""
+        return self._sent[shard]
+
+    def accept(self, shard: int, sealed: torch.Tensor) -> None:
+        """Check and decode another owner's count."""
+        self._shards[shard].check(sealed, self._turn, shard)
+        self._shards[shard].decode(sealed, self._gradients, self._turn, shard)

@@ -1,0 +1,300 @@
+"""THC: 4-bit codes whose look-up integers sum while compressed (Li et al., 2024).
+
+For each chunk p of d = `chunk` elements of a rank's p_i = g_i + e_i:
+
+    s = max over ranks of ||p_i||                      round 1: 4 bytes a chunk
+    v = H D p                                          a rotation, D random signs that all share
+    c = code of v / s, stochastic                      to the owner of the shard: 4 bits
+    S = sum over ranks of T[c]                         in integers; from the owner: 8 or 16 bits
+    out = D H (2 S - P levels) (clip s / (P levels)) / d
+    e_i = p_i - the same with T[c_i] for S and 1 for P
+
+(H is unnormalised here.) After the rotation the coordinates are nearly normal whatever p was, so
+one table T of 16 integers serves all (`lookup_table`). Ranks clip and round against the same s, so
+that the sum of their integers decodes to the sum of what each decodes to: owners add integers and
+never decode, encode or round again. Stochastic rounding is unbiased; what is clipped, beyond
+`clip` standard deviations, is not, and comes back through the residual.
+
+The paper shares one norm for a whole gradient. A norm per chunk costs 4 / chunk bytes an element,
+follows gradients whose parts differ in size, and lets a parameter be cut at chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Le
+
+from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.dense import LazyBuffers
+from compressa.aggregators.lookup_table import best_table
+from compressa.aggregators.residuals import ChunkResiduals
+from compressa.aggregators.rotated import RotatedScope, Sums
+from compressa.aggregators.scatter import cut_shards
+from compressa.aggregators.scopes import whole_scopes
+from compressa.codecs.base import Draw
+from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
+from compressa.collectives.base import Combine
+from compressa.collectives.combine import DenseMax
+from compressa.compressor import Compressor, Granularity
+from compressa.errors import ConfigError, PayloadError
+from compressa.kernels import block_count, philox
+from compressa.kernels.hadamard import Codebook
+from compressa.parameters import Layout
+
+_WIRE_ID = 20
+_SIGN_STREAM = 0x5448  # "TH": shared
+_LONGEST = 2.0**100  # see kernels.hadamard
+_CHUNKS = (256, 512, 1024, 2048, 4096)
+
+
+@dataclass(frozen=True, kw_only=True)
+class THC(Compressor):
+    """Rotate, send 4-bit codes, sum their integers; error feedback built in.
+
+    Wire, round 1: float32 norms of all chunks. Round 2, after a header each: to the owner the codes
+    of its shard, two to a byte, planar in each chunk (byte i has element i low and element i + d/2
+    high); from the owner the sums of integers, uint8 where P levels <= 255, else uint16. The
+    last chunk of a parameter is padded with zeros to a power of two, at least 32.
+
+    A chunk that is not finite on some rank, or longer than 2^100, becomes NaN on all. One shorter
+    than 2^-100 on all ranks is not sent.
+
+    Args:
+        levels: The largest integer of the table. More of them fit the normal distribution
+            better, fewer let more ranks add up in 8 bits: 255 // levels.
+        clip: Where coordinates are clipped, in standard deviations.
+        chunk: Elements that are rotated together.
+        feedback: Whether to keep what was not sent.
+
+    Example:
+        >>> THC().payload_bytes((1000, 1000))
+        754244
+    """
+
+    name: ClassVar[str] = "thc"
+
+    levels: Annotated[int, Ge(15), Le(255)] = 30
+    clip: Annotated[float, Gt(0), Le(16)] = 2.5
+    chunk: Literal[256, 512, 1024, 2048, 4096] = 1024
+    feedback: bool = True
+
+    def __post_init__(self) -> None:
+        if not 15 <= self.levels <= 255:
+            raise ConfigError(f"thc: levels must be from 15 to 255, got {self.levels}")
+        if not 0 < self.clip <= 16:
+            raise ConfigError(f"thc: clip must be in (0, 16], got {self.clip}")
+        if self.chunk not in _CHUNKS:
+            raise ConfigError(f"thc: chunk must be one of {_CHUNKS}, got {self.chunk}")
+
+    @property
+    def granularity(self) -> Granularity:
+        """Chunks are rotated one by one."""
+        return Granularity.BLOCK
+
+    @property
+    def block_elems(self) -> int:
+        """A chunk."""
+        return self.chunk
+
+    @property
+    def built_in_feedback(self) -> bool:
+        """Unless it is switched off here."""
+        return self.feedback
+
+    @property
+    def book(self) -> Codebook:
+        """The table and its chunks."""
+        return Codebook(table=best_table(self.levels, self.clip), clip=self.clip, chunk=self.chunk)
+
+    def sums_dtype(self, size: int) -> torch.dtype:
+        """Return what the integers of `size` ranks are summed in.
+
+        Raises:
+            ConfigError: They could overflow.
+        """
+        if size * self.levels > 65535:
+            raise ConfigError(
+                f"thc: integers up to {self.levels} of {size} ranks do not add up in 16 bits; "
+                f"use levels = {65535 // size} or fewer"
+            )
+        return torch.uint8 if size * self.levels <= 255 else torch.uint16
+
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        """Norms, and the mean of both ways of round 2 while sums have 8 bits: 6 bits an element."""
+        elems = math.prod(shape)
+        return 4 * block_count(elems, self.chunk) + 3 * self.book.rotated_elems(elems) // 4
+
+    def aggregator(self, layout: Layout, world: World) -> Aggregator:
+        """Two rounds for the unit."""
+        return THCAggregator(self, layout, world)
+
+
+class THCAggregator(Aggregator, Combine):
+    """All scopes of one unit; also the combine of its own second round."""
+
+    def __init__(self, hyper: THC, layout: Layout, world: World) -> None:
+        self._hyper = hyper
+        self._layout = layout
+        self._world = world
+        book, scopes = hyper.book, whole_scopes(layout)
+        elems = [scope.segment.elems for scope in scopes]
+        kept = (
+            [scope.residual(world.state) for scope in scopes]
+            if hyper.feedback
+            else [torch.zeros(n) for n in elems]
+        )
+        self._residuals = ChunkResiduals(scopes, hyper.chunk, kept)
+        counts = [norms.numel() for norms in self._residuals.norms]
+        self._norms = torch.zeros(sum(counts))
+        self._maximum = DenseMax(self._norms, world.rank, world.size)
+        self._signs = [torch.zeros(book.rotated_elems(n) // 32, dtype=torch.uint32) for n in elems]
+        self._turn = Turn(0)
+        self._gradients: Sequence[torch.Tensor] = ()
+        norms_of = torch.split(self._norms, counts)
+        self._shards: list[list[RotatedScope]] = []
+        for cut in cut_shards(layout, world.size, hyper.chunk):
+            shard: list[RotatedScope] = []
+            for scope in cut:
+                low = shard[-1].high if shard else 0
+                whole = norms_of[scope.gradient], self._signs[scope.gradient]
+                shard.append(RotatedScope(scope, book, low, *whole))
+            self._shards.append(shard)
+        self._allocate()
+
+    def _allocate(self) -> None:
+        """Make the payloads."""
+        world, dtype = self._world, self._hyper.sums_dtype(self._world.size)
+        sizes = [shard[-1].high if shard else 0 for shard in self._shards]
+        self._dtype = np.dtype(np.uint8 if dtype is torch.uint8 else np.uint16)
+        self._sent = [torch.zeros(HEADER_BYTES + n // 2, dtype=torch.uint8) for n in sizes]
+        self._sealed_bytes = [HEADER_BYTES + n * dtype.itemsize for n in sizes]
+        self._sealed = torch.zeros(self._sealed_bytes[world.rank], dtype=torch.uint8)
+        self._integers = np.zeros(max(sizes), np.uint8)
+        norms = [self._maximum.shard_bytes(shard) for shard in range(world.size)]
+        self._scratch = LazyBuffers(world.peers, max(*self._sealed_bytes, *norms))
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        """Norms, then codes and sums."""
+        return (
+            Round(Verb.ALL_REDUCE, torch.float32, 4 * self._norms.numel()),
+            Round(Verb.ALL_REDUCE, torch.uint8, sum(self._sealed_bytes)),
+        )
+
+    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+        """Agree on norms, send codes, hear sums."""
+        self._gradients, self._turn = gradients, turn
+        if not self._hyper.feedback:
+            self._residuals.clear()
+        self._residuals.absorb(gradients, turn)
+        norms = self._residuals.all_norms.sqrt()
+        self._norms.copy_(torch.where(norms <= _LONGEST, norms, torch.nan))
+        yield AllReduce(self._maximum, self._scratch)
+        if bool((self._norms < 0).any()):
+            raise PayloadError("thc: the largest norm of all ranks is negative")
+        self._draw_signs()
+        for shard, payload in enumerate(self._sent):
+            for part in self._shards[shard]:
+                self._encode(part, payload)
+            write_header(payload, self._header(shard, payload.numel()))
+        yield AllReduce(self, self._scratch)
+
+    def rollback(self, turn: Turn) -> None:
+        """Decode the own codes, and add them back."""
+        if self._hyper.feedback:
+            for parts, payload in zip(self._shards, self._sent, strict=True):
+                for part in parts:
+                    self._add_own(part, payload, 1.0)
+
+    @property
+    def exact(self) -> bool:
+        """Codes and sums differ in size."""
+        return False
+
+    def shard_bytes(self, shard: int) -> int:
+        """Bytes of a shard's sums, more than those of its codes."""
+        return self._sealed_bytes[shard]
+
+    def partial(self, shard: int) -> torch.Tensor:
+        """The own codes for a shard's owner."""
+        return self._sent[shard]
+
+    def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
+        """Add up the integers of all ranks' codes."""
+        own = self._sent[shard]
+        for sender, payload in enumerate(partials):
+            if payload is not None:
+                check_header(payload, self._header(shard, own.numel()), sender, exact=True)
+        sums = self._sums(self._sealed)
+        for sender, payload in enumerate(partials):
+            for part in self._shards[shard]:
+                part.look_up(own if payload is None else payload, sums, add=sender > 0)
+        write_header(self._sealed, self._header(shard, self._sealed.numel()))
+        self._decode(shard, sums)
+
+    def sealed(self, shard: int) -> torch.Tensor:
+        """The sums."""
+        return self._sealed
+
+    def accept(self, shard: int, sealed: torch.Tensor) -> None:
+        """Check and decode another owner's sums."""
+        check_header(sealed, self._header(shard, self._sealed_bytes[shard]), shard, exact=True)
+        sums, most = self._sums(sealed), self._world.size * self._hyper.levels
+        if sums.max(initial=0) > most:
+            raise PayloadError(f"thc: a sum from rank {shard} is above {most}, the most possible")
+        self._decode(shard, sums)
+
+    def _draw_signs(self) -> None:
+        for segment, signs in zip(self._layout.segments, self._signs, strict=True):
+            philox.random_words(
+                signs.numpy(),
+                seed=self._world.seed,
+                stream=_SIGN_STREAM,
+                step=self._turn.step,
+                parameter=segment.parameter.index,
+                start=segment.start // 32,
+            )
+
+    def _encode(self, part: RotatedScope, payload: torch.Tensor) -> None:
+        """Write the codes of p, and keep what they miss."""
+        scope, rank = part.scope, self._world.rank
+        index, start = scope.segment.parameter.index, scope.segment.start
+        noise = Draw(self._world.seed, self._turn.step, index, start, rank).private_noise(_WIRE_ID)
+        # Where the residual waits, p is the gradient, which is zero.
+        held = self._residuals.held[scope.gradient]
+        part.encode(scope.of(self._gradients) if held else self._kept(part), payload, noise)
+        if self._hyper.feedback:
+            self._add_own(part, payload, -1.0)
+
+    def _add_own(self, part: RotatedScope, payload: torch.Tensor, weight: float) -> None:
+        """Add `weight` times what the own codes decode to to the residual."""
+        part.look_up(payload, self._integers, add=False)
+        part.decode(self._integers, self._kept(part), 1, weight, add=True)
+
+    def _kept(self, part: RotatedScope) -> torch.Tensor:
+        """The residual of a part."""
+        scope = part.scope
+        whole = self._residuals[scope.gradient]
+        return whole[scope.start : scope.start + scope.segment.elems]
+
+    def _decode(self, shard: int, sums: Sums) -> None:
+        """Write the mean of a shard to the gradients."""
+        for part in self._shards[shard]:
+            out = part.scope.of(self._gradients)
+            part.decode(sums, out, self._world.size, self._turn.loss_scale)
+
+    def _sums(self, payload: torch.Tensor) -> Sums:
+        """See the body of a payload as integers."""
+        return payload.numpy()[HEADER_BYTES:].view(self._dtype)
+
+    def _header(self, shard: int, size_bytes: int) -> Header:
+        """The header of a payload of some size, itself included."""
+        turn, elems = self._turn, sum(part.scope.segment.elems for part in self._shards[shard])
+        body_bytes = size_bytes - HEADER_BYTES
+        return Header(_WIRE_ID, turn.epoch, turn.step, self._layout.unit, elems, body_bytes)

@@ -1,0 +1,180 @@
+"""ScaleCom: a leader in rotation chooses, values sum, residuals can be filtered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from compressa.kernels import bitpack
+
+from compressa.aggregators import AllGather, State, World
+from compressa.aggregators.base import Turn
+from compressa.aggregators.scalecom import ScaleCom, ScaleComAggregator
+from compressa.codecs.payload import HEADER_BYTES
+from compressa.errors import ConfigError, PayloadError
+from compressa.parameters import Layout, ParameterInfo, Segment
+from compressa.testing import LoopbackWorld
+from compressa.testing.inputs import generator, vectors
+from compressa.transports.frames import FRAME_HEADER_BYTES
+
+ELEMS = 400
+VECTOR = ParameterInfo(0, "w", (ELEMS,))
+HYPER = ScaleCom(density=0.05)
+KEPT = 20
+
+
+def residual(world: LoopbackWorld, rank: int = 0) -> torch.Tensor:
+    return world.states[rank].vectors["residual/w"]
+
+
+def gradients(size: int, seed: int = 0) -> list[torch.Tensor]:
+    return [torch.randn(ELEMS, generator=generator(100 * seed + rank)) for rank in range(size)]
+
+
+def largest(p: torch.Tensor) -> torch.Tensor:
+    """Whether each element is among the k largest."""
+    mask = torch.zeros(ELEMS, dtype=torch.bool)
+    mask[p.abs().topk(KEPT).indices] = True
+    return mask
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("beta", [1.0, 0.25])
+def test_each_rank_in_turn_chooses_for_all(size: int, beta: float) -> None:
+    world = LoopbackWorld(size, [VECTOR], ScaleCom(density=0.05, beta=beta))
+    kept = [torch.zeros(ELEMS) for _ in range(size)]
+    for step in range(2 * size):
+        given = gradients(size, step)
+        corrected = [g + e for g, e in zip(given, kept, strict=True)]
+        chosen = largest(corrected[step % size])
+        means = world.step([{"w": g} for g in given])
+        due = torch.where(chosen, torch.stack(corrected).mean(dim=0), 0.0)
+        for rank, mean in enumerate(means):
+            torch.testing.assert_close(mean["w"], due, rtol=1e-5, atol=1e-6)
+            sent = torch.where(chosen, corrected[rank], 0.0)
+            kept[rank] = kept[rank] + beta * (given[rank] - sent)
+            torch.testing.assert_close(residual(world, rank), kept[rank], rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("what", ["gaussian", "laplace", "spiky", "constant", "one-hot"])
+@pytest.mark.parametrize("elems", [1, 7, 256, 1009])
+def test_the_leader_contracts_like_top_k(what: str, elems: int) -> None:
+    x = vectors(elems)[what]
+    world = LoopbackWorld(1, [ParameterInfo(0, "w", (elems,))], HYPER)
+    world.step([{"w": x}])
+    left = float(residual(world).double().square().sum() / x.double().square().sum())
+    assert left <= 1 - HYPER.kept(elems) / elems + 1e-9
+
+
+def test_units_have_different_leaders() -> None:
+    def leader(unit: int, step: int) -> int:
+        layout = Layout(unit, (Segment(VECTOR, 0, ELEMS),))
+        return ScaleComAggregator(HYPER, layout, World(0, 3, 0, "auto", State())).leader(Turn(step))
+
+    assert [leader(0, step) for step in range(4)] == [0, 1, 2, 0]
+    assert [leader(unit, 0) for unit in range(4)] == [0, 1, 2, 0]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_only_the_leader_sends_indices(size: int) -> None:
+    world = LoopbackWorld(size, [VECTOR], HYPER)
+    world.step([{"w": g} for g in gradients(size)])
+    index_bytes = bitpack.packed_bytes(KEPT, 9)
+    for rank, transport in enumerate(world.loopback.transports):
+        traffic = transport.traffic
+        payload = traffic.sent_bytes - FRAME_HEADER_BYTES * traffic.messages
+        gathered = (size - 1) * (HEADER_BYTES + (index_bytes if rank == 0 else 0))
+        # 20 values are shared out in multiples of 16, so shards differ; their sum does not.
+        values = payload - gathered
+        assert 0 <= values <= 2 * (size - 1) * 4 * KEPT
+    total = sum(t.traffic.sent_bytes for t in world.loopback.transports)
+    messages = sum(t.traffic.messages for t in world.loopback.transports)
+    payload = total - FRAME_HEADER_BYTES * messages
+    headers = size * (size - 1) * HEADER_BYTES
+    assert payload == headers + (size - 1) * index_bytes + 2 * (size - 1) * 4 * KEPT
+    assert HYPER.payload_bytes((ELEMS,)) == index_bytes + 4 * KEPT
+
+
+@pytest.mark.parametrize("where", range(3))
+@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
+def test_overflow_on_any_rank_reaches_all_and_poisons_nothing(where: int, value: float) -> None:
+    """Also where the leader does not pick the element that overflowed."""
+    world = LoopbackWorld(3, [VECTOR], HYPER)
+    world.step([{"w": g} for g in gradients(3)])
+    given = gradients(3, 1)
+    given[where][7] = value
+    before = [residual(world, rank).clone() for rank in range(3)]
+    means = world.step([{"w": g} for g in given])
+    assert all(not bool(mean["w"].isfinite().all()) for mean in means)
+    world.rollback()
+    for rank in range(3):
+        due = before[rank] + given[rank]
+        due = torch.where(due.isfinite(), due, before[rank])
+        assert torch.equal(residual(world, rank), due)
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.5])
+def test_a_skipped_step_sends_nothing(beta: float) -> None:
+    world = LoopbackWorld(2, [VECTOR], ScaleCom(density=0.05, beta=beta))
+    world.step([{"w": g} for g in gradients(2)])
+    before = [residual(world, rank).clone() for rank in range(2)]
+    given = gradients(2, 1)
+    world.step([{"w": 512 * g} for g in given], loss_scale=512.0)
+    world.rollback()
+    for rank in range(2):
+        due = before[rank] + beta * given[rank]
+        torch.testing.assert_close(residual(world, rank), due, rtol=1e-5, atol=1e-6)
+
+
+def payload_of(indices: list[int]) -> Callable[[torch.Tensor], None]:
+    """Return what writes indices over those of a payload."""
+
+    def write(payload: torch.Tensor) -> None:
+        values = np.array(indices, np.uint32)
+        bitpack.pack_bits(values, bitpack.index_width(ELEMS), payload[HEADER_BYTES:].numpy())
+
+    return write
+
+
+def cut(payload: torch.Tensor) -> None:
+    """Say that there is no body."""
+    payload[20:24] = 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (payload_of([*range(KEPT - 1), ELEMS]), "not strictly increasing"),
+        (payload_of([*range(KEPT - 1), 511]), "not strictly increasing"),
+        (payload_of([5] * KEPT), "not strictly increasing"),
+        (payload_of([*range(KEPT, 0, -1)]), "not strictly increasing"),
+        (cut, "body of 0 bytes"),
+    ],
+)
+def test_hostile_indices_are_refused_before_they_are_used(
+    change: Callable[[torch.Tensor], None], message: str
+) -> None:
+    layout = Layout(0, (Segment(VECTOR, 0, ELEMS),))
+    leader, other = (
+        HYPER.aggregator(layout, World(rank, 2, 0, "auto", State())) for rank in range(2)
+    )
+    given = gradients(2)
+    requests = [
+        aggregator.run([gradient], Turn(0))
+        for aggregator, gradient in zip((leader, other), given, strict=True)
+    ]
+    first, second = (next(request) for request in requests)
+    assert isinstance(first, AllGather)
+    assert isinstance(second, AllGather)
+    payload = first.payload.clone()
+    change(payload)
+    with pytest.raises(PayloadError, match=message):
+        requests[1].send({0: payload, 1: second.payload})
+
+
+@pytest.mark.parametrize("wrong", [{"density": 0.0}, {"beta": 0.0}, {"beta": 1.1}])
+def test_impossible_hyper_parameters_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        ScaleCom(**wrong)

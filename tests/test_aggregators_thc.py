@@ -1,0 +1,237 @@
+"""THC: integers that sum while compressed, whatever the ranks, and nothing lost."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from compressa.aggregators import State, World
+from compressa.aggregators.base import AllReduce, Turn
+from compressa.aggregators.lookup_table import CODES, best_table
+from compressa.aggregators.thc import THC, THCAggregator
+from compressa.codecs.payload import HEADER_BYTES
+from compressa.errors import ConfigError, PayloadError
+from compressa.parameters import Layout, ParameterInfo, Segment
+from compressa.testing import LoopbackWorld
+from compressa.testing.inputs import generator, vectors
+from compressa.transports.frames import FRAME_HEADER_BYTES
+
+CHUNK = 256
+ELEMS = 4 * CHUNK + 100
+VECTOR = ParameterInfo(0, "w", (ELEMS,))
+LAYOUT = Layout(0, (Segment(VECTOR, 0, ELEMS),))
+
+
+def residual(world: LoopbackWorld, rank: int = 0) -> torch.Tensor:
+    return world.states[rank].vectors["residual/w"]
+
+
+def gradients(size: int, seed: int = 0) -> list[torch.Tensor]:
+    return [torch.randn(ELEMS, generator=generator(100 * seed + rank)) for rank in range(size)]
+
+
+def ranks_after_round_1(size: int, hyper: THC) -> tuple[list[THCAggregator], list[torch.Tensor]]:
+    """Run all ranks to the codes of their first step, by hand."""
+    ranks = [THCAggregator(hyper, LAYOUT, World(r, size, 0, "auto", State())) for r in range(size)]
+    given = gradients(size)
+    steps = [a.run([g], Turn(0)) for a, g in zip(ranks, given, strict=True)]
+    requests = [next(step) for step in steps]
+    norms = [r.combine.partial(0).view(torch.float32) for r in requests if isinstance(r, AllReduce)]
+    largest = torch.stack([aggregator._norms for aggregator in ranks]).amax(dim=0)
+    assert norms
+    for aggregator, step in zip(ranks, steps, strict=True):
+        aggregator._norms.copy_(largest)
+        step.send(None)
+    return ranks, given
+
+
+@pytest.mark.parametrize("size", [1, 2, 4, 9])
+def test_sums_of_integers_are_exact_and_decode_to_the_sum_of_the_decodes(size: int) -> None:
+    ranks, given = ranks_after_round_1(size, THC(chunk=CHUNK))
+    dtype = np.uint8 if size <= 8 else np.uint16
+    total, decoded = 0, torch.zeros(ELEMS)
+    for aggregator in ranks:
+        for shard, parts in enumerate(aggregator._shards):
+            numbers = np.zeros(parts[-1].high if parts else 0, np.uint16)
+            for part in parts:
+                part.look_up(aggregator.partial(shard), numbers, add=False)
+                out = torch.zeros(part.scope.segment.elems)
+                part.decode(numbers, out, 1, 1.0)
+                start = part.scope.start
+                decoded[start : start + out.numel()] += out / size
+            total += int(numbers.astype(np.int64).sum())
+    summed = 0
+    for owner, aggregator in enumerate(ranks):
+        parts = [None if r == owner else ranks[r].partial(owner) for r in range(size)]
+        aggregator.reduce(owner, parts)
+        summed += int(aggregator.sealed(owner)[HEADER_BYTES:].numpy().view(dtype).sum(dtype=int))
+    assert summed == total
+    for aggregator, gradient in zip(ranks, given, strict=True):
+        for owner in range(size):
+            if owner != aggregator._world.rank:
+                aggregator.accept(owner, ranks[owner].sealed(owner))
+        torch.testing.assert_close(gradient, decoded, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("what", ["gaussian", "spiky", "constant", "one-hot"])
+def test_the_error_of_one_step_is_a_few_percent_whatever_the_gradient(what: str, size: int) -> None:
+    x = vectors(ELEMS)[what]
+    world = LoopbackWorld(size, [VECTOR], THC(chunk=CHUNK))
+    mean = world.step([{"w": x}] * size)[0]["w"]
+    assert float((mean - x).square().sum()) <= 0.05 * float(x.square().sum())
+    for rank in range(size):
+        assert float(residual(world, rank).square().sum()) <= 0.05 * float(x.square().sum())
+
+
+def test_ranks_round_with_bits_of_their_own() -> None:
+    errors = []
+    for size in (1, 8):
+        world = LoopbackWorld(size, [VECTOR], THC(chunk=CHUNK, clip=4.0, feedback=False))
+        x = gradients(1)[0]
+        total = 0.0
+        for _ in range(60):
+            mean = world.step([{"w": x}] * size)[0]["w"]
+            total += float((mean - x).square().sum())
+        errors.append(total)
+    assert errors[1] == pytest.approx(errors[0] / 8, rel=0.1)
+
+
+def test_without_clipping_the_mean_over_steps_is_unbiased() -> None:
+    world = LoopbackWorld(2, [VECTOR], THC(chunk=CHUNK, clip=6.0, feedback=False))
+    given, count = gradients(2), 200
+    means = [world.step([{"w": g} for g in given])[0]["w"].double() for _ in range(count)]
+    exact = torch.stack(given).double().mean(dim=0)
+    errors = torch.stack(means) - exact
+    spread = float(errors.square().sum(dim=1).mean())
+    off = float(errors.mean(dim=0).square().sum())
+    assert off <= spread / count * (1 + 6 * (2 / ELEMS) ** 0.5)
+    assert not world.states[0].vectors
+
+
+def test_residuals_stay_bounded_when_ranks_differ() -> None:
+    world = LoopbackWorld(2, [VECTOR], THC(chunk=CHUNK))
+    given = [gradients(1)[0], 1e-3 * gradients(1, 1)[0]]
+    sizes = []
+    for _ in range(60):
+        world.step([{"w": g} for g in given])
+        sizes.append(max(float(residual(world, rank).norm()) for rank in range(2)))
+    assert max(sizes[30:]) <= 1.3 * max(sizes[:30])
+    assert max(sizes) <= 0.5 * float(given[0].norm())
+
+
+@pytest.mark.parametrize("size", [2, 4, 9])
+def test_codes_have_four_bits_and_sums_eight_while_they_fit(size: int) -> None:
+    chunks, hyper = 36, THC(chunk=CHUNK)
+    whole = ParameterInfo(0, "w", (chunks * CHUNK,))
+    world = LoopbackWorld(size, [whole], hyper, unit_bytes=1 << 20)
+    world.step([{"w": torch.randn(whole.elems, generator=generator(r))} for r in range(size)])
+    sent = sum(transport.traffic.sent_bytes for transport in world.loopback.transports)
+    messages = sum(transport.traffic.messages for transport in world.loopback.transports)
+    norms, codes = 2 * 4 * chunks, whole.elems // 2
+    sums = whole.elems * (1 if size * hyper.levels <= 255 else 2)
+    headers = FRAME_HEADER_BYTES * messages + 2 * size * (size - 1) * HEADER_BYTES
+    assert sent - headers == (size - 1) * (norms + codes + sums)
+    if size <= 8:
+        assert 2 * hyper.payload_bytes(whole.shape) == norms + codes + sums
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 2e30])
+def test_overflow_on_one_rank_is_nan_on_all_in_its_chunk_and_poisons_nothing(value: float) -> None:
+    world = LoopbackWorld(3, [VECTOR], THC(chunk=CHUNK))
+    world.step([{"w": g} for g in gradients(3)])
+    given = gradients(3, 1)
+    given[1][CHUNK + 5] = value
+    before = [residual(world, rank).clone() for rank in range(3)]
+    for mean in world.step([{"w": g} for g in given]):
+        wrong = mean["w"].isnan()
+        assert wrong[CHUNK : 2 * CHUNK].all()
+        assert int(wrong.sum()) == CHUNK
+    world.rollback()
+    for rank in range(3):
+        due = before[rank] + given[rank]
+        due = torch.where(due.isfinite(), due, before[rank])
+        torch.testing.assert_close(residual(world, rank), due, rtol=1e-5, atol=1e-5)
+
+
+def test_a_skipped_step_gives_back_what_was_sent() -> None:
+    world = LoopbackWorld(2, [VECTOR], THC(chunk=CHUNK))
+    world.step([{"w": g} for g in gradients(2)])
+    before = [residual(world, rank).clone() for rank in range(2)]
+    given = gradients(2, 1)
+    world.step([{"w": 1024 * g} for g in given], loss_scale=1024.0)
+    world.rollback()
+    for rank in range(2):
+        due = before[rank] + given[rank]
+        torch.testing.assert_close(residual(world, rank), due, rtol=1e-5, atol=1e-5)
+
+
+def test_very_small_gradients_wait_in_the_residual() -> None:
+    world = LoopbackWorld(2, [VECTOR], THC(chunk=CHUNK))
+    given = [1e-35 * g for g in gradients(2)]
+    assert not world.step([{"w": g} for g in given])[0]["w"].any()
+    assert torch.equal(residual(world), given[0])
+
+
+def test_hostile_sums_and_headers_are_refused() -> None:
+    ranks, _ = ranks_after_round_1(2, THC(chunk=CHUNK))
+    owner, other = ranks
+    codes = other.partial(0)
+    for place, value in ((0, 1), (3, 9), (12, 1), (16, 1), (20, 7)):
+        wrong = codes.clone()
+        wrong[place] = value
+        with pytest.raises(PayloadError):
+            owner.reduce(0, [None, wrong])
+    owner.reduce(0, [None, codes])
+    sums = owner.sealed(0).clone()
+    other.accept(0, sums)
+    sums[-1] = 61
+    with pytest.raises(PayloadError, match="above 60"):
+        other.accept(0, sums)
+
+
+@pytest.mark.parametrize(("levels", "clip"), [(15, 2.5), (30, 2.5), (31, 2.0), (51, 3.0)])
+def test_the_table_is_symmetric_and_no_neighbour_of_it_is_better(levels: int, clip: float) -> None:
+    table = best_table(levels, clip)
+    assert len(table) == CODES
+    assert (table[0], table[-1]) == (0, levels)
+    assert all(a < b for a, b in itertools.pairwise(table))
+    assert all(a + b == levels for a, b in zip(table, reversed(table), strict=True))
+    best = rounding_error(table, clip)
+    for i in range(1, CODES // 2):
+        for shift in (-1, 1):
+            moved = list(table)
+            moved[i], moved[-1 - i] = moved[i] + shift, moved[-1 - i] - shift
+            if all(a < b for a, b in itertools.pairwise(moved)):
+                assert rounding_error(tuple(moved), clip) >= best - 1e-7
+
+
+def rounding_error(table: tuple[int, ...], clip: float) -> float:
+    """E (z - a)(b - z) for a normal z between a and b, by adding up many small steps."""
+    points = [(2 * k / table[-1] - 1) * clip for k in table]
+    total = 0.0
+    for a, b in itertools.pairwise(points):
+        z = np.linspace(a, b, 2001)
+        middle = (z[1:] + z[:-1]) / 2
+        density = np.exp(-(middle**2) / 2) / math.sqrt(2 * math.pi)
+        total += float(((middle - a) * (b - middle) * density).sum() * (b - a) / 2000)
+    return total
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"levels": 14}, {"levels": 256}, {"clip": 0.0}, {"clip": 17.0}, {"chunk": 300}]
+)
+def test_impossible_hyper_parameters_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        THC(**wrong)  # type: ignore[arg-type]
+
+
+def test_more_ranks_than_add_up_are_refused() -> None:
+    assert THC().sums_dtype(8) is torch.uint8
+    assert THC().sums_dtype(9) is torch.uint16
+    with pytest.raises(ConfigError, match="levels = 15 or fewer"):
+        THC(levels=16).sums_dtype(4100)
