@@ -12,12 +12,15 @@ from enum import StrEnum
 from compressa.aggregators.acpsgd import ACPSGD
 from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.aggregators.intsgd import IntSGD
+from compressa.aggregators.loco import LoCo
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.aggregators.scalecom import ScaleCom
 from compressa.aggregators.signsgd import SignSGD
 from compressa.aggregators.thc import THC
 from compressa.codecs import (
+    DGC,
     QSGD,
+    AdaComp,
     Bf16,
     DeMo,
     Fp8,
@@ -30,7 +33,9 @@ from compressa.codecs import (
     OneBit,
     OneBitSGD,
     RandomK,
+    SIDCo,
     TernGrad,
+    Threshold,
     TopK,
 )
 from compressa.compressor import Compressor
@@ -117,6 +122,12 @@ _ROWS = (
         Family.QUANTISER,
     ),
     Entry(
+        LoCo,
+        "Four bits each way, with an averaged residual of eight bits.",
+        "Xie et al. 2024",
+        Family.QUANTISER,
+    ),
+    Entry(
         IntSGD,
         "Integers of a scale that all ranks share, summed on the way.",
         "Mishchenko et al. 2021",
@@ -141,6 +152,30 @@ _ROWS = (
         Family.ONE_BIT,
     ),
     Entry(TopK, "The largest elements and their indices.", "Aji & Heafield 2017", Family.SPARSE),
+    Entry(
+        DGC,
+        "About k large elements, by a threshold from a sample.",
+        "Lin et al. 2018",
+        Family.SPARSE,
+    ),
+    Entry(
+        SIDCo,
+        "About k large elements, by a threshold from a fitted tail.",
+        "Abdelmoniem et al. 2021",
+        Family.SPARSE,
+    ),
+    Entry(
+        Threshold,
+        "Every element that is large enough, up to a limit.",
+        "Dutta et al. 2020",
+        Family.SPARSE,
+    ),
+    Entry(
+        AdaComp,
+        "What a repeated gradient would make the largest of its bin.",
+        "Chen et al. 2018",
+        Family.SPARSE,
+    ),
     Entry(
         RandomK,
         "Random elements, the same on every rank; no indices sent.",

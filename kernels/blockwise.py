@@ -48,7 +48,7 @@ from ._backends import backend
 from .philox import Noise, check_noise
 
 Statistic = Literal["max", "range", "l2", "clipped"]
-STATISTICS = ("max", "range", "l2", "clipped")
+STATISTICS: tuple[Statistic, ...] = ("max", "range", "l2", "clipped")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class Form:
 
     @property
     def _most(self) -> int:
-        return 2**self.bits - 1 if self.statistic == "range" else 2 ** (self.bits - 1) - 1
+        return (1 << self.bits if self.statistic == "range" else 1 << (self.bits - 1)) - 1
 
     def code_bytes(self, n: int) -> int:
         """Bytes of the codes of ``n`` elements: 8 / bits to a byte, the last block rounded up."""

@@ -7,13 +7,15 @@ bfloat16 becomes 0x7FC0.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import F32, U16, check_array
+from ._arrays import F32, check_array
 from ._backends import backend
 
-Half = npt.NDArray[np.float16] | U16
+Half = npt.NDArray[Any]
 """float16, or uint16 that holds the bits of bfloat16."""
 
 

@@ -37,14 +37,15 @@ def compile_blockwise() -> None:
     """Linear quantisers: to nearest with and without residual, stochastic, max-min."""
     x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
     noise = philox.Noise(0, 0, 0, 0)
-    for statistic in ("max", "range"):
-        form = blockwise.Form(bits=8, block=256, statistic=statistic)
+    for form in (blockwise.Form(bits=8, block=256, statistic=s) for s in blockwise.STATISTICS[:2]):
         codes, blocks = np.zeros(form.code_bytes(_ELEMS), np.uint8), -(-_ELEMS // form.block)
-        scales, offsets = np.zeros(blocks, np.float32), np.zeros(blocks, np.float32)
-        payload = {"form": form, "offsets": offsets if statistic == "range" else None}
+        scales, zeros = np.zeros(blocks, np.float32), np.zeros(blocks, np.float32)
+        offsets = zeros if form.statistic == "range" else None
         for kept, drawn in ((None, None), (residual, None), (None, noise)):
-            blockwise.quantize_blockwise(x, codes, scales, noise=drawn, residual=kept, **payload)
-        blockwise.dequantize_blockwise(codes, scales, out, **payload)
+            blockwise.quantize_blockwise(
+                x, codes, scales, form=form, offsets=offsets, noise=drawn, residual=kept
+            )
+        blockwise.dequantize_blockwise(codes, scales, out, form=form, offsets=offsets)
 
 
 def compile_casts() -> None:

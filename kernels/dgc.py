@@ -5,9 +5,9 @@ Distributed Training", ICLR 2018. The threshold is the magnitude above which the
 share of k. If far fewer elements reach it, it is lowered; if far more do, the k largest of those
 are chosen exactly.
 
-The sample has one element of each of m equal stretches of n // m elements, at
-(w * (n // m)) >> 32 of stretch i, where w is the upper half of (i + start) * 0x9E3779B97F4A7C15
-modulo 2**64: a sequence with no period that the elements could share.
+The sample has one element of each of m equal stretches of n // m elements: of stretch i the one at
+(w * (n // m)) >> 32, where w is the upper half of i * 0x9E3779B97F4A7C15 modulo 2**64, a sequence
+with no period that the elements could share.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ def select_dgc(
     indices: U32,
     values: F32,
     *,
-    start: int = 0,
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
@@ -61,7 +60,6 @@ def select_dgc(
         indices: uint32[room], room = min(n, :func:`most_selected`); the first ``count`` are
             overwritten.
         values: float32[room]; the first ``count`` are overwritten.
-        start: Changes the sample; not negative.
         residual: float32[n], updated in place; None for no feedback.
         scale: Loss scale that ``x`` carries and the residual does not.
 
@@ -73,17 +71,16 @@ def select_dgc(
         ValueError: A shape, a layout or a number is wrong.
     """
     check_gradient(x)
-    if not 1 <= k <= x.size <= 2**32 or not 1 <= sample <= x.size or start < 0:
+    if not 1 <= k <= x.size <= 2**32 or not 1 <= sample <= x.size:
         raise ValueError(
-            f"k = {k} and sample = {sample} must lie in 1 to n = {x.size} (at most 2**32), "
-            f"and start = {start} not be negative"
+            f"k = {k} and sample = {sample} must lie in 1 to n = {x.size} (at most 2**32)"
         )
     room = min(x.size, most_selected(k))
     check_array("indices", indices, np.uint32, (room,), writable=True)
     check_array("values", values, np.float32, (room,), writable=True)
     check_feedback(residual, x.size, scale)
     kernel = backend("dgc", x, indices, values, residual)
-    options = {"start": start, "residual": residual, "scale": scale}
+    options = {"residual": residual, "scale": scale}
     return int(kernel.select_dgc(x, k, sample, indices, values, **options))
 
 

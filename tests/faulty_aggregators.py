@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
 from faulty_codecs import FaultyInt8
 
-from compressa.aggregators.base import Aggregator, Rounds, Turn, World
+from compressa.aggregators.base import Aggregator, Merge, Rounds, Turn, World
+from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.gather import Gathered
 from compressa.aggregators.powersgd import PowerSGD, PowerSGDAggregator
 from compressa.codecs import Codec
@@ -45,13 +46,16 @@ class KeptOnRebuild(PowerSGD):
         return (5, 10)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Gathers(Compressor):
     """A sound compressor with an aggregator to be broken."""
 
     name: ClassVar[str] = "gathers"
     kind: type[Gathered] = Gathered
     codec: Codec = field(default_factory=FaultyInt8)
+
+    def __repr__(self) -> str:
+        return f"Gathers(kind={self.kind.__name__}, codec={self.codec!r})"
 
     @property
     def granularity(self) -> Granularity:
@@ -65,7 +69,7 @@ class Gathers(Compressor):
         return self.codec.payload_bytes(shape)
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
-        return self.kind(self.codec, layout, world, feedback=True)
+        return self.kind(self.codec, layout, world, feedback=FeedbackRule())
 
 
 class DoesNotRollBack(Gathered):
@@ -93,6 +97,19 @@ class SumsAsTheyCome(Gathered):
         gradients[0][0] = SumsAsTheyCome._seen
 
 
+class DrawsAsRankZero(Gathered):
+    """Every rank rounds with the random bits of the first."""
+
+    def __init__(
+        self, codec: Codec, layout: Layout, world: World, *, feedback: FeedbackRule | None
+    ) -> None:
+        super().__init__(codec, layout, world, feedback=None)
+        draw = self._scopes.draw
+        self._scopes.draw = (  # type: ignore[method-assign]
+            lambda *arguments, **more: replace(draw(*arguments, **more), rank=0)
+        )
+
+
 class KeepsNanToItself(Gathered):
     def run(self, gradients: Any, turn: Turn) -> Rounds:
         yield from super().run(gradients, turn)
@@ -104,6 +121,65 @@ class KeepsNanToItself(Gathered):
 class IgnoresHoldZeros(Gathered):
     def run(self, gradients: Any, turn: Turn) -> Rounds:
         yield from super().run(gradients, Turn(turn.step, turn.epoch, turn.loss_scale))
+
+
+class ResetsOnBuild(Gathered):
+    """Loses its residuals whenever another compressor was in force for a while."""
+
+    def __init__(
+        self, codec: Codec, layout: Layout, world: World, *, feedback: FeedbackRule | None
+    ) -> None:
+        super().__init__(codec, layout, world, feedback=feedback)
+        for scope in self._scopes.scopes:
+            scope.residual(world.state).zero_()
+
+
+class LeaksATenThousandth(Gathered):
+    """Of each residual, in each step."""
+
+    def run(self, gradients: Any, turn: Turn) -> Rounds:
+        for scope in self._scopes.scopes:
+            scope.residual(self._world.state).mul_(1 - 1e-4)
+        yield from super().run(gradients, turn)
+
+
+class MakesItsStateLate(Gathered):
+    def run(self, gradients: Any, turn: Turn) -> Rounds:
+        parameter = self._scopes.scopes[0].segment.parameter
+        self._world.state.vector("late", parameter, 1, Merge.FIRST)
+        yield from super().run(gradients, turn)
+
+
+class RoundsTwice(Gathered):
+    """What is not float32 comes out as if it were bfloat16."""
+
+    def run(self, gradients: Any, turn: Turn) -> Rounds:
+        yield from super().run(gradients, turn)
+        for scope, gradient in zip(self._scopes.scopes, gradients, strict=True):
+            if scope.segment.parameter.dtype is not torch.float32:
+                gradient.copy_(gradient.bfloat16())
+
+
+class KeepsWhatOthersSend(Gathered):
+    """Books everybody's mean in its own residual: a peer's NaN stays for ever."""
+
+    def run(self, gradients: Any, turn: Turn) -> Rounds:
+        yield from super().run(gradients, turn)
+        for scope in self._scopes.scopes:
+            scope.residual(self._world.state).add_(scope.of(gradients), alpha=1e-9)
+
+
+class RaisesTheWrongError(Gathered):
+    """Reads the header by itself, and trips over what it finds."""
+
+    def run(self, gradients: Any, turn: Turn) -> Rounds:
+        rounds = super().run(gradients, turn)
+        request: Any = next(rounds)
+        answer = yield request
+        for payload in answer.values():
+            if int(payload[8]) != turn.step % 256:
+                raise KeyError(int(payload[8]))
+        yield from _finish(rounds, answer)
 
 
 class CutsItsPayload(Gathered):
@@ -150,7 +226,12 @@ class FlipsAByte(Gathered):
 def rounds_from(rounds: Rounds, request: Any) -> Rounds:
     """Go on with a generator whose first request has been taken already."""
     answer = yield request
+    yield from _finish(rounds, answer)
+
+
+def _finish(rounds: Rounds, answer: Any) -> Rounds:
+    """Give the last answer to a generator that asks for nothing more."""
     try:
-        rounds.send(answer)
+        yield rounds.send(answer)
     except StopIteration:
         return

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ctypes
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from annotated_types import Le
+from compressa.kernels import philox
+from compressa.kernels.threads import over_slices
 
-from compressa.codecs import Bf16, Codec, Contraction, Draw, Int8, OneBit, RandomK, TopK, Unbiased
+from compressa.codecs import (
+    Bf16,
+    Biased,
+    Bounded,
+    Codec,
+    Contraction,
+    Draw,
+    Fp16,
+    Int8,
+    OneBit,
+    RandomK,
+    Reduction,
+    TopK,
+    Unbiased,
+)
+from compressa.compressor import Compressor, Granularity
 from compressa.errors import PayloadError
+from compressa.parameters import ParameterInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +101,10 @@ class SaysThatItIsUnbiased(Bf16):
 class ForgetsTheGain(RandomK):
     def bias(self, elems: int) -> Unbiased:
         return Unbiased(100.0)
+
+    @property
+    def error_feedback(self) -> bool:
+        return False
 
 
 class ChangesTheGradient(FaultyInt8):
@@ -185,3 +211,429 @@ class RaisesTheWrongError(TopK):
             super().check(payload, elems)
         except PayloadError as error:
             raise IndexError from error
+
+
+# What a compressor says of itself.
+
+
+@dataclass(frozen=True)
+class TakesPositions(FaultyInt8):
+    """Hyper-parameters by position."""
+
+    extra: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HoldsAList(FaultyInt8):
+    """Cannot be the key by which parameters share a unit."""
+
+    blocks: list[int] = field(default_factory=list)
+
+
+class EqualsOnlyItself(FaultyInt8):
+    """Two with the same hyper-parameters differ, so that no two parameters share a unit."""
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __hash__(self) -> int:
+        return hash(self.block)
+
+
+class HasAnOddName(FaultyInt8):
+    name: ClassVar[str] = "Int 8"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class HidesAField(FaultyInt8):
+    """Its repr leaves the block out."""
+
+    block: int = 64
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
+
+HIDES_A_FIELD = HidesAField(block=32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaresAnotherBound(FaultyInt8):
+    """A configuration refuses what the class itself takes."""
+
+    block: Annotated[int, Le(16)] = 32
+
+
+class TakesAnothersWireId(RandomK):
+    name: ClassVar[str] = "another"
+    wire_id: ClassVar[int] = 3
+
+
+class WantsFeedbackInVain(RandomK):
+    @property
+    def error_feedback(self) -> bool:
+        return True
+
+
+class HasBlocksOfElements(FaultyInt8):
+    @property
+    def granularity(self) -> Granularity:
+        return Granularity.ELEMENT
+
+
+class HidesABreakpoint(FaultyInt8):
+    def at(self, step: int) -> Compressor:
+        return replace(self, block=64) if step >= 2 else self
+
+
+class NeverDecides(FaultyInt8):
+    def for_parameter(self, parameter: ParameterInfo) -> Compressor:
+        return replace(self, block=2 * self.block)
+
+
+class CannotBeSummed(Fp16):
+    """Sends square roots: their sum is not the root of the sum."""
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        return super().encode(x.sign() * x.abs().sqrt(), payload, draw)
+
+    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        Codec.decode(self, payload, out, draw)
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        self.check(payload, out.numel())
+        roots = payload.view(torch.float16).float()
+        out.add_(roots * roots.abs(), alpha=weight)
+
+    def bias(self, elems: int) -> Contraction:
+        return Contraction(0.9)
+
+    @property
+    def reduce(self) -> Reduction:
+        return Reduction(torch.float16)
+
+
+# Sizes beyond 2^31.
+
+
+class CountsIn32Bits(FaultyInt8):
+    def wire_bytes(self, elems: int) -> int:
+        return super().wire_bytes(elems) % 2**32
+
+
+class CountsInFloat32(FaultyInt8):
+    def wire_bytes(self, elems: int) -> int:
+        return int(np.float32(super().wire_bytes(elems)))
+
+
+class CountsInNumpy(FaultyInt8):
+    def wire_bytes(self, elems: int) -> int:
+        return np.int64(super().wire_bytes(elems))  # type: ignore[return-value]
+
+
+class SendsMoreThanTheGradient(FaultyInt8):
+    def wire_bytes(self, elems: int) -> int:
+        return 12 * elems
+
+
+class LosesItsBoundWhenLarge(FaultyInt8):
+    def bias(self, elems: int) -> Contraction:
+        return Contraction(1.0 - elems / 2**31)
+
+
+# Random bits and error bounds.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dithers(Codec):
+    """Sound: one byte an element, rounded up or down at random against the largest magnitude."""
+
+    name: ClassVar[str] = "dithers"
+    wire_id: ClassVar[int] = 201
+
+    levels: int = 8
+
+    @property
+    def granularity(self) -> Granularity:
+        return Granularity.BLOCK
+
+    @property
+    def error_feedback(self) -> bool:
+        return False
+
+    def wire_bytes(self, elems: int) -> int:
+        return elems + 4
+
+    def bias(self, elems: int) -> Unbiased | Contraction | Biased:
+        return Unbiased(elems / (4.0 * self.levels**2) * (1 + 1e-5))
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        array, raw = x.numpy(), payload.numpy()
+        unit = np.float32(np.abs(array).max(initial=0.0)) / np.float32(self.levels)
+        raw[-4:].view(np.float32)[0] = unit if np.isfinite(unit) else np.nan
+        steps = array / unit if np.isfinite(unit) and unit > 0 else np.zeros_like(array)
+        raw[:-4].view(np.int8)[:] = self.rounded(steps, self.noise(x.numel(), draw))
+        return payload.numel()
+
+    def rounded(self, steps: Any, noise: Any) -> npt.NDArray[Any]:
+        """Round down, or up where the noise is below the fraction."""
+        low = np.floor(steps)
+        return np.clip(low + (noise < steps - low), -self.levels, self.levels)
+
+    def noise(self, elems: int, draw: Draw) -> npt.NDArray[np.float64]:
+        """Numbers from 0 to 1, others for every rank and stage."""
+        words = np.empty(elems, np.uint32)
+        whose = 201 << 24 | int(draw.owner) << 23 | draw.rank
+        philox.random_words(
+            words,
+            seed=draw.seed,
+            stream=whose,
+            step=draw.step,
+            parameter=draw.parameter,
+            start=draw.start,
+        )
+        return words / 2.0**32
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        self.check(payload, out.numel())
+        raw = payload.numpy()
+        unit = float(raw[-4:].copy().view(np.float32)[0])
+        out.add_(torch.from_numpy(raw[:-4].view(np.int8)).float() * unit, alpha=weight)
+
+
+class RoundsAlikeOnAllRanks(Dithers):
+    def noise(self, elems: int, draw: Draw) -> npt.NDArray[np.float64]:
+        return super().noise(elems, replace(draw, rank=0))
+
+
+class RoundsAlikeAsOwner(Dithers):
+    def noise(self, elems: int, draw: Draw) -> npt.NDArray[np.float64]:
+        return super().noise(elems, replace(draw, owner=False))
+
+
+class RoundsAlikeInAllParameters(Dithers):
+    def noise(self, elems: int, draw: Draw) -> npt.NDArray[np.float64]:
+        return super().noise(elems, replace(draw, parameter=0))
+
+
+class ForgetsWhereItStarts(Dithers):
+    def noise(self, elems: int, draw: Draw) -> npt.NDArray[np.float64]:
+        return super().noise(elems, replace(draw, start=0))
+
+
+class StartsIn32Bits(Dithers):
+    def noise(self, elems: int, draw: Draw) -> npt.NDArray[np.float64]:
+        return super().noise(elems, replace(draw, start=draw.start % 2**32))
+
+
+class SharesWhatIsPrivate(Dithers):
+    @property
+    def shared_stream(self) -> bool:
+        return True
+
+    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        super().decode(payload, out, draw)
+        out.mul_(torch.from_numpy(1 + 1e-3 * self.noise(out.numel(), draw)))
+
+
+class SharesInSilence(RandomK):
+    @property
+    def shared_stream(self) -> bool:
+        return False
+
+
+class GainsThreePercent(Dithers):
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        super().decode_add(payload, out, 1.03 * weight, draw)
+
+
+class DropsSmallElements(Dithers):
+    def rounded(self, steps: Any, noise: Any) -> npt.NDArray[Any]:
+        return super().rounded(np.where(np.abs(steps) < 0.3, 0.0, steps), noise)
+
+
+class RoundsUpTooOften(Dithers):
+    def rounded(self, steps: Any, noise: Any) -> npt.NDArray[Any]:
+        return super().rounded(steps, noise - 0.05)
+
+
+class PromisesTooLittleNoise(Dithers):
+    def bias(self, elems: int) -> Unbiased:
+        return Unbiased(elems / (400.0 * self.levels**2))
+
+
+class PromisesTooSmallABias(OneBit):
+    def bias(self, elems: int) -> Biased:  # type: ignore[override]
+        return Biased(0.3)
+
+    @property
+    def error_feedback(self) -> bool:
+        return False
+
+
+class ScalesByTheNorm(OneBit):
+    """||x||_2 / sqrt(d) in place of ||x||_1 / d: no contraction on spiky vectors."""
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        length = super().encode(x, payload, draw)
+        for i, block in enumerate(x.split(self.block)):
+            payload[4 * i : 4 * i + 4].view(torch.float32).fill_(block.norm() / len(block) ** 0.5)
+        return length
+
+    def bias(self, elems: int) -> Contraction:
+        return Contraction(0.0)
+
+    def encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float = 1.0,
+    ) -> int:
+        return Codec.encode_feedback(self, x, residual, payload, draw, scale)
+
+
+# Threads.
+
+
+class CountsItsSlices(Dithers):
+    """Each slice draws as if it were the whole: the bits depend on how the work is cut."""
+
+    def noise(self, elems: int, draw: Draw) -> npt.NDArray[np.float64]:
+        noise = np.empty(elems)
+
+        def work(low: int, high: int) -> None:
+            noise[low:high] = super(CountsItsSlices, self).noise(high - low, draw)
+
+        over_slices(elems, 1, work)
+        return noise
+
+
+# Hostile payloads.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lists(Codec):
+    """Sound: a count, as many values, as many places; of Bounded size, to be broken."""
+
+    name: ClassVar[str] = "lists"
+    wire_id: ClassVar[int] = 202
+
+    @property
+    def granularity(self) -> Granularity:
+        return Granularity.PARAMETER
+
+    @property
+    def size(self) -> Bounded:
+        return Bounded()
+
+    def wire_bytes(self, elems: int) -> int:
+        return 4 + 8 * ((elems + 1) // 2)
+
+    def bias(self, elems: int) -> Contraction:
+        return Contraction(((elems + 1) // 2) / max(elems, 1))
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        most = (x.numel() + 1) // 2
+        magnitudes = torch.where(x.isfinite(), x.abs(), torch.inf)
+        places = magnitudes.topk(most).indices.sort().values
+        places = places[x[places] != 0]
+        count = len(places)
+        words = payload[: 4 + 8 * count].numpy().view(np.uint32)
+        words[0] = count
+        words[1 : 1 + count] = x[places].numpy().view(np.uint32)
+        words[1 + count :] = places.numpy()
+        if not x.isfinite().all():
+            words[1 : 1 + count] = np.float32(np.nan).view(np.uint32)
+        return 4 + 8 * count
+
+    def check(self, payload: torch.Tensor, elems: int) -> None:
+        super().check(payload, elems)
+        self.read(payload, elems)
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        self.check(payload, out.numel())
+        values, places = self.read(payload, out.numel())
+        out.index_add_(0, places, values, alpha=weight)
+
+    def read(self, payload: torch.Tensor, elems: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return values and places, after checking that they are what `encode` writes."""
+        if payload.numel() < 4 or payload.numel() != 4 + 8 * self.count(payload):
+            raise PayloadError("lists: the count is not that of the bytes")
+        count = self.count(payload)
+        words = payload.numpy()[4:].copy().view(np.uint32)
+        places = torch.from_numpy(words[count:].astype(np.int64))
+        self.check_places(places, elems)
+        return torch.from_numpy(words[:count].view(np.float32)), places
+
+    @staticmethod
+    def count(payload: torch.Tensor) -> int:
+        """Return what the payload says of itself."""
+        return int.from_bytes(payload[:4].numpy().tobytes(), "little")
+
+    def check_places(self, places: torch.Tensor, elems: int) -> None:
+        """Refuse places that are not ascending, or outside."""
+        ascending = bool((places[1:] > places[:-1]).all())
+        if len(places) and not (ascending and int(places[-1]) < elems):
+            raise PayloadError("lists: the places are not ascending numbers below the length")
+
+
+class TrustsItsCount(Lists):
+    """Makes room for as many as the payload says, before it looks whether they are there."""
+
+    def read(self, payload: torch.Tensor, elems: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if payload.numel() >= 4:
+            np.empty(min(self.count(payload), 1 << 28), np.float32)
+        return super().read(payload, elems)
+
+
+class TrustsItsPlaces(Lists):
+    def check_places(self, places: torch.Tensor, elems: int) -> None:
+        """All are taken."""
+
+
+class WritesWhereItIsTold(TrustsItsPlaces):
+    """Through a pointer, as a kernel without checks would."""
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        self.check(payload, out.numel())
+        values, places = self.read(payload, out.numel())
+        for value, place in zip(values.tolist(), places.tolist(), strict=True):
+            _poke(out.data_ptr() + 4 * place, weight * value)
+
+
+def _poke(address: int, value: float) -> None:
+    """Add to the float32 at an address, whatever lies there."""
+    ctypes.c_float.from_address(address).value += value
+
+
+class ChecksLessThanItDecodes(Lists):
+    def check(self, payload: torch.Tensor, elems: int) -> None:
+        Codec.check(self, payload, elems)
+
+
+class NeverEnds(Lists):
+    def check(self, payload: torch.Tensor, elems: int) -> None:
+        super().check(payload, elems)
+        values, _ = self.read(payload, elems)
+        while values.isnan().any():
+            pass
+
+
+class WritesIntoThePayload(Dithers):
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        super().decode_add(payload, out, weight, draw)
+        payload[:1] ^= 1

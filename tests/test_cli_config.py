@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from compressa import cli
+from compressa.compressors import COMPRESSORS
 from compressa.config import Config, load_config
 from compressa.errors import StateError
 
@@ -62,8 +63,40 @@ def test_check_tries_the_rules_on_a_model(
     assert "warning: rules[0] (name = 'wieght') has no effect" in shown.err
     assert "the nearest names are weight" in shown.err
     rows = [line.split() for line in shown.out.splitlines()]
-    assert ["int8", "block=256,", "error", "feedback", "1", "4,096"] in rows
+    assert ["int8,", "error", "feedback", "1", "4,096"] in rows
     assert ["none", "1", "64"] in rows
+
+
+def test_check_shows_the_settings_that_are_not_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = model_beside(tmp_path, monkeypatch, "net_for_settings")
+    file = tmp_path / "c.toml"
+    file.write_text(
+        'compressor = { name = "topk", density = 0.01, value_dtype = "float16" }\n'
+        "dense_below = { elems = 0 }\n"
+        'rules = [{ match = { role = "bias" }, compressor = { name = "int8", block = 32, '
+        'mapping = "maxmin" } }]\n'
+    )
+    assert run("config", "check", file, "--model", f"{model}:build") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["topk", "value_dtype=float16,", "error", "feedback", "1", "4,096"] in rows
+    assert ["int8", "block=32", "mapping=maxmin,", "error", "feedback", "1", "64"] in rows
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_check_shows_every_compressor_on_a_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = model_beside(tmp_path, monkeypatch, f"net_for_{name}")
+    file = tmp_path / "c.toml"
+    file.write_text(f'compressor = "{name}"\ndense_below = {{ elems = 0 }}\n')
+    assert run("config", "check", file, "--model", f"{model}:build") == 0
+    shown = capsys.readouterr().out.splitlines()
+    title, rows = shown[0].split(), [line.split() for line in shown[1:-1]]
+    assert title == ["compressor", "parameters", "elements"]
+    assert all(row[0].rstrip(",") in COMPRESSORS for row in rows)
+    assert sum(int(row[-1].replace(",", "")) for row in rows) == 64 * 64 + 64
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from compressa.codecs import (
+    DGC,
     QSGD,
+    AdaComp,
     Bf16,
     Codec,
     Contraction,
@@ -24,7 +26,9 @@ from compressa.codecs import (
     OneBit,
     OneBitSGD,
     RandomK,
+    SIDCo,
     TernGrad,
+    Threshold,
     TopK,
 )
 from compressa.codecs.payload import HEADER_BYTES, Header, read_header, write_header
@@ -57,6 +61,14 @@ GOLDEN: dict[Codec, str] = {
     DeMo(chunk=16, kept=5): "a281394287417542f21279424c863a4247fd38423c08",
     TopK(density=0.28): "0000fe42000080c20000e0404008",
     TopK(density=0.5, value_dtype="bfloat16"): "fe4260c080c2e040e0c040401307",
+    TopK(density=0.28, indices="bitmap"): "0000fe42000080c20000e0401101",
+    TopK(density=0.28, indices="elias_fano"): "0000fe42000080c20000e0400049",
+    DGC(density=0.3): "030000000000fe42000080c20000e0404008",
+    SIDCo(density=0.2): "020000000000fe42000080c240",
+    Threshold(threshold=3.5, max_density=0.5): (
+        "050000000000fe42000060c0000080c20000e0400000e0c01303"
+    ),
+    AdaComp(bin_elems=4, max_density=0.5): "040000000000fe42000080c20000e0400000e0c04098",
     RandomK(density=0.28): "000060c00000c03f00004040",
 }
 
@@ -106,6 +118,18 @@ def test_topk_is_values_then_packed_indices() -> None:
     assert struct.unpack("<3f", payload[:12]) == (127.0, -64.0, 7.0)
     # Three indices of 4 bits would take 2 bytes, as a bitmap of 11 bits does: packed wins ties.
     assert payload[12:].hex() == "4008"
+
+
+def test_elias_fano_is_low_bits_then_high_bits_in_unary() -> None:
+    payload = bytes.fromhex(GOLDEN[TopK(density=0.28, indices="elias_fano")])
+    # Indices 0, 4, 8 of 11: one low bit each, all 0; high parts 0, 2, 4 at bits 0, 2 + 1, 4 + 2.
+    assert payload[12:] == bytes([0b000, 0b1001001])
+
+
+def test_a_bounded_payload_begins_with_its_count() -> None:
+    payload = bytes.fromhex(GOLDEN[Threshold(threshold=3.5, max_density=0.5)])
+    assert struct.unpack("<I5f", payload[:24]) == (5, 127.0, -3.5, -64.0, 7.0, -7.0)
+    assert payload[24:] == bytes([0b00010011, 0b11])  # a bitmap
 
 
 def test_payload_header_is_golden() -> None:

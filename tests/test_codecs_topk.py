@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import pytest
@@ -10,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressa.codecs import TopK
+from compressa.codecs._sparse import IndexFormat
 from compressa.errors import ConfigError, PayloadError
 from compressa.testing.codec_checks import DRAW, decoded, encoded
 from compressa.testing.inputs import generator
+
+FORMATS: tuple[IndexFormat, ...] = ("auto", "bits", "bitmap", "elias_fano")
 
 
 def by_sorting(x: torch.Tensor, kept: int) -> torch.Tensor:
@@ -39,24 +43,49 @@ def test_equals_a_sort_also_with_ties(elems: int, density: float, levels: int, s
 
 @pytest.mark.parametrize("elems", [1, 2, 33, 1000, 4097])
 @pytest.mark.parametrize("density", [0.001, 0.03, 0.04, 0.5])
-def test_indices_take_the_fewer_of_packed_and_bitmap(elems: int, density: float) -> None:
-    codec = TopK(density=density)
-    kept = codec.kept(elems)
+def test_indices_take_the_fewest_bytes_of_all_formats(elems: int, density: float) -> None:
+    kept = TopK(density=density).kept(elems)
     width = max(1, (elems - 1).bit_length())
-    due = 4 * kept + min((kept * width + 7) // 8, (elems + 7) // 8)
-    assert codec.wire_bytes(elems) == due
+    low_bits = (elems // kept).bit_length() - 1
+    due = {
+        "bits": math.ceil(kept * width / 8),
+        "bitmap": math.ceil(elems / 8),
+        "elias_fano": math.ceil(kept * low_bits / 8)
+        + math.ceil((((elems - 1) >> low_bits) + kept) / 8),
+    }
+    for name, size in due.items():
+        assert TopK(density=density, indices=name).wire_bytes(elems) == 4 * kept + size  # type: ignore[arg-type]
+    assert TopK(density=density).wire_bytes(elems) == 4 * kept + min(due.values())
+
+
+@pytest.mark.parametrize("elems", [1, 2, 100, 1009])
+@pytest.mark.parametrize("density", [0.001, 0.02, 0.3, 1.0])
+@pytest.mark.parametrize("indices", FORMATS)
+def test_every_format_of_indices_says_the_same(
+    indices: IndexFormat, density: float, elems: int
+) -> None:
+    codec, x = TopK(density=density, indices=indices), torch.randn(elems, generator=generator(1))
+    assert torch.equal(decoded(codec, encoded(codec, x), elems), by_sorting(x, codec.kept(elems)))
 
 
 @pytest.mark.parametrize("density", [0.02, 0.3])
-def test_bad_indices_are_refused(density: float) -> None:
-    codec, x = TopK(density=density), torch.randn(100, generator=generator(1))
+@pytest.mark.parametrize("indices", FORMATS)
+def test_bad_indices_are_refused(indices: IndexFormat, density: float) -> None:
+    codec, x = TopK(density=density, indices=indices), torch.randn(100, generator=generator(1))
     payload = encoded(codec, x)
     split = 4 * codec.kept(100)
     for value in (0x00, 0xFF):
         mutant = payload.clone()
         mutant[split:] = value
-        with pytest.raises(PayloadError, match=r"topk: .*(indices|bitmap)"):
+        with pytest.raises(PayloadError, match=r"topk: .*(indices|bitmap|high bits|bits set)"):
             codec.decode(mutant, torch.empty(100), DRAW)
+
+
+def test_large_payloads_decode_to_what_was_encoded() -> None:
+    codec, x = TopK(density=0.01), torch.randn(3_000_000, generator=generator(3))
+    out = decoded(codec, encoded(codec, x), x.numel())
+    threshold = x.abs().kthvalue(x.numel() - codec.kept(x.numel()) + 1).values
+    assert torch.equal(out, torch.where(x.abs() >= threshold, x, 0.0))
 
 
 @pytest.mark.parametrize("value_dtype", ["float16", "bfloat16"])
@@ -77,3 +106,10 @@ def test_what_a_narrow_value_loses_stays_in_the_residual(
 def test_impossible_densities_are_refused(density: float) -> None:
     with pytest.raises(ConfigError, match="density must be"):
         TopK(density=density)
+
+
+def test_unknown_formats_are_refused() -> None:
+    with pytest.raises(ConfigError, match="topk: indices must be one of auto, bits"):
+        TopK(indices="delta")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="topk: value_dtype must be one of float32"):
+        TopK(value_dtype="float8")  # type: ignore[arg-type]

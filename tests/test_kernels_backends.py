@@ -24,10 +24,12 @@ from compressa.kernels import (
 )
 
 ALGORITHMS = (
+    "adacomp",
     "bitpack",
     "blockwise",
     "chunks",
     "dct",
+    "dgc",
     "elias_fano",
     "hadamard",
     "integers",
@@ -36,6 +38,7 @@ ALGORITHMS = (
     "onebit_sgd",
     "philox",
     "select",
+    "sidco",
     "strata",
     "topk",
 )

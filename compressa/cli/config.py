@@ -8,6 +8,7 @@ import json
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -39,7 +40,9 @@ def check(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:CALLABLE", help="Check the rules against the model that this returns."
+            metavar="MODULE:CALLABLE",
+            help="Check the rules against the model that this returns, and show who compresses it, "
+            "with the settings that are not the defaults.",
         ),
     ] = None,
 ) -> None:
@@ -123,10 +126,19 @@ def _describe(compressor: Compressor, parameter: ParameterInfo) -> str:
     """Return in words what compresses a parameter after any warm-up."""
     last = max(compressor.breakpoints, default=0)
     settled = compressor.for_parameter(parameter).at(last)
-    inner = getattr(settled, "codec", settled)
-    fields = {field.name: getattr(inner, field.name) for field in dataclasses.fields(inner)}
-    text = " ".join([inner.name, *(f"{name}={value}" for name, value in fields.items())])
-    return text if inner is settled else f"{text}, error feedback"
+    inner = getattr(settled, "codec", None) or settled
+    text = " ".join([inner.name, *_changed_settings(inner)])
+    return text if inner is settled else f"{text}, {settled.name.replace('_', ' ')}"
+
+
+def _changed_settings(compressor: Compressor) -> Iterator[str]:
+    """Yield the settings that are not the defaults: all of them would hide these."""
+    for field in dataclasses.fields(compressor):
+        made = field.default_factory
+        default = field.default if made is dataclasses.MISSING else made()
+        value = getattr(compressor, field.name)
+        if value != default:
+            yield f"{field.name}={value}"
 
 
 def _print_table(rows: list[tuple[str, int, int]]) -> None:

@@ -1,5 +1,6 @@
 """Codecs, one algorithm per file: a vector to really packed bytes, and back."""
 
+from compressa.codecs.adacomp import AdaComp
 from compressa.codecs.base import (
     Bias,
     Biased,
@@ -13,6 +14,7 @@ from compressa.codecs.base import (
 )
 from compressa.codecs.bf16 import Bf16
 from compressa.codecs.demo import DeMo
+from compressa.codecs.dgc import DGC
 from compressa.codecs.fp8 import Fp8
 from compressa.codecs.fp16 import Fp16
 from compressa.codecs.int2 import Int2
@@ -24,11 +26,15 @@ from compressa.codecs.onebit import OneBit
 from compressa.codecs.onebit_sgd import OneBitSGD
 from compressa.codecs.qsgd import QSGD
 from compressa.codecs.randomk import RandomK
+from compressa.codecs.sidco import SIDCo
 from compressa.codecs.terngrad import TernGrad
+from compressa.codecs.threshold import Threshold
 from compressa.codecs.topk import TopK
 
 __all__ = [
+    "DGC",
     "QSGD",
+    "AdaComp",
     "Bf16",
     "Bias",
     "Biased",
@@ -49,7 +55,9 @@ __all__ = [
     "OneBitSGD",
     "RandomK",
     "Reduction",
+    "SIDCo",
     "TernGrad",
+    "Threshold",
     "TopK",
     "Unbiased",
 ]

@@ -1,7 +1,7 @@
 """demo: the largest cosine coefficients of each chunk, from DeMo (Peng et al., 2024).
 
-Gradients are smooth here and there along their rows, and a cosine transform then gathers most of
-their length in few coefficients.
+Where neighbouring elements vary together, the transform gathers most of their length in few
+coefficients.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ROUNDING = 2.0**-22  # of coefficients, and of what they decode to, relative to
 class DeMo(Codec):
     """Keep the k largest coefficients of an orthonormal DCT-II of each chunk of N elements.
 
-    c_j = s_j sum_i x_i cos(pi (2i + 1) j / (2N)), with s_0 = sqrt(1 / N) and else sqrt(2 / N); of
-    equal |c| the lower j is kept. C(x)_i = sum over the kept j of c_j s_j cos(pi (2i + 1) j / (2N)).
+    c_j = sum_i x_i T_ji, C(x)_i = sum over the kept j of c_j T_ji, T_ji = s_j cos(pi (2i + 1) j /
+    (2N)) with s_0 = sqrt(1 / N) and s_j = sqrt(2 / N) else; of equal |c| the lower j is kept.
 
     This is what the paper does to a gradient, not its optimizer: there the residual decays by .999
     a step before the gradient, times the learning rate, is added, and the mean's sign is the
@@ -108,9 +108,7 @@ class DeMo(Codec):
         """Add the residual, transform, and subtract what is sent, chunk by chunk."""
         values, places = self._parts(payload, x.numel())
         kept = residual.numpy()
-        dct.keep_coefficients(
-            x.numpy(), values, places, form=self.form, residual=kept, scale=scale
-        )
+        dct.keep_coefficients(x.numpy(), values, places, form=self.form, residual=kept, scale=scale)
         return payload.numel()
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:

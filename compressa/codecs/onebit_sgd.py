@@ -45,7 +45,7 @@ class OneBitSGD(Codec):
         group: Elements of a group; 0 for the rows of each parameter.
 
     Example:
-        >>> OneBitSGD().payload_bytes((1000, 1000))
+        >>> OneBitSGD(group=1000).wire_bytes(1_000_000)
         133000
     """
 
@@ -70,11 +70,10 @@ class OneBitSGD(Codec):
 
     def for_parameter(self, parameter: ParameterInfo) -> OneBitSGD:
         """Set the length of a group where it is the rows'."""
-        return self._for_shape(parameter.shape)
-
-    def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """Rows are groups."""
-        return self._for_shape(shape).wire_bytes(math.prod(shape))
+        if self.group or len(parameter.shape) < 2 or not parameter.elems:
+            return self
+        row = parameter.elems // parameter.shape[0]
+        return dataclasses.replace(self, group=row * math.ceil(_LEAST / row))
 
     def wire_bytes(self, elems: int) -> int:
         """Eight bytes per group, and a bit per element."""
@@ -126,13 +125,6 @@ class OneBitSGD(Codec):
         onebit_sgd.two_means_dequantize(
             bits, means, out.numpy(), group=group, weight=weight, add=add
         )
-
-    def _for_shape(self, shape: tuple[int, ...]) -> OneBitSGD:
-        elems = math.prod(shape)
-        if self.group or len(shape) < 2 or not elems:
-            return self
-        row = elems // shape[0]
-        return dataclasses.replace(self, group=row * math.ceil(_LEAST / row))
 
     def _length(self, elems: int) -> int:
         return self.group or max(elems, 1)

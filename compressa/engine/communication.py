@@ -51,9 +51,9 @@ class Communication:
         self._reactor = Reactor()
         self._closing = False
         self._pool = ThreadPoolExecutor(
-            threads, thread_name_prefix="compressa-codec", initializer=lambda: team.enlist()
+            threads, thread_name_prefix="compressa-codec", initializer=self._enlist
         )
-        team = Team(self._pool, threads)  # what idles helps with a large unit
+        self._team = Team(self._pool, threads)  # what idles helps with a large unit
         self._driver = Driver(transport, self._compute, self.post, time.monotonic, deadline_s)
         self._error: CompressaError | None = None
         transport.attach(self._reactor)
@@ -91,6 +91,9 @@ class Communication:
             self._transport.close(timeout_s)
         finally:
             self._reactor.close()
+
+    def _enlist(self) -> None:
+        self._team.enlist()
 
     def _run(self) -> None:
         checked_s = time.monotonic()

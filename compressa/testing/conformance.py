@@ -1,47 +1,116 @@
-"""Conformance: what a codec or a compressor has to hold, in one call.
+"""Conformance: all that a compressor has to hold, in one call.
 
-    from compressa.testing import check_codec, check_compressor
+    from compressa.testing import check_compressor
 
-    check_codec(MyCodec())
-    check_compressor(ErrorFeedback(codec=MyCodec()))
+    check_compressor(MyCompressor())
 
-Both raise AssertionError with a sentence that names the property. They are deterministic.
+It raises AssertionError with a sentence that names the property, and is deterministic.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from compressa.codecs.base import Codec
+from compressa.codecs.base import Codec, Contraction
 from compressa.compressor import Compressor
-from compressa.testing import bias_checks, codec_checks, compressor_checks
+from compressa.testing import (
+    bias_checks,
+    codec_checks,
+    compressor_checks,
+    fact_checks,
+    mass_checks,
+    size_checks,
+    stream_checks,
+    thread_checks,
+)
+from compressa.testing.hostile import CodecFuzz, UnitFuzz
+from compressa.testing.hostile_rounds import RoundFuzz
 from compressa.testing.inputs import SIZES, tiny_vectors, vectors
 from compressa.testing.memory import generators_untouched
+from compressa.wrappers import ErrorFeedback
+
+_SEED = 20
+_PAYLOADS, _MEASURED_PAYLOADS, _UNITS, _ROUNDS = 600, 60, 200, 100
+
+
+def check_compressor(compressor: Compressor | type[Compressor], *, most_ranks: int = 4) -> None:
+    """Check everything that applies to a codec, a wrapper or an aggregator's compressor.
+
+    A codec is checked by itself, and among ranks without and, if it is a contraction, with error
+    feedback.
+
+    Args:
+        compressor: What to check; a class stands for its default hyper-parameters.
+        most_ranks: Largest world.
+
+    Raises:
+        AssertionError: A property does not hold; the message says which.
+    """
+    built = _built(compressor)
+    if isinstance(built, Codec):
+        check_codec(built)
+        if isinstance(built.bias(1 << 20), Contraction):
+            check_among_ranks(ErrorFeedback(codec=built), most_ranks=most_ranks)
+    check_among_ranks(built, most_ranks=most_ranks)
 
 
 def check_codec(codec: Codec) -> None:
     """Check a codec by itself, on vectors of every kind and size.
 
-    Size, independence of what memory held before, error bound, what is not finite, feedback,
-    accumulation, hostile payloads, and the user's random generators.
+    Declared facts, size, independence of what memory held before, error bound, random bits, what
+    is not finite, feedback, accumulation, hostile payloads, threads, and the user's random
+    generators.
 
     Raises:
         AssertionError: A property does not hold; the message says which.
     """
-    with generators_untouched(codec.name):
-        check_empty(codec)
+    name = codec.name
+    with generators_untouched(name):
+        _check_declared(codec)
+        _do(name, fact_checks.check_codec_facts, codec)
+        _do(name, size_checks.check_wire_bytes, codec)
+        _do(name, check_empty, codec)
         for elems in SIZES:
-            samples, tiny = vectors(elems), tiny_vectors(elems)
-            bias_checks.check_bias(codec, elems)
-            codec_checks.check_nonfinite(codec, elems)
-            codec_checks.check_hostile(codec, samples["gaussian"])
-            for what, x in tiny.items():
-                codec_checks.check_stays_small(codec, x, what)
-            for x in (*samples.values(), tiny["denormal"]):
-                codec_checks.check_decode_add(codec, x)
-                residual = 0.3 * x.flip(0)
-                for scale in (1.0, 1024.0):
-                    codec_checks.check_feedback(codec, x * scale, residual, scale)
+            _check_vectors(codec, elems)
+        _do(name, fact_checks.check_summable, codec)
+        _do(name, stream_checks.check_streams, codec)
+        _do(name, check_hostile, codec)
+        _do(name, thread_checks.check_codec_threads, codec)
+
+
+def check_among_ranks(compressor: Compressor, *, most_ranks: int = 4) -> None:
+    """Check a compressor among 1 to `most_ranks` ranks, by every exchange that fits it.
+
+    Equal bits on all ranks, independence of the order of arrival, dtypes and memory orders of
+    gradients, state, overflow, hostile messages, threads; and for those with error feedback: no
+    mass is lost in the long run, by skipped steps, by changes of world size or of the compressor;
+    residuals of unused parameters wait.
+
+    Raises:
+        AssertionError: A property does not hold; the message says which.
+    """
+    name, checks = compressor.name, compressor_checks
+    settled = compressor.at(max(compressor.breakpoints, default=0))
+    with generators_untouched(name):
+        _check_declared(compressor)
+        exchanges = checks.exchanges_of(compressor)
+        for exchange in exchanges:
+            for size in range(1, most_ranks + 1):
+                _do(name, checks.check_replicas, compressor, exchange, size)
+            for check in (checks.check_repeats, checks.check_order):
+                _do(name, check, compressor, exchange)
+            for check in (checks.check_overflow, checks.check_state, check_hostile_rounds):
+                _do(name, check, settled, exchange)
+        for check in (checks.check_layouts, checks.check_dtypes):
+            _do(name, check, settled, "auto")
+        _do(name, thread_checks.check_threads, settled)
+        random = isinstance(settled, Codec) and bias_checks.is_random(settled)
+        if random and not settled.shared_stream:
+            _do(name, stream_checks.check_mean_of_ranks, settled)
+        _check_memory(compressor, settled, exchanges)
 
 
 def check_empty(codec: Codec) -> None:
@@ -50,28 +119,74 @@ def check_empty(codec: Codec) -> None:
     codec_checks.decoded(codec, payload, 0)
 
 
-def check_compressor(compressor: Compressor, *, most_ranks: int = 4) -> None:
-    """Check a compressor among 1 to `most_ranks` ranks, by every exchange that fits it.
+def check_hostile(codec: Codec) -> None:
+    """Hostile payloads decode within bounds or are refused, and cost no more memory than others."""
+    fuzz = CodecFuzz(codec, _SEED)
+    fuzz.run(_PAYLOADS)
+    fuzz.run_measured(_MEASURED_PAYLOADS)
+    UnitFuzz(codec, _SEED).run(_UNITS)
 
-    Equal bits on all ranks, independence of the order of arrival, overflow, and for those with
-    error feedback: no mass is lost in the long run, by a skipped step, by a change of world
-    size or by the end of a warm-up; residuals of unused parameters wait.
 
-    Raises:
-        AssertionError: A property does not hold; the message says which.
-    """
-    with generators_untouched(compressor.name):
-        exchanges = compressor_checks.exchanges_of(compressor)
+def check_hostile_rounds(compressor: Compressor, exchange: str) -> None:
+    """Hostile messages are refused, or lead to a step like any other."""
+    RoundFuzz(compressor, _SEED, exchange).run(_ROUNDS)
+
+
+def _built(compressor: Compressor | type[Compressor]) -> Compressor:
+    if isinstance(compressor, Compressor):
+        return compressor
+    try:
+        return compressor()
+    except Exception as error:
+        raise AssertionError(
+            f"{compressor.__name__}() can not be made: {error}; hyper-parameters need defaults, or "
+            "check an instance"
+        ) from error
+
+
+def _check_declared(compressor: Compressor) -> None:
+    name = type(compressor).__name__
+    for check in (
+        fact_checks.check_dataclass,
+        fact_checks.check_facts,
+        fact_checks.check_round_trips,
+        size_checks.check_payload_bytes,
+    ):
+        _do(name, check, compressor)
+
+
+def _check_vectors(codec: Codec, elems: int) -> None:
+    name, samples, tiny = codec.name, vectors(elems), tiny_vectors(elems)
+    _do(name, bias_checks.check_bias, codec, elems)
+    _do(name, codec_checks.check_nonfinite, codec, elems)
+    for what, x in tiny.items():
+        _do(name, codec_checks.check_stays_small, codec, x, what)
+    for x in (*samples.values(), tiny["denormal"]):
+        _do(name, codec_checks.check_decode_add, codec, x)
+        for scale in (1.0, 1024.0):
+            _do(name, codec_checks.check_feedback, codec, x * scale, 0.3 * x.flip(0), scale)
+
+
+def _check_memory(compressor: Compressor, settled: Compressor, exchanges: list[str]) -> None:
+    """Check what is kept from step to step."""
+    name, feedback = compressor.name, compressor_checks.keeps_residuals(settled)
+    if feedback:
         for exchange in exchanges:
-            for size in range(1, most_ranks + 1):
-                compressor_checks.check_replicas(compressor, exchange, size)
-            compressor_checks.check_repeats(compressor, exchange)
-            compressor_checks.check_order(compressor, exchange)
-            compressor_checks.check_overflow(compressor, exchange)
-        feedback = compressor_checks.keeps_residuals(compressor)
+            _do(name, compressor_checks.check_hold_zeros, settled, exchange)
+    if compressor.conserves_mass and (feedback or compressor_checks.is_exact(settled)):
         for exchange in exchanges:
-            if feedback or compressor_checks.is_exact(compressor):
-                compressor_checks.check_mass(compressor, exchange, (3, 2, 4))
-                compressor_checks.check_warmup(compressor, exchange)
-            if feedback:
-                compressor_checks.check_hold_zeros(compressor, exchange)
+            _do(name, mass_checks.check_mass, compressor, exchange)
+        _do(name, mass_checks.check_mass_of_run, compressor)
+
+
+def _do(name: str, check: Callable[..., None], *arguments: Any) -> None:
+    """Run a check; what it raises besides AssertionError is a finding too, with its place."""
+    try:
+        check(*arguments)
+    except AssertionError:
+        raise
+    except Exception as error:
+        promise = (check.__doc__ or check.__name__).partition("\n")[0]
+        raise AssertionError(
+            f'{name}: {type(error).__name__} ({error}) where this was checked: "{promise}"'
+        ) from error

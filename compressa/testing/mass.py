@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
+from compressa.aggregators import narrow
 from compressa.testing.memory import require
 from compressa.testing.world import LoopbackWorld
 
@@ -88,4 +89,4 @@ class MassLedger:
     @staticmethod
     def _residuals(world: LoopbackWorld, name: str) -> list[torch.Tensor]:
         key = f"residual/{name}"
-        return [state.vectors[key] for state in world.states if key in state.vectors]
+        return [narrow.widened(s.vectors[key]) for s in world.states if key in s.vectors]

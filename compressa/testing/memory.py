@@ -47,9 +47,10 @@ class Guarded:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two contiguous tensors hold the same bytes; tells -0 from 0, and NaN equals NaN."""
-    return a.shape == b.shape and torch.equal(
-        a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)
-    )
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    parts = (part.reshape(-1).view(torch.uint8) for part in (a, b))
+    return a.numel() == 0 or torch.equal(*parts)
 
 
 @contextmanager

@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from numba.core import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
 from .._arrays import F32
+from ._intrinsic import intrinsic
 from ._jit import lean
 from ._values import load
 from ._view import view
 
 Values = npt.NDArray[Any]
 
-_LEAN = {"_nrt": False}
+_LEAN: Any = {"_nrt": False}
 
 
 @lean

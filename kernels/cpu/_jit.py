@@ -13,7 +13,7 @@ that other files call (``_feedback.py``, ``_tree.py``), delete ``kernels/cpu/__p
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 
@@ -43,5 +43,5 @@ def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def _lean(function: Callable[_P, _R], inline: bool) -> Callable[_P, _R]:
-    options = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
+    options: Any = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
     return cast(Callable[_P, _R], numba.njit(**options, forceinline=inline)(function))

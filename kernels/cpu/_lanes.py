@@ -12,7 +12,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
+
+from ._intrinsic import intrinsic
 
 _LANES = 16
 _FLOATS = ir.VectorType(ir.FloatType(), _LANES)

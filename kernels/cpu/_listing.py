@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from struct import Struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from ..threads import over_slices
 from . import _candidates as candidates
 from ._append import LARGEST
 from ._candidates import BLOCK, NOTES, Entries, Factors, Lists
-from ._feedback import Values, inverse
+from ._feedback import inverse
 from ._rank import guess, nth_largest, sample_size
 from ._values import bits_of
 
@@ -43,9 +43,9 @@ _FLOAT, _WORD = Struct("<f"), Struct("<I")
 
 
 class Source(NamedTuple):
-    """What q is made of, and where it is left; no ``x`` if the residual holds it already."""
+    """What q is made of, and where it is left; ``x`` is None if the residual holds it already."""
 
-    x: Values | None
+    x: Any
     residual: F32 | None
     factors: Factors
 

@@ -45,10 +45,10 @@ def drawn_at(key: Key | None, low: int, high: int, buffer: U16 | None) -> int:
     the buffer holds, plus one (0: none). The buffer holds at least the elements of a block. If
     both are None, as without noise, there is nothing to draw.
     """
-    if key is None:
+    if key is None or buffer is None:
         return low - low
-    first, last = np.int64(key[4]) + low, np.int64(key[4]) + high
-    begin = (np.int64(key[5]) - 1) * ROW
+    first, last = int(key[4]) + low, int(key[4]) + high
+    begin = (int(key[5]) - 1) * ROW
     if key[5] == 0 or first < begin or last > begin + buffer.size:
         row = first // ROW
         words = buffer.view(np.uint32)

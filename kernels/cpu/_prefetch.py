@@ -11,8 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 from numba.core import cgutils, types
-from numba.extending import intrinsic
 
+from ._intrinsic import intrinsic
 from ._jit import lean
 
 AHEAD = 1024  # elements; 512 and 2048 were slower, on a Sapphire Rapids core

@@ -69,9 +69,9 @@ def sample_size(size: int) -> int:
 
 
 @lean
-def _place(stretch: int, start: int, size: int) -> int:
+def _place(stretch: int, size: int) -> int:
     """One place in a stretch of a vector, by a sequence without a period that both may share."""
-    word = np.uint64(np.uint64(stretch + start) * _SPREAD) >> np.uint64(32)
+    word = np.uint64(np.uint64(stretch) * _SPREAD) >> np.uint64(32)
     return stretch * size + int(np.int64(word * np.uint64(size) >> np.uint64(32)))
 
 
@@ -82,16 +82,15 @@ def sample_stretches(
     factors: tuple[np.float32, np.float32],
     size: int,
     first: int,
-    start: int,
     sample: F32,
 ) -> None:
     """One element of q from each stretch of ``size`` elements, from stretch ``first`` on."""
     for i in range(sample.size):
-        ahead = _place(first + min(i + _AHEAD, sample.size - 1), start, size)
+        ahead = _place(first + min(i + _AHEAD, sample.size - 1), size)
         prefetch(x, ahead)
         if residual is not None:
             prefetch(residual, ahead)
-        sample[i] = effective(x, residual, factors[0], _place(first + i, start, size)) * factors[1]
+        sample[i] = effective(x, residual, factors[0], _place(first + i, size)) * factors[1]
 
 
 @jit
@@ -113,7 +112,7 @@ def guess(
     """
     if sample.size == 0:
         return 0, 0, x.size
-    sample_stretches(x, residual, factors, x.size // sample.size, 0, 0, sample)
+    sample_stretches(x, residual, factors, x.size // sample.size, 0, sample)
     expected = k * sample.size / x.size
     rank = int(expected + _DEVIATIONS * np.sqrt(expected) + _DEVIATIONS)
     if rank >= sample.size:

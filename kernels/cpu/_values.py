@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 from numba.core import types
-from numba.extending import intrinsic
+
+from ._intrinsic import intrinsic
 
 _WORD = ir.IntType(32)
 _QUIET = 0x7FC0  # bfloat16's NaN

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from numba.core import cgutils, types
-from numba.extending import intrinsic
 from numba.np.arrayobj import make_array, populate_array
+
+from ._intrinsic import intrinsic
 
 
 @intrinsic

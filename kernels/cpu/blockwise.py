@@ -122,7 +122,7 @@ def _encode_carefully(
             else:
                 fixed = np.round(np.float64(t * _STEPS))
                 whole = (np.int64(fixed) + np.int64(noise[i])) >> 15
-            whole = min(max(whole, shape.bottom), shape.top)
+            whole = min(max(whole, np.int64(shape.bottom)), np.int64(shape.top))
         q[i] = np.uint8(whole + shape.zero)
         if residual is not None and unit >= np.float32(0):
             residual[i] = (p[i] - _decoded(np.float32(whole), unit, offset)) * back

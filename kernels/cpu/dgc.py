@@ -21,7 +21,6 @@ def select_dgc(
     indices: U32,
     values: F32,
     *,
-    start: int = 0,
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
@@ -29,7 +28,7 @@ def select_dgc(
     source, drawn = source_of(x, residual, scale), scratch("dgc.sample", sample, np.float32)
 
     def work(low: int, high: int) -> None:
-        sample_stretches(*source, x.size // sample, low, start, drawn[low:high])
+        sample_stretches(*source, x.size // sample, low, drawn[low:high])
 
     over_slices(sample, 1, work)
     rank = -(-k * sample // x.size)

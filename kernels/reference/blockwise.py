@@ -72,7 +72,8 @@ def _integers(p: F32, grid: _Grid, noise: U16 | None, form: Form) -> I64:
         q = np.rint(t).astype(np.int64)
     else:
         q = (np.rint(t * np.float32(32768)).astype(np.int64) + noise) >> 15
-    return np.clip(q, form.bottom, form.top)
+    clipped: I64 = np.clip(q, form.bottom, form.top)
+    return clipped
 
 
 def _pack(q: I64, form: Form) -> U8:
@@ -81,7 +82,8 @@ def _pack(q: I64, form: Form) -> U8:
     planes = np.full(each * width, form.zero, np.int64)
     planes[: q.size] += q
     shifts = form.bits * np.arange(each)[:, None]
-    return (planes.reshape(each, width) << shifts).sum(axis=0).astype(np.uint8)
+    packed: U8 = (planes.reshape(each, width) << shifts).sum(axis=0).astype(np.uint8)
+    return packed
 
 
 def _unpack(codes: U8, size: int, form: Form) -> F32:
@@ -89,7 +91,8 @@ def _unpack(codes: U8, size: int, form: Form) -> F32:
         return codes.view(np.int8).astype(np.float32)
     shifts = form.bits * np.arange(8 // form.bits)[:, None]
     planes = (codes.astype(np.int64) >> shifts) & (2**form.bits - 1)
-    return (planes.ravel()[:size] - form.zero).astype(np.float32)
+    q: F32 = (planes.ravel()[:size] - form.zero).astype(np.float32)
+    return q
 
 
 def _decode(q: F32, unit: np.float32, offset: np.float32 | None) -> F32:

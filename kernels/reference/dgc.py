@@ -9,13 +9,12 @@ from ..dgc import adjusted_threshold
 from ._selection import mark, take_largest, unscaled
 
 
-def _sample_places(n: int, sample: int, start: int) -> U32:
+def _sample_places(n: int, sample: int) -> U32:
     """The indices that are looked at."""
     stretch = np.uint64(n // sample)
-    numbers = np.arange(start, start + sample, dtype=np.uint64)
+    numbers = np.arange(sample, dtype=np.uint64)
     words = (numbers * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
-    stretches = np.arange(sample, dtype=np.uint64)
-    return (stretches * stretch + ((words * stretch) >> np.uint64(32))).astype(np.uint32)
+    return (numbers * stretch + ((words * stretch) >> np.uint64(32))).astype(np.uint32)
 
 
 def select_dgc(
@@ -25,7 +24,6 @@ def select_dgc(
     indices: U32,
     values: F32,
     *,
-    start: int = 0,
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
@@ -33,7 +31,7 @@ def select_dgc(
     q = unscaled(x, residual, scale)
     sizes, threshold, most = np.abs(q), 0.0, 0
     if np.isfinite(q).all():
-        drawn = np.sort(sizes[_sample_places(q.size, sample, start)])[::-1]
+        drawn = np.sort(sizes[_sample_places(q.size, sample)])[::-1]
         first = float(drawn[-(-k * sample // q.size) - 1])
         threshold, most = adjusted_threshold(
             k, first, lambda t: int(np.count_nonzero(sizes >= np.float32(t)))

@@ -35,7 +35,8 @@ def _codes(p: F32, unit: np.float32, form: Format) -> U8:
     middle = (table[below] + table[above]) / 2
     up = (magnitude > middle) | ((magnitude == middle) & (below % 2 == 1))
     code = np.where(up, above, below)
-    return np.where(np.signbit(t), code + 128, code).astype(np.uint8)
+    signed: U8 = np.where(np.signbit(t), code + 128, code).astype(np.uint8)
+    return signed
 
 
 def quantize_fp8(

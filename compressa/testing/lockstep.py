@@ -1,0 +1,129 @@
+"""Lockstep: the units of all ranks, driven exchange by exchange, with nothing between them.
+
+A `LoopbackWorld` goes through drivers, a network and a clock, as a training run does. Here each
+rank's program runs up to its next exchange, the bytes are copied to where they are due, and
+all go on: the arithmetic alone, fast, with nothing allocated besides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from compressa.aggregators.base import State, Turn, World
+from compressa.collectives.base import Compute, Exchange, Operation, Program
+from compressa.compressor import Compressor
+from compressa.engine.programs import unit_program
+from compressa.engine.unit_runtime import UnitRuntime
+from compressa.engine.units import build_units
+from compressa.errors import PayloadError
+from compressa.parameters import ParameterInfo
+from compressa.transports.loopback import Loopback
+
+Touch = Callable[[torch.Tensor], torch.Tensor]
+"""What a rank sends -> what arrives."""
+
+
+class Lockstep:
+    """`size` ranks that combine gradients step by step.
+
+    Args:
+        size: Number of ranks.
+        parameters: The model's parameters.
+        compressor: For all of them.
+        exchange: As in `compressa.aggregators.World`.
+        unit_bytes: Dense bytes at which a unit is full.
+
+    Attributes:
+        states: Each rank's state.
+        next_step: Number of the next step.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        parameters: Sequence[ParameterInfo],
+        compressor: Compressor,
+        *,
+        exchange: str = "auto",
+        unit_bytes: int = 1 << 30,
+    ) -> None:
+        self.states = [State() for _ in range(size)]
+        self.next_step = 0
+        self._transports = Loopback(size).transports  # these are asked for rank and size only
+        now = {p.name: compressor.at(0).for_parameter(p) for p in parameters}
+        units = build_units(parameters, now, unit_bytes, 1, unit_bytes)
+        worlds = [World(rank, size, 0, exchange, state) for rank, state in enumerate(self.states)]
+        self._units = [[UnitRuntime(unit, world) for unit in units] for world in worlds]
+
+    def step(
+        self, gradients: Sequence[Mapping[str, torch.Tensor]], touch: Touch = lambda data: data
+    ) -> Sequence[Mapping[str, torch.Tensor]]:
+        """Combine one step's gradients, in place.
+
+        Args:
+            gradients: By rank and parameter name; hold the means afterwards.
+            touch: Does something to every message under way.
+
+        Raises:
+            CompressaError: What arrived was refused.
+        """
+        turn = Turn(self.next_step)
+        self.next_step += 1
+        for index in range(len(self._units[0])):
+            _run(
+                [self._program(rank, index, own, turn) for rank, own in enumerate(gradients)], touch
+            )
+        return gradients
+
+    def _program(
+        self, rank: int, index: int, gradients: Mapping[str, torch.Tensor], turn: Turn
+    ) -> Program[None]:
+        runtime = self._units[rank][index]
+        return unit_program(
+            runtime.aggregator,
+            partial(runtime.collect, gradients),
+            partial(runtime.deliver, gradients, check_finite=False),
+            turn,
+            self._transports[rank],
+        )
+
+
+def _run(programs: Sequence[Program[None]], touch: Touch) -> None:
+    """Run programs that ask for the same exchanges in the same order."""
+    asked = [_advance(program, None) for program in programs]
+    while asked[0] is not None:
+        answers = _carried([operation for operation in asked if operation is not None], touch)
+        asked = [_advance(*pair) for pair in zip(programs, answers, strict=True)]
+
+
+def _advance(program: Program[None], answer: object) -> Exchange | None:
+    """Run one rank up to its next exchange; None at its end."""
+    try:
+        operation: Operation = program.send(answer)
+        while isinstance(operation, Compute):
+            operation = program.send(operation.work())
+    except StopIteration:
+        return None
+    assert isinstance(operation, Exchange), "the ranks in lockstep have no backend"
+    return operation
+
+
+def _carried(asked: Sequence[Exchange], touch: Touch) -> list[dict[int, torch.Tensor]]:
+    """Return what each rank receives; all that is sent is read before anything goes on."""
+    received: list[dict[int, torch.Tensor]] = [{} for _ in asked]
+    for sender, exchange in enumerate(asked):
+        for receiver, data in exchange.outgoing.items():
+            theirs = asked[receiver]
+            arrived, buffer = touch(data), theirs.incoming[sender]
+            received[receiver][sender] = _landed(arrived, buffer, theirs.exact)
+    return received
+
+
+def _landed(arrived: torch.Tensor, buffer: torch.Tensor, exact: bool) -> torch.Tensor:
+    length, due = arrived.numel(), buffer.numel()
+    if length > due or (exact and length != due):
+        raise PayloadError(f"{length} bytes arrived where {due} are due")
+    return buffer[:length].copy_(arrived)

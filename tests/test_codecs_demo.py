@@ -1,0 +1,114 @@
+"""demo: lengths are kept by the transform, and what is left out is bounded by its share."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressa.codecs import DeMo
+from compressa.errors import ConfigError, PayloadError
+from compressa.testing.codec_checks import DRAW, decoded, encoded
+from compressa.testing.inputs import generator, vectors
+
+
+def cosine(n: int, j: int) -> torch.Tensor:
+    angles = torch.pi * (2 * torch.arange(n, dtype=torch.float64) + 1) * j / (2 * n)
+    return angles.cos().float()
+
+
+def error_share(codec: DeMo, x: torch.Tensor) -> float:
+    error = decoded(codec, encoded(codec, x), x.numel()).double() - x.double()
+    return float(error.square().sum() / x.double().square().sum())
+
+
+@settings(max_examples=40)
+@given(
+    elems=st.integers(1, 300),
+    seed=st.integers(0, 2**31),
+    what=st.sampled_from(["gaussian", "laplace", "spiky", "constant", "one-hot"]),
+    kept=st.sampled_from([1, 4, 16, 63, 64]),
+)
+def test_error_is_what_the_coefficients_left_out_are(
+    elems: int, seed: int, what: str, kept: int
+) -> None:
+    codec, x = DeMo(chunk=64, kept=kept), vectors(elems, seed)[what]
+    sent = encoded(codec, x)[: 4 * codec.form.sizes(elems)[0]].view(torch.float32).double()
+    length = float(x.double().square().sum())
+    left_out = 1 - float(sent.square().sum()) / length
+    if elems % 64 == 0:  # else the error in the padding is cut off
+        assert error_share(codec, x) == pytest.approx(left_out, abs=2.0**-20)
+    assert error_share(codec, x) <= left_out + 2.0**-20
+
+
+def test_smooth_vectors_need_few_coefficients() -> None:
+    x = 3 * cosine(128, 0) - cosine(128, 4) + 2 * cosine(128, 10)  # j = 0, 2, 5 of a chunk of 64
+    assert error_share(DeMo(chunk=64, kept=3), x) < 1e-12
+    # their squares are 9, 1/2 and 2 times 64
+    assert error_share(DeMo(chunk=64, kept=2), x) == pytest.approx(0.5 / 11.5, rel=1e-5)
+
+
+def test_worst_case_is_a_vector_whose_coefficients_are_alike() -> None:
+    signs = torch.randn(64, generator=generator(1)).sign()
+    x = sum(signs[j] * cosine(64, j) * (2**-0.5 if j == 0 else 1.0) for j in range(64))
+    assert isinstance(x, torch.Tensor)
+    assert error_share(DeMo(chunk=64, kept=16), x) == pytest.approx(0.75, abs=1e-6)
+    assert DeMo(chunk=64, kept=16).bias(64).delta == pytest.approx(0.25, abs=1e-6)
+
+
+def test_all_coefficients_send_everything() -> None:
+    x = torch.randn(1000, generator=generator(2))
+    assert error_share(DeMo(chunk=64, kept=64), x) < 2.0**-44
+
+
+def test_residual_is_sent_in_the_end() -> None:
+    codec, x = DeMo(chunk=32, kept=8), torch.randn(200, generator=generator(3))
+    residual, total = torch.zeros(200), torch.zeros(200)
+    payload = torch.empty(codec.wire_bytes(200), dtype=torch.uint8)
+    for step in range(12):
+        codec.encode_feedback(x if step == 0 else torch.zeros(200), residual, payload, DRAW)
+        codec.decode_add(payload, total, 1.0, DRAW)
+    assert float(residual.norm()) < 1e-3 * float(x.norm())
+    assert torch.allclose(total + residual, x, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kept", "elems", "due_bytes"),
+    [(8, 0, 0), (8, 1, 38), (8, 64, 38), (8, 65, 76), (1, 64, 5), (32, 64, 136), (11, 64, 52)],
+)
+def test_size_is_exactly_packed(kept: int, elems: int, due_bytes: int) -> None:
+    assert DeMo(chunk=64, kept=kept).wire_bytes(elems) == due_bytes
+
+
+@pytest.mark.parametrize(
+    ("kept", "places"),
+    [(2, 0x00), (2, 0x33), (2, 0x12), (1, 0x10), (9, 0xFF), (9, 0x7F)],
+)
+def test_hostile_places_are_refused_and_nothing_is_written(kept: int, places: int) -> None:
+    codec = DeMo(chunk=16, kept=kept)
+    payload = encoded(codec, torch.randn(40, generator=generator(4)))
+    payload[-codec.form.place_bytes :] = places
+    out = torch.full((40,), 7.0)
+    for call in (
+        lambda: codec.check(payload, 40),
+        lambda: codec.decode(payload, out, DRAW),
+        lambda: codec.decode_add(payload, out, 0.5, DRAW),
+    ):
+        with pytest.raises(PayloadError, match="different places in order"):
+            call()
+    assert (out == 7.0).all()
+
+
+@pytest.mark.parametrize(
+    ("chunk", "kept", "message"),
+    [
+        (8, 1, "demo: chunk must be a power of two from 16 to 256, not 8"),
+        (48, 1, "demo: chunk must be a power of two from 16 to 256, not 48"),
+        (16, 32, "demo: kept must lie between 1 and 16, not 32"),
+        (64, 0, "demo: kept must lie between 1 and 64, not 0"),
+    ],
+)
+def test_impossible_forms_are_refused(chunk: int, kept: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DeMo(chunk=chunk, kept=kept)

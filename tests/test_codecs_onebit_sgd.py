@@ -1,0 +1,113 @@
+"""onebit_sgd: a projection onto two means per row, whose errors sum to nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compressa.codecs import OneBit, OneBitSGD
+from compressa.compressor import Granularity
+from compressa.errors import ConfigError
+from compressa.parameters import ParameterInfo
+from compressa.testing.codec_checks import DRAW, decoded, encoded
+from compressa.testing.inputs import generator, vectors
+
+
+def error_share(codec: OneBit | OneBitSGD, x: torch.Tensor) -> float:
+    error = decoded(codec, encoded(codec, x), x.numel()).double() - x.double()
+    return float(error.square().sum() / x.double().square().sum())
+
+
+@settings(max_examples=40)
+@given(
+    elems=st.integers(1, 200),
+    seed=st.integers(0, 2**31),
+    what=st.sampled_from(["gaussian", "laplace", "spiky", "constant", "one-hot"]),
+)
+def test_error_and_decoded_vector_are_orthogonal(elems: int, seed: int, what: str) -> None:
+    codec, x = OneBitSGD(group=64), vectors(elems, seed)[what]
+    out = decoded(codec, encoded(codec, x), elems).double()
+    length = float(x.double().square().sum())
+    assert float((x.double() - out) @ out) == pytest.approx(0.0, abs=2.0**-22 * length)
+    assert error_share(codec, x) <= error_share(OneBit(block=64), x) + 2.0**-20
+
+
+@settings(max_examples=40)
+@given(
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 200)),
+    seed=st.integers(0, 2**31),
+    scale=st.sampled_from([1.0, 1024.0]),
+)
+def test_residual_of_each_row_sums_to_zero(shape: tuple[int, int], seed: int, scale: float) -> None:
+    codec = OneBitSGD().for_parameter(ParameterInfo(0, "w", shape))
+    x = scale * torch.randn(math.prod(shape), generator=generator(seed))
+    residual = torch.randn(x.numel(), generator=generator(seed + 1))
+    p = x + scale * residual
+    payload = torch.empty(codec.wire_bytes(x.numel()), dtype=torch.uint8)
+    codec.encode_feedback(x, residual, payload, DRAW, scale)
+    for whole, left in zip(p.split(codec.group), residual.double().split(codec.group), strict=True):
+        most = 2.0**-22 / scale * float(whole.double().abs().sum())
+        assert abs(float(left[whole < 0].sum())) <= most
+        assert abs(float(left[whole >= 0].sum())) <= most
+
+
+def test_worst_case_is_a_lone_positive_element() -> None:
+    x = torch.zeros(50)
+    x[7] = 3.0
+    assert error_share(OneBitSGD(group=50), x) == pytest.approx(1 - 1 / 50)
+    assert OneBitSGD(group=50).bias(50).delta == pytest.approx(1 / 50, rel=1e-4)
+    assert error_share(OneBitSGD(group=50), -x) == 0.0  # zeros have a mean of their own
+
+
+def test_two_values_of_either_sign_are_exact() -> None:
+    x = torch.where(torch.randn(300, generator=generator(2)) < 0, -5.0, 0.25)
+    codec = OneBitSGD(group=60)
+    assert torch.equal(decoded(codec, encoded(codec, x), 300), x)
+
+
+def test_gaussian_constant_is_two_over_pi() -> None:
+    x = torch.randn(200_000, generator=generator(3))
+    # The mean of 2 * 10^5 draws: 0.005 is more than five standard deviations.
+    assert 1 - error_share(OneBitSGD(group=2000), x) == pytest.approx(2 / math.pi, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("shape", "group"),
+    [
+        ((24, 40), 40),
+        ((16, 32, 3, 3), 288),
+        ((16, 3, 3, 3), 54),
+        ((5000, 1), 32),
+        ((1, 77), 77),
+        ((97,), 0),
+        ((), 0),
+        ((0, 3), 0),
+        ((3, 0), 0),
+    ],
+)
+def test_a_group_is_whole_rows_of_the_parameter(shape: tuple[int, ...], group: int) -> None:
+    parameter = ParameterInfo(0, "w", shape)
+    resolved = OneBitSGD().for_parameter(parameter)
+    assert resolved.group == group
+    assert resolved.granularity is (Granularity.BLOCK if group else Granularity.PARAMETER)
+    assert OneBitSGD(group=48).for_parameter(parameter) == OneBitSGD(group=48)
+
+
+def test_without_a_length_all_elements_are_one_group() -> None:
+    x = torch.randn(1000, generator=generator(4))
+    assert torch.equal(encoded(OneBitSGD(), x), encoded(OneBitSGD(group=1000), x))
+
+
+@pytest.mark.parametrize(("elems", "due_bytes"), [(0, 0), (1, 9), (20, 11), (21, 20), (47, 31)])
+def test_size_is_exactly_packed(elems: int, due_bytes: int) -> None:
+    assert OneBitSGD(group=20).wire_bytes(elems) == due_bytes
+
+
+@pytest.mark.parametrize("group", [1, 7, -8])
+def test_impossible_groups_are_refused(group: int) -> None:
+    with pytest.raises(ConfigError, match="group must be 0 or at least 8"):
+        OneBitSGD(group=group)

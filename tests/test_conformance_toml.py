@@ -1,0 +1,28 @@
+"""Every compressor survives a TOML file: written, read and assigned, it is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from compressor_cases import ALL
+
+from compressa.compressor import Compressor
+from compressa.config import assign, config_toml, load_config
+from compressa.parameters import ParameterInfo
+
+WEIGHT = ParameterInfo(0, "weight", (64, 64))
+
+
+@pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
+def test_a_compressor_survives_a_toml_file(compressor: Compressor, tmp_path: Path) -> None:
+    fields = {f.name: getattr(compressor, f.name) for f in dataclasses.fields(compressor)}
+    config = load_config({"compressor": {"name": compressor.name, **fields}})
+    file = tmp_path / "compressa.toml"
+    file.write_text(config_toml(config))
+    again = load_config(file)
+    assert again == config
+    assert again.compressor.build() == compressor
+    assigned = assign(again, [WEIGHT])["weight"].for_parameter(WEIGHT)
+    assert getattr(assigned, "codec", assigned) == compressor
