@@ -28,6 +28,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from compressa.aggregators import narrow
 from compressa.aggregators.base import Merge, State
 from compressa.errors import StateError
 from compressa.parameters import ParameterInfo
@@ -170,7 +171,8 @@ def read_state(
         sources = [i for i in range(saved) if i % size == rank]
     files = [read_rank(path, i, manifest["sha256"][i]) for i in sources]
     first = files[0] if 0 in sources else read_rank(path, 0, manifest["sha256"][0])
-    _check_keys(path, first, state)
+    for file in files or [first]:
+        _check_keys(path, file, state)
     new = {}
     for key, vector in state.vectors.items():
         parts = [file.get(key) for file in (files or [first])]
@@ -181,8 +183,10 @@ def read_state(
 
 
 def _check_keys(path: Path, saved: Mapping[str, torch.Tensor], state: State) -> None:
-    """What this configuration has no use for would be lost without a word."""
+    """What this configuration has no use for would be lost without a word, unless it is zero."""
     for key in sorted(saved.keys() - state.vectors.keys()):
+        if not saved[key].any():
+            continue  # a residual that was used up when compressors were switched
         raise StateError(
             f"the checkpoint {path} has {key!r}, which this configuration does not keep: it was "
             "saved with another compressor; remove the folder, or restore the configuration"
@@ -198,21 +202,28 @@ def _merged(
     gain: float,
     owns: bool,
 ) -> torch.Tensor:
+    elems = narrow.elems_of(like)
     for part in parts:
-        if part is None or part.shape != like.shape or part.dtype != like.dtype:
+        if part is None or part.ndim != 1 or narrow.elems_of(part) != elems:
             raise StateError(
-                f"the checkpoint {path} has no {key!r} of {like.numel()} float32 values: it was "
-                "saved with another compressor; remove the folder, or restore the configuration"
+                f"the checkpoint {path} has no {key!r} of {elems} values: it was saved with "
+                "another compressor; remove the folder, or restore the configuration"
             )
     known = [part for part in parts if part is not None]
     if merge is Merge.FIRST:
         return known[0]
     if not owns:
         return torch.zeros_like(like)
-    total = known[0]
-    for part in known[1:]:
-        total = total + part
-    return total * gain if gain != 1.0 else total
+    if len(known) == 1 and gain == 1.0:
+        return narrow.converted(known[0], narrow.width_of(like))
+    return narrow.converted(_sum(known) * gain, narrow.width_of(like))
+
+
+def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    total = narrow.widened(parts[0])
+    for part in parts[1:]:
+        total = total + narrow.widened(part)
+    return total
 
 
 def _replace(file: Path, data: bytes) -> None:

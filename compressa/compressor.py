@@ -60,6 +60,11 @@ class Compressor(ABC):
         """
         return True
 
+    @property
+    def built_in_feedback(self) -> bool:
+        """Whether it keeps residuals by itself, which no setting can switch off or change."""
+        return False
+
     def at(self, step: int) -> Compressor:
         """Return the compressor in force at a step (a warm-up is dense at first)."""
         return self

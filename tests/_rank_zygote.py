@@ -40,6 +40,7 @@ _PRELOADED = (
     "_rank_jobs_faults",
     "_rank_jobs_mass",
     "_rank_jobs_state",
+    "_rank_jobs_switch",
     "_rank_jobs_transport",
 )
 

@@ -11,7 +11,7 @@ import torch
 
 from compressa.codecs import RandomK
 from compressa.errors import ConfigError
-from compressa.testing.bias_checks import check_unbiased
+from compressa.testing.bias_checks import check_unbiased, errors
 from compressa.testing.codec_checks import DRAW
 from compressa.testing.inputs import generator
 
@@ -66,7 +66,8 @@ def test_exactly_k_are_sent_and_each_with_its_probability(elems: int, density: f
 @pytest.mark.parametrize(("elems", "density"), [(300, 0.1), (301, 0.24)])
 def test_unbiased_form_is_unbiased(elems: int, density: float) -> None:
     codec = RandomK(density=density, unbiased=True)
-    check_unbiased(codec, torch.randn(elems, generator=generator(4)))
+    x = torch.randn(elems, generator=generator(4))
+    check_unbiased(codec, x, "gaussian", errors(codec, x, 400))
 
 
 def test_biased_form_fails_the_unbiasedness_check() -> None:
@@ -75,7 +76,8 @@ def test_biased_form_fails_the_unbiasedness_check() -> None:
             return RandomK(density=self.density, unbiased=True).bias(elems)
 
     with pytest.raises(AssertionError, match="is off by"):
-        check_unbiased(Liar(density=0.25), torch.randn(300, generator=generator(4)))
+        x = torch.randn(300, generator=generator(4))
+        check_unbiased(Liar(density=0.25), x, "gaussian", errors(Liar(density=0.25), x, 400))
 
 
 @pytest.mark.parametrize("density", [0.0, -1.0, 1.01, float("nan")])

@@ -82,11 +82,11 @@ def test_what_a_rank_sends_agrees_with_ratio_and_exchange(
 ) -> None:
     own, ranks = found[name], world(name)
     gradient = torch.randn(SHAPE, generator=torch.Generator().manual_seed(7))
-    before = ranks.sent_bytes(0)
+    before = sum(map(ranks.sent_bytes, range(RANKS)))
     ranks.step([{"weight": gradient} for _ in range(RANKS)])
     payload = 4 * PARAMETER.elems / own.ratio
     copies = RANKS - 1 if own.exchange == "all-gather" else 2 * (RANKS - 1) / RANKS
-    sent = ranks.sent_bytes(0) - before
+    sent = (sum(map(ranks.sent_bytes, range(RANKS))) - before) / RANKS  # one rank may lead
     # Headers, padding and shards that do not divide; a size that varies may be smaller.
     assert sent <= 1.02 * copies * payload + 2000
     assert own.exact_size is False or sent >= 0.98 * copies * payload

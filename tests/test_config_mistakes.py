@@ -141,6 +141,53 @@ UNBIASED = {"name": "randomk", "unbiased": True}
             "powersgd has its error feedback built in",
         ),
         (
+            {"compressor": "powersgd", "feedback": {"kind": "ef21"}},
+            'is "ef21", but powersgd has its error feedback built in',
+        ),
+        (
+            {"compressor": "terngrad", "feedback": {"kind": "scaled"}},
+            'is "scaled", but terngrad is no contraction as configured',
+        ),
+        (
+            {
+                "compressor": "topk",
+                "exchange": {"kind": "all_reduce"},
+                "feedback": {"kind": "ef21"},
+            },
+            "for which every payload must reach every rank",
+        ),
+        (
+            {
+                "compressor": "int8",
+                "exchange": {"kind": "scatter_reduce"},
+                "momentum": {"factor": 0.9},
+            },
+            "momentum.factor: is 0.9, but in a scatter-reduce every rank contributes its own shard",
+        ),
+        (
+            {"compressor": "topk", "warmup": {"steps": 1, "densities": [0.2, 0.1]}},
+            "warmup.densities: names 2 densities for 1 steps",
+        ),
+        (
+            {"compressor": "int8", "warmup": {"steps": 4, "densities": [0.2, 0.1]}},
+            "warmup.densities: is given, but int8 has no density",
+        ),
+        (
+            {
+                "compressor": "topk",
+                "warmup": {"steps": 4, "densities": [0.2], "compressor": "bf16"},
+            },
+            "is given beside warmup.compressor = bf16",
+        ),
+        (
+            {"compressor": "signsgd", "feedback": {"kind": "error"}},
+            "signsgd keeps nothing from step to step",
+        ),
+        (
+            {"compressor": {"name": "thc", "feedback": False}, "feedback": {"kind": "error"}},
+            "thc keeps nothing from step to step",
+        ),
+        (
             {"compressor": "topk", "exchange": {"kind": "scatter_reduce"}},
             "the statistics of topk span a whole parameter",
         ),
@@ -154,7 +201,7 @@ UNBIASED = {"name": "randomk", "unbiased": True}
         ),
         (
             {"compressor": "powersgd", "exchange": {"kind": "all_gather"}},
-            "powersgd sums its factors by an all-reduce of its own",
+            "powersgd exchanges in rounds of its own",
         ),
         (
             {

@@ -12,7 +12,15 @@ from compressa.config import ConfigWarning, assign, load_config
 from compressa.config.match import Match
 from compressa.config.rules import matches
 from compressa.parameters import ParameterInfo, Role
-from compressa.wrappers import DenseBelow, ErrorFeedback, Warmup
+from compressa.wrappers import (
+    EF21,
+    DenseBelow,
+    DensitySchedule,
+    ErrorFeedback,
+    FeedbackRule,
+    MomentumCorrection,
+    Warmup,
+)
 
 PARAMETERS = (
     ParameterInfo(0, "embed.weight", (1000, 64), role=Role.EMBEDDING),
@@ -72,13 +80,59 @@ def test_feedback_follows_the_setting() -> None:
 
     unbiased = {"name": "randomk", "unbiased": True}
     assert of("topk") == ErrorFeedback(codec=TopK())
-    assert of("topk", owner=False) == ErrorFeedback(codec=TopK(), owner=False)
+    assert of("topk", owner=False) == ErrorFeedback(codec=TopK(), rule=FeedbackRule(owner=False))
     assert of("topk", kind="none") == TopK()
     assert of(unbiased) == RandomK(unbiased=True)
     assert of("none", kind="error") == NoCompression()
     assert not isinstance(of("bf16"), ErrorFeedback)
     assert isinstance(of("bf16", kind="error"), ErrorFeedback)
     assert of("powersgd").name == "powersgd"
+
+
+def test_feedback_of_every_kind_and_rule_is_built() -> None:
+    def of(compressor: Any, **feedback: Any) -> Any:
+        return assigned({"compressor": compressor, "feedback": feedback})["head.weight"]
+
+    unbiased = {"name": "randomk", "unbiased": True}
+    assert of("topk", kind="ef21") == EF21(codec=TopK())
+    assert of("topk", kind="scaled") == ErrorFeedback(codec=TopK(), scaled=True)
+    assert of(unbiased, kind="scaled") == ErrorFeedback(codec=RandomK(unbiased=True), scaled=True)
+    rule = {"dtype": "int8", "decay": 0.5, "beta": 0.25, "reset_steps": 7}
+    assert of("topk", **rule) == ErrorFeedback(codec=TopK(), rule=FeedbackRule(**rule))
+
+
+def test_momentum_is_for_every_parameter_however_it_travels() -> None:
+    found = assigned(
+        {
+            "compressor": "topk",
+            "momentum": {"factor": 0.8, "clip_norm": 2.0},
+            "dense_below": {"elems": 100},
+            "warmup": {"steps": 5},
+            "rules": [{"match": {"role": "bias"}, "compressor": "none"}],
+        }
+    )
+    hyper: dict[str, Any] = {"factor": 0.8, "clip_norm": 2.0}
+    sparse = MomentumCorrection(compressor=ErrorFeedback(codec=TopK()), **hyper)
+    dense = MomentumCorrection(compressor=NoCompression(), **hyper)
+    assert found["blocks.0.mlp.bias"] == dense
+    head = found["head.weight"]
+    assert (head.steps, head.dense) == (5, dense)
+    assert head.compressor == DenseBelow(compressor=sparse, elems=100, dense=dense)
+
+
+def test_a_warm_up_by_densities_is_for_what_has_one() -> None:
+    found = assigned(
+        {
+            "compressor": "topk",
+            "warmup": {"steps": 40, "densities": [0.25, 0.063]},
+            "rules": [{"match": {"role": "output"}, "compressor": "int8"}],
+        }
+    )
+    scheduled = DensitySchedule(
+        compressor=ErrorFeedback(codec=TopK()), steps=40, densities=(0.25, 0.063)
+    )
+    assert found["embed.weight"] == scheduled
+    assert found["head.weight"] == ErrorFeedback(codec=Int8())
 
 
 def test_a_rule_s_feedback_comes_before_the_general_one() -> None:

@@ -47,7 +47,8 @@ def test_every_compressor_trains_and_replicas_stay_identical(
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_every_compressor_learns_on_two_ranks(compressor: str, two: Group) -> None:
     config = settings(compressor, schedule={"policy": "priority"})
-    results = two.run("_rank_jobs.train", config=config, steps=40, lr=0.1)
+    lr = 0.001 if compressor == "signsgd" else 0.1  # every element moves by as much
+    results = two.run("_rank_jobs.train", config=config, steps=40, lr=lr)
     check_run(results, steps=40)
     losses = results[0]["losses"]
     assert sum(losses[-10:]) < 0.95 * sum(losses[:10])

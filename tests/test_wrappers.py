@@ -14,7 +14,7 @@ from compressa.errors import ConfigError, StateError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld, MassLedger
 from compressa.testing.inputs import MODEL, model_gradients
-from compressa.wrappers import DenseBelow, ErrorFeedback, Warmup
+from compressa.wrappers import DenseBelow, ErrorFeedback, FeedbackRule, Warmup
 
 WEIGHT = ParameterInfo(0, "w", (64, 64))
 BIAS = ParameterInfo(1, "b", (64,))
@@ -56,7 +56,8 @@ def test_feedback_delivers_what_a_codec_alone_loses() -> None:
 def test_owner_feedback_can_be_left_out() -> None:
     sums = {}
     for owner in (True, False):
-        world = LoopbackWorld(3, MODEL, ErrorFeedback(codec=Int4(block=32), owner=owner))
+        compressor = ErrorFeedback(codec=Int4(block=32), rule=FeedbackRule(owner=owner))
+        world = LoopbackWorld(3, MODEL, compressor)
         error = {p.name: torch.zeros(p.shape) for p in MODEL}
         for step in range(30):
             gradients = model_gradients(3, step)

@@ -104,9 +104,9 @@ class ScaleCom(Compressor):
         return bitpack.packed_bytes(self.kept(elems), bitpack.index_width(elems))
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """Values, and the leader's indices."""
+        """Values, and half of the indices: one rank of P sends them, to the P - 1 others."""
         elems = math.prod(shape)
-        return 4 * self.kept(elems) + self.index_bytes(elems)
+        return 4 * self.kept(elems) + self.index_bytes(elems) // 2
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """Two rounds for the unit."""

@@ -15,7 +15,9 @@ from compressa.bench import CASES, Bench, Case, Row, scaling, targets, write
 from compressa.bench.table import TARGET_ELEMS
 from compressa.errors import ConfigError
 
-bench_app = typer.Typer(no_args_is_help=True)
+bench_app = typer.Typer(
+    no_args_is_help=True, epilog="Example: compressa bench kernels --case 'int8*' --json int8.json"
+)
 
 _SIZES = (25e6, 200e6)
 _COLOURS = {"met": "green", "missed": "red"}

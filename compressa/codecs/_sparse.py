@@ -1,5 +1,10 @@
 """What sparse codecs share: how chosen values and their indices are laid out in a payload.
 
+A payload of fixed size has no more than this; one whose number of values depends on the data
+begins with that number:
+
+    count     u32, k; only in payloads of bounded size
+
     values    k little-endian numbers of `value_dtype`, in the order of their indices
     indices   k increasing numbers below n, in one of three formats, each of a size that follows
               from n and k (`compressa.kernels.bitpack`, `compressa.kernels.elias_fano`):
@@ -12,16 +17,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from compressa.codecs.base import Bounded, Codec, Draw, Granularity
 from compressa.errors import ConfigError, PayloadError
-from compressa.kernels import bitpack, elias_fano
+from compressa.kernels import bitpack, elias_fano, topk
 from compressa.kernels.scratch import scratch
 
 ValueDtype = Literal["float32", "float16", "bfloat16"]
@@ -170,3 +178,113 @@ class SparseForm:
 
     def _value_bytes(self, k: int) -> int:
         return k * _DTYPES[self.value_dtype].itemsize
+
+
+_COUNT_BYTES = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class BoundedSparse(Codec):
+    """Values and indices of as many elements as a rule finds, up to a limit.
+
+    Subclasses say how many elements they send at most, and choose them.
+    """
+
+    value_dtype: ValueDtype = "float32"
+    indices: IndexFormat = "auto"
+
+    def __post_init__(self) -> None:
+        self.form  # noqa: B018 - it checks itself
+
+    @cached_property
+    def form(self) -> SparseForm:
+        """How values and indices are laid out."""
+        return SparseForm(self.name, self.value_dtype, self.indices)
+
+    @abstractmethod
+    def most(self, elems: int) -> int:
+        """Return how many of `elems` elements are sent at most."""
+
+    @abstractmethod
+    def select(self, x: F32, indices: U32, values: F32, residual: F32 | None, scale: float) -> int:
+        """Choose some of x + scale * residual, and leave the others in the residual.
+
+        Args:
+            x: The gradient, of at least one element.
+            indices: Receives increasing indices; has room for `most` of them.
+            values: Receives the values.
+            residual: Receives what is not chosen, unscaled; or None.
+            scale: The loss scale.
+
+        Returns:
+            How many were chosen. A NaN must be among them if anything is not finite.
+        """
+
+    @property
+    def size(self) -> Bounded:
+        """The data decide how many are sent."""
+        return Bounded()
+
+    @property
+    def granularity(self) -> Granularity:
+        """The rule looks at the whole parameter."""
+        return Granularity.PARAMETER
+
+    def wire_bytes(self, elems: int) -> int:
+        """The count, and as many values and indices as there can be."""
+        return _COUNT_BYTES + self.form.bytes(self.most(elems), elems)
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        """Choose and pack."""
+        return self._encode(x, None, payload, 1.0)
+
+    def encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float = 1.0,
+    ) -> int:
+        """Add the residual, choose, and leave in the residual what was not sent."""
+        return self._encode(x, residual, payload, scale)
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Unpack, check every index, and scatter."""
+        indices, values = self._read(payload, out.numel())
+        topk.scatter_add(indices, values, out.numpy(), weight=weight)
+
+    def check(self, payload: torch.Tensor, elems: int) -> None:
+        """Check the count, the length and every index."""
+        self._read(payload, elems)
+
+    def _encode(
+        self, x: torch.Tensor, residual: torch.Tensor | None, payload: torch.Tensor, scale: float
+    ) -> int:
+        elems, kept = x.numel(), None if residual is None else residual.numpy()
+        most, count, body = self.most(elems), 0, payload[_COUNT_BYTES:]
+        indices, values = scratch("sparse.indices", most, np.uint32), self.form.values(body, most)
+        if elems:
+            count = self.select(x.numpy(), indices, values, kept, scale)
+        indices, values, length = indices[:count], values[:count], self.form.bytes(count, elems)
+        overflowed = count > 0 and bool(np.isnan(values[0]))  # then the residual is as it was
+        sent = self.form.write(body[:length], elems, indices, values)
+        if kept is not None and not self.form.lossless and not overflowed:
+            topk.return_unsent(kept, indices, values, sent, scale=scale)
+        payload[:_COUNT_BYTES].view(torch.uint32).fill_(count)
+        return _COUNT_BYTES + length
+
+    def _read(self, payload: torch.Tensor, elems: int) -> tuple[U32, F32]:
+        if payload.numel() < _COUNT_BYTES:
+            raise PayloadError(
+                f"{self.name}: a payload of {payload.numel()} bytes arrived, shorter than its count"
+            )
+        count = int(payload[:_COUNT_BYTES].view(torch.uint32).item())
+        if count > self.most(elems):
+            raise PayloadError(
+                f"{self.name}: a payload says it has {count} values, of {elems} elements "
+                f"{self.most(elems)} can be sent"
+            )
+        return self.form.read(payload[_COUNT_BYTES:], elems, count)

@@ -142,6 +142,14 @@ class Codec(Compressor):
         """Whether error feedback is switched on unless the configuration says otherwise."""
         return True
 
+    @property
+    def splits_feedback(self) -> bool:
+        """Whether `encode_feedback` chooses by gradient, residual and loss scale apart.
+
+        Its payload is then not what `encode` makes of their sum.
+        """
+        return False
+
     @abstractmethod
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Write the payload of `x`; return its length in bytes."""

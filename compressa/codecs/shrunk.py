@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from compressa.codecs.base import (
@@ -25,6 +26,8 @@ from compressa.codecs.base import (
     Unbiased,
 )
 from compressa.errors import ConfigError
+from compressa.kernels.feedback import absorb_residual, all_finite
+from compressa.kernels.scratch import scratch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,30 @@ class Shrunk(Codec):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Encode as the codec does."""
         return self.codec.encode(x, payload, draw)
+
+    def encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float = 1.0,
+    ) -> int:
+        """Encode with the residual, in memory that the thread keeps."""
+        corrected, kept, decoded = (
+            torch.from_numpy(scratch(f"shrunk {what}", x.numel(), np.float32))
+            for what in ("corrected", "kept", "decoded")
+        )
+        absorb_residual(corrected.copy_(x).numpy(), residual.numpy(), kept.numpy(), scale)
+        length = self.encode(corrected, payload, draw)
+        self.decode(payload[:length], decoded, draw)
+        whole = all_finite(corrected.numpy())
+        error = corrected.sub_(decoded).mul_(1.0 / scale)
+        if all_finite(error.numpy()):
+            residual.copy_(error)
+        else:
+            torch.where(error.isfinite(), error, kept if whole else residual, out=residual)
+        return length
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         """Decode and scale."""

@@ -36,7 +36,7 @@ class TopK(Codec):
 
     Example:
         >>> TopK(density=0.01).wire_bytes(1_000_000)
-        50704
+        50703
     """
 
     name: ClassVar[str] = "topk"
@@ -105,7 +105,8 @@ class TopK(Codec):
         k, kept = self.kept(x.numel()), None if residual is None else residual.numpy()
         indices, values = scratch("sparse.indices", k, np.uint32), self.form.values(payload, k)
         topk.select_top_k(x.numpy(), k, indices, values, residual=kept, scale=scale)
+        overflowed = k > 0 and bool(np.isnan(values[0]))  # then the residual is as it was
         sent = self.form.write(payload, x.numel(), indices, values)
-        if kept is not None and not self.form.lossless:
+        if kept is not None and not self.form.lossless and not overflowed:
             topk.return_unsent(kept, indices, values, sent, scale=scale)
         return payload.numel()

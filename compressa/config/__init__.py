@@ -2,7 +2,7 @@
 
 from compressa.config.compare import ABSENT, first_difference
 from compressa.config.emit import config_toml
-from compressa.config.load import load_config
+from compressa.config.load import Source, load_config, recompressed
 from compressa.config.match import Match, Rule
 from compressa.config.model import Config
 from compressa.config.roles import infer_roles, parameter_infos
@@ -13,6 +13,7 @@ from compressa.config.sections import (
     Engine,
     Exchange,
     Feedback,
+    Momentum,
     Schedule,
     Trace,
     Warmup,
@@ -27,8 +28,10 @@ __all__ = [
     "Exchange",
     "Feedback",
     "Match",
+    "Momentum",
     "Rule",
     "Schedule",
+    "Source",
     "Trace",
     "Warmup",
     "assign",
@@ -38,4 +41,5 @@ __all__ = [
     "infer_roles",
     "load_config",
     "parameter_infos",
+    "recompressed",
 ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from compressa.codecs.base import Biased, Codec, Unbiased
 from compressa.compressor import Compressor, Granularity
 from compressa.config.mistakes import Mistake, Path
+from compressa.wrappers.density_schedule import has_density
 
 if TYPE_CHECKING:
     from compressa.config.model import Config
@@ -37,6 +38,9 @@ def conflicts(config: Config) -> list[Mistake]:
         found += _feedback_conflicts(use)
         found += _kind_conflicts(use, config.exchange.kind)
         found += _sum_conflicts(use, config.exchange.kind)
+        found += _estimate_conflicts(use, config.exchange.kind)
+    found += _momentum_conflicts(config)
+    found += _warmup_conflicts(config)
     # Two rules may run into the same wall.
     return list(dict.fromkeys(found))
 
@@ -53,32 +57,40 @@ def _uses(config: Config) -> Iterator[_Use]:
             rule.feedback or kind,
             (*place, "feedback") if own else path,
         )
-    if config.warmup.steps:
+    if config.warmup.steps and not config.warmup.densities:
         yield _Use(("warmup", "compressor"), config.warmup.compressor.build(), kind, path)
 
 
 def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:
     involves = (use.path, use.feedback_path)
-    if use.feedback == "none" and not isinstance(use.compressor, Codec):
+    if use.compressor.built_in_feedback and use.feedback in ("none", "ef21"):
         yield Mistake(
             use.feedback_path,
-            f'is "none", but {use.name} has its error feedback built in; use "auto"',
+            f'is "{use.feedback}", but {use.name} has its error feedback built in; use "auto"',
             involves,
         )
-    if use.feedback == "error" and isinstance(use.compressor, Codec):
+    plain = not isinstance(use.compressor, Codec) and not use.compressor.built_in_feedback
+    if plain and use.feedback not in ("auto", "none"):
+        yield Mistake(
+            use.feedback_path,
+            f'is "{use.feedback}", but {use.name} keeps nothing from step to step; use "auto"',
+            involves,
+        )
+    if use.feedback not in ("auto", "none") and isinstance(use.compressor, Codec):
         bias = use.compressor.bias(_TYPICAL_ELEMS)
-        if isinstance(bias, Unbiased):
+        if isinstance(bias, Unbiased) and use.feedback == "error":
             yield Mistake(
                 use.feedback_path,
                 f'is "error", but {use.name} is unbiased as configured, and its residual would '
-                f'grow without bound; use "auto" or "none", or the biased form of {use.name}',
+                f'grow without bound; use "auto", "scaled" or "none", or the biased form of '
+                f"{use.name}",
                 involves,
             )
         if isinstance(bias, Biased):
             yield Mistake(
                 use.feedback_path,
-                f'is "error", but {use.name} is no contraction as configured, and its residual '
-                'would grow without bound; use "auto" or "none"',
+                f'is "{use.feedback}", but {use.name} is no contraction as configured, and its '
+                'error would grow without bound; use "auto" or "none"',
                 involves,
             )
 
@@ -96,13 +108,64 @@ def _kind_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
 def _sum_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
     """What a sum rounds away on its way would be in nobody's residual."""
     sums = use.compressor.reduce if isinstance(use.compressor, Codec) else None
-    if use.feedback == "error" and kind == "all_reduce" and sums and sums.dtype.itemsize < 4:
+    fed = use.feedback in ("error", "scaled")
+    if fed and kind == "all_reduce" and sums and sums.dtype.itemsize < 4:
         yield Mistake(
             use.feedback_path,
-            f'is "error", but the sum of {use.name} by exchange.kind = "all_reduce" rounds in '
-            f'{str(sums.dtype).removeprefix("torch.")}, which no residual can keep; use "none", or '
-            'exchange.kind = "auto"',
+            f'is "{use.feedback}", but the sum of {use.name} by exchange.kind = "all_reduce" '
+            f"rounds in {str(sums.dtype).removeprefix('torch.')}, which no residual can keep; use "
+            '"none", or exchange.kind = "auto"',
             (use.feedback_path, _KIND),
+        )
+
+
+def _estimate_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
+    """Whoever shall keep the mean of all estimates must see every change."""
+    if use.feedback == "ef21" and kind in ("all_reduce", "scatter_reduce"):
+        yield Mistake(
+            use.feedback_path,
+            f'is "ef21", for which every payload must reach every rank, but exchange.kind is '
+            f'"{kind}"; use exchange.kind = "auto"',
+            (use.feedback_path, _KIND),
+        )
+
+
+def _momentum_conflicts(config: Config) -> Iterator[Mistake]:
+    if config.momentum.factor and config.exchange.kind == "scatter_reduce":
+        place: Path = ("momentum", "factor")
+        yield Mistake(
+            place,
+            f"is {config.momentum.factor:g}, but in a scatter-reduce every rank contributes its "
+            'own shard whole, which leaves no velocity there; use exchange.kind = "auto"',
+            (place, _KIND),
+        )
+
+
+def _warmup_conflicts(config: Config) -> Iterator[Mistake]:
+    """A schedule of densities takes the place of another compressor."""
+    warm, place = config.warmup, ("warmup", "densities")
+    if not warm.densities:
+        return
+    if warm.steps < len(warm.densities):
+        yield Mistake(
+            place,
+            f"names {len(warm.densities)} densities for {warm.steps} steps; each needs a step",
+            (place, ("warmup", "steps")),
+        )
+    if warm.compressor.name != "none":
+        yield Mistake(
+            place,
+            f"is given beside warmup.compressor = {warm.compressor.name}; only one of them can "
+            "send the first steps",
+            (place, ("warmup", "compressor")),
+        )
+    builds = [config.compressor.build(), *(rule.compressor.build() for rule in config.rules)]
+    if not any(has_density(compressor) for compressor in builds):
+        yield Mistake(
+            place,
+            f"is given, but {', '.join(dict.fromkeys(c.name for c in builds))} has no density; use "
+            "warmup.compressor, or a sparse compressor",
+            (place,),
         )
 
 
@@ -111,7 +174,7 @@ def _why_not(compressor: Compressor, kind: str) -> str:
     name = compressor.name
     if not isinstance(compressor, Codec):
         own = kind not in ("auto", "all_reduce")
-        return f"{name} sums its factors by an all-reduce of its own" if own else ""
+        return f"{name} exchanges in rounds of its own" if own else ""
     whole = compressor.granularity in (Granularity.PARAMETER, Granularity.MATRIX)
     if kind == "scatter_reduce" and whole:
         return f"the statistics of {name} span a whole parameter, which no rank may cut"

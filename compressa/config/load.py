@@ -22,7 +22,14 @@ _NOTHING: Mapping[str, Any] = {"match": {"name": "*"}, "compressor": {"name": "n
 """A rule that cannot be in conflict with anything."""
 
 
-def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | Config) -> Config:
+Source = str | os.PathLike[str] | Mapping[str, Any] | Config
+"""Where a configuration comes from."""
+
+# The sections that say how gradients are compressed, and can change in mid-run.
+_COMPRESSION = {"compressor", "rules", "feedback", "momentum", "warmup", "dense_below"}
+
+
+def load_config(source: Source) -> Config:
     """Read and check a configuration.
 
     Args:
@@ -50,6 +57,26 @@ def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | Config) -> 
     text = _read(where)
     raw = _parse(text, where)
     return _validate(raw, where, key_lines(text, raw))
+
+
+def recompressed(config: Config, wanted: Config) -> Config:
+    """Return a configuration with the compression of another, and all else as it is.
+
+    Args:
+        config: What is in force.
+        wanted: What else it sets must be as in `config`.
+
+    Raises:
+        ConfigError: It sets something else that can not change, or its compression does not fit.
+    """
+    for name in sorted(wanted.model_fields_set - _COMPRESSION):
+        if getattr(wanted, name) != getattr(config, name):
+            raise ConfigError(
+                f"{name}: can not change in mid-run; only {', '.join(sorted(_COMPRESSION))} can. "
+                "Leave it out, or register a new model"
+            )
+    changed = wanted.model_dump(mode="json", include=_COMPRESSION)
+    return load_config({**config.model_dump(mode="json", exclude=_COMPRESSION), **changed})
 
 
 def _read(where: str) -> str:

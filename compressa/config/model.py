@@ -17,6 +17,7 @@ from compressa.config.sections import (
     Engine,
     Exchange,
     Feedback,
+    Momentum,
     Schedule,
     Trace,
     Warmup,
@@ -45,6 +46,7 @@ class Config(Section):
         default=(), description="Exceptions for some parameters; the first that matches decides."
     )
     feedback: Feedback = Field(default_factory=Feedback)
+    momentum: Momentum = Field(default_factory=Momentum)
     warmup: Warmup = Field(default_factory=Warmup)
     dense_below: DenseBelow = Field(default_factory=DenseBelow)
     exchange: Exchange = Field(default_factory=Exchange)

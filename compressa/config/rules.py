@@ -8,12 +8,22 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from compressa.codecs.base import Codec, Contraction
+from compressa.codecs.none import NoCompression
 from compressa.compressor import Compressor
 from compressa.config.choices import CompressorChoice
 from compressa.config.match import Match, Rule
 from compressa.config.model import Config
 from compressa.parameters import ParameterInfo, Role
-from compressa.wrappers import DenseBelow, ErrorFeedback, Warmup
+from compressa.wrappers import (
+    EF21,
+    DenseBelow,
+    DensitySchedule,
+    ErrorFeedback,
+    FeedbackRule,
+    MomentumCorrection,
+    Warmup,
+)
+from compressa.wrappers.density_schedule import has_density
 
 
 class ConfigWarning(UserWarning):
@@ -24,8 +34,8 @@ def assign(config: Config, parameters: Sequence[ParameterInfo]) -> dict[str, Com
     """Return the compressor of each parameter, with all its wrappers.
 
     Parameters with equal settings get equal compressors, so that they can share a unit. From
-    the outside in: `Warmup`, `DenseBelow`, `ErrorFeedback`, the compressor itself; each only
-    where it has an effect.
+    the outside in: `Warmup` or `DensitySchedule`, `DenseBelow`, `MomentumCorrection`,
+    `ErrorFeedback` or `EF21`, the compressor itself; each only where it has an effect.
 
     Args:
         config: The configuration.
@@ -72,24 +82,56 @@ def _build(config: Config, index: int | None) -> Compressor:
     rule = None if index is None else config.rules[index]
     choice = rule.compressor if rule else config.compressor
     kind = (rule and rule.feedback) or config.feedback.kind
-    compressor = _with_feedback(config, choice, kind)
+    compressor = _wrapped(config, choice, kind)
     if config.dense_below.elems and choice.name != "none":
-        compressor = DenseBelow(compressor=compressor, elems=config.dense_below.elems)
-    warm = config.warmup
-    if warm.steps and warm.compressor != choice:
-        dense = _with_feedback(config, warm.compressor, config.feedback.kind)
-        compressor = Warmup(compressor=compressor, steps=warm.steps, dense=dense)
-    return compressor
+        dense = _with_momentum(config, NoCompression())
+        compressor = DenseBelow(compressor=compressor, elems=config.dense_below.elems, dense=dense)
+    return _with_warmup(config, compressor, choice)
+
+
+def _wrapped(config: Config, choice: CompressorChoice, kind: str) -> Compressor:
+    return _with_momentum(config, _with_feedback(config, choice, kind))
 
 
 def _with_feedback(config: Config, choice: CompressorChoice, kind: str) -> Compressor:
     compressor = choice.build()
     if not isinstance(compressor, Codec):
         return compressor  # has its own feedback built in
-    wanted = kind == "error" or (kind == "auto" and compressor.error_feedback)
+    wanted = kind not in ("auto", "none") or (kind == "auto" and compressor.error_feedback)
     if not wanted or compressor.bias(1) == Contraction(1.0) == compressor.bias(1 << 20):
         return compressor  # nothing is ever left to feed back
-    return ErrorFeedback(codec=compressor, owner=config.feedback.owner)
+    if kind == "ef21":
+        return EF21(codec=compressor)
+    own = config.feedback
+    rule = FeedbackRule(
+        owner=own.owner,
+        dtype=own.dtype,
+        decay=own.decay,
+        beta=own.beta,
+        reset_steps=own.reset_steps,
+    )
+    return ErrorFeedback(codec=compressor, rule=rule, scaled=kind == "scaled")
+
+
+def _with_momentum(config: Config, compressor: Compressor) -> Compressor:
+    own = config.momentum
+    if not own.factor:
+        return compressor
+    return MomentumCorrection(
+        compressor=compressor, factor=own.factor, masking=own.masking, clip_norm=own.clip_norm
+    )
+
+
+def _with_warmup(config: Config, compressor: Compressor, choice: CompressorChoice) -> Compressor:
+    warm = config.warmup
+    if warm.densities:
+        if not has_density(compressor):
+            return compressor
+        return DensitySchedule(compressor=compressor, steps=warm.steps, densities=warm.densities)
+    if warm.steps and warm.compressor != choice:
+        dense = _wrapped(config, warm.compressor, config.feedback.kind)
+        return Warmup(compressor=compressor, steps=warm.steps, dense=dense)
+    return compressor
 
 
 def _no_effect(index: int, rule: Rule, parameters: Sequence[ParameterInfo]) -> str:

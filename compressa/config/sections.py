@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Lt
+from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator, Field, JsonValue
 
-from compressa.config.base import Section
+from compressa.config.base import Listed, Section
 from compressa.config.choices import AnyCompressor, choice
 from compressa.config.sizes import Bytes
 
-FeedbackKind = Literal["auto", "error", "none"]
+FeedbackKind = Literal["auto", "error", "scaled", "ef21", "none"]
 ExchangeKind = Literal["auto", "all_reduce", "all_gather", "scatter_reduce"]
 
 NONE: dict[str, JsonValue] = {"default": {"name": "none"}}
@@ -29,10 +29,40 @@ class Feedback(Section):
     kind: FeedbackKind = Field(
         default="auto",
         description="auto: as the compressor needs; error: keep it and send it later, with any "
-        "compressor; none: lose it.",
+        "compressor; scaled: as error, and unbiased ones are scaled by 1 / (1 + omega) for it; "
+        "ef21: send changes of an estimate instead; none: lose it.",
     )
     owner: bool = Field(
         default=True, description="In a scatter-reduce, the owner keeps the error of the mean too."
+    )
+    dtype: Literal["float32", "bfloat16", "int8"] = Field(
+        default="float32",
+        description="What residuals are kept as; int8: with a unit for each block of 256.",
+    )
+    decay: Annotated[float, Ge(0), Le(1)] = Field(
+        default=1.0, description="What a residual is multiplied by before it is added."
+    )
+    beta: Annotated[float, Gt(0), Le(1)] = Field(
+        default=1.0, description="Share of the new error in a residual; less than 1 averages."
+    )
+    reset_steps: Annotated[int, Ge(0)] = Field(
+        default=0, description="Residuals are dropped in every so manieth step; 0 for never."
+    )
+
+
+class Momentum(Section):
+    """Momentum before compression, in place of the optimizer's, which must have none then."""
+
+    factor: Annotated[float, Ge(0), Lt(1)] = Field(
+        default=0.0, description="Share of the velocity that stays in each step; 0 for no momentum."
+    )
+    masking: bool = Field(
+        default=True, description="The velocity starts anew where something was sent."
+    )
+    clip_norm: Annotated[float, Gt(0)] | None = Field(
+        default=None,
+        description="Norm to which each parameter's gradient is cut before it is added, times "
+        "P^-1/2 for P ranks. Not given: nothing is cut.",
     )
 
 
@@ -42,6 +72,14 @@ class Warmup(Section):
     steps: Annotated[int, Ge(0)] = Field(default=0, description="Number of such steps; 0 for none.")
     compressor: AnyCompressor = Field(
         default_factory=none, description="What sends them.", json_schema_extra=NONE
+    )
+    densities: Annotated[
+        tuple[Annotated[float, Gt(0), Le(1)], ...],
+        Listed(),
+    ] = Field(
+        default=(),
+        description="In place of that: the densities that a sparse compressor has in turn in these "
+        "steps, which are shared out equally.",
     )
 
 

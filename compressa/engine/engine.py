@@ -30,6 +30,7 @@ from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
 from compressa.tracing import Tracer
 from compressa.transports.base import Transport
+from compressa.wrappers import Flushed, Warmup
 
 _CLOSE_S = 5.0
 
@@ -79,10 +80,11 @@ class Engine:
         )
         self._communication.observe(self._carried)
         self._expected = 0
+        self._switch_step: int | None = None
         # All state is there from the start, so that checkpoints of any step hold the same.
         try:
-            for step in sorted({b for c in compressors.values() for b in c.breakpoints}):
-                self._build(step)
+            for step in sorted(_breakpoints(compressors)):
+                self._build(step, compressors, self.state)
             self._phase = self._enter(0)
         except BaseException:
             self._communication.close(_CLOSE_S)
@@ -161,6 +163,35 @@ class Engine:
         with self._lock:
             self._give_back()
 
+    def attempt(self, compressors: Mapping[str, Compressor]) -> None:
+        """Raise what would go wrong if other compressors were in force; change nothing."""
+        for step in sorted({0, *_breakpoints(compressors)}):
+            self._build(step, compressors, State())
+
+    def switch(self, compressors: Mapping[str, Compressor], step: int) -> None:
+        """Have other compressors in force from a step on, the same on every rank.
+
+        Residuals are keyed by parameter, and so are handed over; what the new compressors do not
+        keep is added to the first gradient. Other state that they do not keep is dropped.
+
+        Args:
+            compressors: By parameter name.
+            step: The first step that they are for; it must not have begun.
+
+        Raises:
+            StateError: The step has begun.
+        """
+        with self._lock:
+            if step < self._expected:
+                raise StateError(f"step {step} can not have other compressors: it has begun")
+            after = {name: Flushed(compressor=new) for name, new in compressors.items()}
+            self._compressors = {
+                name: Warmup(dense=before, compressor=after[name], steps=step)
+                for name, before in self._compressors.items()
+            }
+            self._phase.end(step)
+            self._switch_step = step
+
     def close(self) -> None:
         """End threads and transports. Ranks may close at different times."""
         if self._error is None:
@@ -199,20 +230,32 @@ class Engine:
             for unit in phase.units:
                 unit.aggregator.rollback(self._turn)
 
-    def _build(self, step: int) -> Phase:
+    def _build(self, step: int, compressors: Mapping[str, Compressor], state: State) -> Phase:
         exchange, engine = self._config.exchange, self._config.engine
         transport = self._transport
-        world = World(transport.rank, transport.size, engine.seed, exchange.kind, self.state)
-        return Phase(self.parameters, self._compressors, step, exchange, world, transport)
+        world = World(transport.rank, transport.size, engine.seed, exchange.kind, state)
+        return Phase(self.parameters, compressors, step, exchange, world, transport)
 
     def _enter(self, step: int) -> Phase:
         """Begin a phase, or a stretch of steps that does not follow on the last one."""
-        phase = self._build(step)
+        phase = self._build_in_force(step)
         plan = phase.plan(self._config.schedule.policy)
         ordered = phase.ordered(plan)
         if self._control is not None:
             agree_on_order(self._control, step, ordered, self._config.exchange.deadline_s)
         self._communication.follow(plan, ordered)
+        return phase
+
+    def _build_in_force(self, step: int) -> Phase:
+        """Build a phase; at a switch, drop state that neither it nor a later one asks for."""
+        if self._switch_step is None or step < self._switch_step:
+            return self._build(step, self._compressors, self.state)
+        self._switch_step = None
+        self.state.claimed.clear()
+        for later in sorted(b for b in _breakpoints(self._compressors) if b > step):
+            self._build(later, self._compressors, self.state)
+        phase = self._build(step, self._compressors, self.state)
+        self.state.forget()
         return phase
 
     def _arrive(self, gradients: Mapping[str, torch.Tensor], ticket: Future[None]) -> list[int]:
@@ -292,3 +335,7 @@ class Engine:
 
     def _unit(self, task: Task) -> UnitRuntime:
         return self._phase.units[task.unit]
+
+
+def _breakpoints(compressors: Mapping[str, Compressor]) -> set[int]:
+    return {step for compressor in compressors.values() for step in compressor.breakpoints}

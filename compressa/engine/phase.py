@@ -63,6 +63,10 @@ class Phase:
         before_end = self._end_step is None or step < self._end_step
         return self._first_step <= step and before_end
 
+    def end(self, step: int) -> None:
+        """End before a step, which something else is in force from."""
+        self._end_step = step if self._end_step is None else min(step, self._end_step)
+
     def plan(self, policy: str) -> Plan:
         """Plan a step with one of the schedulers' policies."""
         steps = [

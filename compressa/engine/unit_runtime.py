@@ -76,5 +76,8 @@ class UnitRuntime:
 
 def _label(compressor: Compressor) -> str:
     """Name the algorithm, not its wrapper."""
-    inner = getattr(compressor, "codec", compressor)
-    return str(inner.name)
+    for wrapped in ("codec", "compressor"):
+        inner = getattr(compressor, wrapped, None)
+        if isinstance(inner, Compressor):
+            return _label(inner)
+    return compressor.name

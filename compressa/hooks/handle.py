@@ -13,17 +13,26 @@ import torch
 import torch.distributed as dist
 
 from compressa import checkpoint
-from compressa.config import Config
+from compressa.compressor import Compressor
+from compressa.config import (
+    Config,
+    Source,
+    assign,
+    first_difference,
+    load_config,
+    recompressed,
+)
 from compressa.engine import startup
 from compressa.engine.engine import Engine
 from compressa.engine.stats import Stats
-from compressa.errors import CompressaError, StateError
+from compressa.errors import CompressaError, ConfigError, StateError
 
 _STEP = "step"
+_STEPS_AHEAD = 2
 
 
 class Handle:
-    """Statistics, checkpoints and the end of one registration.
+    """Statistics, checkpoints, switches and the end of one registration.
 
     Residuals are *rank-local*: every rank keeps what it has not yet sent. `save` and `load`
     are collective and handle that; `state_dict` gives this rank's part only.
@@ -136,6 +145,58 @@ class Handle:
         # Every rank could read its part: only now does any of them change.
         checkpoint.fill(state, values)
         self.next_step = int(steps[0])
+
+    def switch(self, source: Source, at_step: int | None = None) -> int:
+        """Compress in another way from a step on. Collective; call it between two steps.
+
+        Residuals go over to the new compressors; what those do not keep is added to the first
+        gradient, so that nothing is lost. A checkpoint of a later step goes with the new
+        configuration.
+
+        Args:
+            source: A TOML file's path, a mapping, or a `Config`. Only how gradients are compressed
+                can change: compressor, rules, feedback, momentum, warmup (whose steps count from
+                step 0) and dense_below. What else it says must be what is in force.
+            at_step: The first step; at least two ahead, as it is if not given.
+
+        Returns:
+            The first step.
+
+        Raises:
+            ConfigError: The configuration is wrong, or differs between ranks; on every rank.
+            StateError: The step is too near, or another rank can not switch; on every rank.
+
+        Example:
+            >>> handle.switch({"compressor": "int8"}, at_step=1000)  # doctest: +SKIP
+        """
+        step = self.next_step + _STEPS_AHEAD if at_step is None else at_step
+        wanted: list[tuple[Config, dict[str, Compressor]]] = []
+
+        def prepare() -> str:
+            if step < self.next_step + _STEPS_AHEAD:
+                raise StateError(
+                    f"step {step} is too near: the next step is {self.next_step}, and a switch "
+                    f"takes {_STEPS_AHEAD} steps' notice; use {self.next_step + _STEPS_AHEAD}"
+                )
+            config = recompressed(self.config, load_config(source))
+            compressors = assign(config, self._engine.parameters)
+            self._engine.attempt(compressors)
+            wanted.append((config, compressors))
+            own = {"step": step, "next_step": self.next_step, "config": config.canonical()}
+            return json.dumps({**own, "library": config.plugin_versions()})
+
+        answers = [json.loads(text) for text in self._together("switch", prepare)]
+        for rank, answer in enumerate(answers):
+            difference = first_difference(answers[0], answer)
+            if difference is not None:
+                path, first, value = difference
+                raise ConfigError(
+                    f"the ranks differ in {path}: rank 0 would switch with {first!r}, rank {rank} "
+                    f"with {value!r}; call handle.switch alike on every rank"
+                )
+        self.config, compressors = wanted[0]
+        self._engine.switch(compressors, step)
+        return step
 
     def close(self) -> None:
         """End all threads. The model must not be trained with this hook afterwards."""

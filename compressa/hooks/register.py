@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from os import PathLike
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from compressa.compressor import Compressor
-from compressa.config import Config, assign, load_config, parameter_infos
+from compressa.config import Config, Source, assign, load_config, parameter_infos
 from compressa.engine import startup
 from compressa.engine.control import Control
 from compressa.engine.engine import Engine
@@ -21,8 +20,6 @@ from compressa.hooks.ddp import DDPHook, ddp_hook
 from compressa.hooks.handle import Handle
 from compressa.parameters import ParameterInfo
 from compressa.transports.alone import Alone
-
-Source = str | PathLike[str] | Mapping[str, Any] | Config
 
 _registered: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 

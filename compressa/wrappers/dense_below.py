@@ -41,6 +41,16 @@ class DenseBelow(Compressor):
         """The compressor's."""
         return self.compressor.block_elems
 
+    @property
+    def shared_stream(self) -> bool:
+        """The compressor's."""
+        return self.compressor.shared_stream
+
+    @property
+    def conserves_mass(self) -> bool:
+        """The compressor's."""
+        return self.compressor.conserves_mass
+
     def for_parameter(self, parameter: ParameterInfo) -> Compressor:
         """Choose by the parameter's size."""
         if parameter.elems < self.elems:

@@ -7,12 +7,15 @@ so that sum_t decode(c_t) + e_T = sum_t g_t (Seide et al., 2014; Karimireddy et 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from compressa.aggregators.base import Aggregator, World
+from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.single import single
-from compressa.codecs.base import Codec, Unbiased
+from compressa.codecs.base import Biased, Codec, Unbiased
+from compressa.codecs.shrunk import Shrunk
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
@@ -20,38 +23,69 @@ from compressa.parameters import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorFeedback(Compressor):
-    """A codec with residuals, in float32 and unscaled, one per parameter and rank.
+    """A codec with residuals, unscaled, one per parameter and rank.
 
     Args:
-        codec: What compresses. It must be a contraction: the residual of an unbiased
-            quantiser grows without bound.
-        owner: In scatter-reduce, also keep the error of the owner's encode of the mean.
+        codec: What compresses. It must be a contraction, or with `scaled` unbiased: the residual
+            of any other quantiser grows without bound.
+        rule: How residuals are kept: their dtype, decay and resets, and whether the owner of a
+            shard keeps the error of the mean. By default in float32, and all that is lost.
+        scaled: Multiply what an unbiased codec decodes to by 1 / (1 + omega), which makes it a
+            contraction.
 
     Raises:
-        ConfigError: The codec is unbiased.
+        ConfigError: The codec is no contraction, and can not be made one.
     """
 
     name: ClassVar[str] = "error_feedback"
 
     codec: Codec
-    owner: bool = True
+    rule: FeedbackRule = field(default_factory=FeedbackRule)
+    scaled: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.codec.bias(1 << 20), Unbiased):
+        bias = self.codec.bias(1 << 20)
+        if isinstance(bias, Unbiased) and not self.scaled:
             raise ConfigError(
                 f"{self.codec.name}: this form is unbiased, and unscaled error feedback on an "
-                'unbiased quantiser diverges; set feedback.kind = "none", or use the biased form'
+                'unbiased quantiser diverges; set feedback.kind = "none" or "scaled", or use the '
+                "biased form"
+            )
+        if isinstance(bias, Biased):
+            raise ConfigError(
+                f"{self.codec.name}: this form is no contraction, its error may be longer than the "
+                'gradient, and error feedback would add that up; set feedback.kind = "none"'
             )
 
     @property
+    def contraction(self) -> Codec:
+        """The codec, scaled if it is unbiased."""
+        unbiased = isinstance(self.codec.bias(1 << 20), Unbiased)
+        return Shrunk(codec=self.codec) if unbiased else self.codec
+
+    @property
     def granularity(self) -> Granularity:
-        """The codec's."""
-        return self.codec.granularity
+        """The codec's, unless residuals are kept in blocks."""
+        own = self.codec.granularity
+        blocks = self.rule.block_elems > 1 and own is Granularity.ELEMENT
+        return Granularity.BLOCK if blocks else own
 
     @property
     def block_elems(self) -> int:
+        """The least that both the codec and the residuals can be cut at."""
+        if self.granularity is not Granularity.BLOCK:
+            return self.codec.block_elems
+        return math.lcm(self.codec.block_elems, self.rule.block_elems)
+
+    @property
+    def shared_stream(self) -> bool:
         """The codec's."""
-        return self.codec.block_elems
+        return self.codec.shared_stream
+
+    @property
+    def conserves_mass(self) -> bool:
+        """Not where residuals lose something themselves, or the owner keeps none."""
+        return self.rule.conserves_mass
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
         """The codec's."""
@@ -59,4 +93,4 @@ class ErrorFeedback(Compressor):
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """The codec's, with residuals."""
-        return single(self.codec, layout, world, worker_feedback=True, owner_feedback=self.owner)
+        return single(self.contraction, layout, world, feedback=self.rule)

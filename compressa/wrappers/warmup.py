@@ -47,6 +47,16 @@ class Warmup(Compressor):
         return self.compressor.block_elems
 
     @property
+    def shared_stream(self) -> bool:
+        """The compressor's."""
+        return self.compressor.shared_stream
+
+    @property
+    def conserves_mass(self) -> bool:
+        """The compressor's."""
+        return self.compressor.conserves_mass
+
+    @property
     def breakpoints(self) -> tuple[int, ...]:
         """The end of the warm-up, and what the wrapped compressors have."""
         inner = {*self.compressor.breakpoints, *self.dense.breakpoints}

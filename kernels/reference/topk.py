@@ -37,4 +37,4 @@ def return_unsent(
     arrived = np.where(np.isfinite(sent), sent, np.float32(0))
     lost = remainder(exact, arrived, scale)
     known = np.isfinite(exact)
-    residual[indices[known]] = lost[known]
+    residual[indices[known]] += lost[known]

@@ -1,0 +1,94 @@
+"""threshold: every element that is large enough (Strom, 2015; Dutta et al., 2020).
+
+Strom, "Scalable Distributed DNN Training Using Commodity GPU Cloud Computing", Interspeech 2015,
+sends what exceeds a fixed threshold, as the threshold with a sign. Dutta et al., "On the
+Discrepancy between the Theoretical Analysis and Practical Implementations of Compressed
+Communication for Distributed Deep Learning", AAAI 2020, send the value itself, as is done here: it
+is never further from the truth, and the residual of what was sent is 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, get_args
+
+from annotated_types import Gt, Le
+
+from compressa.codecs._sparse import F32, U32, BoundedSparse
+from compressa.codecs.base import Contraction
+from compressa.errors import ConfigError
+from compressa.kernels import select
+
+Unit = Literal["absolute", "rms", "max"]
+
+_KERNEL_UNITS: dict[Unit, select.Unit] = {"absolute": "one", "rms": "rms", "max": "max"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold(BoundedSparse):
+    """Send the elements with |x| >= t; of more than max_density * n, the largest.
+
+    t is `threshold`, times the root mean square or the largest magnitude of x if `unit` says so.
+    An absolute threshold is compared with gradients and residuals as they are without a loss scale,
+    if there are residuals.
+
+    Wire format: u32 k; k little-endian values in `value_dtype`, in the order of their indices;
+    then the indices as in `topk`. Bias: a contraction with delta >= 1 / n for `unit` "max"; else
+    with delta >= 0, because it may send nothing at all. A scope with a NaN or an infinity sends one
+    NaN.
+
+    Args:
+        value_dtype: Dtype of the values on the wire; what a cast loses stays in the residual.
+        indices: Format of the indices.
+        threshold: The smallest magnitude that is sent, in units.
+        unit: What the threshold is a multiple of: 1, or a statistic of the parameter's gradient.
+        max_density: Largest share of the elements that is sent.
+
+    Example:
+        >>> Threshold(max_density=0.01).wire_bytes(1_000_000)
+        50707
+    """
+
+    name: ClassVar[str] = "threshold"
+    wire_id: ClassVar[int] = 13
+
+    threshold: Annotated[float, Gt(0)] = 0.01
+    unit: Unit = "absolute"
+    max_density: Annotated[float, Gt(0), Le(1)] = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.unit not in get_args(Unit):
+            known = ", ".join(get_args(Unit))
+            raise ConfigError(f"threshold: unit must be one of {known}, got {self.unit!r}")
+        if not 0 < self.threshold < float("inf"):
+            raise ConfigError(f"threshold: threshold must be positive, got {self.threshold}")
+        if self.unit == "max" and self.threshold > 1:
+            raise ConfigError(
+                f"threshold: no element reaches {self.threshold} times the largest; with "
+                'unit = "max", threshold must be at most 1'
+            )
+        if not 0 < self.max_density <= 1:
+            raise ConfigError(f"threshold: max_density must be in (0, 1], got {self.max_density}")
+
+    @property
+    def splits_feedback(self) -> bool:
+        """An absolute threshold is unscaled, as residuals are."""
+        return self.unit == "absolute"
+
+    def most(self, elems: int) -> int:
+        """Return max_density * n, at least one."""
+        return min(elems, max(1, round(self.max_density * elems)))
+
+    def bias(self, elems: int) -> Contraction:
+        """The largest is sent where the threshold is at most that; else there is no promise."""
+        if self.unit != "max":
+            return Contraction(0.0)
+        return Contraction((1.0 - self.form.rounding**2) / max(elems, 1))
+
+    def select(self, x: F32, indices: U32, values: F32, residual: F32 | None, scale: float) -> int:
+        """Compare with the threshold."""
+        unit = _KERNEL_UNITS[self.unit]
+        return select.select_above(
+            x, self.threshold, indices, values, unit=unit, residual=residual, scale=scale
+        )

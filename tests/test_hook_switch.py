@@ -1,0 +1,87 @@
+"""A compressor is changed in mid-run: all ranks agree, and nothing is lost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _ranks import Group, same, settings
+
+pytestmark = pytest.mark.ranks
+
+ROUNDING = 2e-6
+
+
+def test_mass_survives_switches_between_compressors(two: Group, tmp_path: Path) -> None:
+    switches = [
+        (2, {"compressor": "int8"}, 5),
+        (6, {"compressor": "none"}, None),
+        (8, {"compressor": "topk", "feedback": {"kind": "error"}}, 11),
+        (13, {"compressor": "none"}, 15),
+    ]
+    config = settings("topk")
+    results = two.run(
+        "_rank_jobs_switch.switching",
+        config=config,
+        switches=switches,
+        steps=18,
+        folder=str(tmp_path),
+    )
+    for result in results:
+        assert max(result["errors"]) < 3 * ROUNDING
+        assert result["began"] == [5, 8, 11, 15]
+        assert {"topk", "int8", "none"} <= set(result["compressors"])
+        # What topk and int8 kept is gone with the first dense gradient, and comes again.
+        assert all(result["kept"][step] > 0 for step in (4, 7, 12, 14))
+        assert result["kept"][8] == result["kept"][15] == 0
+        assert result["loaded_step"] == 18
+    same([r["digest"] for r in results])
+
+
+def test_state_that_nobody_keeps_any_more_is_dropped(two: Group, tmp_path: Path) -> None:
+    config = settings("topk", momentum={"factor": 0.5}, feedback={"dtype": "bfloat16"})
+    results = two.run(
+        "_rank_jobs_switch.switching",
+        config=config,
+        switches=[(1, {"compressor": "topk", "momentum": {}, "feedback": {}}, 3)],
+        steps=5,
+        folder=str(tmp_path),
+    )
+    for result in results:
+        assert not any("momentum/" in key for key in result["keys"])
+        assert any("residual/" in key for key in result["keys"])
+        assert result["loaded_step"] == 5
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        ({"to": {"compressor": "int8"}, "at_step": 1}, "StateError: .*step 1 is too near"),
+        ({"to": {"compressor": "nil"}}, '"nil" is not a compressor'),
+        ({"to": {"engine": {"seed": 7}}}, "engine: can not change in mid-run"),
+        (
+            {"to": {"compressor": "int8"}, "rank1": {"to": {"compressor": "int4"}}},
+            "ConfigError: the ranks differ in config.compressor.*'int8'",
+        ),
+        (
+            {"to": {"compressor": "int8"}, "at_step": 8, "rank1": {"at_step": 9}},
+            "ConfigError: the ranks differ in step: rank 0 would switch with 8",
+        ),
+        (
+            {"to": {"compressor": "int8"}, "rank1": {"to": {"compressor": "nil"}}},
+            '"nil" is not a compressor',
+        ),
+    ],
+    ids=["near", "unknown", "engine", "other-compressor", "other-step", "one-rank"],
+)
+def test_a_switch_that_ranks_do_not_agree_on_changes_nothing(
+    call: dict[str, Any], text: str, two: Group
+) -> None:
+    plain = {"to": {"engine": {"seed": 7}}}
+    calls = [call, plain, plain]
+    results = two.run("_rank_jobs_switch.refused", config=settings("topk"), calls=calls)
+    for messages in results:
+        assert re.search(text, messages[0], re.DOTALL), messages[0]
+        assert all(messages)
