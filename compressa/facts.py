@@ -109,7 +109,7 @@ def facts(entry: Entry, source: str = LIBRARY) -> Facts:
         >>> facts(COMPRESSORS["fp16"]).ratio
         2.0
     """
-    compressor = entry.compressor()
+    compressor = entry.compressor().for_parameter(_PARAMETER)
     codec = compressor if isinstance(compressor, Codec) else None
     used = _Used(entry)
     bias, bound = _bias(compressor)

@@ -23,15 +23,15 @@ from .bitpack import (
     unpack_bits,
 )
 from .blockwise import Form, dequantize_blockwise, quantize_blockwise
+from .casts import narrow, widen
+from .chunks import absorb_chunks, add_chunks, take_chunks
 from .dct import ChunkForm, add_coefficients, are_places, keep_coefficients
 from .dgc import most_selected, select_dgc
 from .elias_fano import elias_fano_bytes, pack_increasing, unpack_increasing
-from .casts import narrow, widen
-from .chunks import absorb_chunks, add_chunks, take_chunks
 from .feedback import absorb_residual, all_finite
+from .fp8 import dequantize_fp8, quantize_fp8
 from .hadamard import Codebook, rotate_back, rotate_quantize, sum_codes
 from .integers import round_to_integers, scale_integers
-from .fp8 import dequantize_fp8, quantize_fp8
 from .lowrank import keep_directions, low_rank_product, orthonormalize, split_low_rank
 from .natural import natural_dequantize, natural_quantize
 from .onebit import sign_bytes, sign_dequantize, sign_quantize
@@ -104,4 +104,5 @@ __all__ = [
     "unpack_bitmap",
     "unpack_bits",
     "unpack_increasing",
+    "widen",
 ]

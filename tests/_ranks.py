@@ -325,6 +325,7 @@ def settings(compressor: str | Mapping[str, Any] = "topk", **sections: Any) -> d
     }
     known: dict[str, dict[str, Any]] = {
         "topk": {"density": 0.1},
+        "dgc": {"density": 0.1},
         "randomk": {"density": 0.1},
         "powersgd": {"approx_rank": 2},
         "int8": {},

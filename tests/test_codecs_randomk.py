@@ -75,9 +75,10 @@ def test_biased_form_fails_the_unbiasedness_check() -> None:
         def bias(self, elems: int):  # type: ignore[no-untyped-def]
             return RandomK(density=self.density, unbiased=True).bias(elems)
 
+    x = torch.randn(300, generator=generator(4))
+    drawn = errors(Liar(density=0.25), x, 400)
     with pytest.raises(AssertionError, match="is off by"):
-        x = torch.randn(300, generator=generator(4))
-        check_unbiased(Liar(density=0.25), x, "gaussian", errors(Liar(density=0.25), x, 400))
+        check_unbiased(Liar(density=0.25), x, "gaussian", drawn)
 
 
 @pytest.mark.parametrize("density", [0.0, -1.0, 1.01, float("nan")])

@@ -94,7 +94,7 @@ def test_what_a_rank_sends_agrees_with_ratio_and_exchange(
 
 def test_facts_of_a_codec_are_those_that_it_declares(found: dict[str, Facts]) -> None:
     for name, row in COMPRESSORS.items():
-        compressor, own = row.compressor(), found[name]
+        compressor, own = row.compressor().for_parameter(PARAMETER), found[name]
         assert own.kind == ("codec" if isinstance(compressor, Codec) else "aggregator")
         if isinstance(compressor, Codec):
             assert own.exact_size is not isinstance(compressor.size, Bounded)

@@ -70,7 +70,10 @@ def test_a_choice_builds_its_compressor_with_the_table_s_defaults(name: str) -> 
 
 def test_hyper_parameters_reach_the_compressor() -> None:
     config = load_config({"compressor": {"name": "topk", "density": 0.5, "value_dtype": "float16"}})
-    assert repr(config.compressor.build()) == "TopK(density=0.5, value_dtype='float16', indices='auto')"
+    assert (
+        repr(config.compressor.build())
+        == "TopK(density=0.5, value_dtype='float16', indices='auto')"
+    )
 
 
 def test_a_lone_value_stands_for_a_list_of_one() -> None:

@@ -20,7 +20,8 @@ CODECS_THAT_ALLOCATE = {
 STEPS_THAT_ALLOCATE = {
     "fp16": "with feedback, as its codec",
     "bf16": "with feedback, as its codec",
-    "topk": "indices and values of every payload",
+    "topk": "indices and values of what arrives",
+    "dgc": "indices and values of what arrives",
     "chunked_topk": "the norms of its chunks",
     "scalecom": "indices and values of its chunks",
 }

@@ -74,9 +74,7 @@ def test_sidco_equals_reference(
 
 
 @given(gradients(), feedback, st.data())
-def test_dgc_equals_reference(
-    x: F32, keep: tuple[int | None, float], data: st.DataObject
-) -> None:
+def test_dgc_equals_reference(x: F32, keep: tuple[int | None, float], data: st.DataObject) -> None:
     if x.size:
         k, sample = (data.draw(st.integers(1, x.size)) for _ in range(2))
         room = min(x.size, most_selected(k))

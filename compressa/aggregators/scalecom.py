@@ -67,7 +67,7 @@ class ScaleCom(Compressor):
 
     Example:
         >>> ScaleCom(density=0.01).payload_bytes((1000, 1000))
-        65000
+        52500
     """
 
     name: ClassVar[str] = "scalecom"

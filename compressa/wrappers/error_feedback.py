@@ -8,7 +8,7 @@ so that sum_t decode(c_t) + e_T = sum_t g_t (Seide et al., 2014; Karimireddy et 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from compressa.aggregators.base import Aggregator, World
@@ -18,7 +18,7 @@ from compressa.codecs.base import Biased, Codec, Unbiased
 from compressa.codecs.shrunk import Shrunk
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
-from compressa.parameters import Layout
+from compressa.parameters import Layout, ParameterInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +62,12 @@ class ErrorFeedback(Compressor):
         """The codec, scaled if it is unbiased."""
         unbiased = isinstance(self.codec.bias(1 << 20), Unbiased)
         return Shrunk(codec=self.codec) if unbiased else self.codec
+
+    def for_parameter(self, parameter: ParameterInfo) -> Compressor:
+        """Have the codec look at the parameter."""
+        codec = self.codec.for_parameter(parameter)
+        assert isinstance(codec, Codec)  # only wrappers choose something else
+        return replace(self, codec=codec)
 
     @property
     def granularity(self) -> Granularity:

@@ -17,7 +17,6 @@ from .._arrays import F32
 from ._intrinsic import intrinsic
 from ._jit import lean
 from ._values import load
-from ._view import view
 
 Values = npt.NDArray[Any]
 

@@ -95,7 +95,7 @@ def sum_magnitudes(typing: Any, values: Any) -> Any:
 
 @intrinsic
 def sum_reaching(typing: Any, values: Any, least: Any) -> Any:
-    """Sum of the magnitudes whose bits are at least ``least``, in float64, and how many they are."""
+    """Sum of the magnitudes whose bits are at least ``least``, in float64; and how many."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         undefined = ir.Constant(_WORDS, ir.Undefined)

@@ -139,6 +139,9 @@ class Listing:
             self._sums = scratch("listing.sums", -(-x.size // BLOCK), np.float64)
         self._squares = statistic == "squares"
         room = min(cut.piece, _CROWDED * hint.expected // max(cut.pieces, 1) + _PAGE)
+        # As much as a call of this size ever needs, whatever the data are.
+        self._counts = scratch("listing.counts", cut.pieces * _BUCKETS, np.int64)
+        self._room = max(cut.pieces * room, 2 * hint.expected + _FEW + cut.pieces * BLOCK)
         before = residual[:1].copy() if residual is not None else None
         self._lists = self._list(cut.ends, np.arange(0, cut.pieces * room + 1, room))
         self._found, full, self.top = candidates.summary(self._lists[2])
@@ -201,7 +204,7 @@ class Listing:
     def _list(self, ends: I64, begins: I64) -> Lists:
         """List the candidates of all pieces; those from ``ends`` on must be above the least."""
         notes = np.zeros((self._cut.pieces, NOTES), np.int64)
-        lists, least = (room_for(int(begins[-1])), begins, notes), np.uint32(self._least)
+        lists, least = (room_for(self._room), begins, notes), np.uint32(self._least)
 
         def work(low: int, high: int) -> None:
             bounds, sums = (low, high, self._cut.piece), (self._sums, self._squares)
@@ -224,15 +227,15 @@ class Listing:
             least += bucket << shift
             if bucket < _BUCKETS - 1:
                 last = least + (1 << shift) - 1
-        few = scratch("listing.few", self._found, np.uint32)
-        their = scratch("listing.few values", self._found, np.float32)
+        few = scratch("listing.few", self._room, np.uint32)
+        their = scratch("listing.few values", self._room, np.float32)
         inside = candidates.gather(self._lists, least, last, (few, their))
         threshold, more = nth_largest(their[:inside], most - above)
         return threshold, most - above - more
 
     def _bucket(self, most: int, shift: int) -> tuple[int, int]:
         """The bucket of magnitudes that the last to be chosen is in, and how many are above it."""
-        counts = self._counts
+        counts = self._counts.reshape(-1, _BUCKETS)
 
         def work(low: int, high: int) -> None:
             numbers = self._cut.numbers(low, high)
@@ -240,11 +243,6 @@ class Listing:
 
         self._cut.over(work)
         return _descend(counts.sum(axis=0), most)
-
-    @property
-    def _counts(self) -> I64:
-        room = scratch("listing.counts", self._cut.pieces * _BUCKETS, np.int64)
-        return room.reshape(-1, _BUCKETS)
 
     def _deliver(self, threshold: int, ties: int, out: Entries) -> int:
         """Write the chosen; return how many."""
@@ -282,7 +280,8 @@ class Listing:
             For each piece how many lie above a bucket and how many in it; the bucket's smallest
             magnitude, and the logarithm of its width.
         """
-        counts, above, least = self._counts, np.zeros(self._cut.pieces, np.int64), 0
+        counts, least = self._counts.reshape(-1, _BUCKETS), 0
+        above = np.zeros(self._cut.pieces, np.int64)
         for shift in _SHIFTS:
             window = least, shift
 
