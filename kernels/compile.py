@@ -11,11 +11,14 @@ import time
 
 import numpy as np
 from compressa.kernels import (
+    adacomp,
     bitpack,
     blockwise,
     casts,
     chunks,
     dct,
+    dgc,
+    elias_fano,
     feedback,
     fp8,
     hadamard,
@@ -25,12 +28,15 @@ from compressa.kernels import (
     onebit,
     onebit_sgd,
     philox,
+    select,
+    sidco,
     strata,
     topk,
 )
 
 _ELEMS = 1000
 _KEPT = 10
+_PIECES_ELEMS = 140_000  # selected from in several pieces, more than one thread sorts out
 
 
 def compile_blockwise() -> None:
@@ -101,14 +107,35 @@ def compile_dct() -> None:
     dct.add_coefficients(values, places, out, form=form)
 
 
+def compile_selections() -> None:
+    """Every way to choose elements: short vectors and long ones, whose samples are right or not."""
+    for elems in (_ELEMS, _PIECES_ELEMS):
+        normal = np.random.default_rng(0).standard_normal(elems).astype(np.float32)
+        indices, values = np.empty(elems, np.uint32), np.empty(elems, np.float32)
+        for x in (normal, np.ones(elems, np.float32)):
+            for kept in (None, np.zeros(elems, np.float32)):
+                for k in (_KEPT, elems // 2 + _KEPT):
+                    topk.select_top_k(x, k, indices[:k], values[:k], residual=kept)
+                room = indices[:_KEPT], values[:_KEPT]
+                select.select_above(x, 1.0, *room, unit="rms", residual=kept)
+                sidco.select_sidco(x, _KEPT, 3, *room, residual=kept)
+                adacomp.select_adacomp(x, 50, *room, residual=kept)
+                most = dgc.most_selected(_KEPT)
+                dgc.select_dgc(x, _KEPT, _KEPT, indices[:most], values[:most], residual=kept)
+                strata.stratified_indices(room[0], elems, np.zeros(_KEPT, np.uint32))
+                select.select_at(x, *room, residual=kept)
+
+
 def compile_sparse() -> None:
-    """Selection, scatter, index packing and random indices."""
-    x, residual = np.arange(_ELEMS, dtype=np.float32), np.zeros(_ELEMS, np.float32)
+    """Scatter, index packing and random indices."""
+    residual, values = np.zeros(_ELEMS, np.float32), np.ones(_KEPT, np.float32)
     indices, words = np.zeros(_KEPT, np.uint32), np.zeros(_KEPT, np.uint32)
-    values = np.zeros(_KEPT, np.float32)
-    for kept in (None, residual):
-        topk.select_top_k(x, _KEPT, indices, values, residual=kept)
+    philox.random_words(words, seed=0, stream=0, step=0, parameter=0)
+    strata.stratified_indices(indices, _ELEMS, words)
+    strata.stratified_indices(np.zeros(_KEPT, np.int64), _ELEMS, words)
+    strata.multiply_by_strata(values, _ELEMS)
     topk.scatter_add(indices, values, residual)
+    topk.return_unsent(residual, indices, values, values)
     width = bitpack.index_width(_ELEMS)
     packed = np.zeros(bitpack.packed_bytes(_KEPT, width), np.uint8)
     bitpack.pack_bits(indices, width, packed)
@@ -116,8 +143,9 @@ def compile_sparse() -> None:
     bitmap = np.zeros((_ELEMS + 7) // 8, np.uint8)
     bitpack.pack_bitmap(indices, _ELEMS, bitmap)
     bitpack.unpack_bitmap(bitmap, _ELEMS, words)
-    philox.random_words(words, seed=0, stream=0, step=0, parameter=0)
-    strata.stratified_indices(np.zeros(_KEPT, np.int64), _ELEMS, words)
+    packed = np.zeros(elias_fano.elias_fano_bytes(_KEPT, _ELEMS), np.uint8)
+    elias_fano.pack_increasing(indices, _ELEMS, packed)
+    elias_fano.unpack_increasing(packed, _ELEMS, words)
 
 
 def compile_low_rank() -> None:
@@ -178,6 +206,7 @@ def main() -> None:
         compile_onebit,
         compile_onebit_sgd,
         compile_dct,
+        compile_selections,
         compile_sparse,
         compile_low_rank,
         compile_feedback,

@@ -20,7 +20,6 @@ Unit = Literal["one", "rms", "max"]
 """In what a threshold is given: itself, or a statistic of what it is compared with."""
 
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def select_above(
@@ -37,8 +36,8 @@ def select_above(
 
     Ties at the end of the room go to the lowest index. If any q is not finite, one NaN at index 0
     is all that is found. The root mean square of q is that of the sum of squares in blocks of 2048,
-    by 16 strided lanes and halving in float64, blocks in order; the product is rounded to float32,
-    and is not below the smallest number larger than 0.
+    by 16 strided lanes and halving in float64, blocks in order. A product with a unit is rounded to
+    float32, and is neither more than the largest |q| nor less than the smallest number above 0.
 
     Example:
         >>> import numpy as np
@@ -78,9 +77,9 @@ def select_above(
     return int(kernel.select_above(x, threshold, indices, values, **options))
 
 
-def in_units(threshold: float, unit: float) -> float:
-    """Threshold times unit, as a float32 number larger than 0."""
-    return float(np.float32(min(max(threshold * unit, _SMALLEST), _LARGEST)))
+def in_units(threshold: float, unit: float, largest: float) -> float:
+    """Threshold times unit, but no more than the largest element, as a float32 larger than 0."""
+    return float(np.float32(max(min(threshold * unit, largest), _SMALLEST)))
 
 
 def select_at(

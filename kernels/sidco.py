@@ -9,7 +9,8 @@ mean excess m over a threshold t leave k above is then
     t + m ln(c / k)
 
 One stage takes all elements, t = 0. Where the tail is not exponential, the threshold is off, and
-another stage fits only what lies above t + m ln 4, about a quarter of what the last one fitted.
+another stage fits only what lies above t + m ln 4, about a quarter of what the last one fitted. A
+threshold is never larger than the largest element, so that something is always sent.
 
 The arithmetic of sums is the written one: magnitudes in blocks of 2048, by 16 strided lanes and
 halving in float64, blocks in order. Thresholds are worked out in float64 and rounded to float32.
@@ -30,7 +31,6 @@ TOLERANCE = 0.2
 
 _LOG_QUARTER = math.log(4.0)
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
-_LARGEST = float(np.finfo(np.float32).max)
 
 
 def select_sidco(
@@ -90,6 +90,7 @@ def fitted_threshold(
     stages: int,
     size: int,
     total: float,
+    largest: float,
     count: Callable[[float], int],
     measure: Callable[[float], tuple[int, float]],
 ) -> float:
@@ -100,6 +101,7 @@ def fitted_threshold(
         stages: How many stages at most.
         size: Number of elements.
         total: Sum of their magnitudes.
+        largest: The largest of them.
         count: Says how many reach a threshold.
         measure: Says that, and what is the sum of their magnitudes.
 
@@ -109,17 +111,17 @@ def fitted_threshold(
     base, above = 0.0, size
     for stage in range(stages):
         excess = total / above - base
-        threshold = _rounded(base + excess * math.log(above / k))
+        threshold = _rounded(base + excess * math.log(above / k), largest)
         last = stage + 1 == stages or above <= 4 * k
         if last or abs(count(threshold) - k) <= TOLERANCE * k:
             break
-        base = _rounded(base + excess * _LOG_QUARTER)
+        base = _rounded(base + excess * _LOG_QUARTER, largest)
         above, total = measure(base)
         if above <= k:
             break
     return threshold
 
 
-def _rounded(threshold: float) -> float:
-    """A float32 number larger than 0."""
-    return float(np.float32(min(max(threshold, _SMALLEST), _LARGEST)))
+def _rounded(threshold: float, largest: float) -> float:
+    """A float32 number larger than 0, and no larger than ``largest`` if that is possible."""
+    return float(np.float32(max(min(threshold, largest), _SMALLEST)))

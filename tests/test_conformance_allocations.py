@@ -31,7 +31,9 @@ def rows(allocate: dict[str, str], codecs_only: bool) -> list[Any]:
     chosen = []
     for name, row in COMPRESSORS.items():
         reason = allocate.get(name)
-        marks = pytest.mark.xfail(reason=reason, raises=AssertionError) if reason else ()
+        # Not strict: scratch memory that an earlier test made grow is not allocated again.
+        mark = pytest.mark.xfail(reason=reason, raises=AssertionError, strict=False)
+        marks = mark if reason else ()
         if issubclass(row.compressor, Codec) or not codecs_only:
             chosen.append(pytest.param(row.compressor(), id=name, marks=marks))
     return chosen

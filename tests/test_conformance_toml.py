@@ -25,4 +25,4 @@ def test_a_compressor_survives_a_toml_file(compressor: Compressor, tmp_path: Pat
     assert again == config
     assert again.compressor.build() == compressor
     assigned = assign(again, [WEIGHT])["weight"].for_parameter(WEIGHT)
-    assert getattr(assigned, "codec", assigned) == compressor
+    assert getattr(assigned, "codec", assigned) == compressor.for_parameter(WEIGHT)

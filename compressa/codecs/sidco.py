@@ -23,11 +23,12 @@ class SIDCo(BoundedSparse):
     above t + m ln 4, about a quarter of them. The paper changes the number of stages from step to
     step, by the numbers that were sent. Here it is chosen in each step, since codecs have no
     memory: the first stage whose threshold leaves 0.8 k to 1.2 k elements counts, or the last. Of
-    more than 1.2 k elements, the largest are sent.
+    more than 1.2 k elements, the largest are sent; a threshold above all elements is lowered to the
+    largest.
 
     Wire format: u32 count; that many little-endian values in `value_dtype`, in the order of their
-    indices; then the indices as in `topk`. Bias: a contraction with delta >= 0; where k are sent,
-    k / n. A scope with a NaN or an infinity sends one NaN.
+    indices; then the indices as in `topk`. Bias: a contraction with delta >= 1 / n; where k are
+    sent, k / n. A scope with a NaN or an infinity sends one NaN.
 
     Args:
         value_dtype: Dtype of the values on the wire; what a cast loses stays in the residual.
@@ -62,8 +63,8 @@ class SIDCo(BoundedSparse):
         return min(elems, math.ceil((1 + sidco.TOLERANCE) * self.kept(elems)))
 
     def bias(self, elems: int) -> Contraction:
-        """Nothing is sent if a fitted threshold is above all elements."""
-        return Contraction(0.0)
+        """The largest element is always sent."""
+        return Contraction((1.0 - self.form.rounding**2) / max(elems, 1))
 
     def select(self, x: F32, indices: U32, values: F32, residual: F32 | None, scale: float) -> int:
         """Fit, and compare with the threshold."""

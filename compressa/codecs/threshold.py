@@ -28,14 +28,15 @@ _KERNEL_UNITS: dict[Unit, select.Unit] = {"absolute": "one", "rms": "rms", "max"
 class Threshold(BoundedSparse):
     """Send the elements with |x| >= t; of more than max_density * n, the largest.
 
-    t is `threshold`, times the root mean square or the largest magnitude of x if `unit` says so.
+    t is `threshold`, or `threshold` times the root mean square or the largest magnitude of x, but
+    then no more than the latter: something is always sent.
     An absolute threshold is compared with gradients and residuals as they are without a loss scale,
     if there are residuals.
 
     Wire format: u32 k; k little-endian values in `value_dtype`, in the order of their indices;
-    then the indices as in `topk`. Bias: a contraction with delta >= 1 / n for `unit` "max"; else
-    with delta >= 0, because it may send nothing at all. A scope with a NaN or an infinity sends one
-    NaN.
+    then the indices as in `topk`. Bias: a contraction with delta >= 1 / n, but for an absolute
+    threshold, which may send nothing at all, with delta >= 0. A scope with a NaN or an infinity
+    sends one NaN.
 
     Args:
         value_dtype: Dtype of the values on the wire; what a cast loses stays in the residual.
@@ -81,8 +82,8 @@ class Threshold(BoundedSparse):
         return min(elems, max(1, round(self.max_density * elems)))
 
     def bias(self, elems: int) -> Contraction:
-        """The largest is sent where the threshold is at most that; else there is no promise."""
-        if self.unit != "max":
+        """The largest is sent, unless it does not reach an absolute threshold."""
+        if self.unit == "absolute":
             return Contraction(0.0)
         return Contraction((1.0 - self.form.rounding**2) / max(elems, 1))
 

@@ -94,7 +94,7 @@ def select_above(
     if not listing.finite:
         return mark(indices, values)
     size = sqrt(listing.total / max(x.size, 1)) if unit == "rms" else listing.largest
-    floor = threshold_bits(in_units(threshold, size))
+    floor = threshold_bits(in_units(threshold, size, listing.largest))
     return listing.choose(indices.size, floor, (indices, values))
 
 

@@ -29,5 +29,6 @@ def select_sidco(
     def measure(threshold: float) -> tuple[int, float]:
         return listing.measure(threshold_bits(threshold))
 
-    threshold = fitted_threshold(k, stages, x.size, listing.total, count, measure)
+    sizes = x.size, listing.total, listing.largest
+    threshold = fitted_threshold(k, stages, *sizes, count, measure)
     return listing.choose(indices.size, threshold_bits(threshold), (indices, values))

@@ -23,11 +23,11 @@ def select_above(
 ) -> int:
     """See :func:`compressa.kernels.select.select_above`."""
     q = unscaled(x, residual, scale)
-    if unit == "max" and q.size:
-        threshold = in_units(threshold, float(np.abs(q).max()))
-    elif unit == "rms" and np.isfinite(q).all():
+    if unit != "one" and np.isfinite(q).all():
+        largest = float(np.abs(q).max(initial=0.0))
         squares = sum_blocks(q.astype(np.float64) ** 2)
-        threshold = in_units(threshold, math.sqrt(squares / max(q.size, 1)))
+        rms = math.sqrt(squares / max(q.size, 1))
+        threshold = in_units(threshold, rms if unit == "rms" else largest, largest)
     count = take_largest(q, indices.size, threshold, indices, values, residual, scale)
     return count if count >= 0 else mark(indices, values)
 

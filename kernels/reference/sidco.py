@@ -31,6 +31,7 @@ def select_sidco(
         return count(threshold), sum_blocks(reaching)
 
     if np.isfinite(q).all():
-        threshold = fitted_threshold(k, stages, q.size, sum_blocks(sizes), count, measure)
+        largest = float(sizes.max())
+        threshold = fitted_threshold(k, stages, q.size, sum_blocks(sizes), largest, count, measure)
     found = take_largest(q, indices.size, threshold, indices, values, residual, scale)
     return found if found >= 0 else mark(indices, values)

@@ -1,0 +1,44 @@
+"""adacomp: what a repeated gradient would make the largest of its bin."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from compressa.codecs import AdaComp
+from compressa.errors import ConfigError
+from compressa.testing.codec_checks import DRAW, decoded, encoded
+from compressa.testing.inputs import generator
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_gradient_and_residual_count_apart(scale: float) -> None:
+    g, e = (torch.randn(600, generator=generator(seed)) for seed in (1, 2))
+    codec, residual = AdaComp(bin_elems=60, max_density=1.0), e.clone()
+    payload = torch.empty(codec.wire_bytes(600), dtype=torch.uint8)
+    length = codec.encode_feedback(g * scale, residual, payload, DRAW, scale)
+    largest = (e + g).view(-1, 60).abs().amax(dim=1, keepdim=True)
+    sent = ((e + g) + g).view(-1, 60).abs() >= largest
+    out = decoded(codec, payload[:length], 600) / scale
+    assert torch.equal(out, torch.where(sent.view(-1), e + g, 0.0))
+    assert torch.equal(out + residual, e + g)
+
+
+def test_every_bin_sends_its_largest_and_what_is_half_as_large() -> None:
+    x, codec = torch.randn(1000, generator=generator(3)), AdaComp(bin_elems=50, max_density=1.0)
+    out = decoded(codec, encoded(codec, x), 1000)
+    bins = x.view(-1, 50).abs()
+    due = 2 * bins >= bins.amax(dim=1, keepdim=True)
+    assert torch.equal(out, torch.where(due.view(-1), x, 0.0))
+
+
+def test_of_too_many_the_largest_are_sent() -> None:
+    x, codec = torch.rand(1000, generator=generator(3)), AdaComp(bin_elems=50, max_density=0.03)
+    out = decoded(codec, encoded(codec, x), 1000)
+    assert torch.equal(out, torch.where(x >= x.sort().values[-30], x, 0.0))
+
+
+@pytest.mark.parametrize(("bin_elems", "density"), [(0, 0.1), (50, 0.0), (50, 1.1)])
+def test_impossible_settings_are_refused(bin_elems: int, density: float) -> None:
+    with pytest.raises(ConfigError, match=r"adacomp: (bin_elems|max_density) must be"):
+        AdaComp(bin_elems=bin_elems, max_density=density)
