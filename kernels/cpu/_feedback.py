@@ -10,17 +10,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba.core import types
+from llvmlite import ir
+from numba.core import cgutils, types
 from numba.extending import overload
 
 from .._arrays import F32
 from ._intrinsic import intrinsic
 from ._jit import lean
 from ._values import load
+from ._vector import LANES, Memory, Vector, for_rows, lanes_of, memory, spread
 
 Values = npt.NDArray[Any]
 
 _LEAN: Any = {"_nrt": False}
+_WORD = ir.IntType(32)
 
 
 @lean
@@ -37,14 +40,33 @@ def _fill(x: Values, residual: F32 | None, scale: np.float32, p: F32) -> None:
         p[i] = effective(x, residual, scale, i)
 
 
-@lean
-def _fill_largest(x: Values, residual: F32 | None, scale: np.float32, p: F32) -> np.uint32:
-    largest = np.uint32(0)
-    for i in range(x.size):
-        value = effective(x, residual, scale, i)
-        p[i] = value
-        largest = max(largest, magnitude_bits(value))
-    return largest
+@intrinsic
+def _fill_largest(typing: Any, x: Any, residual: Any, scale: Any, p: Any) -> Any:
+    """Write p, unless it is None, and return the bits of its largest magnitude."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        source = Memory(context, builder, x, arguments[0])
+        kept = memory(context, builder, residual, arguments[1])
+        target = memory(context, builder, p, arguments[3])
+        room = {
+            lanes: cgutils.alloca_once_value(builder, ir.Constant(lanes_of(_WORD, lanes), None))
+            for lanes in (LANES, 1)
+        }
+
+        def row(at: Any, lanes: int) -> None:
+            value = source.read(at, lanes)
+            if kept is not None:
+                value = value + spread(builder, arguments[2], lanes) * kept.read(at, lanes)
+            if target is not None:
+                target.write(at, value)
+            before = Vector(builder, builder.load(room[lanes]))
+            builder.store(before.at_least(value.words() & 0x7FFFFFFF).value, room[lanes])
+
+        for_rows(builder, source.size, row)
+        rows, rest = (Vector(builder, builder.load(room[lanes])) for lanes in (LANES, 1))
+        return rows.largest().at_least(rest).value
+
+    return types.uint32(x, residual, scale, p), generate
 
 
 @intrinsic
@@ -81,7 +103,7 @@ def _implement_fill(x: Any, residual: Any, scale: Any, p: Any) -> Any:
 @overload(fill_largest, jit_options=_LEAN)
 def _implement_fill_largest(x: Any, residual: Any, scale: Any, p: Any) -> Any:
     def look(x: Any, residual: Any, scale: Any, p: Any) -> Any:
-        return np.float32(np.uint32(largest_bits(x, residual, scale)).view(np.float32))
+        return np.float32(np.uint32(_fill_largest(x, residual, scale, None)).view(np.float32))
 
     def write(x: Any, residual: Any, scale: Any, p: Any) -> Any:
         return np.float32(np.uint32(_fill_largest(x, residual, scale, p)).view(np.float32))
@@ -98,15 +120,6 @@ def magnitude_bits(value: np.float32) -> np.uint32:
     """The bits of |value|: they order as the magnitudes do, with Inf and then NaN on top."""
     bits = np.float32(value).view(np.uint32)
     return np.uint32(bits & np.uint32(0x7FFFFFFF))
-
-
-@lean
-def largest_bits(x: Values, residual: F32 | None, scale: np.float32) -> np.uint32:
-    """The largest ``magnitude_bits`` of p; integers, because their maximum vectorises."""
-    largest = np.uint32(0)
-    for i in range(x.size):
-        largest = max(largest, magnitude_bits(effective(x, residual, scale, i)))
-    return largest
 
 
 def inverse(scale: float) -> np.float32:

@@ -20,23 +20,27 @@ _FLOATS = ir.VectorType(ir.FloatType(), _LANES)
 _DOUBLES = ir.VectorType(ir.DoubleType(), _LANES)
 _WORDS = ir.VectorType(ir.IntType(32), _LANES)
 
-Term = Callable[[Any, Any], Any]
+Term = Callable[[Any, Any, Any], Any]
 
 
-def _squares(builder: Any, values: Any) -> Any:
+def _add_squares(builder: Any, total: Any, values: Any) -> Any:
+    """The square of a float32 is exact in float64, so a fused sum has the same bits."""
     wide = builder.fpext(values, _DOUBLES)
-    return builder.fmul(wide, wide)
+    kind = ir.FunctionType(_DOUBLES, [_DOUBLES] * 3)
+    name = f"llvm.fmuladd.v{_LANES}f64"
+    fused = cgutils.get_or_insert_function(builder.module, kind, name)
+    return builder.call(fused, [wide, wide, total])
 
 
-def _magnitudes(builder: Any, values: Any) -> Any:
+def _add_magnitudes(builder: Any, total: Any, values: Any) -> Any:
     mask = ir.Constant(_WORDS, [0x7FFFFFFF] * _LANES)
     bits = builder.and_(builder.bitcast(values, _WORDS), mask)
-    return builder.fpext(builder.bitcast(bits, _FLOATS), _DOUBLES)
+    return builder.fadd(total, builder.fpext(builder.bitcast(bits, _FLOATS), _DOUBLES))
 
 
 def _add(builder: Any, total: Any, address: Any, term: Term) -> None:
     values = builder.load(builder.bitcast(address, _FLOATS.as_pointer()), align=4)
-    builder.store(builder.fadd(builder.load(total), term(builder, values)), total)
+    builder.store(term(builder, builder.load(total), values), total)
 
 
 def _padded(builder: Any, data: Any, first: Any, count: Any) -> Any:
@@ -84,13 +88,13 @@ def _summing(term: Term) -> Callable[..., Any]:
 @intrinsic
 def sum_squares(typing: Any, values: Any) -> Any:
     """Sum of the squares of a contiguous float32 array, in float64."""
-    return types.float64(values), _summing(_squares)
+    return types.float64(values), _summing(_add_squares)
 
 
 @intrinsic
 def sum_magnitudes(typing: Any, values: Any) -> Any:
     """Sum of the magnitudes of a contiguous float32 array, in float64."""
-    return types.float64(values), _summing(_magnitudes)
+    return types.float64(values), _summing(_add_magnitudes)
 
 
 @intrinsic
@@ -103,7 +107,7 @@ def sum_reaching(typing: Any, values: Any, least: Any) -> Any:
         bound = builder.shuffle_vector(one, undefined, ir.Constant(_WORDS, [0] * _LANES))
         count = cgutils.alloca_once_value(builder, ir.Constant(ir.IntType(64), 0))
 
-        def reaching(builder: Any, values: Any) -> Any:
+        def reaching(builder: Any, total: Any, values: Any) -> Any:
             mask = ir.Constant(_WORDS, [0x7FFFFFFF] * _LANES)
             bits = builder.and_(builder.bitcast(values, _WORDS), mask)
             reaches = builder.icmp_unsigned(">=", bits, bound)
@@ -111,7 +115,7 @@ def sum_reaching(typing: Any, values: Any, least: Any) -> Any:
             wide = builder.zext(few, ir.IntType(64))
             builder.store(builder.add(builder.load(count), wide), count)
             kept = builder.select(reaches, bits, ir.Constant(_WORDS, [0] * _LANES))
-            return builder.fpext(builder.bitcast(kept, _FLOATS), _DOUBLES)
+            return builder.fadd(total, builder.fpext(builder.bitcast(kept, _FLOATS), _DOUBLES))
 
         total = _summing(reaching)(context, builder, signature, arguments)
         return context.make_tuple(builder, signature.return_type, [total, builder.load(count)])

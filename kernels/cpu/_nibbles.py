@@ -13,7 +13,10 @@ from ._view import view
 def pack_planes(q: U8, bits: int, codes: U8) -> None:
     """Planar: byte i takes the codes i, i + m, i + 2 m, ... from the lowest bits upwards."""
     m = codes.size
-    if bits == 4:
+    if bits == 8:
+        for i in range(m):
+            codes[i] = q[i]
+    elif bits == 4:
         low, high = view(q, 0, m), view(q, m, 2 * m)
         for i in range(m):
             codes[i] = np.uint8(low[i] | np.uint8(high[i] << 4))

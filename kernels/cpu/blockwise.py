@@ -1,20 +1,25 @@
 """Block-wise quantisation for NumPy arrays; see :mod:`compressa.kernels.blockwise`.
 
 A block goes through two loops while it lies in the first-level cache: one adds the residual and
-finds the unit, one makes codes and the new residual, and asks memory for the blocks to come.
-Memory is passed over once. Every loop is free of branches, so that LLVM vectorises it.
+finds the unit (`_feedback.py`), one makes codes and the new residual, and asks memory for the
+blocks to come (`_codes.py`). Memory is passed over once, and neither loop has a branch.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numba.core import types
 
 from .._arrays import F32, U8, U16, Gradient
 from ..blockwise import Form
 from ..philox import Noise
 from ..threads import over_slices
+from ._codes import ROUNDER, STEPS, encode, grid_numbers
 from ._feedback import Values, fill, fill_largest, inverse, place
 from ._grid import CLIPPED, L2, Shape, grid_of, norm_grid, shape_of
+from ._intrinsic import intrinsic
 from ._jit import inlined, lean
 from ._nibbles import pack_planes, unpack_planes
 from ._noise import Key, drawn_at, noise_buffer, noise_key
@@ -25,24 +30,7 @@ from ._view import view
 _SMALL = np.float32(2.0**-100)
 _LIFT = np.float32(2.0**64)
 _ONE = np.float32(1)
-# Adding 1.5 * 2**23 leaves no bits for a fraction, so the sum is rounded half to even, and its last
-# bits are the integer in two's complement. Unlike rint, this vectorises.
-_ROUNDER = np.float32(12582912.0)
-_STEPS = np.float32(32768)  # 127 times that still is below 2**22, which _ROUNDER takes
-_FLOOR = np.float32(8388608.0)  # the same for numbers from 0 to 2**23, without a sign
 Offset = np.float32 | None
-
-_ROW = 256  # elements between two rounds of hints to memory
-
-
-@lean
-def _stochastic(
-    t: np.float32, noise: np.uint16, rounder: np.float32, bottom: np.int32, top: np.int32
-) -> np.int32:
-    """The integer plus the base of the limits: fixed point with 15 bits, plus noise, cut off."""
-    fixed = np.float32(t * _STEPS + rounder).view(np.int32)
-    q = np.int32(np.int32(fixed + np.int32(noise)) >> np.int32(15))
-    return np.int32(min(max(q, bottom), top))
 
 
 @lean
@@ -53,47 +41,10 @@ def _decoded(q: np.float32, unit: np.float32, offset: np.float32 | None) -> np.f
 
 
 @lean
-def _shifted(p: np.float32, offset: np.float32 | None) -> np.float32:
-    return p if offset is None else np.float32(p - offset)
-
-
-@lean
 def _lifted(p: np.float32, offset: np.float32 | None, lift: np.float32) -> np.float32:
     if offset is None:
         return np.float32(p * lift)
     return np.float32(p * lift - offset * lift)
-
-
-@inlined
-def _encode(
-    p: F32,
-    grid: tuple[np.float32, Offset],
-    shape: Shape,
-    noise: U16 | None,
-    q: U8,
-    residual: F32 | None,
-    back: np.float32,
-) -> None:
-    """Turn p into codes, a byte each, and keep what they leave behind."""
-    unit, offset = grid
-    factor = np.float32(_ONE / unit)
-    rounder = np.float32(_ROUNDER + np.float32(shape.zero))  # zero is even: ties stay ties
-    fine = _FLOOR if shape.bottom == 0 else _ROUNDER
-    base = np.int32(np.int32(np.float32(fine).view(np.int32)) >> np.int32(15))
-    bottom, top = np.int32(base + shape.bottom), np.int32(base + shape.top)
-    zero = np.int32(shape.zero - base)
-    for i in range(p.size):
-        t = np.float32(_shifted(p[i], offset) * factor)
-        if noise is None:
-            rounded = np.float32(t + rounder)
-            q[i] = np.uint8(np.float32(rounded).view(np.uint32))
-            integer = np.float32(rounded - rounder)
-        else:
-            whole = _stochastic(t, noise[i], fine, bottom, top)
-            q[i] = np.uint8(np.int32(whole + zero))
-            integer = np.float32(np.int32(whole - base))
-        if residual is not None:
-            residual[i] = (p[i] - _decoded(integer, unit, offset)) * back
 
 
 @lean
@@ -106,9 +57,10 @@ def _encode_carefully(
     residual: F32 | None,
     back: np.float32,
 ) -> None:
-    """The same for units so small that 1 / unit might overflow, and for values above L units.
+    """Codes, a byte each, where `encode` can not make them.
 
-    Where the unit is 0 or NaN all codes are 0.
+    Of units so small that 1 / unit might overflow, of values above L units, and where there are
+    fewer values than codes. Where the unit is 0 or NaN all codes are 0.
     """
     unit, offset = grid
     lift = _LIFT if unit < _SMALL else _ONE
@@ -118,9 +70,9 @@ def _encode_carefully(
         if unit > np.float32(0):
             t = np.float32(_lifted(p[i], offset, lift) * factor)
             if noise is None:
-                whole = np.int64(np.float32(np.float32(t + _ROUNDER) - _ROUNDER))
+                whole = np.int64(np.float32(np.float32(t + ROUNDER) - ROUNDER))
             else:
-                fixed = np.round(np.float64(t * _STEPS))
+                fixed = np.round(np.float64(t * STEPS))
                 whole = (np.int64(fixed) + np.int64(noise[i])) >> 15
             whole = min(max(whole, np.int64(shape.bottom)), np.int64(shape.top))
         q[i] = np.uint8(whole + shape.zero)
@@ -134,35 +86,32 @@ def _encode_block(
     grid: tuple[np.float32, Offset],
     shape: Shape,
     noise: U16 | None,
-    q: U8,
     residual: F32 | None,
     back: np.float32,
     x: Values,
     left: F32 | None,
     position: int,
-    codes: U8,
-    ahead: int,
+    packed: U8,
+    q: U8,
 ) -> None:
     """Codes of a block, with hints to memory for what lies behind ``position`` of x."""
+    unit, offset = grid
     above = shape.statistic == CLIPPED and noise is None
-    if above or not grid[0] >= _SMALL:
+    if above or not unit >= _SMALL or p.size < (8 // shape.bits) * packed.size:
+        for i in range(p.size, q.size):
+            q[i] = np.uint8(shape.zero)
         _encode_carefully(p, grid, shape, noise, q, residual, back)
+        pack_planes(q, shape.bits, packed)
         return
-    fetch(codes, ahead, ahead + p.size // (8 // shape.bits))
-    for low in range(0, p.size, _ROW):
-        high = min(low + _ROW, p.size)
-        fetch(x, position + low, position + high)
-        fetch(left, position + low, position + high)
-        now, bits = view(residual, low, high), view(noise, low, high)
-        _encode(view(p, low, high), grid, shape, bits, view(q, low, high), now, back)
+    numbers = grid_numbers(unit, offset, back, shape, noise)
+    encode(shape.bits, p, packed, noise, residual, x, left, position, numbers)
 
 
-@lean
-def _if_any(offsets: F32 | None, offset: np.float32) -> Offset:
+@intrinsic
+def _if_any(typing: Any, offsets: Any, offset: Any) -> Any:
     """The offset, or None where there are none: then no loop adds it."""
-    if offsets is None:
-        return None
-    return offset
+    source = 0 if isinstance(offsets, types.NoneType) else 1
+    return (offsets, offset)[source](offsets, offset), lambda c, b, s, given: given[source]
 
 
 @lean
@@ -197,26 +146,20 @@ def _quantize(
         at = drawn_at(key, low, high, drawn)
         noise = view(drawn, at, at + high - low)
         packed = view(codes, low // each, (high + each - 1) // each)
-        q = packed if each == 1 else view(bytes_, 0, each * packed.size)
-        for i in range(high - low, q.size):
-            q[i] = np.uint8(shape.zero)
-        grid = unit, _if_any(offsets, offset)
+        fetch(codes, (low + AHEAD) // each, (high + AHEAD) // each)
         _encode_block(
             p,
-            grid,
+            (unit, _if_any(offsets, offset)),
             shape,
             noise,
-            q,
             left,
             back,
             x,
             residual,
             low + AHEAD,
-            codes,
-            (low + AHEAD) // each,
+            packed,
+            view(bytes_, 0, each * packed.size),
         )
-        if each > 1:
-            pack_planes(q, shape.bits, packed)
 
 
 @inlined

@@ -1,0 +1,177 @@
+"""Linear codes of a block, to nearest or stochastic: the loop in which `blockwise` spends its time.
+
+Codes, what they leave behind and the hints to memory are made in one go, so that neither a code
+nor a random number passes through memory once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.core import types
+
+from .._arrays import F32, U8, U16
+from ._grid import Shape
+from ._intrinsic import intrinsic
+from ._jit import inlined
+from ._values import Values
+from ._vector import Vector, for_rows, memory, spread
+
+# Adding 1.5 * 2**23 leaves no bits for a fraction, so the sum is rounded half to even, and its last
+# bits are the integer in two's complement. Unlike rint, this is a plain addition.
+ROUNDER = np.float32(12582912.0)
+STEPS = np.float32(32768)  # 127 times that still is below 2**22, which ROUNDER takes
+_FLOOR = np.float32(8388608.0)  # the same for numbers from 0 to 2**23, without a sign
+_ONE = np.float32(1)
+_BITS_OF_NOISE = 15
+
+
+class Grid(NamedTuple):
+    """What turns values into codes and back: numbers, or vectors of them.
+
+    Attributes:
+        factor: From a value to units; to 2**-15 of a unit with noise.
+        unit: Of the block.
+        offset: The value of the integer 0; None for 0.
+        back: One over the scale of the residual.
+        rounder: Added to a float to have it rounded.
+        base: The integer that a sum with ``rounder`` has in its bits, above those of noise, for 0.
+        bottom: The smallest integer allowed, plus ``base``.
+        top: The largest, plus ``base``.
+        zero: The code of the integer 0, less ``base``.
+    """
+
+    factor: Any
+    unit: Any
+    offset: Any
+    back: Any
+    rounder: Any
+    base: Any
+    bottom: Any
+    top: Any
+    zero: Any
+
+
+@inlined
+def grid_numbers(
+    unit: np.float32, offset: np.float32 | None, back: np.float32, shape: Shape, noise: U16 | None
+) -> Grid:
+    """The grid of a block whose unit is no subnormal."""
+    factor = np.float32(_ONE / unit)
+    if noise is None:
+        rounder = np.float32(ROUNDER + np.float32(shape.zero))  # zero is even: ties stay ties
+        base = np.int32(0)
+    else:
+        factor = np.float32(factor * STEPS)  # a power of two: rounds as if it came afterwards
+        rounder = _FLOOR if shape.bottom == 0 else ROUNDER
+        base = np.int32(np.int32(np.float32(rounder).view(np.int32)) >> np.int32(15))
+    bottom, top = np.int32(base + shape.bottom), np.int32(base + shape.top)
+    zero = np.int32(shape.zero - base)
+    return Grid(factor, unit, offset, back, rounder, base, bottom, top, zero)
+
+
+def _rounded(p: Vector, noise: Vector | None, grid: Grid) -> tuple[Vector, Vector]:
+    """The code, in the lowest bits of a word, and the integer that it stands for, as a float."""
+    t = (p if grid.offset is None else p - grid.offset) * grid.factor
+    rounded = t + grid.rounder
+    if noise is None:
+        return rounded.words(), rounded - grid.rounder
+    fixed = (rounded.words() + noise) >> _BITS_OF_NOISE
+    whole = fixed.at_least(grid.bottom).at_most(grid.top)
+    return whole + grid.zero, (whole - grid.base).floats()
+
+
+def _left(p: Vector, integer: Vector, grid: Grid) -> Vector:
+    decoded = integer * grid.unit
+    kept: Vector = (p - (decoded if grid.offset is None else decoded + grid.offset)) * grid.back
+    return kept
+
+
+def _joined(planes: list[Any], bits: int) -> Any:
+    """A byte, in the lowest bits of a word, from one code of each plane."""
+    joined = planes[-1]  # its bits above are cut off
+    for plane in reversed(planes[:-1]):
+        joined = (joined << bits) | (plane & (2**bits - 1))
+    return joined
+
+
+def _encoder(bits: int) -> Callable[..., Any]:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        given = zip(signature.args[:6], arguments[:6], strict=True)
+        streams: list[Any] = [memory(context, builder, *stream) for stream in given]
+        p, codes, noise, residual, x, left = streams
+        position = arguments[6]
+        kinds = signature.args[7].types
+
+        def grid(lanes: int) -> Grid:
+            values = [
+                None
+                if isinstance(kind, types.NoneType)
+                else spread(builder, builder.extract_value(arguments[7], i), lanes)
+                for i, kind in enumerate(kinds)
+            ]
+            return Grid(*values)
+
+        def encode(at: Any, numbers: Grid, lanes: int) -> Vector:
+            values = p.read(at, lanes)
+            drawn = None if noise is None else noise.read_words(at, lanes)
+            code, integer = _rounded(values, drawn, numbers)
+            if residual is not None:
+                residual.write(at, _left(values, integer, numbers))
+            for stream in (x, left):
+                if stream is not None and lanes > 1:
+                    stream.hint(builder.add(position, at))
+            return code
+
+        def row(at: Any, lanes: int) -> None:
+            numbers, size = grid(lanes), codes.size
+            planes = [builder.mul(size, size.type(plane)) for plane in range(8 // bits)]
+            words = [encode(builder.add(at, plane), numbers, lanes) for plane in planes]
+            codes.write(at, _joined(words, bits))
+
+        for_rows(builder, codes.size, row)
+        return context.get_dummy_value()
+
+    def declare(
+        typing: Any,
+        p: Any,
+        codes: Any,
+        noise: Any,
+        residual: Any,
+        x: Any,
+        left: Any,
+        position: Any,
+        grid: Any,
+    ) -> Any:
+        return types.void(p, codes, noise, residual, x, left, position, grid), generate
+
+    return intrinsic(declare)
+
+
+_encode_8, _encode_4, _encode_2 = _encoder(8), _encoder(4), _encoder(2)
+
+
+@inlined
+def encode(
+    bits: int,
+    p: F32,
+    codes: U8,
+    noise: U16 | None,
+    residual: F32 | None,
+    x: Values,
+    left: F32 | None,
+    position: int,
+    grid: Grid,
+) -> None:
+    """Codes in planes, of exactly as many values as they hold, and the new residual.
+
+    Asks memory for the elements of ``x`` and ``left`` that follow ``position``, as many.
+    """
+    if bits == 8:
+        _encode_8(p, codes, noise, residual, x, left, position, grid)
+    elif bits == 4:
+        _encode_4(p, codes, noise, residual, x, left, position, grid)
+    else:
+        _encode_2(p, codes, noise, residual, x, left, position, grid)

@@ -1,0 +1,198 @@
+"""Vectors of 16 neighbouring elements, for the loops that decide how fast a kernel is.
+
+LLVM makes vectors of plain loops too, but of 8 lanes, and it unrolls them so far that the loops
+over a block's few hundred elements spend much of their time in scalar remainders. Here a loop's
+body is written once, as an expression of `Vector`; it is generated for rows of 16 elements and
+again for the single elements of the rest. A machine without such wide registers uses several.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+
+LANES = 16
+
+_FLOAT, _WORD = ir.FloatType(), ir.IntType(32)
+
+
+def lanes_of(kind: Any, lanes: int) -> Any:
+    """The type of so many values; of one, the value's own."""
+    return kind if lanes == 1 else ir.VectorType(kind, lanes)
+
+
+class Vector:
+    """Values of one type, float32 or 32-bit words, in as many lanes as its fellows.
+
+    Numbers in an expression are constants; a float may not meet a word.
+    """
+
+    def __init__(self, builder: Any, value: Any) -> None:
+        self.builder = builder
+        self.value = value
+
+    @property
+    def lanes(self) -> int:
+        """How many values there are."""
+        return int(getattr(self.value.type, "count", 1))
+
+    @property
+    def is_float(self) -> bool:
+        """Whether these are float32."""
+        return bool(getattr(self.value.type, "element", self.value.type) == _FLOAT)
+
+    def __add__(self, other: Vector | float) -> Vector:
+        return self._with(other, self.builder.fadd if self.is_float else self.builder.add)
+
+    def __sub__(self, other: Vector | float) -> Vector:
+        return self._with(other, self.builder.fsub if self.is_float else self.builder.sub)
+
+    def __mul__(self, other: Vector | float) -> Vector:
+        return self._with(other, self.builder.fmul)
+
+    def __and__(self, other: Vector | int) -> Vector:
+        return self._with(other, self.builder.and_)
+
+    def __or__(self, other: Vector | int) -> Vector:
+        return self._with(other, self.builder.or_)
+
+    def __lshift__(self, other: int) -> Vector:
+        return self._with(other, self.builder.shl)
+
+    def __rshift__(self, other: int) -> Vector:
+        """Shift words right, keeping their signs."""
+        return self._with(other, self.builder.ashr)
+
+    def at_least(self, other: Vector) -> Vector:
+        """The larger of both, of signed words."""
+        return self._chosen(">", other)
+
+    def at_most(self, other: Vector) -> Vector:
+        """The smaller of both, of signed words."""
+        return self._chosen("<", other)
+
+    def largest(self) -> Vector:
+        """The largest lane, of signed words."""
+        vector, half = self, self.lanes // 2
+        while half:
+            parts = [vector.picked(range(low, low + half)) for low in (0, half)]
+            vector, half = parts[0].at_least(parts[1]), half // 2
+        return vector
+
+    def picked(self, lanes: Sequence[int]) -> Vector:
+        """Some of the lanes; of one, its value."""
+        if len(lanes) == 1:
+            return Vector(self.builder, self.builder.extract_element(self.value, _WORD(lanes[0])))
+        places = ir.Constant(ir.VectorType(_WORD, len(lanes)), list(lanes))
+        return Vector(self.builder, self.builder.shuffle_vector(self.value, self.value, places))
+
+    def words(self) -> Vector:
+        """The bits of floats."""
+        return self._cast(self.builder.bitcast, _WORD)
+
+    def floats(self) -> Vector:
+        """Signed words as the floats next to them."""
+        return self._cast(self.builder.sitofp, _FLOAT)
+
+    def _cast(self, cast: Callable[[Any, Any], Any], kind: Any) -> Vector:
+        return Vector(self.builder, cast(self.value, lanes_of(kind, self.lanes)))
+
+    def _with(self, other: Vector | float, operation: Callable[[Any, Any], Any]) -> Vector:
+        return Vector(self.builder, operation(self.value, self._fellow(other)))
+
+    def _chosen(self, relation: str, other: Vector) -> Vector:
+        better = self.builder.icmp_signed(relation, self.value, other.value)
+        return Vector(self.builder, self.builder.select(better, self.value, other.value))
+
+    def _fellow(self, other: Vector | float) -> Any:
+        if isinstance(other, Vector):
+            return other.value
+        kind = self.value.type
+        return ir.Constant(kind, other if self.lanes == 1 else [other] * self.lanes)
+
+
+def spread(builder: Any, value: Any, lanes: int) -> Vector:
+    """A value in every lane."""
+    if lanes == 1:
+        return Vector(builder, value)
+    empty = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
+    first = builder.insert_element(empty, value, _WORD(0))
+    places = ir.Constant(ir.VectorType(_WORD, lanes), [0] * lanes)
+    return Vector(builder, builder.shuffle_vector(first, empty, places))
+
+
+class Memory:
+    """A contiguous array, read and written in vectors."""
+
+    def __init__(self, context: Any, builder: Any, kind: Any, array: Any) -> None:
+        whole = context.make_array(kind)(context, builder, array)
+        (self.size,) = cgutils.unpack_tuple(builder, whole.shape, 1)
+        self._builder = builder
+        self._dtype = kind.dtype
+        self._element = context.get_value_type(kind.dtype)
+        self._data = whole.data
+
+    def read(self, at: Any, lanes: int) -> Vector:
+        """Floats as float32 (int16 holds half precision, uint16 bfloat16), words as they are."""
+        value = self._builder.load(self._address(at, lanes), align=self._element_bytes)
+        if self._dtype == types.int16:
+            halves = self._builder.bitcast(value, lanes_of(ir.HalfType(), lanes))
+            return Vector(self._builder, self._builder.fpext(halves, lanes_of(_FLOAT, lanes)))
+        if self._dtype == types.uint16:
+            wide = self._widened(value, lanes) << 16
+            return wide._cast(self._builder.bitcast, _FLOAT)
+        return Vector(self._builder, value)
+
+    def read_words(self, at: Any, lanes: int) -> Vector:
+        """Unsigned integers of 8 or 16 bits, as words."""
+        value = self._builder.load(self._address(at, lanes), align=self._element_bytes)
+        return self._widened(value, lanes)
+
+    def write(self, at: Any, vector: Vector) -> None:
+        """Write float32 or words; of words, the lowest bits if elements are narrower."""
+        value, kind = vector.value, lanes_of(self._element, vector.lanes)
+        if kind != value.type:
+            value = self._builder.trunc(value, kind)
+        address = self._address(at, vector.lanes)
+        self._builder.store(value, address, align=self._element_bytes)
+
+    def hint(self, at: Any) -> None:
+        """Ask for the cache line of an element; any place is harmless."""
+        byte = ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(ir.VoidType(), [byte, _WORD, _WORD, _WORD])
+        module = self._builder.module
+        function = cgutils.get_or_insert_function(module, kind, "llvm.prefetch.p0i8")
+        address = self._builder.bitcast(self._builder.gep(self._data, [at]), byte)
+        self._builder.call(function, [address, _WORD(0), _WORD(3), _WORD(1)])
+
+    @property
+    def _element_bytes(self) -> int:
+        return int(self._dtype.bitwidth) // 8
+
+    def _address(self, at: Any, lanes: int) -> Any:
+        place = self._builder.gep(self._data, [at])
+        return self._builder.bitcast(place, lanes_of(self._element, lanes).as_pointer())
+
+    def _widened(self, value: Any, lanes: int) -> Vector:
+        return Vector(self._builder, self._builder.zext(value, lanes_of(_WORD, lanes)))
+
+
+def memory(context: Any, builder: Any, kind: Any, array: Any) -> Memory | None:
+    """The memory of an array; None of None."""
+    if isinstance(kind, types.NoneType):
+        return None
+    return Memory(context, builder, kind, array)
+
+
+def for_rows(builder: Any, size: Any, body: Callable[[Any, int], None]) -> None:
+    """Generate ``body(at, LANES)`` for all full rows, then ``body(at, 1)`` for what is left."""
+    row = size.type(LANES)
+    rows = builder.udiv(size, row)
+    with cgutils.for_range(builder, rows) as loop:
+        body(builder.mul(loop.index, row), LANES)
+    done = builder.mul(rows, row)
+    with cgutils.for_range(builder, builder.sub(size, done)) as loop:
+        body(builder.add(done, loop.index), 1)
