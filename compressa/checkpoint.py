@@ -146,6 +146,26 @@ def fill(state: State, values: Mapping[str, torch.Tensor]) -> None:
         state.vectors[key].copy_(vector)
 
 
+def converted(key: str, saved: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return a saved vector as it is kept here: a residual in its dtype, anything else as it is.
+
+    Args:
+        key: Its name.
+        saved: What was saved.
+        like: The live vector.
+
+    Raises:
+        StateError: It has another length.
+    """
+    narrowed = key.startswith("residual/")
+    elems, due = (narrow.elems_of(v) if narrowed else v.numel() for v in (saved, like))
+    if elems != due or saved.ndim != 1:
+        raise StateError(
+            f"{key!r} has {elems} elements in the state dict and {due} here: it is of another model"
+        )
+    return narrow.converted(saved, narrow.width_of(like)) if narrowed else saved
+
+
 def read_state(
     path: Path, manifest: Mapping[str, Any], state: State, rank: int, size: int
 ) -> dict[str, torch.Tensor]:

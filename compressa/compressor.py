@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from compressa.aggregators.base import Aggregator, World
+    from compressa.codecs.base import Biased, Unbiased
     from compressa.parameters import Layout, ParameterInfo
 
 
@@ -76,6 +77,15 @@ class Compressor(ABC):
     def exempt(self, parameter: ParameterInfo, dense: Compressor) -> Compressor:
         """Return what carries a parameter that is too small to compress: `dense` for most."""
         return dense
+
+    def bias_of_mean(self, elems: int, size: int) -> Unbiased | Biased | None:
+        """Return an error bound of the mean over ranks; None if there is no proof of one.
+
+        With gradients g_i of `elems` elements on `size` ranks, E||out - mean||^2 is at most the
+        bound times sum_i ||g_i||^2 / size^2, which is what `size` independent codecs with this
+        bound would have. Codecs declare `bias` instead.
+        """
+        return None
 
     @abstractmethod
     def payload_bytes(self, shape: tuple[int, ...]) -> int:

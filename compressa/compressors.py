@@ -16,6 +16,7 @@ from compressa.aggregators.loco import LoCo
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.aggregators.scalecom import ScaleCom
 from compressa.aggregators.signsgd import SignSGD
+from compressa.aggregators.terngrad_shared import SharedTernGrad
 from compressa.aggregators.thc import THC
 from compressa.codecs import (
     DGC,
@@ -118,6 +119,12 @@ _ROWS = (
     Entry(
         TernGrad,
         "Three values at random: zero, or the block's clipped maximum with a sign.",
+        "Wen et al. 2017",
+        Family.QUANTISER,
+    ),
+    Entry(
+        SharedTernGrad,
+        "Three values at random, of a scale that all ranks share, summed on the way.",
         "Wen et al. 2017",
         Family.QUANTISER,
     ),

@@ -1,7 +1,7 @@
 """What is true of each compressor at its defaults: the one place where it is worked out.
 
 The command line, the README's table and docs/compressors.md show the same facts. Sizes and
-bounds are for a float32 matrix of `SHAPE`, exchanges for `RANKS` ranks.
+bounds are for a float32 matrix of `SHAPE`, exchanges and an aggregator's bounds for `RANKS` ranks.
 """
 
 from __future__ import annotations
@@ -76,13 +76,14 @@ class Facts:
         """The bound that holds for every vector, with the last digit on the safe side."""
         if self.bound is None:
             return "exact" if self.bias == "exact" else "no stated bound"
-        up, down = (_rounded(self.bound, way) for way in (ROUND_CEILING, ROUND_FLOOR))
+        up, down = (_shown(_rounded(self.bound, way)) for way in (ROUND_CEILING, ROUND_FLOOR))
+        among = f" on {RANKS} ranks" if self.kind == "aggregator" else ""
         if self.bias == "unbiased":
-            return f"unbiased, omega <= {up}"
+            return f"unbiased, omega <= {up}{among}"
         if self.bias == "biased":
-            return f"biased, squared error <= {up}"
+            return f"biased, squared error <= {up}{among}"
         if self.feedback == "none":
-            relative = _rounded(math.sqrt(1.0 - self.bound), ROUND_CEILING)
+            relative = _shown(_rounded(math.sqrt(1.0 - self.bound), ROUND_CEILING))
             return f"relative error <= {relative}"
         return f"delta >= {down}"
 
@@ -229,10 +230,12 @@ def _word(dtype: str) -> str:
 
 def _bias(compressor: Compressor) -> tuple[str, float | None]:
     """Return the kind of error and its bound. An aggregator need not declare them."""
-    declared = getattr(compressor, "bias", None)
-    if not callable(declared):
+    elems = _PARAMETER.elems
+    bias: Bias | None = compressor.bias_of_mean(elems, RANKS)
+    if isinstance(compressor, Codec):
+        bias = compressor.bias(elems)
+    if bias is None:
         return "undeclared", None
-    bias: Bias = declared(_PARAMETER.elems)
     if bias == Contraction(1.0):
         return "exact", None
     if isinstance(bias, Unbiased):
@@ -245,6 +248,11 @@ def _bias(compressor: Compressor) -> tuple[str, float | None]:
 def _rounded(bound: float, direction: str) -> Decimal:
     """Three digits, on the side on which the bound still holds."""
     return Context(prec=3, rounding=direction).create_decimal(bound)
+
+
+def _shown(bound: Decimal) -> str:
+    """Return a bound as people write it: 1000 and not 1.00E+3."""
+    return f"{bound:f}" if bound >= 1 else str(bound)
 
 
 def _shared_wire_ids(found: list[Facts]) -> list[str]:

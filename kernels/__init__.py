@@ -32,8 +32,16 @@ from .feedback import absorb_residual, all_finite
 from .fp8 import dequantize_fp8, quantize_fp8
 from .hadamard import Codebook, rotate_back, rotate_quantize, sum_codes
 from .integers import round_to_integers, scale_integers
-from .lowrank import keep_directions, low_rank_product, orthonormalize, split_low_rank
+from .lowrank import (
+    keep_directions,
+    left_factor,
+    low_rank_product,
+    orthonormalize,
+    right_factor,
+    split_low_rank,
+)
 from .natural import natural_dequantize, natural_quantize
+from .natural_dithering import Dithering, dither, undither
 from .onebit import sign_bytes, sign_dequantize, sign_quantize
 from .onebit_sgd import group_sign_bytes, two_means_dequantize, two_means_quantize
 from .philox import Noise, random_halves, random_words
@@ -45,6 +53,7 @@ from .topk import return_unsent, scatter_add, select_top_k
 __all__ = [
     "ChunkForm",
     "Codebook",
+    "Dithering",
     "Form",
     "KernelUnavailable",
     "Noise",
@@ -60,11 +69,13 @@ __all__ = [
     "dequantize_blockwise",
     "dequantize_fp8",
     "device_of",
+    "dither",
     "elias_fano_bytes",
     "group_sign_bytes",
     "index_width",
     "keep_coefficients",
     "keep_directions",
+    "left_factor",
     "low_rank_product",
     "most_selected",
     "multiply_by_strata",
@@ -81,6 +92,7 @@ __all__ = [
     "random_halves",
     "random_words",
     "return_unsent",
+    "right_factor",
     "rotate_back",
     "rotate_quantize",
     "round_to_integers",
@@ -101,6 +113,7 @@ __all__ = [
     "take_chunks",
     "two_means_dequantize",
     "two_means_quantize",
+    "undither",
     "unpack_bitmap",
     "unpack_bits",
     "unpack_increasing",

@@ -1,13 +1,16 @@
-"""Compile every CPU kernel now: `python -m compressa.kernels.compile`.
+"""Compile the CPU kernels now: `python -m compressa.kernels.compile [--half]`.
 
 Compiled code is kept on disk beside the sources (or in the user's cache folder where that is
 read-only), so this is needed once per machine and version. Without it the first step that uses
-a kernel compiles it.
+a kernel compiles it. Kernels for gradients in float16 and bfloat16 are compiled with --half only:
+it takes three times as long, and few train in them on a CPU.
 """
 
 from __future__ import annotations
 
+import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
 from compressa.kernels import (
@@ -25,6 +28,7 @@ from compressa.kernels import (
     integers,
     lowrank,
     natural,
+    natural_dithering,
     onebit,
     onebit_sgd,
     philox,
@@ -33,24 +37,39 @@ from compressa.kernels import (
     strata,
     topk,
 )
+from compressa.kernels._arrays import F32, Gradient
 
 _ELEMS = 1000
 _KEPT = 10
 _PIECES_ELEMS = 140_000  # selected from in several pieces, more than one thread sorts out
 
 
-def compile_blockwise() -> None:
+Kinds = Callable[[F32], tuple[Gradient, ...]]
+
+
+def _single(x: F32) -> tuple[Gradient, ...]:
+    """Return the gradient in float32 only."""
+    return (x,)
+
+
+def _all_kinds(x: F32) -> tuple[Gradient, ...]:
+    """Return the same gradient in float32, float16 and bfloat16."""
+    return x, x.astype(np.float16), (x.view(np.uint32) >> 16).astype(np.uint16)
+
+
+def compile_blockwise(kinds: Kinds) -> None:
     """Linear quantisers: to nearest with and without residual, stochastic, max-min."""
-    x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
     noise = philox.Noise(0, 0, 0, 0)
     for form in (blockwise.Form(bits=8, block=256, statistic=s) for s in blockwise.STATISTICS[:2]):
         codes, blocks = np.zeros(form.code_bytes(_ELEMS), np.uint8), -(-_ELEMS // form.block)
-        scales, zeros = np.zeros(blocks, np.float32), np.zeros(blocks, np.float32)
-        offsets = zeros if form.statistic == "range" else None
-        for kept, drawn in ((None, None), (residual, None), (None, noise)):
-            blockwise.quantize_blockwise(
-                x, codes, scales, form=form, offsets=offsets, noise=drawn, residual=kept
-            )
+        scales, least = np.zeros(blocks, np.float32), np.zeros(blocks, np.float32)
+        offsets = least if form.statistic == "range" else None
+        for x in kinds(zeros):
+            for kept, drawn in ((None, None), (residual, None), (None, noise)):
+                blockwise.quantize_blockwise(
+                    x, codes, scales, form=form, offsets=offsets, noise=drawn, residual=kept
+                )
         blockwise.dequantize_blockwise(codes, scales, out, form=form, offsets=offsets)
 
 
@@ -63,56 +82,73 @@ def compile_casts() -> None:
         casts.widen(narrow, x)
 
 
-def compile_floats() -> None:
+def compile_floats(kinds: Kinds) -> None:
     """Eight-bit floats and natural compression, with and without residual."""
-    x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
     codes, scales = np.zeros(_ELEMS, np.uint8), np.zeros(-(-_ELEMS // 64), np.float32)
     signs, form = np.zeros((_ELEMS + 7) // 8, np.uint8), fp8.FORMATS["e4m3"]
-    for kept in (None, residual):
-        fp8.quantize_fp8(x, codes, scales, form=form, block=64, residual=kept)
-        natural.natural_quantize(x, codes, signs, noise=philox.Noise(0, 0, 0, 0), residual=kept)
+    for x in kinds(zeros):
+        for kept in (None, residual):
+            noise = philox.Noise(0, 0, 0, 0)
+            fp8.quantize_fp8(x, codes, scales, form=form, block=64, residual=kept)
+            natural.natural_quantize(x, codes, signs, noise=noise, residual=kept)
     fp8.dequantize_fp8(codes, scales, out, form=form, block=64)
     natural.natural_dequantize(codes, signs, out)
 
 
-def compile_onebit() -> None:
+def compile_dithering(kinds: Kinds) -> None:
+    """Natural dithering, with and without residual."""
+    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    form = natural_dithering.Dithering(levels=7, block=512)
+    codes, norms = np.zeros(form.code_bytes(_ELEMS), np.uint8), np.zeros(2, np.float32)
+    for x in kinds(zeros):
+        for kept in (None, residual):
+            noise = philox.Noise(0, 0, 0, 0)
+            natural_dithering.dither(x, codes, norms, form=form, noise=noise, residual=kept)
+    natural_dithering.undither(codes, norms, out, form=form)
+
+
+def compile_onebit(kinds: Kinds) -> None:
     """Scaled sign, with and without residual."""
-    x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
     bits = np.zeros(onebit.sign_bytes(_ELEMS, 64), np.uint8)
     scales = np.zeros(-(-_ELEMS // 64), np.float32)
-    for kept in (None, residual):
-        onebit.sign_quantize(x, bits, scales, block=64, residual=kept)
+    for x in kinds(zeros):
+        for kept in (None, residual):
+            onebit.sign_quantize(x, bits, scales, block=64, residual=kept)
     for add in (False, True):
         onebit.sign_dequantize(bits, scales, out, block=64, add=add)
 
 
-def compile_onebit_sgd() -> None:
+def compile_onebit_sgd(kinds: Kinds) -> None:
     """Signs with two means, with and without residual."""
-    x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
     bits = np.zeros(onebit_sgd.group_sign_bytes(_ELEMS, 64), np.uint8)
     means = np.zeros(2 * -(-_ELEMS // 64), np.float32)
-    for kept in (None, residual):
-        onebit_sgd.two_means_quantize(x, bits, means, group=64, residual=kept)
+    for x in kinds(zeros):
+        for kept in (None, residual):
+            onebit_sgd.two_means_quantize(x, bits, means, group=64, residual=kept)
     onebit_sgd.two_means_dequantize(bits, means, out, group=64)
 
 
-def compile_dct() -> None:
+def compile_dct(kinds: Kinds) -> None:
     """Cosine coefficients, with and without residual."""
-    x, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
     form = dct.ChunkForm(chunk=64, kept=_KEPT)
     value_elems, place_bytes = form.sizes(_ELEMS)
     values, places = np.zeros(value_elems, np.float32), np.zeros(place_bytes, np.uint8)
-    for kept in (None, residual):
-        dct.keep_coefficients(x, values, places, form=form, residual=kept)
+    for x in kinds(zeros):
+        for kept in (None, residual):
+            dct.keep_coefficients(x, values, places, form=form, residual=kept)
     dct.add_coefficients(values, places, out, form=form)
 
 
-def compile_selections() -> None:
+def compile_selections(kinds: Kinds) -> None:
     """Every way to choose elements: short vectors and long ones, whose samples are right or not."""
     for elems in (_ELEMS, _PIECES_ELEMS):
         normal = np.random.default_rng(0).standard_normal(elems).astype(np.float32)
         indices, values = np.empty(elems, np.uint32), np.empty(elems, np.float32)
-        for x in (normal, np.ones(elems, np.float32)):
+        for x in (*kinds(normal), *kinds(np.ones(elems, np.float32))):
             for kept in (None, np.zeros(elems, np.float32)):
                 for k in (_KEPT, elems // 2 + _KEPT):
                     topk.select_top_k(x, k, indices[:k], values[:k], residual=kept)
@@ -152,6 +188,9 @@ def compile_low_rank() -> None:
     """PowerSGD's arithmetic."""
     p, q = np.ones((2, 8), np.float32), np.ones((2, 4), np.float32)
     m, residual = np.zeros((8, 4), np.float32), np.zeros((8, 4), np.float32)
+    for kept in (residual, None):
+        lowrank.left_factor(m, q, p, residual=kept)
+        lowrank.right_factor(m, p, q, residual=kept)
     lowrank.orthonormalize(p)
     lowrank.low_rank_product(p, q, m)
     lowrank.split_low_rank(m, p, q, residual)
@@ -162,7 +201,8 @@ def compile_feedback() -> None:
     """What is done to values that are not encoded."""
     x, residual, kept = (np.zeros(_ELEMS, np.float32) for _ in range(3))
     feedback.absorb_residual(x, residual, kept)
-    feedback.all_finite(x)
+    for dtype in (np.float16, np.uint16, np.float32, np.float64):
+        feedback.all_finite(np.zeros(_ELEMS, dtype))
 
 
 def compile_integers() -> None:
@@ -196,17 +236,25 @@ def compile_rotations() -> None:
         hadamard.rotate_back(sums, norms, bits, p, book=book, count=1)
 
 
-def main() -> None:
-    """Compile all, and say how long it took."""
+def main(half: bool = False) -> None:
+    """Compile all, and say how long it took.
+
+    Args:
+        half: Also for gradients in float16 and bfloat16.
+    """
     started_s = time.perf_counter()
     for work in (
         compile_blockwise,
-        compile_casts,
         compile_floats,
+        compile_dithering,
         compile_onebit,
         compile_onebit_sgd,
         compile_dct,
         compile_selections,
+    ):
+        work(_all_kinds if half else _single)
+    for rest in (
+        compile_casts,
         compile_sparse,
         compile_low_rank,
         compile_feedback,
@@ -214,9 +262,9 @@ def main() -> None:
         compile_chunks,
         compile_rotations,
     ):
-        work()
+        rest()
     print(f"compressa: CPU kernels are compiled ({time.perf_counter() - started_s:.1f} s)")
 
 
 if __name__ == "__main__":
-    main()
+    main("--half" in sys.argv[1:])

@@ -22,8 +22,8 @@ from ._backends import backend
 FEWEST, MOST = 0.8, 1.3
 """Shares of k between which the number of selected elements is left as it is."""
 
-_ADJUSTMENTS = 10
-_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+ADJUSTMENTS = 10
+SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 def most_selected(k: int) -> int:
@@ -97,11 +97,16 @@ def adjusted_threshold(
     Returns:
         A float32 number larger than 0, and k or :func:`most_selected` of it.
     """
-    threshold = max(threshold, _SMALLEST)
+    threshold = max(threshold, SMALLEST)
     reaching = count(threshold)
-    for _ in range(_ADJUSTMENTS):
-        if reaching >= FEWEST * k or threshold == _SMALLEST:
+    for _ in range(ADJUSTMENTS):
+        if reaching >= FEWEST * k or threshold == SMALLEST:
             break
-        threshold = max(float(np.float32(FEWEST * threshold)), _SMALLEST)
+        threshold = lowered(threshold)
         reaching = count(threshold)
     return threshold, k if reaching > MOST * k else most_selected(k)
+
+
+def lowered(threshold: float) -> float:
+    """The next threshold to try, a float32 number larger than 0."""
+    return max(float(np.float32(FEWEST * threshold)), SMALLEST)

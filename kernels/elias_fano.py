@@ -18,14 +18,7 @@ import numpy as np
 
 from ._arrays import U8, U32, check_array
 from ._backends import backend
-from .bitpack import (
-    check_increasing,
-    pack_bitmap,
-    pack_bits,
-    packed_bytes,
-    unpack_bitmap,
-    unpack_bits,
-)
+from .bitpack import check_increasing, packed_bytes, unpack_bitmap, unpack_bits
 from .scratch import scratch
 
 
@@ -61,15 +54,11 @@ def pack_increasing(indices: U32, n: int, out: U8) -> None:
         TypeError: A dtype is wrong.
         ValueError: A shape, a layout or ``n`` is wrong, or the indices are not increasing.
     """
-    low, high = _checked("indices", indices, n, "out", out)
-    check_increasing(indices, n)
-    if not indices.size:
-        return
-    places = scratch("elias_fano.places", indices.size, np.uint32)
-    backend("elias_fano", indices, out).place_highs(indices, _low_bits(indices.size, n), places)
-    if low.size:
-        pack_bits(indices, _low_bits(indices.size, n), low)
-    pack_bitmap(places, _high_bits(indices.size, n), high)
+    low, high, low_bits = _checked("indices", indices, n, "out", out)
+    if indices.size and not backend("elias_fano", indices, out).write_parts(
+        indices, n, low_bits, low, high
+    ):
+        raise ValueError(f"the indices are not strictly increasing numbers below {n}")
 
 
 def unpack_increasing(packed: U8, n: int, out: U32) -> None:
@@ -88,25 +77,26 @@ def unpack_increasing(packed: U8, n: int, out: U32) -> None:
         ValueError: A shape, a layout or ``n`` is wrong, or the bytes do not stand for increasing
             indices below ``n``; ``out`` holds rubbish then.
     """
-    low, high = _checked("out", out, n, "packed", packed)
+    low, high, low_bits = _checked("out", out, n, "packed", packed)
     if not out.size:
         return
     lows = scratch("elias_fano.lows", out.size, np.uint32)
     if low.size:
-        unpack_bits(low, _low_bits(out.size, n), lows)
+        unpack_bits(low, low_bits, lows)
     count = unpack_bitmap(high, _high_bits(out.size, n), out)
     if count != out.size:
         raise ValueError(f"the high bits of {count} indices, not of {out.size}")
-    backend("elias_fano", packed, out).join(out, lows, _low_bits(out.size, n))
+    backend("elias_fano", packed, out).join(out, lows, low_bits)
     check_increasing(out, n)
 
 
-def _checked(name: str, indices: U32, n: int, packed_name: str, packed: U8) -> tuple[U8, U8]:
-    """The parts of the packed bytes."""
+def _checked(name: str, indices: U32, n: int, packed_name: str, packed: U8) -> tuple[U8, U8, int]:
+    """The parts of the packed bytes, and the number of low bits."""
     check_array(name, indices, np.uint32, writable=name == "out")
-    if not indices.size <= n <= 2**32 - indices.size:
-        raise ValueError(f"n must lie between k = {indices.size} and 2**32 - k, not {n}")
-    size_bytes = elias_fano_bytes(indices.size, n)
+    k = indices.size
+    if not k <= n <= 2**32 - k:
+        raise ValueError(f"n must lie between k = {k} and 2**32 - k, not {n}")
+    low_bits = _low_bits(k, n)
+    split, size_bytes = packed_bytes(k, low_bits), elias_fano_bytes(k, n)
     check_array(packed_name, packed, np.uint8, (size_bytes,), writable=packed_name == "out")
-    split = packed_bytes(indices.size, _low_bits(indices.size, n))
-    return packed[:split], packed[split:]
+    return packed[:split], packed[split:], low_bits

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._arrays import F32, check_array, check_feedback
+from ._arrays import F32, Gradient, check_array, check_feedback
 from ._backends import backend
 
 
@@ -34,15 +34,24 @@ def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> Non
     backend("feedback", x, residual, kept).absorb_residual(x, residual, kept, scale)
 
 
-def all_finite(x: F32) -> bool:
+def all_finite(x: Gradient) -> bool:
     """Whether no element is infinite or NaN.
 
+    Example:
+        >>> import numpy as np
+        >>> all_finite(np.array([0x7F7F, 0x8001], np.uint16))
+        True
+        >>> all_finite(np.array([0x7F7F, 0xFF80], np.uint16))
+        False
+
     Args:
-        x: float32, of any shape.
+        x: float32, float64, float16, or bfloat16 as uint16; of any shape.
 
     Raises:
         TypeError: The dtype is wrong.
         ValueError: The layout is wrong.
     """
-    check_array("x", x, np.float32, x.shape)
+    if x.dtype not in (np.float32, np.float64, np.float16, np.uint16):
+        raise TypeError(f"x must be a float, or bfloat16 as uint16, not {x.dtype}")
+    check_array("x", x, x.dtype, x.shape)
     return bool(backend("feedback", x).all_finite(x))

@@ -9,8 +9,17 @@ mean excess m over a threshold t leave k above is then
     t + m ln(c / k)
 
 One stage takes all elements, t = 0. Where the tail is not exponential, the threshold is off, and
-another stage fits only what lies above t + m ln 4, about a quarter of what the last one fitted. A
-threshold is never larger than the largest element, so that something is always sent.
+another stage fits only what lies above a larger t. A threshold is never larger than the largest
+element, so that something is always sent.
+
+An exponential tail has the same mean excess over any t, so it does not matter exactly where a stage
+begins. The paper takes t + m ln 4, with t and m of the stage before, and reads the vector once
+more for it. Here a sample says it, so that one look at the vector serves the fits of all stages,
+which are over all elements as they are in the paper. Of S stages, the last one begins where about
+c = 5 k / 4 elements are left, and stage s where n (c / n)**(s / (S - 1)) are: at the sample's
+magnitude of that rank (`base_ranks`), or at the smallest number above 0 if that is 0. The sample
+has n elements if n < 4096, else n // 64, but 1024 at least and 2**15 at most; which, is as in
+:mod:`compressa.kernels.dgc`.
 
 The arithmetic of sums is the written one: magnitudes in blocks of 2048, by 16 strided lanes and
 halving in float64, blocks in order. Thresholds are worked out in float64 and rounded to float32.
@@ -19,7 +28,7 @@ halving in float64, blocks in order. Thresholds are worked out in float64 and ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -29,7 +38,7 @@ from ._backends import backend
 TOLERANCE = 0.2
 """A threshold is good if it leaves k elements, give or take so much of k."""
 
-_LOG_QUARTER = math.log(4.0)
+_WHOLE, _MOST_SAMPLED = 1 << 12, 1 << 15
 _SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
@@ -85,43 +94,53 @@ def select_sidco(
     return int(kernel.select_sidco(x, k, stages, indices, values, residual=residual, scale=scale))
 
 
+def sampled(size: int) -> int:
+    """How many elements the sample has."""
+    return size if size < _WHOLE else min(max(size // 64, _WHOLE // 4), _MOST_SAMPLED)
+
+
+def base_ranks(k: int, size: int, stages: int) -> list[int]:
+    """Which of a sample's magnitudes (1: the largest) each stage but the first begins at."""
+    sample, share = sampled(size), min(1.25 * k / size, 1.0)
+    shares = (share ** (stage / (stages - 1)) for stage in range(1, stages))
+    return [max(1, min(sample, math.ceil(sample * share))) for share in shares]
+
+
+def most_counted(k: int) -> int:
+    """A number of elements that is too large, and so is any above."""
+    return math.ceil((1 + TOLERANCE) * k)
+
+
 def fitted_threshold(
     k: int,
-    stages: int,
-    size: int,
-    total: float,
+    bases: Sequence[float],
+    reaching: Sequence[tuple[int, float]],
     largest: float,
     count: Callable[[float], int],
-    measure: Callable[[float], tuple[int, float]],
 ) -> float:
     """The threshold of the first stage that is good, or of the last.
 
     Args:
         k: How many are to reach it.
-        stages: How many stages at most.
-        size: Number of elements.
-        total: Sum of their magnitudes.
-        largest: The largest of them.
-        count: Says how many reach a threshold.
-        measure: Says that, and what is the sum of their magnitudes.
+        bases: Where each stage's tail begins.
+        reaching: How many elements reach each base, and the sum of their magnitudes.
+        largest: The largest magnitude.
+        count: Says how many reach a threshold; anything above `most_counted` if those are more.
 
     Returns:
         A float32 number larger than 0.
     """
-    base, above = 0.0, size
-    for stage in range(stages):
-        excess = total / above - base
-        threshold = _rounded(base + excess * math.log(above / k), largest)
-        last = stage + 1 == stages or above <= 4 * k
-        if last or abs(count(threshold) - k) <= TOLERANCE * k:
+    threshold = _SMALLEST
+    for stage, (base, (above, total)) in enumerate(zip(bases, reaching, strict=True)):
+        if stage and above <= k:
             break
-        base = _rounded(base + excess * _LOG_QUARTER, largest)
-        above, total = measure(base)
-        if above <= k:
+        threshold = stage_threshold(k, base, above, total, largest)
+        if stage + 1 == len(bases) or abs(count(threshold) - k) <= TOLERANCE * k:
             break
     return threshold
 
 
-def _rounded(threshold: float, largest: float) -> float:
+def stage_threshold(k: int, base: float, above: int, total: float, largest: float) -> float:
     """A float32 number larger than 0, and no larger than ``largest`` if that is possible."""
-    return float(np.float32(max(min(threshold, largest), _SMALLEST)))
+    fitted = base + (total / above - base) * math.log(above / k)
+    return float(np.float32(max(min(fitted, largest), _SMALLEST)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from _rank_jobs import _optimizer, digest, registered, state_digest
 from _rank_models import build, loss_of
 
 import compressa
+from compressa.aggregators import narrow
 
 
 def _steps(wrapped: Any, optimizer: torch.optim.Optimizer, first: int, count: int) -> None:
@@ -123,3 +125,25 @@ def foreign_state_dict(*, config: Any) -> list[str]:
             assert before == state_digest(handle)
         handle.load_state_dict(own)
     return said
+
+
+def state_dict_of_another_width(*, config: Any, widths: Sequence[Any]) -> list[bool]:
+    """Load what residuals of one width gave into those of another; tell whether they are those."""
+    prefix, right = f"rank{dist.get_rank()}/residual/", []
+    with registered("mlp", _with_width(config, widths[0])) as (wrapped, handle):
+        _steps(wrapped, _optimizer(wrapped), 0, 2)
+        state = handle.state_dict()
+        given = {key: value.clone() for key, value in state.items()}
+    for width in widths[1:]:
+        with registered("mlp", _with_width(config, width)) as (wrapped, handle):
+            handle.load_state_dict(given)
+            for key, taken in handle.state_dict().items():
+                if key.startswith(prefix):
+                    right.append(torch.equal(taken, narrow.converted(given[key], width)))
+            _steps(wrapped, _optimizer(wrapped), 2, 1)
+    assert any(bool(given[key].any()) for key in given if key.startswith(prefix))
+    return right
+
+
+def _with_width(config: Any, width: str) -> Any:
+    return {**config, "feedback": {"dtype": width}}

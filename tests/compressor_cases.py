@@ -12,6 +12,7 @@ from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.aggregators.scalecom import ScaleCom
 from compressa.aggregators.signsgd import SignSGD
+from compressa.aggregators.terngrad_shared import SharedTernGrad
 from compressa.aggregators.thc import THC
 from compressa.codecs import (
     DGC,
@@ -20,10 +21,12 @@ from compressa.codecs import (
     Codec,
     Contraction,
     DeMo,
+    Entropy,
     Fp8,
     Int2,
     Int4,
     Int8,
+    Natural,
     OneBit,
     OneBitSGD,
     RandomK,
@@ -47,6 +50,10 @@ VARIANTS: dict[str, Compressor] = {
     "int2-maxmin": Int2(block=12, mapping="maxmin"),
     "qsgd-dithering": QSGD(levels=16, block=64, norm="max"),
     "terngrad-unclipped": TernGrad(block=64, clip=0.0),
+    "terngrad-shared-unclipped": SharedTernGrad(clip=0.0),
+    "natural-dithering": Natural(levels=7, block=64),
+    "natural-dithering-max": Natural(levels=3, block=24, norm="max"),
+    "natural-dithering-fine": Natural(levels=70, block=1024),
     "onebit-small-blocks": OneBit(block=64),
     "onebit_sgd-odd-groups": OneBitSGD(group=27),
     "topk-bitmap": TopK(density=0.2),
@@ -81,6 +88,16 @@ ALL: dict[str, Compressor] = {
     **{name: row.compressor() for name, row in COMPRESSORS.items()},
     **VARIANTS,
 }
+"""What a configuration can name."""
+
+# Codecs around codecs, which a configuration asks for by other settings than a name.
+AROUND: dict[str, Compressor] = {
+    "entropy-int8": Entropy(codec=Int8(block=32)),
+    "entropy-int2": Entropy(codec=Int2(block=12, rounding="stochastic"), level=9),
+    "entropy-topk": Entropy(codec=TopK(density=0.05)),
+    "entropy-dgc": Entropy(codec=DGC(density=0.1)),
+    "entropy-randomk": Entropy(codec=RandomK(density=0.3)),
+}
 
 
 def with_feedback(compressor: Compressor) -> Compressor:
@@ -95,11 +112,18 @@ def params(chosen: dict[str, Any]) -> list[Any]:
     return [pytest.param(value, id=name) for name, value in chosen.items()]
 
 
-CODECS = params({name: c for name, c in ALL.items() if isinstance(c, Codec)})
-_BY_CODEC_ONLY = {"int4-small-blocks", "topk-bitmap", "topk-bfloat16", "topk-all", "randomk-dense"}
+CODECS = params({name: c for name, c in {**ALL, **AROUND}.items() if isinstance(c, Codec)})
+_BY_CODEC_ONLY = {
+    "int4-small-blocks",
+    "topk-bitmap",
+    "topk-bfloat16",
+    "topk-all",
+    "randomk-dense",
+    "entropy-randomk",
+}
 
 COMPRESSORS_UNDER_TEST = params(
-    {name: with_feedback(c) for name, c in ALL.items() if name not in _BY_CODEC_ONLY}
+    {n: with_feedback(c) for n, c in {**ALL, **AROUND}.items() if n not in _BY_CODEC_ONLY}
     | {
         "int8-without-feedback": Int8(block=32),
         "dense-below": DenseBelow(compressor=ErrorFeedback(codec=TopK(density=0.05)), elems=100),

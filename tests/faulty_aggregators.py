@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 import torch
 from faulty_codecs import FaultyInt8
 
-from compressa.aggregators.base import Aggregator, Merge, Rounds, Turn, World
+from compressa.aggregators.base import Aggregator, Merge, Round, Rounds, Turn, World
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.gather import Gathered
+from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.powersgd import PowerSGD, PowerSGDAggregator
-from compressa.codecs import Codec
+from compressa.codecs import Codec, Unbiased
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.compressor import Compressor, Granularity
 from compressa.parameters import Layout
@@ -108,6 +109,46 @@ class DrawsAsRankZero(Gathered):
         self._scopes.draw = (  # type: ignore[method-assign]
             lambda *arguments, **more: replace(draw(*arguments, **more), rank=0)
         )
+
+
+class PromisesTooMuch(IntSGD):
+    """Half the variance that it has among ranks of one length."""
+
+    def bias_of_mean(self, elems: int, size: int) -> Unbiased:
+        return Unbiased(0.0007)
+
+
+class _OnePercentMore(Aggregator):
+    """Multiplies what arrives."""
+
+    def __init__(self, inner: Aggregator) -> None:
+        self._inner = inner
+
+    @property
+    def rounds(self) -> tuple[Round, ...]:
+        return self._inner.rounds
+
+    def run(self, gradients: Any, turn: Turn) -> Rounds:
+        yield from self._inner.run(gradients, turn)
+        for gradient in gradients:
+            gradient.mul_(1.01)
+
+    def rollback(self, turn: Turn) -> None:
+        self._inner.rollback(turn)
+
+
+class GainsOnePercent(IntSGD):
+    def aggregator(self, layout: Layout, world: World) -> Aggregator:
+        return _OnePercentMore(super().aggregator(layout, world))
+
+
+class SumsAsRankZero(IntSGD):
+    """Integers with the random bits of the first rank, on all."""
+
+    def aggregator(self, layout: Layout, world: World) -> Aggregator:
+        aggregator = super().aggregator(layout, world)
+        aggregator._world = replace(world, rank=0)  # type: ignore[attr-defined]
+        return aggregator
 
 
 class KeepsNanToItself(Gathered):

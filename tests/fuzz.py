@@ -27,13 +27,14 @@ from pathlib import Path
 
 import torch
 from _pages import Fenced
-from compressor_cases import ALL, with_feedback
+from compressor_cases import ALL, AROUND, with_feedback
 
 from compressa.codecs import Codec
 from compressa.compressor import Compressor
 from compressa.testing.hostile import CodecFuzz, UnitFuzz
 from compressa.testing.hostile_rounds import RoundFuzz
 
+_CASES = {**ALL, **AROUND}
 _BATCH = 1000
 _BATCH_S = 60.0  # a batch takes a fraction of a second; in a minute it hangs
 _MOST_BYTES = 1 << 30
@@ -154,13 +155,13 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=100_000, help="payloads of each compressor")
     parser.add_argument("--seconds", type=float, default=600.0, help="most time for each")
     parser.add_argument("--seed", type=int, default=None, help="printed by the run to repeat")
-    parser.add_argument("--compressor", action="append", choices=sorted(ALL), help="only these")
+    parser.add_argument("--compressor", action="append", choices=sorted(_CASES), help="only these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     options = parser.parse_args()
     seed = secrets.randbits(32) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
-    chosen, found, started_s = options.compressor or list(ALL), [], time.monotonic()
-    works = {n: partial(fuzz_one, ALL[n], seed, options.count, options.seconds) for n in chosen}
+    chosen, found, started_s = options.compressor or list(_CASES), [], time.monotonic()
+    works = {n: partial(fuzz_one, _CASES[n], seed, options.count, options.seconds) for n in chosen}
     for name, well, text in in_children(works, options.jobs):
         print(f"{'ok   ' if well else 'FOUND'} {name}: {text}", flush=True)
         found += [] if well else [name]

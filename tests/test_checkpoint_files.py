@@ -187,3 +187,12 @@ def test_a_state_dict_that_does_not_fit_is_refused(two: Group) -> None:
         assert "rank-local" in said[0]
         assert "2.weight" in said[1]
         assert "2.weight" in said[2]
+
+
+@pytest.mark.parametrize("first", ["float32", "int8", "bfloat16"])
+def test_a_state_dict_goes_on_in_another_dtype(first: str, two: Group) -> None:
+    widths = [first, "float32", "int8", "bfloat16"]
+    job = "_rank_jobs_state.state_dict_of_another_width"
+    for right in two.run(job, config=settings("topk"), widths=widths):
+        assert len(right) >= 3
+        assert all(right)

@@ -15,6 +15,7 @@ from ordered_loopback import OrderedLoopback
 
 from compressa.aggregators.base import Turn
 from compressa.aggregators.gather import Gathered
+from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs import Codec, Int8, NoCompression, TopK
 from compressa.codecs.payload import check_header
@@ -30,7 +31,7 @@ from compressa.testing import (
     check_compressor,
 )
 from compressa.testing.allocation import check_codec_allocations
-from compressa.testing.bias_checks import check_bias
+from compressa.testing.bias_checks import check_bias, check_bias_of_mean
 from compressa.testing.compressor_checks import (
     check_dtypes,
     check_hold_zeros,
@@ -45,7 +46,11 @@ from compressa.testing.conformance import check_hostile_rounds
 from compressa.testing.hostile import UnitFuzz
 from compressa.testing.inputs import MODEL, model_gradients
 from compressa.testing.mass_checks import check_mass, check_mass_of_run
-from compressa.testing.stream_checks import check_mean_of_ranks, check_streams
+from compressa.testing.stream_checks import (
+    check_mean_of_ranks,
+    check_ranks_apart,
+    check_streams,
+)
 from compressa.testing.thread_checks import check_codec_threads, check_threads
 from compressa.wrappers import DenseBelow, ErrorFeedback, FeedbackRule, Warmup
 
@@ -147,6 +152,26 @@ def test_the_check_of_means_finds_an_aggregator_that_draws_for_another() -> None
     check_mean_of_ranks(codecs.Dithers())
     with pytest.raises(AssertionError, match="each rank must draw as itself"):
         check_mean_of_ranks(Gathers(kind=aggregators.DrawsAsRankZero, codec=codecs.Dithers()))
+
+
+@pytest.mark.parametrize(
+    ("compressor", "finding"),
+    [
+        (aggregators.PromisesTooMuch(), "on 3 ranks: the squared error of a gaussian vector"),
+        (aggregators.GainsOnePercent(), "off by .* along the vector itself"),
+    ],
+)
+def test_the_check_of_an_aggregators_bound_finds(compressor: Compressor, finding: str) -> None:
+    with pytest.raises(AssertionError, match=finding):
+        check_bias_of_mean(compressor, 1009, 3)
+    with pytest.raises(AssertionError, match=finding):
+        check_compressor(compressor, most_ranks=3)
+
+
+def test_the_check_of_opposites_finds_ranks_that_round_alike() -> None:
+    check_ranks_apart(IntSGD())
+    with pytest.raises(AssertionError, match="each rank must draw as itself"):
+        check_ranks_apart(aggregators.SumsAsRankZero())
 
 
 def test_the_bases_of_the_faulty_codecs_are_sound() -> None:

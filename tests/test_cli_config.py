@@ -84,6 +84,17 @@ def test_check_shows_the_settings_that_are_not_the_defaults(
     assert ["int8", "block=32", "mapping=maxmin,", "error", "feedback", "1", "64"] in rows
 
 
+def test_check_shows_what_is_around_a_codec_from_the_inside_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = model_beside(tmp_path, monkeypatch, "net_for_wrappers")
+    file = tmp_path / "c.toml"
+    file.write_text('compressor = "int8"\nexchange = { entropy_level = 1 }\n')
+    assert run("config", "check", file, "--model", f"{model}:build") == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["int8,", "entropy,", "error", "feedback", "1", "4,096"] in rows
+
+
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_check_shows_every_compressor_on_a_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -48,6 +48,8 @@ GOLDEN: dict[Codec, str] = {
     Fp8(block=8): "9224913e0000803c7ed4364bf6004ec67efe74",
     Fp8(format="e5m2", block=8): "9224113b000000397be65761f70063df7bfb76",
     Natural(): "86817d808500807f8282800419",
+    Natural(levels=7, block=8): "8c480e435a812541c913119204030702",
+    Natural(levels=3, block=8, norm="max"): "0000fe420000e040011110030702",
     Int8(block=8): "0000803f87c3613d7ffc0002c00002ff7f8136",
     Int4(block=8): "922491410000803f4f888888bf81",
     Int8(block=8, mapping="maxmin"): "c0bf3f3fe1e0603d000080c20000e0c0ff51565700555854ff00b6",
@@ -98,6 +100,14 @@ def test_int4_nibbles_are_planar() -> None:
     # Codes 7 0 0 0 -4 0 0 0, plus 8: element i low, element i + 4 high; then 7 -7 3.
     assert payload[8:12].hex() == "4f888888"
     assert payload[12:].hex() == "bf81"
+
+
+def test_natural_dithering_is_norms_then_planes_of_level_and_sign() -> None:
+    payload = bytes.fromhex(GOLDEN[Natural(levels=3, block=8, norm="max")])
+    assert struct.unpack("<2f", payload[:8]) == (127.0, 7.0)
+    # 127 is level 3, -64 level 2 here, the others of their block 0; then 7 -7 3: 3, -3, and 2.
+    assert payload[8:11] == bytes([0b00000001, 0b00010001, 0b00010000])
+    assert payload[11:] == bytes([0b011, 0b111, 0b010])
 
 
 def test_onebit_signs_are_planar() -> None:

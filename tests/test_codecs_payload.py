@@ -9,14 +9,22 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compressa.aggregators import State, World
+from compressa.aggregators.dense import LazyBuffers
+from compressa.aggregators.scalecom import ScaleCom
+from compressa.codecs import Natural, OneBitSGD, TopK
 from compressa.codecs.payload import (
     HEADER_BYTES,
     Header,
+    check_countable,
     check_header,
     read_header,
     write_header,
 )
-from compressa.errors import PayloadError
+from compressa.compressor import Compressor
+from compressa.errors import ConfigError, PayloadError
+from compressa.parameters import Layout, ParameterInfo, Segment
+from compressa.wrappers import ErrorFeedback
 
 DUE = Header(codec=6, epoch=2, step=2**32 + 7, unit=9, elems=1000, body_bytes=40)
 
@@ -67,3 +75,38 @@ def test_any_changed_byte_is_refused(place: int, value: int) -> None:
     mutant[place] = value
     with pytest.raises(PayloadError):
         check_header(mutant, DUE, sender=0, exact=True)
+
+
+TOO_LARGE = ParameterInfo(0, "embedding", (1 << 16, 1 << 16))
+
+
+@pytest.mark.parametrize(
+    "compressor",
+    [
+        ErrorFeedback(codec=TopK(density=1e-6)),
+        ErrorFeedback(codec=OneBitSGD(group=1 << 30)),
+        ScaleCom(density=1e-6),
+        Natural(),
+    ],
+    ids=lambda compressor: compressor.name,
+)
+def test_a_unit_that_a_header_cannot_count_is_refused_when_it_is_built(
+    compressor: Compressor,
+) -> None:
+    layout = Layout(0, (Segment(TOO_LARGE, 0, TOO_LARGE.elems),))
+    world = World(0, 1, 0, "all_gather" if compressor.name != "scalecom" else "auto", State())
+    with pytest.raises(ConfigError, match=r"4294967296 elements .* 2\^32 - 1"):
+        compressor.aggregator(layout, world)
+    assert not world.state.vectors
+
+
+def test_a_message_that_a_frame_cannot_count_is_refused() -> None:
+    assert LazyBuffers([1], 2**32 - 1)
+    with pytest.raises(ConfigError, match=r"4294967296 bytes .* 2\^32 - 1"):
+        LazyBuffers([1], 2**32)
+
+
+def test_the_largest_counts_fit_a_header() -> None:
+    most = Header(codec=6, epoch=0, step=0, unit=0, elems=2**32 - 1, body_bytes=2**32 - 1)
+    check_countable("a unit", most.elems, most.body_bytes)
+    assert read_header(payload(most)) == most

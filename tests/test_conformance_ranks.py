@@ -21,14 +21,14 @@ UNIT_BYTES = 4096  # parameters that may be cut, are
 NAMES = [f"weights.{i}" for i in range(len(ALL))]
 
 
-def settings() -> dict[str, Any]:
+def settings(**exchange: Any) -> dict[str, Any]:
     """One rule for each compressor under test: each has a parameter of its own."""
     rules = []
     for name, compressor in zip(NAMES, ALL.values(), strict=True):
         fields = {f.name: getattr(compressor, f.name) for f in dataclasses.fields(compressor)}
         rules.append({"match": {"name": name}, "compressor": {"name": compressor.name, **fields}})
-    exchange = {"unit_bytes": UNIT_BYTES, "unit_payload_bytes": 1, "unit_dense_bytes": UNIT_BYTES}
-    return {"rules": rules, "dense_below": {"elems": 0}, "exchange": exchange}
+    sizes = {"unit_bytes": UNIT_BYTES, "unit_payload_bytes": 1, "unit_dense_bytes": UNIT_BYTES}
+    return {"rules": rules, "dense_below": {"elems": 0}, "exchange": {**sizes, **exchange}}
 
 
 def on_loopback(size: int) -> list[list[str]]:
@@ -60,6 +60,10 @@ def compare(runs: list[list[list[str]]], due: list[list[str]]) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_ranks_agree_with_each_other_and_with_the_loopback(size: int, pools: Pools) -> None:
     compare(on_processes(size, pools), on_loopback(size))
+
+
+def test_no_bit_changes_where_payloads_are_shortened(pools: Pools) -> None:
+    compare(on_processes(3, pools, config=settings(entropy_level=1)), on_loopback(3))
 
 
 def test_the_comparison_finds_one_element_that_is_dropped(pools: Pools) -> None:

@@ -48,11 +48,21 @@ def test_bits_lie_where_the_format_says(case: tuple[np.ndarray, int]) -> None:
 
 @given(index_sets(), st.integers(0, 8))
 def test_parts_equal_reference(case: tuple[np.ndarray, int], low_bits: int) -> None:
-    indices, _ = case
-    ours, specified = poisoned(indices.size, np.uint32), poisoned(indices.size, np.uint32)
-    cpu.place_highs(indices, low_bits, ours)
-    reference.place_highs(indices, low_bits, specified)
-    assert same_bits(ours, specified)
+    indices, n = case
+    if indices.size:
+        sizes = (-(-indices.size * low_bits // 8), -(-((n - 1 >> low_bits) + indices.size) // 8))
+        ours, specified = ([poisoned(size, np.uint8) for size in sizes] for _ in range(2))
+        assert cpu.write_parts(indices, n, low_bits, *ours)
+        assert reference.write_parts(indices, n, low_bits, *specified)
+        assert all(same_bits(one, other) for one, other in zip(ours, specified, strict=True))
+        for write in (cpu.write_parts, reference.write_parts):
+            assert not write(indices, int(indices[-1]), low_bits, *ours)
+
+
+@given(index_sets(), st.integers(0, 8))
+def test_joined_parts_equal_reference(case: tuple[np.ndarray, int], low_bits: int) -> None:
+    places = case[0] + np.arange(case[0].size, dtype=np.uint32)
+    indices, ours, specified = case[0], places.copy(), places.copy()
     lows = indices & np.uint32((1 << low_bits) - 1)
     cpu.join(ours, lows, low_bits)
     reference.join(specified, lows, low_bits)

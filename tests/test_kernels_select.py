@@ -1,6 +1,10 @@
+"""Selection by threshold and by index: the reference's bits, nothing lost, nothing trusted."""
+
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,19 +19,30 @@ feedback = st.tuples(st.none() | st.integers(0, 99), st.sampled_from(SCALES))
 
 
 def above(
-    function: object, x: F32, threshold: float, room: int, residual: F32 | None, scale: float
+    function: Callable[..., int],
+    x: F32,
+    threshold: float,
+    room: int,
+    residual: F32 | None,
+    scale: float,
+    unit: str = "one",
 ) -> tuple[np.ndarray, F32]:
     indices, values = poisoned(room, np.uint32), poisoned(room, np.float32)
-    count = function(x, threshold, indices, values, residual=residual, scale=scale)  # type: ignore[operator]
+    options = {"unit": unit, "residual": residual, "scale": scale}
+    count = function(x, threshold, indices, values, **options)
+    assert 0 <= count <= room
+    assert same_bits(indices[count:], poisoned(room - count, np.uint32))
     assert same_bits(values[count:], poisoned(room - count, np.float32))
     return indices[:count], values[:count]
 
 
-def same_above(x: F32, threshold: float, room: int, keep: tuple[int | None, float]) -> bool:
+def same_above(
+    x: F32, threshold: float, room: int, keep: tuple[int | None, float], unit: str = "one"
+) -> bool:
     ours, specified = residual_for(x, keep[0]), residual_for(x, keep[0])
-    result = above(select_above, x, threshold, room, ours, keep[1])
+    result = above(select_above, x, threshold, room, ours, keep[1], unit)
     with np.errstate(all="ignore"):
-        expected = above(reference.select_above, x, threshold, room, specified, keep[1])
+        expected = above(reference.select_above, x, threshold, room, specified, keep[1], unit)
     same = all(same_bits(a, b) for a, b in zip(result, expected, strict=True))
     return same and (ours is None or specified is None or same_bits(ours, specified))
 
@@ -48,6 +63,74 @@ def test_select_above_equals_reference_in_pieces(threshold: float, room: int) ->
     assert same_above(np.round(x), threshold, room, (None, 1.0))
 
 
+@pytest.mark.parametrize("unit", ["one", "rms", "max"])
+@pytest.mark.parametrize("bad", [False, True])
+def test_select_above_does_not_depend_on_threads(unit: str, bad: bool) -> None:
+    x = np.random.default_rng(4).standard_t(3, 1_000_003).astype(np.float32)
+    x[999_999] = np.inf if bad else 1.0
+    with ThreadPoolExecutor(3) as pool, Team(pool, 3).enlisted():
+        assert same_above(x, 0.7, 20_000, (5, 3.0), unit)
+
+
+@pytest.mark.parametrize("room", [1, 10, 700])
+def test_ties_at_the_end_of_the_room_go_to_the_lowest_index(room: int) -> None:
+    for n in (1000, 150_000):
+        x = np.ones(n, np.float32)
+        x[n - 1] = -2.0
+        indices, values = above(select_above, x, 1.0, room, None, 1.0)
+        assert indices.tolist() == [*range(room - 1), n - 1]
+        assert values.tolist() == [1.0] * (room - 1) + [-2.0]
+
+
+@pytest.mark.parametrize("n", [1000, 150_000])
+@pytest.mark.parametrize("place", [0, 7, 999])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_value_that_is_not_finite_is_all_that_is_found(bad: float, place: int, n: int) -> None:
+    x = np.random.default_rng(5).standard_normal(n).astype(np.float32)
+    x[place] = bad
+    for unit in ("one", "rms", "max"):
+        residual = residual_for(x, 6)
+        assert residual is not None
+        before, q = residual.copy(), x + residual
+        indices, values = above(select_above, x, 1.0, 50, residual, 1.0, unit)
+        assert indices.tolist() == [0]
+        assert np.isnan(values).all()
+        q[[0, place]] = before[[0, place]]
+        assert same_bits(residual, q)
+
+
+def test_a_sum_that_overflows_is_found_as_what_is_not_finite() -> None:
+    x, residual = np.full(100, 3e38, np.float32), np.full(100, 3e38, np.float32)
+    indices, values = above(select_above, x, 1.0, 100, residual, 1.0)
+    assert (indices.tolist(), np.isnan(values).tolist()) == ([0], [True])
+    assert (residual == np.float32(3e38)).all()
+
+
+@given(gradients(specials=(), magnitudes=(1e-6, 1.0, 1e6)), st.sampled_from((0.3, 1.0, 2.5)))
+def test_units_are_the_statistics_that_they_are_named_after(x: F32, threshold: float) -> None:
+    size = np.abs(x.astype(np.float64))
+    for unit, of in (
+        ("rms", np.sqrt((size**2).mean()) if x.size else 0),
+        ("max", size.max(initial=0)),
+    ):
+        indices, _ = above(select_above, x, threshold, x.size, None, 1.0, unit)
+        least = min(threshold * of, size.max(initial=0))
+        found = np.isin(np.arange(x.size), indices)
+        assert not (found & (size < least * (1 - 1e-6))).any()
+        assert not (~found & (size > least * (1 + 1e-6))).any()
+
+
+@pytest.mark.parametrize("unit", ["rms", "max"])
+def test_a_threshold_in_units_finds_the_largest_and_never_a_zero(unit: str) -> None:
+    x = np.zeros(3000, np.float32)
+    for threshold in (0.0, 1e30):
+        assert above(select_above, x, threshold, 3000, None, 1.0, unit)[0].size == 0
+    x[[5, 2999]] = 1e-45, -1e-45
+    for threshold in (0.0, 1e30):
+        found = above(select_above, x, threshold, 3000, None, 1.0, unit)[0].tolist()
+        assert found == [5, 2999]
+
+
 @given(gradients(specials=FINITE), st.sampled_from((0.0, 0.5, 2.0)))
 def test_select_above_finds_all_that_reach_the_threshold(x: F32, threshold: float) -> None:
     indices, values = above(select_above, x, threshold, x.size, None, 1.0)
@@ -55,7 +138,7 @@ def test_select_above_finds_all_that_reach_the_threshold(x: F32, threshold: floa
     assert same_bits(values, x[indices])
 
 
-@pytest.mark.parametrize("threshold", [-1.0, np.nan])
+@pytest.mark.parametrize("threshold", [-1.0, -np.inf, np.nan])
 def test_refuses_useless_thresholds(threshold: float) -> None:
     with pytest.raises(ValueError, match="threshold must"):
         above(select_above, np.zeros(3, np.float32), threshold, 3, None, 1.0)
@@ -109,9 +192,124 @@ def test_every_element_is_either_sent_or_kept(x: F32, data: st.DataObject) -> No
     assert np.array_equal(residual, p)
 
 
-@pytest.mark.parametrize("indices", [[3, 3], [4, 3], [0, 10]])
+@pytest.mark.parametrize("n", [10, 150_000])
+@pytest.mark.parametrize("place", [0, 4, 9])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_one_value_that_is_not_finite_makes_the_first_sent_a_nan(
+    bad: float, place: int, n: int
+) -> None:
+    x = np.random.default_rng(8).standard_normal(n).astype(np.float32)
+    x[place] = bad
+    indices, residual = np.array([4, 6, 8], np.uint32), residual_for(x, 9)
+    assert residual is not None
+    due, values = x + residual, poisoned(3, np.float32)
+    due[[4, place]] = residual[[4, place]]
+    select_at(x, indices, values, residual=residual)
+    assert np.isnan(values[0])
+    assert values[1:].tolist() == [0.0, 0.0]
+    assert same_bits(residual, due)
+
+
+def test_nothing_is_sent_of_nothing() -> None:
+    none = np.empty(0, np.uint32), np.empty(0, np.float32)
+    for unit in ("one", "rms", "max"):
+        assert select_above(np.empty(0, np.float32), 1.0, *none, unit=unit) == 0  # type: ignore[arg-type]
+    residual = np.ones(3, np.float32)
+    select_at(np.ones(3, np.float32), *none, residual=residual)
+    assert residual.tolist() == [2.0, 2.0, 2.0]
+    assert select_above(np.ones(3, np.float32), 1.0, *none, residual=residual) == 0
+    assert residual.tolist() == [3.0, 3.0, 3.0]
+
+
+def locked(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
+
+
+N, K = 10, 2
+UNFIT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "x of float64": ({"x": np.ones(N)}, TypeError, "x must be float32, float16, or bfloat16"),
+    "x of two dimensions": ({"x": np.ones((2, 5), np.float32)}, ValueError, "x must have one"),
+    "x with gaps": ({"x": np.ones(2 * N, np.float32)[::2]}, ValueError, "x must be C-contiguous"),
+    "signed indices": ({"indices": np.array([1, 3])}, TypeError, "indices must be uint32"),
+    "indices in a matrix": (
+        {"indices": np.array([[1, 3]], np.uint32)},
+        ValueError,
+        "indices must have one dimension",
+    ),
+    "values of float64": ({"values": np.zeros(K)}, TypeError, "values must be float32"),
+    "fewer values": ({"values": np.zeros(1, np.float32)}, ValueError, "values must have shape"),
+    "more values": ({"values": np.zeros(3, np.float32)}, ValueError, "values must have shape"),
+    "locked values": (
+        {"values": locked(np.zeros(K, np.float32))},
+        ValueError,
+        "values is written to",
+    ),
+    "values off their place": (
+        {"values": np.zeros(4 * K + 1, np.uint8)[1:].view(np.float32)},
+        ValueError,
+        "values must be aligned",
+    ),
+    "a longer residual": (
+        {"residual": np.ones(N + 1, np.float32)},
+        ValueError,
+        "residual must have shape",
+    ),
+    "a residual of float16": (
+        {"residual": np.ones(N, np.float16)},
+        TypeError,
+        "residual must be float32",
+    ),
+    "a locked residual": (
+        {"residual": locked(np.ones(N, np.float32))},
+        ValueError,
+        "residual is written to",
+    ),
+    "a scale of zero": ({"scale": 0.0}, ValueError, "scale must lie between"),
+    "a negative scale": ({"scale": -1.0}, ValueError, "scale must lie between"),
+    "a scale that is no number": ({"scale": np.nan}, ValueError, "scale must lie between"),
+    "an infinite scale": ({"scale": np.inf}, ValueError, "scale must lie between"),
+}
+
+
+@pytest.mark.parametrize("name", ["above", "at"])
+@pytest.mark.parametrize(("wrong", "error", "message"), UNFIT.values(), ids=UNFIT)
+def test_unfit_arguments_are_refused_and_nothing_is_written(
+    name: str, wrong: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    given: dict[str, Any] = {
+        "x": np.ones(N, np.float32),
+        "indices": np.array([1, 3], np.uint32),
+        "values": np.zeros(K, np.float32),
+        "residual": np.ones(N, np.float32),
+        "scale": 1.0,
+        **wrong,
+    }
+    before = {key: np.copy(value) for key, value in given.items()}
+    more = {"threshold": 0.5} if name == "above" else {}
+    with pytest.raises(error, match=message):
+        (select_above if name == "above" else select_at)(**given, **more)
+    assert all(np.array_equal(before[key], given[key], equal_nan=True) for key in given)
+
+
+def test_indices_that_are_written_to_may_not_be_locked() -> None:
+    indices, values = locked(np.array([1, 3], np.uint32)), np.zeros(2, np.float32)
+    x = np.arange(10, dtype=np.float32)
+    select_at(x, indices, values)
+    assert values.tolist() == [1.0, 3.0]
+    with pytest.raises(ValueError, match="indices is written to"):
+        select_above(x, 1.0, indices, values)
+
+
+def test_refuses_a_unit_that_there_is_not() -> None:
+    with pytest.raises(ValueError, match="unit must be one of one, rms, max, not 'mean'"):
+        above(select_above, np.zeros(3, np.float32), 1.0, 3, None, 1.0, "mean")
+
+
+@pytest.mark.parametrize("indices", [[3, 3], [4, 3], [0, 10], [0, 2**32 - 1], [1, 2, 2]])
 def test_select_at_refuses_indices_that_do_not_increase_below_n(indices: list[int]) -> None:
-    x, residual, values = np.ones(10, np.float32), np.ones(10, np.float32), np.zeros(2, np.float32)
+    x, residual = np.ones(10, np.float32), np.ones(10, np.float32)
+    values = np.zeros(len(indices), np.float32)
     with pytest.raises(ValueError, match="not strictly increasing numbers below 10"):
         select_at(x, np.array(indices, np.uint32), values, residual=residual)
     assert (residual == 1).all()
@@ -123,4 +321,6 @@ def test_16_bit_gradients_are_widened_exactly(dtype: type) -> None:
     x = (np.random.default_rng(3).standard_normal(999) * 4).astype(np.float16)
     x = (x.astype(np.float32).view(np.uint32) >> 16).astype(dtype) if dtype is np.uint16 else x
     assert same_at(x, np.arange(5, 990, 7, dtype=np.uint32), (4, 1024.0))
-    assert same_above(x, 1.5, 999, (None, 1.0))
+    for unit in ("one", "rms", "max"):
+        assert same_above(x, 0.5, 999, (None, 1.0), unit)
+        assert same_above(x, 0.5, 99, (4, 1024.0), unit)

@@ -9,12 +9,21 @@ import torch
 
 from compressa.aggregators import State, World
 from compressa.aggregators.powersgd import PowerSGD
-from compressa.codecs import Bf16, Int4, Int8, NoCompression, RandomK, TopK
+from compressa.codecs import Bf16, Int4, Int8, NoCompression, OneBitSGD, RandomK, TopK
+from compressa.compressor import Compressor
 from compressa.errors import ConfigError, StateError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld, MassLedger
 from compressa.testing.inputs import MODEL, model_gradients
-from compressa.wrappers import DenseBelow, ErrorFeedback, FeedbackRule, Warmup
+from compressa.wrappers import (
+    EF21,
+    DenseBelow,
+    ErrorFeedback,
+    FeedbackRule,
+    Flushed,
+    MomentumCorrection,
+    Warmup,
+)
 
 WEIGHT = ParameterInfo(0, "w", (64, 64))
 BIAS = ParameterInfo(1, "b", (64,))
@@ -35,6 +44,25 @@ def test_wrappers_have_the_interface_of_what_they_wrap() -> None:
         assert wrapper.granularity is codec.granularity
         assert wrapper.block_elems == codec.block_elems
         assert wrapper.payload_bytes((100,)) == codec.payload_bytes((100,))
+
+
+@pytest.mark.parametrize(
+    "wrapper",
+    [
+        ErrorFeedback(codec=OneBitSGD()),
+        EF21(codec=OneBitSGD()),
+        MomentumCorrection(compressor=ErrorFeedback(codec=OneBitSGD())),
+        DenseBelow(compressor=EF21(codec=OneBitSGD()), elems=10),
+        Warmup(compressor=OneBitSGD(), steps=0),
+        Flushed(compressor=OneBitSGD()),
+    ],
+    ids=lambda wrapper: wrapper.name,
+)
+def test_a_wrapped_codec_looks_at_the_parameter(wrapper: Compressor) -> None:
+    """onebit_sgd takes the rows of a matrix for its groups: two means and 64 signs for each."""
+    resolved = wrapper.for_parameter(WEIGHT).at(0)
+    assert resolved.payload_bytes(WEIGHT.shape) == 64 * (2 * 4 + 64 // 8)
+    assert resolved.block_elems == 64
 
 
 def test_feedback_delivers_what_a_codec_alone_loses() -> None:
@@ -127,6 +155,19 @@ def test_residuals_survive_a_switch_from_one_codec_to_another() -> None:
     for step in range(14):
         ledger.step(world, model_gradients(3, step))
         ledger.check(world, f"step {step}")
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_checkpoint_of_the_third_phase_has_the_state_of_the_second(size: int) -> None:
+    second = Warmup(dense=EF21(codec=Int8(block=32)), compressor=NoCompression(), steps=4)
+    world = LoopbackWorld(2, MODEL, Warmup(dense=Int8(), compressor=second, steps=2))
+    while world.next_step < 6:
+        world.step(model_gradients(2, world.next_step))
+    before = {key: vector.clone() for key, vector in world.states[0].vectors.items()}
+    assert before["ef21_mean/weight"].any()
+    after = world.resized(size).states[0].vectors
+    assert before.keys() == after.keys()
+    assert torch.equal(after["ef21_mean/weight"], before["ef21_mean/weight"])
 
 
 def test_warmup_is_bit_for_bit_dense_and_then_as_if_it_had_begun_there() -> None:

@@ -64,12 +64,49 @@ def test_residuals_are_flushed_in_the_first_step_and_no_later_one() -> None:
     assert all(torch.equal(means[name], due[name]) for name in due)
 
 
-def test_a_warm_up_keeps_residuals_where_a_switch_flushes_them() -> None:
-    warm = Warmup(dense=SPARSE, compressor=NoCompression(), steps=SWITCH)
-    world = LoopbackWorld(2, MODEL, warm)
-    for step in range(SWITCH + 2):
+@pytest.mark.parametrize(
+    "after",
+    [NoCompression(), Int8(block=32), DenseBelow(compressor=SPARSE, elems=200)],
+    ids=lambda compressor: compressor.name,
+)
+def test_the_end_of_a_warm_up_delivers_what_nobody_keeps_then(after: Compressor) -> None:
+    world = LoopbackWorld(2, MODEL, Warmup(dense=SPARSE, compressor=after, steps=SWITCH))
+    for step in range(SWITCH):
         world.step(model_gradients(2, step))
-    assert any(bool(residual.any()) for residual in residuals(world))
+    assert all(bool(state.vectors["residual/bias"].any()) for state in world.states)
+    given = model_gradients(2, SWITCH)
+    owed = sum(state.vectors["residual/bias"].clone() for state in world.states) / 2
+    mean = world.step(given)[0]["bias"].view(-1)
+    due = sum(own["bias"].view(-1) for own in given) / 2 + owed
+    step = float(due.abs().max()) / 127
+    assert float((mean - due).abs().max()) <= (2 * step if isinstance(after, Int8) else 1e-5)
+    assert not any(bool(state.vectors["residual/bias"].any()) for state in world.states)
+
+
+def test_what_is_left_of_a_residual_is_delivered_whenever_it_is_not_kept() -> None:
+    dense_between = Warmup(
+        dense=SPARSE,
+        compressor=Warmup(dense=NoCompression(), compressor=SPARSE, steps=7),
+        steps=SWITCH,
+    )
+    world = LoopbackWorld(3, MODEL, dense_between)
+    ledger = MassLedger(world)
+    for step in range(12):
+        ledger.step(world, model_gradients(3, step))
+        ledger.check(world, f"step {step}")
+        kept = any(bool(residual.any()) for residual in residuals(world))
+        assert kept is not (SWITCH <= step < 7)
+    world = world.resized(2)
+    ledger.check(world, "resized")
+
+
+def test_a_first_phase_without_residuals_changes_no_bit() -> None:
+    world = LoopbackWorld(1, MODEL, Warmup(compressor=SPARSE, steps=2))
+    gradients = model_gradients(1, 0)
+    gradients[0]["weight"].view(-1)[3] = -0.0
+    for _ in range(2):
+        mean = world.step(gradients)[0]["weight"]
+        assert bool(torch.signbit(mean.view(-1)[3]))
 
 
 def test_a_skipped_first_step_puts_the_residual_back() -> None:

@@ -101,11 +101,12 @@ class ACPSGDAggregator(Aggregator):
         fixed, moving = self._sides(turn)
         for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
             place.copy_(gradients[i])
-        views = [matrix.corrected(gradients, turn) for matrix in self._matrices]
-        for i, m in enumerate(views):
-            basis = fixed.directions[i].rows
+        views = [matrix.begin(gradients, turn) for matrix in self._matrices]
+        for i, g in enumerate(views):
+            basis, matrix = fixed.directions[i].rows, self._matrices[i]
             lowrank.orthonormalize(basis.numpy())
-            torch.mm(basis, m.t() if fixed is self._right else m, out=moving.sent[i])
+            multiply = matrix.left if fixed is self._right else matrix.right
+            multiply(g, basis, moving.sent[i], turn)
             moving.sums.factors[i].copy_(moving.sent[i])
         yield moving.sums.mean()
         for i, place in zip(self._vectors, moving.sums.vectors, strict=True):

@@ -193,6 +193,11 @@ class Aggregator(ABC):
         return torch.float32
 
     @property
+    def takes_half(self) -> bool:
+        """Whether `run` also takes float16 and bfloat16, and rounds the mean to it once."""
+        return False
+
+    @property
     @abstractmethod
     def rounds(self) -> tuple[Round, ...]:
         """The communication rounds of every step, in order."""
@@ -202,7 +207,8 @@ class Aggregator(ABC):
         """Yield the rounds' requests; afterwards `gradients` hold the mean over ranks.
 
         Args:
-            gradients: One 1-D contiguous `values_dtype` tensor per segment, overwritten.
+            gradients: One 1-D contiguous tensor per segment, overwritten; of `values_dtype`, or of
+                16 bits if it `takes_half`.
             turn: The step.
         """
 

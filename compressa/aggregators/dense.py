@@ -8,6 +8,7 @@ import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.region import Region
+from compressa.codecs.payload import check_countable
 from compressa.collectives.combine import DenseSum
 from compressa.parameters import Layout
 
@@ -52,10 +53,15 @@ class Dense(Aggregator):
 
 
 class LazyBuffers(dict[int, torch.Tensor]):
-    """One uint8 buffer per peer, allocated when first asked for."""
+    """One uint8 buffer per peer, allocated when first asked for.
+
+    Raises:
+        ConfigError: No message can be as long.
+    """
 
     def __init__(self, peers: Sequence[int], size_bytes: int) -> None:
         super().__init__()
+        check_countable("a message", 0, size_bytes)
         self._peers = frozenset(peers)
         self._size_bytes = size_bytes
 

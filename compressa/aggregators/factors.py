@@ -1,7 +1,7 @@
 """What low-rank aggregators share: hyper-parameters, matrices, and buffers of their factors.
 
 Factors are stored transposed, [approx_rank, rows] and [approx_rank, columns]: the products with
-M run along memory then, which is two to three times faster.
+M run along memory then (`compressa.kernels.lowrank`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from annotated_types import Ge
@@ -109,27 +109,34 @@ class Matrix:
         self.residual = world.state.residual(segment.parameter).view(self.rows, self.columns)
         self.held = False
 
-    def corrected(self, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
-        """Return M = g + e, in the gradient's memory; M = g while the residual waits."""
-        m = gradients[self.gradient].view(self.rows, self.columns)
-        self.held = held_back(m, turn)
-        if not self.held:
-            m.add_(self.residual, alpha=turn.loss_scale)
-        return m
+    def begin(self, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
+        """Return g, which will become M = g + e; M = g while the residual waits."""
+        g = gradients[self.gradient].view(self.rows, self.columns)
+        self.held = held_back(g, turn)
+        return g
+
+    def left(self, g: torch.Tensor, q: torch.Tensor, p: torch.Tensor, turn: Turn) -> None:
+        """Set g = M, and P = M Q."""
+        lowrank.left_factor(g.numpy(), q.numpy(), p.numpy(), **self._added(turn))
+
+    def right(self, g: torch.Tensor, p: torch.Tensor, q: torch.Tensor, turn: Turn) -> None:
+        """Set g = M, and Q = M^T P."""
+        lowrank.right_factor(g.numpy(), p.numpy(), q.numpy(), **self._added(turn))
 
     def keep_rest(self, m: torch.Tensor, p: torch.Tensor, q: torch.Tensor, turn: Turn) -> None:
         """Replace `m` by P Q^T, and keep what that misses, on top of a residual that waits."""
-        held = self.residual.clone() if self.held else None
         arrays = m.numpy(), p.numpy(), q.numpy(), self.residual.numpy()
-        lowrank.split_low_rank(*arrays, turn.loss_scale)
-        if held is not None:
-            self.residual.add_(held)
+        lowrank.split_low_rank(*arrays, turn.loss_scale, held=self.held)
 
     def give_back(self, p: torch.Tensor, q: torch.Tensor, turn: Turn) -> None:
         """Add P Q^T to the residual: then it is M again."""
         product = torch.empty(self.rows, self.columns)
         lowrank.low_rank_product(p.numpy(), q.numpy(), product.numpy())
         self.residual.add_(product, alpha=1.0 / turn.loss_scale)
+
+    def _added(self, turn: Turn) -> dict[str, Any]:
+        """What is added to the gradient."""
+        return {"residual": None if self.held else self.residual.numpy(), "scale": turn.loss_scale}
 
 
 class Directions:

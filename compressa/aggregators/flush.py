@@ -46,6 +46,9 @@ class Flush(Aggregator):
         self._taken = {}
         for i in sorted(self._left):
             gradient, residual = gradients[i], self._residuals[i]
+            if not residual.any():  # adding zeros would turn -0 into +0
+                self._left.remove(i)
+                continue
             if held_back(gradient, turn):
                 continue
             self._taken[i] = residual.clone()

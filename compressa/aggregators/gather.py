@@ -32,11 +32,17 @@ class Gathered(Aggregator):
         self, codec: Codec, layout: Layout, world: World, *, feedback: FeedbackRule | None
     ) -> None:
         self._world = world
+        self._feedback = feedback
         self._scopes = ScopePayload(
             codec, layout.unit, whole_scopes(layout), world, feedback=feedback
         )
         self._payload = self._sent = self._scopes.buffer()
         self._incoming = {peer: self._scopes.buffer() for peer in world.peers}
+
+    @property
+    def takes_half(self) -> bool:
+        """Unless a velocity must be added to gradients."""
+        return self._feedback is None or self._feedback.momentum is None
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -49,11 +55,8 @@ class Gathered(Aggregator):
         everyone = yield AllGather(self._sent, self._incoming, self._scopes.exact)
         for sender in self._world.peers:
             self._scopes.check(everyone[sender], turn, sender)
-        for gradient in gradients:
-            gradient.zero_()
-        for sender in range(self._world.size):
-            weight = 1.0 / self._world.size
-            self._scopes.decode_add(everyone[sender], gradients, weight, turn, sender)
+        payloads = [everyone[rank] for rank in range(self._world.size)]
+        self._scopes.average(payloads, gradients, turn)
 
     def rollback(self, turn: Turn) -> None:
         """Decode the own payload and add it back."""

@@ -17,7 +17,8 @@ from typing import ClassVar, Literal
 import torch
 
 from compressa.aggregators.base import Aggregator, World
-from compressa.aggregators.shared_scale import SharedScale, most_levels
+from compressa.aggregators.shared_scale import SharedScale, most_levels, omega_of_mean
+from compressa.codecs.base import Unbiased
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
@@ -30,9 +31,11 @@ _STREAM = 23
 class IntSGD(Compressor):
     """Round to integers of a scale that all ranks share, and sum the integers.
 
-    Wire: 4 bytes a parameter for the maximum, then `bits` bits an element. Unbiased, with a
-    variance of at most 1 / (4 alpha^2) = (s / (2 levels))^2 per coordinate and rank, so 1/P of
-    that for the mean. Keeps no residual.
+    Wire: 4 bytes a parameter for the maximum, then `bits` bits an element. Keeps no residual.
+
+    Bias: unbiased, with a variance of at most 1 / (4 alpha^2) = (s / (2 levels))^2 per coordinate
+    and rank, so 1/P of that for the mean: omega = min(P d / (4 levels^2), sqrt(P d) / levels) for
+    parameters of d elements.
 
     Args:
         bits: Of an integer on the wire, 8, 16 or 32. P ranks have (2^(bits-1) - 1) // P levels:
@@ -73,6 +76,10 @@ class IntSGD(Compressor):
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
         """The integers and their scale."""
         return self.bits // 8 * math.prod(shape) + 4
+
+    def bias_of_mean(self, elems: int, size: int) -> Unbiased:
+        """Unbiased, as QSGD with a block of all ranks' gradients and their largest magnitude."""
+        return Unbiased(omega_of_mean(elems, size, self.levels(size)))
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """Two rounds for the unit."""

@@ -6,6 +6,9 @@ by scatter-reduce, and e = 0 in every `reset_steps`-th step (Xie et al., 2024, "
 Communication Adaptor for Large-scale Model Training"; the exchange as in ZeRO++'s qgZ, Wang et
 al., 2023). Errors of the last steps are averaged, so that the residual stays small enough for
 eight bits; the resets drop what has become stale.
+
+The defaults are those of the authors' own integration into DeepSpeed (its pull request 6730), which
+keeps 0.8 of the residual, so that beta = 0.2, and resets it every 1024 steps.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class LoCo(Compressor):
     name: ClassVar[str] = "loco"
 
     block: Annotated[int, Ge(8), Le(65536), MultipleOf(2)] = 128
-    beta: Annotated[float, Gt(0), Le(1)] = 0.5
+    beta: Annotated[float, Gt(0), Le(1)] = 0.2
     reset_steps: Annotated[int, Ge(0)] = 1024
 
     def __post_init__(self) -> None:

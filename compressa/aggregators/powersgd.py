@@ -11,9 +11,8 @@ Q is kept for the next step. Vectors, and matrices that would gain too little, t
 round 1. Both rounds are sums of float32 factors, so the bytes are approx_rank (n + m) a
 matrix, for any number of ranks and any number of buckets.
 
-Replicas agree bit for bit: the factors are summed by one owner each, and orthonormalisation
-and the product P Q^T follow a written order of float operations (`kernels.lowrank`). The
-products with M differ between machines without harm, since only their mean is used.
+Replicas agree bit for bit: the factors are summed by one owner each, and all products and the
+orthonormalisation follow a written order of float operations (`kernels.lowrank`).
 """
 
 from __future__ import annotations
@@ -81,9 +80,9 @@ class PowerSGDAggregator(Aggregator):
         """Two power-iteration half steps, a mean after each."""
         for i, place in zip(self._vectors, self._first.vectors, strict=True):
             place.copy_(gradients[i])
-        views = [matrix.corrected(gradients, turn) for matrix in self._matrices]
-        for m, kept, p in zip(views, self._directions, self._first.factors, strict=True):
-            torch.mm(kept.rows, m.t(), out=p)
+        views = [matrix.begin(gradients, turn) for matrix in self._matrices]
+        for i, g in enumerate(views):
+            self._matrices[i].left(g, self._directions[i].rows, self._first.factors[i], turn)
         yield self._first.mean()
         for i, place in zip(self._vectors, self._first.vectors, strict=True):
             gradients[i].copy_(place)
@@ -93,7 +92,7 @@ class PowerSGDAggregator(Aggregator):
     def _second_half(self, views: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         for m, p, q in zip(views, self._first.factors, self._second.factors, strict=True):
             lowrank.orthonormalize(p.numpy())
-            torch.mm(p, m, out=q)
+            lowrank.right_factor(m.numpy(), p.numpy(), q.numpy())
         yield self._second.mean()
         for i, m in enumerate(views):
             self._finish(i, m, turn)

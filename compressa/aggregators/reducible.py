@@ -9,7 +9,7 @@ import torch
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.feedback import FeedbackRule
-from compressa.aggregators.scopes import encode, residuals_of, whole_scopes
+from compressa.aggregators.scopes import decode, encode, residuals_of, whole_scopes
 from compressa.codecs.base import Codec, Draw
 from compressa.collectives.combine import DenseSum
 from compressa.errors import ConfigError
@@ -47,6 +47,12 @@ class Reducible(Aggregator):
         largest = max(self._combine.shard_bytes(shard) for shard in range(world.size))
         self._scratch = LazyBuffers(world.peers, largest)
         self._residuals = residuals_of(self._scopes, feedback, world)
+        self._feedback = feedback
+
+    @property
+    def takes_half(self) -> bool:
+        """Unless a velocity must be added to gradients."""
+        return self._feedback is None or self._feedback.momentum is None
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -64,7 +70,7 @@ class Reducible(Aggregator):
         self._values.div_(self._world.size)
         yield AllReduce(self._combine, self._scratch)
         for scope, place in zip(self._scopes, places, strict=True):
-            self._codec.decode(place, scope.of(gradients), self._draw(scope.segment, turn))
+            decode(self._codec, place, scope.of(gradients), self._draw(scope.segment, turn))
 
     def rollback(self, turn: Turn) -> None:
         """Decode what was sent and add it back."""

@@ -40,7 +40,13 @@ from compressa.aggregators.base import (
 from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.scopes import Scope, whole_scopes
-from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
+from compressa.codecs.payload import (
+    HEADER_BYTES,
+    Header,
+    check_countable,
+    check_header,
+    write_header,
+)
 from compressa.collectives.combine import DenseSum
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError, PayloadError
@@ -144,13 +150,15 @@ class ScaleComAggregator(Aggregator):
         self._layout = layout
         self._world = world
         scopes = whole_scopes(layout)
+        index_bytes = [hyper.index_bytes(scope.segment.elems) for scope in scopes]
+        check_countable(hyper.name, layout.elems, sum(index_bytes))
         kept = [scope.residual(world.state) for scope in scopes]
         self._residuals = ChunkResiduals(scopes, _CHUNK, kept)
         counts = [hyper.kept(scope.segment.elems) for scope in scopes]
         self._values = torch.zeros(sum(counts))
         parts = torch.split(self._values, counts)
         self._selections = [_Selection(*pair) for pair in zip(scopes, parts, strict=True)]
-        self._index_bytes = [hyper.index_bytes(scope.segment.elems) for scope in scopes]
+        self._index_bytes = index_bytes
         size = HEADER_BYTES + sum(self._index_bytes)
         self._payload = torch.zeros(size, dtype=torch.uint8)
         self._incoming = {p: torch.zeros(size, dtype=torch.uint8) for p in world.peers}

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.feedback import FeedbackRule, OwnedResidual
 from compressa.aggregators.scopes import Scope, ScopePayload, held_back
+from compressa.arrays import widened
 from compressa.codecs.base import Codec
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.collectives.base import Combine
@@ -64,6 +65,11 @@ class Scattered(Aggregator, Combine):
         self._gradients: Sequence[torch.Tensor] = ()
 
     @property
+    def takes_half(self) -> bool:
+        """The own shard is worked on in memory that the thread keeps."""
+        return True
+
+    @property
     def rounds(self) -> tuple[Round, ...]:
         """One all-reduce that decodes, adds and encodes."""
         size = sum(shard.wire_bytes for shard in self._shards)
@@ -75,10 +81,6 @@ class Scattered(Aggregator, Combine):
         for peer in self._world.peers:
             buffer = self._sent[peer]
             self._filled[peer] = self._shards[peer].encode(gradients, turn, buffer)
-        for scope, owned in zip(self._own.scopes, self._owned, strict=True):
-            x = scope.of(gradients)
-            if owned is not None:
-                owned.absorb(x, turn, held=held_back(x, turn))
         yield AllReduce(self, self._scratch)
 
     def rollback(self, turn: Turn) -> None:
@@ -104,16 +106,20 @@ class Scattered(Aggregator, Combine):
 
     def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
         """Average the own values and the decoded partials; encode the mean."""
-        own, turn, size = self._own, self._turn, self._world.size
-        for sender, part in enumerate(partials):
-            if part is not None:
-                own.check(part, turn, sender)
-        for scope in own.scopes:
-            scope.of(self._gradients).mul_(1.0 / size)
-        for sender, part in enumerate(partials):
-            if part is not None:
-                own.decode_add(part, self._gradients, 1.0 / size, turn, sender)
-        self._encode_mean()
+        own, turn = self._own, self._turn
+        arrived = {sender: part for sender, part in enumerate(partials) if part is not None}
+        for sender, part in arrived.items():
+            own.check(part, turn, sender)
+        payload = self._sent[self._world.rank]
+        parts = {sender: own.parts(part) for sender, part in arrived.items()}
+        offset = HEADER_BYTES
+        for i, scope in enumerate(own.scopes):
+            sent = {sender: part[i][1] for sender, part in parts.items()}
+            length = self._encode_mean(i, sent, own.place(payload, offset, scope))
+            offset = own.advance(payload, offset, length)
+        # Go on with what the others will decode.
+        filled = self._filled[self._world.rank] = own.seal(payload, turn, offset - HEADER_BYTES)
+        own.decode(filled, self._gradients, turn, self._world.rank)
 
     def sealed(self, shard: int) -> torch.Tensor:
         """The encoded mean."""
@@ -128,22 +134,21 @@ class Scattered(Aggregator, Combine):
     def _own(self) -> ScopePayload:
         return self._shards[self._world.rank]
 
-    def _encode_mean(self) -> None:
-        """Encode the mean of the own shard, and go on with what the others will decode."""
-        own, turn = self._own, self._turn
-        payload = self._sent[self._world.rank]
-        offset = HEADER_BYTES
-        for scope, owned in zip(own.scopes, self._owned, strict=True):
-            mean, place = scope.of(self._gradients), own.place(payload, offset, scope)
-            draw = own.draw(scope, turn, owner=True)
-            if owned is None:
-                length = own.codec.encode(mean, place, draw)
-            else:
-                length = owned.encode(own.codec, mean, place, draw, turn, self._world.size)
-            offset = own.advance(payload, offset, length)
-        filled = own.seal(payload, turn, offset - HEADER_BYTES)
-        self._filled[self._world.rank] = filled
-        own.decode(filled, self._gradients, turn, self._world.rank)
+    def _encode_mean(self, i: int, sent: Mapping[int, torch.Tensor], place: torch.Tensor) -> int:
+        """Average the own shard's scope i, in float32, and encode the mean; return its length."""
+        own, owned, turn, size = self._own, self._owned[i], self._turn, self._world.size
+        scope = own.scopes[i]
+        x = scope.of(self._gradients)
+        mean = widened(x, "scatter.mean")
+        if owned is not None:
+            owned.absorb(mean, turn, held=held_back(x, turn))
+        mean.mul_(1.0 / size)
+        for sender, part in sent.items():
+            own.codec.decode_add(part, mean, 1.0 / size, own.draw(scope, turn, rank=sender))
+        draw = own.draw(scope, turn, owner=True)
+        if owned is None:
+            return own.codec.encode(mean, place, draw)
+        return owned.encode(own.codec, mean, place, draw, turn, size)
 
 
 def cut_shards(layout: Layout, shards: int, block_elems: int) -> list[list[Scope]]:

@@ -6,19 +6,34 @@ of a codec with Bounded size is preceded by 8 bytes: its length (u32) and 4 zero
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
 import torch
 
 from compressa.aggregators.base import State, Turn, World
 from compressa.aggregators.feedback import FeedbackRule, Residual
+from compressa.arrays import put, widened
 from compressa.codecs.base import Bounded, Codec, Draw
-from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
+from compressa.codecs.payload import (
+    HEADER_BYTES,
+    Header,
+    check_countable,
+    check_header,
+    write_header,
+)
 from compressa.errors import PayloadError
+from compressa.kernels.scratch import scratch
+from compressa.kernels.threads import over_slices
 from compressa.parameters import Layout, Segment
 
 _LENGTH_BYTES = 8
+_PIECE_ELEMS = 1 << 19  # two mebibytes of float32 stay in the cache; less is not worth the calls
+
+Cut = Callable[[torch.Tensor], torch.Tensor]
+"""The payload of a scope -> that of a piece of it."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +83,56 @@ def encode(
     turn: Turn,
 ) -> int:
     """Encode one scope, with its residual unless that must wait; return the payload's length."""
+    if not codec.takes_half:
+        x = widened(x, "scope")
     if residual is None or held_back(x, turn):
         return codec.encode(x, place, draw)
     return residual.encode(codec, x, place, draw, turn)
+
+
+def decode(codec: Codec, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+    """Decode one scope; what is not float32 is rounded once."""
+    if out.dtype is torch.float32:
+        codec.decode(payload, out, draw)
+    else:
+        _in_pieces(codec, out, lambda cut, values: codec.decode(cut(payload), values, draw))
+
+
+def decode_sum(
+    codec: Codec, sent: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+) -> None:
+    """Write `weight` times the sum of one scope's payloads, in order, in float32, rounded once."""
+
+    def add_up(cut: Cut, values: torch.Tensor) -> None:
+        values.zero_()
+        for payload, draw in sent:
+            codec.decode_add(cut(payload), values, weight, draw)
+
+    if out.dtype is torch.float32:
+        add_up(lambda payload: payload, out)
+    else:
+        _in_pieces(codec, out, add_up)
+
+
+def _in_pieces(codec: Codec, out: torch.Tensor, work: Callable[[Cut, torch.Tensor], None]) -> None:
+    """Have `work` fill float32 memory that stays in the cache, and round that to `out`.
+
+    The payload of a codec without sections can not be cut, so its memory is as long as `out`.
+    """
+    elems, block = out.numel(), codec.block_elems
+    step = -(-_PIECE_ELEMS // block) * block if codec.sections(elems) else max(elems, 1)
+
+    def fill(low: int, high: int) -> None:
+        for start in range(low, high, step):
+            stop = min(start + step, high)
+            values = torch.from_numpy(scratch("piece", stop - start, np.float32))
+            work(partial(codec.cut, elems=elems, start=start, stop=stop), values)
+            put(values, out[start:stop])
+
+    if step < elems:
+        over_slices(elems, step, fill)
+    else:
+        fill(0, elems)
 
 
 class ScopePayload:
@@ -103,6 +165,7 @@ class ScopePayload:
         self.body_bytes = sum(lead + _aligned(size) for size in self._sizes)
         self.wire_bytes = HEADER_BYTES + self.body_bytes
         self.elems = sum(scope.segment.elems for scope in scopes)
+        check_countable(codec.name, self.elems, self.body_bytes)
         self.residuals = residuals_of(scopes, feedback, world)
 
     @property
@@ -153,7 +216,7 @@ class ScopePayload:
     def check(self, payload: torch.Tensor, turn: Turn, sender: int) -> None:
         """Raise PayloadError unless the payload is what `sender` owes for `turn`."""
         check_header(payload, self._header(turn, self.body_bytes), sender, self.exact)
-        for scope, part in self._parts(payload):
+        for scope, part in self.parts(payload):
             self.codec.check(part, scope.segment.elems)
 
     def decode_add(
@@ -164,22 +227,31 @@ class ScopePayload:
         turn: Turn,
         sender: int,
     ) -> None:
-        """Add `weight` times the decoded scopes to `gradients`."""
-        for scope, part in self._parts(payload):
+        """Add `weight` times the decoded scopes to `gradients`, which are float32."""
+        for scope, part in self.parts(payload):
             draw = self.draw(scope, turn, rank=sender)
             self.codec.decode_add(part, scope.of(gradients), weight, draw)
+
+    def average(
+        self, payloads: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn
+    ) -> None:
+        """Write the mean of what all ranks sent, given by rank, to `gradients`."""
+        parts = [self.parts(payload) for payload in payloads]
+        for i, scope in enumerate(self.scopes):
+            sent = [(p[i][1], self.draw(scope, turn, rank=r)) for r, p in enumerate(parts)]
+            decode_sum(self.codec, sent, scope.of(gradients), 1.0 / len(payloads))
 
     def decode(
         self, payload: torch.Tensor, gradients: Sequence[torch.Tensor], turn: Turn, sender: int
     ) -> None:
         """Write the decoded scopes to `gradients`."""
-        for scope, part in self._parts(payload):
+        for scope, part in self.parts(payload):
             draw = self.draw(scope, turn, owner=True, rank=sender)
-            self.codec.decode(part, scope.of(gradients), draw)
+            decode(self.codec, part, scope.of(gradients), draw)
 
     def give_back(self, payload: torch.Tensor, turn: Turn) -> None:
         """Add to the residuals what an encoded payload took from them."""
-        for (scope, part), residual in zip(self._parts(payload), self.residuals, strict=True):
+        for (scope, part), residual in zip(self.parts(payload), self.residuals, strict=True):
             if residual is not None:
                 sent = torch.empty(scope.segment.elems)
                 self.codec.decode(part, sent, self.draw(scope, turn))
@@ -189,7 +261,8 @@ class ScopePayload:
         wire_id = self.codec.wire_id
         return Header(wire_id, turn.epoch, turn.step, self._unit, self.elems, body_bytes)
 
-    def _parts(self, payload: torch.Tensor) -> list[tuple[Scope, torch.Tensor]]:
+    def parts(self, payload: torch.Tensor) -> list[tuple[Scope, torch.Tensor]]:
+        """Return each scope with its bytes."""
         offset = HEADER_BYTES
         parts = []
         for scope, size in zip(self.scopes, self._sizes, strict=True):

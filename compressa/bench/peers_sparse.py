@@ -20,7 +20,6 @@ from compressa.bench.timing import Call
 _DGC_SAMPLE = 0.01
 _DGC_ADJUSTMENTS = 10
 _SIDCO_FIRST = 0.25
-_CHUNK = 64
 
 
 def _kept(density: float, elems: int) -> int:
@@ -75,8 +74,8 @@ def randomk_feedback(operands: Operands, codec: Any) -> Call:
 def chunked_topk_feedback(density: float) -> Prepare:
     """The chunks of largest norm."""
 
-    def prepare(operands: Operands, _: Any) -> Call:
-        turns, chunk = operands.turns(), min(_CHUNK, operands.elems)
+    def prepare(operands: Operands, compressor: Any) -> Call:
+        turns, chunk = operands.turns(), min(compressor.chunk, operands.elems)
         whole = operands.elems // chunk * chunk
         residual = operands.residual[:whole].view(-1, chunk)
         kept = _kept(density, len(residual))

@@ -172,7 +172,7 @@ POWERSGD = Case(
     shape=(4096, 4096),
     peers=(
         Peer("torch add_, mm, mm, addmm_", power_iteration, 1 / 1.2),
-        Peer("the same, factors transposed", power_iteration_transposed),
+        Peer("the same, factors transposed", power_iteration_transposed, 1 / 1.2),
     ),
 )
 

@@ -100,5 +100,6 @@ _FILE_WIDTH = 160
 _LEGEND = """
 ratio: dense bytes over compressed, for a float32 matrix of 1000 x 1000. state: bytes per element
 that a rank keeps. delta: E|C(x) - x|^2 <= (1 - delta) |x|^2 for every x; omega, squared error:
-E|C(x) - x|^2 over |x|^2. summable: the dtype in which an all-reduce may add up payloads.
+E|C(x) - x|^2 over |x|^2; "on 4 ranks": of the mean, over the sum of all |x_i|^2 / 4^2. summable:
+the dtype in which an all-reduce may add up payloads.
 `compressa compressors NAME` prints the page of one."""

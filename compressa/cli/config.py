@@ -126,9 +126,11 @@ def _describe(compressor: Compressor, parameter: ParameterInfo) -> str:
     """Return in words what compresses a parameter after any warm-up."""
     last = max(compressor.breakpoints, default=0)
     settled = compressor.for_parameter(parameter).at(last)
-    inner = getattr(settled, "codec", None) or settled
-    text = " ".join([inner.name, *_changed_settings(inner)])
-    return text if inner is settled else f"{text}, {settled.name.replace('_', ' ')}"
+    names, inner = [], settled
+    while nested := getattr(inner, "codec", None):
+        names.append(inner.name.replace("_", " "))
+        inner = nested
+    return ", ".join([" ".join([inner.name, *_changed_settings(inner)]), *reversed(names)])
 
 
 def _changed_settings(compressor: Compressor) -> Iterator[str]:

@@ -15,6 +15,7 @@ from compressa.codecs.base import (
 from compressa.codecs.bf16 import Bf16
 from compressa.codecs.demo import DeMo
 from compressa.codecs.dgc import DGC
+from compressa.codecs.entropy import Entropy
 from compressa.codecs.fp8 import Fp8
 from compressa.codecs.fp16 import Fp16
 from compressa.codecs.int2 import Int2
@@ -43,6 +44,7 @@ __all__ = [
     "Contraction",
     "DeMo",
     "Draw",
+    "Entropy",
     "Fixed",
     "Fp8",
     "Fp16",

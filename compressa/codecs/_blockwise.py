@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import blockwise
@@ -68,9 +69,20 @@ class Blockwise(Codec):
         """On for contractions, and for them only."""
         return isinstance(self.bias(1 << 20), Contraction)
 
+    @property
+    def takes_half(self) -> bool:
+        """The kernel widens."""
+        return True
+
     def wire_bytes(self, elems: int) -> int:
         """Four bytes per block (eight with offsets), and the packed codes."""
-        return self._head_bytes(elems) + self.form.code_bytes(elems)
+        return sum(self.sections(elems))
+
+    def sections(self, elems: int) -> tuple[int, ...]:
+        """Units, offsets if there are any, codes."""
+        heads = 2 if self.form.statistic == "range" else 1
+        units = 4 * math.ceil(elems / self.block)
+        return (*[units] * heads, self.form.code_bytes(elems))
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Quantise."""
@@ -107,7 +119,7 @@ class Blockwise(Codec):
     ) -> int:
         parts = self._parts(payload, x.numel())
         blockwise.quantize_blockwise(
-            x.numpy(),
+            as_array(x),
             parts.codes,
             parts.scales,
             form=self.form,
@@ -136,14 +148,10 @@ class Blockwise(Codec):
     def _noise(self, draw: Draw) -> Noise | None:
         return draw.private_noise(self.wire_id) if self.stochastic else None
 
-    def _head_bytes(self, elems: int) -> int:
-        each = 8 if self.form.statistic == "range" else 4
-        return each * math.ceil(elems / self.block)
-
     def _parts(self, payload: torch.Tensor, elems: int) -> _Parts:
         raw: npt.NDArray[np.uint8] = payload.numpy()
-        head = raw[: self._head_bytes(elems)].view(np.float32)
-        codes = raw[4 * head.size :]
+        head_bytes = sum(self.sections(elems)[:-1])
+        head, codes = raw[:head_bytes].view(np.float32), raw[head_bytes:]
         if self.form.statistic != "range":
             return _Parts(head, None, codes)
         return _Parts(head[: head.size // 2], head[head.size // 2 :], codes)

@@ -37,6 +37,10 @@ class Cast(Codec):
         """Two bytes per element."""
         return 2 * elems
 
+    def sections(self, elems: int) -> tuple[int]:
+        """One."""
+        return (2 * elems,)
+
     def bias(self, elems: int) -> Contraction:
         """Half a unit in the last place, relative, for values in the normal range."""
         half_ulp = torch.finfo(self.wire_dtype).eps / 2

@@ -20,13 +20,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from compressa.arrays import as_array
 from compressa.codecs.base import Bounded, Codec, Draw, Granularity
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import bitpack, elias_fano, topk
@@ -37,6 +38,7 @@ IndexFormat = Literal["auto", "bits", "bitmap", "elias_fano"]
 
 F32 = npt.NDArray[np.float32]
 U32 = npt.NDArray[np.uint32]
+Gradient = npt.NDArray[Any]
 
 _DTYPES = {
     "float32": torch.float32,
@@ -58,6 +60,13 @@ _INDEX_BYTES: dict[str, Callable[[int, int], int]] = {
     "bitmap": _bitmap_bytes,
     "elias_fano": elias_fano.elias_fano_bytes,
 }
+
+
+@lru_cache(maxsize=1 << 12)  # a few layers' sizes, and the numbers that a threshold finds
+def _index_format(wanted: str, k: int, n: int) -> str:
+    if wanted != "auto":
+        return wanted
+    return min(_INDEX_BYTES, key=lambda name: _INDEX_BYTES[name](k, n))
 
 
 @dataclass(frozen=True)
@@ -97,9 +106,7 @@ class SparseForm:
 
     def index_format(self, k: int, n: int) -> str:
         """Return the format that k indices below n are written in."""
-        if self.indices != "auto":
-            return self.indices
-        return min(_INDEX_BYTES, key=lambda name: _INDEX_BYTES[name](k, n))
+        return _index_format(self.indices, k, n)
 
     def bytes(self, k: int, n: int) -> int:
         """Return what k values and their indices below n take."""
@@ -108,7 +115,8 @@ class SparseForm:
     def values(self, payload: torch.Tensor, k: int) -> F32:
         """Return room for k values to be chosen into: the payload's own if they fit as they are."""
         if self.lossless:
-            return payload[: 4 * k].numpy().view(np.float32)
+            values: F32 = payload.numpy()[: 4 * k].view(np.float32)
+            return values
         return scratch("sparse.values", k, np.float32)
 
     def write(self, payload: torch.Tensor, n: int, indices: U32, values: F32) -> F32:
@@ -124,7 +132,7 @@ class SparseForm:
             The values as they will be decoded.
         """
         split = self._value_bytes(values.size)
-        packed = payload[split:].numpy()
+        packed = payload.numpy()[split:]
         kind = self.index_format(indices.size, n)
         if kind == "bits":
             bitpack.pack_bits(indices, bitpack.index_width(n), packed)
@@ -206,11 +214,13 @@ class BoundedSparse(Codec):
         """Return how many of `elems` elements are sent at most."""
 
     @abstractmethod
-    def select(self, x: F32, indices: U32, values: F32, residual: F32 | None, scale: float) -> int:
+    def select(
+        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float
+    ) -> int:
         """Choose some of x + scale * residual, and leave the others in the residual.
 
         Args:
-            x: The gradient, of at least one element.
+            x: The gradient, of at least one element; as kernels take it, so perhaps of 16 bits.
             indices: Receives increasing indices; has room for `most` of them.
             values: Receives the values.
             residual: Receives what is not chosen, unscaled; or None.
@@ -224,6 +234,11 @@ class BoundedSparse(Codec):
     def size(self) -> Bounded:
         """The data decide how many are sent."""
         return Bounded()
+
+    @property
+    def takes_half(self) -> bool:
+        """The kernels widen."""
+        return True
 
     @property
     def granularity(self) -> Granularity:
@@ -267,13 +282,13 @@ class BoundedSparse(Codec):
         most, count, body = self.most(elems), 0, payload[_COUNT_BYTES:]
         indices, values = scratch("sparse.indices", most, np.uint32), self.form.values(body, most)
         if elems:
-            count = self.select(x.numpy(), indices, values, kept, scale)
+            count = self.select(as_array(x), indices, values, kept, scale)
         indices, values, length = indices[:count], values[:count], self.form.bytes(count, elems)
         overflowed = count > 0 and bool(np.isnan(values[0]))  # then the residual is as it was
         sent = self.form.write(body[:length], elems, indices, values)
         if kept is not None and not self.form.lossless and not overflowed:
             topk.return_unsent(kept, indices, values, sent, scale=scale)
-        payload[:_COUNT_BYTES].view(torch.uint32).fill_(count)
+        payload.numpy()[:_COUNT_BYTES].view(np.uint32)[0] = count
         return _COUNT_BYTES + length
 
     def _read(self, payload: torch.Tensor, elems: int) -> tuple[U32, F32]:
@@ -281,7 +296,7 @@ class BoundedSparse(Codec):
             raise PayloadError(
                 f"{self.name}: a payload of {payload.numel()} bytes arrived, shorter than its count"
             )
-        count = int(payload[:_COUNT_BYTES].view(torch.uint32).item())
+        count = int(payload.numpy()[:_COUNT_BYTES].view(np.uint32)[0])
         if count > self.most(elems):
             raise PayloadError(
                 f"{self.name}: a payload says it has {count} values, of {elems} elements "

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-from compressa.codecs._sparse import F32, U32, BoundedSparse
+from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient
 from compressa.codecs.base import Contraction
 from compressa.errors import ConfigError
 from compressa.kernels import adacomp
@@ -67,7 +67,9 @@ class AdaComp(BoundedSparse):
         served = min(1.0, self.most(elems) / max(bins, 1))
         return Contraction(served / in_bin * (1.0 - self.form.rounding**2))
 
-    def select(self, x: F32, indices: U32, values: F32, residual: F32 | None, scale: float) -> int:
+    def select(
+        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float
+    ) -> int:
         """Compare with the largest of each bin."""
         return adacomp.select_adacomp(
             x, self.bin_elems, indices, values, residual=residual, scale=scale

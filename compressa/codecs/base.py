@@ -1,6 +1,6 @@
 """The contract of a codec: vectors to bytes and back, and facts that let nobody guess.
 
-A codec works on one scope (a segment of a parameter): a contiguous float32 vector. It keeps
+A codec works on one scope (a segment of a parameter): a contiguous vector. It keeps
 no state and never talks to a network. Error feedback is a wrapper, but a codec may override
 `encode_feedback` where one fused pass over memory does the work of four.
 """
@@ -12,11 +12,13 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+import numpy as np
 import torch
 
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import PayloadError
 from compressa.kernels.philox import Noise
+from compressa.kernels.scratch import scratch
 
 if TYPE_CHECKING:
     from compressa.aggregators.base import Aggregator, World
@@ -109,9 +111,10 @@ class Draw:
 class Codec(Compressor):
     """One vector to bytes and back.
 
-    Tensors: `x`, `out` and `residual` are 1-D, contiguous, float32 and of one length n;
-    `payload` is 1-D, contiguous, uint8, of `wire_bytes(n)` bytes. All are on one device, and
-    the work is enqueued on that device's current stream.
+    Tensors: `x`, `out` and `residual` are 1-D, contiguous, float32 and of one length n; `x` may
+    also be float16 or bfloat16 if the codec `takes_half`. `payload` is 1-D, contiguous, uint8, of
+    `wire_bytes(n)` bytes. All are on one device, and the work is enqueued on that device's current
+    stream.
 
     A scope that holds a NaN or an infinity yields a payload that decodes to non-finite
     values wherever the affected block reaches, so that a loss scaler sees it on every rank.
@@ -149,6 +152,19 @@ class Codec(Compressor):
         Its payload is then not what `encode` makes of their sum.
         """
         return False
+
+    @property
+    def takes_half(self) -> bool:
+        """Whether it encodes float16 and bfloat16 too, as if they had been widened first."""
+        return False
+
+    def sections(self, elems: int) -> tuple[int, ...]:
+        """Bytes of the arrays, in order, that a payload of `elems` elements consists of.
+
+        Empty unless every part of the vector between multiples of `block_elems` has a part of each
+        array to itself, and these decode as a payload of their own, whatever the draw.
+        """
+        return ()
 
     @abstractmethod
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
@@ -202,6 +218,20 @@ class Codec(Compressor):
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Add `weight` times the decoded vector to `out`; errors as for `decode`."""
+
+    def cut(self, payload: torch.Tensor, elems: int, start: int, stop: int) -> torch.Tensor:
+        """Return what decodes to elements `start` to `stop` of a payload of `elems` elements.
+
+        It lies in memory that the thread keeps, until the next call; `sections` says where cuts
+        may fall.
+        """
+        if stop - start == elems:
+            return payload
+        edges = zip(self.sections(start), self.sections(stop), strict=True)
+        arrays = torch.split(payload, list(self.sections(elems)))
+        parts = [array[low:high] for array, (low, high) in zip(arrays, edges, strict=True)]
+        room = scratch("codec.cut", sum(part.numel() for part in parts), np.uint8)
+        return torch.cat(parts, out=torch.from_numpy(room))
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
         """The shape does not matter to a codec."""

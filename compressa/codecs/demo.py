@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from annotated_types import Ge, Le
 
+from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import dct
@@ -81,6 +82,11 @@ class DeMo(Codec):
         """Elements of a chunk."""
         return self.chunk
 
+    @property
+    def takes_half(self) -> bool:
+        """The kernel widens."""
+        return True
+
     def wire_bytes(self, elems: int) -> int:
         """Four bytes per coefficient, and its place."""
         values, place_bytes = self.form.sizes(elems)
@@ -94,7 +100,7 @@ class DeMo(Codec):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Transform, and keep the largest."""
         values, places = self._parts(payload, x.numel())
-        dct.keep_coefficients(x.numpy(), values, places, form=self.form)
+        dct.keep_coefficients(as_array(x), values, places, form=self.form)
         return payload.numel()
 
     def encode_feedback(
@@ -107,8 +113,9 @@ class DeMo(Codec):
     ) -> int:
         """Add the residual, transform, and subtract what is sent, chunk by chunk."""
         values, places = self._parts(payload, x.numel())
-        kept = residual.numpy()
-        dct.keep_coefficients(x.numpy(), values, places, form=self.form, residual=kept, scale=scale)
+        dct.keep_coefficients(
+            as_array(x), values, places, form=self.form, residual=residual.numpy(), scale=scale
+        )
         return payload.numel()
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:

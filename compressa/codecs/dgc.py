@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Gt, Le
 
-from compressa.codecs._sparse import F32, U32, BoundedSparse
+from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient
 from compressa.codecs.base import Contraction
 from compressa.errors import ConfigError
 from compressa.kernels import dgc
@@ -68,7 +68,9 @@ class DGC(BoundedSparse):
         """The threshold is at most an element of the sample, so the largest is always sent."""
         return Contraction((1.0 - self.form.rounding**2) / max(elems, 1))
 
-    def select(self, x: F32, indices: U32, values: F32, residual: F32 | None, scale: float) -> int:
+    def select(
+        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float
+    ) -> int:
         """Look at a sample, and compare with the threshold."""
         k, sample = self.kept(x.size), self._sample(x.size)
         return dgc.select_dgc(x, k, sample, indices, values, residual=residual, scale=scale)

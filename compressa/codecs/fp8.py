@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from annotated_types import Ge, Le
 
+from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import fp8
@@ -58,9 +59,18 @@ class Fp8(Codec):
         """Elements that share a unit."""
         return self.block
 
+    @property
+    def takes_half(self) -> bool:
+        """The kernel widens."""
+        return True
+
     def wire_bytes(self, elems: int) -> int:
         """Four bytes per block, and a byte per element."""
-        return 4 * self._blocks(elems) + elems
+        return sum(self.sections(elems))
+
+    def sections(self, elems: int) -> tuple[int, int]:
+        """Units, codes."""
+        return 4 * self._blocks(elems), elems
 
     def bias(self, elems: int) -> Contraction:
         """Half a unit in the last place of each element; a subnormal step for the smallest."""
@@ -100,7 +110,7 @@ class Fp8(Codec):
     ) -> int:
         scales, codes = self._parts(payload, x.numel())
         fp8.quantize_fp8(
-            x.numpy(),
+            as_array(x),
             codes,
             scales,
             form=fp8.FORMATS[self.format],

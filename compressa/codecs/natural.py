@@ -2,63 +2,115 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import ClassVar
+from functools import cached_property
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from annotated_types import Ge, Le, MultipleOf
 
+from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Draw, Granularity, Unbiased
-from compressa.kernels import natural
+from compressa.errors import ConfigError
+from compressa.kernels import block_count, natural, natural_dithering
+
+_Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Natural(Codec):
     """|x| = 2^e (1 + f) becomes 2^(e+1) with probability f, else 2^e; the sign stays.
 
+    With `levels` it is the paper's natural dithering: |x| / N, with the norm N of a block, is
+    rounded at random to one of the two beside it of 0, 2^(1-s), ..., 1/4, 1/2, 1, for s levels.
+    Where QSGD has equal steps, these halve, and as few bits reach down to much smaller values.
+
     Wire format: n bytes, the biased exponents as in float32 (0 for 0, 255 for what is not finite);
     then ceil(n / 8) bytes of signs: in each group of 1024 elements (the last may be shorter), with
-    m bytes, bit j of byte i is the sign of element j * m + i, 1 for negative. Bias: unbiased with
-    omega = 1/8, whatever the vector. From 2^127 on the result is 2^127, below 2^-126 it is 0.
+    m bytes, bit j of byte i is the sign of element j * m + i, 1 for negative. With levels:
+    ceil(n / block) little-endian float32 norms; then codes of 1 + bit_length(s) bits, block after
+    block in planes of one bit, each of m bytes as for signs: first the bits of the level from the
+    lowest (0 for 0, j for N 2^(j-s)), last the sign (0 where the level is 0).
+
+    Bias: unbiased with omega = 1/8, whatever the vector. From 2^127 on the result is 2^127, below
+    2^-126 it is 0. With levels: omega = 1/8 + min(sqrt(d) u, d u^2 / 4) for the smallest level
+    u = 2^(1-s) and blocks of d elements; with "max" less. A block with a NaN or an infinity then
+    decodes to NaN.
+
+    Args:
+        levels: The s of natural dithering, which is 4 bits an element with 7; None for natural
+            compression, which is 9 bits and needs no norm.
+        norm: Of natural dithering: l2 or max.
+        block: Of natural dithering: elements that share a norm.
 
     Example:
         >>> Natural().wire_bytes(1000)
         1125
+        >>> Natural(levels=7).wire_bytes(1024)
+        520
     """
 
     name: ClassVar[str] = "natural"
     wire_id: ClassVar[int] = 11
 
+    levels: Annotated[int, Ge(1), Le(natural_dithering.MOST_LEVELS)] | None = None
+    norm: Literal["l2", "max"] = "l2"
+    block: Annotated[int, Ge(8), Le(65536), MultipleOf(8)] = 512
+
+    def __post_init__(self) -> None:
+        try:
+            self._form  # noqa: B018 - it checks itself
+        except ValueError as error:
+            raise ConfigError(f"{self.name}: {error}") from error
+
     @property
     def granularity(self) -> Granularity:
-        """Elements are independent; their signs are packed in groups."""
+        """Elements share a norm, or are independent; signs and codes are packed in groups."""
         return Granularity.BLOCK
 
     @property
     def block_elems(self) -> int:
-        """Elements whose signs are packed together."""
-        return natural.GROUP
+        """Elements that share a norm, or whose signs are packed together."""
+        return natural.GROUP if self._form is None else self.block
 
     @property
     def error_feedback(self) -> bool:
         """Unbiased: there is nothing to feed back."""
         return False
 
+    @property
+    def takes_half(self) -> bool:
+        """The kernels widen."""
+        return True
+
     def wire_bytes(self, elems: int) -> int:
-        """Nine bits per element."""
-        return elems + (elems + 7) // 8
+        """Nine bits per element; with levels a norm per block, and the codes."""
+        return sum(self.sections(elems))
+
+    def sections(self, elems: int) -> tuple[int, int]:
+        """Exponents, signs; or norms, codes."""
+        if self._form is None:
+            return elems, (elems + 7) // 8
+        return 4 * block_count(elems, self.block), self._form.code_bytes(elems)
 
     def bias(self, elems: int) -> Unbiased:
-        """Reached by a vector of values 4/3 times a power of two."""
-        return Unbiased(0.125 * (1 + 1e-5))
+        """The variance of x between 2^e and 2^(e+1) is at most x^2 / 8, reached at 4/3 2^e.
+
+        Between 0 and u N it is |x| (u N - |x|), so at most u N |x| and at most (u N)^2 / 4. N is at
+        most the Euclidean norm, and the sum of all |x| at most sqrt(d) times that.
+        """
+        small = 0.0
+        if self.levels is not None:
+            elems, least = min(self.block, max(elems, 1)), 2.0 ** (1 - self.levels)
+            small = min(math.sqrt(elems) * least, elems * least**2 / 4)
+        return Unbiased((0.125 + small) * (1 + 1e-5))
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Round."""
-        exponents, signs = self._parts(payload, x.numel())
-        noise = draw.private_noise(self.wire_id)
-        natural.natural_quantize(x.numpy(), exponents, signs, noise=noise)
-        return payload.numel()
+        return self._encode(x, None, payload, draw, 1.0)
 
     def encode_feedback(
         self,
@@ -69,30 +121,66 @@ class Natural(Codec):
         scale: float = 1.0,
     ) -> int:
         """Add the residual, round and keep the new residual in one pass."""
-        exponents, signs = self._parts(payload, x.numel())
-        noise = draw.private_noise(self.wire_id)
-        natural.natural_quantize(
-            x.numpy(), exponents, signs, noise=noise, residual=residual.numpy(), scale=scale
-        )
-        return payload.numel()
+        return self._encode(x, residual, payload, draw, scale)
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         """Put sign and exponent together."""
-        self.check(payload, out.numel())
-        exponents, signs = self._parts(payload, out.numel())
-        natural.natural_dequantize(exponents, signs, out.numpy())
+        self._decode(payload, out, 1.0, add=False)
 
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """The same, multiplied and accumulated in one pass."""
+        self._decode(payload, out, weight, add=True)
+
+    @cached_property
+    def _form(self) -> natural_dithering.Dithering | None:
+        if self.levels is None:
+            return None
+        return natural_dithering.Dithering(levels=self.levels, block=self.block, norm=self.norm)
+
+    def _encode(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float,
+    ) -> int:
+        noise, form = draw.private_noise(self.wire_id), self._form
+        left = None if residual is None else residual.numpy()
+        if form is None:
+            exponents, signs = self._parts(payload, x.numel())
+            natural.natural_quantize(
+                as_array(x), exponents, signs, noise=noise, residual=left, scale=scale
+            )
+        else:
+            norms, codes = self._dithered_parts(payload, x.numel())
+            natural_dithering.dither(
+                as_array(x), codes, norms, form=form, noise=noise, residual=left, scale=scale
+            )
+        return payload.numel()
+
+    def _decode(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
+    ) -> None:
         self.check(payload, out.numel())
-        exponents, signs = self._parts(payload, out.numel())
-        natural.natural_dequantize(exponents, signs, out.numpy(), weight=weight, add=True)
+        form = self._form
+        if form is None:
+            exponents, signs = self._parts(payload, out.numel())
+            natural.natural_dequantize(exponents, signs, out.numpy(), weight=weight, add=add)
+        else:
+            norms, codes = self._dithered_parts(payload, out.numel())
+            natural_dithering.undither(codes, norms, out.numpy(), form=form, weight=weight, add=add)
 
     @staticmethod
-    def _parts(
-        payload: torch.Tensor, elems: int
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        raw: npt.NDArray[np.uint8] = payload.numpy()
+    def _parts(payload: torch.Tensor, elems: int) -> tuple[_Bytes, _Bytes]:
+        raw: _Bytes = payload.numpy()
         return raw[:elems], raw[elems:]
+
+    def _dithered_parts(
+        self, payload: torch.Tensor, elems: int
+    ) -> tuple[npt.NDArray[np.float32], _Bytes]:
+        raw: _Bytes = payload.numpy()
+        head_bytes = 4 * block_count(elems, self.block)
+        return raw[:head_bytes].view(np.float32), raw[head_bytes:]

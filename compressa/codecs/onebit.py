@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from annotated_types import Ge, Le, MultipleOf
 
+from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import onebit
@@ -58,9 +59,18 @@ class OneBit(Codec):
         """Elements that share a scale."""
         return self.block
 
+    @property
+    def takes_half(self) -> bool:
+        """The kernel widens."""
+        return True
+
     def wire_bytes(self, elems: int) -> int:
         """Four bytes per block, and a bit per element."""
-        return 4 * self._blocks(elems) + onebit.sign_bytes(elems, self.block)
+        return sum(self.sections(elems))
+
+    def sections(self, elems: int) -> tuple[int, int]:
+        """Scales, signs."""
+        return 4 * self._blocks(elems), onebit.sign_bytes(elems, self.block)
 
     def bias(self, elems: int) -> Contraction:
         """Delta >= 1 / d, reached by a vector with a single non-zero element."""
@@ -69,7 +79,7 @@ class OneBit(Codec):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Signs and mean magnitudes."""
         scales, bits = self._parts(payload, x.numel())
-        onebit.sign_quantize(x.numpy(), bits, scales, block=self.block)
+        onebit.sign_quantize(as_array(x), bits, scales, block=self.block)
         return payload.numel()
 
     def encode_feedback(
@@ -83,7 +93,7 @@ class OneBit(Codec):
         """Add the residual, take the signs and keep the new residual, block by block."""
         scales, bits = self._parts(payload, x.numel())
         onebit.sign_quantize(
-            x.numpy(), bits, scales, block=self.block, residual=residual.numpy(), scale=scale
+            as_array(x), bits, scales, block=self.block, residual=residual.numpy(), scale=scale
         )
         return payload.numel()
 

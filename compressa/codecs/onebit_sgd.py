@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from annotated_types import Ge, Le
 
+from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import onebit_sgd
@@ -75,6 +76,11 @@ class OneBitSGD(Codec):
         row = parameter.elems // parameter.shape[0]
         return dataclasses.replace(self, group=row * math.ceil(_LEAST / row))
 
+    @property
+    def takes_half(self) -> bool:
+        """The kernel widens."""
+        return True
+
     def wire_bytes(self, elems: int) -> int:
         """Eight bytes per group, and a bit per element."""
         signs = onebit_sgd.group_sign_bytes(elems, self._length(elems))
@@ -87,7 +93,7 @@ class OneBitSGD(Codec):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Signs and means."""
         means, bits = self._parts(payload, x.numel())
-        onebit_sgd.two_means_quantize(x.numpy(), bits, means, group=self._length(x.numel()))
+        onebit_sgd.two_means_quantize(as_array(x), bits, means, group=self._length(x.numel()))
         return payload.numel()
 
     def encode_feedback(
@@ -102,7 +108,7 @@ class OneBitSGD(Codec):
         means, bits = self._parts(payload, x.numel())
         group, kept = self._length(x.numel()), residual.numpy()
         onebit_sgd.two_means_quantize(
-            x.numpy(), bits, means, group=group, residual=kept, scale=scale
+            as_array(x), bits, means, group=group, residual=kept, scale=scale
         )
         return payload.numel()
 

@@ -20,12 +20,13 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from compressa.errors import PayloadError
+from compressa.errors import ConfigError, PayloadError
 
 MAGIC = 0x7A43
 VERSION = 1
 _FORMAT = struct.Struct("<HBBIIIII")
 HEADER_BYTES = _FORMAT.size
+_MOST = 2**32 - 1
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,25 @@ class Header:
     unit: int
     elems: int
     body_bytes: int
+
+
+def check_countable(what: str, elems: int, size_bytes: int) -> None:
+    """Refuse what the 32 bits of a header, or of a frame, can not count; before the first step.
+
+    Args:
+        what: Of what, for the message.
+        elems: Number of elements.
+        size_bytes: Most bytes of the body.
+
+    Raises:
+        ConfigError: They are too many.
+    """
+    if max(elems, size_bytes) > _MOST:
+        raise ConfigError(
+            f"{what}: {elems} elements in {size_bytes} bytes are more than a header can count, "
+            "2^32 - 1; use a compressor that can cut the parameter (granularity element or block) "
+            "and a smaller exchange.unit_bytes"
+        )
 
 
 def write_header(payload: torch.Tensor, header: Header) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 from annotated_types import Gt, Le
 
+from compressa.arrays import as_array
 from compressa.codecs.base import (
     Codec,
     Contraction,
@@ -83,6 +84,11 @@ class RandomK(Codec):
         """Return k for a scope of `elems` elements."""
         return min(elems, max(1, round(self.density * elems)))
 
+    @property
+    def takes_half(self) -> bool:
+        """The kernel widens."""
+        return True
+
     def wire_bytes(self, elems: int) -> int:
         """Four bytes per kept element."""
         return 4 * self.kept(elems)
@@ -96,7 +102,7 @@ class RandomK(Codec):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Gather."""
         values = payload.numpy().view(np.float32)
-        select.select_at(x.numpy(), self._indices(x.numel(), draw), values)
+        select.select_at(as_array(x), self._indices(x.numel(), draw), values)
         if self.unbiased:
             strata.multiply_by_strata(values, x.numel())
         return payload.numel()
@@ -112,7 +118,7 @@ class RandomK(Codec):
         """Add the residual, gather, and leave in the residual what was not sent, in one pass."""
         indices, values = self._indices(x.numel(), draw), payload.numpy().view(np.float32)
         kept = residual.numpy()
-        select.select_at(x.numpy(), indices, values, residual=kept, scale=scale)
+        select.select_at(as_array(x), indices, values, residual=kept, scale=scale)
         if self.unbiased:
             exact = scratch("randomk.exact", values.size, np.float32)
             exact[:] = values

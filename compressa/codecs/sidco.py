@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-from compressa.codecs._sparse import F32, U32, BoundedSparse
+from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient
 from compressa.codecs.base import Contraction
 from compressa.errors import ConfigError
 from compressa.kernels import sidco
@@ -20,11 +20,12 @@ class SIDCo(BoundedSparse):
 
     The threshold is that of an exponential distribution with the mean excess m of c magnitudes
     over t: t + m ln(c / k). The first stage takes all magnitudes, t = 0; each further one those
-    above t + m ln 4, about a quarter of them. The paper changes the number of stages from step to
-    step, by the numbers that were sent. Here it is chosen in each step, since codecs have no
-    memory: the first stage whose threshold leaves 0.8 k to 1.2 k elements counts, or the last. Of
-    more than 1.2 k elements, the largest are sent; a threshold above all elements is lowered to the
-    largest.
+    above a larger t. A sample says where the stages begin, and each fits all elements from there
+    on, so that the gradient is read once for all. The paper changes the number of stages from
+    step to step, by the numbers that were sent. Here it is chosen in each step, since codecs have
+    no memory: the first stage whose threshold leaves 0.8 k to 1.2 k elements counts, or the last.
+    Of more than 1.2 k elements, the largest are sent; a threshold above all elements is lowered
+    to the largest.
 
     Wire format: u32 count; that many little-endian values in `value_dtype`, in the order of their
     indices; then the indices as in `topk`. Bias: a contraction with delta >= 1 / n; where k are
@@ -34,7 +35,7 @@ class SIDCo(BoundedSparse):
         value_dtype: Dtype of the values on the wire; what a cast loses stays in the residual.
         indices: Format of the indices.
         density: k / n.
-        stages: Most stages; each but the first reads the gradient once more.
+        stages: Most stages.
 
     Example:
         >>> SIDCo(density=0.01).wire_bytes(1_000_000)
@@ -66,7 +67,9 @@ class SIDCo(BoundedSparse):
         """The largest element is always sent."""
         return Contraction((1.0 - self.form.rounding**2) / max(elems, 1))
 
-    def select(self, x: F32, indices: U32, values: F32, residual: F32 | None, scale: float) -> int:
+    def select(
+        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float
+    ) -> int:
         """Fit, and compare with the threshold."""
         k = self.kept(x.size)
         return sidco.select_sidco(

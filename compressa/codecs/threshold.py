@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from annotated_types import Gt, Le
 
-from compressa.codecs._sparse import F32, U32, BoundedSparse
+from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient
 from compressa.codecs.base import Contraction
 from compressa.errors import ConfigError
 from compressa.kernels import select
@@ -87,7 +87,9 @@ class Threshold(BoundedSparse):
             return Contraction(0.0)
         return Contraction((1.0 - self.form.rounding**2) / max(elems, 1))
 
-    def select(self, x: F32, indices: U32, values: F32, residual: F32 | None, scale: float) -> int:
+    def select(
+        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float
+    ) -> int:
         """Compare with the threshold."""
         unit = _KERNEL_UNITS[self.unit]
         return select.select_above(

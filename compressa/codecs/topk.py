@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from annotated_types import Gt, Le
 
+from compressa.arrays import as_array
 from compressa.codecs._sparse import IndexFormat, SparseForm, ValueDtype
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
 from compressa.errors import ConfigError
@@ -65,6 +66,11 @@ class TopK(Codec):
         """Return k for a scope of `elems` elements."""
         return min(elems, max(1, round(self.density * elems)))
 
+    @property
+    def takes_half(self) -> bool:
+        """The kernel widens."""
+        return True
+
     def wire_bytes(self, elems: int) -> int:
         """Values, then indices."""
         return self.form.bytes(self.kept(elems), elems)
@@ -104,7 +110,7 @@ class TopK(Codec):
     ) -> int:
         k, kept = self.kept(x.numel()), None if residual is None else residual.numpy()
         indices, values = scratch("sparse.indices", k, np.uint32), self.form.values(payload, k)
-        topk.select_top_k(x.numpy(), k, indices, values, residual=kept, scale=scale)
+        topk.select_top_k(as_array(x), k, indices, values, residual=kept, scale=scale)
         overflowed = k > 0 and bool(np.isnan(values[0]))  # then the residual is as it was
         sent = self.form.write(payload, x.numel(), indices, values)
         if kept is not None and not self.form.lossless and not overflowed:

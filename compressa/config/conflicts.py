@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
+from compressa.codecs._zstandard import missing_library
 from compressa.codecs.base import Biased, Codec, Unbiased
+from compressa.codecs.entropy import can_shorten
 from compressa.compressor import Compressor, Granularity
 from compressa.config.mistakes import Mistake, Path
 from compressa.wrappers.density_schedule import has_density
@@ -39,6 +41,7 @@ def conflicts(config: Config) -> list[Mistake]:
         found += _kind_conflicts(use, config.exchange.kind)
         found += _sum_conflicts(use, config.exchange.kind)
         found += _estimate_conflicts(use, config.exchange.kind)
+    found += _entropy_conflicts(config)
     found += _momentum_conflicts(config)
     found += _warmup_conflicts(config)
     # Two rules may run into the same wall.
@@ -127,6 +130,26 @@ def _estimate_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
             f'is "ef21", for which every payload must reach every rank, but exchange.kind is '
             f'"{kind}"; use exchange.kind = "auto"',
             (use.feedback_path, _KIND),
+        )
+
+
+def _entropy_conflicts(config: Config) -> Iterator[Mistake]:
+    """Somebody's payloads must be there to be shortened, and the library that does it."""
+    level, place = config.exchange.entropy_level, ("exchange", "entropy_level")
+    if not level:
+        return
+    missing = missing_library()
+    if missing:
+        yield Mistake(place, f"is {level}, but {missing}", (place,))
+    uses = list(_uses(config))
+    codecs = (use.compressor for use in uses if isinstance(use.compressor, Codec))
+    if not any(can_shorten(codec, config.exchange.kind) for codec in codecs):
+        names = ", ".join(dict.fromkeys(use.name for use in uses))
+        yield Mistake(
+            place,
+            f"is {level}, but nothing that {names} sends can be shortened: it is summed on its "
+            "way, or exchanged in rounds of its own; use 0",
+            (place, _KIND, *(use.path for use in uses)),
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from compressa.codecs.base import Codec, Contraction
+from compressa.codecs.entropy import Entropy, can_shorten
 from compressa.codecs.none import NoCompression
 from compressa.compressor import Compressor
 from compressa.config.choices import CompressorChoice
@@ -35,7 +36,7 @@ def assign(config: Config, parameters: Sequence[ParameterInfo]) -> dict[str, Com
 
     Parameters with equal settings get equal compressors, so that they can share a unit. From
     the outside in: `Warmup` or `DensitySchedule`, `DenseBelow`, `MomentumCorrection`,
-    `ErrorFeedback` or `EF21`, the compressor itself; each only where it has an effect.
+    `ErrorFeedback` or `EF21`, `Entropy`, the compressor itself; each only where it has an effect.
 
     Args:
         config: The configuration.
@@ -97,6 +98,9 @@ def _with_feedback(config: Config, choice: CompressorChoice, kind: str) -> Compr
     compressor = choice.build()
     if not isinstance(compressor, Codec):
         return compressor  # has its own feedback built in
+    level = config.exchange.entropy_level
+    if level and can_shorten(compressor, config.exchange.kind):
+        compressor = Entropy(codec=compressor, level=level)
     wanted = kind not in ("auto", "none") or (kind == "auto" and compressor.error_feedback)
     if not wanted or compressor.bias(1) == Contraction(1.0) == compressor.bias(1 << 20):
         return compressor  # nothing is ever left to feed back

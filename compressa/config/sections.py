@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BeforeValidator, Field, JsonValue
 
+from compressa.codecs.entropy import MOST_LEVEL
 from compressa.config.base import Listed, Section
 from compressa.config.choices import AnyCompressor, choice
 from compressa.config.sizes import Bytes
@@ -118,6 +119,12 @@ class Exchange(Section):
         description="Least bytes of gradient that are summed together where nothing compresses "
         "them; as much as a bucket of DistributedDataParallel.",
     )
+    entropy_level: Annotated[int, Ge(0), Le(MOST_LEVEL)] = Field(
+        default=0,
+        description="Level at which Zstandard shortens the payloads of codecs, without loss, where "
+        "they are not summed on the way; 0: not at all, 1: fastest. Pays on slow links, and needs "
+        "the library zstandard: pip install 'compressa[entropy]'.",
+    )
     chunk_bytes: Bytes = Field(default=256 << 10, description="Most bytes of one message.")
     credit_bytes: Bytes = Field(
         default=512 << 10,
@@ -156,7 +163,11 @@ class Engine(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Device of the gradients; auto: wherever they are."
     )
-    threads: Annotated[int, Ge(1)] = Field(default=1, description="Threads that encode and decode.")
+    threads: Annotated[int, Ge(1)] | None = Field(
+        default=None,
+        description="Most threads that encode and decode. Not given: the cores that a rank may "
+        "use, divided by the ranks that share them, and 8 at most.",
+    )
     seed: Annotated[int, Ge(0), Lt(2**32)] = Field(
         default=0, description="Seed of all random bits; yours are left alone."
     )

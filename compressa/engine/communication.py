@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from compressa.collectives.base import Compute
+from compressa.engine.cores import work_alone
 from compressa.engine.driver import ComputeDone, Driver, Task
 from compressa.errors import CompressaError
 from compressa.kernels.threads import Team
@@ -93,9 +94,11 @@ class Communication:
             self._reactor.close()
 
     def _enlist(self) -> None:
+        work_alone()
         self._team.enlist()
 
     def _run(self) -> None:
+        work_alone()
         checked_s = time.monotonic()
         while not self._closing:
             try:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from compressa.collectives.base import Exchange
+from compressa.engine.cores import Place
 from compressa.errors import CompressaError, PeerLost, Timeout, TransportError
 from compressa.transports.base import Key, Received
 from compressa.transports.gloo import GlooTransport
@@ -37,11 +38,17 @@ class Control:
     Args:
         group: A Gloo process group of its own.
         settings: Sizes and times of the streams.
+
+    Attributes:
+        rank: This rank.
+        size: Number of ranks.
+        places: Where each rank runs, once all have said it.
     """
 
     def __init__(self, group: dist.ProcessGroup, settings: StreamSettings) -> None:
         self.rank = group.rank()
         self.size = group.size()
+        self.places: list[Place] = []
         self._lock = threading.Lock()
         self._first: CompressaError | None = None
         self._settled = threading.Event()

@@ -20,6 +20,7 @@ from compressa.compressor import Compressor
 from compressa.config import Config
 from compressa.engine.communication import Communication
 from compressa.engine.control import Control
+from compressa.engine.cores import default_threads, launched_here, own_place
 from compressa.engine.driver import Task
 from compressa.engine.phase import Phase
 from compressa.engine.programs import unit_program
@@ -44,6 +45,13 @@ class Engine:
         config: Settings.
         transport: Carries payloads; the engine owns and closes it.
         control: Carries aborts; the engine owns and closes it. None in a world of one.
+
+    Attributes:
+        parameters: As given.
+        state: This rank's state.
+        step: The step that began last.
+        threads: Number of threads that encode and decode.
+        tracer: What records spans.
     """
 
     def __init__(
@@ -58,6 +66,7 @@ class Engine:
         self.state = State()
         self.step = 0
         self.tracer = Tracer(config.trace.path)
+        self.threads = config.engine.threads or _default_threads(control)
         self._compressors = compressors
         self._config = config
         self._transport = transport
@@ -72,7 +81,7 @@ class Engine:
         self._rollback: Phase | None = None
         self._communication = Communication(
             transport,
-            config.engine.threads,
+            self.threads,
             config.exchange.deadline_s,
             self._judge,
             self._broke,
@@ -335,6 +344,11 @@ class Engine:
 
     def _unit(self, task: Task) -> UnitRuntime:
         return self._phase.units[task.unit]
+
+
+def _default_threads(control: Control | None) -> int:
+    rank, places = (0, [own_place()]) if control is None else (control.rank, control.places)
+    return default_threads(rank, places, launched_here())
 
 
 def _breakpoints(compressors: Mapping[str, Compressor]) -> set[int]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from compressa.config import Config, first_difference
 from compressa.engine.control import Control
+from compressa.engine.cores import Place, own_place
 from compressa.errors import CompressaError, ConfigError, Timeout
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
@@ -32,6 +33,7 @@ from compressa.transports.tcp import TcpTransport
 _epochs = itertools.count(1)  # every registration of this process takes the next one
 _CONTROL_CHUNK_BYTES = 1 << 16
 _GROUP_MARGIN_S = 5.0
+_PLACE = "place"
 _retired: list[dist.ProcessGroup] = []
 _LEAST_UNSENT_BYTES = 1 << 14
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
@@ -124,13 +126,15 @@ def digest(
 
 
 def agree(control: Control, own: dict[str, Any], deadline_s: float) -> None:
-    """Compare all ranks' digests.
+    """Compare all ranks' digests; and learn where the ranks run, which may differ.
 
     Raises:
         ConfigError: They differ, or a rank has none; on every rank, with the first difference.
     """
-    texts = control.all_gather(json.dumps(own).encode(), "start-up digest", deadline_s)
+    message = json.dumps({**own, _PLACE: own_place().message()})
+    texts = control.all_gather(message.encode(), "start-up digest", deadline_s)
     digests = [json.loads(text) for text in texts]
+    places = [digest.pop(_PLACE, None) for digest in digests]
     for rank, other in enumerate(digests):
         if other["error"] is not None and rank != control.rank:
             raise ConfigError(f"rank {rank} cannot start: {other['error']}")
@@ -142,6 +146,7 @@ def agree(control: Control, own: dict[str, Any], deadline_s: float) -> None:
                 f"the ranks differ in {path}: rank 0 has {first!r}, rank {rank} has {value!r}; "
                 "start all ranks with the same configuration, model and library versions"
             )
+    control.places = [Place.of(place) for place in places]
 
 
 def agree_on_order(

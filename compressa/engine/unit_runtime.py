@@ -7,16 +7,18 @@ from collections.abc import Mapping
 import torch
 
 from compressa.aggregators.base import World
+from compressa.arrays import HALVES, as_array
 from compressa.compressor import Compressor
 from compressa.engine.units import Unit
+from compressa.kernels.feedback import all_finite
 from compressa.parameters import Segment
 
 
 class UnitRuntime:
     """Collects a unit's gradients, and delivers their mean in place.
 
-    A gradient that is contiguous and of the aggregator's dtype is worked on where it is;
-    others pass through staging memory, allocated at the first step that needs it.
+    A gradient that is contiguous and of a dtype that the aggregator takes is worked on where it
+    is; others pass through staging memory, allocated at the first step that needs it.
 
     Args:
         unit: The unit.
@@ -53,12 +55,12 @@ class UnitRuntime:
             original = gradients[segment.parameter.name]
             if not original.is_contiguous():
                 self._unflatten(segment, source, original)
-        self.finite = not check_finite or all(bool(v.isfinite().all()) for v in self._values)
+        self.finite = not check_finite or all(all_finite(as_array(s)) for s in self._sources)
         self._values, self._sources = [], []
 
     def _staged(self, segment: Segment, source: torch.Tensor) -> torch.Tensor:
         dtype = self.aggregator.values_dtype
-        if source.dtype is dtype:
+        if source.dtype is dtype or (self.aggregator.takes_half and source.dtype in HALVES):
             return source
         if segment not in self._staging:
             self._staging[segment] = torch.empty(segment.elems, dtype=dtype)

@@ -72,7 +72,7 @@ class Handle:
         return {**state, prefix + _STEP: torch.tensor(self.next_step)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what this rank's `state_dict` gave.
+        """Take back what this rank's `state_dict` gave; residuals may be kept in another dtype now.
 
         Raises:
             StateError: It is another rank's, or another model's.
@@ -87,15 +87,11 @@ class Handle:
                 "configuration: state is rank-local, use handle.save and handle.load to change "
                 f"the number of ranks (first difference: {min(due ^ state_dict.keys())!r})"
             )
-        for key, vector in vectors.items():
-            saved = state_dict[prefix + key]
-            if saved.shape != vector.shape:
-                raise StateError(
-                    f"{key!r} has {saved.numel()} elements in the state dict and "
-                    f"{vector.numel()} here: it is of another model"
-                )
-        for key, vector in vectors.items():
-            vector.copy_(state_dict[prefix + key])
+        values = {
+            key: checkpoint.converted(key, state_dict[prefix + key], vector)
+            for key, vector in vectors.items()
+        }
+        checkpoint.fill(self._engine.state, values)
         self.next_step = int(state_dict[prefix + _STEP])
 
     def save(self, path: str | Path) -> None:

@@ -1,10 +1,13 @@
-"""Whether a codec's declared error bound is true: exactly, or with a stated confidence.
+"""Whether a declared error bound is true: exactly, or with a stated confidence.
 
 A codec that draws no random bits keeps its bound on every vector, to the rounding of float32.
 Of one that does, means over draws are compared with what is declared, and may be off by six
 standard errors: a true bound is refused with a probability of 2e-9 for each comparison, if sums
 over many draws and elements are taken for normal. The draws are fixed by their counter, so that
 a verdict is the same on every run.
+
+The same goes for what an aggregator declares of the mean over ranks; all steps of one world have
+the same gradients then.
 
 What is found: in a vector of 1,009 elements, a gain that is off by 6 sqrt(omega / 400 / 1009), so
 1 % for omega = 1; and an error that is systematic in small elements, in signs, or everywhere.
@@ -13,12 +16,16 @@ What is found: in a vector of 1,009 elements, a gain that is off by 6 sqrt(omega
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 import torch
 
-from compressa.codecs.base import Biased, Codec, Contraction, Unbiased
+from compressa.codecs.base import Bias, Biased, Codec, Contraction, Unbiased
+from compressa.compressor import Compressor
+from compressa.parameters import ParameterInfo
 from compressa.testing.codec_checks import DRAW, decoded, encoded
 from compressa.testing.inputs import vectors
+from compressa.testing.lockstep import Lockstep
 from compressa.testing.memory import require, same_bits
 
 SIGMAS = 6.0
@@ -29,6 +36,7 @@ _RANDOM_ELEMS = 257  # so many that some are rounded in another way each time
 _DENSE = ("gaussian", "laplace", "constant")  # no few elements hold most of the square
 _SMALLEST_STEP = 2.0**-25  # half the smallest number of float16, the narrowest cast
 _ROUNDING = 1e-6
+_UNEVEN = 0.1  # how much shorter each rank's gradient is than the one before, in one case
 _FLOAT = 4 * 2.0**-24  # of a value that passes a product and a quotient
 
 
@@ -63,25 +71,69 @@ def errors(codec: Codec, x: torch.Tensor, draws: int) -> torch.Tensor:
     return trips.double() - x.double()
 
 
-def share(codec: Codec, elems: int) -> float:
+def share(bound: Bias) -> float:
     """Return the declared bound of E||C(x) - x||^2 / ||x||^2."""
-    bound = codec.bias(elems)
     if isinstance(bound, Contraction):
         return 1.0 - bound.delta
     return bound.noise if isinstance(bound, Biased) else bound.omega
 
 
+@dataclass(frozen=True)
+class _Trial:
+    """What is due, and how far from it draws were.
+
+    Attributes:
+        name: Of what is judged.
+        what: Kind of vector.
+        exact: float64[n].
+        errors: float64[draws, n].
+        declared: What is declared for it.
+        square: What the declared bound is multiplied by.
+    """
+
+    name: str
+    what: str
+    exact: torch.Tensor
+    errors: torch.Tensor
+    declared: float
+    square: float
+
+    def check_error(self) -> None:
+        squares, elems = self.errors.square().sum(dim=1), self.exact.numel()
+        mean = float(squares.mean())
+        spread = float(squares.std()) / len(squares) ** 0.5 if len(squares) > 1 else 0.0
+        largest = max(self.square, float(self.exact.square().sum()))
+        rounding = self.declared * _ROUNDING * self.square + _FLOAT**2 * largest
+        rounding += elems * _SMALLEST_STEP**2
+        sentence = (
+            f"{self.name}: the squared error of a {self.what} vector of {elems} elements is "
+            f"{mean / self.square:.4g} of its square over {len(squares)} draws, declared are "
+            f"{self.declared:.4g}"
+        )
+        require(mean <= self.declared * self.square + SIGMAS * spread + rounding, sentence)
+
+    def check_unbiased(self) -> None:
+        for along, direction in _directions(self.exact).items():
+            parts = self.errors @ (direction / direction.square().sum())
+            mean, spread = float(parts.mean()), float(parts.std()) / len(parts) ** 0.5
+            rounding = _ROUNDING * float(self.exact.norm() / direction.norm())
+            sentence = (
+                f"{self.name}: the mean of {len(parts)} draws of a {self.what} vector is off by "
+                f"{mean:.3g} along {along}, where chance explains {SIGMAS * spread:.3g}"
+            )
+            require(abs(mean) <= SIGMAS * spread + rounding, sentence)
+        off = float(self.errors.mean(dim=0).square().sum()) / self.square
+        allowed = 3 * self.declared / len(self.errors) + _ROUNDING**2
+        sentence = (
+            f"{self.name}: the mean of {len(self.errors)} draws of a {self.what} vector is off by "
+            f"{off:.3g} of its square, where chance explains {allowed:.3g}"
+        )
+        require(off <= allowed, sentence)
+
+
 def check_error(codec: Codec, x: torch.Tensor, what: str, drawn: torch.Tensor) -> None:
     """The mean square of the drawn errors is within the declared bound."""
-    squares, length = drawn.square().sum(dim=1), float(x.double().square().sum())
-    declared, mean = share(codec, x.numel()), float(squares.mean())
-    spread = float(squares.std()) / len(squares) ** 0.5 if len(squares) > 1 else 0.0
-    rounding = (declared * _ROUNDING + _FLOAT**2) * length + x.numel() * _SMALLEST_STEP**2
-    sentence = (
-        f"{codec.name}: the squared error of a {what} vector of {x.numel()} elements is "
-        f"{mean / length:.4g} of its square over {len(squares)} draws, declared are {declared:.4g}"
-    )
-    require(mean <= declared * length + SIGMAS * spread + rounding, sentence)
+    _codec_trial(codec, x, what, drawn).check_error()
 
 
 def check_unbiased(codec: Codec, x: torch.Tensor, what: str, drawn: torch.Tensor) -> None:
@@ -90,30 +142,57 @@ def check_unbiased(codec: Codec, x: torch.Tensor, what: str, drawn: torch.Tensor
     Over all: the mean of R unbiased draws has an expected square of at most omega ||x||^2 / R, and
     where 64 elements or more contribute alike, three times that is beyond six sigma.
     """
+    _codec_trial(codec, x, what, drawn).check_unbiased()
+
+
+def check_bias_of_mean(compressor: Compressor, elems: int, size: int) -> None:
+    """The mean over ranks errs as declared, whether their gradients are alike or not."""
+    declared = compressor.bias_of_mean(elems, size)
+    if declared is None:
+        return
+    for what, gradients in _gradients(elems, size).items():
+        exact = gradients.double().mean(dim=0)
+        drawn = _means(compressor, gradients).double() - exact
+        square = float(gradients.double().square().sum()) / size**2
+        name = f"{compressor.name} on {size} ranks"
+        trial = _Trial(name, what, exact, drawn, share(declared), square)
+        trial.check_error()
+        if isinstance(declared, Unbiased) and what in (*_DENSE, "uneven"):
+            trial.check_unbiased()
+
+
+def _codec_trial(codec: Codec, x: torch.Tensor, what: str, drawn: torch.Tensor) -> _Trial:
     exact = x.double()
-    small = torch.where(x.abs() <= x.abs().median(), exact, 0.0)
-    directions = {
+    declared, square = share(codec.bias(x.numel())), float(exact.square().sum())
+    return _Trial(codec.name, what, exact, drawn, declared, square)
+
+
+def _directions(exact: torch.Tensor) -> dict[str, torch.Tensor]:
+    small = torch.where(exact.abs() <= exact.abs().median(), exact, 0.0)
+    return {
         "the vector itself": exact,
         "its small elements": small,
         "its signs": exact.sign(),
         "all ones": torch.ones_like(exact),
     }
-    for along, direction in directions.items():
-        parts = drawn @ (direction / direction.square().sum())
-        mean, spread = float(parts.mean()), float(parts.std()) / len(parts) ** 0.5
-        rounding = _ROUNDING * float(exact.norm() / direction.norm())
-        sentence = (
-            f"{codec.name}: the mean of {len(parts)} draws of a {what} vector is off by {mean:.3g} "
-            f"along {along}, where chance explains {SIGMAS * spread:.3g}"
-        )
-        require(abs(mean) <= SIGMAS * spread + rounding, sentence)
-    length = float(exact.square().sum())
-    off = float(drawn.mean(dim=0).square().sum()) / length
-    allowed = 3 * share(codec, x.numel()) / len(drawn) + _ROUNDING**2
-    sentence = (
-        f"{codec.name}: the mean of {len(drawn)} draws of a {what} vector is off by {off:.3g}"
-    )
-    require(off <= allowed, f"{sentence} of its square, where chance explains {allowed:.3g}")
+
+
+def _gradients(elems: int, size: int) -> dict[str, torch.Tensor]:
+    """Return float32[size, elems] by name: each rank its own, each a tenth, only one not zero."""
+    by_rank = [vectors(elems, seed=rank) for rank in range(size)]
+    own = {what: torch.stack([vectors_[what] for vectors_ in by_rank]) for what in by_rank[0]}
+    lengths = torch.tensor([_UNEVEN**rank for rank in range(size)])[:, None]
+    first = (torch.arange(size) == 0)[:, None]
+    alone = {"lonely": own["gaussian"] * first, "uneven": own["gaussian"] * lengths}
+    return {**own, **alone}
+
+
+def _means(compressor: Compressor, gradients: torch.Tensor) -> torch.Tensor:
+    """Return float32[draws, n]: what arrives on the first rank in as many steps."""
+    size, elems = gradients.shape
+    ranks = Lockstep(size, [ParameterInfo(0, "w", (elems,))], compressor)
+    steps = ([{"w": own.clone()} for own in gradients] for _ in range(_DRAWS))
+    return torch.stack([ranks.step(given)[0]["w"] for given in steps])
 
 
 def _round_trip(codec: Codec, x: torch.Tensor, step: int) -> torch.Tensor:

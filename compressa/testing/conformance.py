@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from compressa.codecs.base import Codec, Contraction
+from compressa.codecs.base import Codec, Contraction, Unbiased
 from compressa.compressor import Compressor
 from compressa.testing import (
     bias_checks,
@@ -33,6 +33,7 @@ from compressa.testing.memory import generators_untouched
 from compressa.wrappers import ErrorFeedback
 
 _SEED = 20
+_MEAN_RANKS = 3
 _PAYLOADS, _MEASURED_PAYLOADS, _UNITS, _ROUNDS = 600, 60, 200, 100
 
 
@@ -85,9 +86,9 @@ def check_among_ranks(compressor: Compressor, *, most_ranks: int = 4) -> None:
     """Check a compressor among 1 to `most_ranks` ranks, by every exchange that fits it.
 
     Equal bits on all ranks, independence of the order of arrival, dtypes and memory orders of
-    gradients, state, overflow, hostile messages, threads; and for those with error feedback: no
-    mass is lost in the long run, by skipped steps, by changes of world size or of the compressor;
-    residuals of unused parameters wait.
+    gradients, state, overflow, hostile messages, threads, a declared bound of the mean's error; and
+    for those with error feedback: no mass is lost in the long run, by skipped steps, by changes of
+    world size or of the compressor; residuals of unused parameters wait.
 
     Raises:
         AssertionError: A property does not hold; the message says which.
@@ -110,6 +111,10 @@ def check_among_ranks(compressor: Compressor, *, most_ranks: int = 4) -> None:
         random = isinstance(settled, Codec) and bias_checks.is_random(settled)
         if random and not settled.shared_stream:
             _do(name, stream_checks.check_mean_of_ranks, settled)
+        ranks = min(_MEAN_RANKS, most_ranks)
+        _do(name, bias_checks.check_bias_of_mean, settled, SIZES[-1], ranks)
+        if isinstance(settled.bias_of_mean(SIZES[-1], ranks), Unbiased):
+            _do(name, stream_checks.check_ranks_apart, settled)
         _check_memory(compressor, settled, exchanges)
 
 

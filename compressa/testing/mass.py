@@ -84,7 +84,8 @@ class MassLedger:
 
     @staticmethod
     def _has_residual(world: LoopbackWorld, name: str) -> bool:
-        return f"residual/{name}" in world.states[0].vectors
+        """Whether the compressor in force keeps one; another phase's may be there besides."""
+        return f"residual/{name}" in world.states[0].claimed
 
     @staticmethod
     def _residuals(world: LoopbackWorld, name: str) -> list[torch.Tensor]:

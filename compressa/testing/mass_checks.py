@@ -14,7 +14,7 @@ from compressa.wrappers import ErrorFeedback, Warmup
 LOSS_SCALE = 1024.0
 STEPS = 200
 
-# While others are in force, residuals are handed on from one to the next; dense steps keep them.
+# Residuals are handed on from one to the next, and delivered by dense steps.
 _OTHERS: tuple[Compressor, ...] = (
     ErrorFeedback(codec=Int8(block=32)),
     ErrorFeedback(codec=TopK(density=0.05)),

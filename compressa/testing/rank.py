@@ -71,6 +71,9 @@ class LoopbackRank:
             rules.deadline_s,
         )
         transport.failed = self._driver.fail
+        # All state is there from the start, as in the engine.
+        for step in sorted({b for c in rules.compressors.values() for b in c.breakpoints}):
+            self._build(step)
 
     @property
     def busy(self) -> bool:
@@ -81,12 +84,9 @@ class LoopbackRank:
         """Make the phase of a step, unless it is in force already."""
         if hasattr(self, "phase") and self.phase.covers(step):
             return
-        rules, transport = self._rules, self._transport
-        world = World(self.rank, transport.size, rules.seed, rules.exchange.kind, self.state)
-        self.phase = Phase(
-            rules.parameters, rules.compressors, step, rules.exchange, world, transport
-        )
-        plan = rules.replan(self.rank, self.phase.plan(rules.policy))
+        self.state.claimed.clear()  # what is claimed then, is kept in this phase
+        self.phase = self._build(step)
+        plan = self._rules.replan(self.rank, self.phase.plan(self._rules.policy))
         self._driver.follow(plan, self.phase.ordered(plan))
 
     def starter(
@@ -107,6 +107,11 @@ class LoopbackRank:
         error = self._driver.expired()
         if error is not None:
             self._driver.fail(error)
+
+    def _build(self, step: int) -> Phase:
+        rules, transport = self._rules, self._transport
+        world = World(self.rank, transport.size, rules.seed, rules.exchange.kind, self.state)
+        return Phase(rules.parameters, rules.compressors, step, rules.exchange, world, transport)
 
     def _task(self, index: int, turn: Turn) -> Task:
         unit, gradients = self.phase.units[index], self.gradients

@@ -24,6 +24,7 @@ _ELEMS = 512
 _PAIRS = 64
 _RANKS = 4
 _BASE = Draw(seed=11, step=0, parameter=1, start=0, rank=0)
+_ROUNDING = 2.0**-22  # of a mean of four in float32
 _FAR = (1 << 32, 1 << 34)  # where an element's number, and its block's, leave 32 bits
 
 
@@ -43,7 +44,7 @@ def check_streams(codec: Codec) -> None:
 
 def check_mean_of_ranks(compressor: Compressor) -> None:
     """The mean that four ranks arrive at has a fourth of the variance that one rank has alone."""
-    alone, together = (_squares(compressor, ranks) for ranks in (1, _RANKS))
+    alone, together = (_squares(compressor, [1] * ranks) for ranks in (1, _RANKS))
     spread = (alone.var() + (_RANKS * together).var()).sqrt() / len(alone) ** 0.5
     found, due = float(together.mean()), float(alone.mean()) / _RANKS
     sentence = (
@@ -53,12 +54,37 @@ def check_mean_of_ranks(compressor: Compressor) -> None:
     require(_RANKS * abs(found - due) <= SIGMAS * float(spread), sentence)
 
 
-def _squares(compressor: Compressor, size: int) -> torch.Tensor:
-    """Return float64[pairs]: how far apart the means of two steps with one gradient are."""
-    x = vectors(_ELEMS)["gaussian"]
+def check_ranks_apart(compressor: Compressor) -> None:
+    """The mean over four ranks varies as much if two of them have the opposite of one gradient.
+
+    If ranks drew alike, errors of x would add up, and errors of x and -x would not, or less. This
+    compares worlds of one size, and so holds where rounding depends on the number of ranks. It is
+    for unbiased compressors: errors that do not average out differ for x and -x.
+    """
+    alike, opposite = (
+        _squares(compressor, signs) for signs in ([1] * _RANKS, [1, -1] * (_RANKS // 2))
+    )
+    spread = (alike.var() + opposite.var()).sqrt() / len(alike) ** 0.5
+    found, due = float(alike.mean()), float(opposite.mean())
+    rounding = _ROUNDING**2 * float(vectors(_ELEMS)["gaussian"].double().square().sum())
+    sentence = (
+        f"{compressor.name}: the mean of {_RANKS} ranks with one gradient has a variance of "
+        f"{found:.3g}, and not {due:.3g}: each rank must draw as itself"
+    )
+    require(abs(found - due) <= SIGMAS * float(spread) + rounding, sentence)
+
+
+def _squares(compressor: Compressor, signs: list[int]) -> torch.Tensor:
+    """Return float64[pairs]: how far apart the means of two steps are.
+
+    Args:
+        compressor: What is looked at.
+        signs: By rank, what the gradient is multiplied by.
+    """
+    x, size = vectors(_ELEMS)["gaussian"], len(signs)
     ranks = Lockstep(size, [ParameterInfo(0, "w", (_ELEMS,))], compressor, exchange="all_gather")
-    steps = [ranks.step([{"w": x.clone()} for _ in range(size)])[0]["w"] for _ in range(2 * _PAIRS)]
-    means = torch.stack(steps).double()
+    given = ([{"w": x * sign} for sign in signs] for _ in range(2 * _PAIRS))
+    means = torch.stack([ranks.step(step)[0]["w"] for step in given]).double()
     return (means[::2] - means[1::2]).square().sum(dim=1)
 
 

@@ -163,7 +163,6 @@ class LoopbackWorld:
         """Return a world of another size that goes on from here, through a checkpoint."""
         world = type(self)(size, self.parameters, self._rules.compressors, **self._settings)
         world.next_step = self.next_step
-        world.prepare()  # a warm-up may have ended: then there is state to read
         with tempfile.TemporaryDirectory() as folder:
             self.save(Path(folder))
             world.load(Path(folder))

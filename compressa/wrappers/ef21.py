@@ -9,7 +9,7 @@ does not change, ||g - h_t||^2 <= (1 - delta)^t ||g - h_0||^2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from compressa.aggregators.base import Aggregator, World
@@ -18,7 +18,7 @@ from compressa.codecs.base import Codec, Contraction, Unbiased
 from compressa.codecs.shrunk import Shrunk
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
-from compressa.parameters import Layout
+from compressa.parameters import Layout, ParameterInfo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +51,12 @@ class EF21(Compressor):
         """The codec, scaled if it is unbiased."""
         unbiased = isinstance(self.codec.bias(1 << 20), Unbiased)
         return Shrunk(codec=self.codec) if unbiased else self.codec
+
+    def for_parameter(self, parameter: ParameterInfo) -> Compressor:
+        """Have the codec look at the parameter."""
+        codec = self.codec.for_parameter(parameter)
+        assert isinstance(codec, Codec)  # only wrappers choose something else
+        return replace(self, codec=codec)
 
     @property
     def granularity(self) -> Granularity:

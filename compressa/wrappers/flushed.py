@@ -20,7 +20,7 @@ from compressa.parameters import Layout, ParameterInfo
 class Flushed(Compressor):
     """`compressor`, and before its first payload what another one left and it does not keep.
 
-    `handle.switch` puts it around what comes into force.
+    `handle.switch` puts it around what comes into force, and `Warmup` around what comes second.
 
     Args:
         compressor: In force from now on.

@@ -20,7 +20,7 @@ from compressa.aggregators.momentum import Momentum
 from compressa.aggregators.single import single
 from compressa.codecs.base import Codec
 from compressa.compressor import Compressor, Granularity
-from compressa.parameters import Layout
+from compressa.parameters import Layout, ParameterInfo
 from compressa.wrappers.error_feedback import ErrorFeedback
 
 
@@ -91,6 +91,10 @@ class MomentumCorrection(Compressor):
     def at(self, step: int) -> Compressor:
         """Go round the compressor in force."""
         return replace(self, compressor=self.compressor.at(step))
+
+    def for_parameter(self, parameter: ParameterInfo) -> Compressor:
+        """Go round the parameter's."""
+        return replace(self, compressor=self.compressor.for_parameter(parameter))
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
         """The compressor's."""

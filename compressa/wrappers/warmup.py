@@ -1,7 +1,8 @@
 """Warmup: dense for the first steps, compressed from then on.
 
 Early gradients are large and change fast; a compressor with memory does better once they
-have settled.
+have settled. The other way round works too: what the first one kept and the second one does not is
+added to the first gradient that the second one takes (`Flushed`).
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from compressa.aggregators.base import Aggregator, World
+from compressa.codecs.base import Codec
 from compressa.codecs.none import NoCompression
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.parameters import Layout, ParameterInfo
+from compressa.wrappers.flushed import Flushed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,8 +66,12 @@ class Warmup(Compressor):
         return tuple(sorted(inner | {self.steps} if self.steps else inner))
 
     def at(self, step: int) -> Compressor:
-        """Return the one in force."""
-        return (self.dense if step < self.steps else self.compressor).at(step)
+        """Return the one in force; the second one goes on with what the first one left."""
+        if step < self.steps:
+            return self.dense.at(step)
+        now = self.compressor.at(step)
+        keeps_nothing = not self.steps or isinstance(self.dense, Codec)
+        return now if keeps_nothing or isinstance(now, Flushed) else Flushed(compressor=now)
 
     def for_parameter(self, parameter: ParameterInfo) -> Compressor:
         """Resolve both."""

@@ -13,7 +13,7 @@ from .._arrays import F32, F64, I64, U32
 from ._append import LARGEST, append
 from ._feedback import Values, effective, magnitude_bits
 from ._jit import jit, lean
-from ._lanes import sum_magnitudes, sum_reaching, sum_squares
+from ._lanes import sum_reaching, sum_squares
 from ._prefetch import fetch, prefetch
 from ._view import view
 
@@ -32,6 +32,9 @@ Factors = tuple[np.float32, np.float32]
 Entries = tuple[U32, F32]
 Lists = tuple[Entries, I64, I64]
 """Indices and values of all lists; where each piece's begin, and the last one ends; their notes."""
+Sums = tuple[F64, U32, I64]
+"""Sums and numbers of what reaches some magnitude bits, by these and by block; without any, the
+sums of squares."""
 
 
 @lean
@@ -66,6 +69,18 @@ def take(x: Values | None, residual: F32 | None, factors: Factors, q: F32) -> np
     return largest
 
 
+@lean
+def _add_up(q: F32, block: int, measured: Sums) -> None:
+    """Note the sums of a block."""
+    sums, bases, reached = measured
+    if bases.size == 0:
+        sums[0, block] = sum_squares(q)
+    for s in range(bases.size):
+        total, count = sum_reaching(q, bases[s])
+        sums[s, block] = total
+        reached[s, block] = min(count, q.size)  # 0 is also reached by what a row is padded with
+
+
 @jit
 def _list_part(
     x: Values | None,
@@ -73,8 +88,7 @@ def _list_part(
     factors: Factors,
     span: tuple[int, int],
     least: np.uint32,
-    sums: F64 | None,
-    squares: bool,
+    measured: Sums | None,
     entries: Entries,
     notes: I64,
 ) -> None:
@@ -86,8 +100,8 @@ def _list_part(
         q, here, left = view(room, 0, high - low), view(x, low, high), view(residual, low, high)
         notes[FULL] |= np.int64(found + high - low > indices.size)
         largest = max(largest, take(here, left, factors, q))
-        if sums is not None:
-            sums[low // BLOCK] = sum_squares(q) if squares else sum_magnitudes(q)
+        if measured is not None:
+            _add_up(q, low // BLOCK, measured)
         for row in range(low, high, _ROW):
             stop = min(row + _ROW, high)
             fetch(x, row + _AHEAD, stop + _AHEAD)
@@ -107,8 +121,7 @@ def list_pieces(
     bounds: tuple[int, int, int],
     least: np.uint32,
     cuts: I64,
-    sums: F64 | None,
-    squares: bool,
+    measured: Sums | None,
     lists: Lists,
 ) -> None:
     """List the candidates of the pieces from ``low`` to ``high``.
@@ -120,8 +133,7 @@ def list_pieces(
         bounds: low, high, and elements in a piece.
         least: The smallest magnitude of a candidate.
         cuts: For each piece, the element from which on candidates have to be larger than that.
-        sums: For each block, receives the sum of the magnitudes of q; or None.
-        squares: Whether it receives the sum of their squares instead.
+        measured: Receives sums of each block; or None.
         lists: Receives entries and notes.
     """
     low, high, piece = bounds
@@ -133,8 +145,8 @@ def list_pieces(
         cut = max(begin, cuts[number])
         note[:] = 0
         more = np.uint32(least + 1)
-        _list_part(x, residual, factors, (begin, cut), least, sums, squares, own, note)
-        _list_part(x, residual, factors, (cut, end), more, sums, squares, own, note)
+        _list_part(x, residual, factors, (begin, cut), least, measured, own, note)
+        _list_part(x, residual, factors, (cut, end), more, measured, own, note)
 
 
 @jit
@@ -173,7 +185,7 @@ def gather(lists: Lists, least: int, most: int, few: Entries) -> int:
 
 
 @lean
-def _compare(values: F32, threshold: np.uint32) -> tuple[int, int]:
+def compare(values: F32, threshold: np.uint32) -> tuple[int, int]:
     """How many magnitudes are larger than the threshold, and how many equal."""
     above, equal = np.uint32(0), np.uint32(0)
     for i in range(values.size):
@@ -201,7 +213,7 @@ def cut_lists(lists: Lists, threshold: np.uint32, ties: int, cuts: I64, offsets:
     offsets[0] = 0
     for number in range(cuts.size):
         begin, end = _span(lists, number)
-        above, equal = _compare(values[begin:end], threshold)
+        above, equal = compare(values[begin:end], threshold)
         taken = min(ties, equal)
         cuts[number] = end
         if taken < equal:
@@ -295,42 +307,35 @@ def count_listed(lists: Lists, threshold: np.uint32) -> int:
     count = 0
     for number in range(lists[2].shape[0]):
         begin, end = _span(lists, number)
-        above, equal = _compare(lists[0][1][begin:end], threshold)
+        above, equal = compare(lists[0][1][begin:end], threshold)
         count += above + equal
     return count
 
 
 @jit
-def measure(
+def count_all(
     x: Values | None,
     residual: F32 | None,
     factors: Factors,
     bounds: tuple[int, int],
     threshold: np.uint32,
-    sums: F64,
 ) -> int:
-    """Count what reaches a threshold from ``low`` to ``high``, and sum its magnitudes by blocks.
-
-    One of ``x`` and ``residual`` is None.
-    """
+    """How many of q reach a threshold from ``low`` to ``high``; ``x`` or ``residual`` is None."""
     room, count = np.empty(BLOCK, np.float32), 0
     for low in range(bounds[0], bounds[1], BLOCK):
         high = min(low + BLOCK, bounds[1])
-        if residual is not None:
-            total, reached = sum_reaching(view(residual, low, high), threshold)
-        else:
-            q = view(room, 0, high - low)
-            take(view(x, low, high), None, factors, q)
-            total, reached = sum_reaching(q, threshold)
-        sums[low // BLOCK] = total
-        count += reached
+        q = view(room, 0, high - low)
+        take(view(x, low, high), view(residual, low, high), factors, q)
+        above, equal = compare(q, threshold)
+        count += above + equal
     return count
 
 
 @jit
-def add_in_order(sums: F64) -> float:
-    """The sum of the blocks' sums, first to last."""
-    total = 0.0
+def add_in_order(reached: I64, sums: F64) -> tuple[int, float]:
+    """What the blocks' numbers and sums come to, first to last."""
+    count, total = 0, 0.0
     for i in range(sums.size):
+        count += reached[i]
         total += sums[i]
-    return total
+    return count, total

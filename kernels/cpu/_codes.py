@@ -17,7 +17,7 @@ from ._grid import Shape
 from ._intrinsic import intrinsic
 from ._jit import inlined
 from ._values import Values
-from ._vector import Vector, for_rows, memory, spread
+from ._vector import Hints, Vector, for_rows, memory, spread
 
 # Adding 1.5 * 2**23 leaves no bits for a fraction, so the sum is rounded half to even, and its last
 # bits are the integer in two's complement. Unlike rint, this is a plain addition.
@@ -120,9 +120,6 @@ def _encoder(bits: int) -> Callable[..., Any]:
             code, integer = _rounded(values, drawn, numbers)
             if residual is not None:
                 residual.write(at, _left(values, integer, numbers))
-            for stream in (x, left):
-                if stream is not None and lanes > 1:
-                    stream.hint(builder.add(position, at))
             return code
 
         def row(at: Any, lanes: int) -> None:
@@ -131,7 +128,8 @@ def _encoder(bits: int) -> Callable[..., Any]:
             words = [encode(builder.add(at, plane), numbers, lanes) for plane in planes]
             codes.write(at, _joined(words, bits))
 
-        for_rows(builder, codes.size, row)
+        hints = Hints(builder, (x, left), position, lines=8 // bits)
+        for_rows(builder, codes.size, row, hints)
         return context.get_dummy_value()
 
     def declare(
@@ -167,7 +165,7 @@ def encode(
 ) -> None:
     """Codes in planes, of exactly as many values as they hold, and the new residual.
 
-    Asks memory for the elements of ``x`` and ``left`` that follow ``position``, as many.
+    Asks memory for as many elements of ``x`` and of ``left``, from ``position``.
     """
     if bits == 8:
         _encode_8(p, codes, noise, residual, x, left, position, grid)

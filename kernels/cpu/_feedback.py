@@ -6,24 +6,21 @@ sees the loop, so both vectorise. ``x`` is float32, or the bits of 16-bit floats
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import overload
+from numba.core import types
 
 from .._arrays import F32
 from ._intrinsic import intrinsic
-from ._jit import lean
+from ._jit import inlined, lean
+from ._lanes import Largest, LargestAndSquares, Nothing, Sum, magnitudes, squares
 from ._values import load
-from ._vector import LANES, Memory, Vector, for_rows, lanes_of, memory, spread
+from ._vector import Hints, Memory, for_rows, memory, spread
 
 Values = npt.NDArray[Any]
-
-_LEAN: Any = {"_nrt": False}
-_WORD = ir.IntType(32)
 
 
 @lean
@@ -32,41 +29,6 @@ def effective(x: Values, residual: F32 | None, scale: np.float32, i: int) -> np.
     if residual is None:
         return np.float32(load(x, i))
     return np.float32(load(x, i) + scale * residual[i])
-
-
-@lean
-def _fill(x: Values, residual: F32 | None, scale: np.float32, p: F32) -> None:
-    for i in range(x.size):
-        p[i] = effective(x, residual, scale, i)
-
-
-@intrinsic
-def _fill_largest(typing: Any, x: Any, residual: Any, scale: Any, p: Any) -> Any:
-    """Write p, unless it is None, and return the bits of its largest magnitude."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        source = Memory(context, builder, x, arguments[0])
-        kept = memory(context, builder, residual, arguments[1])
-        target = memory(context, builder, p, arguments[3])
-        room = {
-            lanes: cgutils.alloca_once_value(builder, ir.Constant(lanes_of(_WORD, lanes), None))
-            for lanes in (LANES, 1)
-        }
-
-        def row(at: Any, lanes: int) -> None:
-            value = source.read(at, lanes)
-            if kept is not None:
-                value = value + spread(builder, arguments[2], lanes) * kept.read(at, lanes)
-            if target is not None:
-                target.write(at, value)
-            before = Vector(builder, builder.load(room[lanes]))
-            builder.store(before.at_least(value.words() & 0x7FFFFFFF).value, room[lanes])
-
-        for_rows(builder, source.size, row)
-        rows, rest = (Vector(builder, builder.load(room[lanes])) for lanes in (LANES, 1))
-        return rows.largest().at_least(rest).value
-
-    return types.uint32(x, residual, scale, p), generate
 
 
 @intrinsic
@@ -79,36 +41,59 @@ def place(typing: Any, x: Any, residual: Any, room: Any) -> Any:
     return (x, residual, room)[source](x, residual, room), lambda c, b, s, given: given[source]
 
 
-def fill(x: Values, residual: F32 | None, scale: np.float32, p: F32) -> None:
-    """Write all of p, unless it is x itself."""
-    raise NotImplementedError("only compiled code calls this")
+def _statistic(result: Any, start: Callable[[Any], Any], *, hints: bool = False) -> Any:
+    """A first pass: writes all of p, unless it is x itself, and returns what it found.
+
+    With hints it asks for a quarter of what it reads: it is given two streams and a position more.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        x, residual, _, p = signature.args[:4]
+        source = Memory(context, builder, x, arguments[0])
+        kept = memory(context, builder, residual, arguments[1])
+        target = None if _is_plain(x, residual) else Memory(context, builder, p, arguments[3])
+        statistic = start(builder)
+
+        def row(at: Any, lanes: int) -> None:
+            value = source.read(at, lanes)
+            if kept is not None:
+                value = value + spread(builder, arguments[2], lanes) * kept.read(at, lanes)
+            if target is not None:
+                target.write(at, value)
+            statistic.add(value, at)
+
+        given = zip(signature.args[4:6], arguments[4:6], strict=True)
+        streams = [memory(context, builder, *stream) for stream in given]
+        ahead = Hints(builder, streams, arguments[6], rows=4) if hints else None
+        for_rows(builder, source.size, row, ahead)
+        return statistic.result()
+
+    def declare(typing: Any, x: Any, residual: Any, scale: Any, p: Any) -> Any:
+        return result(x, residual, scale, p), generate
+
+    def declare_hints(
+        typing: Any, x: Any, residual: Any, scale: Any, p: Any, now: Any, left: Any, position: Any
+    ) -> Any:
+        return result(x, residual, scale, p, now, left, position), generate
+
+    return intrinsic(declare_hints if hints else declare)
 
 
+fill = _statistic(types.void, Nothing)
+_fill_largest = _statistic(types.uint32, Largest)
+fill_magnitudes = _statistic(types.float64, lambda builder: Sum(builder, magnitudes), hints=True)
+fill_largest_and_squares = _statistic(types.Tuple((types.uint32, types.float64)), LargestAndSquares)
+fill_squares = _statistic(types.float64, lambda builder: Sum(builder, squares))
+
+
+@inlined
 def fill_largest(x: Values, residual: F32 | None, scale: np.float32, p: F32) -> np.float32:
-    """The same, and return the largest magnitude: a NaN above an infinity above the rest."""
-    raise NotImplementedError("only compiled code calls this")
+    """The largest magnitude of p: a NaN above an infinity above the rest.
 
-
-@overload(fill, jit_options=_LEAN)
-def _implement_fill(x: Any, residual: Any, scale: Any, p: Any) -> Any:
-    def nothing(x: Any, residual: Any, scale: Any, p: Any) -> Any:
-        pass
-
-    def write(x: Any, residual: Any, scale: Any, p: Any) -> Any:
-        _fill(x, residual, scale, p)
-
-    return nothing if _is_plain(x, residual) else write
-
-
-@overload(fill_largest, jit_options=_LEAN)
-def _implement_fill_largest(x: Any, residual: Any, scale: Any, p: Any) -> Any:
-    def look(x: Any, residual: Any, scale: Any, p: Any) -> Any:
-        return np.float32(np.uint32(_fill_largest(x, residual, scale, None)).view(np.float32))
-
-    def write(x: Any, residual: Any, scale: Any, p: Any) -> Any:
-        return np.float32(np.uint32(_fill_largest(x, residual, scale, p)).view(np.float32))
-
-    return look if _is_plain(x, residual) else write
+    Like its sisters, which return sums in float64 (and one of them the bits of the largest
+    magnitude as well), it writes p, unless that is x itself.
+    """
+    return np.float32(np.uint32(_fill_largest(x, residual, scale, p)).view(np.float32))
 
 
 def _is_plain(x: Any, residual: Any) -> bool:

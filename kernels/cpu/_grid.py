@@ -9,7 +9,6 @@ import numpy as np
 from .._arrays import F32
 from ..blockwise import STATISTICS, Form
 from ._jit import inlined, lean
-from ._lanes import sum_squares
 
 MAX, RANGE, L2, CLIPPED = range(len(STATISTICS))
 _SMALLEST = np.float32(2.0**-149)
@@ -64,9 +63,8 @@ def _from_length(length: float, shape: Shape) -> np.float32:
 
 
 @inlined
-def norm_grid(p: F32, shape: Shape) -> tuple[np.float32, np.float32]:
-    """The grid of "l2"; the sum of squares is finite where all p are."""
-    squares = sum_squares(p)
+def norm_grid(squares: float, shape: Shape) -> tuple[np.float32, np.float32]:
+    """The grid of "l2", from the sum of squares, which is finite where all p are."""
     if not np.isfinite(squares):
         return np.float32(np.nan), np.float32(np.nan)
     unit = np.float32(0) if squares == 0.0 else _from_length(np.sqrt(squares), shape)
@@ -74,20 +72,29 @@ def norm_grid(p: F32, shape: Shape) -> tuple[np.float32, np.float32]:
 
 
 @inlined
+def clipped_grid(
+    largest: np.float32, squares: float, size: int, shape: Shape
+) -> tuple[np.float32, np.float32]:
+    """The grid of "clipped"."""
+    if not np.isfinite(largest):
+        return np.float32(np.nan), np.float32(np.nan)
+    length = min(np.float64(largest), shape.clip * np.sqrt(squares / size))
+    unit = np.float32(0) if largest == np.float32(0) else _from_length(length, shape)
+    return unit, np.float32(0)
+
+
+@inlined
 def grid_of(p: F32, largest: np.float32, shape: Shape) -> tuple[np.float32, np.float32]:
-    """Unit (0 if the block is flat, NaN if it is not finite) and offset."""
+    """The grid of "max" or "range": unit (0 if p is flat, NaN if it is not finite) and offset."""
     offset, flat = np.float32(0), largest == np.float32(0)
     if not np.isfinite(largest):
         return np.float32(np.nan), np.float32(np.nan)
     if shape.statistic == MAX:
         unit = np.float32(largest / np.float32(shape.top))
-    elif shape.statistic == RANGE:
+    else:
         offset, high = _extremes(p)
         flat = offset == high
         unit = np.float32(np.float32(high - offset) / np.float32(shape.top))
         if not np.isfinite(unit):
             return np.float32(np.nan), np.float32(np.nan)
-    else:
-        rms = np.sqrt(sum_squares(p) / p.size)
-        unit = _from_length(min(np.float64(largest), shape.clip * rms), shape)
     return (np.float32(0) if flat else max(unit, _SMALLEST)), offset

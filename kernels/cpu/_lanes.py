@@ -1,4 +1,4 @@
-"""Sums of a float32 block in the one written order, with the 16 lanes kept in vector registers.
+"""Sums of float32 in the one written order, with the 16 lanes kept in vector registers.
 
 The order is that of :mod:`compressa.kernels.reference._tree`: 16 strided lanes in float64, then
 halving. Written as vector instructions, since a loop over an array of lanes goes through memory:
@@ -14,87 +14,127 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from ._intrinsic import intrinsic
+from ._vector import LANES, Memory, Vector, for_rows, lanes_of, spread
 
-_LANES = 16
-_FLOATS = ir.VectorType(ir.FloatType(), _LANES)
-_DOUBLES = ir.VectorType(ir.DoubleType(), _LANES)
-_WORDS = ir.VectorType(ir.IntType(32), _LANES)
+_DOUBLE, _WORD = ir.DoubleType(), ir.IntType(32)
 
-Term = Callable[[Any, Any, Any], Any]
+Term = Callable[[Any, Any, Vector], Any]
 
 
-def _add_squares(builder: Any, total: Any, values: Any) -> Any:
-    """The square of a float32 is exact in float64, so a fused sum has the same bits."""
-    wide = builder.fpext(values, _DOUBLES)
-    kind = ir.FunctionType(_DOUBLES, [_DOUBLES] * 3)
-    name = f"llvm.fmuladd.v{_LANES}f64"
-    fused = cgutils.get_or_insert_function(builder.module, kind, name)
+def squares(builder: Any, total: Any, values: Vector) -> Any:
+    """The square of a float32 is exact in float64, so that a fused sum has the same bits."""
+    kind = lanes_of(_DOUBLE, values.lanes)
+    name = "llvm.fmuladd.f64" if values.lanes == 1 else f"llvm.fmuladd.v{values.lanes}f64"
+    fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+    wide = builder.fpext(values.value, kind)
     return builder.call(fused, [wide, wide, total])
 
 
-def _add_magnitudes(builder: Any, total: Any, values: Any) -> Any:
-    mask = ir.Constant(_WORDS, [0x7FFFFFFF] * _LANES)
-    bits = builder.and_(builder.bitcast(values, _WORDS), mask)
-    return builder.fadd(total, builder.fpext(builder.bitcast(bits, _FLOATS), _DOUBLES))
+def magnitudes(builder: Any, total: Any, values: Vector) -> Any:
+    """Sum of magnitudes."""
+    wide = builder.fpext(values.magnitude().value, lanes_of(_DOUBLE, values.lanes))
+    return builder.fadd(total, wide)
 
 
-def _add(builder: Any, total: Any, address: Any, term: Term) -> None:
-    values = builder.load(builder.bitcast(address, _FLOATS.as_pointer()), align=4)
-    builder.store(term(builder, builder.load(total), values), total)
+class Sum:
+    """A sum of terms, built up by a loop over rows."""
+
+    def __init__(self, builder: Any, term: Term) -> None:
+        self._builder, self._term = builder, term
+        zeros = ir.Constant(lanes_of(_DOUBLE, LANES), [0.0] * LANES)
+        self._room = cgutils.alloca_once_value(builder, zeros)
+
+    def add(self, values: Vector, at: Any) -> None:
+        """Take in a row, or a single element: the lane that it would have in a full row."""
+        before = self._builder.load(self._room)
+        if values.lanes == LANES:
+            after = self._term(self._builder, before, values)
+        else:
+            lane = self._builder.and_(at, at.type(LANES - 1))
+            one = self._builder.extract_element(before, lane)
+            one = self._term(self._builder, one, values)
+            after = self._builder.insert_element(before, one, lane)
+        self._builder.store(after, self._room)
+
+    def result(self) -> Any:
+        """Lane j takes in lane j + half, for half = 8, 4, 2, 1."""
+        lanes = Vector(self._builder, self._builder.load(self._room))
+        while lanes.lanes > 1:
+            low, high = lanes.halves()
+            lanes = Vector(self._builder, self._builder.fadd(low.value, high.value))
+        return lanes.value
 
 
-def _padded(builder: Any, data: Any, first: Any, count: Any) -> Any:
-    """The last elements, with zeros where there are none: they change no bits of a sum."""
-    room = cgutils.alloca_once(builder, _FLOATS)
-    builder.store(ir.Constant(_FLOATS, [0.0] * _LANES), room)
-    places = builder.bitcast(room, ir.FloatType().as_pointer())
-    with cgutils.for_range(builder, count) as loop:
-        value = builder.load(builder.gep(data, [builder.add(first, loop.index)]))
-        builder.store(value, builder.gep(places, [loop.index]))
-    return places
+class Nothing:
+    """For loops that only write."""
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+
+    def add(self, values: Vector, at: Any) -> None:
+        """Forget them."""
+
+    def result(self) -> Any:
+        """No value."""
+        return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
-def _halved(builder: Any, lanes: Any) -> Any:
-    """Lane j takes in lane j + half, for half = 8, 4, 2, 1."""
-    half = _LANES // 2
-    while half:
-        word = ir.IntType(32)
-        low = ir.Constant(ir.VectorType(word, half), list(range(half)))
-        high = ir.Constant(ir.VectorType(word, half), list(range(half, 2 * half)))
-        parts = [builder.shuffle_vector(lanes, lanes, places) for places in (low, high)]
-        lanes = builder.fadd(parts[0], parts[1])
-        half //= 2
-    return builder.extract_element(lanes, ir.Constant(ir.IntType(32), 0))
+class Largest:
+    """The bits of the largest magnitude, built up likewise; a NaN above an infinity above all."""
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+        self._rooms = {
+            lanes: cgutils.alloca_once_value(builder, ir.Constant(lanes_of(_WORD, lanes), None))
+            for lanes in (LANES, 1)
+        }
+
+    def add(self, values: Vector, at: Any) -> None:
+        """Take in a row, or a single element."""
+        room = self._rooms[values.lanes]
+        before = Vector(self._builder, self._builder.load(room))
+        self._builder.store(before.at_least(values.magnitude().words()).value, room)
+
+    def result(self) -> Any:
+        """Of all lanes."""
+        lanes = Vector(self._builder, self._builder.load(self._rooms[LANES]))
+        while lanes.lanes > 1:
+            low, high = lanes.halves()
+            lanes = low.at_least(high)
+        return lanes.at_least(Vector(self._builder, self._builder.load(self._rooms[1]))).value
 
 
-def _summing(term: Term) -> Callable[..., Any]:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        (size,) = cgutils.unpack_tuple(builder, array.shape, 1)
-        lanes = size.type(_LANES)
-        total = cgutils.alloca_once(builder, _DOUBLES)
-        builder.store(ir.Constant(_DOUBLES, [0.0] * _LANES), total)
-        rows, rest = builder.udiv(size, lanes), builder.urem(size, lanes)
-        with cgutils.for_range(builder, rows) as loop:
-            address = builder.gep(array.data, [builder.mul(loop.index, lanes)])
-            _add(builder, total, address, term)
-        tail = _padded(builder, array.data, builder.mul(rows, lanes), rest)
-        _add(builder, total, tail, term)
-        return _halved(builder, builder.load(total))
+class LargestAndSquares:
+    """Both of them, as a pair of values."""
 
-    return generate
+    def __init__(self, builder: Any) -> None:
+        self._largest, self._squares = Largest(builder), Sum(builder, squares)
+        self._builder = builder
+
+    def add(self, values: Vector, at: Any) -> None:
+        """Take in a row, or a single element."""
+        self._largest.add(values, at)
+        self._squares.add(values, at)
+
+    def result(self) -> Any:
+        """The bits of the largest magnitude, and the sum."""
+        return cgutils.pack_struct(self._builder, [self._largest.result(), self._squares.result()])
+
+
+def _sum(context: Any, builder: Any, kind: Any, array: Any, term: Term) -> Any:
+    values, total = Memory(context, builder, kind, array), Sum(builder, term)
+    for_rows(builder, values.size, lambda at, lanes: total.add(values.read(at, lanes), at))
+    return total.result()
 
 
 @intrinsic
 def sum_squares(typing: Any, values: Any) -> Any:
     """Sum of the squares of a contiguous float32 array, in float64."""
-    return types.float64(values), _summing(_add_squares)
 
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _sum(context, builder, values, arguments[0], squares)
 
-@intrinsic
-def sum_magnitudes(typing: Any, values: Any) -> Any:
-    """Sum of the magnitudes of a contiguous float32 array, in float64."""
-    return types.float64(values), _summing(_add_magnitudes)
+    return types.float64(values), generate
 
 
 @intrinsic
@@ -102,22 +142,22 @@ def sum_reaching(typing: Any, values: Any, least: Any) -> Any:
     """Sum of the magnitudes whose bits are at least ``least``, in float64; and how many."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        undefined = ir.Constant(_WORDS, ir.Undefined)
-        one = builder.insert_element(undefined, arguments[1], ir.IntType(32)(0))
-        bound = builder.shuffle_vector(one, undefined, ir.Constant(_WORDS, [0] * _LANES))
-        count = cgutils.alloca_once_value(builder, ir.Constant(ir.IntType(64), 0))
+        none = ir.Constant(ir.IntType(64), 0)
+        count = cgutils.alloca_once_value(builder, none)
 
-        def reaching(builder: Any, total: Any, values: Any) -> Any:
-            mask = ir.Constant(_WORDS, [0x7FFFFFFF] * _LANES)
-            bits = builder.and_(builder.bitcast(values, _WORDS), mask)
-            reaches = builder.icmp_unsigned(">=", bits, bound)
-            few = builder.ctpop(builder.bitcast(reaches, ir.IntType(_LANES)))
+        def reaching(builder: Any, total: Any, values: Vector) -> Any:
+            bound = spread(builder, arguments[1], values.lanes)
+            bits = values.magnitude().words()
+            reaches = builder.icmp_unsigned(">=", bits.value, bound.value)
+            flags = builder.bitcast(reaches, ir.IntType(values.lanes))
+            few = builder.ctpop(flags) if values.lanes > 1 else flags
             wide = builder.zext(few, ir.IntType(64))
             builder.store(builder.add(builder.load(count), wide), count)
-            kept = builder.select(reaches, bits, ir.Constant(_WORDS, [0] * _LANES))
-            return builder.fadd(total, builder.fpext(builder.bitcast(kept, _FLOATS), _DOUBLES))
+            nothing = ir.Constant(bits.value.type, None)
+            kept = Vector(builder, builder.select(reaches, bits.value, nothing))
+            return magnitudes(builder, total, kept.as_floats())
 
-        total = _summing(reaching)(context, builder, signature, arguments)
+        total = _sum(context, builder, values, arguments[0], reaching)
         return context.make_tuple(builder, signature.return_type, [total, builder.load(count)])
 
     return types.Tuple((types.float64, types.int64))(values, types.uint32), generate

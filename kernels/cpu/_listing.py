@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._arrays import F32, F64, I64, U32, Gradient
+from .._arrays import F32, I64, U32, Gradient
 from ..scratch import scratch
 from ..threads import over_slices
 from . import _candidates as candidates
 from ._append import LARGEST
-from ._candidates import BLOCK, NOTES, Entries, Factors, Lists
+from ._candidates import BLOCK, NOTES, Entries, Factors, Lists, Sums
 from ._feedback import inverse
 from ._rank import guess, nth_largest, sample_size
 from ._values import bits_of
@@ -108,6 +108,20 @@ def room_for(elems: int) -> Entries:
     return indices, scratch("listing.values", elems, np.float32)
 
 
+def room_for_sums(elems: int, bases: U32) -> Sums:
+    """Return room for what is added up on the way."""
+    blocks, rows = -(-elems // BLOCK), max(bases.size, 1)
+    sums = scratch("listing.sums", rows * blocks, np.float64).reshape(rows, blocks)
+    reached = scratch("listing.reached", rows * blocks, np.int64).reshape(rows, blocks)
+    return sums, bases, reached
+
+
+def added_up(measured: Sums) -> list[tuple[int, float]]:
+    """Return, for each base, what the blocks' numbers and sums, first to last, come to."""
+    sums, _, reached = measured
+    return [candidates.add_in_order(*rows) for rows in zip(reached, sums, strict=True)]
+
+
 class Listing:
     """Candidates of one call, made in a pass that leaves q in the residual.
 
@@ -119,7 +133,8 @@ class Listing:
         residual: Added to it; receives what is not chosen.
         scale: The loss scale.
         hint: Where candidates begin.
-        statistic: What to sum on the way: "none", "magnitudes" or "squares".
+        bases: Magnitude bits; what reaches each is counted and added up on the way. If there are
+            none, all squares are added up. Or None.
     """
 
     def __init__(
@@ -128,16 +143,13 @@ class Listing:
         residual: F32 | None,
         scale: float,
         hint: Guess,
-        statistic: str = "none",
+        bases: U32 | None = None,
     ) -> None:
         self._source, self._scale = source_of(x, residual, scale), np.float32(scale)
         piece = max(LEAST_PIECE, -(-x.size // _PIECES))
         self._cut = cut = _Cut(x.size, -(-piece // BLOCK) * BLOCK)
         self._least, self._likely = hint.least, hint.likely
-        self._sums: F64 | None = None
-        if statistic != "none":
-            self._sums = scratch("listing.sums", -(-x.size // BLOCK), np.float64)
-        self._squares = statistic == "squares"
+        self._measured = None if bases is None else room_for_sums(x.size, bases)
         room = min(cut.piece, _CROWDED * hint.expected // max(cut.pieces, 1) + _PAGE)
         # As much as a call of this size ever needs, whatever the data are.
         self._counts = scratch("listing.counts", cut.pieces * _BUCKETS, np.int64)
@@ -162,28 +174,30 @@ class Listing:
         return float(np.uint32(self.top).view(np.float32))
 
     @property
-    def total(self) -> float:
-        """What was summed on the way."""
-        assert self._sums is not None
-        return float(candidates.add_in_order(self._sums))
+    def sums(self) -> list[tuple[int, float]]:
+        """How many elements reach each base, and the sum of their magnitudes; or of squares."""
+        assert self._measured is not None
+        return added_up(self._measured)
 
-    def count(self, threshold: int) -> int:
-        """How many elements reach some magnitude bits."""
+    def count(self, threshold: int, enough: int | None = None) -> int:
+        """How many elements reach some magnitude bits.
+
+        Args:
+            threshold: The bits.
+            enough: Where there are more than that, any larger number will do.
+        """
         if self._whole and threshold >= self._least:
             return int(candidates.count_listed(self._lists, np.uint32(threshold)))
-        return self.measure(threshold)[0]
-
-    def measure(self, threshold: int) -> tuple[int, float]:
-        """How many elements reach some magnitude bits, and the sum of their magnitudes."""
-        sums = scratch("listing.sums", -(-self._cut.elems // BLOCK), np.float64)
+        if self._whole and enough is not None and self._found > enough:
+            return self._found
         counts: list[int] = []
 
         def work(low: int, high: int) -> None:
-            bits = np.uint32(threshold)
-            counts.append(candidates.measure(*self._source, (low, high), bits, sums))
+            bounds, bits = (low, high), np.uint32(threshold)
+            counts.append(int(candidates.count_all(*self._source, bounds, bits)))
 
         over_slices(self._cut.elems, BLOCK, work)
-        return sum(counts), float(candidates.add_in_order(sums))
+        return sum(counts)
 
     def choose(self, most: int, floor: int, out: Entries) -> int:
         """Choose the ``most`` largest that reach ``floor``; ties go to the lowest index.
@@ -207,8 +221,8 @@ class Listing:
         lists, least = (room_for(self._room), begins, notes), np.uint32(self._least)
 
         def work(low: int, high: int) -> None:
-            bounds, sums = (low, high, self._cut.piece), (self._sums, self._squares)
-            candidates.list_pieces(*self._source, bounds, least, ends, *sums, lists)
+            bounds = low, high, self._cut.piece
+            candidates.list_pieces(*self._source, bounds, least, ends, self._measured, lists)
 
         self._cut.over(work)
         return lists
@@ -260,7 +274,7 @@ class Listing:
 
     def _list_exactly(self, most: int, floor: int) -> None:
         """List little more than is chosen, having looked at all magnitudes first."""
-        ends, self._sums, self._least = self._cut.ends, None, floor
+        ends, self._measured, self._least = self._cut.ends, None, floor
         rooms = ends  # of a single piece, which can list all that it has
         if self._cut.pieces > 1:
             above, inside, least, shift = self._survey(most)

@@ -113,10 +113,16 @@ def guess(
     if sample.size == 0:
         return 0, 0, x.size
     sample_stretches(x, residual, factors, x.size // sample.size, 0, sample)
-    expected = k * sample.size / x.size
+    return guess_from(sample, k, x.size)
+
+
+@jit
+def guess_from(sample: F32, k: int, size: int) -> tuple[int, int, int]:
+    """The same, by a sample of ``size`` elements that is there already."""
+    expected = k * sample.size / size
     rank = int(expected + _DEVIATIONS * np.sqrt(expected) + _DEVIATIONS)
     if rank >= sample.size:
-        return 0, 0, x.size
+        return 0, 0, size
     low, _ = nth_largest(sample, rank)
     high, _ = nth_largest(sample, max(1, rank // 4))
-    return low, high, int(rank / sample.size * x.size)
+    return low, high, int(rank / sample.size * size)

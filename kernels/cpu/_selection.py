@@ -1,16 +1,30 @@
-"""The largest elements above a floor: in one compiled call if the vector is short."""
+"""The largest elements above a floor; a vector of one piece is listed without the long one's plan.
+
+`Short` does for a short vector what `Listing` does for a long one, in a compiled call to list it
+and another one to choose: a call on a thousand elements is as long as its preparations.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, I64, U32, Gradient
+from .._arrays import F32, U32, Gradient
 from ..scratch import scratch
 from . import _candidates as candidates
-from ._candidates import FOUND, NOTES, TOP, Entries, Factors, Lists
+from ._candidates import FOUND, NOTES, TOP, Entries, Factors, Lists, Sums
 from ._feedback import Values
 from ._jit import jit
-from ._listing import INFINITY, LEAST_PIECE, Listing, guessed, room_for, source_of
+from ._listing import (
+    INFINITY,
+    LEAST_PIECE,
+    Guess,
+    Listing,
+    added_up,
+    guessed,
+    room_for,
+    room_for_sums,
+    source_of,
+)
 from ._rank import guess, nth_largest, sample_size
 
 
@@ -44,26 +58,161 @@ def select_largest(
     if x.size <= LEAST_PIECE:
         sample = scratch("listing.sample", sample_size(x.size), np.float32)
         source, room = source_of(x, residual, scale), room_for(x.size)
-        return int(_select_in_one(*source, most, floor, sample, room, out))
+        return int(_select(*source, most, floor, sample, room, out))
     hint = guessed(x, residual, scale, most)
     listing = Listing(x, residual, scale, hint._replace(least=max(hint.least, floor)))
     return listing.choose(most, floor, out) if listing.finite else -1
 
 
+def listing_of(
+    x: Gradient, residual: F32 | None, scale: float, hint: Guess, bases: U32 | None = None
+) -> Short | Listing:
+    """Look at q once; see `Listing` for the arguments."""
+    kind = Short if x.size <= LEAST_PIECE else Listing
+    return kind(x, residual, scale, hint, bases)
+
+
+class Short:
+    """As `Listing`, for a vector of one piece."""
+
+    def __init__(
+        self,
+        x: Gradient,
+        residual: F32 | None,
+        scale: float,
+        hint: Guess,
+        bases: U32 | None = None,
+    ) -> None:
+        self._source, self._room = source_of(x, residual, scale), room_for(x.size)
+        self._least = hint.least
+        self._measured = None if bases is None else room_for_sums(x.size, bases)
+        self._found, self.top = begin(*self._source, hint.least, self._measured, self._room)
+        if residual is not None:
+            self._source = self._source._replace(x=None)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all of q is."""
+        return bool(self.top < INFINITY)
+
+    @property
+    def largest(self) -> float:
+        """The largest magnitude."""
+        return float(np.uint32(self.top).view(np.float32))
+
+    @property
+    def sums(self) -> list[tuple[int, float]]:
+        """See `Listing.sums`."""
+        assert self._measured is not None
+        return added_up(self._measured)
+
+    def count(self, threshold: int, enough: int | None = None) -> int:
+        """See `Listing.count`."""
+        if threshold < self._least:
+            if enough is not None and self._found > enough:
+                return self._found
+            self._found, _ = begin(*self._source, threshold, None, self._room)
+            self._least = threshold
+        return int(reaching(self._room[1], self._found, threshold))
+
+    def choose(self, most: int, floor: int, out: Entries) -> int:
+        """See `Listing.choose`."""
+        limits = most, floor, self._least
+        return int(finish(*self._source, limits, self._found, self._room, out))
+
+
 @jit
-def _list_again(
-    x: Values, residual: F32 | None, factors: Factors, least: np.uint32, cuts: I64, lists: Lists
-) -> None:
-    """List the one piece again, from another magnitude on."""
-    bounds = 0, x.size, x.size
+def _list_of(found: int, entries: Entries, size: int) -> Lists:
+    """The list of the only piece."""
+    notes = np.zeros((1, NOTES), np.int64)
+    notes[0, FOUND] = found
+    return entries, np.array([0, size]), notes
+
+
+@jit
+def begin(
+    x: Values | None,
+    residual: F32 | None,
+    factors: Factors,
+    least: int,
+    measured: Sums | None,
+    entries: Entries,
+) -> tuple[int, int]:
+    """List what reaches some magnitude bits; return how many, and the largest magnitude."""
+    size = entries[0].size
+    first = np.float32(0) if residual is None or size == 0 else residual[0]
+    lists, bounds = _list_of(0, entries, size), (0, size, max(size, 1))
+    cuts, smallest = np.array([size]), np.uint32(least)
+    candidates.list_pieces(x, residual, factors, bounds, smallest, cuts, measured, lists)
+    top = lists[2][0, TOP]
+    if top >= INFINITY and residual is not None:
+        residual[0] = first
+    return lists[2][0, FOUND], top
+
+
+@jit
+def reaching(values: F32, found: int, threshold: int) -> int:
+    """How many of a list reach a threshold."""
+    above, equal = candidates.compare(values[:found], np.uint32(threshold))
+    return above + equal
+
+
+@jit
+def begin_again(
+    x: Values, residual: F32 | None, factors: Factors, least: int, entries: Entries
+) -> int:
+    """List from another magnitude on; the residual holds q already. Return how many there are."""
     if residual is None:
-        candidates.list_pieces(x, None, factors, bounds, least, cuts, None, False, lists)
-    else:
-        candidates.list_pieces(None, residual, factors, bounds, least, cuts, None, False, lists)
+        return begin(x, None, factors, least, None, entries)[0]
+    return begin(None, residual, factors, least, None, entries)[0]
 
 
 @jit
-def _select_in_one(
+def finish(
+    x: Values | None,
+    residual: F32 | None,
+    factors: Factors,
+    limits: tuple[int, int, int],
+    found: int,
+    entries: Entries,
+    out: Entries,
+) -> int:
+    """Choose among what is listed, and list again if that is not enough."""
+    most, floor, least = limits
+    if found < most and least > floor:
+        found, _ = begin(x, residual, factors, floor, None, entries)
+        least = floor
+    threshold = floor
+    ties = found if floor <= least else reaching(entries[1], found, floor)
+    if ties > most:
+        threshold, above = nth_largest(entries[1][:found], most) if most else (INFINITY, 0)
+        ties = most - above
+    lists = _list_of(found, entries, entries[0].size)
+    cuts, offsets = np.zeros(1, np.int64), np.zeros(2, np.int64)
+    bits = np.uint32(threshold)
+    candidates.cut_lists(lists, bits, ties, cuts, offsets)
+    candidates.emit(lists, (0, 1), bits, cuts, offsets, factors[0], residual, out)
+    return int(offsets[1])
+
+
+@jit
+def finish_short(
+    x: Values,
+    residual: F32 | None,
+    factors: Factors,
+    limits: tuple[int, int, int],
+    found: int,
+    entries: Entries,
+    out: Entries,
+) -> int:
+    """As `finish`; the residual holds q already."""
+    if residual is None:
+        return finish(x, None, factors, limits, found, entries, out)
+    return finish(None, residual, factors, limits, found, entries, out)
+
+
+@jit
+def _select(
     x: Values,
     residual: F32 | None,
     factors: Factors,
@@ -73,27 +222,9 @@ def _select_in_one(
     entries: Entries,
     out: Entries,
 ) -> int:
-    """Select in a vector of one piece."""
-    first = np.float32(0) if residual is None or x.size == 0 else residual[0]
-    notes, offsets = np.zeros((1, NOTES), np.int64), np.zeros(2, np.int64)
-    begins, cuts = np.array([0, x.size]), np.array([x.size])
-    lists, bounds = (entries, begins, notes), (0, x.size, max(x.size, 1))
+    """Select in one go."""
     least = max(floor, guess(x, residual, factors, most, sample)[0])
-    smallest = np.uint32(least)
-    candidates.list_pieces(x, residual, factors, bounds, smallest, cuts, None, False, lists)
-    if notes[0, TOP] >= INFINITY:
-        if residual is not None:
-            residual[0] = first
+    found, top = begin(x, residual, factors, least, None, entries)
+    if top >= INFINITY:
         return -1
-    if notes[0, FOUND] < most and least > floor:
-        _list_again(x, residual, factors, np.uint32(floor), cuts, lists)
-    found = notes[0, FOUND]
-    threshold, ties = 0, found
-    if 0 < most < found:
-        threshold, above = nth_largest(entries[1][:found], most)
-        ties = most - above
-    elif most == 0:
-        threshold, ties = INFINITY, 0
-    candidates.cut_lists(lists, np.uint32(threshold), ties, cuts, offsets)
-    candidates.emit(lists, (0, 1), np.uint32(threshold), cuts, offsets, factors[0], residual, out)
-    return int(offsets[1])
+    return finish_short(x, residual, factors, (most, floor, least), found, entries, out)

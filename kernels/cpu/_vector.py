@@ -66,6 +66,10 @@ class Vector:
         """Shift words right, keeping their signs."""
         return self._with(other, self.builder.ashr)
 
+    def shifted_down(self, bits: int) -> Vector:
+        """Words shifted right, with zeros from above."""
+        return self._with(bits, self.builder.lshr)
+
     def at_least(self, other: Vector) -> Vector:
         """The larger of both, of signed words."""
         return self._chosen(">", other)
@@ -74,28 +78,32 @@ class Vector:
         """The smaller of both, of signed words."""
         return self._chosen("<", other)
 
-    def largest(self) -> Vector:
-        """The largest lane, of signed words."""
-        vector, half = self, self.lanes // 2
-        while half:
-            parts = [vector.picked(range(low, low + half)) for low in (0, half)]
-            vector, half = parts[0].at_least(parts[1]), half // 2
-        return vector
+    def magnitude(self) -> Vector:
+        """Floats without their signs."""
+        return (self.words() & 0x7FFFFFFF).as_floats()
 
-    def picked(self, lanes: Sequence[int]) -> Vector:
-        """Some of the lanes; of one, its value."""
-        if len(lanes) == 1:
-            return Vector(self.builder, self.builder.extract_element(self.value, _WORD(lanes[0])))
-        places = ir.Constant(ir.VectorType(_WORD, len(lanes)), list(lanes))
-        return Vector(self.builder, self.builder.shuffle_vector(self.value, self.value, places))
+    def halves(self) -> tuple[Vector, Vector]:
+        """The lower and the upper half of the lanes; of two lanes, their values."""
+        half = self.lanes // 2
+        return self._picked(range(half)), self._picked(range(half, 2 * half))
 
     def words(self) -> Vector:
         """The bits of floats."""
         return self._cast(self.builder.bitcast, _WORD)
 
+    def as_floats(self) -> Vector:
+        """The floats that have these bits."""
+        return self._cast(self.builder.bitcast, _FLOAT)
+
     def floats(self) -> Vector:
         """Signed words as the floats next to them."""
         return self._cast(self.builder.sitofp, _FLOAT)
+
+    def _picked(self, lanes: Sequence[int]) -> Vector:
+        if len(lanes) == 1:
+            return Vector(self.builder, self.builder.extract_element(self.value, _WORD(lanes[0])))
+        places = ir.Constant(ir.VectorType(_WORD, len(lanes)), list(lanes))
+        return Vector(self.builder, self.builder.shuffle_vector(self.value, self.value, places))
 
     def _cast(self, cast: Callable[[Any, Any], Any], kind: Any) -> Vector:
         return Vector(self.builder, cast(self.value, lanes_of(kind, self.lanes)))
@@ -143,7 +151,7 @@ class Memory:
             return Vector(self._builder, self._builder.fpext(halves, lanes_of(_FLOAT, lanes)))
         if self._dtype == types.uint16:
             wide = self._widened(value, lanes) << 16
-            return wide._cast(self._builder.bitcast, _FLOAT)
+            return wide.as_floats()
         return Vector(self._builder, value)
 
     def read_words(self, at: Any, lanes: int) -> Vector:
@@ -187,12 +195,51 @@ def memory(context: Any, builder: Any, kind: Any, array: Any) -> Memory | None:
     return Memory(context, builder, kind, array)
 
 
-def for_rows(builder: Any, size: Any, body: Callable[[Any, int], None]) -> None:
+class Hints:
+    """Asks memory, in each turn of a loop over rows, for lines of what comes later.
+
+    Args:
+        builder: Writes the instructions.
+        streams: Of which memory; None has nothing to ask for.
+        position: The element that the first turn asks for.
+        rows: How many rows a turn has.
+        lines: How many times 16 elements it asks for, of each stream.
+    """
+
+    def __init__(
+        self,
+        builder: Any,
+        streams: Sequence[Memory | None],
+        position: Any,
+        *,
+        rows: int = 1,
+        lines: int = 1,
+    ) -> None:
+        self.rows = rows
+        self._builder, self._position, self._lines = builder, position, lines
+        self._streams = [stream for stream in streams if stream is not None]
+
+    def ask(self, turn: Any) -> None:
+        """Generate those of one turn."""
+        first = self._builder.mul(turn, turn.type(self._lines * LANES))
+        for stream in self._streams:
+            for line in range(self._lines):
+                place = self._builder.add(first, first.type(line * LANES))
+                stream.hint(self._builder.add(self._position, place))
+
+
+def for_rows(
+    builder: Any, size: Any, body: Callable[[Any, int], None], hints: Hints | None = None
+) -> None:
     """Generate ``body(at, LANES)`` for all full rows, then ``body(at, 1)`` for what is left."""
-    row = size.type(LANES)
-    rows = builder.udiv(size, row)
-    with cgutils.for_range(builder, rows) as loop:
-        body(builder.mul(loop.index, row), LANES)
-    done = builder.mul(rows, row)
+    each = 1 if hints is None else hints.rows
+    turns = builder.udiv(size, size.type(each * LANES))
+    with cgutils.for_range(builder, turns) as loop:
+        if hints is not None:
+            hints.ask(loop.index)
+        for i in range(each):
+            first = builder.mul(loop.index, size.type(each * LANES))
+            body(builder.add(first, size.type(i * LANES)), LANES)
+    done = builder.mul(turns, size.type(each * LANES))
     with cgutils.for_range(builder, builder.sub(size, done)) as loop:
         body(builder.add(done, loop.index), 1)

@@ -40,7 +40,8 @@ def _pack_rest(
 
 
 @jit
-def _pack(values: U32, width: np.uint64, out: U8) -> None:
+def pack_stream(values: U32, width: np.uint64, out: U8) -> None:
+    """Write a bit stream."""
     mask, paired = (_ONE << width) - _ONE, width <= _MOST_PAIRED
     step = 2 if paired else 1
     register, held, at, i = _NONE, _NONE, 0, 0
@@ -120,11 +121,19 @@ def _is_increasing(indices: U32) -> bool:
     return bool(wrong == 0)
 
 
+@jit
+def below(indices: U32, n: int) -> bool:
+    """Whether the indices, at least one, are increasing numbers below n."""
+    return bool(np.int64(indices[-1]) < n and _is_increasing(indices))
+
+
 def pack_bits(values: U32, width: int, out: U8) -> None:
     """See :func:`compressa.kernels.bitpack.pack_bits`."""
 
     def work(low: int, high: int) -> None:
-        _pack(values[low:high], np.uint64(width), out[low * width // 8 : (high * width + 7) // 8])
+        pack_stream(
+            values[low:high], np.uint64(width), out[low * width // 8 : (high * width + 7) // 8]
+        )
 
     over_slices(values.size, 8, work)
 

@@ -17,8 +17,8 @@ from ..blockwise import Form
 from ..philox import Noise
 from ..threads import over_slices
 from ._codes import ROUNDER, STEPS, encode, grid_numbers
-from ._feedback import Values, fill, fill_largest, inverse, place
-from ._grid import CLIPPED, L2, Shape, grid_of, norm_grid, shape_of
+from ._feedback import Values, fill_largest, fill_largest_and_squares, fill_squares, inverse, place
+from ._grid import CLIPPED, L2, Shape, clipped_grid, grid_of, norm_grid, shape_of
 from ._intrinsic import intrinsic
 from ._jit import inlined, lean
 from ._nibbles import pack_planes, unpack_planes
@@ -136,8 +136,10 @@ def _quantize(
         now = view(x, low, high)
         p = view(place(now, left, room), 0, now.size)
         if shape.statistic == L2:
-            fill(now, left, scale, p)
-            unit, offset = norm_grid(p, shape)
+            unit, offset = norm_grid(fill_squares(now, left, scale, p), shape)
+        elif shape.statistic == CLIPPED:
+            bits, squares = fill_largest_and_squares(now, left, scale, p)
+            unit, offset = clipped_grid(np.uint32(bits).view(np.float32), squares, p.size, shape)
         else:
             unit, offset = grid_of(p, fill_largest(now, left, scale, p), shape)
         scales[b] = unit

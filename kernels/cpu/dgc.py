@@ -5,13 +5,55 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, U32, Gradient
-from ..dgc import adjusted_threshold, most_selected
+from ..dgc import ADJUSTMENTS, FEWEST, MOST, SMALLEST, adjusted_threshold, lowered, most_selected
 from ..scratch import scratch
 from ..threads import over_slices
-from ._listing import Guess, Listing, mark, source_of, threshold_bits
+from ._candidates import Entries, Factors
+from ._feedback import Values, magnitude_bits
+from ._jit import jit
+from ._listing import (
+    INFINITY,
+    LEAST_PIECE,
+    Guess,
+    Listing,
+    mark,
+    room_for,
+    source_of,
+    threshold_bits,
+)
 from ._rank import nth_largest, sample_stretches
+from ._selection import begin, begin_again, finish_short
 
+_lowered = jit(lowered)
 _OCTAVE = 1 << 23  # in magnitude bits, a factor of two
+
+
+@jit
+def _select_short(
+    x: Values,
+    residual: F32 | None,
+    factors: Factors,
+    k: int,
+    sample: F32,
+    entries: Entries,
+    out: Entries,
+) -> int:
+    """All in one, for a vector of one piece; -1 if anything is not finite."""
+    sample_stretches(x, residual, factors, x.size // sample.size, 0, sample)
+    bits = nth_largest(sample, -(-k * sample.size // x.size))[0]
+    threshold = max(np.float64(np.uint32(bits).view(np.float32)), SMALLEST)
+    least = max(bits, 1)
+    found, top = begin(x, residual, factors, least, None, entries)
+    if top >= INFINITY:
+        return -1
+    for _ in range(ADJUSTMENTS):
+        if found >= FEWEST * k or threshold == SMALLEST:
+            break
+        threshold = _lowered(threshold)
+        least = int(np.int64(magnitude_bits(np.float32(threshold))))
+        found = begin_again(x, residual, factors, least, entries)
+    most = min(k if found > MOST * k else int(MOST * k), x.size)
+    return finish_short(x, residual, factors, (most, least, least), found, entries, out)
 
 
 def select_dgc(
@@ -26,6 +68,10 @@ def select_dgc(
 ) -> int:
     """See :func:`compressa.kernels.dgc.select_dgc`."""
     source, drawn = source_of(x, residual, scale), scratch("dgc.sample", sample, np.float32)
+    if x.size <= LEAST_PIECE:
+        out = indices, values
+        count = int(_select_short(*source, k, drawn, room_for(x.size), out))
+        return count if count >= 0 else mark(indices, values)
 
     def work(low: int, high: int) -> None:
         sample_stretches(*source, x.size // sample, low, drawn[low:high])

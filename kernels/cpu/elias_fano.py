@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import U32
+from .._arrays import U8, U32
 from ._jit import jit
+from .bitpack import below, pack_bits, pack_stream
+
+_FEW = 1 << 16  # packed by one thread
 
 
 @jit
-def _place_highs(indices: U32, low_bits: np.uint32, places: U32) -> None:
+def _write_highs(indices: U32, low_bits: np.uint32, high: U8) -> None:
+    high[:] = np.uint8(0)
     for i in range(indices.size):
-        places[i] = np.uint32(np.uint32(indices[i] >> low_bits) + np.uint32(i))
+        place = np.int64(indices[i] >> low_bits) + i
+        high[place >> 3] |= np.uint8(1 << (place & 7))
+
+
+@jit
+def _write_few(indices: U32, n: int, low_bits: np.uint32, low: U8, high: U8) -> bool:
+    increasing = below(indices, n)
+    if increasing:
+        if low_bits:
+            pack_stream(indices, np.uint64(low_bits), low)
+        _write_highs(indices, low_bits, high)
+    return increasing
 
 
 @jit
@@ -22,9 +37,16 @@ def _join(places: U32, lows: U32, low_bits: np.uint32) -> None:
         places[i] = np.uint32(high | np.uint32(lows[i] & mask))
 
 
-def place_highs(indices: U32, low_bits: int, places: U32) -> None:
-    """Where in the bitmap of the high parts each index has its bit."""
-    _place_highs(indices, np.uint32(low_bits), places)
+def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8) -> bool:
+    """Write both parts, if the indices are increasing numbers below n; return whether they are."""
+    if indices.size <= _FEW:
+        return bool(_write_few(indices, n, np.uint32(low_bits), low, high))
+    if not below(indices, n):
+        return False
+    if low_bits:
+        pack_bits(indices, low_bits, low)
+    _write_highs(indices, np.uint32(low_bits), high)
+    return True
 
 
 def join(places: U32, lows: U32, low_bits: int) -> None:

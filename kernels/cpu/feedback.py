@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from .._arrays import F32
-from ._feedback import inverse, largest_bits, magnitude_bits
+import numpy as np
+import numpy.typing as npt
+
+from .._arrays import F32, Gradient
+from ._feedback import inverse, magnitude_bits
 from ._jit import jit
 
 _INFINITY = np.uint32(0x7F800000)
+_EXPONENTS: dict[np.dtype[Any], Any] = {
+    np.dtype(np.float16): np.uint16(0x7C00),
+    np.dtype(np.uint16): np.uint16(0x7F80),
+    np.dtype(np.float32): _INFINITY,
+    np.dtype(np.float64): np.uint64(0x7FF << 52),
+}
 _PIECE = 4096  # elements looked at before the first non-finite one can end the search
 
 
@@ -21,10 +30,14 @@ def _absorb(x: F32, residual: F32, kept: F32, scale: np.float32, back: np.float3
 
 
 @jit
-def _all_finite(x: F32) -> bool:
-    for low in range(0, x.size, _PIECE):
-        piece = x[low : min(low + _PIECE, x.size)]
-        if largest_bits(piece, None, np.float32(1)) >= _INFINITY:
+def _all_below(bits: npt.NDArray[Any], infinity: Any) -> bool:
+    """Whether no number, taken as an integer, has all bits of the exponent set."""
+    for low in range(0, bits.size, _PIECE):
+        piece = bits[low : min(low + _PIECE, bits.size)]
+        largest = bits.dtype.type(0)
+        for i in range(piece.size):
+            largest = max(largest, bits.dtype.type(piece[i] & infinity))
+        if largest == infinity:
             return False
     return True
 
@@ -34,6 +47,7 @@ def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> Non
     _absorb(x, residual, kept, np.float32(scale), inverse(scale))
 
 
-def all_finite(x: F32) -> bool:
+def all_finite(x: Gradient) -> bool:
     """See :func:`compressa.kernels.feedback.all_finite`."""
-    return bool(_all_finite(x.reshape(-1)))
+    infinity = _EXPONENTS[x.dtype]
+    return bool(_all_below(x.reshape(-1).view(infinity.dtype), infinity))

@@ -5,12 +5,18 @@ The factors come a vector a row, contiguous; the wide matrices are passed over o
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import numpy.typing as npt
 
 from .._arrays import F32, F64
-from ..lowrank import DEPENDENT
+from ..lowrank import DEPENDENT, PANEL
+from ..scratch import scratch
+from ..threads import over_slices
 from ._feedback import inverse
 from ._jit import jit
+from ._skinny import ROWS, add_products, multiply_rows, split_rows
 from ._tree import LANES, add_terms, halve
 
 _TERMS = 16 * LANES  # one piece of a sum: small enough for the first-level cache
@@ -81,74 +87,112 @@ def _row_of_product(factors: F32, q: F32, out: F32) -> None:
 
 
 @jit
-def _product(p: F32, q: F32, out: F32) -> None:
-    for i in range(out.shape[0]):
+def _product(p: F32, q: F32, out: F32, bounds: tuple[int, int]) -> None:
+    for i in range(bounds[0], bounds[1]):
         _row_of_product(p[:, i], q, out[i])
 
 
 @jit
-def _replace(m: F32, product: F32, residual: F32, back: np.float32) -> None:
+def _replace(m: F32, product: F32, residual: F32, back: np.float32, held: bool) -> None:
     for j in range(m.size):
-        residual[j] = (m[j] - product[j]) * back
+        missed = (m[j] - product[j]) * back
+        residual[j] = residual[j] + missed if held else missed
         m[j] = product[j]
 
 
 @jit
-def _split_long(m: F32, p: F32, q: F32, residual: F32, back: np.float32) -> None:
+def _split_any(
+    m: F32, p: F32, q: F32, residual: F32, back: np.float32, held: bool, bounds: tuple[int, int]
+) -> None:
+    """Split rows with any number of vectors."""
     product = np.empty(m.shape[1], np.float32)
-    for i in range(m.shape[0]):
+    for i in range(bounds[0], bounds[1]):
         _row_of_product(p[:, i], q, product)
-        _replace(m[i], product, residual[i], back)
-
-
-# The usual ranks keep a product in a register: short rows would cost more to begin than to do.
+        _replace(m[i], product, residual[i], back, held)
 
 
 @jit
-def _split_row_1(m: F32, residual: F32, back: np.float32, a: np.float32, q: F32) -> None:
-    for j in range(m.size):
-        product = a * q[j]
-        residual[j] = (m[j] - product) * back
-        m[j] = product
-
-
-@jit
-def _split_row_2(
-    m: F32, residual: F32, back: np.float32, a: np.float32, q: F32, b: np.float32, r: F32
+def _split(
+    m: F32, p: F32, q: F32, residual: F32, back: np.float32, bounds: tuple[int, int]
 ) -> None:
-    for j in range(m.size):
-        product = a * q[j] + b * r[j]
-        residual[j] = (m[j] - product) * back
-        m[j] = product
-
-
-@jit
-def _split_row_4(
-    m: F32, residual: F32, back: np.float32, factors: F32, q: F32, r: F32, s: F32, t: F32
-) -> None:
-    a, b, c, d = factors[0], factors[1], factors[2], factors[3]
-    for j in range(m.size):
-        product = a * q[j] + b * r[j]
-        product += c * s[j]
-        product += d * t[j]
-        residual[j] = (m[j] - product) * back
-        m[j] = product
-
-
-@jit
-def _split(m: F32, p: F32, q: F32, residual: F32, back: np.float32) -> None:
-    approx_rank = q.shape[0]
-    if approx_rank == 1:
-        for i in range(m.shape[0]):
-            _split_row_1(m[i], residual[i], back, p[0, i], q[0])
+    approx_rank, rest = q.shape[0], bounds[0]
+    if approx_rank == 4:
+        for i in range(bounds[0], bounds[1] - ROWS + 1, ROWS):
+            split_rows(4, 4, m, residual, back, p, q, i)
+            rest = i + ROWS
     elif approx_rank == 2:
-        for i in range(m.shape[0]):
-            _split_row_2(m[i], residual[i], back, p[0, i], q[0], p[1, i], q[1])
-    elif approx_rank == 4:
-        for i in range(m.shape[0]):
-            _split_row_4(m[i], residual[i], back, p[:, i], q[0], q[1], q[2], q[3])
-    else:
-        _split_long(m, p, q, residual, back)
+        for i in range(bounds[0], bounds[1] - ROWS + 1, ROWS):
+            split_rows(4, 2, m, residual, back, p, q, i)
+            rest = i + ROWS
+    elif approx_rank == 1:
+        for i in range(bounds[0], bounds[1] - ROWS + 1, ROWS):
+            split_rows(4, 1, m, residual, back, p, q, i)
+            rest = i + ROWS
+    elif approx_rank == 8:
+        for i in range(bounds[0], bounds[1] - ROWS + 1, ROWS):
+            split_rows(4, 8, m, residual, back, p, q, i)
+            rest = i + ROWS
+    _split_any(m, p, q, residual, back, False, (rest, bounds[1]))
+
+
+@jit
+def _left(
+    x: F32, q: F32, p: F32, residual: F32 | None, scale: np.float32, bounds: tuple[int, int]
+) -> None:
+    """Fill columns of p, four rows of M at a time; the last ones one at a time."""
+    vectors, rest = q.shape[0], bounds[1] - (bounds[1] - bounds[0]) % ROWS
+    few = vectors & 3
+    for i in range(bounds[0], rest, ROWS):
+        # The first group of vectors adds the residual; the others find it added.
+        if few == 0:
+            multiply_rows(4, 4, x, residual, scale, q, p, i, 0)
+        elif few == 1:
+            multiply_rows(4, 1, x, residual, scale, q, p, i, 0)
+        elif few == 2:
+            multiply_rows(4, 2, x, residual, scale, q, p, i, 0)
+        else:
+            multiply_rows(4, 3, x, residual, scale, q, p, i, 0)
+        for k in range(few if few else 4, vectors, 4):
+            multiply_rows(4, 4, x, None, scale, q, p, i, k)
+    for i in range(rest, bounds[1]):
+        multiply_rows(1, 1, x, residual, scale, q, p, i, 0)
+        for k in range(1, vectors):
+            multiply_rows(1, 1, x, None, scale, q, p, i, k)
+
+
+@jit
+def _right(
+    x: F32, p: F32, sums: F32, residual: F32 | None, scale: np.float32, bounds: tuple[int, int]
+) -> None:
+    """Add rows of M, times columns of p, to sums."""
+    vectors, rest = p.shape[0], bounds[1] - (bounds[1] - bounds[0]) % ROWS
+    few = vectors & 3
+    sums[:] = np.float32(0)
+    for i in range(bounds[0], rest, ROWS):
+        if few == 0:
+            add_products(4, 4, x, residual, scale, p, sums, i, 0)
+        elif few == 1:
+            add_products(4, 1, x, residual, scale, p, sums, i, 0)
+        elif few == 2:
+            add_products(4, 2, x, residual, scale, p, sums, i, 0)
+        else:
+            add_products(4, 3, x, residual, scale, p, sums, i, 0)
+        for k in range(few if few else 4, vectors, 4):
+            add_products(4, 4, x, None, scale, p, sums, i, k)
+    for i in range(rest, bounds[1]):
+        add_products(1, 1, x, residual, scale, p, sums, i, 0)
+        for k in range(1, vectors):
+            add_products(1, 1, x, None, scale, p, sums, i, k)
+
+
+@jit
+def _add_up(panels: npt.NDArray[np.float32], q: F32) -> None:
+    """Sum the panels in order."""
+    q[:] = np.float32(0)
+    for panel in range(panels.shape[0]):
+        for k in range(q.shape[0]):
+            for j in range(q.shape[1]):
+                q[k, j] += panels[panel, k, j]
 
 
 @jit
@@ -175,14 +219,60 @@ def orthonormalize(p: F32) -> None:
     _orthonormalize(p)
 
 
+def _over_rows(shape: tuple[int, ...], multiple: int, work: Callable[[int, int], None]) -> None:
+    """Call ``work(low, high)`` on rows that begin on multiples of so many."""
+    rows, columns = shape
+    if not columns:
+        work(0, rows)
+        return
+    over_slices(
+        rows * columns,
+        multiple * columns,
+        lambda low, high: work(low // columns, high // columns),
+    )
+
+
+def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: float = 1.0) -> None:
+    """See :func:`compressa.kernels.lowrank.left_factor`."""
+    factor = np.float32(scale)
+    _over_rows(x.shape, ROWS, lambda *bounds: _left(x, q, p, residual, factor, bounds))
+
+
+def right_factor(
+    x: F32, p: F32, q: F32, *, residual: F32 | None = None, scale: float = 1.0
+) -> None:
+    """See :func:`compressa.kernels.lowrank.right_factor`."""
+    factor, count = np.float32(scale), -(-x.shape[0] // PANEL)
+    panels = scratch("lowrank.panels", count * q.size, np.float32).reshape(count, *q.shape)
+
+    def work(low: int, high: int) -> None:
+        for first in range(low, high, PANEL):
+            bounds = first, min(first + PANEL, high)
+            _right(x, p, panels[first // PANEL], residual, factor, bounds)
+
+    _over_rows(x.shape, PANEL, work)
+    _add_up(panels, q)
+
+
 def low_rank_product(p: F32, q: F32, out: F32) -> None:
     """See :func:`compressa.kernels.lowrank.low_rank_product`."""
-    _product(p, q, out)
+    _over_rows(out.shape, 1, lambda *bounds: _product(p, q, out, bounds))
 
 
-def split_low_rank(m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0) -> None:
+def split_low_rank(
+    m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0, *, held: bool = False
+) -> None:
     """See :func:`compressa.kernels.lowrank.split_low_rank`."""
-    _split(m, p, q, residual, inverse(scale))
+    back = inverse(scale)
+
+    def work(low: int, high: int) -> None:
+        bounds = low, high
+        if held:
+            _split_any(m, p, q, residual, back, True, bounds)
+        else:
+            _split(m, p, q, residual, back, bounds)
+
+    _over_rows(m.shape, ROWS, work)
 
 
 def keep_directions(q: F32, kept: F32) -> bool:

@@ -1,33 +1,82 @@
 """Scaled signs for NumPy arrays; see :mod:`compressa.kernels.onebit`.
 
-A block goes through short loops while it lies in the first-level cache: sum, signs, residual. The
-last one asks memory for the next block meanwhile.
+A block goes through three loops while it lies in the first-level cache: one adds the residual and
+sums, one packs signs, one makes the new residual and asks memory for the blocks to come.
 """
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+from typing import Any
+
 import numpy as np
+from numba.core import types
 
 from .._arrays import F32, U8, Gradient
 from ..threads import over_slices
-from ._feedback import Values, fill, inverse, place
+from ._feedback import Values, fill_magnitudes, inverse, place
+from ._intrinsic import intrinsic
 from ._jit import inlined, lean
-from ._lanes import sum_magnitudes
 from ._prefetch import AHEAD, fetch
-from ._signs import SIGN, pack_short, pack_whole, sign_of
+from ._signs import SIGN, pack_short
 from ._values import bits_of
+from ._vector import Hints, Memory, for_rows, memory, spread
 from ._view import view
 
-_ROW = 256  # elements between two rounds of hints to memory
-_BYTES = 64  # of signs, the same
+_SIGN = 0x80000000
 
 
-@inlined
-def _keep(p: F32, residual: F32, unit: np.float32, back: np.float32) -> None:
-    magnitude = np.float32(unit).view(np.uint32)
-    for i in range(p.size):
-        decoded = np.uint32(magnitude | sign_of(p[i])).view(np.float32)
-        residual[i] = (p[i] - decoded) * back
+def _ahead(context: Any, builder: Any, signature: Any, arguments: Any, **turn: int) -> Hints:
+    """Of the last three arguments: two streams and where to begin."""
+    given = zip(signature.args[-3:-1], arguments[-3:-1], strict=True)
+    streams = [memory(context, builder, *stream) for stream in given]
+    return Hints(builder, streams, arguments[-1], **turn)
+
+
+@intrinsic
+def _pack_whole(typing: Any, p: Any, bits: Any, x: Any, left: Any, position: Any) -> Any:
+    """The signs of eight values to a byte, in planes; hints for a quarter of a block."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = Memory(context, builder, p, arguments[0])
+        packed = Memory(context, builder, bits, arguments[1])
+
+        def row(at: Any, lanes: int) -> None:
+            planes = []
+            for plane in range(8):
+                place = builder.add(at, builder.mul(packed.size, at.type(plane)))
+                words = (values.read(place, lanes) + 0.0).words()  # the sign of -0 is that of 0
+                planes.append(words.shifted_down(31 - plane) & (1 << plane))
+            packed.write(at, reduce(or_, planes))
+
+        hints = _ahead(context, builder, signature, arguments, lines=2)
+        for_rows(builder, packed.size, row, hints)
+        return context.get_dummy_value()
+
+    return types.void(p, bits, x, left, position), generate
+
+
+@intrinsic
+def _keep(
+    typing: Any, p: Any, residual: Any, unit: Any, back: Any, x: Any, left: Any, position: Any
+) -> Any:
+    """What signs leave behind; hints for half a block."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = Memory(context, builder, p, arguments[0])
+        kept = Memory(context, builder, residual, arguments[1])
+
+        def row(at: Any, lanes: int) -> None:
+            value = values.read(at, lanes)
+            magnitude = spread(builder, arguments[2], lanes).words()
+            decoded = (((value + 0.0).words() & _SIGN) | magnitude).as_floats()
+            kept.write(at, (value - decoded) * spread(builder, arguments[3], lanes))
+
+        for_rows(builder, values.size, row, _ahead(context, builder, signature, arguments, rows=2))
+        return context.get_dummy_value()
+
+    return types.void(p, residual, unit, back, x, left, position), generate
 
 
 @lean
@@ -48,31 +97,18 @@ def _quantize(
         now, left = view(x, low, high), view(residual, low, high)
         p = view(place(now, left, room), 0, now.size)
         packed = view(bits, low // 8, (high + 7) // 8)
-        for i in range(0, p.size, _ROW):
-            end, begin = min(i + _ROW, p.size), high + i // 4
-            fetch(x, begin, begin + _ROW // 4)
-            fetch(residual, begin, begin + _ROW // 4)
-            fill(view(now, i, end), view(left, i, end), scale, view(p, i, end))
-        total = sum_magnitudes(p)
+        total = fill_magnitudes(now, left, scale, p, x, residual, high)
         if not np.isfinite(total):
             scales[b] = np.float32(np.nan)
             packed[:] = np.uint8(0)
             continue
         scales[b] = np.float32(total / (high - low))
         if p.size == 8 * packed.size:
-            for i in range(0, packed.size, _BYTES):
-                begin = high + block // 4 + 2 * i
-                fetch(x, begin, begin + 2 * _BYTES)
-                fetch(residual, begin, begin + 2 * _BYTES)
-                pack_whole(p, packed, i, min(i + _BYTES, packed.size))
+            _pack_whole(p, packed, x, residual, high + block // 4)
         else:
             pack_short(p, packed)
         if residual is not None:
-            for i in range(0, p.size, _ROW):
-                end, begin = min(i + _ROW, p.size), high + block // 2 + i // 2
-                fetch(x, begin, begin + _ROW // 2)
-                fetch(residual, begin, begin + _ROW // 2)
-                _keep(view(p, i, end), view(left, i, end), scales[b], back)
+            _keep(p, left, scales[b], back, x, residual, high + block // 2)
 
 
 @inlined

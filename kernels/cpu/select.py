@@ -12,9 +12,9 @@ from ..threads import over_slices
 from ._candidates import BLOCK, Factors, take
 from ._feedback import Values, inverse, magnitude_bits
 from ._jit import jit, lean
-from ._listing import Listing, guessed, mark, threshold_bits
+from ._listing import guessed, mark, threshold_bits
 from ._prefetch import fetch
-from ._selection import select_largest
+from ._selection import listing_of, select_largest
 from ._values import bits_of
 from ._view import view
 
@@ -90,10 +90,11 @@ def select_above(
         count = select_largest(x, indices.size, floor, indices, values, residual, scale)
         return count if count >= 0 else mark(indices, values)
     hint = guessed(x, residual, scale, indices.size)
-    listing = Listing(x, residual, scale, hint, "squares" if unit == "rms" else "none")
+    squares = np.zeros(0, np.uint32) if unit == "rms" else None
+    listing = listing_of(x, residual, scale, hint, squares)
     if not listing.finite:
         return mark(indices, values)
-    size = sqrt(listing.total / max(x.size, 1)) if unit == "rms" else listing.largest
+    size = sqrt(listing.sums[0][1] / max(x.size, 1)) if unit == "rms" else listing.largest
     floor = threshold_bits(in_units(threshold, size, listing.largest))
     return listing.choose(indices.size, floor, (indices, values))
 

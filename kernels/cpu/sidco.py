@@ -2,9 +2,85 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from .._arrays import F32, U32, Gradient
-from ..sidco import fitted_threshold
-from ._listing import Listing, guessed, mark, threshold_bits
+from ..scratch import scratch
+from ..sidco import (
+    TOLERANCE,
+    base_ranks,
+    fitted_threshold,
+    most_counted,
+    sampled,
+    stage_threshold,
+)
+from ._candidates import Entries, Factors, Sums, add_in_order
+from ._feedback import Values, magnitude_bits
+from ._jit import jit
+from ._listing import (
+    INFINITY,
+    LEAST_PIECE,
+    Guess,
+    Listing,
+    mark,
+    room_for,
+    room_for_sums,
+    source_of,
+    threshold_bits,
+)
+from ._rank import guess_from, nth_largest, sample_stretches
+from ._selection import begin, begin_again, finish_short, reaching
+
+_stage_threshold = jit(stage_threshold)
+
+
+@jit
+def _look(
+    x: Values,
+    residual: F32 | None,
+    factors: Factors,
+    most: int,
+    sample: F32,
+    bases: U32,
+) -> tuple[int, int, int]:
+    """Draw the sample; put magnitudes in the place of ranks, and guess where the choice ends."""
+    sample_stretches(x, residual, factors, x.size // sample.size, 0, sample)
+    for s in range(1, bases.size):
+        bases[s] = max(nth_largest(sample, int(np.int64(bases[s])))[0], 1)
+    return guess_from(sample, most, x.size) if sample.size < x.size else (0, 0, x.size)
+
+
+@jit
+def _select_short(
+    x: Values,
+    residual: F32 | None,
+    factors: Factors,
+    k: int,
+    sample: F32,
+    measured: Sums,
+    entries: Entries,
+    out: Entries,
+) -> int:
+    """All in one, for a vector of one piece; -1 if anything is not finite."""
+    (sums, bases, numbers), most = measured, out[0].size
+    least = _look(x, residual, factors, most, sample, bases)[0]
+    found, top = begin(x, residual, factors, least, measured, entries)
+    if top >= INFINITY:
+        return -1
+    largest, floor = np.float64(np.uint32(top).view(np.float32)), 1
+    for s in range(bases.size):
+        above, total = add_in_order(numbers[s], sums[s])
+        if s and above <= k:
+            break
+        base = np.float64(bases[s : s + 1].view(np.float32)[0])
+        threshold = _stage_threshold(k, base, above, total, largest)
+        floor = int(np.int64(magnitude_bits(np.float32(threshold))))
+        if floor < least:
+            least, found = floor, begin_again(x, residual, factors, floor, entries)
+        count = reaching(entries[1], found, floor)
+        if abs(count - k) <= TOLERANCE * k:
+            break
+    return finish_short(x, residual, factors, (most, floor, least), found, entries, out)
 
 
 def select_sidco(
@@ -18,17 +94,23 @@ def select_sidco(
     scale: float = 1.0,
 ) -> int:
     """See :func:`compressa.kernels.sidco.select_sidco`."""
-    hint = guessed(x, residual, scale, indices.size)
-    listing = Listing(x, residual, scale, hint, "magnitudes")
+    source = source_of(x, residual, scale)
+    bases = np.array([0, *base_ranks(k, x.size, stages)], np.uint32)
+    sample = scratch("sidco.sample", sampled(x.size), np.float32)
+    if x.size <= LEAST_PIECE:
+        room = room_for_sums(x.size, bases), room_for(x.size)
+        count = int(_select_short(*source, k, sample, *room, (indices, values)))
+        return count if count >= 0 else mark(indices, values)
+    hint = Guess(*_look(*source, indices.size, sample, bases))
+    listing = Listing(x, residual, scale, hint, bases)
     if not listing.finite:
         return mark(indices, values)
-
-    def count(threshold: float) -> int:
-        return listing.count(threshold_bits(threshold))
-
-    def measure(threshold: float) -> tuple[int, float]:
-        return listing.measure(threshold_bits(threshold))
-
-    sizes = x.size, listing.total, listing.largest
-    threshold = fitted_threshold(k, stages, *sizes, count, measure)
+    enough = most_counted(k)
+    threshold = fitted_threshold(
+        k,
+        [float(base) for base in bases.view(np.float32)],
+        listing.sums,
+        listing.largest,
+        lambda t: listing.count(threshold_bits(t), enough),
+    )
     return listing.choose(indices.size, threshold_bits(threshold), (indices, values))

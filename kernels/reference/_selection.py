@@ -16,6 +16,14 @@ def unscaled(x: Gradient, residual: F32 | None, scale: float) -> F32:
     return effective(widened(x), residual, scale) * (np.float32(1) / np.float32(scale))
 
 
+def sample_places(n: int, sample: int) -> U32:
+    """The indices of one element from each of so many stretches of equal length."""
+    stretch = np.uint64(n // sample)
+    numbers = np.arange(sample, dtype=np.uint64)
+    words = (numbers * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
+    return (numbers * stretch + ((words * stretch) >> np.uint64(32))).astype(np.uint32)
+
+
 def send(q: F32, indices: U32, values: F32, residual: F32 | None, scale: float) -> None:
     """Send q at some indices, and keep the others, and what overflows on the way."""
     values[:] = q[indices] * np.float32(scale)

@@ -6,15 +6,7 @@ import numpy as np
 
 from .._arrays import F32, U32, Gradient
 from ..dgc import adjusted_threshold
-from ._selection import mark, take_largest, unscaled
-
-
-def _sample_places(n: int, sample: int) -> U32:
-    """The indices that are looked at."""
-    stretch = np.uint64(n // sample)
-    numbers = np.arange(sample, dtype=np.uint64)
-    words = (numbers * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)
-    return (numbers * stretch + ((words * stretch) >> np.uint64(32))).astype(np.uint32)
+from ._selection import mark, sample_places, take_largest, unscaled
 
 
 def select_dgc(
@@ -31,7 +23,7 @@ def select_dgc(
     q = unscaled(x, residual, scale)
     sizes, threshold, most = np.abs(q), 0.0, 0
     if np.isfinite(q).all():
-        drawn = np.sort(sizes[_sample_places(q.size, sample)])[::-1]
+        drawn = np.sort(sizes[sample_places(q.size, sample)])[::-1]
         first = float(drawn[-(-k * sample // q.size) - 1])
         threshold, most = adjusted_threshold(
             k, first, lambda t: int(np.count_nonzero(sizes >= np.float32(t)))

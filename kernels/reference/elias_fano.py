@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import U32
+from .._arrays import U8, U32
+from .bitpack import is_increasing, pack_bitmap, pack_bits
 
 
-def place_highs(indices: U32, low_bits: int, places: U32) -> None:
-    """Where in the bitmap of the high parts each index has its bit."""
-    places[:] = (indices >> np.uint32(low_bits)) + np.arange(indices.size, dtype=np.uint32)
+def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8) -> bool:
+    """Write both parts, if the indices are increasing numbers below n; return whether they are."""
+    if int(indices[-1]) >= n or not is_increasing(indices):
+        return False
+    places = indices >> np.uint32(low_bits)
+    places += np.arange(indices.size, dtype=np.uint32)
+    pack_bits(indices, low_bits, low)
+    pack_bitmap(places, 8 * high.size, high)
+    return True
 
 
 def join(places: U32, lows: U32, low_bits: int) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32
-from ._feedback import effective
+from .._arrays import F32, Gradient
+from ._feedback import effective, widened
 
 
 def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> None:
@@ -15,6 +15,6 @@ def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> Non
     kept[:] = np.where(np.isfinite(x), x * back, residual)
 
 
-def all_finite(x: F32) -> bool:
+def all_finite(x: Gradient) -> bool:
     """See :func:`compressa.kernels.feedback.all_finite`."""
-    return bool(np.isfinite(x).all())
+    return bool(np.isfinite(widened(x) if x.dtype == np.uint16 else x).all())

@@ -5,8 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, U32, Gradient
-from ..sidco import fitted_threshold
-from ._selection import mark, sum_blocks, take_largest, unscaled
+from ..sidco import base_ranks, fitted_threshold, sampled
+from ._selection import mark, sample_places, sum_blocks, take_largest, unscaled
+
+_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
+
+
+def _reaching(sizes: F32, base: float) -> tuple[int, float]:
+    """How many are at least as large as a base, and their sum."""
+    reach = sizes >= np.float32(base)
+    return int(np.count_nonzero(reach)), sum_blocks(np.where(reach, sizes, np.float32(0)))
+
+
+def _bases(sample: F32, ranks: list[int]) -> list[float]:
+    """Where the tails of all stages begin."""
+    largest_first = np.sort(sample)[::-1]
+    return [0.0, *(max(float(largest_first[rank - 1]), _SMALLEST) for rank in ranks)]
 
 
 def select_sidco(
@@ -22,16 +36,11 @@ def select_sidco(
     """See :func:`compressa.kernels.sidco.select_sidco`."""
     q = unscaled(x, residual, scale)
     sizes, threshold = np.abs(q), 0.0
-
-    def count(threshold: float) -> int:
-        return int(np.count_nonzero(sizes >= np.float32(threshold)))
-
-    def measure(threshold: float) -> tuple[int, float]:
-        reaching = np.where(sizes >= np.float32(threshold), sizes, np.float32(0))
-        return count(threshold), sum_blocks(reaching)
-
     if np.isfinite(q).all():
+        sample = sizes[sample_places(q.size, sampled(q.size))]
+        bases = _bases(sample, base_ranks(k, q.size, stages))
+        reaching = [_reaching(sizes, base) for base in bases]
         largest = float(sizes.max())
-        threshold = fitted_threshold(k, stages, q.size, sum_blocks(sizes), largest, count, measure)
+        threshold = fitted_threshold(k, bases, reaching, largest, lambda t: _reaching(sizes, t)[0])
     found = take_largest(q, indices.size, threshold, indices, values, residual, scale)
     return found if found >= 0 else mark(indices, values)

@@ -1,0 +1,51 @@
+"""Gradients as kernels take them: arrays, of float32 or of 16-bit floats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from compressa.kernels import casts
+from compressa.kernels.scratch import scratch
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def as_array(x: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor's memory as kernels take it: NumPy has no bfloat16, so its bits as uint16.
+
+    Example:
+        >>> as_array(torch.ones(2, dtype=torch.bfloat16)).dtype
+        dtype('uint16')
+    """
+    return x.view(torch.uint16).numpy() if x.dtype is torch.bfloat16 else x.numpy()
+
+
+def widened(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Return a gradient in float32: itself, or a copy in memory that the thread keeps.
+
+    Args:
+        x: 1-D, contiguous; float32, float16 or bfloat16.
+        name: Of the memory; see `compressa.kernels.scratch`.
+    """
+    if x.dtype is torch.float32:
+        return x
+    values = scratch(name, x.numel(), np.float32)
+    casts.widen(as_array(x), values)
+    return torch.from_numpy(values)
+
+
+def put(values: torch.Tensor, out: torch.Tensor) -> None:
+    """Round float32 values to the dtype of `out`, unless they are `out` itself.
+
+    Args:
+        values: 1-D, contiguous, float32.
+        out: As long; float32, float16 or bfloat16.
+    """
+    if out.dtype is not torch.float32:
+        casts.narrow(values.numpy(), as_array(out))
+    elif values is not out:
+        out.copy_(values)

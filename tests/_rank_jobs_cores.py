@@ -1,0 +1,77 @@
+"""Jobs about threads and cores."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from _rank_jobs import registered
+from _rank_models import loss_of
+
+from compressa.engine.unit_runtime import UnitRuntime
+
+
+def hired(
+    *,
+    config: Any,
+    cores: list[list[int]] | None = None,
+    launched: int | None = None,
+    torch_threads: int = 1,
+) -> dict[str, Any]:
+    """Train a step; return how many threads there were, and what torch used on them.
+
+    Args:
+        config: The configuration.
+        cores: By rank, the cores that it is bound to before it registers.
+        launched: What a launcher says of the machine's ranks.
+        torch_threads: The user's own setting.
+    """
+    usual_cores, usual_threads = os.sched_getaffinity(0), torch.get_num_threads()
+    says = {} if launched is None else {"LOCAL_WORLD_SIZE": str(launched)}
+    torch.set_num_threads(torch_threads)
+    if cores is not None:
+        os.sched_setaffinity(0, cores[dist.get_rank()])
+    try:
+        with mock.patch.dict(os.environ, says):
+            return _observed(config)
+    finally:
+        os.sched_setaffinity(0, usual_cores)
+        torch.set_num_threads(usual_threads)
+
+
+def _observed(config: Any) -> dict[str, Any]:
+    collect, seen = UnitRuntime.collect, {}
+
+    def watched(self: UnitRuntime, gradients: Any) -> list[torch.Tensor]:
+        values = collect(self, gradients)
+        before = len(os.listdir("/proc/self/task"))
+        torch.ones(1 << 20).add_(1.0)  # large enough for a team of torch's
+        made = len(os.listdir("/proc/self/task")) - before
+        seen[threading.current_thread().name] = (torch.get_num_threads(), made)
+        return values
+
+    with (
+        mock.patch.object(UnitRuntime, "collect", watched),
+        registered("mlp", config) as (wrapped, handle),
+    ):
+        loss_of(wrapped, dist.get_rank(), 0, torch.float32).backward()
+        workers = [t.name for t in threading.enumerate() if t.name.startswith("compressa-codec")]
+        return {
+            "threads": handle.engine.threads,
+            "workers": len(workers),
+            "torch": sorted(set(seen.values())),
+            "user": torch.get_num_threads(),
+            "later": _in_a_new_thread(),
+        }
+
+
+def _in_a_new_thread() -> int:
+    answers: list[int] = []
+    thread = threading.Thread(target=lambda: answers.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    return answers[0]

@@ -1,0 +1,107 @@
+"""Ranks on one machine share its cores, and nothing adds to the threads asked for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from _ranks import Group, settings
+
+from compressa.engine import cores
+from compressa.engine.cores import Place, default_threads, own_place
+
+CORES = len(os.sched_getaffinity(0))
+
+
+def place(*numbers: int, machine: str = "a", usable: int | None = None) -> Place:
+    return Place(machine, frozenset(numbers), len(numbers) if usable is None else usable)
+
+
+@pytest.mark.parametrize(
+    ("places", "launched", "threads"),
+    [
+        ([place(*range(8))], 1, 8),
+        ([place(*range(64))], 1, 8),  # more do not make memory faster
+        ([place(*range(8))] * 3, 1, 2),
+        ([place(*range(2))] * 3, 1, 1),  # at least one, be it too many
+        ([place(*range(8)), place(*range(8), machine="b")], 1, 8),
+        ([place(0, 1, 2, 3), place(4, 5, 6, 7)], 2, 4),  # each bound to its own cores
+        ([place(0, 1, 2, 3), place(3, 4, 5, 6)], 1, 2),
+        ([place(*range(8), usable=3)], 1, 3),  # what a control group grants
+        ([place(*range(8))], 4, 2),  # the others train another model
+        ([place(*range(8))] * 2, 4, 2),
+        ([place(*range(8))] * 4, 2, 2),  # a launcher that knows less than we do
+    ],
+)
+def test_ranks_share_the_cores_that_they_may_both_use(
+    places: list[Place], launched: int, threads: int
+) -> None:
+    assert default_threads(0, places, launched) == threads
+
+
+def test_a_place_survives_its_message() -> None:
+    assert Place.of(own_place().message()) == own_place()
+
+
+@pytest.mark.parametrize(
+    ("files", "usable"),
+    [
+        ({}, 4),
+        ({"job/cpu.max": "150000 100000"}, 1),
+        ({"job/cpu.max": "max 100000", "cpu.max": "350000 100000"}, 3),
+        ({"job/cpu.max": "1000 100000"}, 1),
+        ({"job/cpu.max": "900000 100000"}, 4),
+        ({"cpu/old/cpu.cfs_quota_us": "250000", "cpu/old/cpu.cfs_period_us": "100000"}, 2),
+        ({"cpu/old/cpu.cfs_quota_us": "-1", "cpu/old/cpu.cfs_period_us": "100000"}, 4),
+    ],
+)
+def test_quotas_of_control_groups_count(
+    files: dict[str, str], usable: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in files.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text + "\n")
+    read = cores._text
+    groups = "5:cpu,cpuacct:/old\n3:memory:/old\n0::/job"
+    monkeypatch.setattr(cores, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(cores, "_own_cores", lambda: frozenset(range(4)))
+    monkeypatch.setattr(
+        cores, "_text", lambda file: groups if str(file) == "/proc/self/cgroup" else read(file)
+    )
+    assert own_place().usable == usable
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_of_one_machine_divide_its_cores(size: int, two: Group, four: Group) -> None:
+    group = two if size == 2 else four
+    for answer in group.run("_rank_jobs_cores.hired", config=settings("int8")):
+        assert answer["threads"] == max(1, min(CORES // size, 8))
+        assert answer["workers"] <= answer["threads"]
+
+
+@pytest.mark.skipif(CORES < 2, reason="needs two cores")
+def test_ranks_with_cores_of_their_own_keep_them(two: Group) -> None:
+    first, *others = sorted(os.sched_getaffinity(0))
+    answers = two.run("_rank_jobs_cores.hired", config=settings("int8"), cores=[[first], others])
+    assert [answer["threads"] for answer in answers] == [1, min(len(others), 8)]
+
+
+def test_ranks_that_only_the_launcher_knows_count_too(two: Group) -> None:
+    for answer in two.run("_rank_jobs_cores.hired", config=settings("int8"), launched=2 * CORES):
+        assert answer["threads"] == 1
+
+
+def test_what_the_user_says_is_done(two: Group) -> None:
+    config = settings("int8", engine={"threads": 3})
+    for answer in two.run("_rank_jobs_cores.hired", config=config):
+        assert answer["threads"] == 3
+        assert answer["workers"] <= 3
+
+
+def test_torch_adds_no_threads_to_the_workers_and_keeps_the_users_elsewhere(two: Group) -> None:
+    config = settings("powersgd", engine={"threads": 2})
+    for answer in two.run("_rank_jobs_cores.hired", config=config, torch_threads=3):
+        assert answer["torch"] == [[1, 0]]
+        assert answer["user"] == answer["later"] == 3
