@@ -55,6 +55,18 @@ def test_state_that_nobody_keeps_any_more_is_dropped(two: Group, tmp_path: Path)
         assert result["loaded_step"] == 5
 
 
+def test_a_warm_up_that_ended_before_the_switch_can_be_resumed(two: Group, tmp_path: Path) -> None:
+    warmup = {"steps": 2, "compressor": "powersgd"}
+    results = two.run(
+        "_rank_jobs_switch.switching",
+        config=settings("topk"),
+        switches=[(3, {"compressor": "int8", "warmup": warmup}, 5)],
+        steps=8,
+        folder=str(tmp_path),
+    )
+    assert [result["loaded_step"] for result in results] == [8, 8]
+
+
 @pytest.mark.parametrize(
     ("call", "text"),
     [

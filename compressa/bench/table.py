@@ -158,7 +158,7 @@ SPARSE = (
         name="sidco with residual",
         compressor="sidco",
         operation=Operation.FEEDBACK,
-        bus_bytes_per_elem=_TWO_PASSES,
+        bus_bytes_per_elem=_ONE_PASS,
         least_limit_ratio=0.50,
         peers=(Peer("torch operations", sparse.sidco_feedback(0.01)),),
     ),

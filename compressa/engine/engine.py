@@ -90,6 +90,7 @@ class Engine:
         self._communication.observe(self._carried)
         self._expected = 0
         self._switch_step: int | None = None
+        self._switched: Mapping[str, Compressor] = {}
         # All state is there from the start, so that checkpoints of any step hold the same.
         try:
             for step in sorted(_breakpoints(compressors)):
@@ -199,7 +200,7 @@ class Engine:
                 for name, before in self._compressors.items()
             }
             self._phase.end(step)
-            self._switch_step = step
+            self._switch_step, self._switched = step, compressors
 
     def close(self) -> None:
         """End threads and transports. Ranks may close at different times."""
@@ -256,11 +257,17 @@ class Engine:
         return phase
 
     def _build_in_force(self, step: int) -> Phase:
-        """Build a phase; at a switch, drop state that neither it nor a later one asks for."""
+        """Build a phase; at a switch, drop state that the new compressors never ask for.
+
+        What they would have kept in phases before the switch stays: a checkpoint holds what a
+        fresh engine asks for.
+        """
         if self._switch_step is None or step < self._switch_step:
             return self._build(step, self._compressors, self.state)
         self._switch_step = None
         self.state.claimed.clear()
+        for any_step in sorted({0, *_breakpoints(self._switched)}):
+            self._build(any_step, self._switched, self.state)
         for later in sorted(b for b in _breakpoints(self._compressors) if b > step):
             self._build(later, self._compressors, self.state)
         phase = self._build(step, self._compressors, self.state)
