@@ -48,9 +48,9 @@ def _observed(config: Any) -> dict[str, Any]:
 
     def watched(self: UnitRuntime, gradients: Any) -> list[torch.Tensor]:
         values = collect(self, gradients)
-        before = len(os.listdir("/proc/self/task"))
+        before = _threads_of_libraries()
         torch.ones(1 << 20).add_(1.0)  # large enough for a team of torch's
-        made = len(os.listdir("/proc/self/task")) - before
+        made = len(_threads_of_libraries() - before)
         seen[threading.current_thread().name] = (torch.get_num_threads(), made)
         return values
 
@@ -67,6 +67,12 @@ def _observed(config: Any) -> dict[str, Any]:
             "user": torch.get_num_threads(),
             "later": _in_a_new_thread(),
         }
+
+
+def _threads_of_libraries() -> set[int]:
+    """Return the process's threads that are not Python's: those may begin at any time."""
+    every = {int(name) for name in os.listdir("/proc/self/task")}
+    return every - {thread.native_id for thread in threading.enumerate()}
 
 
 def _in_a_new_thread() -> int:

@@ -57,7 +57,7 @@ def test_a_case_whose_compressor_is_missing_waits_and_appears_with_its_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entry = COMPRESSORS["int8"]
-    case = replace(next(c for c in CASES if c.name == "int8"), compressor="later")
+    case = replace(next(c for c in CASES if c.name == "int8 with residual"), compressor="later")
     assert list(Bench(threads=1, repeats=7).run([case], [1000])) == []
     monkeypatch.setitem(COMPRESSORS, "later", Entry(entry.compressor, "", ""))
     assert len(list(Bench(threads=1, repeats=7).run([case], [1000]))) == 1

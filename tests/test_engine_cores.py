@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from _ranks import Group, settings
 
 from compressa.engine import cores
-from compressa.engine.cores import Place, default_threads, own_place
+from compressa.engine.cores import Place, default_threads, own_place, work_alone
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -105,3 +108,21 @@ def test_torch_adds_no_threads_to_the_workers_and_keeps_the_users_elsewhere(two:
     for answer in two.run("_rank_jobs_cores.hired", config=config, torch_threads=3):
         assert answer["torch"] == [[1, 0]]
         assert answer["user"] == answer["later"] == 3
+
+
+def _begin(barrier: threading.Barrier) -> None:
+    barrier.wait(10)
+    work_alone()
+
+
+def test_threads_that_begin_at_once_leave_the_users_setting() -> None:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        for _ in range(20):
+            with ThreadPoolExecutor(8) as pool:
+                list(pool.map(_begin, [threading.Barrier(8)] * 8))
+            with ThreadPoolExecutor(1) as later:
+                assert later.submit(torch.get_num_threads).result() == 3
+    finally:
+        torch.set_num_threads(usual)

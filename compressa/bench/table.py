@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from compressa.bench import peers_bare as bare
 from compressa.bench import peers_dense as dense
 from compressa.bench import peers_sparse as sparse
 from compressa.bench.cases import Case, Operation, Peer
@@ -31,7 +32,10 @@ CASTS = tuple(
 
 
 def _blockwise(
-    name: str, bits: int, targets: tuple[float, float, float] | None
+    name: str,
+    bits: int,
+    targets: tuple[float, float, float] | None,
+    *alone: Peer,
 ) -> tuple[Case, ...]:
     """The three cases of a linear quantiser; targets without residual, with it, and decoding."""
     plain, feedback, decode = targets or (None, None, None)
@@ -41,7 +45,7 @@ def _blockwise(
             compressor=name,
             operation=Operation.ENCODE,
             least_limit_ratio=plain,
-            peers=(Peer("torch operations", dense.blockwise(bits)),),
+            peers=(Peer("torch operations", dense.blockwise(bits)), *alone),
         ),
         Case(
             name=f"{name} with residual",
@@ -63,8 +67,8 @@ def _blockwise(
 
 
 LINEAR = (
-    *_blockwise("int8", 8, (0.75, 0.85, 0.85)),
-    *_blockwise("int4", 4, (0.75, 0.85, 0.85)),
+    *_blockwise("int8", 8, (0.75, 0.85, 0.85), Peer("bare loop, 1 byte", bare.one_byte)),
+    *_blockwise("int4", 4, (0.75, 0.85, 0.85), Peer("bare loop, 1/2 byte", bare.half_a_byte)),
     *_blockwise("int2", 2, None),
 )
 

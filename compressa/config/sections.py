@@ -163,8 +163,9 @@ class Engine(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Device of the gradients; auto: wherever they are."
     )
-    threads: Annotated[int, Ge(1)] | None = Field(
+    threads: int | None = Field(
         default=None,
+        ge=1,
         description="Most threads that encode and decode. Not given: the cores that a rank may "
         "use, divided by the ranks that share them, and 8 at most.",
     )

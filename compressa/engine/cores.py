@@ -21,6 +21,7 @@ import torch
 
 _MOST_THREADS = 8  # fewer than that fill the memory bus, which is what kernels wait for
 _CGROUPS = Path("/sys/fs/cgroup")
+_SETTING = threading.Lock()  # of torch's number of threads
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,12 @@ def work_alone() -> None:
     Else every worker would have a team of its own. Other threads keep the user's setting: torch
     sets it for the current thread and for those to come, so another thread puts that back.
     """
-    usual = torch.get_num_threads()  # which also settles this thread's own number
-    torch.set_num_threads(1)
-    restore = threading.Thread(target=torch.set_num_threads, args=(usual,))
-    restore.start()
-    restore.join()
+    with _SETTING:  # else the next thread would take the 1 for the user's setting
+        usual = torch.get_num_threads()  # which also settles this thread's own number
+        torch.set_num_threads(1)
+        restore = threading.Thread(target=torch.set_num_threads, args=(usual,))
+        restore.start()
+        restore.join()
 
 
 def _own_cores() -> frozenset[int]:
