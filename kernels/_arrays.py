@@ -43,17 +43,18 @@ def check_array(
         TypeError: The dtype is another one.
         ValueError: Shape, contiguity, alignment or writability is wrong.
     """
-    if array.dtype != np.dtype(dtype):
+    if array.dtype != dtype:
         raise TypeError(f"{name} must be {np.dtype(dtype)}, not {array.dtype}")
     if shape is None and array.ndim != 1:
         raise ValueError(f"{name} must have one dimension, not shape {array.shape}")
     if shape is not None and array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, not {array.shape}")
-    if not array.flags.c_contiguous:
+    flags = array.flags
+    if not flags.c_contiguous:
         raise ValueError(f"{name} must be C-contiguous")
-    if not getattr(array.flags, "aligned", True):
+    if not getattr(flags, "aligned", True):
         raise ValueError(f"{name} must be aligned to {array.dtype.itemsize} bytes")
-    if writable and not getattr(array.flags, "writeable", True):
+    if writable and not getattr(flags, "writeable", True):
         raise ValueError(f"{name} is written to, and must not be read-only")
 
 

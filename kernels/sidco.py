@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -99,11 +100,12 @@ def sampled(size: int) -> int:
     return size if size < _WHOLE else min(max(size // 64, _WHOLE // 4), _MOST_SAMPLED)
 
 
-def base_ranks(k: int, size: int, stages: int) -> list[int]:
+@lru_cache(maxsize=1 << 12)  # a few layers' sizes
+def base_ranks(k: int, size: int, stages: int) -> tuple[int, ...]:
     """Which of a sample's magnitudes (1: the largest) each stage but the first begins at."""
     sample, share = sampled(size), min(1.25 * k / size, 1.0)
     shares = (share ** (stage / (stages - 1)) for stage in range(1, stages))
-    return [max(1, min(sample, math.ceil(sample * share))) for share in shares]
+    return tuple(max(1, min(sample, math.ceil(sample * share))) for share in shares)
 
 
 def most_counted(k: int) -> int:

@@ -25,10 +25,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+import numpy as np
 import torch
 
 from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, Verb, World
-from compressa.aggregators.factors import Directions, FactorSum, LowRank, Matrix
+from compressa.aggregators.factors import F32, Directions, FactorSum, LowRank, Matrix
 from compressa.kernels import lowrank
 from compressa.kernels.feedback import all_finite
 from compressa.parameters import Layout
@@ -68,7 +69,7 @@ class _Side(NamedTuple):
 
     directions: list[Directions]
     sums: FactorSum
-    sent: list[torch.Tensor]
+    sent: list[F32]
 
 
 class ACPSGDAggregator(Aggregator):
@@ -88,7 +89,7 @@ class ACPSGDAggregator(Aggregator):
             for m, shape in zip(self._matrices, shapes, strict=True)
         ]
         sums = FactorSum(shapes, lengths, world)
-        return _Side(directions, sums, [torch.zeros(shape) for shape in shapes])
+        return _Side(directions, sums, [np.zeros(shape, np.float32) for shape in shapes])
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -104,33 +105,33 @@ class ACPSGDAggregator(Aggregator):
         views = [matrix.begin(gradients, turn) for matrix in self._matrices]
         for i, g in enumerate(views):
             basis, matrix = fixed.directions[i].rows, self._matrices[i]
-            lowrank.orthonormalize(basis.numpy())
+            lowrank.orthonormalize(basis)
             multiply = matrix.left if fixed is self._right else matrix.right
             multiply(g, basis, moving.sent[i], turn)
-            moving.sums.factors[i].copy_(moving.sent[i])
+            moving.sums.factors[i][:] = moving.sent[i]
         yield moving.sums.mean()
         for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
             gradients[i].copy_(place)
         for i, m in enumerate(views):
             self._finish(i, m, turn)
 
-    def _finish(self, i: int, m: torch.Tensor, turn: Turn) -> None:
+    def _finish(self, i: int, m: F32, turn: Turn) -> None:
         """Keep what the own factor missed, and write the mean's product to the gradient."""
         _, moving = self._sides(turn)
         mean = moving.sums.factors[i]
-        if not all_finite(mean.numpy()):
-            m.fill_(torch.nan)  # some rank overflowed: every rank must see it everywhere
+        if not all_finite(mean):
+            m.fill(np.nan)  # some rank overflowed: every rank must see it everywhere
             return
         self._matrices[i].keep_rest(m, *self._factors(i, moving.sent[i], turn), turn)
         p, q = self._factors(i, mean, turn)
-        lowrank.low_rank_product(p.numpy(), q.numpy(), m.numpy())
+        lowrank.low_rank_product(p, q, m)
         moving.directions[i].keep(mean, turn)
 
     def rollback(self, turn: Turn) -> None:
         """Add the own product back to the residual: then it is M again."""
         _, moving = self._sides(turn)
         for i, matrix in enumerate(self._matrices):
-            if all_finite(moving.sums.factors[i].numpy()):
+            if all_finite(moving.sums.factors[i]):
                 matrix.give_back(*self._factors(i, moving.sent[i], turn), turn)
 
     def _sides(self, turn: Turn) -> tuple[_Side, _Side]:
@@ -138,9 +139,7 @@ class ACPSGDAggregator(Aggregator):
         even = turn.step % 2 == 0
         return (self._right, self._left) if even else (self._left, self._right)
 
-    def _factors(
-        self, i: int, moving: torch.Tensor, turn: Turn
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _factors(self, i: int, moving: F32, turn: Turn) -> tuple[F32, F32]:
         """Return (P, Q) of a matrix, one of them given."""
         fixed = self._sides(turn)[0].directions[i].rows
         return (moving, fixed) if turn.step % 2 == 0 else (fixed, moving)

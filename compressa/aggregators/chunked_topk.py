@@ -110,20 +110,24 @@ class ChunkedTopKAggregator(Aggregator):
 
     def __init__(self, hyper: ChunkedTopK, layout: Layout, world: World) -> None:
         self._world = world
+        self._ranks = torch.tensor(float(world.size))  # a bare number costs more than the division
         self._scopes = whole_scopes(layout)
         elems = [scope.segment.elems for scope in self._scopes]
         self._chunks = [min(hyper.chunk, n) for n in elems]
-        self._kept = [hyper.kept(n) for n in elems]
         parts = [scope.residual(world.state) for scope in self._scopes]
         self._residuals = ChunkResiduals(self._scopes, hyper.chunk, parts)
+        self._kept_of = [part.numpy() for part in parts]
         counts = [norms.numel() for norms in self._residuals.norms]
         self._norms = torch.zeros(sum(counts))
-        self._norms_of = torch.split(self._norms, counts)
+        self._spoilt = torch.zeros_like(self._residuals.all_norms)  # NaN where a norm is not finite
+        self._norms_of = _parts(self._norms, counts)
         sizes = [hyper.sent_elems(n) for n in elems]
         self._values = torch.zeros(sum(sizes))
         self._sent = torch.zeros_like(self._values)
-        self._values_of = torch.split(self._values, sizes)
-        self._sent_of = torch.split(self._sent, sizes)
+        self._values_of = _parts(self._values, sizes)
+        self._sent_of = _parts(self._sent, sizes)
+        kept = [hyper.kept(n) for n in elems]
+        self._room = [(np.zeros(k, np.uint32), np.zeros(k, np.float32)) for k in kept]
         self._chosen: list[Chosen | None] = [None] * len(elems)
         self._sums = [DenseSum(v, world.rank, world.size) for v in (self._norms, self._values)]
         largest = max(s.shard_bytes(i) for s in self._sums for i in range(world.size))
@@ -143,39 +147,42 @@ class ChunkedTopKAggregator(Aggregator):
         yield AllReduce(self._sums[0], self._scratch)
         for i in range(len(self._scopes)):
             self._take(i)
-        self._sent.copy_(self._values)
-        self._values.div_(self._world.size)
+        torch.div(self._sent, self._ranks, out=self._values)
         yield AllReduce(self._sums[1], self._scratch)
         for i, scope in enumerate(self._scopes):
             out, chosen = scope.of(gradients), self._chosen[i]
             if chosen is None:
                 out.fill_(torch.nan)  # some rank overflowed: every rank must see it
             else:
-                arrays = self._values_of[i].numpy(), chosen, out.numpy()
+                arrays = self._values_of[i], chosen, out.numpy()
                 add_chunks(*arrays, chunk=self._chunks[i], weight=turn.loss_scale)
 
     def rollback(self, turn: Turn) -> None:
         """Put back what was taken."""
         for i, chosen in enumerate(self._chosen):
             if chosen is not None:
-                arrays = self._sent_of[i].numpy(), chosen, self._residuals[i].numpy()
+                arrays = self._sent_of[i], chosen, self._kept_of[i]
                 add_chunks(*arrays, chunk=self._chunks[i])
 
     def _share_of_norms(self) -> None:
         """Write the norms to the wire's float32, where no finite sum may overflow."""
-        norms = self._residuals.all_norms
-        most = _MOST_NORM / self._world.size
-        self._norms.copy_(torch.where(norms.isfinite(), norms.clamp(max=most), torch.nan))
+        norms, most = self._residuals.all_norms, _MOST_NORM / self._world.size
+        torch.sub(norms, norms, out=self._spoilt)
+        self._norms.copy_(norms.clamp_(max=most).add_(self._spoilt))
 
     def _take(self, i: int) -> None:
         """Choose the chunks of a scope, and move their values out of the residual."""
-        count = self._kept[i]
-        chosen, largest = np.empty(count, np.uint32), np.empty(count, np.float32)
-        select_top_k(self._norms_of[i].numpy(), count, chosen, largest)
-        finite = not np.isnan(largest).any()
+        chosen, largest = self._room[i]
+        select_top_k(self._norms_of[i], chosen.size, chosen, largest)
+        finite = not (chosen.size and math.isnan(largest[0]))
         self._chosen[i] = chosen if finite else None
         if not finite or self._residuals.held[i]:
-            self._values_of[i].zero_()
+            self._sent_of[i].fill(0.0)
         else:
-            arrays = self._residuals[i].numpy(), chosen, self._values_of[i].numpy()
+            arrays = self._kept_of[i], chosen, self._sent_of[i]
             take_chunks(*arrays, chunk=self._chunks[i])
+
+
+def _parts(buffer: torch.Tensor, sizes: Sequence[int]) -> list[npt.NDArray[np.float32]]:
+    """Cut a buffer; return views of it, as kernels take them."""
+    return [part.numpy() for part in torch.split(buffer, list(sizes))]

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from annotated_types import Ge
 
@@ -22,6 +24,8 @@ from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import lowrank, philox
 from compressa.parameters import Layout, ParameterInfo, Segment
+
+F32 = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,37 +110,37 @@ class Matrix:
         self.segment = segment
         self.rows, self.columns = matrix_shape(segment.parameter.shape)
         self.approx_rank = min(approx_rank, self.rows, self.columns)
-        self.residual = world.state.residual(segment.parameter).view(self.rows, self.columns)
+        residual = world.state.residual(segment.parameter)
+        self.residual: F32 = residual.view(self.rows, self.columns).numpy()
         self.held = False
 
-    def begin(self, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
+    def begin(self, gradients: Sequence[torch.Tensor], turn: Turn) -> F32:
         """Return g, which will become M = g + e; M = g while the residual waits."""
-        g = gradients[self.gradient].view(self.rows, self.columns)
+        g = gradients[self.gradient]
         self.held = held_back(g, turn)
-        return g
+        return g.numpy().reshape(self.rows, self.columns)
 
-    def left(self, g: torch.Tensor, q: torch.Tensor, p: torch.Tensor, turn: Turn) -> None:
+    def left(self, g: F32, q: F32, p: F32, turn: Turn) -> None:
         """Set g = M, and P = M Q."""
-        lowrank.left_factor(g.numpy(), q.numpy(), p.numpy(), **self._added(turn))
+        lowrank.left_factor(g, q, p, **self._added(turn))
 
-    def right(self, g: torch.Tensor, p: torch.Tensor, q: torch.Tensor, turn: Turn) -> None:
+    def right(self, g: F32, p: F32, q: F32, turn: Turn) -> None:
         """Set g = M, and Q = M^T P."""
-        lowrank.right_factor(g.numpy(), p.numpy(), q.numpy(), **self._added(turn))
+        lowrank.right_factor(g, p, q, **self._added(turn))
 
-    def keep_rest(self, m: torch.Tensor, p: torch.Tensor, q: torch.Tensor, turn: Turn) -> None:
+    def keep_rest(self, m: F32, p: F32, q: F32, turn: Turn) -> None:
         """Replace `m` by P Q^T, and keep what that misses, on top of a residual that waits."""
-        arrays = m.numpy(), p.numpy(), q.numpy(), self.residual.numpy()
-        lowrank.split_low_rank(*arrays, turn.loss_scale, held=self.held)
+        lowrank.split_low_rank(m, p, q, self.residual, turn.loss_scale, held=self.held)
 
-    def give_back(self, p: torch.Tensor, q: torch.Tensor, turn: Turn) -> None:
+    def give_back(self, p: F32, q: F32, turn: Turn) -> None:
         """Add P Q^T to the residual: then it is M again."""
         product = torch.empty(self.rows, self.columns)
-        lowrank.low_rank_product(p.numpy(), q.numpy(), product.numpy())
-        self.residual.add_(product, alpha=1.0 / turn.loss_scale)
+        lowrank.low_rank_product(p, q, product.numpy())
+        torch.from_numpy(self.residual).add_(product, alpha=1.0 / turn.loss_scale)
 
     def _added(self, turn: Turn) -> dict[str, Any]:
         """What is added to the gradient."""
-        return {"residual": None if self.held else self.residual.numpy(), "scale": turn.loss_scale}
+        return {"residual": None if self.held else self.residual, "scale": turn.loss_scale}
 
 
 class Directions:
@@ -162,14 +166,13 @@ class Directions:
         vector = world.state.vector(
             kind, parameter, math.prod(shape), Merge.FIRST, lambda new: self._draw(new, 0)
         )
-        self.rows = vector.view(shape)
+        self.rows: F32 = vector.view(shape).numpy()
 
-    def keep(self, factor: torch.Tensor, turn: Turn) -> None:
+    def keep(self, factor: F32, turn: Turn) -> None:
         """Keep a factor; a row that came out zero would stay zero for ever, and is drawn anew."""
-        kept = self.rows.numpy()
-        if not lowrank.keep_directions(factor.numpy(), kept):
-            self._draw(self.rows.view(-1), turn.step + 1)
-            lowrank.keep_directions(factor.numpy(), kept)
+        if not lowrank.keep_directions(factor, self.rows):
+            self._draw(torch.from_numpy(self.rows).view(-1), turn.step + 1)
+            lowrank.keep_directions(factor, self.rows)
 
     def _draw(self, vector: torch.Tensor, step: int) -> None:
         """Fill with uniform numbers in [-1, 1)."""
@@ -190,7 +193,7 @@ class FactorSum:
         world: Rank and size.
 
     Attributes:
-        factors: One 2-D view each.
+        factors: One 2-D view each, as an array.
         vectors: One 1-D view each.
     """
 
@@ -198,10 +201,11 @@ class FactorSum:
         self, shapes: Sequence[tuple[int, int]], vectors: Sequence[int], world: World
     ) -> None:
         sizes = [math.prod(shape) for shape in shapes]
-        self._size = world.size
+        self._ranks = torch.tensor(float(world.size))  # a bare number costs more than the division
         self._buffer = torch.zeros(sum(sizes) + sum(vectors))
         views = torch.split(self._buffer, [*sizes, *vectors])
-        self.factors = [view.view(shape) for view, shape in zip(views, shapes, strict=False)]
+        pairs = zip(views, shapes, strict=False)
+        self.factors: list[F32] = [view.view(shape).numpy() for view, shape in pairs]
         self.vectors = views[len(sizes) :]
         self._sum = DenseSum(self._buffer, world.rank, world.size)
         largest = max(self._sum.shard_bytes(shard) for shard in range(world.size))
@@ -219,5 +223,5 @@ class FactorSum:
 
     def mean(self) -> AllReduce:
         """Divide by the number of ranks; return the request that adds up."""
-        self._buffer.div_(self._size)
+        self._buffer.div_(self._ranks)
         return AllReduce(self._sum, self._scratch)

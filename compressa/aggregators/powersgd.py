@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, World
-from compressa.aggregators.factors import Directions, FactorSum, LowRank, Matrix
+from compressa.aggregators.factors import F32, Directions, FactorSum, LowRank, Matrix
 from compressa.kernels import lowrank
 from compressa.kernels.feedback import all_finite
 from compressa.parameters import Layout
@@ -89,19 +90,19 @@ class PowerSGDAggregator(Aggregator):
         if self._matrices:
             yield from self._second_half(views, turn)
 
-    def _second_half(self, views: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def _second_half(self, views: Sequence[F32], turn: Turn) -> Rounds:
         for m, p, q in zip(views, self._first.factors, self._second.factors, strict=True):
-            lowrank.orthonormalize(p.numpy())
-            lowrank.right_factor(m.numpy(), p.numpy(), q.numpy())
+            lowrank.orthonormalize(p)
+            lowrank.right_factor(m, p, q)
         yield self._second.mean()
         for i, m in enumerate(views):
             self._finish(i, m, turn)
 
-    def _finish(self, i: int, m: torch.Tensor, turn: Turn) -> None:
+    def _finish(self, i: int, m: F32, turn: Turn) -> None:
         """Write the product to the gradient, and what it missed to the residual."""
         p, q = self._first.factors[i], self._second.factors[i]
-        if not all_finite(q.numpy()):
-            m.fill_(torch.nan)  # some rank overflowed: every rank must see it everywhere
+        if not all_finite(q):
+            m.fill(np.nan)  # some rank overflowed: every rank must see it everywhere
             return
         self._matrices[i].keep_rest(m, p, q, turn)
         self._directions[i].keep(q, turn)
@@ -110,5 +111,5 @@ class PowerSGDAggregator(Aggregator):
         """Add the product back to the residual: then it is M again."""
         factors = zip(self._matrices, self._first.factors, self._second.factors, strict=True)
         for matrix, p, q in factors:
-            if all_finite(q.numpy()):
+            if all_finite(q):
                 matrix.give_back(p, q, turn)

@@ -42,6 +42,8 @@ class ChunkResiduals:
         counts = [block_count(scope.segment.elems, chunk) for scope in scopes]
         self._all_norms = torch.zeros(sum(counts), dtype=torch.float64)
         self.norms = torch.split(self._all_norms, counts)
+        pairs = zip(self._parts, self.norms, strict=True)
+        self._arrays = [(part.numpy(), norms.numpy()) for part, norms in pairs]
         self.held = [False] * len(self._scopes)
 
     def __getitem__(self, i: int) -> torch.Tensor:
@@ -74,8 +76,7 @@ class ChunkResiduals:
                 continue
             absorb_chunks(
                 x.numpy(),
-                self._parts[i].numpy(),
-                self.norms[i].numpy(),
+                *self._arrays[i],
                 chunk=self._chunk,
                 scale=turn.loss_scale,
                 clear=clear,

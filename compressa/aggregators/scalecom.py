@@ -51,6 +51,8 @@ from compressa.collectives.combine import DenseSum
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import bitpack
+from compressa.kernels.feedback import all_finite
+from compressa.kernels.scratch import scratch
 from compressa.kernels.topk import scatter_add, select_top_k
 from compressa.parameters import Layout
 
@@ -135,11 +137,13 @@ class _Selection:
         self.mean = mean
         self.sent = torch.zeros_like(mean)
         self.taken = False
+        self._places = torch.zeros(mean.numel(), dtype=torch.int64)
 
     @property
     def places(self) -> torch.Tensor:
         """The indices as torch takes them."""
-        return torch.from_numpy(self.indices.astype(np.int64))
+        np.copyto(self._places.numpy(), self.indices)
+        return self._places
 
 
 class ScaleComAggregator(Aggregator):
@@ -205,7 +209,7 @@ class ScaleComAggregator(Aggregator):
 
     def _finite(self, i: int) -> bool:
         """Whether this rank's part of a scope is."""
-        return bool(self._residuals.norms[i].isfinite().all())
+        return all_finite(self._residuals.norms[i].numpy())
 
     def _pick(self, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
         """Return the payload: indices if this rank is the leader, else nothing but a header."""
@@ -225,7 +229,7 @@ class ScaleComAggregator(Aggregator):
         chosen = self._selections[i]
         held = self._residuals.held[i]
         p = chosen.scope.of(gradients) if held else self._residuals[i]
-        values = np.empty(chosen.indices.size, np.float32)
+        values = scratch("scalecom.values", chosen.indices.size, np.float32)
         select_top_k(p.numpy(), chosen.indices.size, chosen.indices, values)
 
     def _read_indices(self, everyone: Mapping[int, torch.Tensor], turn: Turn) -> None:
@@ -242,11 +246,10 @@ class ScaleComAggregator(Aggregator):
         ):
             elems = chosen.scope.segment.elems
             bitpack.unpack_bits(part.numpy(), bitpack.index_width(elems), chosen.indices)
-            if not _increasing_below(chosen.indices, elems):
-                raise PayloadError(
-                    f"scalecom: the indices from rank {leader} are not strictly increasing "
-                    f"numbers below {elems}"
-                )
+            try:
+                bitpack.check_increasing(chosen.indices, elems)
+            except ValueError as error:
+                raise PayloadError(f"scalecom, from rank {leader}: {error}") from error
 
     def _header(self, turn: Turn, body_bytes: int) -> Header:
         layout = self._layout
@@ -259,7 +262,8 @@ class ScaleComAggregator(Aggregator):
         if chosen.taken:
             places = chosen.places
             torch.index_select(residual, 0, places, out=chosen.sent)
-            residual.index_copy_(0, places, chosen.sent * (1.0 - self._hyper.beta))
+            left = torch.mul(chosen.sent, 1.0 - self._hyper.beta, out=chosen.mean)
+            residual.index_copy_(0, places, left)
             chosen.mean.copy_(chosen.sent)
         else:
             chosen.mean.fill_(0.0 if self._residuals.held[i] else torch.nan)
@@ -269,7 +273,3 @@ class ScaleComAggregator(Aggregator):
         if self._selections[i].taken:
             self._residuals[i].sub_(x, alpha=(1.0 - self._hyper.beta) / turn.loss_scale)
         x.zero_()
-
-
-def _increasing_below(indices: npt.NDArray[np.uint32], elems: int) -> bool:
-    return bool(indices[-1] < elems and (indices[1:] > indices[:-1]).all())

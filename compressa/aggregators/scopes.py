@@ -52,7 +52,10 @@ class Scope:
 
     def of(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return this scope's values."""
-        return gradients[self.gradient][self.start : self.start + self.segment.elems]
+        whole = gradients[self.gradient]
+        if whole.numel() == self.segment.elems:
+            return whole
+        return whole[self.start : self.start + self.segment.elems]
 
     def residual(self, state: State) -> torch.Tensor:
         """Return this scope's part of its parameter's residual."""

@@ -37,6 +37,7 @@ ValueDtype = Literal["float32", "float16", "bfloat16"]
 IndexFormat = Literal["auto", "bits", "bitmap", "elias_fano"]
 
 F32 = npt.NDArray[np.float32]
+U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 Gradient = npt.NDArray[Any]
 
@@ -112,14 +113,14 @@ class SparseForm:
         """Return what k values and their indices below n take."""
         return self._value_bytes(k) + _INDEX_BYTES[self.index_format(k, n)](k, n)
 
-    def values(self, payload: torch.Tensor, k: int) -> F32:
+    def values(self, payload: U8, k: int) -> F32:
         """Return room for k values to be chosen into: the payload's own if they fit as they are."""
         if self.lossless:
-            values: F32 = payload.numpy()[: 4 * k].view(np.float32)
+            values: F32 = payload[: 4 * k].view(np.float32)
             return values
         return scratch("sparse.values", k, np.float32)
 
-    def write(self, payload: torch.Tensor, n: int, indices: U32, values: F32) -> F32:
+    def write(self, payload: U8, n: int, indices: U32, values: F32) -> F32:
         """Write a payload of exactly `bytes(k, n)` bytes.
 
         Args:
@@ -132,7 +133,7 @@ class SparseForm:
             The values as they will be decoded.
         """
         split = self._value_bytes(values.size)
-        packed = payload.numpy()[split:]
+        packed = payload[split:]
         kind = self.index_format(indices.size, n)
         if kind == "bits":
             bitpack.pack_bits(indices, bitpack.index_width(n), packed)
@@ -142,31 +143,31 @@ class SparseForm:
             elias_fano.pack_increasing(indices, n, packed)
         if self.lossless:
             return values
-        payload[:split].view(_DTYPES[self.value_dtype]).copy_(torch.from_numpy(values))
+        self._narrow(payload[:split]).copy_(torch.from_numpy(values))
         return self._widened(payload[:split])
 
-    def read(self, payload: torch.Tensor, n: int, k: int) -> tuple[U32, F32]:
+    def read(self, payload: U8, n: int, k: int) -> tuple[U32, F32]:
         """Read a payload; both results are valid until the next call on this thread.
 
         Raises:
             PayloadError: It has another length, or its indices are not increasing numbers below n.
         """
         due = self.bytes(k, n)
-        if payload.numel() != due:
+        if payload.size != due:
             raise PayloadError(
-                f"{self.codec}: {k} values of {n} elements take {due} bytes, {payload.numel()} came"
+                f"{self.codec}: {k} values of {n} elements take {due} bytes, {payload.size} came"
             )
         split = self._value_bytes(k)
         indices = scratch("sparse.indices", k, np.uint32)
         try:
-            self._read_indices(payload[split:].numpy(), n, indices)
+            self._read_indices(payload[split:], n, indices)
         except ValueError as error:
             raise PayloadError(f"{self.codec}: {error}") from error
         if self.lossless:
-            return indices, payload[:split].numpy().view(np.float32)
+            return indices, payload[:split].view(np.float32)
         return indices, self._widened(payload[:split])
 
-    def _read_indices(self, packed: npt.NDArray[Any], n: int, indices: U32) -> None:
+    def _read_indices(self, packed: U8, n: int, indices: U32) -> None:
         kind = self.index_format(indices.size, n)
         if kind == "bits":
             bitpack.unpack_bits(packed, bitpack.index_width(n), indices)
@@ -178,10 +179,13 @@ class SparseForm:
         else:
             elias_fano.unpack_increasing(packed, n, indices)
 
-    def _widened(self, narrow: torch.Tensor) -> F32:
-        typed = narrow.view(_DTYPES[self.value_dtype])
-        wide: F32 = scratch("sparse.wide", typed.numel(), np.float32)
-        torch.from_numpy(wide).copy_(typed)
+    def _narrow(self, values: U8) -> torch.Tensor:
+        return torch.from_numpy(values).view(_DTYPES[self.value_dtype])
+
+    def _widened(self, values: U8) -> F32:
+        narrow = self._narrow(values)
+        wide: F32 = scratch("sparse.wide", narrow.numel(), np.float32)
+        torch.from_numpy(wide).copy_(narrow)
         return wide
 
     def _value_bytes(self, k: int) -> int:
@@ -279,7 +283,8 @@ class BoundedSparse(Codec):
         self, x: torch.Tensor, residual: torch.Tensor | None, payload: torch.Tensor, scale: float
     ) -> int:
         elems, kept = x.numel(), None if residual is None else residual.numpy()
-        most, count, body = self.most(elems), 0, payload[_COUNT_BYTES:]
+        whole = payload.numpy()
+        most, count, body = self.most(elems), 0, whole[_COUNT_BYTES:]
         indices, values = scratch("sparse.indices", most, np.uint32), self.form.values(body, most)
         if elems:
             count = self.select(as_array(x), indices, values, kept, scale)
@@ -288,7 +293,7 @@ class BoundedSparse(Codec):
         sent = self.form.write(body[:length], elems, indices, values)
         if kept is not None and not self.form.lossless and not overflowed:
             topk.return_unsent(kept, indices, values, sent, scale=scale)
-        payload.numpy()[:_COUNT_BYTES].view(np.uint32)[0] = count
+        whole[:_COUNT_BYTES].view(np.uint32)[0] = count
         return _COUNT_BYTES + length
 
     def _read(self, payload: torch.Tensor, elems: int) -> tuple[U32, F32]:
@@ -296,10 +301,11 @@ class BoundedSparse(Codec):
             raise PayloadError(
                 f"{self.name}: a payload of {payload.numel()} bytes arrived, shorter than its count"
             )
-        count = int(payload.numpy()[:_COUNT_BYTES].view(np.uint32)[0])
+        whole = payload.numpy()
+        count = int(whole[:_COUNT_BYTES].view(np.uint32)[0])
         if count > self.most(elems):
             raise PayloadError(
                 f"{self.name}: a payload says it has {count} values, of {elems} elements "
                 f"{self.most(elems)} can be sent"
             )
-        return self.form.read(payload[_COUNT_BYTES:], elems, count)
+        return self.form.read(whole[_COUNT_BYTES:], elems, count)

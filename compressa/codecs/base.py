@@ -17,6 +17,7 @@ import torch
 
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import PayloadError
+from compressa.kernels.feedback import all_finite
 from compressa.kernels.philox import Noise
 from compressa.kernels.scratch import scratch
 
@@ -193,13 +194,17 @@ class Codec(Compressor):
         Returns:
             The payload's length in bytes.
         """
-        corrected = torch.add(x, residual, alpha=scale)
+        room = scratch("codec.feedback", 2 * x.numel(), np.float32)
+        corrected, decoded = torch.from_numpy(room).view(2, x.numel())
+        torch.add(x, residual, alpha=scale, out=corrected)
         length = self.encode(corrected, payload, draw)
-        decoded = torch.empty_like(x)
         self.decode(payload[:length], decoded, draw)
-        kept = corrected / scale if bool(corrected.isfinite().all()) else residual
-        error = corrected.sub_(decoded).mul_(1.0 / scale)
-        torch.where(error.isfinite(), error, kept, out=residual)
+        error = torch.sub(corrected, decoded, out=decoded).mul_(1.0 / scale)
+        if all_finite(error.numpy()):
+            residual.copy_(error)
+        else:
+            kept = corrected.div_(scale) if all_finite(corrected.numpy()) else residual
+            torch.where(error.isfinite(), error, kept, out=residual)
         return length
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
 import torch
 
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity, Reduction
+from compressa.kernels.scratch import scratch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,4 +66,5 @@ class NoCompression(Codec):
     ) -> None:
         """Multiply and add."""
         self.check(payload, out.numel())
-        out.add_(payload.view(torch.float32) * weight)
+        product = torch.from_numpy(scratch("none.product", out.numel(), np.float32))
+        out.add_(torch.mul(payload.view(torch.float32), weight, out=product))

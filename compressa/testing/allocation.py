@@ -27,7 +27,7 @@ from compressa.testing.memory import require
 
 _SHAPE = (1024, 1024)
 _CONSTANT_BYTES = 1 << 17  # for what does not grow with the gradient; that has 4 MiB
-_WARM_UP_STEPS = 2
+_WARM_UP_STEPS = 4  # residuals grow, and lead a selection to code that was not loaded yet
 
 
 class TorchAllocations(TorchDispatchMode):  # type: ignore[no-untyped-call]

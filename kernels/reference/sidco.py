@@ -17,7 +17,7 @@ def _reaching(sizes: F32, base: float) -> tuple[int, float]:
     return int(np.count_nonzero(reach)), sum_blocks(np.where(reach, sizes, np.float32(0)))
 
 
-def _bases(sample: F32, ranks: list[int]) -> list[float]:
+def _bases(sample: F32, ranks: tuple[int, ...]) -> list[float]:
     """Where the tails of all stages begin."""
     largest_first = np.sort(sample)[::-1]
     return [0.0, *(max(float(largest_first[rank - 1]), _SMALLEST) for rank in ranks)]
