@@ -25,7 +25,7 @@ class _ResetOnRebuild(PowerSGDAggregator):
     def __init__(self, hyper: PowerSGD, layout: Layout, world: World) -> None:
         super().__init__(hyper, layout, world)
         for matrix in self._matrices:
-            matrix.residual.zero_()
+            matrix.residual.fill(0)
 
 
 class ResetOnRebuild(PowerSGD):

@@ -51,6 +51,19 @@ class FaultyInt8(Int8):
         return Codec.encode_feedback(self, x, residual, payload, draw, scale)
 
 
+class Allocates(FaultyInt8):
+    def encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float = 1.0,
+    ) -> int:
+        effective = residual.mul(scale).add_(x)
+        return super().encode_feedback(effective, residual.zero_(), payload, draw, scale)
+
+
 class DropsOneElement(FaultyInt8):
     def _dequantize(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool

@@ -312,10 +312,10 @@ def check_header_only(self: ScopePayload, payload: torch.Tensor, turn: Turn, sen
 def test_allocation_checks_find_fresh_memory() -> None:
     check_codec_allocations(Int8())
     with pytest.raises(AssertionError, match="int8: encode_feedback allocates"):
-        check_codec_allocations(codecs.FaultyInt8())
+        check_codec_allocations(codecs.Allocates())
     check_allocations(ErrorFeedback(codec=Int8()))
     with pytest.raises(AssertionError, match=r"a step allocates .*aten\.mul"):
-        check_allocations(ErrorFeedback(codec=codecs.FaultyInt8()))
+        check_allocations(ErrorFeedback(codec=codecs.Allocates()))
 
 
 def test_replica_check_finds_a_rank_that_goes_on_with_its_own_values() -> None:
