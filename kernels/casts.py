@@ -3,6 +3,10 @@
 Both round to nearest, ties to even. float16 has 11 bits of precision and ends at 65504, above which
 values become infinite; bfloat16 has 8 bits and the range of float32. A NaN stays a NaN, and in
 bfloat16 becomes 0x7FC0.
+
+With a residual, p = x + scale * residual is cast, product rounded first, and the new residual is
+(p - cast back) * (1 / scale). Where p is finite and its cast is not, all of it stays behind:
+p * (1 / scale). Where p is not finite, the residual is left as it was.
 """
 
 from __future__ import annotations
@@ -12,15 +16,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import F32, check_array
+from ._arrays import F32, check_array, check_feedback
 from ._backends import backend
 
 Half = npt.NDArray[Any]
 """float16, or uint16 that holds the bits of bfloat16."""
 
 
-def narrow(x: F32, out: Half) -> None:
-    """Cast to 16 bits.
+def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0) -> None:
+    """Cast to 16 bits, and keep what that loses.
 
     Example:
         >>> import numpy as np
@@ -32,14 +36,17 @@ def narrow(x: F32, out: Half) -> None:
     Args:
         x: float32[n].
         out: float16[n], or uint16[n] for bfloat16; overwritten.
+        residual: float32[n], updated in place; None for no feedback.
+        scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape or a layout is wrong.
+        ValueError: A shape, a layout or the scale is wrong.
     """
     check_array("x", x, np.float32)
     _check_half("out", out, x.size, writable=True)
-    backend("casts", x, out).narrow(x, out)
+    check_feedback(residual, x.size, scale)
+    backend("casts", x, out, residual).narrow(x, out, residual=residual, scale=scale)
 
 
 def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:

@@ -74,11 +74,12 @@ def compile_blockwise(kinds: Kinds) -> None:
 
 
 def compile_casts() -> None:
-    """Half precision and bfloat16."""
-    x = np.zeros(_ELEMS, np.float32)
+    """Half precision and bfloat16, with and without residual."""
+    x, residual = np.zeros(_ELEMS, np.float32), np.zeros(_ELEMS, np.float32)
     for dtype in (np.float16, np.uint16):
         narrow = np.zeros(_ELEMS, dtype)
-        casts.narrow(x, narrow)
+        for kept in (None, residual):
+            casts.narrow(x, narrow, residual=kept)
         casts.widen(narrow, x)
 
 

@@ -31,6 +31,34 @@ def test_narrow_equals_reference(x: F32, dtype: npt.DTypeLike) -> None:
     assert same_bits(narrowed(x, dtype), specified)
 
 
+@given(st.data(), dtypes, st.sampled_from([1.0, 0.5, 3.0, 65536.0]))
+def test_narrow_with_residual_equals_reference(
+    data: st.DataObject, dtype: npt.DTypeLike, scale: float
+) -> None:
+    x = data.draw(gradients())
+    before = np.resize(data.draw(gradients()), x.size).astype(np.float32)
+    ours, theirs = before.copy(), before.copy()
+    out, specified = poisoned(x.size, dtype), poisoned(x.size, dtype)
+    narrow(x, out, residual=ours, scale=scale)
+    with np.errstate(all="ignore"):
+        reference.narrow(x, specified, residual=theirs, scale=scale)
+    assert same_bits(out, specified)
+    assert same_bits(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_narrow_keeps_what_it_can_not_send(dtype: npt.DTypeLike) -> None:
+    x = np.array([1.0001, 1e6, np.inf, np.nan, 3e38], np.float32)
+    residual = np.array([1e-5, 1.0, 2.0, 3.0, 3e38], np.float32)
+    out = poisoned(x.size, dtype)
+    narrow(x, out, residual=residual)
+    sent = poisoned(x.size, np.float32)
+    widen(out, sent)
+    assert sent[0] + np.float64(residual[0]) == np.float32(x[0] + np.float32(1e-5))
+    assert residual[1] == (1e6 + 1 if dtype is np.float16 else np.float32(1e6 + 1) - sent[1])
+    assert residual[2:].tolist() == [2.0, 3.0, np.float32(3e38)]  # the last sum overflows
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("add", [False, True])
 def test_widen_of_any_bits_equals_reference(dtype: npt.DTypeLike, add: bool) -> None:

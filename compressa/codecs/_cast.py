@@ -51,6 +51,19 @@ class Cast(Codec):
         casts.narrow(x.numpy(), self._values(payload))
         return payload.numel()
 
+    def encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float = 1.0,
+    ) -> int:
+        """Add the residual, cast and keep what that loses, in one pass."""
+        values = self._values(payload)
+        casts.narrow(x.numpy(), values, residual=residual.numpy(), scale=scale)
+        return payload.numel()
+
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         """Cast back."""
         self.check(payload, out.numel())

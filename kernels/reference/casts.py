@@ -6,13 +6,23 @@ import numpy as np
 
 from .._arrays import F32
 from ..casts import Half
-from ._feedback import combine, widened
+from ._feedback import combine, effective, remainder, widened
 
 _QUIET = np.uint32(0x7FC0)
 
 
-def narrow(x: F32, out: Half) -> None:
+def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0) -> None:
     """See :func:`compressa.kernels.casts.narrow`."""
+    p = effective(x, residual, scale)
+    _round(p, out)
+    if residual is not None:
+        error = remainder(p, widened(out), scale)
+        whole = remainder(p, np.zeros_like(p), scale)
+        kept = np.where(np.isfinite(p), whole, residual)
+        residual[:] = np.where(np.isfinite(widened(out)), error, kept)
+
+
+def _round(x: F32, out: Half) -> None:
     if out.dtype == np.float16:
         out[:] = x.astype(np.float16)
         return
