@@ -310,6 +310,16 @@ class CannotBeSummed(Fp16):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         return super().encode(x.sign() * x.abs().sqrt(), payload, draw)
 
+    def encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float = 1.0,
+    ) -> int:
+        return Codec.encode_feedback(self, x, residual, payload, draw, scale)
+
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         Codec.decode(self, payload, out, draw)
 

@@ -180,7 +180,8 @@ class SparseForm:
             elias_fano.unpack_increasing(packed, n, indices)
 
     def _narrow(self, values: U8) -> torch.Tensor:
-        return torch.from_numpy(values).view(_DTYPES[self.value_dtype])
+        bits = values.view(np.int16)  # NumPy also reads what is empty in other elements
+        return torch.from_numpy(bits).view(_DTYPES[self.value_dtype])
 
     def _widened(self, values: U8) -> F32:
         narrow = self._narrow(values)

@@ -181,8 +181,8 @@ class Codec(Compressor):
     ) -> int:
         """Encode p = x + scale * residual, and set residual = (p - decode(payload)) / scale.
 
-        Where `p` is not finite, the residual is left as it was; where only the error is not, as the
-        payload's dtype was too small for `p`, all of `p` is kept.
+        Where the error is not finite, the residual is left as it was; but if `p` is finite, so
+        that only the payload's dtype was too small for it, `p` is kept whole.
 
         Args:
             x: The gradient, multiplied by the loss scale.
@@ -203,7 +203,7 @@ class Codec(Compressor):
         if all_finite(error.numpy()):
             residual.copy_(error)
         else:
-            kept = torch.where(corrected.isfinite(), corrected.mul_(1.0 / scale), residual)
+            kept = corrected.div_(scale) if all_finite(corrected.numpy()) else residual
             torch.where(error.isfinite(), error, kept, out=residual)
         return length
 
