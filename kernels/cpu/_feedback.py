@@ -18,7 +18,7 @@ from ._intrinsic import intrinsic
 from ._jit import inlined, lean
 from ._lanes import Largest, LargestAndSquares, Nothing, Sum, magnitudes, squares
 from ._values import load
-from ._vector import Hints, Memory, for_rows, memory, spread
+from ._vector import Memory, for_rows, hints_of, memory, spread
 
 Values = npt.NDArray[Any]
 
@@ -62,9 +62,7 @@ def _statistic(result: Any, start: Callable[[Any], Any], *, hints: bool = False)
                 target.write(at, value)
             statistic.add(value, at)
 
-        given = zip(signature.args[4:6], arguments[4:6], strict=True)
-        streams = [memory(context, builder, *stream) for stream in given]
-        ahead = Hints(builder, streams, arguments[6], rows=4) if hints else None
+        ahead = hints_of(context, builder, signature, arguments, rows=4) if hints else None
         for_rows(builder, source.size, row, ahead)
         return statistic.result()
 

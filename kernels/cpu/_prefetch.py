@@ -19,19 +19,22 @@ AHEAD = 1024  # elements; 512 and 2048 were slower, on a Sapphire Rapids core
 LINE_BYTES = 64
 
 
+def hint(builder: Any, address: Any) -> None:
+    """Write the instruction: ask for the cache line of an address; any is harmless."""
+    byte, word = ir.IntType(8).as_pointer(), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+    # To read, for all levels of the cache, data and not instructions.
+    builder.call(function, [builder.bitcast(address, byte), word(0), word(3), word(1)])
+
+
 @intrinsic
 def prefetch(typing: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line that holds ``array[index]``; any index is harmless."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
-        byte = ir.IntType(8).as_pointer()
-        word = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, word, word, word])
-        hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
-        address = builder.bitcast(builder.gep(data, [arguments[1]]), byte)
-        # To read, for all levels of the cache, data and not instructions.
-        builder.call(hint, [address, word(0), word(3), word(1)])
+        hint(builder, builder.gep(data, [arguments[1]]))
         return context.get_dummy_value()
 
     return types.void(array, types.intp), generate

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
+from typing import Any
+
 import numpy as np
+from numba.core import types
 
 from .._arrays import F32, U8
-from ._jit import inlined, lean
-from ._view import view
+from ._intrinsic import intrinsic
+from ._jit import lean
+from ._vector import Memory, for_rows, hints_of
 
 SIGN = np.uint32(1 << 31)
 
@@ -17,21 +23,31 @@ def sign_of(value: np.float32) -> np.uint32:
     return np.uint32(np.float32(value + np.float32(0)).view(np.uint32) & SIGN)
 
 
-@inlined
-def pack_whole(p: F32, bits: U8, low: int, high: int) -> None:
-    """Bytes low to high of the signs of eight planes, all as long as ``bits``."""
-    m = bits.size
-    a, b = view(p, low, high), view(p, m + low, m + high)
-    c, d = view(p, 2 * m + low, 2 * m + high), view(p, 3 * m + low, 3 * m + high)
-    e, f = view(p, 4 * m + low, 4 * m + high), view(p, 5 * m + low, 5 * m + high)
-    g, h = view(p, 6 * m + low, 6 * m + high), view(p, 7 * m + low, 7 * m + high)
-    out = view(bits, low, high)
-    for i in range(out.size):
-        lower = sign_of(a[i]) >> np.uint32(31) | sign_of(b[i]) >> np.uint32(30)
-        lower |= sign_of(c[i]) >> np.uint32(29) | sign_of(d[i]) >> np.uint32(28)
-        upper = sign_of(e[i]) >> np.uint32(27) | sign_of(f[i]) >> np.uint32(26)
-        upper |= sign_of(g[i]) >> np.uint32(25) | sign_of(h[i]) >> np.uint32(24)
-        out[i] = np.uint8(lower | upper)
+@intrinsic
+def pack_whole(typing: Any, p: Any, bits: Any, x: Any, left: Any, position: Any) -> Any:
+    """The signs of exactly eight values to a byte.
+
+    Asks memory for a quarter as many elements of the streams ``x`` and ``left``, if they are not
+    None, from ``position``.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        values = Memory(context, builder, p, arguments[0])
+        packed = Memory(context, builder, bits, arguments[1])
+
+        def row(at: Any, lanes: int) -> None:
+            planes = []
+            for plane in range(8):
+                place = builder.add(at, builder.mul(packed.size, at.type(plane)))
+                words = (values.read(place, lanes) + 0.0).words()  # the sign of -0 is that of 0
+                planes.append(words.shifted_down(31 - plane) & (1 << plane))
+            packed.write(at, reduce(or_, planes))
+
+        hints = hints_of(context, builder, signature, arguments, lines=2)
+        for_rows(builder, packed.size, row, hints)
+        return context.get_dummy_value()
+
+    return types.void(p, bits, x, left, position), generate
 
 
 @lean

@@ -14,6 +14,8 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from ._prefetch import hint
+
 LANES = 16
 
 _FLOAT, _WORD = ir.FloatType(), ir.IntType(32)
@@ -169,12 +171,7 @@ class Memory:
 
     def hint(self, at: Any) -> None:
         """Ask for the cache line of an element; any place is harmless."""
-        byte = ir.IntType(8).as_pointer()
-        kind = ir.FunctionType(ir.VoidType(), [byte, _WORD, _WORD, _WORD])
-        module = self._builder.module
-        function = cgutils.get_or_insert_function(module, kind, "llvm.prefetch.p0i8")
-        address = self._builder.bitcast(self._builder.gep(self._data, [at]), byte)
-        self._builder.call(function, [address, _WORD(0), _WORD(3), _WORD(1)])
+        hint(self._builder, self._builder.gep(self._data, [at]))
 
     @property
     def _element_bytes(self) -> int:
@@ -226,6 +223,13 @@ class Hints:
             for line in range(self._lines):
                 place = self._builder.add(first, first.type(line * LANES))
                 stream.hint(self._builder.add(self._position, place))
+
+
+def hints_of(context: Any, builder: Any, signature: Any, arguments: Any, **turn: int) -> Hints:
+    """Of an intrinsic whose last three arguments are two streams and where to begin in them."""
+    given = zip(signature.args[-3:-1], arguments[-3:-1], strict=True)
+    streams = [memory(context, builder, *stream) for stream in given]
+    return Hints(builder, streams, arguments[-1], **turn)
 
 
 def for_rows(

@@ -57,7 +57,7 @@ def _quantize(
         at = drawn_at(key, low, high, drawn)
         packed = view(signs, low // 8, (high + 7) // 8)
         if p.size == 8 * packed.size:
-            pack_whole(p, packed, 0, packed.size)
+            pack_whole(p, packed, None, None, 0)
         else:
             pack_short(p, packed)
         noise, codes = view(drawn, at, at + high - low), view(exponents, low, high)

@@ -6,8 +6,6 @@ sums, one packs signs, one makes the new residual and asks memory for the blocks
 
 from __future__ import annotations
 
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import numpy as np
@@ -19,42 +17,12 @@ from ._feedback import Values, fill_magnitudes, inverse, place
 from ._intrinsic import intrinsic
 from ._jit import inlined, lean
 from ._prefetch import AHEAD, fetch
-from ._signs import SIGN, pack_short
+from ._signs import SIGN, pack_short, pack_whole
 from ._values import bits_of
-from ._vector import Hints, Memory, for_rows, memory, spread
+from ._vector import Memory, for_rows, hints_of, spread
 from ._view import view
 
 _SIGN = 0x80000000
-
-
-def _ahead(context: Any, builder: Any, signature: Any, arguments: Any, **turn: int) -> Hints:
-    """Of the last three arguments: two streams and where to begin."""
-    given = zip(signature.args[-3:-1], arguments[-3:-1], strict=True)
-    streams = [memory(context, builder, *stream) for stream in given]
-    return Hints(builder, streams, arguments[-1], **turn)
-
-
-@intrinsic
-def _pack_whole(typing: Any, p: Any, bits: Any, x: Any, left: Any, position: Any) -> Any:
-    """The signs of eight values to a byte, in planes; hints for a quarter of a block."""
-
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        values = Memory(context, builder, p, arguments[0])
-        packed = Memory(context, builder, bits, arguments[1])
-
-        def row(at: Any, lanes: int) -> None:
-            planes = []
-            for plane in range(8):
-                place = builder.add(at, builder.mul(packed.size, at.type(plane)))
-                words = (values.read(place, lanes) + 0.0).words()  # the sign of -0 is that of 0
-                planes.append(words.shifted_down(31 - plane) & (1 << plane))
-            packed.write(at, reduce(or_, planes))
-
-        hints = _ahead(context, builder, signature, arguments, lines=2)
-        for_rows(builder, packed.size, row, hints)
-        return context.get_dummy_value()
-
-    return types.void(p, bits, x, left, position), generate
 
 
 @intrinsic
@@ -73,7 +41,9 @@ def _keep(
             decoded = (((value + 0.0).words() & _SIGN) | magnitude).as_floats()
             kept.write(at, (value - decoded) * spread(builder, arguments[3], lanes))
 
-        for_rows(builder, values.size, row, _ahead(context, builder, signature, arguments, rows=2))
+        for_rows(
+            builder, values.size, row, hints_of(context, builder, signature, arguments, rows=2)
+        )
         return context.get_dummy_value()
 
     return types.void(p, residual, unit, back, x, left, position), generate
@@ -104,7 +74,7 @@ def _quantize(
             continue
         scales[b] = np.float32(total / (high - low))
         if p.size == 8 * packed.size:
-            _pack_whole(p, packed, x, residual, high + block // 4)
+            pack_whole(p, packed, x, residual, high + block // 4)
         else:
             pack_short(p, packed)
         if residual is not None:
