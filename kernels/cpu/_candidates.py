@@ -1,25 +1,25 @@
 """Lists of candidates, piece by piece of a vector: made, put back, cut and joined.
 
-    q = (x + scale * residual) * (1 / scale)
-
-is what is compared, and what stays in the residual until it is sent.
+What is compared is q (`_unscaled.py`), which stays in the residual until it is sent.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, F64, I64, U32
+from .._arrays import F32, I64, U32
+from ._absent import first_of, only_with
 from ._append import LARGEST, append
-from ._feedback import Values, effective, magnitude_bits
+from ._feedback import Values, magnitude_bits
+from ._flags import WORD, list_flagged
 from ._jit import jit, lean
-from ._lanes import sum_reaching, sum_squares
-from ._prefetch import fetch, prefetch
+from ._prefetch import prefetch
+from ._sums import Sums, add_up
+from ._tree import LANES
+from ._unscaled import Factors, look, unscaled
 from ._view import view
 
 BLOCK = 2048  # elements that go through the first-level cache together
-_ROW = 256  # elements between two hints to memory
-_AHEAD = 2048
 _ENTRIES_AHEAD = 32  # the lines of entries are far apart, and stores wait for them one by one
 _INFINITY = np.uint32(0x7F800000)
 _NOTHING = np.float32(0)
@@ -28,13 +28,9 @@ FOUND, FULL, TOP = range(3)
 NOTES = 3
 """What is noted of a list: its length, whether it is full, and the piece's largest magnitude."""
 
-Factors = tuple[np.float32, np.float32]
 Entries = tuple[U32, F32]
 Lists = tuple[Entries, I64, I64]
 """Indices and values of all lists; where each piece's begin, and the last one ends; their notes."""
-Sums = tuple[F64, U32, I64]
-"""Sums and numbers of what reaches some magnitude bits, by these and by block; without any, the
-sums of squares."""
 
 
 @lean
@@ -42,43 +38,6 @@ def _span(lists: Lists, number: int) -> tuple[int, int]:
     """Where a piece's list begins and ends."""
     begin = lists[1][number]
     return begin, begin + lists[2][number, FOUND]
-
-
-@lean
-def _unscaled(x: Values | None, residual: F32 | None, factors: Factors, i: int) -> np.float32:
-    """Element i of q; the residual holds it already where there is no ``x``."""
-    if x is not None:
-        return np.float32(effective(x, residual, factors[0], i) * factors[1])
-    if residual is not None:
-        return np.float32(residual[i])
-    return _NOTHING
-
-
-@lean
-def take(x: Values | None, residual: F32 | None, factors: Factors, q: F32) -> np.uint32:
-    """Write q, also to the residual if it does not hold it; return the largest magnitude."""
-    largest = np.uint32(0)
-    for i in range(q.size):
-        value = _unscaled(x, residual, factors, i)
-        magnitude = magnitude_bits(value)
-        q[i] = value
-        largest = max(largest, magnitude)
-        if x is not None and residual is not None:
-            # What is not finite changes nothing.
-            residual[i] = value if magnitude < _INFINITY else residual[i]
-    return largest
-
-
-@lean
-def _add_up(q: F32, block: int, measured: Sums) -> None:
-    """Note the sums of a block."""
-    sums, bases, reached = measured
-    if bases.size == 0:
-        sums[0, block] = sum_squares(q)
-    for s in range(bases.size):
-        total, count = sum_reaching(q, bases[s])
-        sums[s, block] = total
-        reached[s, block] = min(count, q.size)  # 0 is also reached by what a row is padded with
 
 
 @jit
@@ -93,22 +52,23 @@ def _list_part(
     notes: I64,
 ) -> None:
     """Go on with a piece's list; list nothing more once a block might not fit."""
-    room, found, largest = np.empty(BLOCK, np.float32), notes[FOUND], np.uint32(0)
-    (indices, values), extent = entries, np.uint32(LARGEST - np.int64(least))
+    room, magnitudes = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+    flags, lanes = np.empty(BLOCK // WORD, np.uint64), np.empty(LANES)
+    (indices, values), found, largest = entries, notes[FOUND], np.uint32(0)
     for low in range(span[0], span[1], BLOCK):
-        high = min(low + BLOCK, span[1])
-        q, here, left = view(room, 0, high - low), view(x, low, high), view(residual, low, high)
+        high, listed = min(low + BLOCK, span[1]), found
+        sizes = only_with(measured, view(magnitudes, 0, high - low))
+        flags[:] = np.uint64(0)
+        top = look(x, residual, factors, low, high, room, sizes, flags, least)
+        largest = max(largest, top)
         notes[FULL] |= np.int64(found + high - low > indices.size)
-        largest = max(largest, take(here, left, factors, q))
+        if not notes[FULL]:
+            q = first_of(view(residual, low, high), view(room, 0, high - low))
+            found = list_flagged(flags, q, np.uint32(low), indices, values, found)
         if measured is not None:
-            _add_up(q, low // BLOCK, measured)
-        for row in range(low, high, _ROW):
-            stop = min(row + _ROW, high)
-            fetch(x, row + _AHEAD, stop + _AHEAD)
-            fetch(residual, row + _AHEAD, stop + _AHEAD)
-            if not notes[FULL]:
-                some, first = view(q, row - low, stop - low), np.uint32(row)
-                found = append(None, some, least, extent, first, indices, values, found)
+            these = view(indices, listed, found), view(values, listed, found)
+            known = LARGEST + 1 if notes[FULL] else int(np.int64(least))
+            add_up(sizes, these, known, low // BLOCK, measured, lanes)
     notes[FOUND] = found
     notes[TOP] = max(notes[TOP], np.int64(largest))
 
@@ -277,12 +237,9 @@ def histogram(
         mine[:] = 0
         for start in range(begin, end, BLOCK):
             stop = min(start + BLOCK, end)
-            here, left, q = (
-                view(x, start, stop),
-                view(residual, start, stop),
-                view(room, 0, stop - start),
-            )
-            if take(here, left, factors, q) >= least:
+            top = look(x, residual, factors, start, stop, room, None, None, np.uint32(0))
+            if top >= least:
+                q = first_of(view(residual, start, stop), view(room, 0, stop - start))
                 for i in range(q.size):
                     bucket = (np.int64(magnitude_bits(q[i])) - least) >> shift
                     if 0 <= bucket < mine.size:
@@ -296,7 +253,7 @@ def place_after_ties(
     """Where, from ``begin`` on, the first so many elements of q that equal the threshold end."""
     i = begin
     while ties:
-        ties -= int(magnitude_bits(_unscaled(x, residual, factors, i)) == threshold)
+        ties -= int(magnitude_bits(unscaled(x, residual, factors, i)) == threshold)
         i += 1
     return i
 
@@ -324,18 +281,8 @@ def count_all(
     room, count = np.empty(BLOCK, np.float32), 0
     for low in range(bounds[0], bounds[1], BLOCK):
         high = min(low + BLOCK, bounds[1])
-        q = view(room, 0, high - low)
-        take(view(x, low, high), view(residual, low, high), factors, q)
+        look(x, residual, factors, low, high, room, None, None, threshold)
+        q = first_of(view(residual, low, high), view(room, 0, high - low))
         above, equal = compare(q, threshold)
         count += above + equal
     return count
-
-
-@jit
-def add_in_order(reached: I64, sums: F64) -> tuple[int, float]:
-    """What the blocks' numbers and sums come to, first to last."""
-    count, total = 0, 0.0
-    for i in range(sums.size):
-        count += reached[i]
-        total += sums[i]
-    return count, total

@@ -30,10 +30,14 @@ def squares(builder: Any, total: Any, values: Vector) -> Any:
     return builder.call(fused, [wide, wide, total])
 
 
+def plain(builder: Any, total: Any, values: Vector) -> Any:
+    """The values themselves."""
+    return builder.fadd(total, builder.fpext(values.value, lanes_of(_DOUBLE, values.lanes)))
+
+
 def magnitudes(builder: Any, total: Any, values: Vector) -> Any:
-    """Sum of magnitudes."""
-    wide = builder.fpext(values.magnitude().value, lanes_of(_DOUBLE, values.lanes))
-    return builder.fadd(total, wide)
+    """Their magnitudes."""
+    return plain(builder, total, values.magnitude())
 
 
 class Sum:
@@ -137,27 +141,53 @@ def sum_squares(typing: Any, values: Any) -> Any:
     return types.float64(values), generate
 
 
-@intrinsic
-def sum_reaching(typing: Any, values: Any, least: Any) -> Any:
-    """Sum of the magnitudes whose bits are at least ``least``, in float64; and how many."""
+class _Count:
+    """How many flags were set."""
+
+    def __init__(self, builder: Any) -> None:
+        self._builder = builder
+        self._room = cgutils.alloca_once_value(builder, ir.IntType(64)(0))
+
+    def add(self, flags: Any) -> None:
+        """Take in those of a row, or of a single element."""
+        if flags.type != ir.IntType(1):
+            flags = self._builder.ctpop(self._builder.bitcast(flags, ir.IntType(LANES)))
+        wide = self._builder.zext(flags, ir.IntType(64))
+        self._builder.store(self._builder.add(self._builder.load(self._room), wide), self._room)
+
+    def result(self) -> Any:
+        """The number."""
+        return self._builder.load(self._room)
+
+
+def _reaching(result: Any, *, with_all: bool) -> Any:
+    """Sum of all magnitudes, if asked for; of those whose bits are no fewer; and their number."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        none = ir.Constant(ir.IntType(64), 0)
-        count = cgutils.alloca_once_value(builder, none)
+        sizes = Memory(context, builder, signature.args[0], arguments[0])
+        total, part, count = Sum(builder, plain), Sum(builder, plain), _Count(builder)
 
-        def reaching(builder: Any, total: Any, values: Vector) -> Any:
-            bound = spread(builder, arguments[1], values.lanes)
-            bits = values.magnitude().words()
-            reaches = builder.icmp_unsigned(">=", bits.value, bound.value)
-            flags = builder.bitcast(reaches, ir.IntType(values.lanes))
-            few = builder.ctpop(flags) if values.lanes > 1 else flags
-            wide = builder.zext(few, ir.IntType(64))
-            builder.store(builder.add(builder.load(count), wide), count)
-            nothing = ir.Constant(bits.value.type, None)
-            kept = Vector(builder, builder.select(reaches, bits.value, nothing))
-            return magnitudes(builder, total, kept.as_floats())
+        def row(at: Any, lanes: int) -> None:
+            size = sizes.read(at, lanes)
+            flags = size.words().reaches(spread(builder, arguments[1], lanes))
+            count.add(flags)
+            part.add(size.where(flags, 0.0), at)
+            if with_all:
+                total.add(size, at)
 
-        total = _sum(context, builder, values, arguments[0], reaching)
-        return context.make_tuple(builder, signature.return_type, [total, builder.load(count)])
+        for_rows(builder, sizes.size, row)
+        results = [part.result(), count.result()]
+        if with_all:
+            results.insert(0, total.result())
+        return context.make_tuple(builder, signature.return_type, results)
 
-    return types.Tuple((types.float64, types.int64))(values, types.uint32), generate
+    def declare(typing: Any, sizes: Any, least: Any) -> Any:
+        return result(sizes, types.uint32), generate
+
+    return intrinsic(declare)
+
+
+sum_reaching = _reaching(types.Tuple((types.float64, types.int64)), with_all=False)
+sum_all_and_reaching = _reaching(
+    types.Tuple((types.float64, types.float64, types.int64)), with_all=True
+)

@@ -1,8 +1,6 @@
 """Listing: one look at q, after which a choice among its large elements costs little.
 
-    q = (x + scale * residual) * (1 / scale)
-
-is what is compared, and what stays in the residual. A guess at the smallest magnitude that will be
+What is compared is q (`_unscaled.py`). A guess at the smallest magnitude that will be
 chosen comes from a sample. One pass makes the new residual and lists the candidates, which are at
 least as large as the guess (`_candidates.py`). If there are enough of them, the exact choice is
 among the few. Otherwise a histogram of the whole vector says where the choice ends, and a second
@@ -25,13 +23,14 @@ from ..scratch import scratch
 from ..threads import over_slices
 from . import _candidates as candidates
 from ._append import LARGEST
-from ._candidates import BLOCK, NOTES, Entries, Factors, Lists, Sums
+from ._candidates import BLOCK, NOTES, Entries, Lists
 from ._feedback import inverse
 from ._rank import guess, nth_largest, sample_size
+from ._sums import Sums, add_in_order
+from ._unscaled import INFINITY, Factors
 from ._values import bits_of
 
 LEAST_PIECE = 1 << 16
-INFINITY = 0x7F800000
 _PIECES = 64
 _PAGE = 4096  # elements of a piece's list, beside what is expected
 _CROWDED = 8  # how many times the average of candidates a piece may have
@@ -119,7 +118,7 @@ def room_for_sums(elems: int, bases: U32) -> Sums:
 def added_up(measured: Sums) -> list[tuple[int, float]]:
     """Return, for each base, what the blocks' numbers and sums, first to last, come to."""
     sums, _, reached = measured
-    return [candidates.add_in_order(*rows) for rows in zip(reached, sums, strict=True)]
+    return [add_in_order(*rows) for rows in zip(reached, sums, strict=True)]
 
 
 class Listing:

@@ -11,11 +11,10 @@ import numpy as np
 from .._arrays import F32, U32, Gradient
 from ..scratch import scratch
 from . import _candidates as candidates
-from ._candidates import FOUND, NOTES, TOP, Entries, Factors, Lists, Sums
+from ._candidates import FOUND, NOTES, TOP, Entries, Lists
 from ._feedback import Values
 from ._jit import jit
 from ._listing import (
-    INFINITY,
     LEAST_PIECE,
     Guess,
     Listing,
@@ -26,6 +25,8 @@ from ._listing import (
     source_of,
 )
 from ._rank import guess, nth_largest, sample_size
+from ._sums import Sums
+from ._unscaled import INFINITY, Factors
 
 
 def select_largest(

@@ -80,6 +80,19 @@ class Vector:
         """The smaller of both, of signed words."""
         return self._chosen("<", other)
 
+    def is_below(self, bound: Vector | float) -> Any:
+        """Flags: which signed words are smaller."""
+        return self.builder.icmp_signed("<", self.value, self._fellow(bound))
+
+    def reaches(self, bound: Vector) -> Any:
+        """Flags: which unsigned words are at least as large."""
+        return self.builder.icmp_unsigned(">=", self.value, bound.value)
+
+    def where(self, flags: Any, otherwise: Vector | float) -> Vector:
+        """These values where a flag is set, others elsewhere."""
+        other = self._fellow(otherwise)
+        return Vector(self.builder, self.builder.select(flags, self.value, other))
+
     def magnitude(self) -> Vector:
         """Floats without their signs."""
         return (self.words() & 0x7FFFFFFF).as_floats()
@@ -168,6 +181,19 @@ class Memory:
             value = self._builder.trunc(value, kind)
         address = self._address(at, vector.lanes)
         self._builder.store(value, address, align=self._element_bytes)
+
+    def write_flags(self, at: Any, flags: Any) -> None:
+        """Write flags of a row to bits ``at`` and on, or set the bit of a single element."""
+        half = ir.IntType(LANES)
+        halves = self._builder.bitcast(self._data, half.as_pointer())
+        place = self._builder.gep(halves, [self._builder.udiv(at, at.type(LANES))])
+        if flags.type == ir.IntType(1):
+            bit = self._builder.trunc(self._builder.urem(at, at.type(LANES)), half)
+            bits = self._builder.shl(self._builder.zext(flags, half), bit)
+            bits = self._builder.or_(self._builder.load(place), bits)
+        else:
+            bits = self._builder.bitcast(flags, half)
+        self._builder.store(bits, place)
 
     def hint(self, at: Any) -> None:
         """Ask for the cache line of an element; any place is harmless."""

@@ -10,15 +10,16 @@ import numpy as np
 from .._arrays import F32, U32, Gradient
 from ..scratch import scratch
 from ..threads import over_slices
-from ._candidates import Factors, send, take
+from ._absent import first_of
+from ._candidates import send
 from ._feedback import Values, magnitude_bits
 from ._jit import jit
 from ._listing import mark, source_of
 from ._selection import select_largest
+from ._unscaled import INFINITY, Factors, look
 from ._values import load
 from ._view import view
 
-_INFINITY = np.uint32(0x7F800000)
 _SMALLEST = 1  # in magnitude bits
 
 
@@ -30,13 +31,13 @@ def _keep_what_matters(
     largest = np.uint32(0)
     for low in range(0, x.size, bin_elems):
         high = min(low + bin_elems, x.size)
-        q, here = view(some, low, high), view(x, low, high)
-        top = take(here, view(residual, low, high), factors, q)
-        largest = max(largest, top)
+        here, mine = view(x, low, high), view(some, low, high)
+        top = look(x, residual, factors, low, high, mine, None, None, np.uint32(0))
+        q, largest = first_of(view(residual, low, high), mine), max(largest, top)
         for i in range(q.size):
             repeated = np.float32(q[i] + np.float32(load(here, i) * factors[1]))
-            q[i] = q[i] if magnitude_bits(repeated) >= top else np.float32(0)
-    return bool(largest < _INFINITY)
+            mine[i] = q[i] if magnitude_bits(repeated) >= top else np.float32(0)
+    return bool(largest < INFINITY)
 
 
 def select_adacomp(

@@ -7,19 +7,16 @@ blocks to come (`_codes.py`). Memory is passed over once, and neither loop has a
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba.core import types
 
 from .._arrays import F32, U8, U16, Gradient
 from ..blockwise import Form
 from ..philox import Noise
 from ..threads import over_slices
+from ._absent import only_with
 from ._codes import ROUNDER, STEPS, encode, grid_numbers
 from ._feedback import Values, fill_largest, fill_largest_and_squares, fill_squares, inverse, place
 from ._grid import CLIPPED, L2, Shape, clipped_grid, grid_of, norm_grid, shape_of
-from ._intrinsic import intrinsic
 from ._jit import inlined, lean
 from ._nibbles import pack_planes, unpack_planes
 from ._noise import Key, drawn_at, noise_buffer, noise_key
@@ -107,13 +104,6 @@ def _encode_block(
     encode(shape.bits, p, packed, noise, residual, x, left, position, numbers)
 
 
-@intrinsic
-def _if_any(typing: Any, offsets: Any, offset: Any) -> Any:
-    """The offset, or None where there are none: then no loop adds it."""
-    source = 0 if isinstance(offsets, types.NoneType) else 1
-    return (offsets, offset)[source](offsets, offset), lambda c, b, s, given: given[source]
-
-
 @lean
 def _quantize(
     x: Values,
@@ -151,7 +141,7 @@ def _quantize(
         fetch(codes, (low + AHEAD) // each, (high + AHEAD) // each)
         _encode_block(
             p,
-            (unit, _if_any(offsets, offset)),
+            (unit, only_with(offsets, offset)),
             shape,
             noise,
             left,
@@ -197,7 +187,7 @@ def _dequantize(
     signed, zero = codes.view(np.int8), np.float32(shape.zero)
     for b in range(scales.size):
         low, high = b * shape.block, min((b + 1) * shape.block, out.size)
-        grid = scales[b], _if_any(offsets, np.float32(0) if offsets is None else offsets[b])
+        grid = scales[b], only_with(offsets, np.float32(0) if offsets is None else offsets[b])
         part = view(out, low, high)
         fetch(out, low + AHEAD, high + AHEAD)
         if shape.bits == 8 and offsets is None:

@@ -8,11 +8,10 @@ from .._arrays import F32, U32, Gradient
 from ..dgc import ADJUSTMENTS, FEWEST, MOST, SMALLEST, adjusted_threshold, lowered, most_selected
 from ..scratch import scratch
 from ..threads import over_slices
-from ._candidates import Entries, Factors
+from ._candidates import Entries
 from ._feedback import Values, magnitude_bits
 from ._jit import jit
 from ._listing import (
-    INFINITY,
     LEAST_PIECE,
     Guess,
     Listing,
@@ -23,6 +22,7 @@ from ._listing import (
 )
 from ._rank import nth_largest, sample_stretches
 from ._selection import begin, begin_again, finish_short
+from ._unscaled import INFINITY, Factors
 
 _lowered = jit(lowered)
 _OCTAVE = 1 << 23  # in magnitude bits, a factor of two

@@ -9,17 +9,15 @@ import numpy as np
 from .._arrays import F32, U32, Gradient
 from ..select import Unit, in_units
 from ..threads import over_slices
-from ._candidates import BLOCK, Factors, take
+from ._absent import first_of
+from ._candidates import BLOCK
 from ._feedback import Values, inverse, magnitude_bits
 from ._jit import jit, lean
 from ._listing import guessed, mark, threshold_bits
-from ._prefetch import fetch
 from ._selection import listing_of, select_largest
+from ._unscaled import INFINITY, Factors, look
 from ._values import bits_of
 from ._view import view
-
-_INFINITY = np.uint32(0x7F800000)
-_AHEAD = 2048
 
 
 @lean
@@ -28,7 +26,7 @@ def _take_out(q: F32, low: int, indices: U32, values: F32, residual: F32 | None)
     for j in range(indices.size):
         at = np.int64(indices[j]) - low
         values[j] = q[at]
-        if residual is not None and magnitude_bits(q[at]) < _INFINITY:
+        if residual is not None and magnitude_bits(q[at]) < INFINITY:
             residual[at] = np.float32(0)
 
 
@@ -45,22 +43,21 @@ def _take_part(
     room, largest, done = np.empty(BLOCK, np.float32), np.uint32(0), 0
     for low in range(bounds[0], bounds[1], BLOCK):
         high = min(low + BLOCK, bounds[1])
-        q, here, left = view(room, 0, high - low), view(x, low, high), view(residual, low, high)
-        largest = max(largest, take(here, left, factors, q))
-        fetch(x, low + _AHEAD, high + _AHEAD)
-        fetch(residual, low + _AHEAD, high + _AHEAD)
-        begin = done
+        top = look(x, residual, factors, low, high, room, None, None, np.uint32(0))
+        left, begin = view(residual, low, high), done
+        q = first_of(left, view(room, 0, high - low))
+        largest = max(largest, top)
         while done < indices.size and np.int64(indices[done]) < high:
             done += 1
         _take_out(q, low, view(indices, begin, done), view(values, begin, done), left)
-    return bool(largest < _INFINITY)
+    return bool(largest < INFINITY)
 
 
 @lean
 def _give_back(indices: U32, values: F32, residual: F32 | None) -> None:
     if residual is not None:
         for j in range(indices.size):
-            if magnitude_bits(values[j]) < _INFINITY:
+            if magnitude_bits(values[j]) < INFINITY:
                 residual[indices[j]] = values[j]
 
 
@@ -70,7 +67,7 @@ def _rescale(indices: U32, values: F32, scale: np.float32, residual: F32 | None)
     for j in range(indices.size):
         q = values[j]
         values[j] = q * scale
-        if residual is not None and magnitude_bits(values[j]) >= _INFINITY:
+        if residual is not None and magnitude_bits(values[j]) >= INFINITY:
             residual[indices[j]] = q
 
 

@@ -14,11 +14,10 @@ from ..sidco import (
     sampled,
     stage_threshold,
 )
-from ._candidates import Entries, Factors, Sums, add_in_order
+from ._candidates import Entries
 from ._feedback import Values, magnitude_bits
 from ._jit import jit
 from ._listing import (
-    INFINITY,
     LEAST_PIECE,
     Guess,
     Listing,
@@ -30,6 +29,8 @@ from ._listing import (
 )
 from ._rank import guess_from, nth_largest, sample_stretches
 from ._selection import begin, begin_again, finish_short, reaching
+from ._sums import Sums, add_in_order
+from ._unscaled import INFINITY, Factors
 
 _stage_threshold = jit(stage_threshold)
 
