@@ -10,50 +10,66 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numba.core import types
 
 from compressa.bench.operands import Operands
 from compressa.bench.timing import Call
-from compressa.kernels.cpu._jit import inlined, lean
-from compressa.kernels.cpu._prefetch import fetch
+from compressa.kernels.cpu._intrinsic import intrinsic
+from compressa.kernels.cpu._jit import lean
+from compressa.kernels.cpu._prefetch import FAR, LINE_BYTES, NEAR
+from compressa.kernels.cpu._vector import Hints, Memory, for_rows
 from compressa.kernels.cpu._view import view
 from compressa.kernels.threads import over_slices
 
-_ROW = 256
-_AHEAD = 512  # elements; quicker than 1024 here
+_ROW = 128
 
 U8 = npt.NDArray[np.uint8]
 U32 = npt.NDArray[np.uint32]
 
 
-@inlined
-def _row_to_bytes(x: U32, out: U8) -> None:
-    for i in range(out.size):
-        out[i] = np.uint8(x[i])
+def _narrow(each: int) -> Any:
+    """To a byte the lowest bits of so many words; ask memory for as many from a position on."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        given = zip(signature.args[:4], arguments[:4], strict=True)
+        words, narrow, source, target = (Memory(context, builder, *array) for array in given)
+
+        def row(at: Any, lanes: int) -> None:
+            joined = words.read(at, lanes)
+            for plane in range(1, each):
+                place = builder.add(at, builder.mul(narrow.size, at.type(plane)))
+                joined = joined | (words.read(place, lanes) << plane * (8 // each))
+            narrow.write(at, joined)
+
+        position = builder.add(arguments[4], arguments[4].type(NEAR))
+        for first in range(0, _ROW, each * LINE_BYTES):
+            place = builder.add(position, position.type(first))
+            target.hint(builder.udiv(place, place.type(each)))
+        hints = Hints(builder, (source,), position, lines=each, far=FAR)
+        for_rows(builder, narrow.size, row, hints)
+        return context.get_dummy_value()
+
+    def declare(typing: Any, words: Any, narrow: Any, x: Any, out: Any, low: Any) -> Any:
+        return types.void(words, narrow, x, out, low), generate
+
+    return intrinsic(declare)
 
 
-@inlined
-def _row_to_nibbles(first: U32, second: U32, out: U8) -> None:
-    for i in range(out.size):
-        out[i] = np.uint8(first[i] | np.uint32(second[i] << np.uint32(4)))
+_narrow_1, _narrow_2 = _narrow(1), _narrow(2)
 
 
 @lean
 def _bytes(x: U32, out: U8) -> None:
     for low in range(0, x.size, _ROW):
         high = min(low + _ROW, x.size)
-        fetch(x, low + _AHEAD, high + _AHEAD)
-        fetch(out, low + _AHEAD, high + _AHEAD)
-        _row_to_bytes(view(x, low, high), view(out, low, high))
+        _narrow_1(view(x, low, high), view(out, low, high), x, out, low)
 
 
 @lean
 def _nibbles(x: U32, out: U8) -> None:
-    half = _ROW // 2
     for low in range(0, x.size - _ROW + 1, _ROW):
-        fetch(x, low + _AHEAD, low + _ROW + _AHEAD)
-        fetch(out, (low + _AHEAD) // 2, (low + _ROW + _AHEAD) // 2)
-        first, second = view(x, low, low + half), view(x, low + half, low + _ROW)
-        _row_to_nibbles(first, second, view(out, low // 2, low // 2 + half))
+        high = low + _ROW
+        _narrow_2(view(x, low, high), view(out, low >> 1, high >> 1), x, out, low)
 
 
 def one_byte(operands: Operands, _: Any) -> Call:

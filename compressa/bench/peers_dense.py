@@ -34,6 +34,23 @@ def cast(dtype: torch.dtype) -> Prepare:
     return prepare
 
 
+def cast_feedback(dtype: torch.dtype) -> Prepare:
+    """The same of gradient and residual, and the new residual."""
+
+    def prepare(operands: Operands, _: Any) -> Call:
+        turns, residual = operands.turns(), operands.residual
+
+        def call() -> torch.Tensor:
+            p = next(turns)[0] + residual
+            sent = p.to(dtype)
+            torch.sub(p, sent, out=residual)
+            return sent
+
+        return call
+
+    return prepare
+
+
 def _whole_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
     """Leave out a last block that is not full: a ten-thousandth of the work at most."""
     block = min(block, x.numel())

@@ -19,15 +19,24 @@ _ONE_PASS = 12.0  # the gradient is read, the residual updated
 _TWO_PASSES = 16.0  # and what came of it is read once more
 
 CASTS = tuple(
-    Case(
-        name=f"{name} cast",
-        compressor=name,
-        operation=Operation.ENCODE,
-        least_limit_ratio=0.85,
-        peers=(Peer("torch .to", dense.cast(dtype)),),
-        main=name == "bf16",
-    )
+    case
     for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))
+    for case in (
+        Case(
+            name=f"{name} cast",
+            compressor=name,
+            operation=Operation.ENCODE,
+            least_limit_ratio=0.85,
+            peers=(Peer("torch .to", dense.cast(dtype)),),
+            main=name == "bf16",
+        ),
+        Case(
+            name=f"{name} cast with residual",
+            compressor=name,
+            operation=Operation.FEEDBACK,
+            peers=(Peer("torch operations", dense.cast_feedback(dtype)),),
+        ),
+    )
 )
 
 
@@ -168,6 +177,8 @@ SPARSE = (
     ),
 )
 
+THC = Case(name="thc with residual", compressor="thc", operation=Operation.FEEDBACK)
+
 POWERSGD = Case(
     name="powersgd rank 4, 4096 x 4096",
     compressor="powersgd",
@@ -187,6 +198,7 @@ CASES: tuple[Case, ...] = (
     *ONEBIT,
     *STOCHASTIC,
     *SPARSE,
+    THC,
     POWERSGD,
 )
 """Every case; the targets hold at `TARGET_ELEMS` elements."""

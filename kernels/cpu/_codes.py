@@ -16,6 +16,7 @@ from .._arrays import F32, U8, U16
 from ._grid import Shape
 from ._intrinsic import intrinsic
 from ._jit import inlined
+from ._prefetch import FAR
 from ._values import Values
 from ._vector import Hints, Vector, for_rows, memory, spread
 
@@ -128,7 +129,8 @@ def _encoder(bits: int) -> Callable[..., Any]:
             words = [encode(builder.add(at, plane), numbers, lanes) for plane in planes]
             codes.write(at, _joined(words, bits))
 
-        hints = Hints(builder, (x, left), position, lines=8 // bits)
+        turn = {"rows": 2} if bits == 8 else {"lines": 4 // bits}
+        hints = Hints(builder, (x, left), position, **turn, far=FAR)
         for_rows(builder, codes.size, row, hints)
         return context.get_dummy_value()
 
@@ -165,7 +167,7 @@ def encode(
 ) -> None:
     """Codes in planes, of exactly as many values as they hold, and the new residual.
 
-    Asks memory for as many elements of ``x`` and of ``left``, from ``position``.
+    Asks memory for half as many elements of ``x`` and of ``left``, from ``position``.
     """
     if bits == 8:
         _encode_8(p, codes, noise, residual, x, left, position, grid)

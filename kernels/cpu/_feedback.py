@@ -17,6 +17,7 @@ from .._arrays import F32
 from ._intrinsic import intrinsic
 from ._jit import inlined, lean
 from ._lanes import Largest, LargestAndSquares, Nothing, Sum, magnitudes, squares
+from ._prefetch import FAR
 from ._values import load
 from ._vector import Memory, for_rows, hints_of, memory, spread
 
@@ -41,10 +42,10 @@ def place(typing: Any, x: Any, residual: Any, room: Any) -> Any:
     return (x, residual, room)[source](x, residual, room), lambda c, b, s, given: given[source]
 
 
-def _statistic(result: Any, start: Callable[[Any], Any], *, hints: bool = False) -> Any:
+def _statistic(result: Any, start: Callable[[Any], Any], **turn: int) -> Any:
     """A first pass: writes all of p, unless it is x itself, and returns what it found.
 
-    With hints it asks for a quarter of what it reads: it is given two streams and a position more.
+    With a turn of `Hints` it is given two streams and a position more, to ask memory for.
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -62,7 +63,7 @@ def _statistic(result: Any, start: Callable[[Any], Any], *, hints: bool = False)
                 target.write(at, value)
             statistic.add(value, at)
 
-        ahead = hints_of(context, builder, signature, arguments, rows=4) if hints else None
+        ahead = hints_of(context, builder, signature, arguments, **turn) if turn else None
         for_rows(builder, source.size, row, ahead)
         return statistic.result()
 
@@ -74,24 +75,37 @@ def _statistic(result: Any, start: Callable[[Any], Any], *, hints: bool = False)
     ) -> Any:
         return result(x, residual, scale, p, now, left, position), generate
 
-    return intrinsic(declare_hints if hints else declare)
+    return intrinsic(declare_hints if turn else declare)
 
 
 fill = _statistic(types.void, Nothing)
-_fill_largest = _statistic(types.uint32, Largest)
-fill_magnitudes = _statistic(types.float64, lambda builder: Sum(builder, magnitudes), hints=True)
-fill_largest_and_squares = _statistic(types.Tuple((types.uint32, types.float64)), LargestAndSquares)
-fill_squares = _statistic(types.float64, lambda builder: Sum(builder, squares))
+"""Write p. Its sisters also ask memory for a quarter of what they read, or for half of it."""
+
+fill_magnitudes = _statistic(types.float64, lambda builder: Sum(builder, magnitudes), rows=4)
+_fill_largest = _statistic(types.uint32, Largest, rows=2, far=FAR)
+fill_largest_and_squares = _statistic(
+    types.Tuple((types.uint32, types.float64)), LargestAndSquares, rows=2, far=FAR
+)
+fill_squares = _statistic(types.float64, lambda builder: Sum(builder, squares), rows=2, far=FAR)
 
 
 @inlined
-def fill_largest(x: Values, residual: F32 | None, scale: np.float32, p: F32) -> np.float32:
+def fill_largest(
+    x: Values,
+    residual: F32 | None,
+    scale: np.float32,
+    p: F32,
+    now: Values | None,
+    left: F32 | None,
+    position: int,
+) -> np.float32:
     """The largest magnitude of p: a NaN above an infinity above the rest.
 
     Like its sisters, which return sums in float64 (and one of them the bits of the largest
     magnitude as well), it writes p, unless that is x itself.
     """
-    return np.float32(np.uint32(_fill_largest(x, residual, scale, p)).view(np.float32))
+    bits = _fill_largest(x, residual, scale, p, now, left, position)
+    return np.float32(np.uint32(bits).view(np.float32))
 
 
 def _is_plain(x: Any, residual: Any) -> bool:

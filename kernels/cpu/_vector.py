@@ -195,9 +195,10 @@ class Memory:
             bits = self._builder.bitcast(flags, half)
         self._builder.store(bits, place)
 
-    def hint(self, at: Any) -> None:
+    def hint(self, at: Any, *, second_level: bool = False) -> None:
         """Ask for the cache line of an element; any place is harmless."""
-        hint(self._builder, self._builder.gep(self._data, [at]))
+        place = self._builder.gep(self._data, [at])
+        hint(self._builder, place, second_level=second_level)
 
     @property
     def _element_bytes(self) -> int:
@@ -227,6 +228,7 @@ class Hints:
         position: The element that the first turn asks for.
         rows: How many rows a turn has.
         lines: How many times 16 elements it asks for, of each stream.
+        far: Elements behind them that it asks the second level of the cache for; 0 for none.
     """
 
     def __init__(
@@ -237,9 +239,10 @@ class Hints:
         *,
         rows: int = 1,
         lines: int = 1,
+        far: int = 0,
     ) -> None:
         self.rows = rows
-        self._builder, self._position, self._lines = builder, position, lines
+        self._builder, self._position, self._lines, self._far = builder, position, lines, far
         self._streams = [stream for stream in streams if stream is not None]
 
     def ask(self, turn: Any) -> None:
@@ -248,7 +251,11 @@ class Hints:
         for stream in self._streams:
             for line in range(self._lines):
                 place = self._builder.add(first, first.type(line * LANES))
-                stream.hint(self._builder.add(self._position, place))
+                place = self._builder.add(self._position, place)
+                stream.hint(place)
+                if self._far:
+                    far = self._builder.add(place, place.type(self._far))
+                    stream.hint(far, second_level=True)
 
 
 def hints_of(context: Any, builder: Any, signature: Any, arguments: Any, **turn: int) -> Hints:

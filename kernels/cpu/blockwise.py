@@ -20,7 +20,7 @@ from ._grid import CLIPPED, L2, Shape, clipped_grid, grid_of, norm_grid, shape_o
 from ._jit import inlined, lean
 from ._nibbles import pack_planes, unpack_planes
 from ._noise import Key, drawn_at, noise_buffer, noise_key
-from ._prefetch import AHEAD, fetch
+from ._prefetch import AHEAD, NEAR, fetch
 from ._values import bits_of
 from ._view import view
 
@@ -28,6 +28,12 @@ _SMALL = np.float32(2.0**-100)
 _LIFT = np.float32(2.0**64)
 _ONE = np.float32(1)
 Offset = np.float32 | None
+
+
+@lean
+def _bytes_of(elems: int, bits: int) -> int:
+    """Bytes that so many codes fill: by a shift, since a block has no time for a division."""
+    return (elems * bits + 7) >> 3
 
 
 @lean
@@ -89,12 +95,13 @@ def _encode_block(
     left: F32 | None,
     position: int,
     packed: U8,
-    q: U8,
+    bytes_: U8,
 ) -> None:
     """Codes of a block, with hints to memory for what lies behind ``position`` of x."""
     unit, offset = grid
     above = shape.statistic == CLIPPED and noise is None
-    if above or not unit >= _SMALL or p.size < (8 // shape.bits) * packed.size:
+    if above or not unit >= _SMALL or p.size * shape.bits < 8 * packed.size:
+        q = view(bytes_, 0, 8 * packed.size // shape.bits)
         for i in range(p.size, q.size):
             q[i] = np.uint8(shape.zero)
         _encode_carefully(p, grid, shape, noise, q, residual, back)
@@ -119,26 +126,25 @@ def _quantize(
     bytes_: U8,
     shape: Shape,
 ) -> None:
-    each = 8 // shape.bits
     for b in range(scales.size):
         low, high = b * shape.block, min((b + 1) * shape.block, x.size)
         left = view(residual, low, high)
         now = view(x, low, high)
-        p = view(place(now, left, room), 0, now.size)
+        p, ahead = view(place(now, left, room), 0, now.size), low + NEAR
         if shape.statistic == L2:
-            unit, offset = norm_grid(fill_squares(now, left, scale, p), shape)
+            unit, offset = norm_grid(fill_squares(now, left, scale, p, x, residual, ahead), shape)
         elif shape.statistic == CLIPPED:
-            bits, squares = fill_largest_and_squares(now, left, scale, p)
+            bits, squares = fill_largest_and_squares(now, left, scale, p, x, residual, ahead)
             unit, offset = clipped_grid(np.uint32(bits).view(np.float32), squares, p.size, shape)
         else:
-            unit, offset = grid_of(p, fill_largest(now, left, scale, p), shape)
+            unit, offset = grid_of(p, fill_largest(now, left, scale, p, x, residual, ahead), shape)
         scales[b] = unit
         if offsets is not None:
             offsets[b] = offset
         at = drawn_at(key, low, high, drawn)
         noise = view(drawn, at, at + high - low)
-        packed = view(codes, low // each, (high + each - 1) // each)
-        fetch(codes, (low + AHEAD) // each, (high + AHEAD) // each)
+        start, stop = _bytes_of(low, shape.bits), _bytes_of(high, shape.bits)
+        fetch(codes, start + _bytes_of(NEAR, shape.bits), stop + _bytes_of(NEAR, shape.bits))
         _encode_block(
             p,
             (unit, only_with(offsets, offset)),
@@ -148,9 +154,9 @@ def _quantize(
             back,
             x,
             residual,
-            low + AHEAD,
-            packed,
-            view(bytes_, 0, each * packed.size),
+            ahead + shape.block // 2,
+            view(codes, start, stop),
+            bytes_,
         )
 
 
@@ -183,7 +189,6 @@ def _dequantize(
     bytes_: U8,
     shape: Shape,
 ) -> None:
-    each = 8 // shape.bits
     signed, zero = codes.view(np.int8), np.float32(shape.zero)
     for b in range(scales.size):
         low, high = b * shape.block, min((b + 1) * shape.block, out.size)
@@ -192,13 +197,12 @@ def _dequantize(
         fetch(out, low + AHEAD, high + AHEAD)
         if shape.bits == 8 and offsets is None:
             _decode(view(signed, low, high), zero, grid, weight, add, part)
-        elif each == 1:
+        elif shape.bits == 8:
             _decode(view(codes, low, high), zero, grid, weight, add, part)
         else:
-            packed = view(codes, low // each, (high + each - 1) // each)
-            q = view(bytes_, 0, each * packed.size)
-            unpack_planes(packed, shape.bits, q)
-            _decode(q, zero, grid, weight, add, part)
+            packed = view(codes, _bytes_of(low, shape.bits), _bytes_of(high, shape.bits))
+            unpack_planes(packed, shape.bits, bytes_)
+            _decode(bytes_, zero, grid, weight, add, part)
 
 
 def quantize_blockwise(

@@ -172,7 +172,7 @@ def _encode(
         low, high = c * chunk, min((c + 1) * chunk, x.size)
         now, left = view(x, low, high), view(residual, low, high)
         p = view(place(now, left, room), 0, now.size)
-        finite = np.isfinite(fill_largest(now, left, factors[0], p))
+        finite = np.isfinite(fill_largest(now, left, factors[0], p, None, None, 0))
         _transform(p, matrices[1], sums)
         sent = view(values, c * kept, (c + 1) * kept)
         if _round(sums, coefficients, keys) < _INFINITY:

@@ -80,7 +80,7 @@ def _quantize(
         low, high = b * block, min((b + 1) * block, x.size)
         now, left, out = view(x, low, high), view(residual, low, high), view(codes, low, high)
         p = view(place(now, left, room), 0, now.size)
-        largest = fill_largest(now, left, scale, p)
+        largest = fill_largest(now, left, scale, p, None, None, 0)
         fetch(x, low + AHEAD, high + AHEAD)
         fetch(residual, low + AHEAD, high + AHEAD)
         fetch(codes, low + AHEAD, high + AHEAD)

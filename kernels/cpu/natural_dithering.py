@@ -138,7 +138,7 @@ def _dither(
         low, high = b * block, min((b + 1) * block, x.size)
         now, left = view(x, low, high), view(residual, low, high)
         p = view(place(now, left, room), 0, now.size)
-        norm = _norm(p, fill_largest(now, left, scale, p), euclidean)
+        norm = _norm(p, fill_largest(now, left, scale, p, None, None, 0), euclidean)
         norms[b] = norm
         at = drawn_at(key, low, high, drawn)
         packed = view(codes, low // 8 * bits, (high + 7) // 8 * bits)
