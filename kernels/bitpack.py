@@ -123,8 +123,10 @@ def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> int:
 
 def check_indices(indices: U32, n: int) -> None:
     """Raise ValueError unless every index is below ``n``."""
-    if indices.size and int(indices.max()) >= n:
-        raise ValueError(f"index {int(indices.max())} is not below {n}")
+    if indices.size:
+        largest = backend("bitpack", indices).largest(indices)
+        if largest >= n:
+            raise ValueError(f"index {largest} is not below {n}")
 
 
 def check_increasing(indices: U32, n: int) -> None:

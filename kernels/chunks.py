@@ -31,7 +31,8 @@ def absorb_chunks(
     Args:
         x: float32[n]; set to zero with ``clear``, else only read.
         residual: float32[n], updated in place.
-        norms: float64[ceil(n / chunk)], overwritten with each chunk's sum of squared p.
+        norms: float64[ceil(n / chunk)], overwritten with each chunk's sum of squared p; NaN where p
+            is not finite.
         chunk: Elements of a chunk.
         scale: Loss scale that ``x`` carries and the residual does not.
         clear: Whether to leave ``x`` empty, for what will be put there.

@@ -19,7 +19,14 @@ Work = Callable[[int, int], None]
 _LEAST_ELEMS = 1 << 18  # a fraction of a millisecond: a hand-over takes a tenth of that
 _SLICES_PER_THREAD = 8  # evens out threads that are held up
 
-_enlisted = threading.local()
+
+class _Enlisted(threading.local):
+    """The team of each thread: an attribute that is always there is found five times as fast."""
+
+    team: Team | None = None
+
+
+_enlisted = _Enlisted()
 
 
 class Team:
@@ -41,7 +48,7 @@ class Team:
     @contextmanager
     def enlisted(self) -> Iterator[None]:
         """Enlist the current thread for a while."""
-        before = getattr(_enlisted, "team", None)
+        before = _enlisted.team
         self.enlist()
         try:
             yield
@@ -82,7 +89,7 @@ def over_slices(size: int, multiple: int, work: Work) -> None:
         multiple: Slices begin on multiples of this.
         work: A kernel on one slice; it releases the GIL, and slices do not depend on each other.
     """
-    team: Team | None = getattr(_enlisted, "team", None)
+    team = _enlisted.team
     if team is None or size < 2 * _LEAST_ELEMS:
         work(0, size)
     else:

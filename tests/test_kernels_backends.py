@@ -42,7 +42,7 @@ ALGORITHMS = (
     "strata",
     "topk",
 )
-STEPS = {"count_bitmap", "unpack_bitmap", "is_increasing", "write_parts", "join"}
+STEPS = {"count_bitmap", "unpack_bitmap", "is_increasing", "largest", "write_parts", "join"}
 
 FORM = Form(bits=8, block=8)
 

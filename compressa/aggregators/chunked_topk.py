@@ -119,7 +119,6 @@ class ChunkedTopKAggregator(Aggregator):
         self._kept_of = [part.numpy() for part in parts]
         counts = [norms.numel() for norms in self._residuals.norms]
         self._norms = torch.zeros(sum(counts))
-        self._spoilt = torch.zeros_like(self._residuals.all_norms)  # NaN where a norm is not finite
         self._norms_of = _parts(self._norms, counts)
         sizes = [hyper.sent_elems(n) for n in elems]
         self._values = torch.zeros(sum(sizes))
@@ -166,9 +165,8 @@ class ChunkedTopKAggregator(Aggregator):
 
     def _share_of_norms(self) -> None:
         """Write the norms to the wire's float32, where no finite sum may overflow."""
-        norms, most = self._residuals.all_norms, _MOST_NORM / self._world.size
-        torch.sub(norms, norms, out=self._spoilt)
-        self._norms.copy_(norms.clamp_(max=most).add_(self._spoilt))
+        most = _MOST_NORM / self._world.size
+        self._norms.copy_(self._residuals.all_norms.clamp_(max=most))  # a NaN stays
 
     def _take(self, i: int) -> None:
         """Choose the chunks of a scope, and move their values out of the residual."""

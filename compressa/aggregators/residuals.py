@@ -30,8 +30,8 @@ class ChunkResiduals:
         parts: Each scope's residual, or memory of its own that stands for one.
 
     Attributes:
-        norms: The squared norm of each scope's chunks, float64, as of the last `absorb`; NaN or
-            infinite where the chunk is not finite, zero where a scope is held back.
+        norms: The squared norm of each scope's chunks, float64, as of the last `absorb`; NaN where
+            the chunk is not finite, zero where a scope is held back.
         held: Whether each scope's residual waits in the step under way.
     """
 

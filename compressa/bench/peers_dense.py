@@ -7,6 +7,7 @@ four and two bits are packed; signs and levels are left a byte each, as GRACE le
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -209,6 +210,41 @@ def natural(operands: Operands, _: Any) -> Call:
         return kept
 
     return call
+
+
+def thc_feedback(operands: Operands, compressor: Any) -> Call:
+    """Rotate by random signs and Hadamard, round to the table at random, and all of it back."""
+    book, random = compressor.book, _generator()
+    chunk = 1 << (min(book.chunk, operands.elems).bit_length() - 1)
+    turns, residual = operands.turns(), _whole_blocks(operands.residual, chunk)
+    table = torch.tensor(book.table, dtype=torch.float32)
+    signs = torch.randint(0, 2, (chunk,), generator=random) * 2.0 - 1
+
+    def call() -> torch.Tensor:
+        p = _whole_blocks(next(turns)[0], chunk) + residual
+        reach = p.norm(dim=1, keepdim=True) * (book.clip / math.sqrt(chunk))
+        v = _hadamard(p * signs) / (reach * math.sqrt(chunk))
+        v = ((v + 1) * (book.levels / 2)).clamp_(0, book.levels)
+        below = (torch.bucketize(v, table, right=True) - 1).clamp_(max=len(table) - 2)
+        low, high = table[below], table[below + 1]
+        codes = below + (torch.rand(v.shape, generator=random) < (v - low) / (high - low))
+        mean = (table[codes] * (2 / book.levels) - 1) * (reach / math.sqrt(chunk))
+        mean = _hadamard(mean) * signs
+        torch.sub(p, mean, out=residual)
+        return mean
+
+    return call
+
+
+def _hadamard(x: torch.Tensor) -> torch.Tensor:
+    """Butterflies over the last dimension, a power of two; not normalised."""
+    rows, chunk = x.shape
+    half = 1
+    while half < chunk:
+        pairs = x.view(rows, -1, 2, half)
+        x = torch.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), dim=2)
+        half *= 2
+    return x.view(rows, chunk)
 
 
 def _generator() -> torch.Generator:

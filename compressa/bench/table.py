@@ -177,7 +177,12 @@ SPARSE = (
     ),
 )
 
-THC = Case(name="thc with residual", compressor="thc", operation=Operation.FEEDBACK)
+THC = Case(
+    name="thc with residual",
+    compressor="thc",
+    operation=Operation.STEP,
+    peers=(Peer("torch operations", dense.thc_feedback),),
+)
 
 POWERSGD = Case(
     name="powersgd rank 4, 4096 x 4096",

@@ -17,6 +17,7 @@ begins with that number:
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -290,7 +291,7 @@ class BoundedSparse(Codec):
         if elems:
             count = self.select(as_array(x), indices, values, kept, scale)
         indices, values, length = indices[:count], values[:count], self.form.bytes(count, elems)
-        overflowed = count > 0 and bool(np.isnan(values[0]))  # then the residual is as it was
+        overflowed = count > 0 and math.isnan(values[0])  # then the residual is as it was
         sent = self.form.write(body[:length], elems, indices, values)
         if kept is not None and not self.form.lossless and not overflowed:
             topk.return_unsent(kept, indices, values, sent, scale=scale)

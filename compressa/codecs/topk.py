@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
@@ -112,7 +113,7 @@ class TopK(Codec):
         packed = payload.numpy()
         indices, values = scratch("sparse.indices", k, np.uint32), self.form.values(packed, k)
         topk.select_top_k(as_array(x), k, indices, values, residual=kept, scale=scale)
-        overflowed = k > 0 and bool(np.isnan(values[0]))  # then the residual is as it was
+        overflowed = k > 0 and math.isnan(values[0])  # then the residual is as it was
         sent = self.form.write(packed, x.numel(), indices, values)
         if kept is not None and not self.form.lossless and not overflowed:
             topk.return_unsent(kept, indices, values, sent, scale=scale)

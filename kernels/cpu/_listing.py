@@ -13,6 +13,7 @@ pieces, and the lists are joined in the order of the pieces.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -92,7 +93,13 @@ class _Cut(NamedTuple):
 
 def source_of(x: Gradient, residual: F32 | None, scale: float) -> Source:
     """Return what the kernels make q of."""
-    return Source(bits_of(x), residual, (np.float32(scale), inverse(scale)))
+    return Source(bits_of(x), residual, _factors(scale))
+
+
+@lru_cache
+def _factors(scale: float) -> Factors:
+    """A loss scale stays the same for many calls, and short ones feel two numbers of NumPy's."""
+    return np.float32(scale), inverse(scale)
 
 
 def guessed(x: Gradient, residual: F32 | None, scale: float, k: int) -> Guess:

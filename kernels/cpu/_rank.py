@@ -1,7 +1,7 @@
 """Which magnitude is the n-th largest: exactly in a list, and by a sample in a long vector.
 
 Magnitudes order as the integers that their bits are. A histogram of the list's own range tells the
-bucket that the n-th largest lies in, and each further one resolves 11 bits more.
+bucket that the n-th largest lies in; those of its bucket are gone through again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ._feedback import Values, effective, magnitude_bits
 from ._jit import jit, lean
 from ._prefetch import prefetch
 
-_BITS = 11
+_BITS, _FEW_BITS = 11, 8
+_FEW = 1 << 12  # values for which fewer buckets are quicker
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 _LEAST_SAMPLE, _MOST_SAMPLE = 1 << 10, 1 << 15
 _ELEMS_PER_SAMPLE = 1 << 6
@@ -31,25 +32,34 @@ def _range(values: F32) -> tuple[int, int]:
 
 
 @jit
-def _count(values: F32, low: int, high: int, shift: int, counts: I64) -> None:
+def _count(values: F32, low: int, shift: int, counts: I64) -> None:
     counts[:] = 0
     for i in range(values.size):
+        counts[(np.int64(magnitude_bits(values[i])) - low) >> shift] += 1
+
+
+@jit
+def _inside(values: F32, low: int, high: int, room: F32) -> F32:
+    """Those from ``low`` to ``high``; written without a branch, so there is room for one more."""
+    found = 0
+    for i in range(values.size):
         magnitude = np.int64(magnitude_bits(values[i]))
-        if low <= magnitude <= high:
-            counts[(magnitude - low) >> shift] += 1
+        room[found] = values[i]
+        found += int(low <= magnitude <= high)
+    return room[:found]
 
 
 @jit
 def nth_largest(values: F32, rank: int) -> tuple[int, int]:
     """The magnitude bits that have this rank (1: the largest), and how many are larger."""
-    counts = np.zeros(1 << _BITS, np.int64)
+    counts = np.zeros(1 << (_FEW_BITS if values.size <= _FEW else _BITS), np.int64)
     low, high = _range(values)
     above = 0
     while True:
         shift = 0
         while (high - low) >> shift >= counts.size:
             shift += 1
-        _count(values, low, high, shift, counts)
+        _count(values, low, shift, counts)
         bucket = (high - low) >> shift
         while above + counts[bucket] < rank:
             above += counts[bucket]
@@ -58,6 +68,7 @@ def nth_largest(values: F32, rank: int) -> tuple[int, int]:
         high = low + (1 << shift) - 1
         if shift == 0:
             return low, above
+        values = _inside(values, low, high, np.empty(counts[bucket] + 1, np.float32))
 
 
 @jit
@@ -85,6 +96,10 @@ def sample_stretches(
     sample: F32,
 ) -> None:
     """One element of q from each stretch of ``size`` elements, from stretch ``first`` on."""
+    if size == 1:
+        for i in range(sample.size):
+            sample[i] = effective(x, residual, factors[0], first + i) * factors[1]
+        return
     for i in range(sample.size):
         ahead = _place(first + min(i + _AHEAD, sample.size - 1), size)
         prefetch(x, ahead)

@@ -122,6 +122,14 @@ def _is_increasing(indices: U32) -> bool:
 
 
 @jit
+def _largest(indices: U32) -> np.uint32:
+    largest = np.uint32(0)
+    for i in range(indices.size):
+        largest = max(largest, indices[i])
+    return largest
+
+
+@jit
 def below(indices: U32, n: int) -> bool:
     """Whether the indices, at least one, are increasing numbers below n."""
     return bool(np.int64(indices[-1]) < n and _is_increasing(indices))
@@ -161,6 +169,11 @@ def count_bitmap(bitmap: U8) -> int:
 def unpack_bitmap(bitmap: U8, indices: U32) -> None:
     """Write the positions of the set bits; there is room for all of them."""
     _list_bits(bitmap, indices)
+
+
+def largest(indices: U32) -> int:
+    """The largest index; a short list would wait for NumPy's own."""
+    return int(_largest(indices))
 
 
 def is_increasing(indices: U32) -> bool:

@@ -55,6 +55,7 @@ def _absorb(x: F32, residual: F32, norms: F64, chunk: int, back: np.float32, cle
         if np.isfinite(norms[c]):
             _keep(p, left)
         else:
+            norms[c] = np.nan
             _keep_finite(p, left)
         if clear:
             _clear(now)

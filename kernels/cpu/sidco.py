@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from .._arrays import F32, U32, Gradient
@@ -14,7 +16,7 @@ from ..sidco import (
     sampled,
     stage_threshold,
 )
-from ._candidates import Entries
+from ._candidates import BLOCK, Entries
 from ._feedback import Values, magnitude_bits
 from ._jit import jit
 from ._listing import (
@@ -23,16 +25,21 @@ from ._listing import (
     Listing,
     mark,
     room_for,
-    room_for_sums,
     source_of,
     threshold_bits,
 )
 from ._rank import guess_from, nth_largest, sample_stretches
 from ._selection import begin, begin_again, finish_short, reaching
-from ._sums import Sums, add_in_order
+from ._sums import add_in_order
 from ._unscaled import INFINITY, Factors
 
 _stage_threshold = jit(stage_threshold)
+
+
+@lru_cache
+def _ranks(k: int, size: int, stages: int) -> U32:
+    """Of each stage's base in the sample; the first stage has none."""
+    return np.array([0, *base_ranks(k, size, stages)], np.uint32)
 
 
 @jit
@@ -58,12 +65,14 @@ def _select_short(
     factors: Factors,
     k: int,
     sample: F32,
-    measured: Sums,
+    ranks: U32,
     entries: Entries,
     out: Entries,
 ) -> int:
     """All in one, for a vector of one piece; -1 if anything is not finite."""
-    (sums, bases, numbers), most = measured, out[0].size
+    most, bases, shape = out[0].size, ranks.copy(), (ranks.size, (x.size - 1) // BLOCK + 1)
+    sums, numbers = np.empty(shape), np.empty(shape, np.int64)
+    measured = sums, bases, numbers
     least = _look(x, residual, factors, most, sample, bases)[0]
     found, top = begin(x, residual, factors, least, measured, entries)
     if top >= INFINITY:
@@ -96,12 +105,13 @@ def select_sidco(
 ) -> int:
     """See :func:`compressa.kernels.sidco.select_sidco`."""
     source = source_of(x, residual, scale)
-    bases = np.array([0, *base_ranks(k, x.size, stages)], np.uint32)
+    ranks = _ranks(k, x.size, stages)
     sample = scratch("sidco.sample", sampled(x.size), np.float32)
     if x.size <= LEAST_PIECE:
-        room = room_for_sums(x.size, bases), room_for(x.size)
-        count = int(_select_short(*source, k, sample, *room, (indices, values)))
+        room, out = room_for(x.size), (indices, values)
+        count = int(_select_short(*source, k, sample, ranks, room, out))
         return count if count >= 0 else mark(indices, values)
+    bases = ranks.copy()
     hint = Guess(*_look(*source, indices.size, sample, bases))
     listing = Listing(x, residual, scale, hint, bases)
     if not listing.finite:

@@ -39,6 +39,11 @@ def unpack_bitmap(bitmap: U8, indices: U32) -> None:
     indices[: positions.size] = positions
 
 
+def largest(indices: U32) -> int:
+    """The largest index."""
+    return int(indices.max())
+
+
 def is_increasing(indices: U32) -> bool:
     """Whether each index is larger than the one before."""
     return bool((indices[1:] > indices[:-1]).all())

@@ -16,7 +16,8 @@ def absorb_chunks(
     """See :func:`compressa.kernels.chunks.absorb_chunks`."""
     p = residual + x * (np.float32(1) / np.float32(scale))
     for c in range(norms.size):
-        norms[c] = tree_sum(p[c * chunk : (c + 1) * chunk].astype(np.float64) ** 2)
+        norm = tree_sum(p[c * chunk : (c + 1) * chunk].astype(np.float64) ** 2)
+        norms[c] = norm if np.isfinite(norm) else np.nan
     residual[:] = np.where(np.isfinite(p), p, residual)
     if clear:
         x[:] = 0
