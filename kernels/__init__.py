@@ -24,7 +24,7 @@ from .bitpack import (
 )
 from .blockwise import Form, dequantize_blockwise, quantize_blockwise
 from .casts import narrow, widen
-from .chunks import absorb_chunks, add_chunks, take_chunks
+from .chunks import absorb_chunks, add_chunks, take_largest_chunks
 from .dct import ChunkForm, add_coefficients, are_places, keep_coefficients
 from .dgc import most_selected, select_dgc
 from .elias_fano import elias_fano_bytes, pack_increasing, unpack_increasing
@@ -110,7 +110,7 @@ __all__ = [
     "split_low_rank",
     "stratified_indices",
     "sum_codes",
-    "take_chunks",
+    "take_largest_chunks",
     "two_means_dequantize",
     "two_means_quantize",
     "undither",

@@ -49,36 +49,51 @@ def absorb_chunks(
     kernel.absorb_chunks(x, residual, norms, chunk=chunk, scale=scale, clear=clear)
 
 
-def take_chunks(residual: F32, chosen: U32, values: F32, *, chunk: int) -> None:
-    """Move the chosen chunks to ``values``, one after the other; zeros are left behind.
+def take_largest_chunks(
+    norms: F32, residual: F32, chosen: U32, values: F32, *, chunk: int, hold: bool = False
+) -> bool:
+    """Move the chunks of the largest norms to ``values``, in order; zeros are left behind.
+
+    Of equal norms the first are chosen.
 
     Example:
         >>> import numpy as np
         >>> residual, values = np.arange(1, 6, dtype=np.float32), np.empty(4, np.float32)
-        >>> take_chunks(residual, np.array([0, 2], np.uint32), values, chunk=2)
-        >>> values.tolist(), residual.tolist()
-        ([1.0, 2.0, 5.0, 0.0], [0.0, 0.0, 3.0, 4.0, 0.0])
+        >>> norms, chosen = np.array([9, 1, 4], np.float32), np.empty(2, np.uint32)
+        >>> take_largest_chunks(norms, residual, chosen, values, chunk=2)
+        True
+        >>> chosen.tolist(), values.tolist(), residual.tolist()
+        ([0, 2], [1.0, 2.0, 5.0, 0.0], [0.0, 0.0, 3.0, 4.0, 0.0])
 
     Args:
+        norms: float32[ceil(n / chunk)], not negative.
         residual: float32[n], updated in place.
-        chosen: uint32[k], distinct numbers of chunks.
+        chosen: uint32[k], overwritten with increasing numbers of chunks.
         values: float32[k * chunk], overwritten; a short chunk is padded with zeros.
         chunk: Elements of a chunk.
+        hold: Only choose; ``values`` are zeros, and the residual stays.
+
+    Returns:
+        Whether all norms are finite; else ``values`` are zeros, and nothing is chosen.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or ``chunk`` is wrong, or there is no such chunk; nothing is
-            written then.
+        ValueError: A shape, a layout or ``chunk`` is wrong.
     """
     _check_chosen(values, "values", chosen, residual, "residual", chunk)
-    backend("chunks", residual, chosen, values).take_chunks(residual, chosen, values, chunk=chunk)
+    check_array("norms", norms, np.float32, (block_count(residual.size, chunk),))
+    if chosen.size > norms.size:
+        raise ValueError(f"{chosen.size} chunks can not be chosen among {norms.size}")
+    kernel = backend("chunks", norms, residual, chosen, values)
+    options = {"chunk": chunk, "hold": hold}
+    return bool(kernel.take_largest_chunks(norms, residual, chosen, values, **options))
 
 
 def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0) -> None:
-    """Out += weight * value at the chosen chunks, product rounded first; undoes `take_chunks`.
+    """Out += weight * value at the chosen chunks, product rounded first; puts back what was taken.
 
     Args:
-        values: float32[k * chunk], as `take_chunks` wrote them.
+        values: float32[k * chunk], as `take_largest_chunks` writes them.
         chosen: uint32[k], numbers of chunks.
         out: float32[n], added to.
         chunk: Elements of a chunk.
@@ -90,6 +105,7 @@ def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float 
             written then.
     """
     _check_chosen(values, "values", chosen, out, "out", chunk)
+    check_indices(chosen, block_count(out.size, chunk))
     backend("chunks", values, chosen, out).add_chunks(
         values, chosen, out, chunk=chunk, weight=weight
     )
@@ -107,4 +123,3 @@ def _check_chosen(
     check_array("chosen", chosen, np.uint32)
     check_array(values_name, values, np.float32, (chosen.size * chunk,), writable=True)
     check_array(whole_name, whole, np.float32, writable=True)
-    check_indices(chosen, block_count(whole.size, chunk))

@@ -217,10 +217,11 @@ def compile_integers() -> None:
 
 def compile_chunks() -> None:
     """Chunks of a residual."""
-    x, residual, norms = np.zeros(_ELEMS, np.float32), np.zeros(_ELEMS, np.float32), np.zeros(4)
-    chosen, values = np.zeros(1, np.uint32), np.zeros(256, np.float32)
+    x, residual = np.zeros(_ELEMS, np.float32), np.zeros(_ELEMS, np.float32)
+    norms, chosen = np.zeros(-(-_ELEMS // 256)), np.zeros(1, np.uint32)
+    values = np.zeros(256, np.float32)
     chunks.absorb_chunks(x, residual, norms, chunk=256)
-    chunks.take_chunks(residual, chosen, values, chunk=256)
+    chunks.take_largest_chunks(norms.astype(np.float32), residual, chosen, values, chunk=256)
     chunks.add_chunks(values, chosen, residual, chunk=256)
 
 

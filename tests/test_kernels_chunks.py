@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from compressa.kernels.chunks import absorb_chunks, add_chunks, take_chunks
+from compressa.kernels.chunks import absorb_chunks, add_chunks, take_largest_chunks
 from compressa.kernels.reference import chunks as reference
 from compressa.kernels.threads import Team
 from hypothesis import given
@@ -48,20 +48,35 @@ def test_norms_are_those_of_the_chunks(x: F32, chunk: int, seed: int) -> None:
     np.testing.assert_allclose(norms, due, rtol=1e-12, atol=0)
 
 
-@given(st.sampled_from((0, 1, 63, 64, 65, 1000)), st.sampled_from((1, 7, 64, 100)), st.data())
+@given(
+    st.sampled_from((0, 1, 63, 64, 65, 1000)),
+    st.sampled_from((1, 7, 64, 100)),
+    st.sampled_from((None, np.nan, np.inf)),
+    st.booleans(),
+    st.data(),
+)
 def test_taking_and_adding_equal_reference_and_undo_each_other(
-    n: int, chunk: int, data: st.DataObject
+    n: int, chunk: int, bad: float | None, hold: bool, data: st.DataObject
 ) -> None:
     residual = np.random.default_rng(n).standard_normal(n).astype(np.float32)
     number = -(-n // chunk)
-    drawn = data.draw(st.lists(st.integers(0, max(number - 1, 0)), max_size=number, unique=True))
-    chosen = np.array(drawn if number else [], np.uint32)
+    drawn = data.draw(st.lists(st.integers(0, 9), min_size=number, max_size=number))
+    norms, k = np.array(drawn, np.float32), data.draw(st.integers(0, number))
+    if number and bad is not None:
+        norms[data.draw(st.integers(0, number - 1))] = bad
+    chosen, places = np.zeros(k, np.uint32), np.zeros(k, np.uint32)
     ours, specified = residual.copy(), residual.copy()
-    values, due = (poisoned(chosen.size * chunk, np.float32) for _ in range(2))
-    take_chunks(ours, chosen, values, chunk=chunk)
-    reference.take_chunks(specified, chosen, due, chunk=chunk)
+    values, due = (poisoned(k * chunk, np.float32) for _ in range(2))
+    options = {"chunk": chunk, "hold": hold}
+    finite = take_largest_chunks(norms, ours, chosen, values, **options)
+    assert finite == reference.take_largest_chunks(norms, specified, places, due, **options)
+    assert finite == bool(np.isfinite(norms).all())
     assert same_bits(ours, specified)
     assert same_bits(values, due)
+    if not finite:
+        assert same_bits(ours, residual)
+        return
+    assert (chosen == places).all()
     back = ours.copy()
     add_chunks(values, chosen, back, chunk=chunk)
     assert (back == residual).all()
@@ -70,11 +85,25 @@ def test_taking_and_adding_equal_reference_and_undo_each_other(
     assert same_bits(ours, specified)
 
 
+def test_more_chunks_than_one_piece_lists_are_chosen_alike() -> None:
+    norms = np.random.default_rng(3).random(70_000, np.float32)
+    residual = np.arange(1, 70_001, dtype=np.float32)
+    chosen, values = np.zeros(50, np.uint32), poisoned(50, np.float32)
+    for hold in (True, False):
+        assert take_largest_chunks(norms, residual, chosen, values, chunk=1, hold=hold)
+        assert chosen.tolist() == np.sort(np.argsort(-norms)[:50]).tolist()
+        assert (values == (0 if hold else chosen + 1)).all()
+    assert np.count_nonzero(residual == 0) == 50
+    norms[69_999] = np.nan
+    assert not take_largest_chunks(norms, residual, chosen, values, chunk=1)
+    assert (values == 0).all()
+
+
 def test_what_is_taken_leaves_zeros_and_nothing_else_moves() -> None:
-    residual = np.arange(1, 11, dtype=np.float32)
-    values = poisoned(8, np.float32)
-    take_chunks(residual, np.array([2, 0], np.uint32), values, chunk=4)
-    assert values.tolist() == [9, 10, 0, 0, 1, 2, 3, 4]
+    residual, norms = np.arange(1, 11, dtype=np.float32), np.array([3, 1, 2], np.float32)
+    values, chosen = poisoned(8, np.float32), np.zeros(2, np.uint32)
+    assert take_largest_chunks(norms, residual, chosen, values, chunk=4)
+    assert values.tolist() == [1, 2, 3, 4, 9, 10, 0, 0]
     assert residual.tolist() == [0, 0, 0, 0, 5, 6, 7, 8, 0, 0]
 
 
@@ -103,16 +132,10 @@ def test_bits_do_not_depend_on_slices() -> None:
 
 @pytest.mark.parametrize("chosen", [[3], [2**32 - 1], [0, 3]])
 def test_refuses_chunks_that_are_not_there_and_writes_nothing(chosen: list[int]) -> None:
-    residual, values = np.ones(10, np.float32), np.ones(4 * len(chosen), np.float32)
-    places = np.array(chosen, np.uint32)
-    for call in (
-        lambda: take_chunks(residual, places, values, chunk=4),
-        lambda: add_chunks(values, places, residual, chunk=4),
-    ):
-        with pytest.raises(ValueError, match="is not below 3"):
-            call()
-    assert (residual == 1).all()
-    assert (values == 1).all()
+    out, values = np.ones(10, np.float32), np.ones(4 * len(chosen), np.float32)
+    with pytest.raises(ValueError, match="is not below 3"):
+        add_chunks(values, np.array(chosen, np.uint32), out, chunk=4)
+    assert (out == 1).all()
 
 
 def test_refuses_sizes_that_do_not_fit() -> None:
@@ -122,4 +145,9 @@ def test_refuses_sizes_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="norms"):
         absorb_chunks(x, x.copy(), np.empty(2), chunk=4)
     with pytest.raises(ValueError, match="values"):
-        take_chunks(x, chosen, np.empty(3, np.float32), chunk=4)
+        take_largest_chunks(np.ones(3, np.float32), x, chosen, np.empty(3, np.float32), chunk=4)
+    with pytest.raises(ValueError, match="norms"):
+        take_largest_chunks(np.ones(4, np.float32), x, chosen, np.empty(4, np.float32), chunk=4)
+    many = np.zeros(4, np.uint32)
+    with pytest.raises(ValueError, match="can not be chosen"):
+        take_largest_chunks(np.ones(3, np.float32), x, many, np.empty(16, np.float32), chunk=4)

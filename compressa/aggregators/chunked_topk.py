@@ -36,8 +36,7 @@ from compressa.collectives.combine import DenseSum
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import block_count
-from compressa.kernels.chunks import add_chunks, take_chunks
-from compressa.kernels.topk import select_top_k
+from compressa.kernels.chunks import add_chunks, take_largest_chunks
 from compressa.parameters import Layout
 
 _MOST_NORM = 2.0**127  # half the largest float32, so that no rounding of a sum passes it
@@ -126,7 +125,7 @@ class ChunkedTopKAggregator(Aggregator):
         self._values_of = _parts(self._values, sizes)
         self._sent_of = _parts(self._sent, sizes)
         kept = [hyper.kept(n) for n in elems]
-        self._room = [(np.zeros(k, np.uint32), np.zeros(k, np.float32)) for k in kept]
+        self._room = [np.zeros(k, np.uint32) for k in kept]
         self._chosen: list[Chosen | None] = [None] * len(elems)
         self._sums = [DenseSum(v, world.rank, world.size) for v in (self._norms, self._values)]
         largest = max(s.shard_bytes(i) for s in self._sums for i in range(world.size))
@@ -170,15 +169,10 @@ class ChunkedTopKAggregator(Aggregator):
 
     def _take(self, i: int) -> None:
         """Choose the chunks of a scope, and move their values out of the residual."""
-        chosen, largest = self._room[i]
-        select_top_k(self._norms_of[i], chosen.size, chosen, largest)
-        finite = not (chosen.size and math.isnan(largest[0]))
-        self._chosen[i] = chosen if finite else None
-        if not finite or self._residuals.held[i]:
-            self._sent_of[i].fill(0.0)
-        else:
-            arrays = self._kept_of[i], chosen, self._sent_of[i]
-            take_chunks(*arrays, chunk=self._chunks[i])
+        arrays = self._norms_of[i], self._kept_of[i], self._room[i], self._sent_of[i]
+        held = self._residuals.held[i]
+        finite = take_largest_chunks(*arrays, chunk=self._chunks[i], hold=held)
+        self._chosen[i] = self._room[i] if finite else None
 
 
 def _parts(buffer: torch.Tensor, sizes: Sequence[int]) -> list[npt.NDArray[np.float32]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, I64
+from ._append import LARGEST
 from ._feedback import Values, effective, magnitude_bits
 from ._jit import jit, lean
 from ._prefetch import prefetch
@@ -47,6 +48,12 @@ def _inside(values: F32, low: int, high: int, room: F32) -> F32:
         room[found] = values[i]
         found += int(low <= magnitude <= high)
     return room[:found]
+
+
+@jit
+def largest_of(values: F32, least: int) -> F32:
+    """Those that reach some magnitude bits: the larger ones of few are sooner found."""
+    return _inside(values, least, LARGEST, np.empty(values.size + 1, np.float32))
 
 
 @jit
@@ -139,5 +146,5 @@ def guess_from(sample: F32, k: int, size: int) -> tuple[int, int, int]:
     if rank >= sample.size:
         return 0, 0, size
     low, _ = nth_largest(sample, rank)
-    high, _ = nth_largest(sample, max(1, rank // 4))
+    high, _ = nth_largest(largest_of(sample, low), max(1, rank // 4))
     return low, high, int(rank / sample.size * size)

@@ -59,7 +59,7 @@ def select_largest(
     if x.size <= LEAST_PIECE:
         sample = scratch("listing.sample", sample_size(x.size), np.float32)
         source, room = source_of(x, residual, scale), room_for(x.size)
-        return int(_select(*source, most, floor, sample, room, out))
+        return int(select_short(*source, most, floor, sample, room, out))
     hint = guessed(x, residual, scale, most)
     listing = Listing(x, residual, scale, hint._replace(least=max(hint.least, floor)))
     return listing.choose(most, floor, out) if listing.finite else -1
@@ -213,7 +213,7 @@ def finish_short(
 
 
 @jit
-def _select(
+def select_short(
     x: Values,
     residual: F32 | None,
     factors: Factors,
@@ -223,7 +223,7 @@ def _select(
     entries: Entries,
     out: Entries,
 ) -> int:
-    """Select in one go."""
+    """As `select_largest`, in one go."""
     least = max(floor, guess(x, residual, factors, most, sample)[0])
     found, top = begin(x, residual, factors, least, None, entries)
     if top >= INFINITY:

@@ -9,11 +9,16 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, F64, U32
+from ..scratch import scratch
 from ..threads import over_slices
+from ._candidates import Entries
 from ._feedback import inverse
 from ._jit import jit
 from ._lanes import sum_squares
+from ._listing import LEAST_PIECE, room_for
 from ._prefetch import AHEAD, fetch
+from ._rank import sample_size
+from ._selection import select_largest, select_short
 from ._view import view
 
 
@@ -72,6 +77,28 @@ def _take(residual: F32, chosen: U32, values: F32, chunk: int) -> None:
 
 
 @jit
+def _take_largest(
+    norms: F32,
+    residual: F32,
+    hold: bool,
+    sample: F32,
+    entries: Entries,
+    chosen: U32,
+    values: F32,
+    chunk: int,
+) -> bool:
+    """All in one, for a few thousand chunks."""
+    one, largest = np.float32(1), np.empty(chosen.size, np.float32)
+    out = chosen, largest
+    finite = select_short(norms, None, (one, one), chosen.size, 0, sample, entries, out) >= 0
+    if finite and not hold:
+        _take(residual, chosen, values, chunk)
+    else:
+        _clear(values)
+    return finite
+
+
+@jit
 def _add_weighted(values: F32, out: F32, weight: np.float32) -> None:
     for i in range(out.size):
         out[i] += weight * values[i]
@@ -98,9 +125,21 @@ def absorb_chunks(
     over_slices(x.size, chunk, work)
 
 
-def take_chunks(residual: F32, chosen: U32, values: F32, *, chunk: int) -> None:
-    """See :func:`compressa.kernels.chunks.take_chunks`."""
-    _take(residual, chosen, values, chunk)
+def take_largest_chunks(
+    norms: F32, residual: F32, chosen: U32, values: F32, *, chunk: int, hold: bool = False
+) -> bool:
+    """See :func:`compressa.kernels.chunks.take_largest_chunks`."""
+    if norms.size <= LEAST_PIECE:
+        sample = scratch("listing.sample", sample_size(norms.size), np.float32)
+        places = sample, room_for(norms.size), chosen, values, chunk
+        return bool(_take_largest(norms, residual, hold, *places))
+    largest = scratch("chunks.largest", chosen.size, np.float32)
+    finite = select_largest(norms, chosen.size, 0, chosen, largest, None, 1.0) >= 0
+    if finite and not hold:
+        _take(residual, chosen, values, chunk)
+    else:
+        _clear(values)
+    return finite
 
 
 def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0) -> None:

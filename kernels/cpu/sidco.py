@@ -28,7 +28,7 @@ from ._listing import (
     source_of,
     threshold_bits,
 )
-from ._rank import guess_from, nth_largest, sample_stretches
+from ._rank import guess_from, largest_of, nth_largest, sample_stretches
 from ._selection import begin, begin_again, finish_short, reaching
 from ._sums import add_in_order
 from ._unscaled import INFINITY, Factors
@@ -53,8 +53,10 @@ def _look(
 ) -> tuple[int, int, int]:
     """Draw the sample; put magnitudes in the place of ranks, and guess where the choice ends."""
     sample_stretches(x, residual, factors, x.size // sample.size, 0, sample)
+    few = sample
     for s in range(1, bases.size):
-        bases[s] = max(nth_largest(sample, int(np.int64(bases[s])))[0], 1)
+        bits = nth_largest(few, int(np.int64(bases[s])))[0]
+        bases[s], few = max(bits, 1), largest_of(few, bits)
     return guess_from(sample, most, x.size) if sample.size < x.size else (0, 0, x.size)
 
 

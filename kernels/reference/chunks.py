@@ -23,12 +23,19 @@ def absorb_chunks(
         x[:] = 0
 
 
-def take_chunks(residual: F32, chosen: U32, values: F32, *, chunk: int) -> None:
-    """See :func:`compressa.kernels.chunks.take_chunks`."""
-    for place, part in _pairs(values, chosen, residual, chunk):
-        place[:] = 0
-        place[: part.size] = part
-        part[:] = 0
+def take_largest_chunks(
+    norms: F32, residual: F32, chosen: U32, values: F32, *, chunk: int, hold: bool = False
+) -> bool:
+    """See :func:`compressa.kernels.chunks.take_largest_chunks`."""
+    values[:] = 0
+    if not np.isfinite(norms).all():
+        return False
+    chosen[:] = np.sort(np.argsort(-norms, kind="stable")[: chosen.size])
+    if not hold:
+        for place, part in _pairs(values, chosen, residual, chunk):
+            place[: part.size] = part
+            part[:] = 0
+    return True
 
 
 def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0) -> None:
