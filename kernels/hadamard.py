@@ -30,6 +30,7 @@ Exact arithmetic, in float32, for a chunk of d = 2**b elements, with a = (b+1)//
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,7 @@ class Codebook:
         rest = n % self.chunk
         return n - rest + (max(LEAST, 1 << (rest - 1).bit_length()) if rest else 0)
 
-    @property
+    @cached_property
     def thresholds(self) -> tuple[F32, F32]:
         """T[c] and (T[c+1] - T[c]) / 32768; for c = 15 what nothing passes."""
         low = np.array([*self.table[:15], np.inf], np.float32)
