@@ -60,7 +60,7 @@ def check_array(
 
 def check_gradient(x: Gradient) -> None:
     """Refuse what is no vector of float32, float16 or bfloat16 (as uint16); see `check_array`."""
-    if x.dtype not in (np.float32, np.float16, np.uint16):
+    if x.dtype != np.float32 and x.dtype not in (np.float16, np.uint16):
         raise TypeError(f"x must be float32, float16, or bfloat16 as uint16, not {x.dtype}")
     check_array("x", x, x.dtype)
 

@@ -165,7 +165,7 @@ class ChunkedTopKAggregator(Aggregator):
     def _share_of_norms(self) -> None:
         """Write the norms to the wire's float32, where no finite sum may overflow."""
         most = _MOST_NORM / self._world.size
-        self._norms.copy_(self._residuals.all_norms.clamp_(max=most))  # a NaN stays
+        self._norms.copy_(self._residuals.all_norms).clamp_(max=most)  # a NaN stays
 
     def _take(self, i: int) -> None:
         """Choose the chunks of a scope, and move their values out of the residual."""

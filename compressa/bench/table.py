@@ -77,7 +77,13 @@ def _blockwise(
 
 LINEAR = (
     *_blockwise("int8", 8, (0.75, 0.85, 0.85), Peer("bare loop, 1 byte", bare.one_byte)),
-    *_blockwise("int4", 4, (0.75, 0.85, 0.85), Peer("bare loop, 1/2 byte", bare.half_a_byte)),
+    *_blockwise(
+        "int4",
+        4,
+        (0.75, 0.85, 0.85),
+        Peer("bare loop, 1/2 byte", bare.half_a_byte),
+        Peer("bare loop, only reads", bare.read),
+    ),
     *_blockwise("int2", 2, None),
 )
 

@@ -71,6 +71,12 @@ def _index_format(wanted: str, k: int, n: int) -> str:
     return min(_INDEX_BYTES, key=lambda name: _INDEX_BYTES[name](k, n))
 
 
+@lru_cache(maxsize=1 << 12)
+def share(density: float, elems: int) -> int:
+    """Return the k that a density means: one element at least, if there is any."""
+    return min(elems, max(1, round(density * elems)))
+
+
 @dataclass(frozen=True)
 class SparseForm:
     """The layout of k values and indices.

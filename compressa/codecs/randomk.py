@@ -17,6 +17,7 @@ import torch
 from annotated_types import Gt, Le
 
 from compressa.arrays import as_array
+from compressa.codecs._sparse import share
 from compressa.codecs.base import (
     Codec,
     Contraction,
@@ -82,7 +83,7 @@ class RandomK(Codec):
 
     def kept(self, elems: int) -> int:
         """Return k for a scope of `elems` elements."""
-        return min(elems, max(1, round(self.density * elems)))
+        return share(self.density, elems)
 
     @property
     def takes_half(self) -> bool:

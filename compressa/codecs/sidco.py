@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient
+from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient, share
 from compressa.codecs.base import Contraction
 from compressa.errors import ConfigError
 from compressa.kernels import sidco
@@ -57,7 +57,7 @@ class SIDCo(BoundedSparse):
 
     def kept(self, elems: int) -> int:
         """Return k for a scope of `elems` elements."""
-        return min(elems, max(1, round(self.density * elems)))
+        return share(self.density, elems)
 
     def most(self, elems: int) -> int:
         """Return 1.2 k."""

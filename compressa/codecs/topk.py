@@ -12,7 +12,7 @@ import torch
 from annotated_types import Gt, Le
 
 from compressa.arrays import as_array
-from compressa.codecs._sparse import IndexFormat, SparseForm, ValueDtype
+from compressa.codecs._sparse import IndexFormat, SparseForm, ValueDtype, share
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import topk
@@ -65,7 +65,7 @@ class TopK(Codec):
 
     def kept(self, elems: int) -> int:
         """Return k for a scope of `elems` elements."""
-        return min(elems, max(1, round(self.density * elems)))
+        return share(self.density, elems)
 
     @property
     def takes_half(self) -> bool:
