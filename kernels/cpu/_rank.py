@@ -1,7 +1,7 @@
 """Which magnitude is the n-th largest: exactly in a list, and by a sample in a long vector.
 
 Magnitudes order as the integers that their bits are. A histogram of the list's own range tells the
-bucket that the n-th largest lies in; those of its bucket are gone through again.
+bucket that the n-th largest lies in, and those of the bucket are gone through again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ._jit import jit, lean
 from ._prefetch import prefetch
 
 _BITS, _FEW_BITS = 11, 8
-_FEW = 1 << 12  # values for which fewer buckets are quicker
+_FEW = 1 << 12  # values for which fewer buckets are quicker, and a copy is small
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # 2**64 over the golden ratio
 _LEAST_SAMPLE, _MOST_SAMPLE = 1 << 10, 1 << 15
 _ELEMS_PER_SAMPLE = 1 << 6
@@ -33,16 +33,23 @@ def _range(values: F32) -> tuple[int, int]:
 
 
 @jit
-def _count(values: F32, low: int, shift: int, counts: I64) -> None:
+def _count(values: F32, low: int, high: int, shift: int, counts: I64) -> None:
     counts[:] = 0
     for i in range(values.size):
-        counts[(np.int64(magnitude_bits(values[i])) - low) >> shift] += 1
+        magnitude = np.int64(magnitude_bits(values[i]))
+        if low <= magnitude <= high:
+            counts[(magnitude - low) >> shift] += 1
 
 
 @jit
-def _inside(values: F32, low: int, high: int, room: F32) -> F32:
-    """Those from ``low`` to ``high``; written without a branch, so there is room for one more."""
-    found = 0
+def _between(values: F32, low: int, high: int, count: int) -> F32:
+    """The so many from ``low`` to ``high``, if they are few; else all values.
+
+    Without a branch for each: there is room for one more. A call may not ask for much memory.
+    """
+    if count > _FEW:
+        return values
+    room, found = np.empty(count + 1, np.float32), 0
     for i in range(values.size):
         magnitude = np.int64(magnitude_bits(values[i]))
         room[found] = values[i]
@@ -52,8 +59,14 @@ def _inside(values: F32, low: int, high: int, room: F32) -> F32:
 
 @jit
 def largest_of(values: F32, least: int) -> F32:
-    """Those that reach some magnitude bits: the larger ones of few are sooner found."""
-    return _inside(values, least, LARGEST, np.empty(values.size + 1, np.float32))
+    """Those that reach some magnitude bits, if they are few: the largest of these are sooner found.
+
+    Else all values.
+    """
+    count = 0
+    for i in range(values.size):
+        count += int(np.int64(magnitude_bits(values[i])) >= least)
+    return _between(values, least, LARGEST, count)
 
 
 @jit
@@ -66,7 +79,7 @@ def nth_largest(values: F32, rank: int) -> tuple[int, int]:
         shift = 0
         while (high - low) >> shift >= counts.size:
             shift += 1
-        _count(values, low, shift, counts)
+        _count(values, low, high, shift, counts)
         bucket = (high - low) >> shift
         while above + counts[bucket] < rank:
             above += counts[bucket]
@@ -75,7 +88,7 @@ def nth_largest(values: F32, rank: int) -> tuple[int, int]:
         high = low + (1 << shift) - 1
         if shift == 0:
             return low, above
-        values = _inside(values, low, high, np.empty(counts[bucket] + 1, np.float32))
+        values = _between(values, low, high, counts[bucket])
 
 
 @jit
