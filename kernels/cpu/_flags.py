@@ -1,6 +1,6 @@
 """A bit per element says that it is wanted; the wanted ones are put on a list.
 
-Elements of 16 are compared at once, and their flags are written without a branch. A branch per
+Sixteen elements are compared at once, and their flags are written without a branch. A branch per
 row would be foretold wrongly wherever some candidate turns up, which takes longer than the row.
 """
 

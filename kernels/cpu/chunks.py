@@ -87,7 +87,7 @@ def _take_largest(
     values: F32,
     chunk: int,
 ) -> bool:
-    """All in one, for a few thousand chunks."""
+    """All in one, where the norms are no more than one piece of a selection."""
     one, largest = np.float32(1), np.empty(chosen.size, np.float32)
     out = chosen, largest
     finite = select_short(norms, None, (one, one), chosen.size, 0, sample, entries, out) >= 0
