@@ -18,7 +18,6 @@ import numpy as np
 
 from ._arrays import F32, F64, U32, block_count, check_array, check_feedback
 from ._backends import backend
-from .bitpack import check_indices
 
 
 def absorb_chunks(
@@ -84,9 +83,8 @@ def take_largest_chunks(
     check_array("norms", norms, np.float32, (block_count(residual.size, chunk),))
     if chosen.size > norms.size:
         raise ValueError(f"{chosen.size} chunks can not be chosen among {norms.size}")
-    kernel = backend("chunks", norms, residual, chosen, values)
-    options = {"chunk": chunk, "hold": hold}
-    return bool(kernel.take_largest_chunks(norms, residual, chosen, values, **options))
+    take = backend("chunks", norms, residual, chosen, values).take_largest_chunks
+    return bool(take(norms, residual, chosen, values, chunk=chunk, hold=hold))
 
 
 def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0) -> None:
@@ -105,10 +103,9 @@ def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float 
             written then.
     """
     _check_chosen(values, "values", chosen, out, "out", chunk)
-    check_indices(chosen, block_count(out.size, chunk))
-    backend("chunks", values, chosen, out).add_chunks(
-        values, chosen, out, chunk=chunk, weight=weight
-    )
+    kernel = backend("chunks", values, chosen, out)
+    if not kernel.add_existing_chunks(values, chosen, out, chunk=chunk, weight=weight):
+        raise ValueError(f"chunk {chosen.max()} is not below {block_count(out.size, chunk)}")
 
 
 def _check_chunk(chunk: int) -> None:

@@ -14,6 +14,9 @@ Wire format, for k indices below n, with l = floor(log2(n / k)) low bits:
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
 import numpy as np
 
 from ._arrays import U8, U32, check_array
@@ -22,17 +25,27 @@ from .bitpack import check_increasing, packed_bytes, unpack_bitmap, unpack_bits
 from .scratch import scratch
 
 
+class _Layout(NamedTuple):
+    """Low bits of each index, bytes of all of them, bits of the bitmap, and bytes of everything."""
+
+    low_bits: int
+    low_bytes: int
+    high_bits: int
+    size_bytes: int
+
+
+@lru_cache(maxsize=1 << 12)  # a few layers' sizes, and the numbers that a threshold finds
+def _layout(k: int, n: int) -> _Layout:
+    if not k:
+        return _Layout(0, 0, 0, 0)
+    low_bits = max((n // k).bit_length() - 1, 0)
+    low_bytes, high_bits = packed_bytes(k, low_bits), (n - 1 >> low_bits) + k
+    return _Layout(low_bits, low_bytes, high_bits, low_bytes + packed_bytes(high_bits, 1))
+
+
 def elias_fano_bytes(k: int, n: int) -> int:
     """Bytes that ``k`` increasing indices below ``n`` take."""
-    return packed_bytes(k, _low_bits(k, n)) + packed_bytes(_high_bits(k, n), 1)
-
-
-def _low_bits(k: int, n: int) -> int:
-    return max((n // k).bit_length() - 1, 0) if k else 0
-
-
-def _high_bits(k: int, n: int) -> int:
-    return (n - 1 >> _low_bits(k, n)) + k if k else 0
+    return _layout(k, n).size_bytes
 
 
 def pack_increasing(indices: U32, n: int, out: U8) -> None:
@@ -54,10 +67,12 @@ def pack_increasing(indices: U32, n: int, out: U8) -> None:
         TypeError: A dtype is wrong.
         ValueError: A shape, a layout or ``n`` is wrong, or the indices are not increasing.
     """
-    low, high, low_bits = _checked("indices", indices, n, "out", out)
-    if indices.size and not backend("elias_fano", indices, out).write_parts(
-        indices, n, low_bits, low, high
-    ):
+    layout = _checked("indices", indices, n, "out", out)
+    if not indices.size:
+        return
+    low, high = out[: layout.low_bytes], out[layout.low_bytes :]
+    kernel = backend("elias_fano", indices, out)
+    if not kernel.write_parts(indices, n, layout.low_bits, low, high):
         raise ValueError(f"the indices are not strictly increasing numbers below {n}")
 
 
@@ -77,26 +92,26 @@ def unpack_increasing(packed: U8, n: int, out: U32) -> None:
         ValueError: A shape, a layout or ``n`` is wrong, or the bytes do not stand for increasing
             indices below ``n``; ``out`` holds rubbish then.
     """
-    low, high, low_bits = _checked("out", out, n, "packed", packed)
+    layout = _checked("out", out, n, "packed", packed)
     if not out.size:
         return
     lows = scratch("elias_fano.lows", out.size, np.uint32)
-    if low.size:
-        unpack_bits(low, low_bits, lows)
-    count = unpack_bitmap(high, _high_bits(out.size, n), out)
+    if layout.low_bits:
+        unpack_bits(packed[: layout.low_bytes], layout.low_bits, lows)
+    count = unpack_bitmap(packed[layout.low_bytes :], layout.high_bits, out)
     if count != out.size:
         raise ValueError(f"the high bits of {count} indices, not of {out.size}")
-    backend("elias_fano", packed, out).join(out, lows, low_bits)
+    backend("elias_fano", packed, out).join(out, lows, layout.low_bits)
     check_increasing(out, n)
 
 
-def _checked(name: str, indices: U32, n: int, packed_name: str, packed: U8) -> tuple[U8, U8, int]:
-    """The parts of the packed bytes, and the number of low bits."""
+def _checked(name: str, indices: U32, n: int, packed_name: str, packed: U8) -> _Layout:
+    """Where the parts of the packed bytes are."""
     check_array(name, indices, np.uint32, writable=name == "out")
     k = indices.size
     if not k <= n <= 2**32 - k:
         raise ValueError(f"n must lie between k = {k} and 2**32 - k, not {n}")
-    low_bits = _low_bits(k, n)
-    split, size_bytes = packed_bytes(k, low_bits), elias_fano_bytes(k, n)
-    check_array(packed_name, packed, np.uint8, (size_bytes,), writable=packed_name == "out")
-    return packed[:split], packed[split:], low_bits
+    layout = _layout(k, n)
+    size_bytes = (layout.size_bytes,)
+    check_array(packed_name, packed, np.uint8, size_bytes, writable=packed_name == "out")
+    return layout

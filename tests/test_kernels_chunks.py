@@ -81,7 +81,7 @@ def test_taking_and_adding_equal_reference_and_undo_each_other(
     add_chunks(values, chosen, back, chunk=chunk)
     assert (back == residual).all()
     add_chunks(values, chosen, ours, chunk=chunk, weight=0.3)
-    reference.add_chunks(due, chosen, specified, chunk=chunk, weight=0.3)
+    reference.add_existing_chunks(due, chosen, specified, chunk=chunk, weight=0.3)
     assert same_bits(ours, specified)
 
 
@@ -133,8 +133,10 @@ def test_bits_do_not_depend_on_slices() -> None:
 @pytest.mark.parametrize("chosen", [[3], [2**32 - 1], [0, 3]])
 def test_refuses_chunks_that_are_not_there_and_writes_nothing(chosen: list[int]) -> None:
     out, values = np.ones(10, np.float32), np.ones(4 * len(chosen), np.float32)
-    with pytest.raises(ValueError, match="is not below 3"):
-        add_chunks(values, np.array(chosen, np.uint32), out, chunk=4)
+    numbers = np.array(chosen, np.uint32)
+    with pytest.raises(ValueError, match=f"chunk {chosen[-1]} is not below 3"):
+        add_chunks(values, numbers, out, chunk=4)
+    assert not reference.add_existing_chunks(values, numbers, out, chunk=4)
     assert (out == 1).all()
 
 

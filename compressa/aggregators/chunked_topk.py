@@ -102,6 +102,7 @@ class ChunkedTopK(Compressor):
 
 
 Chosen = npt.NDArray[np.uint32]
+Values = npt.NDArray[np.float32]
 
 
 class ChunkedTopKAggregator(Aggregator):
@@ -109,7 +110,7 @@ class ChunkedTopKAggregator(Aggregator):
 
     def __init__(self, hyper: ChunkedTopK, layout: Layout, world: World) -> None:
         self._world = world
-        self._ranks = torch.tensor(float(world.size))  # a bare number costs more than the division
+        self._ranks = np.float32(world.size)
         self._scopes = whole_scopes(layout)
         elems = [scope.segment.elems for scope in self._scopes]
         self._chunks = [min(hyper.chunk, n) for n in elems]
@@ -118,11 +119,13 @@ class ChunkedTopKAggregator(Aggregator):
         self._kept_of = [part.numpy() for part in parts]
         counts = [norms.numel() for norms in self._residuals.norms]
         self._norms = torch.zeros(sum(counts))
-        self._norms_of = _parts(self._norms, counts)
+        self._norms_share, self._measured = self._norms.numpy(), self._residuals.all_norms.numpy()
+        self._norms_of = _parts(self._norms_share, counts)
         sizes = [hyper.sent_elems(n) for n in elems]
         self._values = torch.zeros(sum(sizes))
-        self._sent = torch.zeros_like(self._values)
-        self._values_of = _parts(self._values, sizes)
+        self._share = self._values.numpy()
+        self._sent = np.zeros_like(self._share)
+        self._values_of = _parts(self._share, sizes)
         self._sent_of = _parts(self._sent, sizes)
         kept = [hyper.kept(n) for n in elems]
         self._room = [np.zeros(k, np.uint32) for k in kept]
@@ -145,7 +148,7 @@ class ChunkedTopKAggregator(Aggregator):
         yield AllReduce(self._sums[0], self._scratch)
         for i in range(len(self._scopes)):
             self._take(i)
-        torch.div(self._sent, self._ranks, out=self._values)
+        np.divide(self._sent, self._ranks, out=self._share)
         yield AllReduce(self._sums[1], self._scratch)
         for i, scope in enumerate(self._scopes):
             out, chosen = scope.of(gradients), self._chosen[i]
@@ -165,7 +168,7 @@ class ChunkedTopKAggregator(Aggregator):
     def _share_of_norms(self) -> None:
         """Write the norms to the wire's float32, where no finite sum may overflow."""
         most = _MOST_NORM / self._world.size
-        self._norms.copy_(self._residuals.all_norms).clamp_(max=most)  # a NaN stays
+        np.minimum(self._measured, most, out=self._norms_share)  # a NaN stays
 
     def _take(self, i: int) -> None:
         """Choose the chunks of a scope, and move their values out of the residual."""
@@ -175,6 +178,6 @@ class ChunkedTopKAggregator(Aggregator):
         self._chosen[i] = self._room[i] if finite else None
 
 
-def _parts(buffer: torch.Tensor, sizes: Sequence[int]) -> list[npt.NDArray[np.float32]]:
-    """Cut a buffer; return views of it, as kernels take them."""
-    return [part.numpy() for part in torch.split(buffer, list(sizes))]
+def _parts(values: Values, sizes: Sequence[int]) -> list[Values]:
+    """Views of so many values each."""
+    return np.split(values, np.cumsum(sizes)[:-1])

@@ -22,6 +22,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from struct import Struct
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -200,7 +201,8 @@ class SparseForm:
         return k * _DTYPES[self.value_dtype].itemsize
 
 
-_COUNT_BYTES = 4
+_COUNT = Struct("<I")
+_COUNT_BYTES = _COUNT.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +303,7 @@ class BoundedSparse(Codec):
         sent = self.form.write(body[:length], elems, indices, values)
         if kept is not None and not self.form.lossless and not overflowed:
             topk.return_unsent(kept, indices, values, sent, scale=scale)
-        whole[:_COUNT_BYTES].view(np.uint32)[0] = count
+        _COUNT.pack_into(whole.data, 0, count)
         return _COUNT_BYTES + length
 
     def _read(self, payload: torch.Tensor, elems: int) -> tuple[U32, F32]:
@@ -310,7 +312,7 @@ class BoundedSparse(Codec):
                 f"{self.name}: a payload of {payload.numel()} bytes arrived, shorter than its count"
             )
         whole = payload.numpy()
-        count = int(whole[:_COUNT_BYTES].view(np.uint32)[0])
+        (count,) = _COUNT.unpack_from(whole.data)
         if count > self.most(elems):
             raise PayloadError(
                 f"{self.name}: a payload says it has {count} values, of {elems} elements "

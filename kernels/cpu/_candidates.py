@@ -10,13 +10,13 @@ import numpy as np
 from .._arrays import F32, I64, U32
 from ._absent import first_of, only_with
 from ._append import LARGEST, append
-from ._feedback import Values, magnitude_bits
+from ._feedback import Factors, Values, magnitude_bits
 from ._flags import WORD, list_flagged
 from ._jit import jit, lean
 from ._prefetch import prefetch
 from ._sums import Sums, add_up
 from ._tree import LANES
-from ._unscaled import Factors, look, unscaled
+from ._unscaled import look, unscaled
 from ._view import view
 
 BLOCK = 2048  # elements that go through the first-level cache together
@@ -41,7 +41,7 @@ def _span(lists: Lists, number: int) -> tuple[int, int]:
 
 
 @jit
-def _list_part(
+def list_part(
     x: Values | None,
     residual: F32 | None,
     factors: Factors,
@@ -105,8 +105,8 @@ def list_pieces(
         cut = max(begin, cuts[number])
         note[:] = 0
         more = np.uint32(least + 1)
-        _list_part(x, residual, factors, (begin, cut), least, measured, own, note)
-        _list_part(x, residual, factors, (cut, end), more, measured, own, note)
+        list_part(x, residual, factors, (begin, cut), least, measured, own, note)
+        list_part(x, residual, factors, (cut, end), more, measured, own, note)
 
 
 @jit

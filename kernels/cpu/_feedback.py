@@ -7,6 +7,7 @@ sees the loop, so both vectorise. ``x`` is float32, or the bits of 16-bit floats
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ from ._values import load
 from ._vector import Memory, for_rows, hints_of, memory, spread
 
 Values = npt.NDArray[Any]
+
+Factors = tuple[np.float32, np.float32]
+"""The loss scale, and one over it."""
 
 
 @lean
@@ -119,6 +123,12 @@ def magnitude_bits(value: np.float32) -> np.uint32:
     return np.uint32(bits & np.uint32(0x7FFFFFFF))
 
 
-def inverse(scale: float) -> np.float32:
-    """1 / scale, as the reference rounds it."""
-    return np.float32(1) / np.float32(scale)
+@lru_cache
+def factors_of(scale: float) -> Factors:
+    """A loss scale stays the same for many calls, and short ones feel two numbers of NumPy's.
+
+    Returns:
+        The scale, and 1 / scale as the reference rounds it.
+    """
+    factor = np.float32(scale)
+    return factor, np.float32(1) / factor

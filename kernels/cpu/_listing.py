@@ -13,7 +13,6 @@ pieces, and the lists are joined in the order of the pieces.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -25,10 +24,10 @@ from ..threads import over_slices
 from . import _candidates as candidates
 from ._append import LARGEST
 from ._candidates import BLOCK, NOTES, Entries, Lists
-from ._feedback import inverse
+from ._feedback import Factors, factors_of
 from ._rank import guess, nth_largest, sample_size
 from ._sums import Sums, add_in_order
-from ._unscaled import INFINITY, Factors
+from ._unscaled import INFINITY
 from ._values import bits_of
 
 LEAST_PIECE = 1 << 16
@@ -93,13 +92,7 @@ class _Cut(NamedTuple):
 
 def source_of(x: Gradient, residual: F32 | None, scale: float) -> Source:
     """Return what the kernels make q of."""
-    return Source(bits_of(x), residual, _factors(scale))
-
-
-@lru_cache
-def _factors(scale: float) -> Factors:
-    """A loss scale stays the same for many calls, and short ones feel two numbers of NumPy's."""
-    return np.float32(scale), inverse(scale)
+    return Source(bits_of(x), residual, factors_of(scale))
 
 
 def guessed(x: Gradient, residual: F32 | None, scale: float, k: int) -> Guess:

@@ -10,7 +10,7 @@ import numpy as np
 
 from .._arrays import F32, I64
 from ._append import LARGEST
-from ._feedback import Values, effective, magnitude_bits
+from ._feedback import Factors, Values, effective, magnitude_bits
 from ._jit import jit, lean
 from ._prefetch import prefetch
 
@@ -110,7 +110,7 @@ def _place(stretch: int, size: int) -> int:
 def sample_stretches(
     x: Values,
     residual: F32 | None,
-    factors: tuple[np.float32, np.float32],
+    factors: Factors,
     size: int,
     first: int,
     sample: F32,
@@ -130,7 +130,7 @@ def sample_stretches(
 
 @jit
 def guess(
-    x: Values, residual: F32 | None, factors: tuple[np.float32, np.float32], k: int, sample: F32
+    x: Values, residual: F32 | None, factors: Factors, k: int, sample: F32
 ) -> tuple[int, int, int]:
     """A magnitude that is hardly ever larger than the k-th largest of q.
 

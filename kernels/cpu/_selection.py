@@ -12,7 +12,7 @@ from .._arrays import F32, U32, Gradient
 from ..scratch import scratch
 from . import _candidates as candidates
 from ._candidates import FOUND, NOTES, TOP, Entries, Lists
-from ._feedback import Values
+from ._feedback import Factors, Values
 from ._jit import jit
 from ._listing import (
     LEAST_PIECE,
@@ -26,7 +26,7 @@ from ._listing import (
 )
 from ._rank import guess, nth_largest, sample_size
 from ._sums import Sums
-from ._unscaled import INFINITY, Factors
+from ._unscaled import INFINITY
 
 
 def select_largest(
@@ -140,15 +140,13 @@ def begin(
     entries: Entries,
 ) -> tuple[int, int]:
     """List what reaches some magnitude bits; return how many, and the largest magnitude."""
-    size = entries[0].size
+    size, note = entries[0].size, np.zeros(NOTES, np.int64)
     first = np.float32(0) if residual is None or size == 0 else residual[0]
-    lists, bounds = _list_of(0, entries, size), (0, size, max(size, 1))
-    cuts, smallest = np.array([size]), np.uint32(least)
-    candidates.list_pieces(x, residual, factors, bounds, smallest, cuts, measured, lists)
-    top = lists[2][0, TOP]
-    if top >= INFINITY and residual is not None:
+    smallest = np.uint32(least)
+    candidates.list_part(x, residual, factors, (0, size), smallest, measured, entries, note)
+    if note[TOP] >= INFINITY and residual is not None:
         residual[0] = first
-    return lists[2][0, FOUND], top
+    return note[FOUND], note[TOP]
 
 
 @jit

@@ -14,7 +14,7 @@ from numba.core import types
 
 from .._arrays import F32, U64
 from ._absent import only_without
-from ._feedback import Values, effective
+from ._feedback import Factors, Values, effective
 from ._intrinsic import intrinsic
 from ._jit import lean
 from ._lanes import Largest
@@ -24,9 +24,6 @@ from ._view import view
 INFINITY = 0x7F800000
 _AHEAD = 512  # elements; 128 to 2048 were slower, on a Sapphire Rapids core
 _NOTHING = np.float32(0)
-
-Factors = tuple[np.float32, np.float32]
-"""The loss scale, and one over it."""
 
 
 @lean

@@ -12,11 +12,11 @@ from ..scratch import scratch
 from ..threads import over_slices
 from ._absent import first_of
 from ._candidates import send
-from ._feedback import Values, magnitude_bits
+from ._feedback import Factors, Values, magnitude_bits
 from ._jit import jit
 from ._listing import mark, source_of
 from ._selection import select_largest
-from ._unscaled import INFINITY, Factors, look
+from ._unscaled import INFINITY, look
 from ._values import load
 from ._view import view
 

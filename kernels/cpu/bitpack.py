@@ -19,6 +19,7 @@ _IN_BYTE = np.uint64(7)
 _NONE = np.uint64(0)
 _WORD_BYTES = 8
 _WORD_BITS = 64
+FEW = 1 << 16  # packed by one thread, with nothing cut
 _MOST_PAIRED = np.uint64(28)  # two such values and seven bits that wait for them fit a word
 
 
@@ -137,11 +138,13 @@ def below(indices: U32, n: int) -> bool:
 
 def pack_bits(values: U32, width: int, out: U8) -> None:
     """See :func:`compressa.kernels.bitpack.pack_bits`."""
+    bits = np.uint64(width)
+    if values.size <= FEW:
+        pack_stream(values, bits, out)
+        return
 
     def work(low: int, high: int) -> None:
-        pack_stream(
-            values[low:high], np.uint64(width), out[low * width // 8 : (high * width + 7) // 8]
-        )
+        pack_stream(values[low:high], bits, out[low * width // 8 : (high * width + 7) // 8])
 
     over_slices(values.size, 8, work)
 

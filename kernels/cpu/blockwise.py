@@ -15,7 +15,14 @@ from ..philox import Noise
 from ..threads import over_slices
 from ._absent import only_with
 from ._codes import ROUNDER, STEPS, encode, grid_numbers
-from ._feedback import Values, fill_largest, fill_largest_and_squares, fill_squares, inverse, place
+from ._feedback import (
+    Values,
+    factors_of,
+    fill_largest,
+    fill_largest_and_squares,
+    fill_squares,
+    place,
+)
 from ._grid import CLIPPED, L2, Shape, clipped_grid, grid_of, norm_grid, shape_of
 from ._jit import inlined, lean
 from ._nibbles import pack_planes, unpack_planes
@@ -217,7 +224,7 @@ def quantize_blockwise(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.quantize_blockwise`."""
-    values, shape, back = bits_of(x), shape_of(form), inverse(scale)
+    values, shape, back = bits_of(x), shape_of(form), factors_of(scale)[1]
 
     def work(low: int, high: int) -> None:
         blocks = slice(low // form.block, -(-high // form.block))

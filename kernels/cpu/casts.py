@@ -7,7 +7,7 @@ import numpy as np
 from .._arrays import F32
 from ..casts import Half
 from ..threads import over_slices
-from ._feedback import effective, inverse, magnitude_bits
+from ._feedback import effective, factors_of, magnitude_bits
 from ._jit import inlined, lean
 from ._prefetch import fetch
 from ._values import Values, bits_of, load, store
@@ -64,7 +64,7 @@ def _widen(x: Values, out: F32, weight: np.float32, add: bool) -> None:
 
 def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0) -> None:
     """See :func:`compressa.kernels.casts.narrow`."""
-    bits, factor, back = bits_of(out), np.float32(scale), inverse(scale)
+    bits, (factor, back) = bits_of(out), factors_of(scale)
 
     def work(low: int, high: int) -> None:
         kept = None if residual is None else residual[low:high]

@@ -12,7 +12,7 @@ from .._arrays import F32, F64, U32
 from ..scratch import scratch
 from ..threads import over_slices
 from ._candidates import Entries
-from ._feedback import inverse
+from ._feedback import factors_of
 from ._jit import jit
 from ._lanes import sum_squares
 from ._listing import LEAST_PIECE, room_for
@@ -105,18 +105,22 @@ def _add_weighted(values: F32, out: F32, weight: np.float32) -> None:
 
 
 @jit
-def _give(values: F32, chosen: U32, out: F32, chunk: int, weight: np.float32) -> None:
+def _give(values: F32, chosen: U32, out: F32, chunk: int, weight: np.float32) -> bool:
+    for k in range(chosen.size):
+        if np.int64(chosen[k]) * chunk >= out.size:
+            return False
     for k in range(chosen.size):
         low = int(np.int64(chosen[k])) * chunk
         size = min(chunk, out.size - low)
         _add_weighted(view(values, k * chunk, k * chunk + size), view(out, low, low + size), weight)
+    return True
 
 
 def absorb_chunks(
     x: F32, residual: F32, norms: F64, *, chunk: int, scale: float = 1.0, clear: bool = False
 ) -> None:
     """See :func:`compressa.kernels.chunks.absorb_chunks`."""
-    back = inverse(scale)
+    back = factors_of(scale)[1]
 
     def work(low: int, high: int) -> None:
         own = norms[low // chunk : -(-high // chunk)]
@@ -131,8 +135,8 @@ def take_largest_chunks(
     """See :func:`compressa.kernels.chunks.take_largest_chunks`."""
     if norms.size <= LEAST_PIECE:
         sample = scratch("listing.sample", sample_size(norms.size), np.float32)
-        places = sample, room_for(norms.size), chosen, values, chunk
-        return bool(_take_largest(norms, residual, hold, *places))
+        places = sample, room_for(norms.size), chosen, values
+        return bool(_take_largest(norms, residual, hold, *places, chunk))
     largest = scratch("chunks.largest", chosen.size, np.float32)
     finite = select_largest(norms, chosen.size, 0, chosen, largest, None, 1.0) >= 0
     if finite and not hold:
@@ -142,6 +146,8 @@ def take_largest_chunks(
     return finite
 
 
-def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0) -> None:
-    """See :func:`compressa.kernels.chunks.add_chunks`."""
-    _give(values, chosen, out, chunk, np.float32(weight))
+def add_existing_chunks(
+    values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0
+) -> bool:
+    """Add, as :func:`compressa.kernels.chunks.add_chunks`, if all chunks exist; return whether."""
+    return _give(values, chosen, out, chunk, np.float32(weight))

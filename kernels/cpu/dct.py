@@ -11,7 +11,7 @@ import numpy as np
 from .._arrays import F32, F64, U8, U32, Gradient
 from ..dct import ChunkForm, basis
 from ..threads import over_slices
-from ._feedback import Values, fill_largest, inverse, magnitude_bits, place
+from ._feedback import Factors, Values, factors_of, fill_largest, magnitude_bits, place
 from ._jit import jit, lean
 from ._values import bits_of
 from ._view import view
@@ -159,7 +159,7 @@ def _keep(p: F32, sums: F64, residual: F32, back: np.float32) -> None:
 def _encode(
     x: Values,
     residual: F32 | None,
-    factors: tuple[np.float32, np.float32],
+    factors: Factors,
     values: F32,
     places: U8,
     sizes: Sizes,
@@ -243,7 +243,7 @@ def keep_coefficients(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.dct.keep_coefficients`."""
-    elements, factors = bits_of(x), (np.float32(scale), inverse(scale))
+    elements, factors = bits_of(x), factors_of(scale)
     table, turned = (matrix.reshape(-1) for matrix in basis(form.chunk))
 
     def work(low: int, high: int) -> None:

@@ -9,7 +9,7 @@ from ..dgc import ADJUSTMENTS, FEWEST, MOST, SMALLEST, adjusted_threshold, lower
 from ..scratch import scratch
 from ..threads import over_slices
 from ._candidates import Entries
-from ._feedback import Values, magnitude_bits
+from ._feedback import Factors, Values, magnitude_bits
 from ._jit import jit
 from ._listing import (
     LEAST_PIECE,
@@ -22,7 +22,7 @@ from ._listing import (
 )
 from ._rank import nth_largest, sample_stretches
 from ._selection import begin, begin_again, finish_short
-from ._unscaled import INFINITY, Factors
+from ._unscaled import INFINITY
 
 _lowered = jit(lowered)
 _OCTAVE = 1 << 23  # in magnitude bits, a factor of two

@@ -6,9 +6,7 @@ import numpy as np
 
 from .._arrays import U8, U32
 from ._jit import jit
-from .bitpack import below, pack_bits, pack_stream
-
-_FEW = 1 << 16  # packed by one thread
+from .bitpack import FEW, below, pack_bits, pack_stream
 
 
 @jit
@@ -39,7 +37,7 @@ def _join(places: U32, lows: U32, low_bits: np.uint32) -> None:
 
 def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8) -> bool:
     """Write both parts, if the indices are increasing numbers below n; return whether they are."""
-    if indices.size <= _FEW:
+    if indices.size <= FEW:
         return bool(_write_few(indices, n, np.uint32(low_bits), low, high))
     if not below(indices, n):
         return False

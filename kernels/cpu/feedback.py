@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arrays import F32, Gradient
-from ._feedback import inverse, magnitude_bits
+from ._feedback import factors_of, magnitude_bits
 from ._jit import jit
 
 _INFINITY = np.uint32(0x7F800000)
@@ -44,7 +44,7 @@ def _all_below(bits: npt.NDArray[Any], infinity: Any) -> bool:
 
 def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> None:
     """See :func:`compressa.kernels.feedback.absorb_residual`."""
-    _absorb(x, residual, kept, np.float32(scale), inverse(scale))
+    _absorb(x, residual, kept, *factors_of(scale))
 
 
 def all_finite(x: Gradient) -> bool:

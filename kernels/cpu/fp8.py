@@ -11,7 +11,7 @@ import numpy as np
 from .._arrays import F32, U8, Gradient
 from ..fp8 import Format, values
 from ..threads import over_slices
-from ._feedback import Values, fill_largest, inverse, place
+from ._feedback import Values, factors_of, fill_largest, place
 from ._jit import inlined, lean
 from ._prefetch import AHEAD, fetch
 from ._values import bits_of
@@ -128,7 +128,7 @@ def quantize_fp8(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.fp8.quantize_fp8`."""
-    given, factor, back = bits_of(x), np.float32(scale), inverse(scale)
+    given, (factor, back) = bits_of(x), factors_of(scale)
     numbers = np.uint32(form.mantissa), np.uint32(form.bias), np.float32(form.largest)
 
     def work(low: int, high: int) -> None:

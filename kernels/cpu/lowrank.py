@@ -14,7 +14,7 @@ from .._arrays import F32, F64
 from ..lowrank import DEPENDENT, PANEL
 from ..scratch import scratch
 from ..threads import over_slices
-from ._feedback import inverse
+from ._feedback import factors_of
 from ._jit import jit
 from ._skinny import ROWS, add_products, multiply_rows, split_rows
 from ._tree import LANES, add_terms, halve
@@ -263,7 +263,7 @@ def split_low_rank(
     m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0, *, held: bool = False
 ) -> None:
     """See :func:`compressa.kernels.lowrank.split_low_rank`."""
-    back = inverse(scale)
+    back = factors_of(scale)[1]
 
     def work(low: int, high: int) -> None:
         bounds = low, high

@@ -8,7 +8,7 @@ from .._arrays import F32, U8, U16, Gradient
 from ..natural import GROUP
 from ..philox import Noise
 from ..threads import over_slices
-from ._feedback import Values, fill, inverse, place
+from ._feedback import Values, factors_of, fill, place
 from ._jit import inlined, lean
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._prefetch import AHEAD, fetch
@@ -110,7 +110,7 @@ def natural_quantize(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.natural.natural_quantize`."""
-    values, factor, back = bits_of(x), np.float32(scale), inverse(scale)
+    values, (factor, back) = bits_of(x), factors_of(scale)
 
     def work(low: int, high: int) -> None:
         key, drawn = noise_key(noise, low), noise_buffer(noise, GROUP)

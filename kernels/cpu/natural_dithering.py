@@ -12,7 +12,7 @@ from .._arrays import F32, U8, U16, Gradient
 from ..natural_dithering import Dithering
 from ..philox import Noise
 from ..threads import over_slices
-from ._feedback import Values, fill_largest, inverse, place
+from ._feedback import Values, factors_of, fill_largest, place
 from ._jit import inlined, lean
 from ._lanes import sum_squares
 from ._noise import Key, drawn_at, noise_buffer, noise_key
@@ -206,7 +206,7 @@ def dither(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.natural_dithering.dither`."""
-    values, factor, back = bits_of(x), np.float32(scale), inverse(scale)
+    values, (factor, back) = bits_of(x), factors_of(scale)
 
     def work(low: int, high: int) -> None:
         key, drawn = noise_key(noise, low), noise_buffer(noise, form.block)

@@ -13,7 +13,7 @@ from numba.core import types
 
 from .._arrays import F32, U8, Gradient
 from ..threads import over_slices
-from ._feedback import Values, fill_magnitudes, inverse, place
+from ._feedback import Values, factors_of, fill_magnitudes, place
 from ._intrinsic import intrinsic
 from ._jit import inlined, lean
 from ._prefetch import AHEAD, fetch
@@ -118,7 +118,7 @@ def sign_quantize(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.onebit.sign_quantize`."""
-    values, factor, back = bits_of(x), np.float32(scale), inverse(scale)
+    values, (factor, back) = bits_of(x), factors_of(scale)
 
     def work(low: int, high: int) -> None:
         _quantize(

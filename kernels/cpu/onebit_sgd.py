@@ -10,7 +10,7 @@ import numpy as np
 
 from .._arrays import F32, F64, U8, Gradient
 from ..threads import over_slices
-from ._feedback import Values, effective, inverse
+from ._feedback import Factors, Values, effective, factors_of
 from ._jit import jit, lean
 from ._tree import LANES, add_terms, halve
 from ._values import bits_of
@@ -64,7 +64,7 @@ def _means(
 def _pack_plane(
     x: Values,
     residual: F32 | None,
-    factors: tuple[np.float32, np.float32],
+    factors: Factors,
     means: tuple[np.float32, np.float32],
     plane: int,
     bits: U8,
@@ -82,7 +82,7 @@ def _pack_plane(
 def _quantize(
     x: Values,
     residual: F32 | None,
-    factors: tuple[np.float32, np.float32],
+    factors: Factors,
     bits: U8,
     means: F32,
     group: int,
@@ -138,7 +138,7 @@ def two_means_quantize(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.onebit_sgd.two_means_quantize`."""
-    values, factors = bits_of(x), (np.float32(scale), inverse(scale))
+    values, factors = bits_of(x), factors_of(scale)
 
     def work(low: int, high: int) -> None:
         first, last = low // group, -(-high // group)

@@ -11,11 +11,11 @@ from ..select import Unit, in_units
 from ..threads import over_slices
 from ._absent import first_of
 from ._candidates import BLOCK
-from ._feedback import Values, inverse, magnitude_bits
+from ._feedback import Factors, Values, factors_of, magnitude_bits
 from ._jit import jit, lean
 from ._listing import guessed, mark, threshold_bits
 from ._selection import listing_of, select_largest
-from ._unscaled import INFINITY, Factors, look
+from ._unscaled import INFINITY, look
 from ._values import bits_of
 from ._view import view
 
@@ -105,7 +105,7 @@ def select_at(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.select.select_at`."""
-    bits, factors, finite = bits_of(x), (np.float32(scale), inverse(scale)), []
+    bits, factors, finite = bits_of(x), factors_of(scale), []
     marked = indices[:1]
     before = residual[marked] if residual is not None else None
 

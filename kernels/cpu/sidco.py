@@ -17,7 +17,7 @@ from ..sidco import (
     stage_threshold,
 )
 from ._candidates import BLOCK, Entries
-from ._feedback import Values, magnitude_bits
+from ._feedback import Factors, Values, magnitude_bits
 from ._jit import jit
 from ._listing import (
     LEAST_PIECE,
@@ -31,7 +31,7 @@ from ._listing import (
 from ._rank import guess_from, largest_of, nth_largest, sample_stretches
 from ._selection import begin, begin_again, finish_short, reaching
 from ._sums import add_in_order
-from ._unscaled import INFINITY, Factors
+from ._unscaled import INFINITY
 
 _stage_threshold = jit(stage_threshold)
 
@@ -57,7 +57,9 @@ def _look(
     for s in range(1, bases.size):
         bits = nth_largest(few, int(np.int64(bases[s])))[0]
         bases[s], few = max(bits, 1), largest_of(few, bits)
-    return guess_from(sample, most, x.size) if sample.size < x.size else (0, 0, x.size)
+    if sample.size < x.size:
+        return guess_from(sample, most, x.size)
+    return bases[bases.size // 2], 0, x.size  # hardly a threshold lies below
 
 
 @jit

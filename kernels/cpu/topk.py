@@ -6,7 +6,7 @@ import numpy as np
 
 from .._arrays import F32, U32, Gradient
 from ..threads import over_slices
-from ._feedback import inverse
+from ._feedback import factors_of
 from ._jit import jit
 from ._selection import select_largest
 from .bitpack import is_increasing
@@ -58,4 +58,4 @@ def return_unsent(
     residual: F32, indices: U32, exact: F32, sent: F32, *, scale: float = 1.0
 ) -> None:
     """See :func:`compressa.kernels.topk.return_unsent`."""
-    _return_unsent(residual, indices, exact, sent, inverse(scale))
+    _return_unsent(residual, indices, exact, sent, factors_of(scale)[1])

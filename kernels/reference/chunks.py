@@ -38,10 +38,15 @@ def take_largest_chunks(
     return True
 
 
-def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0) -> None:
-    """See :func:`compressa.kernels.chunks.add_chunks`."""
+def add_existing_chunks(
+    values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0
+) -> bool:
+    """Add, as :func:`compressa.kernels.chunks.add_chunks`, if all chunks exist; return whether."""
+    if (chosen.astype(np.int64) * chunk >= out.size).any():
+        return False
     for place, part in _pairs(values, chosen, out, chunk):
         part += np.float32(weight) * place[: part.size]
+    return True
 
 
 def _pairs(values: F32, chosen: U32, whole: F32, chunk: int) -> Iterator[tuple[F32, F32]]:
