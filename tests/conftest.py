@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from _ranks import Group, Pools, Zygote
+from compressa.kernels.cuda._device import running_on
+from emulated_cuda import Emulated
 from hypothesis import settings
 
 # A shared machine can stop for longer than any deadline per example.
@@ -45,3 +47,10 @@ def fresh(pools: Pools) -> Iterator[Callable[[int], Group]]:
     yield make
     for group in made:
         group.end()
+
+
+@pytest.fixture(scope="module")
+def emulated_cuda() -> Iterator[None]:
+    """Have CUDA kernels run on the CPU."""
+    with running_on(Emulated()):
+        yield

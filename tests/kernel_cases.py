@@ -19,6 +19,7 @@ SIZES = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 63, 64, 65, 127, 130, 255, 256
 FINITE = (0.0, -0.0, 1.0, -1.0, 1e-45, -1e-45, 1e-39, -2e-38, 2.0**-100, -(2.0**-101), 3e38, -3e38)
 NONFINITE = (np.nan, np.inf, -np.inf)
 MAGNITUDES = (0.0, 1e-44, 1e-40, 1e-30, 1e-6, 1.0, 1e6, 1e30, 1e38)
+KINDS = ("float32", "float16", "bfloat16")
 SCALES = (1.0, 65536.0, 2.0**-3, 3.0)
 
 
@@ -46,6 +47,14 @@ def gradients(
             x[place] = value
     x.flags.writeable = False
     return x
+
+
+def as_kind(x: F32, kind: str) -> npt.NDArray[Any]:
+    """A gradient of 16 bits, as kernels take it, or of 32."""
+    if kind == "bfloat16":
+        return (x.view(np.uint32) >> np.uint32(16)).astype(np.uint16)
+    with np.errstate(over="ignore"):
+        return x.astype(kind)
 
 
 def residual_for(x: F32, seed: int | None) -> F32 | None:

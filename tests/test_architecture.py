@@ -184,8 +184,6 @@ def test_every_module_imports_and_its_examples_run() -> None:
     failures = []
     attempted = 0
     for name in modules():
-        if ".cuda" in name:
-            continue
         result = doctest.testmod(importlib.import_module(name))
         attempted += result.attempted
         if result.failed:

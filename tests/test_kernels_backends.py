@@ -22,6 +22,7 @@ from compressa.kernels import (
     random_words,
     scatter_add,
 )
+from compressa.kernels.cuda._device import HOME
 
 ALGORITHMS = (
     "adacomp",
@@ -85,6 +86,7 @@ def test_bare_name_is_refused() -> None:
 def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     code = """
 import numpy as np
+from compressa.kernels.cuda._device import HOME
 from compressa.kernels import stratified_indices
 stratified_indices(np.empty(4, np.int64), 9, np.zeros(4, np.uint32))
 from compressa.kernels.cpu import strata
@@ -113,6 +115,14 @@ def test_reference_and_cpu_have_the_same_functions(algorithm: str) -> None:
     # Some public functions have steps: a bitmap is counted before it is unpacked.
     for name in set(specified) - STEPS:
         assert public[name] == specified[name]
+
+
+CUDA = sorted(path.stem for path in HOME.glob("*.cu"))
+
+
+@pytest.mark.parametrize("algorithm", CUDA)
+def test_cuda_has_the_same_functions(algorithm: str) -> None:
+    assert functions(module("cuda", algorithm)) == functions(module("cpu", algorithm))
 
 
 def test_doctests() -> None:

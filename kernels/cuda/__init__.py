@@ -1,0 +1,1 @@
+"""The kernels for NVIDIA GPUs, in CUDA C++; see :mod:`compressa.kernels.cuda._device`."""

@@ -1,0 +1,141 @@
+"""Device: what launches kernels and has memory for them. The one that counts is a GPU, by CuPy.
+
+A ``.cu`` file beside this one holds the kernels of one algorithm. CuPy has NVRTC compile it for the
+GPU at hand when one of them is first launched, and keeps the result on disk. The options are those
+that give the same bits as everywhere: no contraction of a * b + c, denormals kept, division and
+square root rounded as IEEE says.
+
+Everything here only launches: nothing waits for the GPU, and nothing asks it for a number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+HOME = Path(__file__).parent
+OPTIONS = ("--std=c++17", "--fmad=false")
+WARP, CTA = 32, 256
+"""Threads that work in step, and threads of a block of the launch; see ``_team.cuh``."""
+_WAVES = 16  # launches of more blocks than the GPU holds at once gain nothing: kernels have loops
+
+Argument = Any
+"""A CuPy array, a NumPy scalar of the parameter's very type, or None for a null pointer."""
+
+
+class Device(Protocol):
+    """Where kernels run."""
+
+    @property
+    def processors(self) -> int:
+        """Number of multiprocessors."""
+        ...
+
+    def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
+        """Start a kernel on the current stream.
+
+        Args:
+            source: Name of the ``.cu`` file, without the ending.
+            name: Of the kernel.
+            blocks: Of `CTA` threads each.
+            arguments: In the order of the kernel's parameters.
+        """
+        ...
+
+    def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
+        """Return memory for a kernel's own use, with whatever it holds; it may be let go at once.
+
+        What is freed is given out again in the order of the stream.
+        """
+        ...
+
+
+def source_text(source: str) -> str:
+    """Return a ``.cu`` file with what it includes in the place of the includes, each once."""
+    seen: set[str] = set()
+
+    def expand(name: str) -> str:
+        if name in seen:
+            return ""
+        seen.add(name)
+        text = (HOME / name).read_text(encoding="utf-8").replace("#pragma once\n", "")
+        return re.sub(r'#include "(.+)"\n', lambda found: expand(found[1]), text)
+
+    return expand(f"{source}.cu")
+
+
+class Cuda:
+    """The current GPU."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self._cupy = cupy
+        self.processors = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
+        self._kernels: dict[tuple[str, str], Any] = {}
+
+    def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
+        """See `Device.launch`."""
+        given = tuple(np.uint64(0) if one is None else one for one in arguments)
+        self._kernel(source, name)((blocks,), (CTA,), given)
+
+    def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
+        """See `Device.empty`."""
+        return self._cupy.empty(elems, dtype)
+
+    def _kernel(self, source: str, name: str) -> Any:
+        known = self._kernels.get((source, name))
+        if known is None:
+            module = self._cupy.RawModule(code=source_text(source), options=OPTIONS)
+            known = self._kernels[source, name] = module.get_function(name)
+        return known
+
+
+_chosen: list[Device] = []
+
+
+@cache
+def _cuda(number: int) -> Cuda:
+    return Cuda()
+
+
+def device() -> Device:
+    """Return where kernels run now: on the current GPU."""
+    if _chosen:
+        return _chosen[-1]
+    import cupy
+
+    return _cuda(cupy.cuda.runtime.getDevice())
+
+
+@contextmanager
+def running_on(other: Device) -> Iterator[None]:
+    """Have kernels run elsewhere for a while: tests do, on machines without a GPU."""
+    _chosen.append(other)
+    try:
+        yield
+    finally:
+        _chosen.pop()
+
+
+def launch(source: str, name: str, teams: int, threads: int, *arguments: Argument) -> None:
+    """Start a kernel whose teams of so many threads share the work, as many as there is work for.
+
+    Args:
+        source: Name of the ``.cu`` file, without the ending.
+        name: Of the kernel.
+        teams: How many could work side by side; without any, nothing is started.
+        threads: Of a team: `WARP` or `CTA`.
+        arguments: See `Device.launch`.
+    """
+    if teams:
+        where = device()
+        blocks = min(-(-teams * threads // CTA), _WAVES * where.processors)
+        where.launch(source, name, blocks, arguments)

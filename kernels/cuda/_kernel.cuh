@@ -1,0 +1,20 @@
+// What every kernel is written with: integers of known width, and how an entry point is declared.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define DEVICE static __device__ __forceinline__
+
+// Elsewhere than on a GPU, whoever compiles this brings a KERNEL of their own, which notes the
+// kernel and the types of its parameters.
+#ifndef KERNEL
+#define KERNEL(name, threads, parameters) \
+    extern "C" __global__ void __launch_bounds__(threads) name parameters
+#endif
+
+constexpr u32 WHOLE_WARP = 0xFFFFFFFFu;
+constexpr int WARP = 32;

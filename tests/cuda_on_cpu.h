@@ -1,0 +1,399 @@
+// CUDA on a CPU: enough of the language to run kernels in tests, one thread after the other.
+//
+// The threads of a block are fibers. One runs until it waits, at a barrier or for its warp; then
+// another one does. Blocks, and the threads that may go on, are taken in an order drawn from a seed,
+// so that code that relies on an order gives other results from seed to seed. Shared memory is
+// poisoned before each block. Where no thread can go on, the launch ends with the reason.
+//
+// Force-included before a .cu file, which then is C++.
+
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <numeric>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __host__
+#define __forceinline__ inline
+#define __restrict__ __restrict
+#define __shared__ static __attribute__((section("shared_memory")))
+
+using std::max;
+using std::min;
+
+struct uint3 {
+    unsigned x, y, z;
+};
+using dim3 = uint3;
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
+
+// ---- threads ---------------------------------------------------------------------------------
+
+static uint3 threadIdx, blockIdx;
+static dim3 blockDim, gridDim;
+
+extern "C" char __start_shared_memory[] __attribute__((weak));
+extern "C" char __stop_shared_memory[] __attribute__((weak));
+
+namespace emulation {
+
+constexpr int WARP_LANES = 32;
+constexpr size_t STACK_BYTES = 128 << 10;
+constexpr unsigned char POISON = 0xA5;
+
+enum class State { READY, AT_BARRIER, IN_WARP, DONE };
+
+struct Fiber {
+    State state = State::READY;
+    bool begun = false;
+    unsigned number = 0, mask = 0;
+    const char* operation = "";
+    uint64_t given = 0;
+    uint64_t seen[WARP_LANES];  // what the lanes of the warp gave, once all had come
+    jmp_buf place;
+    ucontext_t start;
+    std::vector<char> stack;
+};
+
+static std::vector<Fiber> fibers(1024);
+static Fiber* current = nullptr;
+static jmp_buf scheduler;
+static ucontext_t scheduler_start;
+static void (*body)(void*) = nullptr;
+static void* body_argument = nullptr;
+
+// The first entry of a fiber goes through a context of its own, and every later change of fibers
+// through a jump, which asks the system for nothing.
+inline void enter() {
+    body(body_argument);
+    current->state = State::DONE;
+    _longjmp(scheduler, 1);
+}
+
+inline void resume(Fiber& fiber) {
+    current = &fiber;
+    threadIdx = {fiber.number, 0, 0};
+    if (_setjmp(scheduler)) return;
+    if (fiber.begun) _longjmp(fiber.place, 1);
+    fiber.begun = true;
+    if (fiber.stack.empty()) fiber.stack.resize(STACK_BYTES);
+    getcontext(&fiber.start);
+    fiber.start.uc_stack.ss_sp = fiber.stack.data();
+    fiber.start.uc_stack.ss_size = fiber.stack.size();
+    fiber.start.uc_link = &scheduler_start;
+    makecontext(&fiber.start, enter, 0);
+    setcontext(&fiber.start);
+}
+
+inline void wait(State state) {
+    current->state = state;
+    if (_setjmp(current->place) == 0) _longjmp(scheduler, 1);
+}
+
+inline std::string names(const std::vector<unsigned>& numbers) {
+    std::string text;
+    for (unsigned number : numbers) text += (text.empty() ? "" : ", ") + std::to_string(number);
+    return text;
+}
+
+// Let a warp's lanes go on if all that one of them waits for have come to the same operation.
+inline bool release_warp(unsigned first, unsigned threads) {
+    bool released = false;
+    for (unsigned lane = 0; lane < WARP_LANES && first + lane < threads; ++lane) {
+        Fiber& fiber = fibers[first + lane];
+        if (fiber.state != State::IN_WARP) continue;
+        if (!(fiber.mask >> lane & 1))
+            throw std::runtime_error(std::string(fiber.operation) + ": the caller is not in its mask");
+        bool complete = true;
+        for (unsigned other = 0; other < WARP_LANES; ++other) {
+            if (!(fiber.mask >> other & 1)) continue;
+            const Fiber* peer = first + other < threads ? &fibers[first + other] : nullptr;
+            complete = complete && peer && peer->state == State::IN_WARP && peer->mask == fiber.mask &&
+                       std::strcmp(peer->operation, fiber.operation) == 0;
+        }
+        if (!complete) continue;
+        unsigned mask = fiber.mask;
+        for (unsigned one = 0; one < WARP_LANES; ++one) {
+            if (!(mask >> one & 1)) continue;
+            for (unsigned other = 0; other < WARP_LANES; ++other)
+                fibers[first + one].seen[other] =
+                    mask >> other & 1 ? fibers[first + other].given : 0xA5A5A5A5A5A5A5A5u;
+            fibers[first + one].state = State::READY;
+        }
+        released = true;
+    }
+    return released;
+}
+
+inline void release_someone(unsigned threads) {
+    bool released = false, all_at_barrier = true;
+    for (unsigned first = 0; first < threads; first += WARP_LANES)
+        released = release_warp(first, threads) || released;
+    if (released) return;
+    std::vector<unsigned> stuck;
+    for (unsigned i = 0; i < threads; ++i) {
+        all_at_barrier = all_at_barrier && fibers[i].state != State::IN_WARP;
+        if (fibers[i].state == State::IN_WARP) stuck.push_back(i);
+    }
+    if (!all_at_barrier)
+        throw std::runtime_error(
+            "threads " + names(stuck) + " wait for lanes of their warp that never come, in " +
+            fibers[stuck[0]].operation);
+    std::vector<unsigned> gone;
+    for (unsigned i = 0; i < threads; ++i) {
+        if (fibers[i].state == State::DONE) gone.push_back(i);
+        if (fibers[i].state == State::AT_BARRIER) fibers[i].state = State::READY;
+    }
+    if (!gone.empty())
+        throw std::runtime_error("a barrier is waited at after threads " + names(gone) + " have ended");
+}
+
+inline void run_block(unsigned threads, std::mt19937& random) {
+    if (__start_shared_memory)
+        std::memset(__start_shared_memory, POISON, __stop_shared_memory - __start_shared_memory);
+    for (unsigned i = 0; i < threads; ++i) {
+        fibers[i].state = State::READY;
+        fibers[i].begun = false;
+        fibers[i].number = i;
+    }
+    std::vector<unsigned> order(threads);
+    std::iota(order.begin(), order.end(), 0u);
+    while (true) {
+        std::shuffle(order.begin(), order.end(), random);
+        bool ran = false, live = false;
+        for (unsigned i : order) {
+            if (fibers[i].state == State::READY) {
+                resume(fibers[i]);
+                ran = true;
+            }
+            live = live || fibers[i].state != State::DONE;
+        }
+        if (!live) return;
+        if (!ran) release_someone(threads);
+    }
+}
+
+template <class T>
+uint64_t as_word(T value) {
+    static_assert(sizeof(T) <= 8 && std::is_trivially_copyable<T>::value, "eight bytes at most");
+    uint64_t word = 0;
+    std::memcpy(&word, &value, sizeof(T));
+    return word;
+}
+
+// Give the warp a value, and wait until all lanes of the mask have; theirs are in `seen` then.
+template <class T>
+void meet(const char* operation, unsigned mask, T value) {
+    current->operation = operation;
+    current->mask = mask;
+    current->given = as_word(value);
+    wait(State::IN_WARP);
+}
+
+template <class T>
+T from_lane(const char* operation, unsigned lane) {
+    if (lane >= WARP_LANES || !(current->mask >> lane & 1))
+        throw std::runtime_error(std::string(operation) + " reads a lane that takes no part");
+    T value;
+    std::memcpy(&value, &current->seen[lane], sizeof(T));
+    return value;
+}
+
+inline unsigned own_lane() { return threadIdx.x % WARP_LANES; }
+
+// ---- kernels ---------------------------------------------------------------------------------
+
+struct Kernel {
+    unsigned threads;
+    std::vector<int> sizes;
+    void (*function)();
+    void (*call)(void (*)(), void**);
+};
+
+inline std::map<std::string, Kernel>& kernels() {
+    static std::map<std::string, Kernel> all;
+    return all;
+}
+
+template <class... P, size_t... I>
+void call_with(void (*function)(P...), void** arguments, std::index_sequence<I...>) {
+    function(*static_cast<std::remove_cv_t<P>*>(arguments[I])...);
+}
+
+struct Registered {
+    template <class... P>
+    Registered(const char* name, unsigned threads, void (*function)(P...)) {
+        auto call = [](void (*erased)(), void** arguments) {
+            auto typed = reinterpret_cast<void (*)(P...)>(erased);
+            call_with(typed, arguments, std::index_sequence_for<P...>{});
+        };
+        kernels()[name] = {threads, {int(sizeof(P))...}, reinterpret_cast<void (*)()>(function), call};
+    }
+};
+
+struct Call {
+    const Kernel* kernel;
+    void** arguments;
+    std::string error;
+};
+
+inline void run_body(void* argument) {
+    Call& call = *static_cast<Call*>(argument);
+    try {
+        call.kernel->call(call.kernel->function, call.arguments);
+    } catch (const std::exception& error) {
+        call.error = error.what();  // an exception must not leave its fiber
+    }
+}
+
+}  // namespace emulation
+
+#define KERNEL(name, threads, parameters)                                       \
+    static void name parameters;                                                \
+    static const emulation::Registered name##_registered(#name, threads, &name); \
+    static void name parameters
+
+// Number of parameters, and their sizes in bytes; -1 if there is no such kernel.
+extern "C" inline __attribute__((used)) int kernel_parameters(const char* name, int* sizes, int room) {
+    auto found = emulation::kernels().find(name);
+    if (found == emulation::kernels().end()) return -1;
+    const std::vector<int>& known = found->second.sizes;
+    for (int i = 0; i < int(known.size()) && i < room; ++i) sizes[i] = known[i];
+    return int(known.size());
+}
+
+// Run all blocks; on failure, return 1 and say why.
+extern "C" inline __attribute__((used)) int run_kernel(
+    const char* name, unsigned blocks, void** arguments, unsigned seed, char* error, size_t room) {
+    const emulation::Kernel& kernel = emulation::kernels().at(name);
+    emulation::Call call{&kernel, arguments, ""};
+    emulation::body = emulation::run_body;
+    emulation::body_argument = &call;
+    blockDim = {kernel.threads, 1, 1};
+    gridDim = {blocks, 1, 1};
+    std::mt19937 random(seed);
+    std::vector<unsigned> order(blocks);
+    std::iota(order.begin(), order.end(), 0u);
+    std::shuffle(order.begin(), order.end(), random);
+    try {
+        for (unsigned block : order) {
+            blockIdx = {block, 0, 0};
+            emulation::run_block(kernel.threads, random);
+            if (!call.error.empty()) throw std::runtime_error(call.error);
+        }
+    } catch (const std::exception& reason) {
+        std::snprintf(error, room, "%s", call.error.empty() ? reason.what() : call.error.c_str());
+        return 1;
+    }
+    return 0;
+}
+
+// ---- what a thread may call ------------------------------------------------------------------
+
+inline void __syncthreads() { emulation::wait(emulation::State::AT_BARRIER); }
+inline void __syncwarp(unsigned mask = ~0u) { emulation::meet("__syncwarp", mask, 0); }
+inline void __threadfence() {}
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane, int width = 32) {
+    emulation::meet("__shfl_sync", mask, value);
+    unsigned base = emulation::own_lane() / width * width;
+    return emulation::from_lane<T>("__shfl_sync", base + unsigned(lane) % width);
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int change) {
+    emulation::meet("__shfl_xor_sync", mask, value);
+    return emulation::from_lane<T>("__shfl_xor_sync", emulation::own_lane() ^ unsigned(change));
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned distance) {
+    emulation::meet("__shfl_up_sync", mask, value);
+    unsigned lane = emulation::own_lane();
+    return lane < distance ? value : emulation::from_lane<T>("__shfl_up_sync", lane - distance);
+}
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned distance) {
+    emulation::meet("__shfl_down_sync", mask, value);
+    unsigned lane = emulation::own_lane() + distance;
+    return lane > 31 ? value : emulation::from_lane<T>("__shfl_down_sync", lane);
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate) {
+    emulation::meet("__ballot_sync", mask, predicate ? 1 : 0);
+    unsigned votes = 0;
+    for (unsigned lane = 0; lane < 32; ++lane)
+        if (mask >> lane & 1) votes |= emulation::from_lane<unsigned>("__ballot_sync", lane) << lane;
+    return votes;
+}
+inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+
+template <class To, class From>
+To bits_as(From value) {
+    static_assert(sizeof(To) == sizeof(From), "one size");
+    To to;
+    std::memcpy(&to, &value, sizeof(To));
+    return to;
+}
+inline unsigned __float_as_uint(float value) { return bits_as<unsigned>(value); }
+inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
+inline int __popc(unsigned word) { return __builtin_popcount(word); }
+inline int __popcll(unsigned long long word) { return __builtin_popcountll(word); }
+inline int __clz(unsigned word) { return word ? __builtin_clz(word) : 32; }
+inline int __ffs(unsigned word) { return __builtin_ffs(int(word)); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
+
+template <class T>
+T atomicAdd(T* at, T value) {
+    T before = *at;
+    *at = T(before + value);
+    return before;
+}
+template <class T>
+T atomicMax(T* at, T value) {
+    T before = *at;
+    *at = max(before, value);
+    return before;
+}
+template <class T>
+T atomicMin(T* at, T value) {
+    T before = *at;
+    *at = min(before, value);
+    return before;
+}
+template <class T>
+T atomicOr(T* at, T value) {
+    T before = *at;
+    *at = T(before | value);
+    return before;
+}
+template <class T>
+T atomicExch(T* at, T value) {
+    T before = *at;
+    *at = value;
+    return before;
+}

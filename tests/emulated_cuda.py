@@ -1,0 +1,114 @@
+"""A device for the CUDA kernels where there is no GPU: their source, compiled by g++ for the CPU.
+
+`cuda_on_cpu.h` gives C++ the parts of CUDA that the kernels use. Arrays are NumPy's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from compressa.kernels.cuda._device import Argument, source_text
+from kernel_cases import poisoned
+
+on_emulated_cuda = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed"),
+    pytest.mark.usefixtures("emulated_cuda"),
+]
+"""The marks of a test module whose kernels run here; see `conftest.py`."""
+
+HEADER = Path(__file__).with_name("cuda_on_cpu.h")
+FLAGS = "-std=c++17 -O1 -Wall -Wextra -Werror -ffp-contract=off -fno-strict-aliasing -shared -fPIC"
+_ERROR_BYTES = 1000
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="compressa-cuda-")
+
+
+@cache
+def library(text: str) -> ctypes.CDLL:
+    """Compile the text of a ``.cu`` file; each text once in a process."""
+    name = sha256(text.encode()).hexdigest()[:16]
+    source, built = (Path(_folder().name) / f"{name}{end}" for end in (".cu", ".so"))
+    source.write_text(text)
+    command = ["g++", *FLAGS.split(), "-include", str(HEADER), "-x", "c++", str(source)]
+    done = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = ctypes.CDLL(str(built))
+    loaded.run_kernel.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_uint,
+        ctypes.POINTER(ctypes.c_void_p),
+        ctypes.c_uint,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+    ]
+    return loaded
+
+
+class Emulated:
+    """Runs kernels one thread after the other; every launch in another order.
+
+    Attributes:
+        processors: Few, so that kernels take more than one turn of their loops.
+    """
+
+    processors = 1
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
+        """See `compressa.kernels.cuda._device.Device.launch`."""
+        run_text(source_text(source), name, blocks, arguments, self._seed)
+        self._seed += 1
+
+    def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
+        """See `compressa.kernels.cuda._device.Device.empty`; poisoned."""
+        return poisoned(elems, dtype)
+
+
+def run_text(
+    text: str, name: str, blocks: int, arguments: tuple[Argument, ...], seed: int = 0
+) -> None:
+    """Run a kernel of a text.
+
+    Raises:
+        TypeError: There is no such kernel, or an argument has not the size of its parameter.
+        RuntimeError: Threads wait for each other for ever, or a lane reads what nobody gave.
+    """
+    loaded, encoded = library(text), name.encode()
+    sizes = (ctypes.c_int * 64)()
+    count = loaded.kernel_parameters(encoded, sizes, len(sizes))
+    if count < 0:
+        raise TypeError(f"there is no kernel {name}")
+    held = [_bytes_of(argument) for argument in arguments]
+    if [len(one) for one in held] != sizes[:count]:
+        given = [len(one) for one in held]
+        raise TypeError(f"{name} takes parameters of {sizes[:count]} bytes, not of {given}")
+    buffers = [ctypes.create_string_buffer(one, len(one)) for one in held]
+    places = (ctypes.c_void_p * len(held))(*(ctypes.addressof(one) for one in buffers))
+    error = ctypes.create_string_buffer(_ERROR_BYTES)
+    if loaded.run_kernel(encoded, blocks, places, seed, error, _ERROR_BYTES):
+        raise RuntimeError(f"{name}: {error.value.decode()}")
+
+
+def _bytes_of(argument: Any) -> bytes:
+    """What a parameter gets: an array's address, a scalar's bytes, or a null pointer."""
+    if argument is None:
+        return bytes(8)
+    if isinstance(argument, np.ndarray):
+        return np.uint64(argument.ctypes.data).tobytes()
+    assert isinstance(argument, np.generic), f"{argument!r} has no size of its own"
+    return argument.tobytes()
