@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from compressa.kernels import casts
+from compressa.kernels.device_array import DeviceArray
 from compressa.kernels.scratch import scratch
+
+_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(np.uint16),
+    torch.uint8: np.dtype(np.uint8),
+    torch.uint16: np.dtype(np.uint16),
+    torch.uint32: np.dtype(np.uint32),
+}
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -17,10 +28,15 @@ HALVES = (torch.float16, torch.bfloat16)
 def as_array(x: torch.Tensor) -> npt.NDArray[Any]:
     """Return a tensor's memory as kernels take it: NumPy has no bfloat16, so its bits as uint16.
 
+    A tensor on the CPU becomes a NumPy array, and one on a GPU a `DeviceArray`.
+
     Example:
         >>> as_array(torch.ones(2, dtype=torch.bfloat16)).dtype
         dtype('uint16')
     """
+    if x.is_cuda:
+        array = DeviceArray(x.data_ptr(), x.numel(), _DTYPES[x.dtype], x)
+        return cast("npt.NDArray[Any]", array)  # kernels look at what both kinds have
     return x.view(torch.uint16).numpy() if x.dtype is torch.bfloat16 else x.numpy()
 
 

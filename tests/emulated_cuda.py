@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from compressa.kernels.cuda._device import Argument, source_text
+from compressa.kernels.device_array import DeviceArray
 from kernel_cases import poisoned
 
 on_emulated_cuda = [
@@ -108,7 +109,14 @@ def _bytes_of(argument: Any) -> bytes:
     """What a parameter gets: an array's address, a scalar's bytes, or a null pointer."""
     if argument is None:
         return bytes(8)
+    if isinstance(argument, DeviceArray):
+        return np.uint64(argument.pointer).tobytes()
     if isinstance(argument, np.ndarray):
         return np.uint64(argument.ctypes.data).tobytes()
     assert isinstance(argument, np.generic), f"{argument!r} has no size of its own"
     return argument.tobytes()
+
+
+def on_device(array: npt.NDArray[Any]) -> Any:
+    """Return an array's memory as if a GPU had it."""
+    return DeviceArray(array.ctypes.data, array.size, array.dtype, array)

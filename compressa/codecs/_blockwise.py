@@ -125,7 +125,7 @@ class Blockwise(Codec):
             form=self.form,
             offsets=parts.offsets,
             noise=self._noise(draw),
-            residual=None if residual is None else residual.numpy(),
+            residual=None if residual is None else as_array(residual),
             scale=scale,
         )
         return payload.numel()
@@ -138,7 +138,7 @@ class Blockwise(Codec):
         blockwise.dequantize_blockwise(
             parts.codes,
             parts.scales,
-            out.numpy(),
+            as_array(out),
             form=self.form,
             offsets=parts.offsets,
             weight=weight,
@@ -149,7 +149,7 @@ class Blockwise(Codec):
         return draw.private_noise(self.wire_id) if self.stochastic else None
 
     def _parts(self, payload: torch.Tensor, elems: int) -> _Parts:
-        raw: npt.NDArray[np.uint8] = payload.numpy()
+        raw: npt.NDArray[np.uint8] = as_array(payload)
         head_bytes = sum(self.sections(elems)[:-1])
         head, codes = raw[:head_bytes].view(np.float32), raw[head_bytes:]
         if self.form.statistic != "range":

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
+from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity, Reduction
 from compressa.kernels import casts
 
@@ -48,7 +49,7 @@ class Cast(Codec):
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Cast."""
-        casts.narrow(x.numpy(), self._values(payload))
+        casts.narrow(as_array(x), self._values(payload))
         return payload.numel()
 
     def encode_feedback(
@@ -61,23 +62,23 @@ class Cast(Codec):
     ) -> int:
         """Add the residual, cast and keep what that loses, in one pass."""
         values = self._values(payload)
-        casts.narrow(x.numpy(), values, residual=residual.numpy(), scale=scale)
+        casts.narrow(as_array(x), values, residual=as_array(residual), scale=scale)
         return payload.numel()
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         """Cast back."""
         self.check(payload, out.numel())
-        casts.widen(self._values(payload), out.numpy())
+        casts.widen(self._values(payload), as_array(out))
 
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Cast back, multiply and add in one pass."""
         self.check(payload, out.numel())
-        casts.widen(self._values(payload), out.numpy(), weight=weight, add=True)
+        casts.widen(self._values(payload), as_array(out), weight=weight, add=True)
 
     def _values(self, payload: torch.Tensor) -> casts.Half:
         """The payload as the kernel takes it: NumPy has no bfloat16, so its bits as uint16."""
         dtype = np.float16 if self.wire_dtype is torch.float16 else np.uint16
-        values: casts.Half = payload.numpy().view(dtype)
+        values: casts.Half = as_array(payload).view(dtype)
         return values

@@ -283,7 +283,7 @@ class BoundedSparse(Codec):
     ) -> None:
         """Unpack, check every index, and scatter."""
         indices, values = self._read(payload, out.numel())
-        topk.scatter_add(indices, values, out.numpy(), weight=weight)
+        topk.scatter_add(indices, values, as_array(out), weight=weight)
 
     def check(self, payload: torch.Tensor, elems: int) -> None:
         """Check the count, the length and every index."""
@@ -292,8 +292,8 @@ class BoundedSparse(Codec):
     def _encode(
         self, x: torch.Tensor, residual: torch.Tensor | None, payload: torch.Tensor, scale: float
     ) -> int:
-        elems, kept = x.numel(), None if residual is None else residual.numpy()
-        whole = payload.numpy()
+        elems, kept = x.numel(), None if residual is None else as_array(residual)
+        whole = as_array(payload)
         most, count, body = self.most(elems), 0, whole[_COUNT_BYTES:]
         indices, values = scratch("sparse.indices", most, np.uint32), self.form.values(body, most)
         if elems:
@@ -311,7 +311,7 @@ class BoundedSparse(Codec):
             raise PayloadError(
                 f"{self.name}: a payload of {payload.numel()} bytes arrived, shorter than its count"
             )
-        whole = payload.numpy()
+        whole = as_array(payload)
         (count,) = _COUNT.unpack_from(whole.data)
         if count > self.most(elems):
             raise PayloadError(

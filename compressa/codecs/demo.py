@@ -114,7 +114,7 @@ class DeMo(Codec):
         """Add the residual, transform, and subtract what is sent, chunk by chunk."""
         values, places = self._parts(payload, x.numel())
         dct.keep_coefficients(
-            as_array(x), values, places, form=self.form, residual=residual.numpy(), scale=scale
+            as_array(x), values, places, form=self.form, residual=as_array(residual), scale=scale
         )
         return payload.numel()
 
@@ -143,11 +143,11 @@ class DeMo(Codec):
     ) -> None:
         self.check(payload, out.numel())
         values, places = self._parts(payload, out.numel())
-        dct.add_coefficients(values, places, out.numpy(), form=self.form, weight=weight, add=add)
+        dct.add_coefficients(values, places, as_array(out), form=self.form, weight=weight, add=add)
 
     def _parts(
         self, payload: torch.Tensor, elems: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        raw: npt.NDArray[np.uint8] = payload.numpy()
+        raw: npt.NDArray[np.uint8] = as_array(payload)
         split = 4 * self.form.sizes(elems)[0]
         return raw[:split].view(np.float32), raw[split:]

@@ -115,7 +115,7 @@ class Fp8(Codec):
             scales,
             form=fp8.FORMATS[self.format],
             block=self.block,
-            residual=None if residual is None else residual.numpy(),
+            residual=None if residual is None else as_array(residual),
             scale=scale,
         )
         return payload.numel()
@@ -127,7 +127,7 @@ class Fp8(Codec):
         scales, codes = self._parts(payload, out.numel())
         form = fp8.FORMATS[self.format]
         fp8.dequantize_fp8(
-            codes, scales, out.numpy(), form=form, block=self.block, weight=weight, add=add
+            codes, scales, as_array(out), form=form, block=self.block, weight=weight, add=add
         )
 
     def _blocks(self, elems: int) -> int:
@@ -136,6 +136,6 @@ class Fp8(Codec):
     def _parts(
         self, payload: torch.Tensor, elems: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        raw: npt.NDArray[np.uint8] = payload.numpy()
+        raw: npt.NDArray[np.uint8] = as_array(payload)
         split = 4 * self._blocks(elems)
         return raw[:split].view(np.float32), raw[split:]

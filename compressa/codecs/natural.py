@@ -148,7 +148,7 @@ class Natural(Codec):
         scale: float,
     ) -> int:
         noise, form = draw.private_noise(self.wire_id), self._form
-        left = None if residual is None else residual.numpy()
+        left = None if residual is None else as_array(residual)
         if form is None:
             exponents, signs = self._parts(payload, x.numel())
             natural.natural_quantize(
@@ -168,19 +168,21 @@ class Natural(Codec):
         form = self._form
         if form is None:
             exponents, signs = self._parts(payload, out.numel())
-            natural.natural_dequantize(exponents, signs, out.numpy(), weight=weight, add=add)
+            natural.natural_dequantize(exponents, signs, as_array(out), weight=weight, add=add)
         else:
             norms, codes = self._dithered_parts(payload, out.numel())
-            natural_dithering.undither(codes, norms, out.numpy(), form=form, weight=weight, add=add)
+            natural_dithering.undither(
+                codes, norms, as_array(out), form=form, weight=weight, add=add
+            )
 
     @staticmethod
     def _parts(payload: torch.Tensor, elems: int) -> tuple[_Bytes, _Bytes]:
-        raw: _Bytes = payload.numpy()
+        raw: _Bytes = as_array(payload)
         return raw[:elems], raw[elems:]
 
     def _dithered_parts(
         self, payload: torch.Tensor, elems: int
     ) -> tuple[npt.NDArray[np.float32], _Bytes]:
-        raw: _Bytes = payload.numpy()
+        raw: _Bytes = as_array(payload)
         head_bytes = 4 * block_count(elems, self.block)
         return raw[:head_bytes].view(np.float32), raw[head_bytes:]

@@ -93,7 +93,7 @@ class OneBit(Codec):
         """Add the residual, take the signs and keep the new residual, block by block."""
         scales, bits = self._parts(payload, x.numel())
         onebit.sign_quantize(
-            as_array(x), bits, scales, block=self.block, residual=residual.numpy(), scale=scale
+            as_array(x), bits, scales, block=self.block, residual=as_array(residual), scale=scale
         )
         return payload.numel()
 
@@ -112,7 +112,9 @@ class OneBit(Codec):
     ) -> None:
         self.check(payload, out.numel())
         scales, bits = self._parts(payload, out.numel())
-        onebit.sign_dequantize(bits, scales, out.numpy(), block=self.block, weight=weight, add=add)
+        onebit.sign_dequantize(
+            bits, scales, as_array(out), block=self.block, weight=weight, add=add
+        )
 
     def _blocks(self, elems: int) -> int:
         return math.ceil(elems / self.block)
@@ -120,6 +122,6 @@ class OneBit(Codec):
     def _parts(
         self, payload: torch.Tensor, elems: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        raw: npt.NDArray[np.uint8] = payload.numpy()
+        raw: npt.NDArray[np.uint8] = as_array(payload)
         split = 4 * self._blocks(elems)
         return raw[:split].view(np.float32), raw[split:]

@@ -106,7 +106,7 @@ class OneBitSGD(Codec):
     ) -> int:
         """Add the residual, take signs and means and keep the new residual, group by group."""
         means, bits = self._parts(payload, x.numel())
-        group, kept = self._length(x.numel()), residual.numpy()
+        group, kept = self._length(x.numel()), as_array(residual)
         onebit_sgd.two_means_quantize(
             as_array(x), bits, means, group=group, residual=kept, scale=scale
         )
@@ -129,7 +129,7 @@ class OneBitSGD(Codec):
         means, bits = self._parts(payload, out.numel())
         group = self._length(out.numel())
         onebit_sgd.two_means_dequantize(
-            bits, means, out.numpy(), group=group, weight=weight, add=add
+            bits, means, as_array(out), group=group, weight=weight, add=add
         )
 
     def _length(self, elems: int) -> int:
@@ -141,6 +141,6 @@ class OneBitSGD(Codec):
     def _parts(
         self, payload: torch.Tensor, elems: int
     ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        raw: npt.NDArray[np.uint8] = payload.numpy()
+        raw: npt.NDArray[np.uint8] = as_array(payload)
         split = 8 * self._groups(elems)
         return raw[:split].view(np.float32), raw[split:]

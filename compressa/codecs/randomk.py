@@ -102,7 +102,7 @@ class RandomK(Codec):
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Gather."""
-        values = payload.numpy().view(np.float32)
+        values = as_array(payload).view(np.float32)
         select.select_at(as_array(x), self._indices(x.numel(), draw), values)
         if self.unbiased:
             strata.multiply_by_strata(values, x.numel())
@@ -117,8 +117,8 @@ class RandomK(Codec):
         scale: float = 1.0,
     ) -> int:
         """Add the residual, gather, and leave in the residual what was not sent, in one pass."""
-        indices, values = self._indices(x.numel(), draw), payload.numpy().view(np.float32)
-        kept = residual.numpy()
+        indices, values = self._indices(x.numel(), draw), as_array(payload).view(np.float32)
+        kept = as_array(residual)
         select.select_at(as_array(x), indices, values, residual=kept, scale=scale)
         if self.unbiased:
             exact = scratch("randomk.exact", values.size, np.float32)
@@ -132,8 +132,8 @@ class RandomK(Codec):
     ) -> None:
         """Scatter to the indices that the shared generator gives."""
         self.check(payload, out.numel())
-        values = payload.numpy().view(np.float32)
-        topk.scatter_add(self._indices(out.numel(), draw), values, out.numpy(), weight=weight)
+        values = as_array(payload).view(np.float32)
+        topk.scatter_add(self._indices(out.numel(), draw), values, as_array(out), weight=weight)
 
     def _indices(self, elems: int, draw: Draw) -> npt.NDArray[np.uint32]:
         kept = self.kept(elems)

@@ -99,18 +99,18 @@ class TopK(Codec):
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Unpack, check every index, and scatter."""
-        indices, values = self.form.read(payload.numpy(), out.numel(), self.kept(out.numel()))
-        topk.scatter_add(indices, values, out.numpy(), weight=weight)
+        indices, values = self.form.read(as_array(payload), out.numel(), self.kept(out.numel()))
+        topk.scatter_add(indices, values, as_array(out), weight=weight)
 
     def check(self, payload: torch.Tensor, elems: int) -> None:
         """Check the length and every index."""
-        self.form.read(payload.numpy(), elems, self.kept(elems))
+        self.form.read(as_array(payload), elems, self.kept(elems))
 
     def _select(
         self, x: torch.Tensor, residual: torch.Tensor | None, payload: torch.Tensor, scale: float
     ) -> int:
-        k, kept = self.kept(x.numel()), None if residual is None else residual.numpy()
-        packed = payload.numpy()
+        k, kept = self.kept(x.numel()), None if residual is None else as_array(residual)
+        packed = as_array(payload)
         indices, values = scratch("sparse.indices", k, np.uint32), self.form.values(packed, k)
         topk.select_top_k(as_array(x), k, indices, values, residual=kept, scale=scale)
         overflowed = k > 0 and math.isnan(values[0])  # then the residual is as it was

@@ -20,6 +20,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ..device_array import DeviceArray
+
 HOME = Path(__file__).parent
 OPTIONS = ("--std=c++17", "--fmad=false")
 WARP, CTA = 32, 256
@@ -27,7 +29,7 @@ WARP, CTA = 32, 256
 _WAVES = 16  # launches of more blocks than the GPU holds at once gain nothing: kernels have loops
 
 Argument = Any
-"""A CuPy array, a NumPy scalar of the parameter's very type, or None for a null pointer."""
+"""An array of the device, a NumPy scalar of the parameter's very type, or None: a null pointer."""
 
 
 class Device(Protocol):
@@ -83,7 +85,7 @@ class Cuda:
 
     def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
         """See `Device.launch`."""
-        given = tuple(np.uint64(0) if one is None else one for one in arguments)
+        given = tuple(_parameter(argument) for argument in arguments)
         self._kernel(source, name)((blocks,), (CTA,), given)
 
     def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
@@ -96,6 +98,13 @@ class Cuda:
             module = self._cupy.RawModule(code=source_text(source), options=OPTIONS)
             known = self._kernels[source, name] = module.get_function(name)
         return known
+
+
+def _parameter(argument: Argument) -> Any:
+    """An argument as CuPy takes it: an address as a number."""
+    if isinstance(argument, DeviceArray):
+        return np.uint64(argument.pointer)
+    return np.uint64(0) if argument is None else argument
 
 
 _chosen: list[Device] = []

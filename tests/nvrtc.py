@@ -1,0 +1,62 @@
+"""NVRTC by ctypes: the compiler that makes the kernels on a user's machine. It needs no GPU.
+
+Its wheel is `nvidia-cuda-nvrtc`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the library; None where the wheel is not installed."""
+    spec = find_spec("nvidia")
+    for home in (spec.submodule_search_locations or []) if spec else []:
+        for found in sorted(Path(home).rglob("libnvrtc.so*")):
+            return ctypes.CDLL(str(found))
+    return None
+
+
+def compiled(text: str, architecture: str, options: tuple[str, ...]) -> tuple[bytes, str]:
+    """Compile a source for an architecture such as "sm_90".
+
+    Returns:
+        The machine code, and what the compiler and the assembler said.
+
+    Raises:
+        SyntaxError: It does not compile; the message says why.
+    """
+    nvrtc = library()
+    assert nvrtc is not None
+    program = ctypes.c_void_p()
+    given = [option.encode() for option in (*options, f"--gpu-architecture={architecture}")]
+    _check(
+        nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"kernel.cu", 0, None, None)
+    )
+    try:
+        failed = nvrtc.nvrtcCompileProgram(
+            program, len(given), (ctypes.c_char_p * len(given))(*given)
+        )
+        log = _read(program, "ProgramLog").decode(errors="replace").rstrip("\0")
+        if failed:
+            raise SyntaxError(log)
+        return _read(program, "CUBIN"), log
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(program: ctypes.c_void_p, what: str) -> bytes:
+    nvrtc, size = library(), ctypes.c_size_t()
+    _check(getattr(nvrtc, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+    room = ctypes.create_string_buffer(size.value)
+    _check(getattr(nvrtc, f"nvrtcGet{what}")(program, room))
+    return room.raw
+
+
+def _check(code: int) -> None:
+    if code:
+        raise RuntimeError(f"NVRTC failed with code {code}")

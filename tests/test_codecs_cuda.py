@@ -1,0 +1,94 @@
+"""Codecs on tensors of a GPU, as a CPU emulates one: the same payloads, and either decodes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import compressa.arrays
+import pytest
+import torch
+from compressa.codecs import Codec, Draw
+from compressa.compressors import COMPRESSORS
+from emulated_cuda import on_device, on_emulated_cuda
+
+pytestmark = on_emulated_cuda
+
+MODULES = ("_blockwise",)
+CODECS = ("int8", "int4", "int2", "qsgd", "terngrad")
+ELEMS = 3001
+DRAW = Draw(seed=1, step=2, parameter=3, start=4096, rank=1)
+
+
+@contextmanager
+def on_gpu() -> Iterator[None]:
+    """Have codecs take tensors for those of a GPU."""
+
+    def as_array(x: torch.Tensor) -> Any:
+        return on_device(compressa.arrays.as_array(x))
+
+    with mock.patch.multiple("compressa.codecs._blockwise", as_array=as_array):
+        yield
+
+
+def codec_of(name: str) -> Codec:
+    codec = COMPRESSORS[name].compressor()
+    assert isinstance(codec, Codec)
+    return codec
+
+
+Encode = Callable[[Codec, torch.Tensor, torch.Tensor, torch.Tensor], int]
+
+
+def encode(codec: Codec, x: torch.Tensor, residual: torch.Tensor, payload: torch.Tensor) -> int:
+    return codec.encode(x, payload, DRAW)
+
+
+def encode_feedback(
+    codec: Codec, x: torch.Tensor, residual: torch.Tensor, payload: torch.Tensor
+) -> int:
+    return codec.encode_feedback(x, residual, payload, DRAW, 8.0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("step", [encode, encode_feedback])
+@pytest.mark.parametrize("name", CODECS)
+def test_payloads_and_residuals_are_those_of_the_cpu(
+    name: str, step: Encode, dtype: torch.dtype
+) -> None:
+    codec, random = codec_of(name), torch.Generator().manual_seed(0)
+    if dtype is not torch.float32 and not codec.takes_half:
+        pytest.skip("gradients are widened before they come here")
+    x = torch.randn(ELEMS, generator=random).to(dtype)
+    left = torch.randn(ELEMS, generator=random)
+    made = []
+    for gpu in (True, False):
+        payload = torch.full((codec.wire_bytes(ELEMS),), 0xA7, dtype=torch.uint8)
+        residual = left.clone()
+        if gpu:
+            with on_gpu():
+                length = step(codec, x, residual, payload)
+        else:
+            length = step(codec, x, residual, payload)
+        made.append((payload[:length], residual))
+    assert torch.equal(made[0][0], made[1][0])
+    assert torch.equal(made[0][1], made[1][1])
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_what_a_gpu_encodes_a_cpu_decodes_and_the_other_way_round(name: str) -> None:
+    codec, x = codec_of(name), torch.randn(ELEMS, generator=torch.Generator().manual_seed(0))
+    payload, outs = torch.zeros(codec.wire_bytes(ELEMS), dtype=torch.uint8), []
+    with on_gpu():
+        length = codec.encode(x, payload, DRAW)
+    for gpu in (True, False):
+        out = torch.ones(ELEMS)
+        if gpu:
+            with on_gpu():
+                codec.decode_add(payload[:length], out, 0.3, DRAW)
+        else:
+            codec.decode_add(payload[:length], out, 0.3, DRAW)
+        outs.append(out)
+    assert torch.equal(*outs)

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from compressa.kernels import Form, device_of, quantize_blockwise
+from compressa.kernels.cuda._device import device
+from compressa.kernels.device_array import DeviceArray
+from emulated_cuda import on_device, on_emulated_cuda
+
+pytestmark = on_emulated_cuda
+
+
+def test_parts_and_views_share_the_memory() -> None:
+    memory = np.arange(24, dtype=np.uint8)
+    whole = on_device(memory)
+    part = whole[4:20].view(np.float32)
+    assert (part.size, part.shape, part.ndim, part.dtype) == (4, (4,), 1, np.float32)
+    assert part.pointer == memory.ctypes.data + 4
+    assert part[1:].pointer == part.pointer + 4
+    assert part[9:].size == whole[5:2].size == 0
+    assert part.flags.aligned
+    assert not whole[3:7].view(np.float32).flags.aligned
+    assert part.owner is memory
+
+
+def test_refuses_steps_and_parts_of_elements() -> None:
+    whole = on_device(np.zeros(10, np.uint8))
+    with pytest.raises(ValueError, match="no steps"):
+        whole[::2]
+    with pytest.raises(ValueError, match="2 bytes would be left"):
+        whole.view(np.float32)
+
+
+def test_lies_on_the_gpu_for_every_kernel() -> None:
+    x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    form = Form(bits=8, block=256)
+    made = []
+    for place in (on_device, lambda array: array):
+        codes, scales = np.zeros(1000, np.uint8), np.zeros(4, np.float32)
+        quantize_blockwise(place(x), place(codes), place(scales), form=form)
+        made.append((codes, scales))
+    assert device_of(on_device(x)) == "cuda"
+    assert (made[0][0] == made[1][0]).all()
+    assert (made[0][1] == made[1][1]).all()
+
+
+def test_is_checked_like_other_arrays() -> None:
+    form, x = Form(bits=8, block=256), on_device(np.zeros(10, np.float32))
+    scales = on_device(np.zeros(1, np.float32))
+    with pytest.raises(ValueError, match=r"codes must have shape \(10,\), not \(9,\)"):
+        quantize_blockwise(x, on_device(np.zeros(9, np.uint8)), scales, form=form)
+    with pytest.raises(TypeError, match="codes must be uint8, not float32"):
+        quantize_blockwise(x, x, scales, form=form)
+    odd = on_device(np.zeros(41, np.uint8))[1:].view(np.float32)
+    with pytest.raises(ValueError, match="x must be aligned to 4 bytes"):
+        quantize_blockwise(odd, on_device(np.zeros(10, np.uint8)), scales, form=form)
+    with pytest.raises(ValueError, match="must lie on one device"):
+        quantize_blockwise(x, np.zeros(10, np.uint8), scales, form=form)
+
+
+def test_memory_of_the_device_is_poisoned_here() -> None:
+    assert (device().empty(5, np.uint8) == 0xA7).all()
+
+
+def test_is_an_array_for_libraries_of_cuda() -> None:
+    facts = DeviceArray(4096, 7, np.dtype(np.uint16), None).__cuda_array_interface__
+    assert facts == {"shape": (7,), "typestr": "<u2", "data": (4096, False), "version": 3}
