@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from compressa.kernels import casts
+from compressa.kernels import casts, cuda
 from compressa.kernels.device_array import DeviceArray
 from compressa.kernels.scratch import scratch
 
@@ -35,9 +36,26 @@ def as_array(x: torch.Tensor) -> npt.NDArray[Any]:
         dtype('uint16')
     """
     if x.is_cuda:
+        _serve_torch()
         array = DeviceArray(x.data_ptr(), x.numel(), _DTYPES[x.dtype], x)
         return cast("npt.NDArray[Any]", array)  # kernels look at what both kinds have
     return x.view(torch.uint16).numpy() if x.dtype is torch.bfloat16 else x.numpy()
+
+
+class _TorchHost:
+    """Kernels run on torch's streams and take memory from its pool, so that a user sees one."""
+
+    def stream(self) -> int:
+        return int(torch.cuda.current_stream().cuda_stream)
+
+    def empty(self, size_bytes: int) -> DeviceArray:
+        memory = torch.empty(size_bytes, dtype=torch.uint8, device="cuda")
+        return DeviceArray(memory.data_ptr(), size_bytes, np.dtype(np.uint8), memory)
+
+
+@cache
+def _serve_torch() -> None:
+    cuda.serve(_TorchHost())
 
 
 def widened(x: torch.Tensor, name: str) -> torch.Tensor:

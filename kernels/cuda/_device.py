@@ -1,11 +1,7 @@
-"""Device: what launches kernels and has memory for them. The one that counts is a GPU, by CuPy.
+"""Device: what launches kernels and has memory for them; a GPU (`_gpu.py`), but for tests.
 
-A ``.cu`` file beside this one holds the kernels of one algorithm. CuPy has NVRTC compile it for the
-GPU at hand when one of them is first launched, and keeps the result on disk. The options are those
-that give the same bits as everywhere: no contraction of a * b + c, denormals kept, division and
-square root rounded as IEEE says.
-
-Everything here only launches: nothing waits for the GPU, and nothing asks it for a number.
+A ``.cu`` file beside this one holds the kernels of one algorithm, and the ``.py`` file of its name
+the functions that launch them.
 """
 
 from __future__ import annotations
@@ -13,14 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
-
-from ..device_array import DeviceArray
 
 HOME = Path(__file__).parent
 OPTIONS = ("--std=c++17", "--fmad=false")
@@ -73,55 +65,20 @@ def source_text(source: str) -> str:
     return expand(f"{source}.cu")
 
 
-class Cuda:
-    """The current GPU."""
-
-    def __init__(self) -> None:
-        import cupy
-
-        self._cupy = cupy
-        self.processors = int(cupy.cuda.Device().attributes["MultiProcessorCount"])
-        self._kernels: dict[tuple[str, str], Any] = {}
-
-    def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
-        """See `Device.launch`."""
-        given = tuple(_parameter(argument) for argument in arguments)
-        self._kernel(source, name)((blocks,), (CTA,), given)
-
-    def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
-        """See `Device.empty`."""
-        return self._cupy.empty(elems, dtype)
-
-    def _kernel(self, source: str, name: str) -> Any:
-        known = self._kernels.get((source, name))
-        if known is None:
-            module = self._cupy.RawModule(code=source_text(source), options=OPTIONS)
-            known = self._kernels[source, name] = module.get_function(name)
-        return known
-
-
-def _parameter(argument: Argument) -> Any:
-    """An argument as CuPy takes it: an address as a number."""
-    if isinstance(argument, DeviceArray):
-        return np.uint64(argument.pointer)
-    return np.uint64(0) if argument is None else argument
-
-
 _chosen: list[Device] = []
 
 
-@cache
-def _cuda(number: int) -> Cuda:
-    return Cuda()
-
-
 def device() -> Device:
-    """Return where kernels run now: on the current GPU."""
+    """Return where kernels run now: on the current GPU.
+
+    Raises:
+        KernelUnavailable: There is none that can be used; the message names the fix.
+    """
     if _chosen:
         return _chosen[-1]
-    import cupy
+    from ._gpu import current
 
-    return _cuda(cupy.cuda.runtime.getDevice())
+    return current()
 
 
 @contextmanager

@@ -1,0 +1,160 @@
+"""Gpu: launches kernels on an NVIDIA GPU, by CuPy.
+
+CuPy has NVRTC compile a source when one of its kernels is first launched, and keeps the result on
+disk. The options are those that give the same bits as everywhere: no contraction of a * b + c,
+denormals kept, division and square root rounded as IEEE says.
+
+Nothing here waits for the GPU, so that launches can be captured in a graph.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .._backends import KernelUnavailable
+from ..device_array import DeviceArray
+from ._device import CTA, OPTIONS, Argument, source_text
+
+
+class Host(Protocol):
+    """Whose streams and memory are used: those of the library that the arrays come from."""
+
+    def stream(self) -> int:
+        """Return the handle of the stream that is current on this thread."""
+        ...
+
+    def empty(self, size_bytes: int) -> DeviceArray:
+        """Return memory that is given out again, once let go, in the order of that stream."""
+        ...
+
+
+class _CuPyHost:
+    """CuPy's own."""
+
+    def __init__(self, cupy: Any) -> None:
+        self._cupy = cupy
+
+    def stream(self) -> int:
+        return int(self._cupy.cuda.get_current_stream().ptr)
+
+    def empty(self, size_bytes: int) -> DeviceArray:
+        memory = self._cupy.cuda.alloc(size_bytes)
+        return DeviceArray(memory.ptr, size_bytes, np.dtype(np.uint8), memory)
+
+
+class _Stream(NamedTuple):
+    """As much of a stream as CuPy looks at."""
+
+    ptr: int
+
+
+_hosts: list[Host] = []
+
+
+def serve(host: Host) -> None:
+    """Have all further launches use this library's streams and memory."""
+    _hosts[:] = [host]
+
+
+class Gpu:
+    """The current GPU.
+
+    Raises:
+        KernelUnavailable: There is none, or CuPy can not use it; the message names the fix.
+    """
+
+    def __init__(self) -> None:
+        self._cupy = _cupy()
+        self._host: Host = _CuPyHost(self._cupy)
+        self._kernels: dict[tuple[str, str], Any] = {}
+        device = self._cupy.cuda.Device()
+        self.processors = int(device.attributes["MultiProcessorCount"])
+
+    def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
+        """See `Device.launch`."""
+        host = _hosts[0] if _hosts else self._host
+        stream = _Stream(host.stream())
+        given = tuple(_parameter(argument) for argument in arguments)
+        self._kernel(source, name)((blocks,), (CTA,), given, stream=stream)
+
+    def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
+        """See `Device.empty`.
+
+        Raises:
+            MemoryError: The GPU has not so much left.
+        """
+        host, size_bytes = _hosts[0] if _hosts else self._host, elems * np.dtype(dtype).itemsize
+        try:
+            return host.empty(max(size_bytes, 1))[:size_bytes].view(dtype)
+        except Exception as error:
+            if "out of memory" not in str(error).lower():
+                raise
+            raise MemoryError(
+                f"the GPU has no {size_bytes:,} bytes left for a kernel; make the buckets or the "
+                "model smaller, or free memory before the backward pass"
+            ) from error
+
+    def _kernel(self, source: str, name: str) -> Any:
+        known = self._kernels.get((source, name))
+        if known is None:
+            known = self._kernels[source, name] = self._compiled(source, name)
+        return known
+
+    def _compiled(self, source: str, name: str) -> Any:
+        module = self._cupy.RawModule(code=source_text(source), options=OPTIONS)
+        try:
+            return module.get_function(name).kernel
+        except Exception as error:
+            raise KernelUnavailable(
+                f"{source}.cu can not be compiled on this machine ({error}); CuPy needs NVRTC and "
+                "a GPU of compute capability 8.0 or more: pip install nvidia-cuda-nvrtc-cu12 for "
+                "CUDA 12, nvidia-cuda-nvrtc for CUDA 13"
+            ) from error
+
+
+def _parameter(argument: Argument) -> Any:
+    """An argument as CuPy takes it: an address as a number."""
+    if isinstance(argument, DeviceArray):
+        return np.uint64(argument.pointer)
+    return np.uint64(0) if argument is None else argument
+
+
+def _cupy() -> ModuleType:
+    """CuPy, if it is there and sees a GPU."""
+    try:
+        import cupy
+    except ImportError as error:
+        raise KernelUnavailable(
+            f"no kernel for device 'cuda' without CuPy ({error}); pip install compressa[cuda12] or "
+            "compressa[cuda13], whichever torch.version.cuda says, or move the arrays to the CPU"
+        ) from error
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:
+        raise KernelUnavailable(
+            f"CuPy sees no GPU ({error}); look at nvidia-smi, and install the CuPy made for "
+            "the CUDA of the driver (compressa[cuda12] or compressa[cuda13])"
+        ) from error
+    if not count:
+        raise KernelUnavailable("CuPy sees no GPU; look at CUDA_VISIBLE_DEVICES and nvidia-smi")
+    library: ModuleType = cupy
+    return library
+
+
+@cache
+def _numbered(number: int) -> Gpu:
+    return Gpu()
+
+
+def current() -> Gpu:
+    """Return the GPU that is current on this thread.
+
+    Raises:
+        KernelUnavailable: See `Gpu`.
+    """
+    return _numbered(int(_cupy().cuda.runtime.getDevice()))

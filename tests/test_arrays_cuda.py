@@ -1,0 +1,60 @@
+"""Tensors of a GPU as kernels take them; torch's part is played by what has its names."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from compressa.kernels.cuda import _gpu
+from compressa.kernels.device_array import DeviceArray
+
+from compressa import arrays
+
+
+@pytest.fixture(autouse=True)
+def _no_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_gpu, "_hosts", [])
+    arrays._serve_torch.cache_clear()
+
+
+def gpu_tensor(dtype: torch.dtype) -> Any:
+    return SimpleNamespace(is_cuda=True, data_ptr=lambda: 640, numel=lambda: 5, dtype=dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "due"),
+    [(torch.float32, "f4"), (torch.float16, "f2"), (torch.bfloat16, "u2"), (torch.uint8, "u1")],
+)
+def test_a_gpus_tensor_becomes_an_address_and_is_kept_alive(dtype: torch.dtype, due: str) -> None:
+    tensor = gpu_tensor(dtype)
+    array: Any = arrays.as_array(tensor)
+    assert isinstance(array, DeviceArray)
+    assert (array.pointer, array.size, array.dtype) == (640, 5, np.dtype(due))
+    assert array.owner is tensor
+
+
+def test_kernels_use_torchs_stream_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays.as_array(gpu_tensor(torch.float32))
+    (host,) = _gpu._hosts
+    stream = SimpleNamespace(cuda_stream=77)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    assert host.stream() == 77
+    plain, asked = torch.empty, []
+
+    def empty(size: int, *, dtype: torch.dtype, device: str) -> torch.Tensor:
+        asked.append(device)
+        return plain(size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    memory = host.empty(12)
+    assert asked == ["cuda"]
+    assert isinstance(memory.owner, torch.Tensor)
+    assert (memory.pointer, memory.size) == (memory.owner.data_ptr(), 12)
+
+
+def test_a_cpus_tensor_is_numpys() -> None:
+    assert isinstance(arrays.as_array(torch.ones(3, dtype=torch.bfloat16)), np.ndarray)
+    assert not _gpu._hosts
