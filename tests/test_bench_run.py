@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from compressa.bench import CASES, Bench, Case, Operation, scaling
+from compressa.bench.device import Cpu
 from compressa.bench.operands import Operands, gaussian
-from compressa.bench.run import YARDSTICK, require_memory
+from compressa.bench.run import require_memory
 from compressa.codecs import Codec
 from compressa.compressors import COMPRESSORS, Entry
 from compressa.errors import ConfigError
@@ -45,7 +46,7 @@ def test_the_yardstick_is_measured_at_every_size_and_written_down() -> None:
     assert len(list(bench.run([THERE[0]], sizes))) == 2
     measurement = bench.measurement()
     assert [band.elems for band in measurement.header.yardstick] == sizes
-    yardsticks = [row for row in measurement.rows if row.name == YARDSTICK]
+    yardsticks = [row for row in measurement.rows if row.name == Cpu.yardstick]
     assert [row.elems for row in yardsticks] == sizes
     for band, row in zip(measurement.header.yardstick, yardsticks, strict=True):
         assert row.median == band.median_gb_per_s > 0
@@ -183,9 +184,9 @@ def test_operands_are_as_good_as_new_after_a_reset() -> None:
 
 
 def test_a_size_that_does_not_fit_into_memory_is_refused_before_anything_is_measured() -> None:
-    require_memory(1000)
+    require_memory(1000, Cpu())
     bench = Bench(threads=1, repeats=7)
-    with pytest.raises(ConfigError, match="GB with all peers, and this machine has"):
+    with pytest.raises(ConfigError, match="GB with all peers, and cpu has"):
         next(bench.run([THERE[0]], [1000, 10**14]))
     assert bench.rows == []
 

@@ -94,14 +94,14 @@ def test_bytes_on_the_bus_follow_from_the_operation(
 ) -> None:
     # The scale of a block counts as what it is written with: twice, or once when it is read.
     elems = 1 << 20
-    assert BY_NAME[name].bus_bytes(compressor, elems) == bytes_per_elem * elems
+    assert BY_NAME[name].bus_bytes(compressor, elems, 2) == bytes_per_elem * elems
 
 
 def test_a_whole_step_also_writes_its_result() -> None:
     case = BY_NAME["chunked topk with residual"]
-    assert case.bus_bytes(TopK(), 1000) == 12_000
-    assert case.bus_bytes(PowerSGD(), 1000) == 16_000
-    assert BY_NAME["powersgd rank 4, 4096 x 4096"].bus_bytes(PowerSGD(), 1000) is None
+    assert case.bus_bytes(TopK(), 1000, 2) == 12_000
+    assert case.bus_bytes(PowerSGD(), 1000, 2) == 16_000
+    assert BY_NAME["powersgd rank 4, 4096 x 4096"].bus_bytes(PowerSGD(), 1000, 2) is None
 
 
 def test_passes_of_sparsifiers_are_stated() -> None:

@@ -37,11 +37,19 @@ class Peer:
         name: What it is.
         prepare: Makes a call of it, from the operands and the case's compressor.
         least_speedup: How many times faster than it the case should be, if a target says so.
+        least_speedup_on_gpu: The same on a GPU.
+        devices: Kinds of devices that it can be measured on.
     """
 
     name: str
     prepare: Callable[[Operands, Any], Call]
     least_speedup: float | None = None
+    least_speedup_on_gpu: float | None = None
+    devices: frozenset[str] = frozenset({"cpu", "cuda"})
+
+    def least_on(self, device: str) -> float | None:
+        """Return the speed-up to be reached on a device, by the name that rows give it."""
+        return self.least_speedup if device == "cpu" else self.least_speedup_on_gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +64,7 @@ class Case:
         bus_bytes_per_elem: What must cross the memory bus, but for a whole step's result; None:
             follows from the operation.
         least_limit_ratio: The target, if there is one.
+        least_on_gpu: The same on a GPU, at `table.TARGET_ELEMS_ON_GPU`; a case without waits there.
         peers: What it is compared with.
         shape: For compressors of matrices: the one shape that is measured.
         main: Whether it stands for its kind where every size is measured.
@@ -67,21 +76,26 @@ class Case:
     hyper: Mapping[str, Any] = field(default_factory=dict)
     bus_bytes_per_elem: float | None = None
     least_limit_ratio: float | None = None
+    least_on_gpu: float | None = None
     peers: tuple[Peer, ...] = ()
     shape: tuple[int, ...] = ()
     main: bool = False
+
+    def least_share(self, device: str) -> float | None:
+        """Return the target on a device, by the name that rows give it."""
+        return self.least_limit_ratio if device == "cpu" else self.least_on_gpu
 
     def build(self) -> Compressor | None:
         """Return the compressor; None while the contract table has none of its name."""
         entry = COMPRESSORS.get(self.compressor)
         return None if entry is None else entry.compressor(**self.hyper)
 
-    def bus_bytes(self, compressor: Compressor, elems: int) -> float | None:
+    def bus_bytes(self, compressor: Compressor, elems: int, store_bytes: int) -> float | None:
         """Return what must cross the memory bus in a call; None if nobody has stated it.
 
-        A write-only stream counts twice, since its cache lines are read before they are
-        written. A residual or an output is updated in place: read once and written once. A whole
-        step also writes its result to the gradient.
+        A write-only stream counts `store_bytes` times: twice on a CPU, whose cache lines are read
+        before they are written. A residual or an output is updated in place: read once and
+        written once. A whole step also writes its result to the gradient.
         """
         gradient = update = _FLOAT_BYTES * elems
         if self.bus_bytes_per_elem is not None:
@@ -91,8 +105,8 @@ class Case:
             return None
         payload = compressor.wire_bytes(elems)
         return {
-            Operation.ENCODE: gradient + 2 * payload,
-            Operation.FEEDBACK: gradient + 2 * update + 2 * payload,
+            Operation.ENCODE: gradient + store_bytes * payload,
+            Operation.FEEDBACK: gradient + 2 * update + store_bytes * payload,
             Operation.DECODE: payload + 2 * update,
         }.get(self.operation)
 

@@ -13,7 +13,7 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from compressa.bench.yardstick import update_in_place
+from compressa.bench.device import BenchDevice, Cpu
 from compressa.codecs import Draw
 
 _SEED = 3
@@ -29,33 +29,36 @@ class Operands:
 
     Attributes:
         elems: Number of elements.
+        device: Where they lie.
         gradient: The first window, float32.
         residual: float32.
         out: float32.
     """
 
-    def __init__(self, elems: int) -> None:
+    def __init__(self, elems: int, device: BenchDevice | None = None) -> None:
         self.elems = elems
-        self._long = gaussian(elems + (_WINDOWS - 1) * _MOVE_ELEMS)
+        self.device = device or Cpu()
+        place = self.device.place
+        self._long = gaussian(elems + (_WINDOWS - 1) * _MOVE_ELEMS).to(place)
         self.gradient = self._long[:elems]
-        self.residual = torch.zeros(elems)
-        self.out = torch.zeros(elems)
-        self._payload = torch.zeros(0, dtype=torch.uint8)
-        self._updated = torch.zeros(elems)
+        self.residual = torch.zeros(elems, device=place)
+        self.out = torch.zeros(elems, device=place)
+        self._payload = torch.zeros(0, dtype=torch.uint8, device=place)
+        self._updated = torch.zeros(elems, device=place)
 
     def reset(self) -> None:
         """Forget what the case before has left."""
         self.residual.zero_()
         self.out.zero_()
 
-    def update_in_place(self) -> None:
+    def stream(self) -> None:
         """Do the yardstick's work once, on memory that no case sees."""
-        update_in_place(self._updated.numpy(), self.gradient.numpy())
+        self.device.stream(self._updated, self.gradient)
 
     def payload(self, size: int) -> torch.Tensor:
         """Return memory for a payload of `size` bytes; all payloads share it."""
         if self._payload.numel() < size:
-            self._payload = torch.zeros(size, dtype=torch.uint8)
+            self._payload = torch.zeros(size, dtype=torch.uint8, device=self.device.place)
         return self._payload[:size]
 
     def turns(self) -> Turns:

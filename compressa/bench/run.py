@@ -10,7 +10,8 @@ from importlib.metadata import version
 import torch
 
 from compressa.bench.cases import Case, Peer
-from compressa.bench.machine import header, memory_bytes, now
+from compressa.bench.device import BenchDevice, Cpu
+from compressa.bench.machine import header, now
 from compressa.bench.operands import Operands
 from compressa.bench.records import Bandwidth, Benchmark, Measurement, Row, case_at
 from compressa.bench.timing import (
@@ -23,12 +24,10 @@ from compressa.bench.timing import (
     interleave,
     limit_ratio,
 )
-from compressa.bench.yardstick import BYTES_PER_ELEM
 from compressa.compressor import Compressor
 from compressa.errors import ConfigError
+from compressa.kernels import KernelUnavailable
 from compressa.kernels.threads import Team
-
-YARDSTICK = "in-place update"
 
 _WARM_UP_CALLS = 2  # the first compiles or loads, and touches memory; state settles in the second
 _PEER_BUDGET_S = 3.0  # then a slow peer is measured once, after a call to warm up
@@ -42,17 +41,29 @@ class Bench:
     Args:
         threads: Threads that work on a call, in kernels and in torch.
         repeats: Samples per case; peers may get fewer.
-        watch: Tells the time.
+        watch: Tells the time; None for the device's own.
+        device: Where cases run; the CPU if left out.
 
     Attributes:
         rows: What was measured so far.
+        device: Where.
+        unavailable: Names of cases that have no kernels for the device.
     """
 
-    def __init__(self, *, threads: int, repeats: int, watch: Stopwatch | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        threads: int,
+        repeats: int,
+        watch: Stopwatch | None = None,
+        device: BenchDevice | None = None,
+    ) -> None:
         self.rows: list[Row] = []
+        self.unavailable: set[str] = set()
         self._threads = threads
         self._repeats = repeats
-        self._watch = watch or Stopwatch()
+        self.device = device or Cpu()
+        self._watch = watch or self.device.watch()
         self._yardstick_gb_per_s: dict[int, list[float]] = {}
 
     def measurement(self) -> Measurement:
@@ -80,7 +91,7 @@ class Bench:
             ConfigError: The machine has not enough memory for a size.
         """
         for elems in sizes:
-            require_memory(elems)
+            require_memory(elems, self.device)
         with self.hired():
             for elems in sizes:
                 yield from self._run_size([case for case in cases if not case.shape], elems)
@@ -111,28 +122,32 @@ class Bench:
         if compressor is None:
             return []
         operands.reset()
-        call = case.prepare(compressor, operands)
-        for _ in range(_WARM_UP_CALLS):
-            call()
+        try:
+            call = case.prepare(compressor, operands)
+            for _ in range(_WARM_UP_CALLS):
+                call()
+        except KernelUnavailable:
+            self.unavailable.add(case.name)
+            return []
         times = self._interleave(call, operands, self._repeats)
-        bus_bytes = case.bus_bytes(compressor, operands.elems)
-        yardstick_bytes = BYTES_PER_ELEM * operands.elems
+        bus_bytes = case.bus_bytes(compressor, operands.elems, self.device.store_bytes)
+        yardstick_bytes = self.device.yardstick_bytes * operands.elems
         ratio = None if bus_bytes is None else limit_ratio(bus_bytes, yardstick_bytes, times)
         row = self._row(benchmark, case_at(case.name, operands.elems), times.call_s, ratio)
-        peers = case.peers if with_peers else ()
+        peers = [peer for peer in case.peers if with_peers and self.device.kind in peer.devices]
         rows = [self._beside(row, peer, compressor, operands) for peer in peers] or [row]
         self.rows += rows
         return rows
 
     def _run_size(self, cases: Sequence[Case], elems: int) -> Iterator[Row]:
         if any(case.build() is not None for case in cases):
-            operands = Operands(elems)
+            operands = Operands(elems, self.device)
             for case in cases:
                 yield from self.measure(case, operands)
 
     def _interleave(self, call: Call, operands: Operands, repeats: int) -> Interleaved:
-        times = interleave(self._watch, call, operands.update_in_place, repeats)
-        found = as_bandwidth(BYTES_PER_ELEM * operands.elems, times.yardstick_s.values)
+        times = interleave(self._watch, call, operands.stream, repeats)
+        found = as_bandwidth(self.device.yardstick_bytes * operands.elems, times.yardstick_s.values)
         self._yardstick_gb_per_s.setdefault(operands.elems, []).extend(found.values)
         return times
 
@@ -142,7 +157,7 @@ class Bench:
         return self._filled(benchmark, case, "time", unit, times, ratio)
 
     def _yardstick_row(self, elems: int, bandwidth: Samples) -> Row:
-        case = case_at(YARDSTICK, elems)
+        case = case_at(self.device.yardstick, elems)
         return self._filled("kernels", case, "bandwidth", "GB/s", bandwidth, None)
 
     def _filled(
@@ -166,7 +181,7 @@ class Bench:
                 "limit_ratio": ratio,
                 "peer": None,
                 "peer_median": None,
-                "device": "cpu",
+                "device": self.device.name,
                 "threads": self._threads,
                 "version": version("compressa"),
                 "timestamp": now(),
@@ -183,15 +198,15 @@ class Bench:
         return row.model_copy(update={"peer": peer.name, "peer_median": median})
 
 
-def require_memory(elems: int) -> None:
-    """Refuse a size that would drive the machine out of memory.
+def require_memory(elems: int, device: BenchDevice) -> None:
+    """Refuse a size that would drive the device out of memory.
 
     Raises:
         ConfigError: It would.
     """
     needed = _MEMORY_PER_ELEM * elems
-    if needed > memory_bytes():
+    if needed > device.memory_bytes:
         raise ConfigError(
-            f"{elems} elements take {needed / 1e9:.0f} GB with all peers, and this machine has "
-            f"{memory_bytes() / 1e9:.0f} GB; choose smaller ones with --elems"
+            f"{elems} elements take {needed / 1e9:.0f} GB with all peers, and {device.name} "
+            f"has {device.memory_bytes / 1e9:.0f} GB; choose smaller ones with --elems"
         )

@@ -31,7 +31,7 @@ def run(bench: Bench, cases: Sequence[Case]) -> Iterator[Row]:
 
 
 def _at(bench: Bench, cases: Sequence[Case], elems: int, benchmark: Benchmark) -> Iterator[Row]:
-    operands = Operands(elems)
+    operands = Operands(elems, bench.device)
     for case in cases:
         yield from bench.measure(case, operands, benchmark=benchmark, with_peers=False)
 

@@ -15,6 +15,7 @@ from compressa.bench import peers_sparse as sparse
 from compressa.bench.cases import Case, Operation, Peer
 from compressa.bench.peers_lowrank import power_iteration, power_iteration_transposed
 
+_CPU = frozenset({"cpu"})
 _ONE_PASS = 12.0  # the gradient is read, the residual updated
 _TWO_PASSES = 16.0  # and what came of it is read once more
 
@@ -27,6 +28,7 @@ CASTS = tuple(
             compressor=name,
             operation=Operation.ENCODE,
             least_limit_ratio=0.85,
+            least_on_gpu=0.85,
             peers=(Peer("torch .to", dense.cast(dtype)),),
             main=name == "bf16",
         ),
@@ -34,6 +36,7 @@ CASTS = tuple(
             name=f"{name} cast with residual",
             compressor=name,
             operation=Operation.FEEDBACK,
+            least_on_gpu=0.85,
             peers=(Peer("torch operations", dense.cast_feedback(dtype)),),
         ),
     )
@@ -54,6 +57,7 @@ def _blockwise(
             compressor=name,
             operation=Operation.ENCODE,
             least_limit_ratio=plain,
+            least_on_gpu=0.85 if targets else None,
             peers=(Peer("torch operations", dense.blockwise(bits)), *alone),
         ),
         Case(
@@ -61,6 +65,7 @@ def _blockwise(
             compressor=name,
             operation=Operation.FEEDBACK,
             least_limit_ratio=feedback,
+            least_on_gpu=0.85 if targets else None,
             peers=(Peer("torch operations", dense.blockwise_feedback(bits)),),
             main=bits >= 4,
         ),
@@ -69,6 +74,7 @@ def _blockwise(
             compressor=name,
             operation=Operation.DECODE,
             least_limit_ratio=decode,
+            least_on_gpu=0.85 if targets else None,
             peers=(Peer("torch operations", dense.blockwise_decode(bits)),),
             main=bits == 8,
         ),
@@ -76,13 +82,15 @@ def _blockwise(
 
 
 LINEAR = (
-    *_blockwise("int8", 8, (0.75, 0.85, 0.85), Peer("bare loop, 1 byte", bare.one_byte)),
+    *_blockwise(
+        "int8", 8, (0.75, 0.85, 0.85), Peer("bare loop, 1 byte", bare.one_byte, devices=_CPU)
+    ),
     *_blockwise(
         "int4",
         4,
         (0.75, 0.85, 0.85),
-        Peer("bare loop, 1/2 byte", bare.half_a_byte),
-        Peer("bare loop, only reads", bare.read),
+        Peer("bare loop, 1/2 byte", bare.half_a_byte, devices=_CPU),
+        Peer("bare loop, only reads", bare.read, devices=_CPU),
     ),
     *_blockwise("int2", 2, None),
 )
@@ -91,6 +99,7 @@ FP8 = Case(
     name="fp8 with residual",
     compressor="fp8",
     operation=Operation.FEEDBACK,
+    least_on_gpu=0.85,
     peers=(Peer("torch operations", dense.fp8_feedback),),
 )
 
@@ -100,6 +109,7 @@ ONEBIT = (
         compressor="onebit",
         operation=Operation.FEEDBACK,
         least_limit_ratio=0.85,
+        least_on_gpu=0.85,
         peers=(Peer("torch operations", dense.onebit_feedback),),
         main=True,
     ),
@@ -108,6 +118,7 @@ ONEBIT = (
         compressor="onebit",
         operation=Operation.DECODE,
         least_limit_ratio=0.85,
+        least_on_gpu=0.85,
         peers=(Peer("torch operations", dense.onebit_decode),),
     ),
 )
@@ -118,6 +129,7 @@ STOCHASTIC = tuple(
         compressor=name,
         operation=Operation.ENCODE,
         least_limit_ratio=0.40,
+        least_on_gpu=0.70,
         peers=(Peer("torch operations", peer),),
         main=name == "qsgd",
     )
@@ -137,10 +149,11 @@ def _top_k(density: float, percent: str, least_speedup: float) -> Case:
         hyper={"density": density},
         bus_bytes_per_elem=_TWO_PASSES,
         least_limit_ratio=0.45,
+        least_on_gpu=0.60,
         peers=(
-            Peer("torch.topk", sparse.topk_alone, least_speedup),
+            Peer("torch.topk", sparse.topk_alone, least_speedup, least_speedup_on_gpu=10.0),
             Peer("torch operations", sparse.topk_feedback),
-            Peer("numpy.argpartition", sparse.argpartition),
+            Peer("numpy.argpartition", sparse.argpartition, devices=_CPU),
         ),
         main=density == 0.01,
     )
@@ -155,6 +168,7 @@ SPARSE = (
         operation=Operation.FEEDBACK,
         bus_bytes_per_elem=_ONE_PASS,
         least_limit_ratio=0.50,
+        least_on_gpu=0.70,
         peers=(Peer("torch operations", sparse.randomk_feedback),),
     ),
     Case(
@@ -163,6 +177,7 @@ SPARSE = (
         operation=Operation.FEEDBACK,
         bus_bytes_per_elem=_ONE_PASS,
         least_limit_ratio=0.50,
+        least_on_gpu=0.70,
         peers=(Peer("torch operations", sparse.chunked_topk_feedback(0.01)),),
     ),
     Case(
@@ -212,6 +227,6 @@ CASES: tuple[Case, ...] = (
     THC,
     POWERSGD,
 )
-"""Every case; the targets hold at `TARGET_ELEMS` elements."""
+"""Every case; the targets hold at `TARGET_ELEMS` elements, or `TARGET_ELEMS_ON_GPU`."""
 
-TARGET_ELEMS = 200_000_000
+TARGET_ELEMS, TARGET_ELEMS_ON_GPU = 200_000_000, 100_000_000

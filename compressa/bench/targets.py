@@ -16,8 +16,9 @@ NUMBERS = {"elements", "ms (p20 to p80)", "of the limit", "peer ms", "faster"}
 def met(case: Case, row: Row) -> bool | None:
     """Return whether a row meets every target that applies to it; None if none does."""
     verdicts = []
-    if case.least_limit_ratio is not None and row.limit_ratio is not None:
-        verdicts.append(row.limit_ratio >= case.least_limit_ratio)
+    least_share = case.least_share(row.device)
+    if least_share is not None and row.limit_ratio is not None:
+        verdicts.append(row.limit_ratio >= least_share)
     least_speedup = _least_speedup(case, row)
     if least_speedup is not None and row.speedup is not None:
         verdicts.append(row.speedup >= least_speedup)
@@ -44,7 +45,8 @@ def _own(case: Case, row: Row) -> tuple[str, str, str, str]:
 def _share(case: Case, row: Row) -> str:
     if row.limit_ratio is None:
         return "-"
-    target = "" if case.least_limit_ratio is None else f" of {case.least_limit_ratio:.2f}"
+    least_share = case.least_share(row.device)
+    target = "" if least_share is None else f" of {least_share:.2f}"
     return f"{row.limit_ratio:.2f}{target}" + (" cache-resident" if row.limit_ratio > 1 else "")
 
 
@@ -64,4 +66,5 @@ def _speedup(speedup: float, least: float | None) -> str:
 
 
 def _least_speedup(case: Case, row: Row) -> float | None:
-    return next((peer.least_speedup for peer in case.peers if peer.name == row.peer), None)
+    peer = next((peer for peer in case.peers if peer.name == row.peer), None)
+    return None if peer is None else peer.least_on(row.device)

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from compressa.bench import CASES, Bench, Case, Row, scaling, targets, write
-from compressa.bench.table import TARGET_ELEMS
+from compressa.bench.device import BenchDevice, device_named
+from compressa.bench.table import TARGET_ELEMS, TARGET_ELEMS_ON_GPU
 from compressa.errors import ConfigError
 
 bench_app = typer.Typer(
     no_args_is_help=True, epilog="Example: compressa bench kernels --case 'int8*' --json int8.json"
 )
 
-_SIZES = (25e6, 200e6)
+_Device = Literal["cpu", "cuda"]
 _COLOURS = {"met": "green", "missed": "red"}
 
 
@@ -32,8 +33,13 @@ def bench() -> None:
 def kernels(
     elems: Annotated[
         list[float] | None,
-        typer.Option(help="Elements; may be given several times. 25e6 and 200e6 if left out."),
+        typer.Option(
+            help="Elements; may be given several times. 25e6 and 200e6 if left out, on a GPU 100e6."
+        ),
     ] = None,
+    device: Annotated[
+        _Device, typer.Option(help="Where compressors run: the CPU, or the current GPU.")
+    ] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="Threads that share a call.")] = 2,
     case: Annotated[str, typer.Option(help="Only cases whose names match this pattern.")] = "*",
     json_file: Annotated[
@@ -55,33 +61,38 @@ def kernels(
     time taken; docs/performance.md says how it is measured. The two default sizes take about
     six minutes on two cores, and up to 10 GB.
     """
-    sizes, cases = _sizes(elems or _SIZES), _matching(case)
+    where = device_named(device)
+    sizes, cases = _sizes(elems, where), _matching(case, where.kind)
     if with_scaling:
         _require_place(json_file)
-    run = Bench(threads=threads, repeats=repeats)
+    run = Bench(threads=threads, repeats=repeats, device=where)
     _measure(run, cases, sizes, json_file, with_scaling=with_scaling)
     console = Console()
     console.print(_times(run.rows, cases))
-    console.print(f"Targets hold at {TARGET_ELEMS:,} elements.")
+    target_elems = TARGET_ELEMS if where.kind == "cpu" else TARGET_ELEMS_ON_GPU
+    console.print(f"Targets hold at {target_elems:,} elements.")
     if with_scaling and json_file is not None:
         what = f"microseconds per call on {scaling.SMALL_ELEMS:,} elements"
         console.print(f"\nFixed cost: {what}; at most {scaling.MOST_FIXED_US:.0f}.")
         console.print(_fixed_costs(run.rows))
         scaling.save_plot(run.rows, json_file.with_suffix(".png"))
-    _say_what_is_missing(console, cases)
+    _say_what_is_missing(console, run, cases)
 
 
-def _sizes(given: Sequence[float]) -> list[int]:
+def _sizes(given: Sequence[float] | None, device: BenchDevice) -> list[int]:
+    if not given:
+        return list(device.default_elems)
     wrong = [size for size in given if size < 1 or not size.is_integer()]
     if wrong:
         raise ConfigError(f"--elems: {wrong[0]:g} is no number of elements")
     return [int(size) for size in given]
 
 
-def _matching(pattern: str) -> list[Case]:
-    cases = [case for case in CASES if fnmatchcase(case.name, pattern)]
+def _matching(pattern: str, kind: str) -> list[Case]:
+    known = [case for case in CASES if kind == "cpu" or case.least_on_gpu is not None]
+    cases = [case for case in known if fnmatchcase(case.name, pattern)]
     if not cases:
-        names = ", ".join(case.name for case in CASES)
+        names = ", ".join(case.name for case in known)
         raise ConfigError(f"--case: no name matches {pattern!r}; there are: {names}")
     return cases
 
@@ -134,7 +145,7 @@ def _fixed_costs(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _say_what_is_missing(console: Console, cases: Sequence[Case]) -> None:
-    names = [case.name for case in cases if case.build() is None]
+def _say_what_is_missing(console: Console, run: Bench, cases: Sequence[Case]) -> None:
+    names = [c.name for c in cases if c.build() is None or c.name in run.unavailable]
     if names:
         console.print(f"Not there yet: {', '.join(names)}.")

@@ -1,0 +1,117 @@
+"""Measuring on a GPU, as far as that can be tested without one."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from compressa.kernels import KernelUnavailable
+
+from compressa.bench import CASES, Bench, Case, targets
+from compressa.bench.device import Cpu, Cuda, EventWatch, device_named
+from compressa.bench.table import TARGET_ELEMS_ON_GPU
+from compressa.bench.timing import Stopwatch
+from compressa.errors import BackendUnavailable
+
+ON_GPU = [case for case in CASES if case.least_on_gpu is not None]
+
+
+class Renamed(Cpu):
+    """A CPU that passes for a GPU."""
+
+    kind = "cuda"
+    yardstick = "copy"
+    yardstick_bytes = 8
+    store_bytes = 1
+
+
+class Event:
+    """Has the hands of a clock that every event moves on by three milliseconds."""
+
+    now_ms = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        Event.now_ms += 3
+        self.at_ms = Event.now_ms
+
+    def synchronize(self) -> None:
+        """There is nothing to wait for."""
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.at_ms - self.at_ms
+
+
+def test_without_a_gpu_it_says_so_and_names_what_helps() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(BackendUnavailable, match=r"--device cuda: torch sees no GPU.*nvidia-smi"):
+        device_named("cuda")
+
+
+def test_events_tell_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    calls: list[int] = []
+    assert EventWatch().sample(lambda: calls.append(1), loops=6) == pytest.approx(0.5e-3)
+    assert len(calls) == 6
+
+
+def test_a_gpu_is_told_by_its_name_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = SimpleNamespace(total_memory=8e9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA X")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: facts)
+    gpu = Cuda()
+    assert (gpu.name, gpu.memory_bytes, gpu.default_elems) == (
+        "NVIDIA X",
+        8_000_000_000,
+        (TARGET_ELEMS_ON_GPU,),
+    )
+    assert isinstance(gpu.watch(), EventWatch)
+    updated, source = torch.zeros(3), torch.ones(3)
+    gpu.stream(updated, source)
+    assert torch.equal(updated, source)
+
+
+def test_bytes_and_targets_are_those_of_the_device() -> None:
+    (case,) = (case for case in CASES if case.name == "int8")
+    codec: Any = case.build()
+    gradient, payload = 4 * 1000, codec.wire_bytes(1000)
+    assert case.bus_bytes(codec, 1000, Renamed.store_bytes) == gradient + payload
+    assert case.bus_bytes(codec, 1000, Cpu.store_bytes) == gradient + 2 * payload
+    assert (case.least_share("cpu"), case.least_share("NVIDIA X")) == (0.75, 0.85)
+
+
+def test_the_targets_that_hold_on_a_gpu() -> None:
+    least = {case.name: case.least_on_gpu for case in ON_GPU}
+    assert least["qsgd"] == least["randomk 1 % with residual"] == 0.70
+    assert least["topk 1 % with residual"] == 0.60
+    assert {least[f"int{bits}{kind}"] for bits in (8, 4) for kind in ("", " with residual")} == {
+        0.85
+    }
+    topk = next(case for case in CASES if case.name == "topk 1 % with residual")
+    assert [peer.least_on("NVIDIA X") for peer in topk.peers] == [10.0, None, None]
+
+
+def test_peers_of_the_cpu_stay_there() -> None:
+    case = next(case for case in CASES if case.name == "int8")
+    rows = list(Bench(threads=1, repeats=7, device=Renamed()).run([case], [4096]))
+    assert [row.peer for row in rows] == ["torch operations"]
+    assert rows[0].device == "cuda"
+    assert targets.met(case, rows[0]) is not None
+
+
+def test_a_case_without_kernels_there_is_named_and_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def prepare(case: Case, *_: object) -> None:
+        raise KernelUnavailable("no kernel")
+
+    monkeypatch.setattr(Case, "prepare", prepare)
+    bench = Bench(threads=1, repeats=7, watch=Stopwatch())
+    assert list(bench.run([ON_GPU[0]], [1000])) == []
+    assert bench.unavailable == {ON_GPU[0].name}
