@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= tests
 
-.PHONY: install check test fuzz bench demo coverage clean
+.PHONY: install check test fuzz bench gpu demo coverage clean
 
 install: .venv/installed
 
@@ -31,6 +31,10 @@ fuzz: install
 bench: install
 	$(BIN)/compressa bench kernels --scaling --json results/bench/kernels.json
 	$(BIN)/compressa run --plan bench --out results/bench
+
+# Checks every kernel on the GPU, measures them, and writes experiments/results/gpu-NAME-DATE.json.
+gpu: install
+	$(BIN)/python tests/gpu.py
 
 demo: install
 	$(BIN)/compressa demo

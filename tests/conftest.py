@@ -9,6 +9,7 @@ from _ranks import Group, Pools, Zygote
 from compressa.kernels.cuda._device import running_on
 from emulated_cuda import Emulated
 from hypothesis import settings
+from mirrored_cuda import Mirrored
 
 # A shared machine can stop for longer than any deadline per example.
 settings.register_profile("shared-machine", deadline=None)
@@ -49,8 +50,15 @@ def fresh(pools: Pools) -> Iterator[Callable[[int], Group]]:
         group.end()
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--gpu`: the kernels for CUDA run where they belong."""
+    parser.addoption(
+        "--gpu", action="store_true", help="run CUDA kernels on the GPU, not on the CPU"
+    )
+
+
 @pytest.fixture(scope="module")
-def emulated_cuda() -> Iterator[None]:
-    """Have CUDA kernels run on the CPU."""
-    with running_on(Emulated()):
+def emulated_cuda(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Have CUDA kernels take arrays of the CPU: emulated, or with `--gpu` on copies on the GPU."""
+    with running_on(Mirrored() if request.config.getoption("--gpu") else Emulated()):
         yield
