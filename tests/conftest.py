@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -52,13 +53,14 @@ def fresh(pools: Pools) -> Iterator[Callable[[int], Group]]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--gpu`: the kernels for CUDA run where they belong."""
-    parser.addoption(
-        "--gpu", action="store_true", help="run CUDA kernels on the GPU, not on the CPU"
-    )
+    parser.addoption("--gpu", action="store_true", help="run CUDA kernels on the GPU")
 
 
 @pytest.fixture(scope="module")
 def emulated_cuda(request: pytest.FixtureRequest) -> Iterator[None]:
     """Have CUDA kernels take arrays of the CPU: emulated, or with `--gpu` on copies on the GPU."""
-    with running_on(Mirrored() if request.config.getoption("--gpu") else Emulated()):
+    on_gpu = request.config.getoption("--gpu")
+    if not on_gpu and shutil.which("g++") is None:
+        pytest.skip("g++ is not installed")
+    with running_on(Mirrored() if on_gpu else Emulated()):
         yield

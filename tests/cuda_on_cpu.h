@@ -32,6 +32,8 @@
 #define __restrict__ __restrict
 #define __shared__ static __attribute__((section("shared_memory")))
 
+#define EXPORTED __attribute__((used, visibility("default")))
+
 using std::max;
 using std::min;
 
@@ -50,7 +52,6 @@ struct alignas(8) uint2 {
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
-inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 
 // ---- threads ---------------------------------------------------------------------------------
 
@@ -279,7 +280,7 @@ inline void run_body(void* argument) {
     static void name parameters
 
 // Number of parameters, and their sizes in bytes; -1 if there is no such kernel.
-extern "C" inline __attribute__((used)) int kernel_parameters(const char* name, int* sizes, int room) {
+extern "C" inline EXPORTED int kernel_parameters(const char* name, int* sizes, int room) {
     auto found = emulation::kernels().find(name);
     if (found == emulation::kernels().end()) return -1;
     const std::vector<int>& known = found->second.sizes;
@@ -288,7 +289,7 @@ extern "C" inline __attribute__((used)) int kernel_parameters(const char* name, 
 }
 
 // Run all blocks; on failure, return 1 and say why.
-extern "C" inline __attribute__((used)) int run_kernel(
+extern "C" inline EXPORTED int run_kernel(
     const char* name, unsigned blocks, void** arguments, unsigned seed, char* error, size_t room) {
     const emulation::Kernel& kernel = emulation::kernels().at(name);
     emulation::Call call{&kernel, arguments, ""};

@@ -30,8 +30,8 @@ def main() -> int:
     """Return 0 if all checks have passed."""
     if not torch.cuda.is_available():
         print(
-            "There is no GPU here: torch sees none. Run this on a machine with an NVIDIA GPU, a torch "
-            "for its CUDA, and compressa[cuda12] or compressa[cuda13].",
+            "There is no GPU here: torch sees none. Run this on a machine with an NVIDIA GPU, "
+            "torch for its CUDA, and compressa[cuda12] or compressa[cuda13].",
             file=sys.stderr,
         )
         return 1

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
-import compressa.arrays
 import pytest
 import torch
+from emulated_cuda import on_device, on_emulated_cuda
+
+import compressa.arrays
 from compressa.codecs import Codec, Draw
 from compressa.compressors import COMPRESSORS
-from emulated_cuda import on_device, on_emulated_cuda
 
 pytestmark = on_emulated_cuda
 
-MODULES = ("_blockwise",)
-CODECS = ("int8", "int4", "int2", "qsgd", "terngrad")
+MODULES = ("_blockwise", "_cast", "fp8", "natural", "onebit")
+CODECS = ("bf16", "fp16", "fp8", "int8", "int4", "int2", "onebit", "qsgd", "terngrad", "natural")
 ELEMS = 3001
 DRAW = Draw(seed=1, step=2, parameter=3, start=4096, rank=1)
 
@@ -29,7 +30,9 @@ def on_gpu() -> Iterator[None]:
     def as_array(x: torch.Tensor) -> Any:
         return on_device(compressa.arrays.as_array(x))
 
-    with mock.patch.multiple("compressa.codecs._blockwise", as_array=as_array):
+    with ExitStack() as patched:
+        for module in MODULES:
+            patched.enter_context(mock.patch(f"compressa.codecs.{module}.as_array", as_array))
         yield
 
 

@@ -84,6 +84,17 @@ def test_dequantize_of_any_bytes_equals_reference(
     assert same_bits(ours, specified)
 
 
+@pytest.mark.parametrize("block", [1024, 8192, 9000])
+def test_random_numbers_of_many_and_of_long_blocks(block: int) -> None:
+    form, noise = Form(bits=4, block=block, statistic="l2"), Noise(1, 2, 3, 4, 2**40 + 77)
+    x = np.random.default_rng(block).standard_normal(40_001).astype(np.float32)
+    (codes, scales, _), (due, due_scales, _) = payload_of(x, form), payload_of(x, form)
+    blockwise.quantize_blockwise(x, codes, scales, form=form, noise=noise)
+    reference.quantize_blockwise(x, due, due_scales, form=form, noise=noise)
+    assert same_bits(codes, due)
+    assert same_bits(scales, due_scales)
+
+
 @pytest.mark.parametrize("shift", [1, 2, 3])
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(

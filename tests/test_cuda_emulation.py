@@ -109,6 +109,14 @@ def test_what_would_hang_or_read_rubbish_is_refused(name: str, reason: str) -> N
     assert out_of("reverse").tolist() == list(range(63, -1, -1))
 
 
+def test_sources_may_have_kernels_of_one_name() -> None:
+    other = "KERNEL(number, 32, (float* out)) { out[threadIdx.x] = 0.5f; }"
+    halves = np.zeros(32, np.float32)
+    run_text(other, "number", 1, (halves,))
+    assert set(halves) == {0.5}
+    assert out_of("number").tolist() == [*range(64)]
+
+
 def test_arguments_must_have_the_size_of_their_parameters() -> None:
     with pytest.raises(TypeError, match=r"parameters of \[8\] bytes, not of \[4\]"):
         run_text(TEXT, "number", 1, (np.int32(1),))

@@ -3,7 +3,7 @@
 // A team takes a block: once through for its statistic, and once more, out of the first-level cache,
 // for the codes. Each thread makes four neighbouring bytes, whose elements lie in one plane or more.
 
-#include "_philox.cuh"
+#include "_noise.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
 
@@ -107,14 +107,27 @@ DEVICE Grid grid_of(Values x, Feedback feedback, i64 low, int size, Form form) {
     return grid;
 }
 
-DEVICE int integer_of(float p, Grid grid, const Noise& noise, i64 i, Form form) {
+// The random numbers of what a CTA has before it: at hand, from element low on, or still to be drawn
+// one by one where that is more than fits.
+struct Numbers {
+    const Noise& noise;
+    Drawn drawn;
+    i64 low;
+    bool at_hand;
+};
+
+template <bool RANDOM>
+DEVICE int integer_of(float p, Grid grid, const Numbers& numbers, i64 i, const Form& form) {
     if (!(grid.unit > 0.0f)) return 0;
     float t = (p * grid.lift - grid.offset * grid.lift) * grid.factor;
-    bool drawn = noise.start >= 0;
-    if (drawn) t = t * 32768.0f;
+    if (RANDOM) t = t * 32768.0f;
     t = t < -MOST_PARTS ? -MOST_PARTS : t > MOST_PARTS ? MOST_PARTS : t;
     int q = int(rintf(t));
-    if (drawn) q = (q + int(random_half(noise, i))) >> 15;
+    if (RANDOM) {
+        u32 half = numbers.at_hand ? drawn_half(numbers.drawn, int(i - numbers.low))
+                                   : random_half(numbers.noise, i);
+        q = (q + int(half)) >> 15;
+    }
     return min(max(q, form.bottom), form.top);
 }
 
@@ -123,38 +136,52 @@ DEVICE float decoded(int q, float unit, float offset, bool ranged) {
     return ranged ? product + offset : product;
 }
 
-// EACH: codes to a byte.
-template <int THREADS, int EACH>
-DEVICE void quantize(
-    Values x, Feedback feedback, Payload to, i64 n, const Form& form, const Noise& noise) {
+// One block, by one team. EACH: codes to a byte.
+template <int THREADS, int EACH, bool RANDOM>
+DEVICE void quantize_block(
+    Values x, Feedback feedback, const Payload& to, i64 b, i64 n, const Form& form,
+    const Numbers& numbers) {
     constexpr int BITS = 8 / EACH;
-    i64 blocks = (n + form.block - 1) / form.block;
-    for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
-        i64 low = b * form.block;
-        int size = int(min(i64(form.block), n - low)), width = (size + EACH - 1) / EACH;
-        Grid grid = grid_of<THREADS>(x, feedback, low, size, form);
-        for (int i = 4 * team_thread<THREADS>(); i < width; i += 4 * THREADS) {
-            u32 word = 0;
-            for (int plane = 0; plane < EACH; ++plane) {
-                int first = plane * width + i, count = min(min(4, width - i), size - first);
-                float p[4], left[4];
-                effective4(x, feedback, low + first, count, p);
-                for (int u = 0; u < 4; ++u) {
-                    int q = u < count ? integer_of(p[u], grid, noise, low + first + u, form) : 0;
-                    u32 code = u32(q + form.zero) & ((1u << BITS) - 1u);
-                    word |= code << (8 * u + BITS * plane);
-                    float sent = decoded(q, grid.unit, grid.offset, form.statistic == RANGE);
-                    left[u] = (p[u] - sent) * feedback.back;
-                }
-                if (feedback.residual && grid.unit == grid.unit)
-                    store4(feedback.residual, low + first, count, left);
+    i64 low = b * form.block;
+    int size = int(min(i64(form.block), n - low)), width = (size + EACH - 1) / EACH;
+    Grid grid = grid_of<THREADS>(x, feedback, low, size, form);
+    for (int i = 4 * team_thread<THREADS>(); i < width; i += 4 * THREADS) {
+        u32 word = 0;
+        for (int plane = 0; plane < EACH; ++plane) {
+            int first = plane * width + i, count = min(min(4, width - i), size - first);
+            float p[4], left[4];
+            effective4(x, feedback, low + first, count, p);
+            for (int u = 0; u < 4; ++u) {
+                i64 place = low + first + u;
+                int q = u < count ? integer_of<RANDOM>(p[u], grid, numbers, place, form) : 0;
+                u32 code = u32(q + form.zero) & ((1u << BITS) - 1u);
+                word |= code << (8 * u + BITS * plane);
+                float sent = decoded(q, grid.unit, grid.offset, form.statistic == RANGE);
+                left[u] = (p[u] - sent) * feedback.back;
             }
-            store4(to.codes, low / EACH + i, min(4, width - i), word);
+            if (feedback.residual && grid.unit == grid.unit)
+                store4(feedback.residual, low + first, count, left);
         }
-        if (team_thread<THREADS>() == 0) {
-            to.scales[b] = grid.unit;
-            if (to.offsets) to.offsets[b] = grid.offset;
-        }
+        store4(to.codes, low / EACH + i, min(4, width - i), word);
+    }
+    if (team_thread<THREADS>() == 0) {
+        to.scales[b] = grid.unit;
+        if (to.offsets) to.offsets[b] = grid.offset;
+    }
+}
+
+template <int THREADS, int EACH, bool RANDOM>
+DEVICE void quantize(
+    Values x, Feedback feedback, const Payload& to, i64 n, const Form& form, const Noise& noise) {
+    constexpr int TEAMS = CTA / THREADS;
+    i64 blocks = (n + form.block - 1) / form.block;
+    for (i64 b = i64(blockIdx.x) * TEAMS; b < blocks; b += i64(gridDim.x) * TEAMS) {
+        i64 low = b * form.block, span = min(i64(TEAMS) * form.block, n - low);
+        Numbers numbers = {noise, {nullptr, 0}, low, RANDOM && span <= SPAN};
+        if (RANDOM && numbers.at_hand) numbers.drawn = drawn_for_span(noise, low, int(span));
+        i64 own = b + int(threadIdx.x) / THREADS;
+        if (own < blocks)
+            quantize_block<THREADS, EACH, RANDOM>(x, feedback, to, own, n, form, numbers);
     }
 }
 
@@ -184,7 +211,7 @@ DEVICE void dequantize(
     }
 }
 
-#define QUANTIZE(name, THREADS, EACH)                                                             \
+#define QUANTIZE(name, THREADS, EACH, RANDOM)                                                     \
     KERNEL(                                                                                       \
         name, CTA,                                                                                \
         (const void* x, int kind, float* residual, float scale, float back, u8* codes,            \
@@ -192,7 +219,7 @@ DEVICE void dequantize(
          int zero, double clip, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {      \
         Form form = {block, statistic, top, bottom, zero, clip};                                  \
         Noise noise = {seed, stream, step, parameter, start};                                     \
-        quantize<THREADS, EACH>(                                                                  \
+        quantize<THREADS, EACH, RANDOM>(                                                          \
             {x, kind}, {residual, scale, back}, {codes, scales, offsets}, n, form, noise);        \
     }
 
@@ -204,12 +231,18 @@ DEVICE void dequantize(
         dequantize<THREADS, EACH>(codes, scales, offsets, out, n, block, zero, weight, add);      \
     }
 
-QUANTIZE(quantize_8_by_warps, WARP, 1)
-QUANTIZE(quantize_4_by_warps, WARP, 2)
-QUANTIZE(quantize_2_by_warps, WARP, 4)
-QUANTIZE(quantize_8_by_ctas, CTA, 1)
-QUANTIZE(quantize_4_by_ctas, CTA, 2)
-QUANTIZE(quantize_2_by_ctas, CTA, 4)
+QUANTIZE(quantize_8_by_warps, WARP, 1, false)
+QUANTIZE(quantize_4_by_warps, WARP, 2, false)
+QUANTIZE(quantize_2_by_warps, WARP, 4, false)
+QUANTIZE(quantize_8_by_ctas, CTA, 1, false)
+QUANTIZE(quantize_4_by_ctas, CTA, 2, false)
+QUANTIZE(quantize_2_by_ctas, CTA, 4, false)
+QUANTIZE(quantize_8_at_random_by_warps, WARP, 1, true)
+QUANTIZE(quantize_4_at_random_by_warps, WARP, 2, true)
+QUANTIZE(quantize_2_at_random_by_warps, WARP, 4, true)
+QUANTIZE(quantize_8_at_random_by_ctas, CTA, 1, true)
+QUANTIZE(quantize_4_at_random_by_ctas, CTA, 2, true)
+QUANTIZE(quantize_2_at_random_by_ctas, CTA, 4, true)
 DEQUANTIZE(dequantize_8_by_warps, WARP, 1)
 DEQUANTIZE(dequantize_4_by_warps, WARP, 2)
 DEQUANTIZE(dequantize_2_by_warps, WARP, 4)

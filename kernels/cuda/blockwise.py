@@ -8,13 +8,8 @@ from .._arrays import F32, U8, Gradient
 from ..blockwise import STATISTICS, Form
 from ..philox import Noise
 from ._arguments import feedback, random, values
-from ._device import CTA, WARP, launch
-
-_WARPS_BLOCK = 1024  # elements that a warp goes through sooner than a whole block of threads
-
-
-def _team(form: Form) -> tuple[str, int]:
-    return ("warps", WARP) if form.block <= _WARPS_BLOCK else ("ctas", CTA)
+from ._device import launch
+from ._teams import team_for
 
 
 def quantize_blockwise(
@@ -29,11 +24,12 @@ def quantize_blockwise(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.quantize_blockwise`."""
-    team, threads = _team(form)
+    team, threads = team_for(form.block)
+    rounding = "" if noise is None else "at_random_"
     numbers = form.block, STATISTICS.index(form.statistic), form.top, form.bottom, form.zero
     launch(
         "blockwise",
-        f"quantize_{form.bits}_by_{team}",
+        f"quantize_{form.bits}_{rounding}by_{team}",
         scales.size,
         threads,
         *values(x),
@@ -59,7 +55,7 @@ def dequantize_blockwise(
     add: bool = False,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.dequantize_blockwise`."""
-    team, threads = _team(form)
+    team, threads = team_for(form.block)
     launch(
         "blockwise",
         f"dequantize_{form.bits}_by_{team}",

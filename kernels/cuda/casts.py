@@ -1,0 +1,41 @@
+"""Casts on a GPU; see :mod:`compressa.kernels.casts`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, block_count
+from ..casts import Half
+from ._arguments import feedback, values
+from ._device import CTA, launch
+
+_TURN = 4 * CTA  # elements that a block of threads takes at a time
+
+
+def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0) -> None:
+    """See :func:`compressa.kernels.casts.narrow`."""
+    launch(
+        "casts",
+        "narrow",
+        block_count(x.size, _TURN),
+        CTA,
+        x,
+        *values(out),
+        *feedback(residual, scale),
+        np.int64(x.size),
+    )
+
+
+def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
+    """See :func:`compressa.kernels.casts.widen`."""
+    launch(
+        "casts",
+        "widened",
+        block_count(out.size, _TURN),
+        CTA,
+        *values(x),
+        out,
+        np.int64(out.size),
+        np.float32(weight),
+        np.bool_(add),
+    )

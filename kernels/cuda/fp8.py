@@ -1,0 +1,68 @@
+"""Floats of eight bits on a GPU; see :mod:`compressa.kernels.fp8`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, U8, Gradient
+from ..fp8 import Format
+from ._arguments import Arguments, feedback, values
+from ._device import launch
+from ._teams import team_for
+
+
+def _numbers(size: int, block: int, form: Format) -> Arguments:
+    """``i64 n, int block, int mantissa, int bias, float largest``."""
+    integers = (np.int32(number) for number in (block, form.mantissa, form.bias))
+    return np.int64(size), *integers, np.float32(form.largest)
+
+
+def quantize_fp8(
+    x: Gradient,
+    codes: U8,
+    scales: F32,
+    *,
+    form: Format,
+    block: int,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.fp8.quantize_fp8`."""
+    team, threads = team_for(block)
+    launch(
+        "fp8",
+        f"quantize_by_{team}",
+        scales.size,
+        threads,
+        *values(x),
+        *feedback(residual, scale),
+        codes,
+        scales,
+        *_numbers(x.size, block, form),
+    )
+
+
+def dequantize_fp8(
+    codes: U8,
+    scales: F32,
+    out: F32,
+    *,
+    form: Format,
+    block: int,
+    weight: float = 1.0,
+    add: bool = False,
+) -> None:
+    """See :func:`compressa.kernels.fp8.dequantize_fp8`."""
+    team, threads = team_for(block)
+    launch(
+        "fp8",
+        f"dequantize_by_{team}",
+        scales.size,
+        threads,
+        codes,
+        scales,
+        out,
+        *_numbers(out.size, block, form),
+        np.float32(weight),
+        np.bool_(add),
+    )

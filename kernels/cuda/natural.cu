@@ -1,0 +1,104 @@
+// Natural compression; see compressa.kernels.natural for the arithmetic and the layout.
+//
+// A warp takes a group of 1024 elements, 32 to a thread: four neighbours of each plane of signs.
+
+#include "_noise.cuh"
+#include "_signs.cuh"
+#include "_values.cuh"
+
+constexpr int GROUP = 1024;
+constexpr int AT_ONCE = 2;  // planes whose elements are asked for before the first is worked on
+
+#ifdef __CUDACC__
+#define UNROLLED _Pragma("unroll")  // without, what is held of the planes would not be in registers
+#else
+#define UNROLLED
+#endif
+
+static_assert(SPAN == GROUP * (CTA / WARP), "a CTA draws what its warps need");
+
+// The biased exponent of p, rounded up or down; 255 where p is not finite.
+DEVICE u32 rounded_exponent(float p, u32 half) {
+    u32 magnitude = magnitude_bits(p);
+    if (magnitude >= 0x7F800000u) return 255u;
+    if (magnitude < 1u << 23) return 0u;
+    return min((magnitude + (half << 8) + 128u) >> 23, 254u);
+}
+
+DEVICE float power(u32 exponent, u32 sign) { return __uint_as_float(exponent << 23 | sign); }
+
+// Four neighbours, from `place` of the span on; returns the signs, in the lowest bits of bytes.
+DEVICE u32 quantize4(
+    const float (&x)[4], float (&left)[4], Feedback feedback, u8* exponents, i64 i, int count,
+    Drawn drawn, int place) {
+    u32 word = 0, signs = 0;
+    for (int u = 0; u < 4; ++u) {
+        float p = feedback.residual ? x[u] + feedback.scale * left[u] : x[u];
+        u32 exponent = rounded_exponent(p, u < count ? drawn_half(drawn, place + u) : 0u);
+        u32 sign = sign_of(p);
+        word |= exponent << 8 * u, signs |= sign >> 31 << 8 * u;
+        if (is_finite(p)) left[u] = (p - power(exponent, sign)) * feedback.back;
+    }
+    store4(exponents, i, count, word);
+    if (feedback.residual) store4(feedback.residual, i, count, left);
+    return signs;
+}
+
+// The group that begins at element `place` of the span.
+DEVICE void quantize_group(
+    Values x, Feedback feedback, u8* exponents, u8* signs, i64 low, int size, Drawn drawn,
+    int place) {
+    int width = sign_width(size);
+    for (int i = 4 * team_thread<WARP>(); i < width; i += 4 * WARP) {
+        u32 packed = 0;
+        int some = min(4, width - i);
+        for (int plane = 0; plane < PLANES; plane += AT_ONCE) {
+            float values[AT_ONCE][4], left[AT_ONCE][4] = {};
+            UNROLLED for (int j = 0; j < AT_ONCE; ++j) {
+                int first = (plane + j) * width + i, count = min(some, size - first);
+                load4(x, low + first, count, values[j]);
+                if (feedback.residual) load4(feedback.residual, low + first, count, left[j]);
+            }
+            UNROLLED for (int j = 0; j < AT_ONCE; ++j) {
+                int first = (plane + j) * width + i, count = min(some, size - first);
+                packed |= quantize4(
+                              values[j], left[j], feedback, exponents, low + first, count, drawn,
+                              place + first)
+                          << (plane + j);
+            }
+        }
+        store4(signs, low / PLANES + i, some, packed);
+    }
+}
+
+KERNEL(
+    quantize, CTA,
+    (const void* x, int kind, float* residual, float scale, float back, u8* exponents, u8* signs,
+     i64 n, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {
+    Noise noise = {seed, stream, step, parameter, start};
+    for (i64 span = team_number<CTA>(); span * SPAN < n; span += team_count<CTA>()) {
+        int place = int(threadIdx.x) / WARP * GROUP;
+        i64 low = span * SPAN, left = n - low;
+        Drawn drawn = drawn_for_span(noise, low, int(min(i64(SPAN), left)));
+        int size = int(min(i64(GROUP), left - place));
+        if (size > 0)
+            quantize_group(
+                {x, kind}, {residual, scale, back}, exponents, signs, low + place, size, drawn,
+                place);
+    }
+}
+
+KERNEL(
+    dequantize, CTA,
+    (const u8* exponents, const u8* signs, float* out, i64 n, float weight, bool add)) {
+    for (i64 low = team_number<WARP>() * GROUP; low < n; low += team_count<WARP>() * GROUP) {
+        int size = int(min(i64(GROUP), n - low));
+        for_signs<WARP>(signs, low / PLANES, size, [&](int first, int count, u32 negative) {
+            u32 word = load4(exponents, low + first, count);
+            float values[4];
+            for (int u = 0; u < 4; ++u)
+                values[u] = power(word >> 8 * u & 0xFFu, sign_bit(negative, u));
+            combine4(out, low + first, count, values, weight, add);
+        });
+    }
+}

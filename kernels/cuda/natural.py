@@ -1,0 +1,55 @@
+"""Natural compression on a GPU; see :mod:`compressa.kernels.natural`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, U8, Gradient, block_count
+from ..natural import GROUP
+from ..philox import Noise
+from ._arguments import feedback, random, values
+from ._device import CTA, WARP, launch
+
+_SPAN = GROUP * CTA // WARP  # elements whose random numbers a block of threads draws at a time
+
+
+def natural_quantize(
+    x: Gradient,
+    exponents: U8,
+    signs: U8,
+    *,
+    noise: Noise,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.natural.natural_quantize`."""
+    launch(
+        "natural",
+        "quantize",
+        block_count(x.size, _SPAN),
+        CTA,
+        *values(x),
+        *feedback(residual, scale),
+        exponents,
+        signs,
+        np.int64(x.size),
+        *random(noise),
+    )
+
+
+def natural_dequantize(
+    exponents: U8, signs: U8, out: F32, *, weight: float = 1.0, add: bool = False
+) -> None:
+    """See :func:`compressa.kernels.natural.natural_dequantize`."""
+    launch(
+        "natural",
+        "dequantize",
+        block_count(out.size, GROUP),
+        WARP,
+        exponents,
+        signs,
+        out,
+        np.int64(out.size),
+        np.float32(weight),
+        np.bool_(add),
+    )

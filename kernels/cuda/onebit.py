@@ -1,0 +1,55 @@
+"""Scaled signs on a GPU; see :mod:`compressa.kernels.onebit`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, U8, Gradient
+from ._arguments import feedback, values
+from ._device import launch
+from ._teams import team_for
+
+
+def sign_quantize(
+    x: Gradient,
+    bits: U8,
+    scales: F32,
+    *,
+    block: int,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.onebit.sign_quantize`."""
+    team, threads = team_for(block)
+    launch(
+        "onebit",
+        f"quantize_by_{team}",
+        scales.size,
+        threads,
+        *values(x),
+        *feedback(residual, scale),
+        bits,
+        scales,
+        np.int64(x.size),
+        np.int32(block),
+    )
+
+
+def sign_dequantize(
+    bits: U8, scales: F32, out: F32, *, block: int, weight: float = 1.0, add: bool = False
+) -> None:
+    """See :func:`compressa.kernels.onebit.sign_dequantize`."""
+    team, threads = team_for(block)
+    launch(
+        "onebit",
+        f"dequantize_by_{team}",
+        scales.size,
+        threads,
+        bits,
+        scales,
+        out,
+        np.int64(out.size),
+        np.int32(block),
+        np.float32(weight),
+        np.bool_(add),
+    )
