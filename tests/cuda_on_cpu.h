@@ -51,6 +51,7 @@ struct alignas(8) uint2 {
     unsigned x, y;
 };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
 // ---- threads ---------------------------------------------------------------------------------
@@ -390,11 +391,5 @@ template <class T>
 T atomicOr(T* at, T value) {
     T before = *at;
     *at = T(before | value);
-    return before;
-}
-template <class T>
-T atomicExch(T* at, T value) {
-    T before = *at;
-    *at = value;
     return before;
 }
