@@ -72,6 +72,19 @@ def widened(x: torch.Tensor, name: str) -> torch.Tensor:
     return torch.from_numpy(values)
 
 
+def copied(x: torch.Tensor, name: str) -> torch.Tensor:
+    """Return a copy of float32 values, in memory of their device that the thread may use again.
+
+    Args:
+        x: 1-D, contiguous, float32.
+        name: Of the memory; see `compressa.kernels.scratch`.
+    """
+    room = (
+        torch.empty_like(x) if x.is_cuda else torch.from_numpy(scratch(name, x.numel(), np.float32))
+    )
+    return room.copy_(x)
+
+
 def put(values: torch.Tensor, out: torch.Tensor) -> None:
     """Round float32 values to the dtype of `out`, unless they are `out` itself.
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from ._arrays import U8, U32, check_array
 from ._backends import backend
+from .device_array import DeviceArray
 
 
 def index_width(n: int) -> int:
@@ -73,13 +74,14 @@ def unpack_bits(packed: U8, width: int, out: U32) -> None:
     backend("bitpack", packed, out).unpack_bits(packed, width, out)
 
 
-def pack_bitmap(indices: U32, n: int, out: U8) -> None:
+def pack_bitmap(indices: U32, n: int, out: U8, *, check: bool = True) -> None:
     """Write a set of indices below ``n`` as a bitmap (format above).
 
     Args:
         indices: uint32[k], each below ``n``.
         n: Number of elements that the bitmap spans.
         out: uint8[packed_bytes(n, 1)], overwritten.
+        check: Whether to make sure of the indices, which waits for a GPU.
 
     Raises:
         TypeError: A dtype is wrong.
@@ -87,7 +89,8 @@ def pack_bitmap(indices: U32, n: int, out: U8) -> None:
     """
     check_array("indices", indices, np.uint32)
     check_array("out", out, np.uint8, (packed_bytes(n, 1),), writable=True)
-    check_indices(indices, n)
+    if check:
+        check_indices(indices, n)
     backend("bitpack", indices, out).pack_bitmap(indices, n, out)
 
 
@@ -111,7 +114,7 @@ def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> int:
     """
     check_array("bitmap", bitmap, np.uint8, (packed_bytes(n, 1),))
     check_array("indices", indices, np.uint32, writable=True)
-    if n % 8 and int(bitmap[-1]) >> n % 8:
+    if n % 8 and _last(bitmap) >> n % 8:
         raise ValueError(f"the bitmap has bits set beyond its {n} elements")
     kernel = backend("bitpack", bitmap, indices)
     count = int(kernel.count_bitmap(bitmap))
@@ -119,6 +122,15 @@ def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> int:
         raise ValueError(f"the bitmap has {count} bits set, more than the {indices.size} expected")
     kernel.unpack_bitmap(bitmap, indices)
     return count
+
+
+def _last(array: U8 | U32) -> int:
+    """The last number; that of a GPU is waited for."""
+    if isinstance(array, DeviceArray):
+        from .cuda._device import device
+
+        return device().read(array[-1:])
+    return int(array[-1])
 
 
 def check_indices(indices: U32, n: int) -> None:
@@ -133,5 +145,5 @@ def check_increasing(indices: U32, n: int) -> None:
     """Raise ValueError unless each index is larger than the one before, and the last below n."""
     if not indices.size:
         return
-    if int(indices[-1]) >= n or not backend("bitpack", indices).is_increasing(indices):
+    if _last(indices) >= n or not backend("bitpack", indices).is_increasing(indices):
         raise ValueError(f"the indices are not strictly increasing numbers below {n}")

@@ -48,7 +48,7 @@ def elias_fano_bytes(k: int, n: int) -> int:
     return _layout(k, n).size_bytes
 
 
-def pack_increasing(indices: U32, n: int, out: U8) -> None:
+def pack_increasing(indices: U32, n: int, out: U8, *, check: bool = True) -> None:
     """Write increasing indices below ``n`` (format above).
 
     Example:
@@ -62,6 +62,7 @@ def pack_increasing(indices: U32, n: int, out: U8) -> None:
         indices: uint32[k], increasing, each below ``n``.
         n: At most 2**32, less k.
         out: uint8[elias_fano_bytes(k, n)], overwritten.
+        check: Whether to make sure of the indices, which waits for a GPU; a CPU always does.
 
     Raises:
         TypeError: A dtype is wrong.
@@ -72,7 +73,7 @@ def pack_increasing(indices: U32, n: int, out: U8) -> None:
         return
     low, high = out[: layout.low_bytes], out[layout.low_bytes :]
     kernel = backend("elias_fano", indices, out)
-    if not kernel.write_parts(indices, n, layout.low_bits, low, high):
+    if not kernel.write_parts(indices, n, layout.low_bits, low, high, check):
         raise ValueError(f"the indices are not strictly increasing numbers below {n}")
 
 
@@ -95,7 +96,7 @@ def unpack_increasing(packed: U8, n: int, out: U32) -> None:
     layout = _checked("out", out, n, "packed", packed)
     if not out.size:
         return
-    lows = scratch("elias_fano.lows", out.size, np.uint32)
+    lows = scratch("elias_fano.lows", out.size, np.uint32, beside=packed)
     if layout.low_bits:
         unpack_bits(packed[: layout.low_bytes], layout.low_bits, lows)
     count = unpack_bitmap(packed[layout.low_bytes :], layout.high_bits, out)

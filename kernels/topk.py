@@ -93,8 +93,8 @@ def return_unsent(
     """Give the residual what a narrower wire format lost of the selected values.
 
     residual[index] += (exact - sent) * (1 / scale), product rounded first; exact * (1 / scale)
-    where the cast overflowed and ``sent`` is not finite; untouched where ``exact`` itself is not
-    finite.
+    where the cast overflowed and ``sent`` is not finite; untouched where nothing was lost, and
+    where ``exact`` itself is not finite.
 
     Args:
         residual: float32[n], updated in place, as :func:`select_top_k` left it.

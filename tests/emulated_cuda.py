@@ -38,14 +38,21 @@ def _folder() -> TemporaryDirectory[str]:
 
 
 @cache
-def library(text: str) -> ctypes.CDLL:
-    """Compile the text of a ``.cu`` file; each text once in a process."""
+def _built(text: str) -> tuple[Path, str]:
+    """Compile the text of a ``.cu`` file, each text once in a process; return what g++ says."""
     name = sha256(text.encode()).hexdigest()[:16]
     source, built = (Path(_folder().name) / f"{name}{end}" for end in (".cu", ".so"))
     source.write_text(text)
     command = ["g++", *FLAGS.split(), "-include", str(HEADER), "-x", "c++", str(source)]
     done = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    return built, done.stderr
+
+
+@cache
+def library(text: str) -> ctypes.CDLL:
+    """Return the compiled text of a ``.cu`` file."""
+    built, said = _built(text)
+    assert built.exists(), said
     loaded = ctypes.CDLL(str(built))
     loaded.run_kernel.argtypes = [
         ctypes.c_char_p,
@@ -77,7 +84,11 @@ class Emulated:
 
     def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
         """See `compressa.kernels.cuda._device.Device.empty`; poisoned."""
-        return poisoned(elems, dtype)
+        return on_device(poisoned(elems, dtype))
+
+    def read(self, array: Any) -> int:
+        """See `compressa.kernels.cuda._device.Device.read`."""
+        return first_of(array)
 
 
 def run_text(
@@ -115,6 +126,12 @@ def _bytes_of(argument: Any) -> bytes:
         return np.uint64(argument.ctypes.data).tobytes()
     assert isinstance(argument, np.generic), f"{argument!r} has no size of its own"
     return argument.tobytes()
+
+
+def first_of(array: Any) -> int:
+    """Return the first number of an array that the CPU holds."""
+    size_bytes = array.dtype.itemsize
+    return int(np.frombuffer(ctypes.string_at(array.pointer, size_bytes), array.dtype)[0])
 
 
 def on_device(array: npt.NDArray[Any]) -> Any:

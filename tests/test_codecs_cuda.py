@@ -17,8 +17,14 @@ from compressa.compressors import COMPRESSORS
 
 pytestmark = on_emulated_cuda
 
-MODULES = ("_blockwise", "_cast", "fp8", "natural", "onebit")
-CODECS = ("bf16", "fp16", "fp8", "int8", "int4", "int2", "onebit", "qsgd", "terngrad", "natural")
+MODULES = ("_blockwise", "_cast", "fp8", "natural", "onebit", "randomk", "topk")
+CODECS: dict[str, dict[str, Any]] = {
+    **{name: {} for name in ("bf16", "fp16", "fp8", "int8", "int4", "int2", "onebit")},
+    **{name: {} for name in ("qsgd", "terngrad", "natural", "topk", "randomk")},
+    "topk in 16 bits": {"name": "topk", "value_dtype": "bfloat16", "density": 0.3},
+    "topk with a list": {"name": "topk", "value_dtype": "float16", "indices": "bits"},
+    "randomk, unbiased": {"name": "randomk", "unbiased": True},
+}
 ELEMS = 3001
 DRAW = Draw(seed=1, step=2, parameter=3, start=4096, rank=1)
 
@@ -37,7 +43,8 @@ def on_gpu() -> Iterator[None]:
 
 
 def codec_of(name: str) -> Codec:
-    codec = COMPRESSORS[name].compressor()
+    hyper = dict(CODECS[name])
+    codec = COMPRESSORS[hyper.pop("name", name)].compressor(**hyper)
     assert isinstance(codec, Codec)
     return codec
 

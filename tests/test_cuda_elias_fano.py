@@ -39,8 +39,8 @@ def rooms(indices: Indices, n: int, low_bits: int, shift: int) -> tuple[Indices,
 def check_parts(indices: Indices, n: int, low_bits: int, shift: int, below: int) -> None:
     ours, low, high = rooms(indices, n, low_bits, shift)
     due = ours.copy()
-    written = elias_fano.write_parts(indices, below, low_bits, ours[low], ours[high])
-    assert written == reference.write_parts(indices, below, low_bits, due[low], due[high])
+    written = elias_fano.write_parts(indices, below, low_bits, ours[low], ours[high], True)
+    assert written == reference.write_parts(indices, below, low_bits, due[low], due[high], True)
     assert same_bits(ours, due)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -27,7 +28,12 @@ class FakeCuPy(SimpleNamespace):
         self.gpus: int | Exception = 1
         self.memory: Exception | None = None
         self.compiler: Exception | None = None
-        runtime = SimpleNamespace(getDeviceCount=self._count, getDevice=lambda: 0)
+        runtime = SimpleNamespace(
+            getDeviceCount=self._count,
+            getDevice=lambda: 0,
+            memcpyAsync=self._copy,
+            streamSynchronize=lambda stream: self.launched.append(("wait", stream)),
+        )
         self.cuda = SimpleNamespace(
             runtime=runtime,
             Device=lambda: SimpleNamespace(attributes={"MultiProcessorCount": 132}),
@@ -48,6 +54,10 @@ class FakeCuPy(SimpleNamespace):
             self.launched.append((name, *given, stream.ptr))
 
         return SimpleNamespace(kernel=kernel)
+
+    def _copy(self, to: int, source: int, size_bytes: int, kind: int, stream: int) -> None:
+        assert (kind, stream) == (2, 7)
+        ctypes.memmove(to, source, size_bytes)
 
     def _count(self) -> int:
         if isinstance(self.gpus, Exception):
@@ -119,6 +129,13 @@ def test_memory_of_a_kernels_own(cupy: FakeCuPy) -> None:
     memory = _gpu.current().empty(5, np.uint32)
     assert (memory.pointer, memory.size) == (4096, 5)
     assert _gpu.current().empty(0, np.uint32).size == 0
+
+
+def test_a_number_is_waited_for_on_the_current_stream(cupy: FakeCuPy) -> None:
+    numbers = np.array([5, 9], np.uint64)
+    there = DeviceArray(numbers.ctypes.data, 2, numbers.dtype, numbers)
+    assert _gpu.current().read(there[1:]) == 9
+    assert cupy.launched == [("wait", 7)]
 
 
 def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

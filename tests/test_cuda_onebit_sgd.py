@@ -21,27 +21,32 @@ GROUPS = (1, 5, 8, 27, 64, 260, 600, 1024, 1032, 4096, 1 << 16, 1 << 40)
 WEIGHTS = (1.0, 0.25, -3.3)
 
 
+def guarded(array: np.ndarray[Any, Any], shift: int) -> tuple[np.ndarray[Any, Any], slice]:
+    """A copy at an odd address, with something on either side, and where it is."""
+    whole = poisoned(array.size + 16, array.dtype)
+    part = slice(shift, shift + array.size)
+    whole[part] = array
+    return whole, part
+
+
 def check_quantize(
     x: np.ndarray[Any, Any], group: int, residual: F32 | None, scale: float, shift: int = 0
 ) -> None:
-    """Compare with the reference, with all arrays at odd addresses and something around them."""
-    count, means_count = group_sign_bytes(x.size, group), 2 * block_count(x.size, group)
-    due_bits, due_means = poisoned(count + 8, np.uint8), poisoned(means_count + 8, np.float32)
-    bits, means = due_bits.copy(), due_means.copy()
-    left = None if residual is None else np.concatenate([residual[:0], residual])
-    where = slice(shift, shift + count), slice(shift, shift + means_count)
-    given_x = np.concatenate([x[:0], np.zeros(shift, x.dtype), x])[shift:]
-    if left is not None:
-        left = np.concatenate([np.zeros(shift, np.float32), left])[shift:]
-    rest: dict[str, Any] = {"group": group, "scale": scale}
-    onebit_sgd.two_means_quantize(given_x, bits[where[0]], means[where[1]], residual=left, **rest)
+    bits, places = guarded(poisoned(group_sign_bytes(x.size, group), np.uint8), shift)
+    means, pairs = guarded(poisoned(2 * block_count(x.size, group), np.float32), shift)
+    due_bits, due_means = bits.copy(), means.copy()
+    left, elements = guarded(x if residual is None else residual, shift)
+    due_left, odd_x = left.copy(), guarded(x, shift)[0][elements]
+    rest: dict[str, Any] = {"group": group, "scale": scale, "residual": None}
+    due_rest = rest.copy()
+    if residual is not None:
+        rest["residual"], due_rest["residual"] = left[elements], due_left[elements]
+    onebit_sgd.two_means_quantize(odd_x, bits[places], means[pairs], **rest)
     with np.errstate(all="ignore"):
-        reference.two_means_quantize(
-            x, due_bits[where[0]], due_means[where[1]], residual=residual, **rest
-        )
+        reference.two_means_quantize(x, due_bits[places], due_means[pairs], **due_rest)
     assert same_bits(bits, due_bits)
     assert same_bits(means, due_means)
-    assert left is None or residual is None or same_bits(left, residual)
+    assert same_bits(left, due_left)
 
 
 def check_dequantize(n: int, group: int, seed: int, weight: float, add: bool, shift: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from compressa.kernels.cuda import topk
-from compressa.kernels.cuda._device import running_on
+from compressa.kernels.cuda._device import device, running_on
 from compressa.kernels.cuda._select import LEAST_SAMPLED, SAMPLE, select_largest
 from compressa.kernels.reference import topk as reference
 from compressa.kernels.reference._selection import sample_places
@@ -31,8 +31,6 @@ pytestmark = on_emulated_cuda
 fractions = st.sampled_from((0.0, 0.001, 0.01, 0.1, 0.5, 0.99, 1.0))
 feedback = st.tuples(st.none() | st.integers(0, 99), st.sampled_from(SCALES))
 LARGER = (2047, 2048, 2049, 4099, 16383, 16385, 70_001)
-COUNTS = 3  # what lies before the histograms in the kernels' state
-BINS = 2048
 
 
 def both(x: Any, k: int, keep: tuple[int | None, float]) -> list[tuple[Any, ...]]:
@@ -112,10 +110,10 @@ def test_select_top_k_equals_reference_whatever_the_values_are(kind: str) -> Non
 
 
 def surveys(x: F32, k: int) -> int:
-    """How many surveys count anything."""
+    """How many times candidates are counted in the whole vector."""
     out = poisoned(k, np.uint32), poisoned(k, np.float32)
-    counts = select_largest(x, 0.0, *out, None, 1.0, fixed=True)[COUNTS:]
-    return sum(bool(counts[low : low + BINS].any()) for low in (0, BINS))
+    state = select_largest(x, 0.0, *out, None, 1.0, fixed=True)
+    return device().read(state[1:2])
 
 
 def test_a_sample_that_misleads_is_followed_by_a_second_survey() -> None:
@@ -203,7 +201,7 @@ def test_scatter_add_equals_reference_with_repeated_indices(
     assert same_sum(random.integers(0, n, k, dtype=np.uint32), n, seed, weight)
 
 
-@pytest.mark.parametrize("k", [16_383, 16_384, 16_385, 40_000])
+@pytest.mark.parametrize("k", [16_384, 16_385])
 def test_scatter_add_sees_one_index_that_is_out_of_order_wherever_it_is(k: int) -> None:
     n = 3 * k
     increasing = np.sort(np.random.default_rng(k).permutation(n)[:k]).astype(np.uint32)
@@ -218,11 +216,12 @@ def test_scatter_add_sees_one_index_that_is_out_of_order_wherever_it_is(k: int) 
 def test_return_unsent_equals_reference(k: int, seed: int, scale: float) -> None:
     random = np.random.default_rng(seed)
     exact = (random.standard_normal(k) * 50_000).astype(np.float32)
+    exact[::3] = 0.5  # of which nothing is lost, so that the residual's -0 stays
     exact[random.integers(0, max(k, 1), min(k, 3))] = random.choice([np.nan, np.inf, 1e-45])
     with np.errstate(all="ignore"):
         sent = exact.astype(np.float16).astype(np.float32)
     indices = random.permutation(3 * k)[:k].astype(np.uint32)
-    ours = random.standard_normal(3 * k).astype(np.float32)
+    ours = random.choice([-0.0, 0.7], 3 * k).astype(np.float32)
     specified = ours.copy()
     topk.return_unsent(ours, indices, exact, sent, scale=scale)
     with np.errstate(all="ignore"):

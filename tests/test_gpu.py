@@ -72,7 +72,8 @@ def test_a_step_can_be_captured_and_replayed(name: str) -> None:
 
     def step() -> None:
         codec.encode_feedback(x, residual, payload, DRAW)
-        codec.decode_add(payload, out, 0.5, DRAW)
+        if name in CODECS:  # the indices of others may come from anyone, and are looked at first
+            codec.decode_add(payload, out, 0.5, DRAW)
 
     step()  # compiles
     graph = torch.cuda.CUDAGraph()

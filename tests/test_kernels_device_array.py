@@ -59,7 +59,9 @@ def test_is_checked_like_other_arrays() -> None:
 
 
 def test_memory_of_the_device_is_poisoned_here() -> None:
-    assert (device().empty(5, np.uint8) == 0xA7).all()
+    memory = device().empty(5, np.uint8)
+    assert (memory.owner == 0xA7).all()
+    assert device().read(memory[1:]) == 0xA7
 
 
 def test_is_an_array_for_libraries_of_cuda() -> None:

@@ -52,11 +52,11 @@ def test_parts_equal_reference(case: tuple[np.ndarray, int], low_bits: int) -> N
     if indices.size:
         sizes = (-(-indices.size * low_bits // 8), -(-((n - 1 >> low_bits) + indices.size) // 8))
         ours, specified = ([poisoned(size, np.uint8) for size in sizes] for _ in range(2))
-        assert cpu.write_parts(indices, n, low_bits, *ours)
-        assert reference.write_parts(indices, n, low_bits, *specified)
+        assert cpu.write_parts(indices, n, low_bits, *ours, True)
+        assert reference.write_parts(indices, n, low_bits, *specified, True)
         assert all(same_bits(one, other) for one, other in zip(ours, specified, strict=True))
         for write in (cpu.write_parts, reference.write_parts):
-            assert not write(indices, int(indices[-1]), low_bits, *ours)
+            assert not write(indices, int(indices[-1]), low_bits, *ours, True)
 
 
 @given(index_sets(), st.integers(0, 8))

@@ -202,6 +202,15 @@ def test_return_unsent_equals_reference(seed: int, scale: float) -> None:
     assert same_bits(ours, specified)
 
 
+def test_return_unsent_of_nothing_leaves_every_bit() -> None:
+    residual, indices = np.array([-0.0, 1.0], np.float32), np.array([0, 1], np.uint32)
+    values = np.array([0.0, 2.0], np.float32)
+    for function in (return_unsent, reference.return_unsent):
+        left = residual.copy()
+        function(left, indices, values, values.copy())
+        assert left.tobytes() == residual.tobytes()
+
+
 def test_return_unsent_keeps_what_the_cast_lost_and_stays_finite() -> None:
     residual = np.array([1, 0, 0, 9], np.float32)
     exact = np.array([1.5, 70_000, np.nan], np.float32)

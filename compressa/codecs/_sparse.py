@@ -17,7 +17,6 @@ begins with that number:
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ import torch
 from compressa.arrays import as_array
 from compressa.codecs.base import Bounded, Codec, Draw, Granularity
 from compressa.errors import ConfigError, PayloadError
-from compressa.kernels import bitpack, elias_fano, topk
+from compressa.kernels import bitpack, casts, elias_fano, topk
 from compressa.kernels.scratch import scratch
 
 ValueDtype = Literal["float32", "float16", "bfloat16"]
@@ -126,7 +125,7 @@ class SparseForm:
         if self.lossless:
             values: F32 = payload[: 4 * k].view(np.float32)
             return values
-        return scratch("sparse.values", k, np.float32)
+        return scratch("sparse.values", k, np.float32, beside=payload)
 
     def write(self, payload: U8, n: int, indices: U32, values: F32) -> F32:
         """Write a payload of exactly `bytes(k, n)` bytes.
@@ -134,7 +133,7 @@ class SparseForm:
         Args:
             payload: Where to.
             n: Number of elements chosen from.
-            indices: The indices, increasing.
+            indices: The indices, as a selection has found them: increasing, and below n.
             values: The values, in what `values` returned.
 
         Returns:
@@ -146,12 +145,12 @@ class SparseForm:
         if kind == "bits":
             bitpack.pack_bits(indices, bitpack.index_width(n), packed)
         elif kind == "bitmap":
-            bitpack.pack_bitmap(indices, n, packed)
+            bitpack.pack_bitmap(indices, n, packed, check=False)
         else:
-            elias_fano.pack_increasing(indices, n, packed)
+            elias_fano.pack_increasing(indices, n, packed, check=False)
         if self.lossless:
             return values
-        self._narrow(payload[:split]).copy_(torch.from_numpy(values))
+        casts.narrow(values, self._halves(payload[:split]))
         return self._widened(payload[:split])
 
     def read(self, payload: U8, n: int, k: int) -> tuple[U32, F32]:
@@ -166,7 +165,7 @@ class SparseForm:
                 f"{self.codec}: {k} values of {n} elements take {due} bytes, {payload.size} came"
             )
         split = self._value_bytes(k)
-        indices = scratch("sparse.indices", k, np.uint32)
+        indices = scratch("sparse.indices", k, np.uint32, beside=payload)
         try:
             self._read_indices(payload[split:], n, indices)
         except ValueError as error:
@@ -187,14 +186,14 @@ class SparseForm:
         else:
             elias_fano.unpack_increasing(packed, n, indices)
 
-    def _narrow(self, values: U8) -> torch.Tensor:
-        bits = values.view(np.int16)  # NumPy also reads what is empty in other elements
-        return torch.from_numpy(bits).view(_DTYPES[self.value_dtype])
+    def _halves(self, values: U8) -> casts.Half:
+        """Values of 16 bits, as kernels take them."""
+        return values.view(np.float16 if self.value_dtype == "float16" else np.uint16)
 
     def _widened(self, values: U8) -> F32:
-        narrow = self._narrow(values)
-        wide: F32 = scratch("sparse.wide", narrow.numel(), np.float32)
-        torch.from_numpy(wide).copy_(narrow)
+        halves = self._halves(values)
+        wide: F32 = scratch("sparse.wide", halves.size, np.float32, beside=values)
+        casts.widen(halves, wide)
         return wide
 
     def _value_bytes(self, k: int) -> int:
@@ -299,9 +298,8 @@ class BoundedSparse(Codec):
         if elems:
             count = self.select(as_array(x), indices, values, kept, scale)
         indices, values, length = indices[:count], values[:count], self.form.bytes(count, elems)
-        overflowed = count > 0 and math.isnan(values[0])  # then the residual is as it was
         sent = self.form.write(body[:length], elems, indices, values)
-        if kept is not None and not self.form.lossless and not overflowed:
+        if kept is not None and not self.form.lossless:
             topk.return_unsent(kept, indices, values, sent, scale=scale)
         _COUNT.pack_into(whole.data, 0, count)
         return _COUNT_BYTES + length

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from annotated_types import Gt, Le
 
-from compressa.arrays import as_array
+from compressa.arrays import as_array, copied
 from compressa.codecs._sparse import share
 from compressa.codecs.base import (
     Codec,
@@ -103,7 +103,7 @@ class RandomK(Codec):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Gather."""
         values = as_array(payload).view(np.float32)
-        select.select_at(as_array(x), self._indices(x.numel(), draw), values)
+        select.select_at(as_array(x), self._indices(x.numel(), draw, values), values)
         if self.unbiased:
             strata.multiply_by_strata(values, x.numel())
         return payload.numel()
@@ -117,12 +117,11 @@ class RandomK(Codec):
         scale: float = 1.0,
     ) -> int:
         """Add the residual, gather, and leave in the residual what was not sent, in one pass."""
-        indices, values = self._indices(x.numel(), draw), as_array(payload).view(np.float32)
-        kept = as_array(residual)
+        values, kept = as_array(payload).view(np.float32), as_array(residual)
+        indices = self._indices(x.numel(), draw, values)
         select.select_at(as_array(x), indices, values, residual=kept, scale=scale)
         if self.unbiased:
-            exact = scratch("randomk.exact", values.size, np.float32)
-            exact[:] = values
+            exact = as_array(copied(payload.view(torch.float32), "randomk.exact"))
             strata.multiply_by_strata(values, x.numel())
             topk.return_unsent(kept, indices, exact, values, scale=scale)
         return payload.numel()
@@ -133,11 +132,14 @@ class RandomK(Codec):
         """Scatter to the indices that the shared generator gives."""
         self.check(payload, out.numel())
         values = as_array(payload).view(np.float32)
-        topk.scatter_add(self._indices(out.numel(), draw), values, as_array(out), weight=weight)
+        indices = self._indices(out.numel(), draw, values)
+        topk.scatter_add(indices, values, as_array(out), weight=weight)
 
-    def _indices(self, elems: int, draw: Draw) -> npt.NDArray[np.uint32]:
+    def _indices(
+        self, elems: int, draw: Draw, beside: npt.NDArray[np.float32]
+    ) -> npt.NDArray[np.uint32]:
         kept = self.kept(elems)
-        words = scratch("randomk.words", kept, np.uint32)
+        words = scratch("randomk.words", kept, np.uint32, beside=beside)
         philox.random_words(
             words,
             seed=draw.seed,
@@ -146,6 +148,6 @@ class RandomK(Codec):
             parameter=draw.parameter,
             start=draw.start,
         )
-        indices = scratch("randomk.indices", kept, np.uint32)
+        indices = scratch("randomk.indices", kept, np.uint32, beside=beside)
         strata.stratified_indices(indices, elems, words)
         return indices

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar
@@ -111,10 +110,10 @@ class TopK(Codec):
     ) -> int:
         k, kept = self.kept(x.numel()), None if residual is None else as_array(residual)
         packed = as_array(payload)
-        indices, values = scratch("sparse.indices", k, np.uint32), self.form.values(packed, k)
+        indices = scratch("sparse.indices", k, np.uint32, beside=packed)
+        values = self.form.values(packed, k)
         topk.select_top_k(as_array(x), k, indices, values, residual=kept, scale=scale)
-        overflowed = k > 0 and math.isnan(values[0])  # then the residual is as it was
         sent = self.form.write(packed, x.numel(), indices, values)
-        if kept is not None and not self.form.lossless and not overflowed:
+        if kept is not None and not self.form.lossless:
             topk.return_unsent(kept, indices, values, sent, scale=scale)
         return payload.numel()

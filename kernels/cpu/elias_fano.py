@@ -35,7 +35,7 @@ def _join(places: U32, lows: U32, low_bits: np.uint32) -> None:
         places[i] = np.uint32(high | np.uint32(lows[i] & mask))
 
 
-def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8) -> bool:
+def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: bool) -> bool:
     """Write both parts, if the indices are increasing numbers below n; return whether they are."""
     if indices.size <= FEW:
         return bool(_write_few(indices, n, np.uint32(low_bits), low, high))

@@ -23,7 +23,9 @@ def _return_unsent(residual: F32, indices: U32, exact: F32, sent: F32, back: np.
     for i in range(indices.size):
         if np.isfinite(exact[i]):
             arrived = sent[i] if np.isfinite(sent[i]) else np.float32(0)
-            residual[indices[i]] += (exact[i] - arrived) * back
+            lost = np.float32((exact[i] - arrived) * back)
+            if lost != 0:
+                residual[indices[i]] += lost
 
 
 def select_top_k(

@@ -50,6 +50,10 @@ class Device(Protocol):
         """
         ...
 
+    def read(self, array: Any) -> int:
+        """Wait for the current stream, and return the first of an array of integers."""
+        ...
+
 
 def source_text(source: str) -> str:
     """Return a ``.cu`` file with what it includes in the place of the includes, each once."""

@@ -4,7 +4,7 @@ CuPy has NVRTC compile a source when one of its kernels is first launched, and k
 disk. The options are those that give the same bits as everywhere: no contraction of a * b + c,
 denormals kept, division and square root rounded as IEEE says.
 
-Nothing here waits for the GPU, so that launches can be captured in a graph.
+Nothing but `Gpu.read` waits for the GPU, so that launches can be captured in a graph.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import numpy.typing as npt
 from .._backends import KernelUnavailable
 from ..device_array import DeviceArray
 from ._device import CTA, OPTIONS, Argument, source_text
+
+_TO_HOST = 2  # cudaMemcpyDeviceToHost
 
 
 class Host(Protocol):
@@ -98,6 +100,15 @@ class Gpu:
                 f"the GPU has no {size_bytes:,} bytes left for a kernel; make the buckets or the "
                 "model smaller, or free memory before the backward pass"
             ) from error
+
+    def read(self, array: Any) -> int:
+        """See `Device.read`."""
+        host, runtime = _hosts[0] if _hosts else self._host, self._cupy.cuda.runtime
+        number, stream = np.empty(1, array.dtype), host.stream()
+        place, size_bytes = number.ctypes.data, number.nbytes
+        runtime.memcpyAsync(place, array.pointer, size_bytes, _TO_HOST, stream)
+        runtime.streamSynchronize(stream)
+        return int(number[0])
 
     def _kernel(self, source: str, name: str) -> Any:
         known = self._kernels.get((source, name))

@@ -8,7 +8,7 @@ from .._arrays import U8, U32
 from .bitpack import is_increasing, pack_bitmap, pack_bits
 
 
-def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8) -> bool:
+def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: bool) -> bool:
     """Write both parts, if the indices are increasing numbers below n; return whether they are."""
     if int(indices[-1]) >= n or not is_increasing(indices):
         return False

@@ -36,5 +36,5 @@ def return_unsent(
     """See :func:`compressa.kernels.topk.return_unsent`."""
     arrived = np.where(np.isfinite(sent), sent, np.float32(0))
     lost = remainder(exact, arrived, scale)
-    known = np.isfinite(exact)
+    known = np.isfinite(exact) & (lost != 0)
     residual[indices[known]] += lost[known]

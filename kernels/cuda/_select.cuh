@@ -1,0 +1,160 @@
+// What a selection knows while it goes on, and how it finds the one of a certain rank.
+//
+// Magnitudes are compared as their bits, which order as they do. A survey marks all elements from
+// some magnitude on, the candidates, in a bitmap, and counts them by their leading bits; then
+// only candidates are looked at.
+#pragma once
+
+#include "_scan.cuh"
+#include "_values.cuh"
+
+constexpr int TILE = 2048;               // elements that a warp takes at a time
+constexpr int TILES = CTA / WARP;        // that a CTA does
+constexpr int WORDS = TILE / 64;         // of a tile in the bitmap: one for each lane
+constexpr int BINS = 2048, BIN_BITS = 11;
+constexpr int LEVELS = 4;                // histograms: of two surveys, and two finer ones
+constexpr int STATE_WORDS = 8208;        // as in _select.py
+constexpr u32 INFINITE = 0x7F800000u, LARGEST = 0x7F7FFFFFu, NONE = 0xFFFFFFFFu;
+constexpr u64 ALL = 1ull << 62;
+
+enum Unit { ONE, RMS, MAX };
+enum Todo { SURVEY_AGAIN, REFINE, NOTHING };
+
+// The vector q = (x + scale * residual) * back; once surveyed, the residual holds it.
+struct Source {
+    Values x;
+    Feedback feedback;
+    i64 n;
+};
+
+struct State {
+    u64 count;    // how many are chosen
+    u64 surveys;  // how many there were
+    u64 wanted;   // rank, among those that the range below begins with, of the last one
+    u64 ties;     // how many that equal the threshold are chosen
+    u64 counts[LEVELS][BINS];
+    u32 todo;
+    u32 floor;              // nothing smaller is chosen
+    u32 least;              // the smallest candidate
+    u32 low, shift, width;  // the range that is counted: 2^width from low on, 2^shift in a bin
+    u32 threshold;
+    u32 largest;
+    u32 arrived[LEVELS + 1];
+    float first;  // what the residual held where a NaN will be sent
+};
+static_assert(sizeof(State) <= 8 * STATE_WORDS, "the launcher has memory for it");
+
+DEVICE float quiet_nan() { return __uint_as_float(0x7FC00000u); }
+
+// Once surveyed.
+DEVICE float kept(const Source& from, i64 i) {
+    const Feedback& feedback = from.feedback;
+    return feedback.residual ? feedback.residual[i] : load(from.x, i) * feedback.back;
+}
+
+// Leave the four in the residual, but for those that are not finite.
+DEVICE void keep4(float* residual, i64 i, int count, const float (&q)[4]) {
+    bool all = true;
+    for (int u = 0; u < 4; ++u) all = all && is_finite(q[u]);
+    if (all) return store4(residual, i, count, q);
+    for (int u = 0; u < 4; ++u)
+        if (u < count && is_finite(q[u])) residual[i + u] = q[u];
+}
+
+// What is sent of q; the residual keeps it if it is too large to be.
+DEVICE float sent(const Source& from, i64 i, float q) {
+    float value = q * from.feedback.scale;
+    if (from.feedback.residual) from.feedback.residual[i] = is_finite(value) ? 0.0f : q;
+    return value;
+}
+
+// Call visit(bit) for each bit of a word that is set, the lowest first.
+template <class Visit>
+DEVICE void for_bits(u64 word, Visit visit) {
+    for (; word; word &= word - 1u) {
+        u32 low = u32(word), high = u32(word >> 32);
+        visit(low ? __ffs(low) - 1 : 31 + __ffs(high));
+    }
+}
+
+struct Crossing {
+    int bin;           // where counts from the last bin down reach what is wanted; -1: nowhere
+    u64 above, total;  // of the bins beyond it, and of all
+};
+
+// All threads of a CTA come here; `wanted` is at least one.
+template <class Count>
+DEVICE Crossing crossing(const Count* counts, u64 wanted) {
+    constexpr int EACH = BINS / CTA;
+    __shared__ Crossing found;
+    int first = EACH * int(threadIdx.x);
+    u64 own = 0;
+    for (int e = 0; e < EACH; ++e) own += fresh(counts + first + e);
+    Scanned<u64> scanned = cta_scan(own);
+    u64 above = scanned.total - scanned.before - own;
+    if (threadIdx.x == 0) found = {-1, 0, scanned.total};
+    __syncthreads();
+    if (above < wanted && wanted <= above + own) {
+        int bin = first + EACH - 1;
+        for (; bin > first; --bin) {
+            u64 here = fresh(counts + bin);
+            if (above + here >= wanted) break;
+            above += here;
+        }
+        found = {bin, above, scanned.total};
+    }
+    __syncthreads();
+    Crossing result = found;
+    __syncthreads();  // until all have read it
+    return result;
+}
+
+// Have the bins cover what lies between; the last one counts all that is larger.
+DEVICE void set_range(State* state, u32 low, u32 high) {
+    u32 shift = 0;
+    high = max(low, high);
+    while ((high - low) >> shift > BINS - 2u) ++shift;
+    state->low = low, state->shift = shift;
+}
+
+DEVICE void settle(State* state, u32 threshold, u64 ties) {
+    bool all = threshold < state->floor;
+    state->threshold = all ? state->floor : threshold;
+    state->ties = all ? ALL : ties;
+    state->todo = NOTHING;
+}
+
+DEVICE void survey_from(State* state, u32 least) {
+    state->least = least;
+    set_range(state, least, LARGEST);
+    state->todo = SURVEY_AGAIN;
+}
+
+// Go on in the bin where the last one wanted is.
+DEVICE void narrow(State* state, const Crossing& found) {
+    state->low += u32(found.bin) << state->shift;
+    state->wanted -= found.above;
+    state->width = state->shift;
+    state->shift = state->width > BIN_BITS ? state->width - BIN_BITS : 0;
+    state->todo = REFINE;
+    if (state->width == 0) settle(state, state->low, state->wanted);
+}
+
+DEVICE void clear_counts(u32* counts) {
+    for (int bin = int(threadIdx.x); bin < BINS; bin += CTA) counts[bin] = 0;
+    __syncthreads();
+}
+
+// All threads of a CTA come here, once they have counted.
+DEVICE void add_counts(const u32* counts, u64* to) {
+    __syncthreads();
+    for (int bin = int(threadIdx.x); bin < BINS; bin += CTA)
+        if (counts[bin]) atomicAdd(to + bin, u64(counts[bin]));
+}
+
+// Bits of the smallest magnitude that reaches a threshold in units.
+DEVICE u32 floor_of(double threshold, double unit, float largest) {
+    double floor = threshold * unit;
+    floor = double(largest) < floor ? double(largest) : floor;
+    return magnitude_bits(float(0x1p-149 > floor ? 0x1p-149 : floor));
+}

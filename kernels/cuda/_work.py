@@ -1,0 +1,48 @@
+"""How work is cut into threads and tiles, and numbers that Python waits for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..philox import ROW
+from ._device import CTA, WARP, Argument, device, launch
+
+
+def threads_for(elems: int, each: int) -> tuple[int, int]:
+    """Teams, and threads of a team, for a kernel whose threads take ``each`` elements at a time."""
+    return -(-elems // (each * WARP)), WARP
+
+
+def threads_for_rows(elems: int) -> tuple[int, int]:
+    """The same for kernels that go by rows of random numbers; see ``_rows.cuh``."""
+    rows = elems // ROW + 2  # the first and the last may have a few elements only
+    return threads_for(rows * ROW if elems else 0, 16)
+
+
+def new_answer(source: str) -> Any:
+    """Return memory for a number that a source's kernels find out, cleared; see `read_answer`."""
+    answer = device().empty(1, np.uint64)
+    launch(source, "clear_answer", 1, CTA, answer)
+    return answer
+
+
+def read_answer(answer: Any) -> int:
+    """Wait for the GPU, and return the number: nothing else reads from a device's memory."""
+    return device().read(answer)
+
+
+def ask(source: str, name: str, teams: int, threads: int, *arguments: Argument) -> int:
+    """Start a kernel whose last parameter is ``u64* answer``, and return what it finds.
+
+    Args:
+        source: See `launch`.
+        name: See `launch`.
+        teams: See `launch`.
+        threads: See `launch`.
+        arguments: All but the answer.
+    """
+    answer = new_answer(source)
+    launch(source, name, teams, threads, *arguments, answer)
+    return read_answer(answer)

@@ -1,0 +1,309 @@
+// Whole chunks of a vector; see compressa.kernels.chunks for the arithmetic.
+//
+// To absorb: a team takes up to 32 elements a thread by accesses of 16 bytes, and lays p in shared
+// memory; from there 16 lanes a chunk add up its squares in the written order. A warp takes as many
+// whole chunks as go into 1024 elements, a CTA one long chunk, piece by piece.
+//
+// To choose: one CTA finds the k-th largest norm digit by digit, from the highest one on.
+
+#include "_scan.cuh"
+#include "_team.cuh"
+#include "_values.cuh"
+
+constexpr int EACH = 32;        // elements of a thread's share of shared memory
+constexpr int AT_ONCE = 4;      // loads of 16 bytes that are under way together
+constexpr int PIECE = 1024;     // elements of a chunk that a warp moves
+constexpr int WARPS = CTA / WARP;
+constexpr u32 BELOW_INFINITY = 0x7F800000u;
+
+DEVICE double nan() { return double(__uint_as_float(0x7FC00000u)); }
+
+template <int THREADS>
+DEVICE void team_wait() {
+    if (THREADS == WARP)
+        __syncwarp();
+    else
+        __syncthreads();
+}
+
+struct Source {
+    float *x, *residual;
+    float back;
+    bool clear;
+};
+
+// `size` elements from `low` on: p to the tile, and to the residual where it is finite.
+template <int THREADS>
+DEVICE void absorb_tile(Source from, i64 low, int size, float* tile) {
+    constexpr int ROW = 4 * THREADS;
+    const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    for (int first = 4 * team_thread<THREADS>(); first < size; first += AT_ONCE * ROW) {
+        float now[AT_ONCE][4], left[AT_ONCE][4];
+        for (int u = 0; u < AT_ONCE; ++u) {
+            int i = first + u * ROW;
+            load4(from.x, low + i, size - i, now[u]);
+            load4(from.residual, low + i, size - i, left[u]);
+        }
+        for (int u = 0; u < AT_ONCE; ++u) {
+            int i = first + u * ROW;
+            float p[4];
+            for (int e = 0; e < 4; ++e) {
+                p[e] = left[u][e] + now[u][e] * from.back;
+                left[u][e] = is_finite(p[e]) ? p[e] : left[u][e];
+            }
+            store4(tile, i, size - i, p);
+            store4(from.residual, low + i, size - i, left[u]);
+            if (from.clear) store4(from.x, low + i, size - i, zeros);
+        }
+    }
+}
+
+DEVICE double sum_of_squares(const float* tile, int size, double sum) {
+    for (int i = int(threadIdx.x) % LANES; i < size; i += LANES) {
+        double p = tile[i];
+        sum += p * p;
+    }
+    return sum;
+}
+
+// Every lane gets the sum of its half of the warp, in the written order.
+DEVICE double halved(double sum) {
+    for (int half = LANES / 2; half; half /= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, half);
+    return sum;
+}
+
+// Infinite or NaN where some p is: squares of float32 do not overflow.
+DEVICE double norm_of(double sum) { return sum - sum == 0.0 ? sum : nan(); }
+
+KERNEL(
+    absorb_by_warps, CTA,
+    (float* x, float* residual, double* norms, i64 n, i64 chunk, float back, bool clear)) {
+    __shared__ float4 shared[CTA * EACH / 4];
+    constexpr int TILE = WARP * EACH;
+    float* tile = reinterpret_cast<float*>(shared) + int(threadIdx.x) / WARP * TILE;
+    int width = int(chunk), together = TILE / width, half = int(threadIdx.x) % WARP / LANES;
+    i64 chunks = (n + chunk - 1) / chunk, groups = (chunks + together - 1) / together;
+    for (i64 group = team_number<WARP>(); group < groups; group += team_count<WARP>()) {
+        i64 first = group * together, low = first * chunk;
+        int size = int(min(i64(together) * chunk, n - low));
+        absorb_tile<WARP>({x, residual, back, clear}, low, size, tile);
+        team_wait<WARP>();
+        for (int two = 0; two * width < size; two += 2) {
+            int begin = (two + half) * width, own = min(width, size - begin);
+            double sum = norm_of(halved(sum_of_squares(tile + begin, own, 0.0)));
+            if (own > 0 && threadIdx.x % LANES == 0) norms[first + two + half] = sum;
+        }
+        team_wait<WARP>();
+    }
+}
+
+KERNEL(
+    absorb_by_ctas, CTA,
+    (float* x, float* residual, double* norms, i64 n, i64 chunk, float back, bool clear)) {
+    __shared__ float4 shared[CTA * EACH / 4];
+    constexpr int TILE = CTA * EACH;
+    float* tile = reinterpret_cast<float*>(shared);
+    i64 chunks = (n + chunk - 1) / chunk;
+    for (i64 c = blockIdx.x; c < chunks; c += gridDim.x) {
+        i64 low = c * chunk, high = min(low + chunk, n);
+        double sum = 0.0;
+        for (; low < high; low += TILE) {
+            int size = int(min(i64(TILE), high - low));
+            absorb_tile<CTA>({x, residual, back, clear}, low, size, tile);
+            team_wait<CTA>();
+            if (threadIdx.x < LANES) sum = sum_of_squares(tile, size, sum);
+            team_wait<CTA>();
+        }
+        sum = halved(sum);
+        if (threadIdx.x == 0) norms[c] = norm_of(sum);
+    }
+}
+
+// ---- choosing ----------------------------------------------------------------------------------
+
+// Bits 30 to 0 of a norm, in three digits.
+constexpr int DIGITS = 3, MOST_BINS = 2048;
+
+DEVICE int digit_shift(int digit) { return digit == 0 ? 20 : digit == 1 ? 10 : 0; }
+
+DEVICE int digit_bins(int digit) { return digit == 0 ? MOST_BINS : MOST_BINS / 2; }
+
+struct Found {
+    u32 bin, above;  // `above` are in higher bins
+};
+
+// The highest bin with which at least `wanted` (one or more) are in it or above; all threads of the
+// CTA. Thread 0 has the highest bins.
+DEVICE Found bin_of(const u32* counts, int bins, u32 wanted) {
+    __shared__ Found found;
+    int own = bins / CTA, first = bins - 1 - int(threadIdx.x) * own;
+    u32 sum = 0;
+    for (int i = 0; i < own; ++i) sum += counts[first - i];
+    u32 above = cta_scan(sum).before;
+    if (above < wanted && wanted <= above + sum) {
+        int bin = first;
+        for (; above + counts[bin] < wanted; --bin) above += counts[bin];
+        found = {u32(bin), above};
+    }
+    __syncthreads();
+    return found;
+}
+
+// How many norms, whose higher digits are those of `known`, have each value of a digit. What lacks
+// in the last four counts as zeros: they come after all others, so no rank from the top changes.
+DEVICE void count_digits(const float* norms, i64 size, u32 known, int digit, u32* counts) {
+    __syncthreads();
+    for (int bin = threadIdx.x; bin < MOST_BINS; bin += CTA) counts[bin] = 0;
+    __syncthreads();
+    int shift = digit_shift(digit);
+    u32 mask = u32(digit_bins(digit) - 1);
+    u32 higher = digit == 0 ? 0u : ~((mask << shift) | ((1u << shift) - 1u));
+    for (i64 first = 4 * i64(threadIdx.x); first < size; first += 4 * AT_ONCE * CTA) {
+        float norm[AT_ONCE][4];
+        for (int u = 0; u < AT_ONCE; ++u) {
+            i64 i = first + 4 * CTA * u;
+            load4(norms, i, int(min(i64(4), size - i)), norm[u]);
+        }
+        for (int u = 0; u < AT_ONCE; ++u)
+            for (int e = 0; e < 4; ++e) {
+                u32 bits = magnitude_bits(norm[u][e]);
+                if ((bits & higher) == known) atomicAdd(&counts[bits >> shift & mask], 1u);
+            }
+    }
+    __syncthreads();
+}
+
+struct Cut {
+    u32 bits;  // of the k-th largest norm
+    u32 ties;  // norms just as large that are chosen
+};
+
+DEVICE u32 sum_of_warp(u32 value) {
+    for (int step = WARP / 2; step; step /= 2) value += __shfl_xor_sync(WHOLE_WARP, value, step);
+    return value;
+}
+
+// Write the numbers of what is above the cut, and of the first ties, in order. Each warp has a part
+// of the norms: it counts what is there, and then knows where its own numbers go.
+DEVICE void list_chosen(const float* norms, i64 size, Cut cut, u32* chosen) {
+    __shared__ u32 above[WARPS], equal[WARPS];
+    int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    i64 rows = (size + WARP - 1) / WARP, part = (rows + WARPS - 1) / WARPS * WARP;
+    i64 low = min(size, warp * part), high = min(size, low + part);
+    u32 larger = 0, alike = 0;
+    for (i64 i = low + 4 * lane; i < high; i += 4 * WARP) {
+        float norm[4];
+        load4(norms, i, int(min(i64(4), high - i)), norm);
+        for (int e = 0; e < 4; ++e) {
+            u32 bits = magnitude_bits(norm[e]);
+            larger += i + e < high && bits > cut.bits;
+            alike += i + e < high && bits == cut.bits;
+        }
+    }
+    larger = sum_of_warp(larger), alike = sum_of_warp(alike);
+    if (lane == 0) above[warp] = larger, equal[warp] = alike;
+    __syncthreads();
+    u32 at = 0, ties = 0;
+    for (int before = 0; before < warp; ++before) at += above[before], ties += equal[before];
+    at += min(ties, cut.ties);
+    u32 earlier = (1u << lane) - 1u;
+    for (i64 first = low; first < high; first += WARP) {
+        i64 i = first + lane;
+        u32 bits = i < high ? magnitude_bits(norms[i]) : 0u;
+        bool same = i < high && bits == cut.bits;
+        u32 all_same = __ballot_sync(WHOLE_WARP, same);
+        bool taken = i < high && bits > cut.bits;
+        taken = taken || (same && ties + u32(__popc(all_same & earlier)) < cut.ties);
+        u32 all_taken = __ballot_sync(WHOLE_WARP, taken);
+        if (taken) chosen[at + u32(__popc(all_taken & earlier))] = u32(i);
+        at += u32(__popc(all_taken)), ties += u32(__popc(all_same));
+    }
+}
+
+// For one CTA. Nothing is chosen unless all norms are finite.
+KERNEL(
+    choose_chunks, CTA, (const float* norms, i64 size, u32* chosen, i64 most, u32* finite)) {
+    __shared__ u32 counts[MOST_BINS];
+    Cut cut = {0u, u32(most)};
+    for (int digit = 0; digit < DIGITS; ++digit) {
+        count_digits(norms, size, cut.bits, digit, counts);
+        if (digit == 0) {
+            u32 infinite = 0;
+            for (u32 bin = BELOW_INFINITY >> digit_shift(0); bin < MOST_BINS; ++bin)
+                infinite += counts[bin];
+            if (threadIdx.x == 0) *finite = infinite == 0;
+            if (infinite || most == 0) return;
+        }
+        Found found = bin_of(counts, digit_bins(digit), cut.ties);
+        cut = {cut.bits | found.bin << digit_shift(digit), cut.ties - found.above};
+    }
+    list_chosen(norms, size, cut, chosen);
+}
+
+// ---- moving ------------------------------------------------------------------------------------
+
+struct Piece {
+    i64 number;  // of the chunk's, among those that are chosen
+    i64 begin;   // where it lies in its chunk
+    int size;
+};
+
+DEVICE i64 pieces_of(i64 chunk) { return (chunk + PIECE - 1) / PIECE; }
+
+DEVICE Piece piece_of(i64 team, i64 chunk) {
+    i64 each = pieces_of(chunk), number = team / each, begin = (team - number * each) * PIECE;
+    return {number, begin, int(min(i64(PIECE), chunk - begin))};
+}
+
+// How much of a piece that lies at `place` there is; the last chunk may be short.
+DEVICE int existing(i64 place, i64 n, Piece piece) {
+    return int(max(i64(0), min(i64(piece.size), n - place)));
+}
+
+KERNEL(
+    take_chunks, CTA,
+    (const u32* finite, float* residual, i64 n, const u32* chosen, i64 count, float* values,
+     i64 chunk, bool hold)) {
+    const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    bool taken = *finite && !hold;
+    for (i64 team = team_number<WARP>(); team < count * pieces_of(chunk);
+         team += team_count<WARP>()) {
+        Piece piece = piece_of(team, chunk);
+        i64 to = piece.number * chunk + piece.begin;
+        i64 place = taken ? i64(chosen[piece.number]) * chunk + piece.begin : 0;
+        int there = taken ? existing(place, n, piece) : 0;
+        for (int i = 4 * team_thread<WARP>(); i < piece.size; i += 4 * WARP) {
+            float moved[4];
+            load4(residual, place + i, there - i, moved);
+            store4(values, to + i, piece.size - i, moved);
+            store4(residual, place + i, there - i, zeros);
+        }
+    }
+}
+
+// For one CTA: whether all of some numbers are below a limit.
+KERNEL(are_below, CTA, (const u32* numbers, i64 count, i64 limit, u32* below)) {
+    u32 largest = 0;
+    for (i64 i = threadIdx.x; i < count; i += CTA) largest = max(largest, numbers[i]);
+    largest = team_max<CTA>(largest);
+    if (threadIdx.x == 0) *below = count == 0 || i64(largest) < limit;
+}
+
+KERNEL(
+    add_chunks, CTA,
+    (const u32* allowed, const float* values, const u32* chosen, i64 count, float* out, i64 n,
+     i64 chunk, float weight)) {
+    if (!*allowed) return;
+    for (i64 team = team_number<WARP>(); team < count * pieces_of(chunk);
+         team += team_count<WARP>()) {
+        Piece piece = piece_of(team, chunk);
+        i64 from = piece.number * chunk + piece.begin;
+        i64 place = i64(chosen[piece.number]) * chunk + piece.begin;
+        int there = existing(place, n, piece);
+        for (int i = 4 * team_thread<WARP>(); i < there; i += 4 * WARP) {
+            float value[4];
+            load4(values, from + i, there - i, value);
+            combine4(out, place + i, there - i, value, weight, true);
+        }
+    }
+}

@@ -1,0 +1,409 @@
+// Cosine transforms of chunks, and the largest coefficients; see compressa.kernels.dct.
+//
+// A CTA takes 1024 elements, some whole chunks. Sums run in the written order, in float64, a thread
+// for each; what can be shared is the matrix. It has no more than 4 N different numbers: each CTA
+// makes them for itself, by the written steps, and keeps them in shared memory.
+//
+// T[j, i] depends on j (2i + 1) mod 4N. With j = o 2^z and o odd, that is 2^z times an odd number
+// 2q + 1, where q = (o / 2 + o i) mod (2N / 2^z), rounded down. The numbers of each z lie together,
+// by q: so the threads of a warp, whose i or whose o are neighbours, read from different banks.
+
+#include "_answer.cuh"
+#include "_team.cuh"
+#include "_values.cuh"
+
+constexpr int TILE = 4 * CTA;   // elements that a CTA takes at once
+constexpr int EACH = 4;         // of a thread
+constexpr u32 INFINITE = 0x7F800000u;
+
+DEVICE float nan() { return __uint_as_float(0x7FC00000u); }
+
+struct Form {
+    int kept, width, place_bytes;  // width: bits of a place; 0 for a bitmap
+};
+
+// ---- the matrix --------------------------------------------------------------------------------
+
+// Where the numbers of a row of the matrix lie: T[j, i] is at base + ((start + i * step) & mask).
+struct Row {
+    int base, start, step, mask;
+};
+
+template <int N>
+DEVICE Row row_of(int j) {
+    if (j == 0) return {4 * N - 4, 0, 0, 0};  // one number, behind those of all z
+    int z = __ffs(u32(j)) - 1, odd = j >> z;
+    return {4 * N - (4 * N >> z), odd / 2, odd, (2 * N >> z) - 1};
+}
+
+// quarter[m] = cos(pi m / 2N) for m up to N, by halving angles; all threads of the CTA.
+template <int N>
+DEVICE void halve_angles(double* quarter) {
+    if (threadIdx.x == 0) quarter[0] = 1.0, quarter[N] = 0.0;
+    double half = sqrt(0.5);
+    for (int step = N; step > 1; step /= 2) {
+        __syncthreads();
+        int low = int(threadIdx.x) * step;
+        if (low < N) quarter[low + step / 2] = (quarter[low] + quarter[low + step]) / (2.0 * half);
+        half = sqrt((1.0 + half) / 2.0);
+    }
+    __syncthreads();
+}
+
+// `quarter` has room for N + 1 numbers, and is free afterwards.
+template <int N>
+DEVICE void lay_cosines(double* quarter, double* cosines) {
+    halve_angles<N>(quarter);
+    double unit = sqrt(2.0 / N);
+    for (int z = 0; 1 << z < N; ++z)
+        for (int q = threadIdx.x; q < 2 * N >> z; q += CTA) {
+            int angle = (2 * q + 1) << z;
+            angle = min(angle, 4 * N - angle);
+            double cosine = angle <= N ? quarter[angle] : -quarter[2 * N - angle];
+            cosines[4 * N - (4 * N >> z) + q] = unit * cosine;
+        }
+    if (threadIdx.x == 0) cosines[4 * N - 4] = sqrt(1.0 / N);
+    __syncthreads();
+}
+
+// ---- transforms --------------------------------------------------------------------------------
+
+// The coefficient of a thread's column, 0 to N - 1. Those of one z are neighbours: the highest bit
+// of a column gives z, and the bits below it are the odd number without its last bit.
+template <int N>
+DEVICE int coefficient_of(int column) {
+    if (column == 0) return 0;
+    int high = 31 - __clz(u32(column));
+    return (2 * (column - (1 << high)) + 1) * (N / 2 >> high);
+}
+
+// All coefficients of a tile. A thread sums the same one of four chunks.
+template <int N>
+DEVICE void transform(const double* p, const double* cosines, float* coefficients) {
+    int first = int(threadIdx.x) / N * (EACH * N), j = coefficient_of<N>(int(threadIdx.x) % N);
+    Row row = row_of<N>(j);
+    double sums[EACH] = {0.0, 0.0, 0.0, 0.0};
+    for (int i = 0, at = row.start; i < N; ++i, at += row.step) {
+        double cosine = cosines[row.base + (at & row.mask)];
+        for (int u = 0; u < EACH; ++u) sums[u] += p[first + u * N + i] * cosine;
+    }
+    for (int u = 0; u < EACH; ++u) coefficients[first + u * N + j] = float(sums[u]);
+}
+
+// What a tile's kept coefficients decode to. A thread sums four elements of a chunk, which lie a
+// quarter of it apart.
+template <int N>
+DEVICE void transform_back(
+    const float* values, const u8* places, int kept, const double* cosines, double* decoded) {
+    constexpr int APART = N / EACH;
+    int first = int(threadIdx.x) / APART * N, i = int(threadIdx.x) % APART;
+    double sums[EACH] = {0.0, 0.0, 0.0, 0.0};
+    for (int k = 0; k < kept; ++k) {
+        Row row = row_of<N>(places[first + k] & (N - 1));
+        double value = values[first + k];
+        for (int u = 0; u < EACH; ++u) {
+            int at = row.start + row.step * (i + u * APART);
+            sums[u] += value * cosines[row.base + (at & row.mask)];
+        }
+    }
+    for (int u = 0; u < EACH; ++u) decoded[first + i + u * APART] = sums[u];
+}
+
+// ---- the largest coefficients ------------------------------------------------------------------
+
+// A bit for each of a chunk's N coefficients; all lanes of a warp have all words.
+template <int N>
+struct Set {
+    static constexpr int WORDS = (N + WARP - 1) / WARP;
+    u32 words[WORDS];
+};
+
+DEVICE int warp_lane() { return int(threadIdx.x) % WARP; }
+
+DEVICE u32 bits_below(int bit) { return (1u << bit) - 1u; }
+
+// Element `warp_lane() + 32 * word` is in the set where said(word).
+template <int N, class Said>
+DEVICE Set<N> set_of(Said said) {
+    Set<N> set;
+    for (int word = 0; word < Set<N>::WORDS; ++word)
+        set.words[word] = __ballot_sync(WHOLE_WARP, warp_lane() < N && said(word));
+    return set;
+}
+
+template <int N>
+DEVICE int size_of(const Set<N>& set) {
+    int size = 0;
+    for (int word = 0; word < Set<N>::WORDS; ++word) size += __popc(set.words[word]);
+    return size;
+}
+
+// The `kept` largest keys; of equal ones the first.
+template <int N>
+DEVICE Set<N> largest(const u32 (&keys)[Set<N>::WORDS], int kept) {
+    u32 least = 0;
+    int reaching = N;
+    for (int bit = 30; bit >= 0 && reaching != kept; --bit) {
+        u32 more = least | 1u << bit;
+        int count = size_of(set_of<N>([&](int word) { return keys[word] >= more; }));
+        if (count >= kept) least = more, reaching = count;
+    }
+    Set<N> above = set_of<N>([&](int word) { return keys[word] > least; });
+    Set<N> equal = set_of<N>([&](int word) { return keys[word] == least; });
+    int spare = kept - size_of(above), before = 0;
+    u32 earlier = bits_below(warp_lane());
+    Set<N> taken;
+    for (int word = 0; word < Set<N>::WORDS; ++word) {
+        int rank = before + __popc(equal.words[word] & earlier);
+        bool own = equal.words[word] >> warp_lane() & 1u;
+        taken.words[word] = above.words[word] | __ballot_sync(WHOLE_WARP, own && rank < spare);
+        before += __popc(equal.words[word]);
+    }
+    return taken;
+}
+
+// Move what is in a set together, and note the places; in place, by one warp.
+template <int N>
+DEVICE void gather(
+    const Set<N>& taken, const float (&coefficients)[Set<N>::WORDS], float* values, u8* places) {
+    int before = 0;
+    __syncwarp();
+    for (int word = 0; word < Set<N>::WORDS; ++word) {
+        int at = before + __popc(taken.words[word] & bits_below(warp_lane()));
+        if (taken.words[word] >> warp_lane() & 1u) {
+            values[at] = coefficients[word];
+            places[at] = u8(warp_lane() + word * WARP);
+        }
+        before += __popc(taken.words[word]);
+    }
+    __syncwarp();
+}
+
+// Choose among a chunk's coefficients; return the chosen ones. If one is not finite, all are NaN.
+template <int N>
+DEVICE Set<N> choose(int kept, float* values, u8* places) {
+    float coefficients[Set<N>::WORDS];
+    u32 keys[Set<N>::WORDS];
+    bool overflow = false;
+    for (int word = 0; word < Set<N>::WORDS; ++word) {
+        int j = warp_lane() + word * WARP;
+        coefficients[word] = j < N ? values[j] : 0.0f;
+        keys[word] = magnitude_bits(coefficients[word]);
+        overflow = overflow || keys[word] >= INFINITE;
+    }
+    overflow = __any_sync(WHOLE_WARP, overflow);
+    if (overflow)
+        for (int word = 0; word < Set<N>::WORDS; ++word) {
+            coefficients[word] = nan();
+            keys[word] = 0;  // all are alike, and the first are taken
+        }
+    Set<N> taken = largest<N>(keys, kept);
+    gather<N>(taken, coefficients, values, places);
+    return taken;
+}
+
+// Byte `warp_lane()` of a chunk's packed places.
+template <int N>
+DEVICE u32 packed_byte(const Set<N>& taken, const u8* places, Form form) {
+    int byte = warp_lane();
+    if (!form.width) {
+        u32 found = 0;
+        for (int word = 0; word < Set<N>::WORDS; ++word)
+            found = word == byte / 4 ? taken.words[word] : found;
+        return found >> 8 * (byte % 4) & 255u;
+    }
+    int first = 8 * byte / form.width;
+    u32 bits = 0;
+    for (int k = first; k < form.kept && k * form.width < 8 * byte + 8; ++k)
+        bits |= u32(places[k]) << (k - first) * form.width;
+    return bits >> (8 * byte - first * form.width) & 255u;
+}
+
+// Values and places of one chunk, by one warp.
+template <int N>
+DEVICE void send(
+    i64 chunk, const Set<N>& taken, const float* listed, const u8* chosen, Form form,
+    float* values, u8* places) {
+    for (int k = warp_lane(); k < form.kept; k += WARP) values[chunk * form.kept + k] = listed[k];
+    if (warp_lane() < form.place_bytes)
+        places[chunk * form.place_bytes + warp_lane()] = u8(packed_byte<N>(taken, chosen, form));
+}
+
+// What was not sent: the error; if there is none to speak of, the element; or what was there.
+DEVICE float left_behind(float p, float decoded, float back, float before) {
+    float error = (p - decoded) * back, whole = p * back;
+    return is_finite(error) ? error : is_finite(whole) ? whole : before;
+}
+
+// What a CTA has of a tile.
+template <int N>
+struct Room {
+    double cosines[4 * N];
+    double wide[TILE];  // p, then what is decoded
+    float values[TILE];  // coefficients; the kept ones of each chunk at its beginning
+    u8 places[TILE];
+    u32 broken[TILE / N];  // whether some p of a chunk is not finite
+};
+
+template <int N>
+DEVICE void keep(
+    Values x, Feedback feedback, float* values, u8* places, i64 n, Form form, Room<N>& room) {
+    constexpr int CHUNKS = TILE / N;
+    lay_cosines<N>(room.wide, room.cosines);
+    i64 chunks = (n + N - 1) / N, tiles = (chunks + CHUNKS - 1) / CHUNKS;
+    int own = EACH * int(threadIdx.x);
+    for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        i64 low = tile * TILE + own;
+        int count = int(max(i64(0), min(i64(EACH), n - low)));
+        float p[EACH], left[EACH] = {0.0f, 0.0f, 0.0f, 0.0f};
+        load4(x, low, count, p);
+        if (feedback.residual) {
+            load4(feedback.residual, low, count, left);
+            for (int u = 0; u < EACH; ++u) p[u] = p[u] + feedback.scale * left[u];
+        }
+        if (threadIdx.x < CHUNKS) room.broken[threadIdx.x] = 0;
+        for (int u = 0; u < EACH; ++u) room.wide[own + u] = u < count ? double(p[u]) : 0.0;
+        __syncthreads();
+        for (int u = 0; u < EACH; ++u)
+            if (u < count && !is_finite(p[u])) room.broken[own / N] = 1;
+        transform<N>(room.wide, room.cosines, room.values);
+        __syncthreads();
+        for (int c = int(threadIdx.x) / WARP; c < CHUNKS; c += CTA / WARP) {
+            if (tile * CHUNKS + c >= chunks) break;  // all of a warp
+            float* listed = room.values + c * N;
+            u8* chosen = room.places + c * N;
+            Set<N> taken = choose<N>(form.kept, listed, chosen);
+            send<N>(tile * CHUNKS + c, taken, listed, chosen, form, values, places);
+        }
+        __syncthreads();
+        if (!feedback.residual) continue;
+        transform_back<N>(room.values, room.places, form.kept, room.cosines, room.wide);
+        __syncthreads();
+        for (int u = 0; u < EACH; ++u) {
+            float decoded = float(room.wide[own + u]);
+            if (!room.broken[own / N]) left[u] = left_behind(p[u], decoded, feedback.back, left[u]);
+        }
+        store4(feedback.residual, low, count, left);
+        __syncthreads();
+    }
+}
+
+// ---- back --------------------------------------------------------------------------------------
+
+// Place k of a stream.
+DEVICE u32 streamed_place(const u8* packed, int k, Form form) {
+    int first = k * form.width, byte = first / 8;
+    u32 word = packed[byte];
+    if (byte + 1 < form.place_bytes) word |= u32(packed[byte + 1]) << 8;
+    return word >> first % 8 & bits_below(form.width);
+}
+
+// Places of one chunk, by one warp.
+template <int N>
+DEVICE void unpack(const u8* packed, Form form, u8* places) {
+    if (form.width) {
+        for (int k = warp_lane(); k < form.kept; k += WARP)
+            places[k] = u8(streamed_place(packed, k, form));
+        return;
+    }
+    int before = 0;
+    for (int word = 0; word < Set<N>::WORDS; ++word) {
+        int j = warp_lane() + word * WARP;
+        bool there = j < N && (packed[j / 8] >> j % 8 & 1);
+        u32 all = __ballot_sync(WHOLE_WARP, there);
+        int at = before + __popc(all & bits_below(warp_lane()));
+        if (there && at < form.kept) places[at] = u8(j);
+        before += __popc(all);
+    }
+}
+
+template <int N>
+DEVICE void add(
+    const float* values, const u8* places, float* out, i64 n, Form form, float weight, bool added,
+    Room<N>& room) {
+    constexpr int CHUNKS = TILE / N;
+    lay_cosines<N>(room.wide, room.cosines);
+    i64 chunks = (n + N - 1) / N, tiles = (chunks + CHUNKS - 1) / CHUNKS;
+    int own = EACH * int(threadIdx.x);
+    for (i64 tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        for (int c = int(threadIdx.x) / WARP; c < CHUNKS; c += CTA / WARP) {
+            i64 chunk = tile * CHUNKS + c;
+            if (chunk >= chunks) break;  // all of a warp
+            unpack<N>(places + chunk * form.place_bytes, form, room.places + c * N);
+            for (int k = warp_lane(); k < form.kept; k += WARP)
+                room.values[c * N + k] = values[chunk * form.kept + k];
+        }
+        __syncthreads();
+        transform_back<N>(room.values, room.places, form.kept, room.cosines, room.wide);
+        __syncthreads();
+        i64 low = tile * TILE + own;
+        float decoded[EACH];
+        for (int u = 0; u < EACH; ++u) decoded[u] = float(room.wide[own + u]);
+        combine4(out, low, int(max(i64(0), min(i64(EACH), n - low))), decoded, weight, added);
+    }
+}
+
+#define KEEP(N)                                                                                   \
+    KERNEL(                                                                                       \
+        keep_##N, CTA,                                                                            \
+        (const void* x, int kind, float* residual, float scale, float back, float* values,        \
+         u8* places, i64 n, int kept, int width, int place_bytes)) {                              \
+        __shared__ Room<N> room;                                                                  \
+        Form form = {kept, width, place_bytes};                                                   \
+        keep<N>({x, kind}, {residual, scale, back}, values, places, n, form, room);               \
+    }
+
+#define ADD(N)                                                                                    \
+    KERNEL(                                                                                       \
+        add_##N, CTA,                                                                             \
+        (const float* values, const u8* places, float* out, i64 n, int kept, int width,           \
+         int place_bytes, float weight, bool added)) {                                            \
+        __shared__ Room<N> room;                                                                  \
+        add<N>(values, places, out, n, {kept, width, place_bytes}, weight, added, room);          \
+    }
+
+KEEP(16)
+KEEP(32)
+KEEP(64)
+KEEP(128)
+KEEP(256)
+ADD(16)
+ADD(32)
+ADD(64)
+ADD(128)
+ADD(256)
+
+// ---- places ------------------------------------------------------------------------------------
+
+// Different places in order, and nothing in unused bits.
+DEVICE bool is_stream(const u8* packed, Form form) {
+    int before = -1;
+    bool rising = true;
+    for (int k = 0; k < form.kept; ++k) {
+        int place = int(streamed_place(packed, k, form));
+        rising = rising && place > before;
+        before = place;
+    }
+    int used = (form.kept * form.width - 1) % 8 + 1;
+    return rising && packed[form.place_bytes - 1] >> used == 0;
+}
+
+DEVICE bool is_bitmap(const u8* packed, Form form) {
+    int found = 0;
+    for (int byte = 0; byte < form.place_bytes; ++byte) found += __popc(packed[byte]);
+    return found == form.kept;
+}
+
+// A thread for each chunk; the answer is 1 if any is wrong.
+KERNEL(
+    find_wrong_places, CTA,
+    (const u8* places, i64 chunks, int kept, int width, int place_bytes, u64* answer)) {
+    Form form = {kept, width, place_bytes};
+    bool wrong = false;
+    i64 first = i64(blockIdx.x) * CTA + threadIdx.x;
+    for (i64 chunk = first; chunk < chunks; chunk += i64(gridDim.x) * CTA) {
+        const u8* packed = places + chunk * place_bytes;
+        wrong = wrong || !(width ? is_stream(packed, form) : is_bitmap(packed, form));
+    }
+    answer_any(answer, wrong);
+}

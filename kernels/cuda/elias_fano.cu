@@ -1,0 +1,27 @@
+// Elias-Fano's two parts; see compressa.kernels.elias_fano. The low one is a bit stream, which
+// bitpack.cu writes.
+
+#include "_bitmap.cuh"
+#include "_fours.cuh"
+
+KERNEL(
+    set_highs, CTA,
+    (const u32* indices, i64 n, int low_bits, u8* high, const u64* refused)) {
+    if (refused && *refused) return;
+    for (i64 low = team_number<WARP>() * WARP; low < n; low += team_count<WARP>() * WARP) {
+        i64 i = low + team_thread<WARP>();
+        i64 place = i < n ? i64(indices[i] >> low_bits) + i : 0;
+        set_bit_of_lane(high, place, i < n);
+    }
+}
+
+KERNEL(join, CTA, (u32* places, const u32* lows, int low_bits, i64 n)) {
+    for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
+        int count = int(min(i64(4), n - i));
+        u32 four[4], theirs[4] = {0, 0, 0, 0};
+        load4(places, i, count, four);
+        if (low_bits) load4(lows, i, count, theirs);
+        for (int u = 0; u < 4; ++u) four[u] = (four[u] - u32(i + u)) << low_bits | theirs[u];
+        store4(places, i, count, four);
+    }
+}

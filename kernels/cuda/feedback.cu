@@ -1,0 +1,58 @@
+// What a step takes up from the residual, and whether all of it is finite; see
+// compressa.kernels.feedback.
+
+#include "_answer.cuh"
+#include "_bytes.cuh"
+#include "_values.cuh"
+
+KERNEL(
+    absorb_residual, CTA,
+    (float* x, const float* residual, float* kept, float scale, float back, i64 n)) {
+    for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
+        int count = int(min(i64(4), n - i));
+        float p[4], left[4], keep[4];
+        load4(x, i, count, p);
+        load4(residual, i, count, left);
+        for (int u = 0; u < 4; ++u) {
+            p[u] = p[u] + scale * left[u];
+            keep[u] = is_finite(p[u]) ? p[u] * back : left[u];
+        }
+        store4(x, i, count, p);
+        store4(kept, i, count, keep);
+    }
+}
+
+// Whether all bits of an exponent are set in a number of so many bits, of those in a word. Of a
+// number of 64 bits the exponent is in the upper word.
+template <int BITS>
+DEVICE bool has_nonfinite(u32 word, u32 exponent) {
+    bool found = (word & exponent) == exponent;
+    return BITS == 16 ? found || (word >> 16 & exponent) == exponent : found;
+}
+
+template <int BITS>
+DEVICE void find_nonfinite(const u8* x, i64 size, u32 exponent, u64* answer) {
+    bool found = false;
+    i64 words = word_count<uint4>(x, size);
+    for (i64 w = team_number<1>(); w < words; w += team_count<1>()) {
+        uint4 four = load_16(x, size, w);
+        found = found || has_nonfinite<BITS>(four.y, exponent) ||
+                has_nonfinite<BITS>(four.w, exponent);
+        if (BITS < 64)
+            found = found || has_nonfinite<BITS>(four.x, exponent) ||
+                    has_nonfinite<BITS>(four.z, exponent);
+    }
+    answer_any(answer, found);
+}
+
+KERNEL(find_nonfinite_16, CTA, (const u8* x, i64 size, u32 exponent, u64* answer)) {
+    find_nonfinite<16>(x, size, exponent, answer);
+}
+
+KERNEL(find_nonfinite_32, CTA, (const u8* x, i64 size, u32 exponent, u64* answer)) {
+    find_nonfinite<32>(x, size, exponent, answer);
+}
+
+KERNEL(find_nonfinite_64, CTA, (const u8* x, i64 size, u32 exponent, u64* answer)) {
+    find_nonfinite<64>(x, size, exponent, answer);
+}

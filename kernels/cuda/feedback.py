@@ -1,0 +1,34 @@
+"""Residuals on a GPU; see :mod:`compressa.kernels.feedback`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .._arrays import F32, Gradient
+from ._arguments import feedback
+from ._device import launch
+from ._work import ask, threads_for
+
+_EXPONENTS: dict[np.dtype[Any], int] = {
+    np.dtype(np.float16): 0x7C00,
+    np.dtype(np.uint16): 0x7F80,
+    np.dtype(np.float32): 0x7F800000,
+    np.dtype(np.float64): 0x7FF00000,  # of the upper half
+}
+
+
+def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> None:
+    """See :func:`compressa.kernels.feedback.absorb_residual`."""
+    _, factor, back = feedback(residual, scale)
+    arguments = x, residual, kept, factor, back, np.int64(x.size)
+    launch("feedback", "absorb_residual", *threads_for(x.size, 4), *arguments)
+
+
+def all_finite(x: Gradient) -> bool:
+    """See :func:`compressa.kernels.feedback.all_finite`; waits for the GPU."""
+    itemsize = x.dtype.itemsize
+    size_bytes, exponent = np.int64(x.size * itemsize), np.uint32(_EXPONENTS[x.dtype])
+    name, threads = f"find_nonfinite_{8 * itemsize}", threads_for(int(size_bytes), 16)
+    return not ask("feedback", name, *threads, x, size_bytes, exponent)

@@ -1,0 +1,539 @@
+// Random Hadamard rotations and codes of 4 bits; see compressa.kernels.hadamard for the arithmetic.
+//
+// The written transform adds and subtracts neighbours, and moves what it gets to halves. Left in
+// place, that is: butterflies across bit 0 of the element's number, then across bit 1, and so on.
+//
+// A CTA takes a tile of 4096 elements, of one chunk or several, 16 a thread: first those that
+// differ in bits 0, 1, 7 and 8, with bits 2 to 6 in the lane; then, by way of shared memory, those
+// that differ in bits 0, 9, 10 and 11. Device memory is read once and written once. Longer chunks
+// go through memory once more: tiles of them first, then the bits from 12 on.
+
+#include "_noise.cuh"
+#include "_team.cuh"
+#include "_values.cuh"
+
+constexpr int TILE_BITS = 12, TILE = 1 << TILE_BITS;
+constexpr int EACH = TILE / CTA;     // elements of a thread
+constexpr int LEAST_BITS = 5;        // of a chunk
+constexpr int MOST_CHUNKS = TILE >> LEAST_BITS;
+constexpr int FAR_BITS = 4, FAR = 1 << FAR_BITS;  // tiles of the longest chunk
+constexpr int CELLS = 256;
+static_assert(TILE <= SPAN, "a tile's random numbers are drawn at once");
+
+DEVICE float nan() { return __uint_as_float(0x7FC00000u); }
+
+// ---- chunks and tiles --------------------------------------------------------------------------
+
+// n elements in chunks of 1 << bits; the last one is a chunk of the least power that holds it.
+struct Cut {
+    i64 n;
+    int bits;
+};
+
+// A part of whole chunks, or of one, 1 << bits elements each; of them `real` are no padding.
+struct Tile {
+    i64 first;
+    int size, real, bits;
+};
+
+DEVICE i64 whole_of(Cut cut) { return cut.n >> cut.bits << cut.bits; }
+
+DEVICE int last_bits(Cut cut) {
+    int bits = LEAST_BITS;
+    while (1LL << bits < cut.n - whole_of(cut)) ++bits;
+    return bits;
+}
+
+DEVICE i64 rotated_of(Cut cut) {
+    i64 whole = whole_of(cut);
+    return whole == cut.n ? whole : whole + (1LL << last_bits(cut));
+}
+
+DEVICE i64 tiles_of(i64 size) { return (size + TILE - 1) / TILE; }
+
+DEVICE i64 tile_count(Cut cut) {
+    i64 whole = whole_of(cut);
+    return tiles_of(whole) + tiles_of(rotated_of(cut) - whole);
+}
+
+DEVICE Tile tile_of(Cut cut, i64 number) {
+    i64 whole = whole_of(cut), first = number * TILE, end = whole;
+    int bits = cut.bits;
+    if (first >= whole) {
+        first = whole + (number - tiles_of(whole)) * TILE;
+        bits = last_bits(cut), end = whole + (1LL << bits);
+    }
+    int size = int(min(i64(TILE), end - first));
+    int real = int(max(i64(0), min(i64(size), cut.n - first)));
+    return {first, size, real, bits};
+}
+
+// ---- signs -------------------------------------------------------------------------------------
+
+// Whether COUNT elements (2 or 4) from i on, a multiple of that, are negated: a bit each, the
+// lowest first. They lie in a chunk of 1 << bits, which begins at a multiple of that.
+template <int COUNT>
+DEVICE u32 minus_bits(const u32* signs, i64 i, int bits) {
+    i64 chunk = i >> bits << bits;
+    int within = int(i - chunk), words = 1 << (bits - LEAST_BITS), place = within & (words - 1);
+    const u32* own = signs + chunk / 32;
+    u32 minus = 0;
+    if (COUNT == 4 && words >= 4 && is_aligned(own + place, 16)) {
+        uint4 four = *reinterpret_cast<const uint4*>(own + place);
+        int bit = within >> (bits - LEAST_BITS);
+        return (four.x >> bit & 1u) | (four.y >> bit & 1u) << 1 | (four.z >> bit & 1u) << 2 |
+               (four.w >> bit & 1u) << 3;
+    }
+    for (int u = 0; u < COUNT; ++u) {
+        u32 word = own[(within + u) & (words - 1)];
+        minus |= (word >> ((within + u) >> (bits - LEAST_BITS)) & 1u) << u;
+    }
+    return minus;
+}
+
+DEVICE float flipped(float value, u32 minus) {
+    return __uint_as_float(__float_as_uint(value) ^ minus << 31);
+}
+
+// ---- butterflies -------------------------------------------------------------------------------
+
+template <int STEP>
+DEVICE void across_registers(float (&v)[EACH]) {
+    for (int r = 0; r < EACH; ++r) {
+        if (r & STEP) continue;
+        float low = v[r], high = v[r + STEP];
+        v[r] = low + high, v[r + STEP] = low - high;
+    }
+}
+
+DEVICE void across_lanes(float (&v)[EACH], int step) {
+    u32 upper = (threadIdx.x & u32(step)) != 0;
+    for (int r = 0; r < EACH; ++r) {
+        float other = __shfl_xor_sync(WHOLE_WARP, v[r], step);
+        v[r] = other + flipped(v[r], upper);  // below: low + high; above: low - high
+    }
+}
+
+// Element of the tile that register r has at first, and after the exchange.
+DEVICE int early(int r) {
+    int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    return (r & 3) | lane << 2 | (r >> 2) << 7 | warp << 9;
+}
+
+DEVICE int late(int r) { return (r & 1) | int(threadIdx.x) << 1 | (r >> 1) << 9; }
+
+DEVICE void early_stages(float (&v)[EACH], int bits) {
+    across_registers<1>(v);
+    across_registers<2>(v);
+    for (int bit = 2; bit < 7; ++bit)
+        if (bit < bits) across_lanes(v, 1 << (bit - 2));
+    if (bits > 7) across_registers<4>(v);
+    if (bits > 8) across_registers<8>(v);
+}
+
+DEVICE void late_stages(float (&v)[EACH], int bits) {
+    if (bits > 9) across_registers<2>(v);
+    if (bits > 10) across_registers<4>(v);
+    if (bits > 11) across_registers<8>(v);
+}
+
+// Transform a tile as far as it reaches. The room is free once all threads are through.
+DEVICE void transform(float (&v)[EACH], int bits, uint4* room) {
+    early_stages(v, bits);
+    for (int r = 0; r < EACH; r += 4)
+        room[early(r) / 4] = make_uint4(
+            __float_as_uint(v[r]), __float_as_uint(v[r + 1]), __float_as_uint(v[r + 2]),
+            __float_as_uint(v[r + 3]));
+    __syncthreads();
+    for (int r = 0; r < EACH; r += 2) {
+        uint2 two = reinterpret_cast<const uint2*>(room)[late(r) / 2];
+        v[r] = __uint_as_float(two.x), v[r + 1] = __uint_as_float(two.y);
+    }
+    late_stages(v, bits);
+}
+
+// 2 ** -bits
+DEVICE float power_below(int bits) { return 1.0f / float(1 << bits); }
+
+// The powers of two that are divided out before (a), and after (b - a).
+DEVICE int before(int bits) { return (bits + 1) / 2; }
+
+DEVICE int after(int bits) { return bits / 2; }
+
+DEVICE float reach_of(float norm, int bits, double clip) {
+    if (!(norm <= 0x1p100f)) return nan();
+    if (norm < 0x1p-100f) return 0.0f;
+    return norm * float(clip / double(1 << before(bits)));
+}
+
+// ---- codes -------------------------------------------------------------------------------------
+
+// The 16 integers of the table, a byte each.
+struct Table {
+    u64 low, high;
+    double clip;
+};
+
+DEVICE u32 entry(const Table& table, int code) {
+    return u32((code < 8 ? table.low : table.high) >> 8 * (code % 8)) & 255u;
+}
+
+DEVICE float levels_of(const Table& table) { return float(entry(table, 15)); }
+
+// For each integer below the last, which code's stretch of the table goes on from there: the code,
+// its integer, and the stretch's length. One for each thread of the CTA.
+DEVICE void lay_cells(const Table& table, u32* cells) {
+    u32 place = threadIdx.x, code = 0;
+    for (int c = 1; c < 15; ++c) code += entry(table, c) <= place;
+    u32 integer = entry(table, int(code));
+    cells[place] = code | integer << 8 | (entry(table, int(code) + 1) - integer) << 16;
+}
+
+// How many of the thresholds are below t. They rise, and each lies in its own stretch, so only that
+// of the stretch of t has to be looked at.
+DEVICE u32 code_of(float t, u32 half, const u32* cells, float levels) {
+    if (!(t > 0.0f)) return 0u;
+    if (t > levels) return 15u;
+    u32 cell = cells[int(ceilf(t)) - 1];
+    float low = float(cell >> 8 & 255u), gap = float(cell >> 16) * 0x1p-15f;
+    float threshold = low + gap * (float(half) + 0.5f);
+    return (cell & 255u) + u32(t > threshold);
+}
+
+DEVICE float factor_of(float norm, int bits, const Table& table) {
+    float reach = reach_of(norm, bits, table.clip), middle = levels_of(table) * 0.5f;
+    return reach == 0.0f ? 0.0f : middle / reach;
+}
+
+// Two codes to a byte, from one code in each.
+DEVICE void pack(const u32* codes, const Tile& tile, u8* packed) {
+    int half = 1 << (tile.bits - 1);
+    for (int i = 4 * int(threadIdx.x); i < tile.size / 2; i += 4 * CTA) {
+        int low = i + (i & -half);
+        u32 word = codes[low / 4] | codes[(low + half) / 4] << 4;
+        store4(packed, tile.first / 2 + i, 4, word);
+    }
+}
+
+// The elements of a tile with their signs, times 2 ** -a.
+DEVICE void load_tile(const float* p, const u32* signs, const Tile& tile, float (&v)[EACH]) {
+    float factor = power_below(before(tile.bits));
+    for (int r = 0; r < EACH; r += 4) {
+        int i = early(r);
+        float four[4];
+        load4(p, tile.first + i, tile.real - i, four);
+        u32 minus = i < tile.size ? minus_bits<4>(signs, tile.first + i, tile.bits) : 0u;
+        for (int u = 0; u < 4; ++u) v[r + u] = flipped(four[u] * factor, minus >> u & 1u);
+    }
+}
+
+KERNEL(
+    rotate_quantize, CTA,
+    (const float* p, const float* norms, const u32* signs, u8* codes, i64 n, int bits,
+     u64 table_low, u64 table_high, double clip, u32 seed, u32 stream, u32 step, u32 parameter,
+     i64 start)) {
+    __shared__ uint4 room[TILE / 4];
+    __shared__ float factors[MOST_CHUNKS];
+    __shared__ u32 cells[CELLS];
+    Cut cut = {n, bits};
+    Table table = {table_low, table_high, clip};
+    Noise noise = {seed, stream, step, parameter, start};
+    lay_cells(table, cells);
+    i64 tiles = tile_count(cut);
+    for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
+        Tile tile = tile_of(cut, number);
+        __syncthreads();  // until the codes of the tile before are packed
+        for (int c = threadIdx.x; (c << tile.bits) < tile.size; c += CTA)
+            factors[c] = factor_of(norms[(tile.first >> bits) + c], tile.bits, table);
+        float v[EACH];
+        load_tile(p, signs, tile, v);
+        transform(v, tile.bits, room);
+        Drawn drawn = drawn_for_span(noise, tile.first, tile.size);
+        for (int r = 0; r < EACH; r += 2) {
+            int i = late(r);
+            if (i >= tile.size) continue;
+            u32 pair = 0;
+            for (int u = 0; u < 2; ++u) {
+                float t = v[r + u] * factors[i >> tile.bits] + levels_of(table) * 0.5f;
+                u32 half = drawn_half(drawn, i + u);
+                pair |= code_of(t, half, cells, levels_of(table)) << 8 * u;
+            }
+            reinterpret_cast<u16*>(room)[i / 2] = u16(pair);
+        }
+        __syncthreads();
+        pack(reinterpret_cast<const u32*>(room), tile, codes);
+    }
+}
+
+// ---- sums --------------------------------------------------------------------------------------
+
+// Integers of four codes, one in each byte of `four`, written or added.
+DEVICE void add4(u8* sums, i64 i, u32 four, const u32* integers, bool add) {
+    u32 old = add ? load4(sums, i, 4) : 0u, word = 0;
+    for (int u = 0; u < 4; ++u) {
+        u32 integer = integers[four >> 8 * u & 15u] + (old >> 8 * u);
+        word |= (integer & 255u) << 8 * u;
+    }
+    store4(sums, i, 4, word);
+}
+
+DEVICE void add4(u16* sums, i64 i, u32 four, const u32* integers, bool add) {
+    u32 sum[4];
+    for (int u = 0; u < 4; ++u) sum[u] = integers[four >> 8 * u & 15u];
+    if (is_aligned(sums + i, 8)) {
+        uint2* place = reinterpret_cast<uint2*>(sums + i);
+        uint2 old = add ? *place : make_uint2(0u, 0u);
+        sum[0] += old.x, sum[1] += old.x >> 16, sum[2] += old.y, sum[3] += old.y >> 16;
+        *place = make_uint2((sum[0] & 0xFFFFu) | sum[1] << 16, (sum[2] & 0xFFFFu) | sum[3] << 16);
+        return;
+    }
+    for (int u = 0; u < 4; ++u) sums[i + u] = u16(sum[u] + (add ? u32(sums[i + u]) : 0u));
+}
+
+template <class Sum>
+DEVICE void sum_codes(const u8* codes, Sum* sums, Cut cut, const Table& table, bool add) {
+    __shared__ u32 integers[16];
+    if (threadIdx.x < 16) integers[threadIdx.x] = entry(table, int(threadIdx.x));
+    __syncthreads();
+    i64 whole = whole_of(cut), bytes = rotated_of(cut) / 2;
+    int last = last_bits(cut);
+    i64 thread = i64(blockIdx.x) * CTA + threadIdx.x;
+    for (i64 i = 4 * thread; i < bytes; i += 4 * CTA * i64(gridDim.x)) {
+        i64 half = 1LL << ((2 * i < whole ? cut.bits : last) - 1);
+        i64 low = i + (i & -half);  // a chunk begins at a multiple of its length
+        u32 pairs = load4(codes, i, 4);
+        add4(sums, low, pairs & 0x0F0F0F0Fu, integers, add);
+        add4(sums, low + half, pairs >> 4 & 0x0F0F0F0Fu, integers, add);
+    }
+}
+
+KERNEL(
+    sum_codes_8, CTA,
+    (const u8* codes, u8* sums, i64 n, int bits, u64 table_low, u64 table_high, bool add)) {
+    sum_codes(codes, sums, {n, bits}, {table_low, table_high, 0.0}, add);
+}
+
+KERNEL(
+    sum_codes_16, CTA,
+    (const u8* codes, u16* sums, i64 n, int bits, u64 table_low, u64 table_high, bool add)) {
+    sum_codes(codes, sums, {n, bits}, {table_low, table_high, 0.0}, add);
+}
+
+// ---- back --------------------------------------------------------------------------------------
+
+struct Sums {
+    const void* of;
+    bool wide;  // uint16, not uint8
+};
+
+DEVICE void load_sums(Sums sums, i64 i, int (&four)[4]) {
+    if (!sums.wide) {
+        u32 word = load4(static_cast<const u8*>(sums.of), i, 4);
+        for (int u = 0; u < 4; ++u) four[u] = int(word >> 8 * u & 255u);
+        return;
+    }
+    const u16* from = static_cast<const u16*>(sums.of) + i;
+    if (is_aligned(from, 8)) {
+        uint2 two = *reinterpret_cast<const uint2*>(from);
+        four[0] = int(two.x & 0xFFFFu), four[1] = int(two.x >> 16);
+        four[2] = int(two.y & 0xFFFFu), four[3] = int(two.y >> 16);
+        return;
+    }
+    for (int u = 0; u < 4; ++u) four[u] = from[u];
+}
+
+struct Decoder {
+    int most;  // the largest sum
+    double clip;
+    float weight;
+    bool add;
+};
+
+// NaN where the norm is.
+DEVICE float unit_of(float norm, int bits, const Decoder& decoder) {
+    return reach_of(norm, bits, decoder.clip) / float(decoder.most);
+}
+
+DEVICE void center_tile(
+    Sums sums, const Tile& tile, const float* units, const Decoder& decoder, float (&v)[EACH]) {
+    float factor = power_below(after(tile.bits));
+    for (int r = 0; r < EACH; r += 4) {
+        int i = early(r), four[4] = {0, 0, 0, 0};
+        bool there = i < tile.size;
+        if (there) load_sums(sums, tile.first + i, four);
+        float unit = there ? units[i >> tile.bits] : 0.0f;
+        for (int u = 0; u < 4; ++u)
+            v[r + u] = float(2 * four[u] - decoder.most) * unit * factor;
+    }
+}
+
+DEVICE float delivered(float old, float y, float unit, const Decoder& decoder) {
+    if (unit != unit) return decoder.add ? old : nan();
+    float weighted = decoder.weight * y;
+    return decoder.add ? old + weighted : weighted;
+}
+
+// Two neighbours; `count` of them are there.
+DEVICE void deliver2(
+    float* out, i64 i, int count, float first, float second, float unit, const Decoder& decoder) {
+    if (count >= 2 && is_aligned(out + i, 8)) {
+        uint2* place = reinterpret_cast<uint2*>(out + i);
+        uint2 old = decoder.add ? *place : make_uint2(0u, 0u);
+        *place = make_uint2(
+            __float_as_uint(delivered(__uint_as_float(old.x), first, unit, decoder)),
+            __float_as_uint(delivered(__uint_as_float(old.y), second, unit, decoder)));
+        return;
+    }
+    if (count > 0) out[i] = delivered(decoder.add ? out[i] : 0.0f, first, unit, decoder);
+    if (count > 1) out[i + 1] = delivered(decoder.add ? out[i + 1] : 0.0f, second, unit, decoder);
+}
+
+KERNEL(
+    rotate_back, CTA,
+    (const void* sums, bool wide, const float* norms, const u32* signs, float* out, i64 n,
+     int bits, int most, double clip, float weight, bool add)) {
+    __shared__ uint4 room[TILE / 4];
+    __shared__ float units[MOST_CHUNKS];
+    Cut cut = {n, bits};
+    Decoder decoder = {most, clip, weight, add};
+    i64 tiles = tile_count(cut);
+    for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
+        Tile tile = tile_of(cut, number);
+        __syncthreads();  // until the units of the tile before are used
+        for (int c = threadIdx.x; (c << tile.bits) < tile.size; c += CTA)
+            units[c] = unit_of(norms[(tile.first >> bits) + c], tile.bits, decoder);
+        __syncthreads();
+        float v[EACH];
+        center_tile({sums, wide}, tile, units, decoder, v);
+        transform(v, tile.bits, room);
+        for (int r = 0; r < EACH; r += 2) {
+            int i = late(r);
+            if (i >= tile.real) continue;
+            u32 minus = minus_bits<2>(signs, tile.first + i, tile.bits);
+            float unit = units[i >> tile.bits];
+            float first = flipped(v[r], minus & 1u), second = flipped(v[r + 1], minus >> 1);
+            deliver2(out, tile.first + i, tile.real - i, first, second, unit, decoder);
+        }
+    }
+}
+
+// ---- chunks longer than a tile -----------------------------------------------------------------
+//
+// All chunks have 1 << bits elements here, but for padding after the last element.
+
+DEVICE void store_tile(const Tile& tile, const float (&v)[EACH], float* half_way) {
+    for (int r = 0; r < EACH; r += 2)
+        reinterpret_cast<uint2*>(half_way)[(tile.first + late(r)) / 2] =
+            make_uint2(__float_as_uint(v[r]), __float_as_uint(v[r + 1]));
+}
+
+KERNEL(
+    rotate_tiles, CTA, (const float* p, const u32* signs, float* half_way, i64 n, int bits)) {
+    __shared__ uint4 room[TILE / 4];
+    Cut cut = {n, bits};
+    i64 tiles = tile_count(cut);
+    for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
+        Tile tile = tile_of(cut, number);
+        __syncthreads();  // until the tile before is through
+        float v[EACH];
+        load_tile(p, signs, tile, v);
+        transform(v, tile.bits, room);
+        store_tile(tile, v, half_way);
+    }
+}
+
+KERNEL(
+    rotate_tiles_back, CTA,
+    (const void* sums, bool wide, const float* norms, float* half_way, i64 n, int bits, int most,
+     double clip)) {
+    __shared__ uint4 room[TILE / 4];
+    Cut cut = {n, bits};
+    Decoder decoder = {most, clip, 1.0f, false};
+    i64 tiles = tile_count(cut);
+    for (i64 number = blockIdx.x; number < tiles; number += gridDim.x) {
+        Tile tile = tile_of(cut, number);
+        __syncthreads();  // until the tile before is through
+        float v[EACH], unit = unit_of(norms[tile.first >> bits], bits, decoder);
+        center_tile({sums, wide}, tile, &unit, decoder, v);
+        transform(v, tile.bits, room);
+        store_tile(tile, v, half_way);
+    }
+}
+
+// A thread's elements: the same place in each of FAR tiles, those of one chunk or of several.
+struct Column {
+    i64 first;
+    int tiles;  // fewer where the chunks end
+};
+
+DEVICE i64 column_count(i64 rotated) { return (rotated + FAR * TILE - 1) / (FAR * TILE) * TILE; }
+
+DEVICE Column column_of(i64 number, i64 rotated) {
+    i64 first = number / TILE * (FAR * TILE) + number % TILE;
+    return {first, int(min(i64(FAR), (rotated - first + TILE - 1) / TILE))};
+}
+
+DEVICE void load_column(const float* half_way, Column column, int bits, float (&v)[FAR]) {
+    for (int r = 0; r < FAR; ++r)
+        v[r] = r < column.tiles ? half_way[column.first + i64(r) * TILE] : 0.0f;
+    across_registers<1>(v);
+    if (bits > TILE_BITS + 1) across_registers<2>(v);
+    if (bits > TILE_BITS + 2) across_registers<4>(v);
+    if (bits > TILE_BITS + 3) across_registers<8>(v);
+}
+
+KERNEL(
+    quantize_columns, CTA,
+    (const float* half_way, i64 rotated, const float* norms, u8* codes, int bits, u64 table_low,
+     u64 table_high, double clip, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {
+    static_assert(FAR == EACH, "they share their butterflies");
+    __shared__ u32 cells[CELLS];
+    Table table = {table_low, table_high, clip};
+    Noise noise = {seed, stream, step, parameter, start};
+    lay_cells(table, cells);
+    __syncthreads();
+    i64 columns = column_count(rotated);
+    for (i64 c = i64(blockIdx.x) * CTA + threadIdx.x; c < columns; c += i64(gridDim.x) * CTA) {
+        Column column = column_of(c, rotated);
+        float v[FAR];
+        load_column(half_way, column, bits, v);
+        u64 all = 0;
+        for (int r = 0; r < FAR; ++r) {
+            if (r >= column.tiles) continue;
+            i64 i = column.first + i64(r) * TILE;
+            float t = v[r] * factor_of(norms[i >> bits], bits, table) + levels_of(table) * 0.5f;
+            u64 code = code_of(t, random_half(noise, i), cells, levels_of(table));
+            all |= code << 4 * r;
+        }
+        int half = 1 << (bits - 1 - TILE_BITS);  // tiles from an element to the one it shares with
+        for (int r = 0; r < column.tiles; ++r) {
+            if (r & half) continue;
+            i64 i = column.first + i64(r) * TILE, chunk = i >> bits << bits;
+            u64 low = all >> 4 * r & 15u, high = all >> 4 * (r + half) & 15u;
+            codes[chunk / 2 + (i - chunk)] = u8(low | high << 4);
+        }
+    }
+}
+
+KERNEL(
+    deliver_columns, CTA,
+    (const float* half_way, i64 rotated, const float* norms, const u32* signs, float* out, i64 n,
+     int bits, int most, double clip, float weight, bool add)) {
+    Decoder decoder = {most, clip, weight, add};
+    i64 columns = column_count(rotated);
+    for (i64 c = i64(blockIdx.x) * CTA + threadIdx.x; c < columns; c += i64(gridDim.x) * CTA) {
+        Column column = column_of(c, rotated);
+        float v[FAR];
+        load_column(half_way, column, bits, v);
+        for (int r = 0; r < FAR; ++r) {
+            i64 i = column.first + i64(r) * TILE;
+            if (r >= column.tiles || i >= n) continue;
+            i64 chunk = i >> bits << bits;
+            int within = int(i - chunk), power = bits - LEAST_BITS;
+            u32 word = signs[chunk / 32 + (within & ((1 << power) - 1))];
+            u32 minus = word >> (within >> power) & 1u;
+            float unit = unit_of(norms[i >> bits], bits, decoder);
+            out[i] = delivered(add ? out[i] : 0.0f, flipped(v[r], minus), unit, decoder);
+        }
+    }
+}

@@ -1,0 +1,33 @@
+"""Integers of a shared unit on a GPU; see :mod:`compressa.kernels.integers`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32
+from ..integers import Integers
+from ..philox import Noise
+from ._arguments import random
+from ._device import launch
+from ._work import threads_for, threads_for_rows
+
+
+def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: Noise) -> None:
+    """See :func:`compressa.kernels.integers.round_to_integers`."""
+    launch(
+        "integers",
+        f"round_to_{8 * out.dtype.itemsize}",
+        *threads_for_rows(out.size),
+        x,
+        np.float64(factor),
+        np.float64(most),
+        out,
+        np.int64(out.size),
+        *random(noise),
+    )
+
+
+def scale_integers(q: Integers, unit: float, out: F32) -> None:
+    """See :func:`compressa.kernels.integers.scale_integers`."""
+    name, threads = f"scale_{8 * q.dtype.itemsize}", threads_for(out.size, 4)
+    launch("integers", name, *threads, q, np.float64(unit), out, np.int64(out.size))

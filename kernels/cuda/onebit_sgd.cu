@@ -1,0 +1,212 @@
+// One bit per element with two means per group; see compressa.kernels.onebit_sgd.
+//
+// A team takes a group: once through for both sums, which one warp adds up in the written order
+// out of shared memory while the others fetch what comes next, and once more for the signs. Of a
+// group that is longer than a CTA should do alone, CTAs share the signs, in a launch of their own.
+
+#include "_team.cuh"
+#include "_values.cuh"
+
+constexpr int PLANES = 8;
+
+struct Group {
+    i64 low, size;     // elements
+    i64 first, width;  // bytes
+};
+
+struct Means {
+    float negative, other;
+};
+
+DEVICE Group group_at(i64 number, i64 length, i64 n) {
+    i64 low = number * length, size = min(length, n - low);
+    return {low, size, number * ((length + PLANES - 1) / PLANES), (size + PLANES - 1) / PLANES};
+}
+
+DEVICE i64 group_count(i64 n, i64 length) { return (n + length - 1) / length; }
+
+// Neighbouring bytes that a thread makes, from as many elements in each plane: few of short groups.
+template <int THREADS>
+constexpr int EACH = THREADS == WARP ? 1 : 4;
+
+// Runs of EACH * THREADS bytes that cover a group.
+template <int THREADS>
+DEVICE i64 run_count(i64 length) {
+    constexpr int RUN = EACH<THREADS> * THREADS;
+    return ((length + PLANES - 1) / PLANES + RUN - 1) / RUN;
+}
+
+template <int THREADS>
+DEVICE void team_sync() {
+    if (THREADS == WARP)
+        __syncwarp();
+    else
+        __syncthreads();
+}
+
+// What adds up: a warp, whose lower half has the lanes of the sum of the negative elements, and the
+// upper half those of the others.
+struct Sums {
+    double sum;
+    i64 negative;  // how many are
+};
+
+DEVICE void add_piece(Sums& sums, const float* piece, int size) {
+    int lane = int(threadIdx.x) % WARP;
+    bool lower = lane < LANES;
+    for (int i = lane % LANES; i < size; i += LANES) {
+        bool negative = piece[i] < 0.0f;
+        sums.sum += negative == lower ? double(piece[i]) : 0.0;
+        sums.negative += negative;
+    }
+}
+
+template <int THREADS>
+DEVICE Means means_of_sums(Sums sums, i64 size) {
+    for (int half = LANES / 2; half; half /= 2) {
+        sums.sum += __shfl_xor_sync(WHOLE_WARP, sums.sum, half);
+        sums.negative += __shfl_xor_sync(WHOLE_WARP, sums.negative, half);
+    }
+    bool lower = int(threadIdx.x) % WARP < LANES;
+    i64 count = lower ? sums.negative : size - sums.negative;
+    float mean = count ? float(sums.sum / double(count)) : 0.0f;
+    bool finite = __all_sync(WHOLE_WARP, sums.sum - sums.sum == 0.0);
+    if (!finite) mean = __uint_as_float(0x7FC00000u);
+    float other = __shfl_sync(WHOLE_WARP, mean, LANES);
+    return {team_told<THREADS>(mean), team_told<THREADS>(other)};
+}
+
+template <int THREADS>
+DEVICE Means means_of(Values x, Feedback feedback, Group group) {
+    constexpr int FOURS = 2, PIECE = 4 * FOURS * THREADS;
+    __shared__ float4 pieces[2][FOURS * CTA];
+    int thread = team_thread<THREADS>(), place = int(threadIdx.x) / THREADS * FOURS * THREADS;
+    float next[FOURS][4];
+    auto fetch = [&](i64 low) {
+        for (int f = 0; f < FOURS; ++f) {
+            i64 i = low + 4 * (f * THREADS + thread);
+            int count = int(max(i64(0), min(i64(4), group.size - i)));
+            effective4(x, feedback, group.low + i, count, next[f]);
+        }
+    };
+    Sums sums = {0.0, 0};
+    fetch(0);
+    // Two pieces take turns, so that one barrier is enough: what is overwritten was read before it.
+    int turn = 0;
+    for (i64 low = 0; low < group.size; low += PIECE, turn ^= 1) {
+        float4* piece = pieces[turn] + place;
+        for (int f = 0; f < FOURS; ++f)
+            piece[f * THREADS + thread] =
+                make_float4(next[f][0], next[f][1], next[f][2], next[f][3]);
+        fetch(low + PIECE);
+        team_sync<THREADS>();
+        if (thread < WARP) {
+            int size = int(min(i64(PIECE), group.size - low));
+            add_piece(sums, reinterpret_cast<const float*>(piece), size);
+        }
+    }
+    return means_of_sums<THREADS>(sums, group.size);
+}
+
+// Make the signs of a run, and keep what they do not say.
+template <int THREADS>
+DEVICE void write_signs(
+    Values x, Feedback feedback, Group group, i64 run, Means means, u8* bits) {
+    i64 i = EACH<THREADS> * (run * THREADS + team_thread<THREADS>());
+    int some = int(max(i64(0), min(i64(EACH<THREADS>), group.width - i)));
+    bool finite = means.other == means.other;
+    u32 word = 0;
+    for (int plane = 0; plane < PLANES && finite; ++plane) {
+        i64 first = plane * group.width + i;
+        int count = int(max(i64(0), min(i64(some), group.size - first)));
+        float p[4], left[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        effective4(x, feedback, group.low + first, count, p);
+        for (int u = 0; u < EACH<THREADS>; ++u) {
+            bool negative = p[u] < 0.0f;
+            word |= u32(negative) << (8 * u + plane);
+            left[u] = (p[u] - (negative ? means.negative : means.other)) * feedback.back;
+        }
+        if (feedback.residual) store4(feedback.residual, group.low + first, count, left);
+    }
+    store4(bits, group.first + i, some, word);
+}
+
+template <int THREADS>
+DEVICE void note_means(float* means, i64 number, Means found) {
+    if (team_thread<THREADS>() == 0)
+        means[2 * number] = found.negative, means[2 * number + 1] = found.other;
+}
+
+template <int THREADS>
+DEVICE void quantize(
+    Values x, Feedback feedback, u8* bits, float* means, i64 n, i64 length) {
+    i64 groups = group_count(n, length);
+    for (i64 g = team_number<THREADS>(); g < groups; g += team_count<THREADS>()) {
+        Group group = group_at(g, length, n);
+        Means found = means_of<THREADS>(x, feedback, group);
+        for (i64 run = 0; run < run_count<THREADS>(group.size); ++run)
+            write_signs<THREADS>(x, feedback, group, run, found, bits);
+        note_means<THREADS>(means, g, found);
+    }
+}
+
+template <int THREADS>
+DEVICE void dequantize(
+    const u8* bits, const float* means, float* out, i64 n, i64 length, float weight, bool add) {
+    i64 runs = run_count<THREADS>(length), teams = group_count(n, length) * runs;
+    for (i64 t = team_number<THREADS>(); t < teams; t += team_count<THREADS>()) {
+        Group group = group_at(t / runs, length, n);
+        i64 i = EACH<THREADS> * (t % runs * THREADS + team_thread<THREADS>());
+        int some = int(max(i64(0), min(i64(EACH<THREADS>), group.width - i)));
+        float negative = means[t / runs * 2], other = means[t / runs * 2 + 1];
+        u32 word = load4(bits, group.first + i, some);
+        for (int plane = 0; plane < PLANES; ++plane) {
+            i64 first = plane * group.width + i;
+            int count = int(max(i64(0), min(i64(some), group.size - first)));
+            float values[4];
+            for (int u = 0; u < 4; ++u)
+                values[u] = word >> (8 * u + plane) & 1u ? negative : other;
+            combine4(out, group.low + first, count, values, weight, add);
+        }
+    }
+}
+
+#define TWO_MEANS(BY, THREADS)                                                                   \
+    KERNEL(                                                                                      \
+        quantize_by_##BY, CTA,                                                                   \
+        (const void* x, int kind, float* residual, float scale, float back, u8* bits,            \
+         float* means, i64 n, i64 length)) {                                                     \
+        quantize<THREADS>({x, kind}, {residual, scale, back}, bits, means, n, length);           \
+    }                                                                                            \
+    KERNEL(                                                                                      \
+        dequantize_by_##BY, CTA,                                                                 \
+        (const u8* bits, const float* means, float* out, i64 n, i64 length, float weight,        \
+         bool add)) {                                                                            \
+        dequantize<THREADS>(bits, means, out, n, length, weight, add);                           \
+    }
+
+TWO_MEANS(warps, WARP)
+TWO_MEANS(ctas, CTA)
+
+KERNEL(
+    find_means, CTA,
+    (const void* x, int kind, float* residual, float scale, float back, float* means, i64 n,
+     i64 length)) {
+    for (i64 g = team_number<CTA>(); g < group_count(n, length); g += team_count<CTA>()) {
+        Group group = group_at(g, length, n);
+        note_means<CTA>(means, g, means_of<CTA>({x, kind}, {residual, scale, back}, group));
+    }
+}
+
+KERNEL(
+    write_all_signs, CTA,
+    (const void* x, int kind, float* residual, float scale, float back, u8* bits,
+     const float* means, i64 n, i64 length)) {
+    i64 runs = run_count<CTA>(length), teams = group_count(n, length) * runs;
+    for (i64 t = team_number<CTA>(); t < teams; t += team_count<CTA>()) {
+        i64 g = t / runs;
+        Means found = {means[2 * g], means[2 * g + 1]};
+        Group group = group_at(g, length, n);
+        write_signs<CTA>({x, kind}, {residual, scale, back}, group, t % runs, found, bits);
+    }
+}

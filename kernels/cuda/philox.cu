@@ -1,0 +1,34 @@
+// Random words and halves for all elements of an array; see compressa.kernels.philox.
+
+#include "_fours.cuh"
+#include "_rows.cuh"
+
+// A thread makes the four words of a call.
+KERNEL(
+    random_words, CTA,
+    (u32* out, i64 n, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {
+    Noise noise = {seed, stream, step, parameter, start};
+    i64 first = start / 4, calls = (start + n - 1) / 4 - first + 1;
+    for (i64 call = team_number<1>(); call < calls; call += team_count<1>()) {
+        u32 words[4];
+        philox(noise, u64(first + call), words);
+        i64 i = 4 * (first + call) - start;
+        if (i >= 0) {
+            store4(out, i, int(min(i64(4), n - i)), words);
+            continue;
+        }
+        for (int u = 0; u < 4; ++u)
+            if (i + u >= 0 && i + u < n) out[i + u] = words[u];
+    }
+}
+
+KERNEL(
+    random_halves, CTA,
+    (u16* out, i64 n, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {
+    Noise noise = {seed, stream, step, parameter, start};
+    for_random_halves(noise, n, [&](i64 i, int count, const u32(&halves)[4]) {
+        u16 narrow[4];
+        for (int u = 0; u < 4; ++u) narrow[u] = u16(halves[u]);
+        store4(out, i, count, narrow);
+    });
+}

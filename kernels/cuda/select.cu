@@ -1,0 +1,391 @@
+// Selection; see compressa.kernels.topk and .select for what is chosen, and _select.cuh for how.
+//
+// A sample tells from which magnitude on elements may be among the largest. The survey is the one
+// pass over all of the memory: it leaves q in the residual, and marks and counts candidates. The
+// last CTA to finish a kernel decides what the next one does, and one that has nothing to do ends
+// at once: a second survey where the sample was wrong, and finer counts until one magnitude is
+// left. Then the chosen are counted in every tile, and written to their places.
+
+#include "_in_order.cuh"
+#include "_select.cuh"
+
+constexpr int SAMPLE = 8192;  // as in _select.py
+constexpr double SURELY = 0.9;  // of a sample's root mean square: seldom more than the vector's
+
+// ---- sample ----------------------------------------------------------------------------------
+
+// One element of each stretch, by a sequence without a period that the vector may share.
+DEVICE i64 sample_place(int number, u64 stretch) {
+    u64 word = (u64(number) * 0x9E3779B97F4A7C15ull) >> 32;
+    return i64(u64(number) * stretch + (word * stretch >> 32));
+}
+
+// Far places, eight at a time: all are asked for before any is waited for.
+DEVICE void draw_sample(const Source& from, u32* sample) {
+    constexpr int AT_ONCE = 8;
+    const float* residual = from.feedback.residual;
+    u64 stretch = u64(from.n) / SAMPLE;
+    for (int first = int(threadIdx.x); first < SAMPLE; first += AT_ONCE * CTA) {
+        float x[AT_ONCE], left[AT_ONCE];
+        for (int e = 0; e < AT_ONCE; ++e) {
+            i64 i = sample_place(first + e * CTA, stretch);
+            x[e] = load(from.x, i), left[e] = residual ? residual[i] : 0.0f;
+        }
+        for (int e = 0; e < AT_ONCE; ++e) {
+            float p = residual ? x[e] + from.feedback.scale * left[e] : x[e];
+            sample[first + e * CTA] = magnitude_bits(p * from.feedback.back);
+        }
+    }
+    __syncthreads();
+}
+
+// Bits of the one of a rank; zero where there are not so many.
+DEVICE u32 nth_largest(const u32* sample, u32* counts, u64 rank) {
+    u32 low = 0, width = 31;
+    while (width) {
+        u32 shift = width > BIN_BITS ? width - BIN_BITS : 0;
+        clear_counts(counts);
+        for (int i = int(threadIdx.x); i < SAMPLE; i += CTA) {
+            u32 place = sample[i] - low;
+            if (place >> width == 0) atomicAdd(counts + (place >> shift), 1u);
+        }
+        __syncthreads();
+        Crossing found = crossing(counts, rank);
+        if (found.bin < 0) return 0;
+        low += u32(found.bin) << shift, rank -= found.above, width = shift;
+    }
+    return low;
+}
+
+// A floor that the one in units is hardly ever below, or never.
+DEVICE u32 likely_floor(const u32* sample, int unit, double threshold) {
+    u32 largest = 0;
+    double squares = 0.0;
+    for (int i = int(threadIdx.x); i < SAMPLE; i += CTA) {
+        double q = __uint_as_float(sample[i]);
+        squares += q * q, largest = max(largest, sample[i]);
+    }
+    float most = __uint_as_float(team_max<CTA>(largest));
+    double rms = sqrt(cta_scan(squares).total / SAMPLE);
+    u32 floor = floor_of(threshold, unit == RMS ? SURELY * rms : double(most), most);
+    return is_finite(most) && floor < INFINITE ? floor : 0;
+}
+
+// One CTA. Without ranks there is no sample.
+KERNEL(
+    begin, CTA,
+    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+     int low_rank, int high_rank, int unit, double threshold)) {
+    __shared__ u32 sample[SAMPLE], counts[BINS];
+    Source from = {{x, kind}, {residual, scale, back}, n};
+    u64* all = state->counts[0];
+    for (int bin = int(threadIdx.x); bin < LEVELS * BINS; bin += CTA) all[bin] = 0;
+    u32 floor = unit == ONE ? magnitude_bits(float(threshold)) : 0, least = floor, high = LARGEST;
+    if (low_rank) {
+        draw_sample(from, sample);
+        least = max(least, nth_largest(sample, counts, u64(low_rank)));
+        if (unit != ONE) least = max(least, likely_floor(sample, unit, threshold));
+        if (high_rank) high = nth_largest(sample, counts, u64(high_rank));
+    }
+    if (threadIdx.x != 0) return;
+    state->count = 0, state->largest = 0;
+    state->floor = floor, state->least = least;
+    set_range(state, least, least <= high ? high : LARGEST);
+    for (int level = 0; level <= LEVELS; ++level) state->arrived[level] = 0;
+    if (residual) state->first = residual[0];
+}
+
+// ---- survey ----------------------------------------------------------------------------------
+
+// Four from i on, and four from each further step on: all are asked for before any is waited for.
+template <bool FIRST, int TIMES>
+DEVICE void surveyed4(const Source& from, i64 i, int count, int step, float (&q)[TIMES][4]) {
+    float* residual = from.feedback.residual;
+    const bool again = !FIRST && residual;
+    float left[TIMES][4];
+    for (int t = 0; t < TIMES && !again; ++t) load4(from.x, i + t * step, count - t * step, q[t]);
+    for (int t = 0; t < TIMES && residual; ++t)
+        load4(residual, i + t * step, count - t * step, left[t]);
+    for (int t = 0; t < TIMES; ++t)
+        for (int u = 0; u < 4; ++u) {
+            float p = residual && !again ? q[t][u] + from.feedback.scale * left[t][u] : q[t][u];
+            q[t][u] = again ? left[t][u] : p * from.feedback.back;
+        }
+}
+
+// Mark and count the candidates of a tile; return the largest magnitude that this lane sees.
+template <bool FIRST>
+DEVICE u32 survey_tile(
+    const Source& from, i64 low, u32 least, u32 begin, u32 shift, u32* marks, u32* counts) {
+    constexpr int STEP = 4 * WARP, AT_ONCE = 2;
+    int lane = team_thread<WARP>(), size = int(min(i64(TILE), from.n - low));
+    u32 largest = 0;
+    for (int step = 0; step < TILE; step += AT_ONCE * STEP) {
+        float q[AT_ONCE][4];
+        int begins = step + 4 * lane;
+        surveyed4<FIRST>(from, low + begins, size - begins, STEP, q);
+        for (int b = 0; b < AT_ONCE; ++b) {
+            int i = begins + b * STEP;
+            u32 word = 0;
+            for (int u = 0; u < 4; ++u) {
+                u32 bits = magnitude_bits(q[b][u]);
+                largest = max(largest, bits);
+                if (i + u >= size || bits < least) continue;
+                atomicAdd(counts + min((bits - begin) >> shift, BINS - 1u), 1u);
+                word |= 1u << (4 * (lane % 8) + u);
+            }
+            if (FIRST && from.feedback.residual)
+                keep4(from.feedback.residual, low + i, size - i, q[b]);
+            for (int other = 1; other < 8; other *= 2)
+                word |= __shfl_xor_sync(WHOLE_WARP, word, other);
+            if (lane % 8 == 0) marks[i / 32] = word;
+        }
+    }
+    return largest;
+}
+
+// Decide what comes after a survey.
+DEVICE void judge(State* state, const Crossing& found, u64 most) {
+    state->wanted = most;
+    if (most == 0)
+        settle(state, NONE, 0);
+    else if (found.bin == BINS - 1)
+        survey_from(state, state->low + (u32(found.bin) << state->shift));
+    else if (found.bin >= 0)
+        narrow(state, found);
+    else if (state->least > state->floor)
+        survey_from(state, state->floor);
+    else
+        settle(state, state->floor, ALL);
+}
+
+template <bool FIRST, bool SUMMED>
+DEVICE void survey(
+    Source from, State* state, u64* marks, double* squares, int unit, double threshold, u64 most) {
+    constexpr int LEVEL = FIRST ? 0 : 1;
+    if (!FIRST && state->todo != SURVEY_AGAIN) return;
+    __shared__ u32 counts[BINS];
+    clear_counts(counts);
+    u32 least = state->least, begin = state->low, shift = state->shift, largest = 0;
+    i64 tiles = (from.n + TILE - 1) / TILE;
+    for (i64 tile = team_number<WARP>(); tile < tiles; tile += team_count<WARP>()) {
+        i64 low = tile * TILE;
+        u32* tile_marks = reinterpret_cast<u32*>(marks + tile * WORDS);
+        u32 here = survey_tile<FIRST>(from, low, least, begin, shift, tile_marks, counts);
+        largest = max(largest, here);
+        if (!SUMMED) continue;
+        __syncwarp();  // until the lanes' parts of q can be read by the others
+        int size = int(min(i64(TILE), from.n - low));
+        double sum = team_tree_sum<WARP>(size, [&](int i) {
+            double q = kept(from, low + i);
+            return q * q;
+        });
+        if (team_thread<WARP>() == 0) squares[tile] = sum;
+    }
+    largest = team_max<CTA>(largest);
+    if (FIRST && threadIdx.x == 0) atomicMax(&state->largest, largest);
+    add_counts(counts, state->counts[LEVEL]);
+    if (!is_last_cta(state->arrived + LEVEL)) return;
+    largest = fresh(&state->largest);
+    float top = __uint_as_float(largest);
+    Crossing found = crossing(state->counts[LEVEL], max(most, u64(1)));
+    double size = SUMMED ? sqrt(sum_in_order(squares, tiles) / double(from.n)) : double(top);
+    if (threadIdx.x != 0) return;
+    state->surveys = LEVEL + 1;
+    if (FIRST && unit != ONE) state->floor = floor_of(threshold, size, top);
+    judge(state, found, most);
+    if (largest >= INFINITE) state->todo = NOTHING;
+}
+
+#define SURVEY(name, FIRST, SUMMED)                                                               \
+    KERNEL(                                                                                       \
+        name, CTA,                                                                                \
+        (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,  \
+         u64* marks, double* squares, int unit, double threshold, u64 most)) {                    \
+        Source from = {{x, kind}, {residual, scale, back}, n};                                    \
+        survey<FIRST, SUMMED>(from, state, marks, squares, unit, threshold, most);                \
+    }
+
+SURVEY(survey_once, true, false)
+SURVEY(survey_with_squares, true, true)
+SURVEY(survey_again, false, false)
+
+// ---- threshold -------------------------------------------------------------------------------
+
+// Count the candidates of the range that is left, in smaller bins.
+KERNEL(
+    refine, CTA,
+    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+     const u64* marks, int level)) {
+    if (state->todo != REFINE) return;
+    __shared__ u32 counts[BINS];
+    clear_counts(counts);
+    Source from = {{x, kind}, {residual, scale, back}, n};
+    u32 begin = state->low, shift = state->shift, width = state->width;
+    i64 tiles = (n + TILE - 1) / TILE;
+    for (i64 tile = team_number<WARP>(); tile < tiles; tile += team_count<WARP>()) {
+        i64 word = tile * WORDS + team_thread<WARP>();
+        for_bits(marks[word], [&](int bit) {
+            u32 place = magnitude_bits(kept(from, 64 * word + bit)) - begin;
+            if (place >> width == 0) atomicAdd(counts + (place >> shift), 1u);
+        });
+    }
+    add_counts(counts, state->counts[level]);
+    if (!is_last_cta(state->arrived + level)) return;
+    Crossing found = crossing(state->counts[level], state->wanted);
+    if (threadIdx.x == 0) narrow(state, found);
+}
+
+// ---- chosen ----------------------------------------------------------------------------------
+
+struct Chosen {
+    u64 above, equal;  // candidates of a word: larger than the threshold, and as large
+};
+
+DEVICE Chosen compared(const Source& from, i64 word, u64 mark, u32 threshold) {
+    Chosen chosen = {0, 0};
+    for_bits(mark, [&](int bit) {
+        u32 bits = magnitude_bits(kept(from, 64 * word + bit));
+        if (bits > threshold) chosen.above |= 1ull << bit;
+        if (bits == threshold) chosen.equal |= 1ull << bit;
+    });
+    return chosen;
+}
+
+// Two counts in one number: at most 16384 each in the tiles that a CTA takes at a time.
+DEVICE u32 both(const Chosen& chosen) {
+    return u32(__popcll(chosen.above)) << 16 | u32(__popcll(chosen.equal));
+}
+
+DEVICE u64 widened_both(u32 both) { return u64(both >> 16) << 32 | (both & 0xFFFFu); }
+
+DEVICE Chosen chosen_of_group(
+    const Source& from, const u64* marks, i64 group, u32 threshold, i64& word) {
+    i64 tile = group * TILES + int(threadIdx.x) / WARP;
+    word = tile * WORDS + team_thread<WARP>();
+    u64 mark = tile * TILE < from.n ? marks[word] : 0;
+    return compared(from, word, mark, threshold);
+}
+
+// Sums of what comes before each group of tiles; and the number of all that are chosen. One CTA.
+DEVICE void place_groups(State* state, const u32* sums, u64* before, i64 groups) {
+    constexpr int EACH = 8;
+    u64 carried = 0, above = 0, equal = 0;
+    for (i64 low = 0; low < groups; low += CTA * EACH) {
+        i64 first = low + i64(threadIdx.x) * EACH;
+        u64 own[EACH], all = 0;
+        for (int e = 0; e < EACH; ++e) {
+            own[e] = first + e < groups ? widened_both(fresh(sums + first + e)) : 0;
+            all += own[e];
+        }
+        Scanned<u64> scanned = cta_scan(all);
+        u64 place = carried + scanned.before;
+        for (int e = 0; e < EACH; ++e) {
+            if (first + e < groups) before[first + e] = place;
+            place += own[e];
+        }
+        carried += scanned.total;
+        // Apart, since 2^32 that are equal would not fit half a word.
+        above += scanned.total >> 32, equal += scanned.total & 0xFFFFFFFFu;
+    }
+    if (threadIdx.x == 0) state->count = above + min(equal, state->ties);
+}
+
+KERNEL(
+    count_chosen, CTA,
+    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+     const u64* marks, u32* sums, u64* before, i64 room)) {
+    if (state->largest >= INFINITE) {
+        if (blockIdx.x == 0 && threadIdx.x == 0) state->count = u64(min(room, i64(1)));
+        return;
+    }
+    Source from = {{x, kind}, {residual, scale, back}, n};
+    i64 groups = (n + TILES * TILE - 1) / (TILES * TILE);
+    for (i64 group = blockIdx.x; group < groups; group += gridDim.x) {
+        i64 word;
+        Chosen chosen = chosen_of_group(from, marks, group, state->threshold, word);
+        u32 sum = cta_scan(both(chosen)).total;
+        if (threadIdx.x == 0) sums[group] = sum;
+    }
+    if (is_last_cta(state->arrived + LEVELS)) place_groups(state, sums, before, groups);
+}
+
+// Something is not finite: all that is sent is a NaN, and zeros where there is a number to send.
+DEVICE void write_overflow(
+    float* residual, const State* state, u32* indices, float* values, i64 most) {
+    i64 thread = team_number<1>();
+    for (i64 j = thread; j < most; j += team_count<1>())
+        indices[j] = u32(j), values[j] = j ? 0.0f : quiet_nan();
+    if (thread == 0 && residual) residual[0] = state->first;
+}
+
+KERNEL(
+    write_chosen, CTA,
+    (const void* x, int kind, float* residual, float scale, float back, i64 n,
+     const State* state, const u64* marks, const u64* before, u32* indices, float* values,
+     i64 room, bool fixed)) {
+    if (state->largest >= INFINITE)
+        return write_overflow(residual, state, indices, values, fixed ? room : min(room, i64(1)));
+    Source from = {{x, kind}, {residual, scale, back}, n};
+    u64 ties = state->ties;
+    i64 groups = (n + TILES * TILE - 1) / (TILES * TILE);
+    for (i64 group = blockIdx.x; group < groups; group += gridDim.x) {
+        i64 word;
+        Chosen chosen = chosen_of_group(from, marks, group, state->threshold, word);
+        u64 place = before[group] + widened_both(cta_scan(both(chosen)).before);
+        u64 above = place >> 32, equal = place & 0xFFFFFFFFu;
+        for_bits(chosen.above | chosen.equal, [&](int bit) {
+            bool tie = chosen.equal >> bit & 1u;
+            if (!tie || equal < ties) {
+                i64 i = 64 * word + bit;
+                u64 at = above + min(equal, ties);
+                indices[at] = u32(i), values[at] = sent(from, i, kept(from, i));
+            }
+            if (tie) ++equal;
+            else ++above;
+        });
+    }
+}
+
+// ---- by given indices ------------------------------------------------------------------------
+
+struct Noted {
+    u32 largest;
+    float first;  // what the residual held where a NaN will be sent
+};
+
+// One CTA.
+KERNEL(note_first, CTA, (const float* residual, const u32* indices, i64 count, Noted* noted)) {
+    if (threadIdx.x != 0) return;
+    noted->largest = 0;
+    if (residual && count) noted->first = residual[indices[0]];
+}
+
+KERNEL(
+    keep_all, CTA,
+    (const void* x, int kind, float* residual, float scale, float back, i64 n, Noted* noted)) {
+    Source from = {{x, kind}, {residual, scale, back}, n};
+    u32 largest = 0;
+    for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
+        int count = int(min(i64(4), n - i));
+        float q[1][4];
+        surveyed4<true>(from, i, count, 0, q);
+        for (int u = 0; u < 4; ++u) largest = max(largest, magnitude_bits(q[0][u]));
+        if (residual) keep4(residual, i, count, q[0]);
+    }
+    largest = team_max<CTA>(largest);
+    if (threadIdx.x == 0) atomicMax(&noted->largest, largest);
+}
+
+KERNEL(
+    take_out, CTA,
+    (const void* x, int kind, float* residual, float scale, float back, i64 n,
+     const u32* indices, float* values, i64 count, const Noted* noted)) {
+    Source from = {{x, kind}, {residual, scale, back}, n};
+    bool finite = noted->largest < INFINITE;
+    for (i64 j = team_number<1>(); j < count; j += team_count<1>()) {
+        i64 i = indices[j];
+        values[j] = finite ? sent(from, i, kept(from, i)) : j ? 0.0f : quiet_nan();
+        if (!finite && j == 0 && residual) residual[i] = noted->first;
+    }
+}

@@ -1,0 +1,45 @@
+"""Selection by threshold and by index on a GPU; see :mod:`compressa.kernels.select`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, U32, Gradient, block_count
+from ..select import Unit
+from . import _arguments
+from ._device import CTA, device, launch
+from ._select import SOURCE, select_largest
+
+
+def select_above(
+    x: Gradient,
+    threshold: float,
+    indices: U32,
+    values: F32,
+    *,
+    unit: Unit = "one",
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> int:
+    """See :func:`compressa.kernels.select.select_above`; it waits for the count, at the end."""
+    if not x.size:
+        return 0
+    found = select_largest(x, threshold, indices, values, residual, scale, unit=unit)
+    return device().read(found)
+
+
+def select_at(
+    x: Gradient,
+    indices: U32,
+    values: F32,
+    *,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.select.select_at`."""
+    noted, count = device().empty(2, np.uint32), np.int64(indices.size)
+    source = (*_arguments.values(x), *_arguments.feedback(residual, scale), np.int64(x.size))
+    launch(SOURCE, "note_first", 1, CTA, residual, indices, count, noted)
+    launch(SOURCE, "keep_all", block_count(x.size, 4 * CTA), CTA, *source, noted)
+    taken = indices, values, count, noted
+    launch(SOURCE, "take_out", block_count(indices.size, CTA), CTA, *source, *taken)

@@ -1,0 +1,48 @@
+"""Top-k on a GPU; see :mod:`compressa.kernels.topk` and `_select.py`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import F32, U32, Gradient, block_count
+from ._arguments import feedback
+from ._device import CTA, device, launch
+from ._select import select_largest
+
+_PART = 64 * CTA  # indices; as in topk.cu
+
+
+def select_top_k(
+    x: Gradient,
+    k: int,
+    indices: U32,
+    values: F32,
+    *,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.topk.select_top_k`."""
+    if x.size:
+        select_largest(x, 0.0, indices, values, residual, scale, fixed=True)
+
+
+def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> None:
+    """See :func:`compressa.kernels.topk.scatter_add`.
+
+    Indices that increase, as those of all selections do, are distinct and need no order.
+    """
+    count, parts = np.int64(indices.size), block_count(indices.size, _PART)
+    disorder = device().empty(parts, np.uint32)
+    launch("topk", "find_disorder", parts, CTA, indices, count, disorder)
+    to = out, np.int64(out.size), np.float32(weight)
+    blocks = block_count(indices.size, CTA)
+    launch("topk", "scatter_add", blocks, CTA, indices, values, count, *to, disorder)
+
+
+def return_unsent(
+    residual: F32, indices: U32, exact: F32, sent: F32, *, scale: float = 1.0
+) -> None:
+    """See :func:`compressa.kernels.topk.return_unsent`."""
+    pairs = indices, exact, sent, np.int64(indices.size)
+    _, _, back = feedback(residual, scale)
+    launch("topk", "return_unsent", block_count(indices.size, CTA), CTA, residual, *pairs, back)
