@@ -1,9 +1,9 @@
 // CUDA on a CPU: enough of the language to run kernels in tests, one thread after the other.
 //
 // The threads of a block are fibers. One runs until it waits, at a barrier or for its warp; then
-// another one does. Blocks, and the threads that may go on, are taken in an order drawn from a seed,
-// so that code that relies on an order gives other results from seed to seed. Shared memory is
-// poisoned before each block. Where no thread can go on, the launch ends with the reason.
+// another one does. Blocks, and the threads that may go on, are taken in an order drawn from a
+// seed, so that code that relies on an order gives other results from seed to seed. Shared memory
+// is poisoned before each block. Where no thread can go on, the launch ends with the reason.
 //
 // Force-included before a .cu file, which then is C++.
 
@@ -130,13 +130,13 @@ inline bool release_warp(unsigned first, unsigned threads) {
         Fiber& fiber = fibers[first + lane];
         if (fiber.state != State::IN_WARP) continue;
         if (!(fiber.mask >> lane & 1))
-            throw std::runtime_error(std::string(fiber.operation) + ": the caller is not in its mask");
+            throw std::runtime_error(fiber.operation + std::string(": the caller is not in it"));
         bool complete = true;
         for (unsigned other = 0; other < WARP_LANES; ++other) {
             if (!(fiber.mask >> other & 1)) continue;
             const Fiber* peer = first + other < threads ? &fibers[first + other] : nullptr;
-            complete = complete && peer && peer->state == State::IN_WARP && peer->mask == fiber.mask &&
-                       std::strcmp(peer->operation, fiber.operation) == 0;
+            complete = complete && peer && peer->state == State::IN_WARP &&
+                       peer->mask == fiber.mask && !std::strcmp(peer->operation, fiber.operation);
         }
         if (!complete) continue;
         unsigned mask = fiber.mask;
@@ -172,7 +172,8 @@ inline void release_someone(unsigned threads) {
         if (fibers[i].state == State::AT_BARRIER) fibers[i].state = State::READY;
     }
     if (!gone.empty())
-        throw std::runtime_error("a barrier is waited at after threads " + names(gone) + " have ended");
+        throw std::runtime_error(
+            "a barrier is waited at after threads " + names(gone) + " have ended");
 }
 
 inline void run_block(unsigned threads, std::mt19937& random) {
@@ -254,7 +255,8 @@ struct Registered {
             auto typed = reinterpret_cast<void (*)(P...)>(erased);
             call_with(typed, arguments, std::index_sequence_for<P...>{});
         };
-        kernels()[name] = {threads, {int(sizeof(P))...}, reinterpret_cast<void (*)()>(function), call};
+        auto erased = reinterpret_cast<void (*)()>(function);
+        kernels()[name] = {threads, {int(sizeof(P))...}, erased, call};
     }
 };
 
@@ -348,11 +350,14 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
     emulation::meet("__ballot_sync", mask, predicate ? 1 : 0);
     unsigned votes = 0;
     for (unsigned lane = 0; lane < 32; ++lane)
-        if (mask >> lane & 1) votes |= emulation::from_lane<unsigned>("__ballot_sync", lane) << lane;
+        if (mask >> lane & 1)
+            votes |= emulation::from_lane<unsigned>("__ballot_sync", lane) << lane;
     return votes;
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) == mask; }
+inline int __all_sync(unsigned mask, int predicate) {
+    return __ballot_sync(mask, predicate) == mask;
+}
 
 template <class To, class From>
 To bits_as(From value) {

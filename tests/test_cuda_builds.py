@@ -8,6 +8,7 @@ import nvrtc
 import pytest
 from compressa.kernels.cuda._device import HOME, OPTIONS, source_text
 from cuda_registers import ARCHITECTURES, SOURCES, TABLE, needs
+from emulated_cuda import HEADER
 
 MOST_SPILLED_BYTES = 64
 
@@ -50,3 +51,11 @@ def test_a_source_holds_each_of_its_headers_once() -> None:
         text = source_text(source)
         assert "#include" not in text
         assert text.count("constexpr int WARP ") <= 1
+
+
+def test_sources_stay_readable() -> None:
+    for path in [*HOME.glob("*.cu*"), HEADER]:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= 400, path.name
+        assert lines[0].startswith("// "), path.name
+        assert [line for line in lines if len(line) > 100] == [], path.name

@@ -44,8 +44,6 @@ struct State {
 };
 static_assert(sizeof(State) <= 8 * STATE_WORDS, "the launcher has memory for it");
 
-DEVICE float quiet_nan() { return __uint_as_float(0x7FC00000u); }
-
 // Once surveyed.
 DEVICE float kept(const Source& from, i64 i) {
     const Feedback& feedback = from.feedback;

@@ -1,6 +1,6 @@
 // Gradients of 32 and 16 bits, four at a time, and the two lines of error feedback.
 //
-// Addresses that allow it are read and written 16 bytes at once; views into a bucket begin anywhere.
+// Addresses that allow it are read and written 16 bytes at once; a view may begin anywhere.
 #pragma once
 
 #include "_kernel.cuh"
@@ -18,6 +18,8 @@ struct Feedback {
     float scale;
     float back;
 };
+
+DEVICE float quiet_nan() { return __uint_as_float(0x7FC00000u); }
 
 DEVICE bool is_finite(float value) { return (__float_as_uint(value) & 0x7F800000u) != 0x7F800000u; }
 
@@ -43,14 +45,20 @@ DEVICE float load(Values x, i64 i) {
     return widen(static_cast<const u16*>(x.bits)[i], x.kind);
 }
 
+template <class T>
+struct alignas(4 * sizeof(T)) Four {
+    T of[4];
+};
+
 // `count` elements from i on, at most four; zeros in the place of those that lack.
-DEVICE void load4(const float* x, i64 i, int count, float (&values)[4]) {
-    if (count >= 4 && is_aligned(x + i, 16)) {
-        float4 four = *reinterpret_cast<const float4*>(x + i);
-        values[0] = four.x, values[1] = four.y, values[2] = four.z, values[3] = four.w;
+template <class T>
+DEVICE void load4(const T* x, i64 i, int count, T (&values)[4]) {
+    if (count >= 4 && is_aligned(x + i, sizeof(Four<T>))) {
+        Four<T> four = *reinterpret_cast<const Four<T>*>(x + i);
+        for (int u = 0; u < 4; ++u) values[u] = four.of[u];
         return;
     }
-    for (int u = 0; u < 4; ++u) values[u] = u < count ? x[i + u] : 0.0f;
+    for (int u = 0; u < 4; ++u) values[u] = u < count ? x[i + u] : T(0);
 }
 
 DEVICE void load4(Values x, i64 i, int count, float (&values)[4]) {
@@ -65,9 +73,12 @@ DEVICE void load4(Values x, i64 i, int count, float (&values)[4]) {
     for (int u = 0; u < 4; ++u) values[u] = u < count ? widen(halves[u], x.kind) : 0.0f;
 }
 
-DEVICE void store4(float* out, i64 i, int count, const float (&values)[4]) {
-    if (count >= 4 && is_aligned(out + i, 16)) {
-        *reinterpret_cast<float4*>(out + i) = make_float4(values[0], values[1], values[2], values[3]);
+template <class T>
+DEVICE void store4(T* out, i64 i, int count, const T (&values)[4]) {
+    if (count >= 4 && is_aligned(out + i, sizeof(Four<T>))) {
+        Four<T> four;
+        for (int u = 0; u < 4; ++u) four.of[u] = values[u];
+        *reinterpret_cast<Four<T>*>(out + i) = four;
         return;
     }
     for (int u = 0; u < 4; ++u)

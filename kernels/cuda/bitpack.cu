@@ -2,8 +2,8 @@
 
 #include "_answer.cuh"
 #include "_bitmap.cuh"
-#include "_fours.cuh"
 #include "_tiles.cuh"
+#include "_values.cuh"
 
 constexpr int WORD_BITS = 32;
 

@@ -1,7 +1,8 @@
 // Block-wise quantisation; see compressa.kernels.blockwise for the arithmetic and the layout.
 //
-// A team takes a block: once through for its statistic, and once more, out of the first-level cache,
-// for the codes. Each thread makes four neighbouring bytes, whose elements lie in one plane or more.
+// A team takes a block: once through for its statistic, and once more, out of the first-level
+// cache, for the codes. Each thread makes four neighbouring bytes, whose elements lie in one plane
+// or more.
 
 #include "_noise.cuh"
 #include "_team.cuh"
@@ -26,8 +27,6 @@ struct Payload {
     u8* codes;
     float *scales, *offsets;  // offsets: or null
 };
-
-DEVICE float nan() { return __uint_as_float(0x7FC00000u); }
 
 // Bits that order as the values do, -0 below 0; and back.
 DEVICE u32 ordered(float value) {
@@ -94,7 +93,8 @@ DEVICE Grid grid_of(Values x, Feedback feedback, i64 low, int size, Form form) {
     } else {
         grid.unit = unit_of<THREADS>(x, feedback, low, size, found.largest, form);
     }
-    if (!is_finite(found.largest) || !is_finite(grid.unit)) return {nan(), nan(), 1.0f, 1.0f};
+    if (!is_finite(found.largest) || !is_finite(grid.unit))
+        return {quiet_nan(), quiet_nan(), 1.0f, 1.0f};
     if (flat) {
         grid.unit = 0.0f;
         return grid;
@@ -107,8 +107,8 @@ DEVICE Grid grid_of(Values x, Feedback feedback, i64 low, int size, Form form) {
     return grid;
 }
 
-// The random numbers of what a CTA has before it: at hand, from element low on, or still to be drawn
-// one by one where that is more than fits.
+// The random numbers of what a CTA has before it: at hand, from element low on, or still to be
+// drawn one by one where that is more than fits.
 struct Numbers {
     const Noise& noise;
     Drawn drawn;

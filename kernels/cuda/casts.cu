@@ -27,16 +27,6 @@ DEVICE u32 narrow_bits(float value, int kind) {
     return kind == FLOAT16 ? narrow_half(value) : narrow_bfloat(value);
 }
 
-DEVICE void store4(u16* out, i64 i, int count, const u32 (&halves)[4]) {
-    if (count >= 4 && is_aligned(out + i, 8)) {
-        *reinterpret_cast<uint2*>(out + i) =
-            make_uint2(halves[0] | halves[1] << 16, halves[2] | halves[3] << 16);
-        return;
-    }
-    for (int u = 0; u < 4; ++u)
-        if (u < count) out[i + u] = u16(halves[u]);
-}
-
 // What stays behind of p, of which `sent` arrives; `before` where p itself is not finite.
 DEVICE float kept(float p, float sent, float before, float back) {
     if (is_finite(sent)) return (p - sent) * back;
@@ -49,13 +39,13 @@ KERNEL(
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
         int count = int(min(i64(4), n - i));
         float p[4], left[4];
-        u32 halves[4];
+        u16 halves[4];
         load4(x, i, count, p);
         if (residual) {
             load4(residual, i, count, left);
             for (int u = 0; u < 4; ++u) p[u] = p[u] + scale * left[u];
         }
-        for (int u = 0; u < 4; ++u) halves[u] = narrow_bits(p[u], kind);
+        for (int u = 0; u < 4; ++u) halves[u] = u16(narrow_bits(p[u], kind));
         store4(out, i, count, halves);
         if (residual) {
             for (int u = 0; u < 4; ++u) left[u] = kept(p[u], widen(halves[u], kind), left[u], back);

@@ -16,8 +16,6 @@ constexpr int PIECE = 1024;     // elements of a chunk that a warp moves
 constexpr int WARPS = CTA / WARP;
 constexpr u32 BELOW_INFINITY = 0x7F800000u;
 
-DEVICE double nan() { return double(__uint_as_float(0x7FC00000u)); }
-
 template <int THREADS>
 DEVICE void team_wait() {
     if (THREADS == WARP)
@@ -73,7 +71,7 @@ DEVICE double halved(double sum) {
 }
 
 // Infinite or NaN where some p is: squares of float32 do not overflow.
-DEVICE double norm_of(double sum) { return sum - sum == 0.0 ? sum : nan(); }
+DEVICE double norm_of(double sum) { return sum - sum == 0.0 ? sum : double(quiet_nan()); }
 
 KERNEL(
     absorb_by_warps, CTA,

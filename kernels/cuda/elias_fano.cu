@@ -2,7 +2,7 @@
 // bitpack.cu writes.
 
 #include "_bitmap.cuh"
-#include "_fours.cuh"
+#include "_values.cuh"
 
 KERNEL(
     set_highs, CTA,

@@ -12,8 +12,6 @@ struct Format {
     float largest;
 };
 
-DEVICE float nan() { return __uint_as_float(0x7FC00000u); }
-
 DEVICE float power_of_two(int exponent) { return __uint_as_float(u32(127 + exponent) << 23); }
 
 // |t| to nearest, ties to even, as a number that the format has.
@@ -36,7 +34,8 @@ DEVICE float value_of(u32 code, Format form) {
     u32 rest = code & 0x7Fu, fraction = rest & ((1u << form.mantissa) - 1u);
     float magnitude = __uint_as_float(rest << (23 - form.mantissa)) * power_of_two(127 - form.bias);
     if (magnitude > form.largest)  // e4m3 has NaN only; e5m2 has an infinity below it
-        magnitude = form.mantissa == 2 && fraction == 0u ? __uint_as_float(0x7F800000u) : nan();
+        magnitude =
+            form.mantissa == 2 && fraction == 0u ? __uint_as_float(0x7F800000u) : quiet_nan();
     return code & 0x80u ? -magnitude : magnitude;
 }
 
@@ -49,7 +48,7 @@ DEVICE float unit_of(Values x, Feedback feedback, i64 low, int size, Format form
         for (int u = 0; u < 4; ++u) most = max(most, magnitude_bits(p[u]));
     }
     float largest = __uint_as_float(team_max<THREADS>(most));
-    if (!is_finite(largest)) return nan();
+    if (!is_finite(largest)) return quiet_nan();
     return largest == 0.0f ? 0.0f : max(largest / form.largest, 0x1p-126f);
 }
 

@@ -1,7 +1,7 @@
 // Integers of a unit that all ranks share; see compressa.kernels.integers.
 
-#include "_fours.cuh"
 #include "_rows.cuh"
+#include "_values.cuh"
 
 typedef signed char i8;
 typedef short i16;

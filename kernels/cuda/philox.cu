@@ -1,7 +1,7 @@
 // Random words and halves for all elements of an array; see compressa.kernels.philox.
 
-#include "_fours.cuh"
 #include "_rows.cuh"
+#include "_values.cuh"
 
 // A thread makes the four words of a call.
 KERNEL(
