@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from typing import Any
 from unittest import mock
 
@@ -50,7 +51,7 @@ def _observed(config: Any) -> dict[str, Any]:
         values = collect(self, gradients)
         before = _threads_of_libraries()
         torch.ones(1 << 20).add_(1.0)  # large enough for a team of torch's
-        made = len(_threads_of_libraries() - before)
+        made = len(_lasting(_threads_of_libraries() - before))
         seen[threading.current_thread().name] = (torch.get_num_threads(), made)
         return values
 
@@ -73,6 +74,15 @@ def _threads_of_libraries() -> set[int]:
     """Return the process's threads that are not Python's: those may begin at any time."""
     every = {int(name) for name in os.listdir("/proc/self/task")}
     return every - {thread.native_id for thread in threading.enumerate()}
+
+
+def _lasting(threads: set[int]) -> set[int]:
+    """Those that are no thread of Python's after a while either: one that begins says so late."""
+    end_s = time.monotonic() + 1.0
+    while threads and time.monotonic() < end_s:
+        time.sleep(0.01)
+        threads &= _threads_of_libraries()
+    return threads
 
 
 def _in_a_new_thread() -> int:
