@@ -9,19 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from compressa.errors import BackendUnavailable
 from compressa.kernels import casts, cuda
 from compressa.kernels.device_array import DeviceArray
 from compressa.kernels.scratch import scratch
-
-_DTYPES: dict[torch.dtype, np.dtype[Any]] = {
-    torch.float32: np.dtype(np.float32),
-    torch.float64: np.dtype(np.float64),
-    torch.float16: np.dtype(np.float16),
-    torch.bfloat16: np.dtype(np.uint16),
-    torch.uint8: np.dtype(np.uint8),
-    torch.uint16: np.dtype(np.uint16),
-    torch.uint32: np.dtype(np.uint32),
-}
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -31,15 +22,28 @@ def as_array(x: torch.Tensor) -> npt.NDArray[Any]:
 
     A tensor on the CPU becomes a NumPy array, and one on a GPU a `DeviceArray`.
 
+    Raises:
+        BackendUnavailable: It lies on another GPU than the current one, where kernels would run.
+
     Example:
         >>> as_array(torch.ones(2, dtype=torch.bfloat16)).dtype
         dtype('uint16')
     """
     if x.is_cuda:
         _serve_torch()
-        array = DeviceArray(x.data_ptr(), x.numel(), _DTYPES[x.dtype], x)
+        if x.get_device() != torch.cuda.current_device():
+            raise BackendUnavailable(
+                f"a tensor on GPU {x.get_device()} came while GPU {torch.cuda.current_device()} is "
+                "current; call torch.cuda.set_device with that of the model, one for each rank"
+            )
+        array = DeviceArray(x.data_ptr(), x.numel(), _dtype_of(x.dtype), x)
         return cast("npt.NDArray[Any]", array)  # kernels look at what both kinds have
     return x.view(torch.uint16).numpy() if x.dtype is torch.bfloat16 else x.numpy()
+
+
+@cache
+def _dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
+    return as_array(torch.empty(0, dtype=dtype)).dtype
 
 
 class _TorchHost:

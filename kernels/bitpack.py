@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from ._arrays import U8, U32, check_array
-from ._backends import backend
+from ._backends import backend, device_of
 from .device_array import DeviceArray
 
 
@@ -81,7 +81,7 @@ def pack_bitmap(indices: U32, n: int, out: U8, *, check: bool = True) -> None:
         indices: uint32[k], each below ``n``.
         n: Number of elements that the bitmap spans.
         out: uint8[packed_bytes(n, 1)], overwritten.
-        check: Whether to make sure of the indices, which waits for a GPU.
+        check: Whether to make sure of the indices, which waits for a GPU; a CPU always does.
 
     Raises:
         TypeError: A dtype is wrong.
@@ -89,7 +89,7 @@ def pack_bitmap(indices: U32, n: int, out: U8, *, check: bool = True) -> None:
     """
     check_array("indices", indices, np.uint32)
     check_array("out", out, np.uint8, (packed_bytes(n, 1),), writable=True)
-    if check:
+    if check or device_of(indices) == "cpu":
         check_indices(indices, n)
     backend("bitpack", indices, out).pack_bitmap(indices, n, out)
 

@@ -12,21 +12,31 @@ from compressa.kernels.cuda import _gpu
 from compressa.kernels.device_array import DeviceArray
 
 from compressa import arrays
+from compressa.errors import BackendUnavailable
 
 
 @pytest.fixture(autouse=True)
 def _no_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_gpu, "_hosts", [])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     arrays._serve_torch.cache_clear()
 
 
 def gpu_tensor(dtype: torch.dtype) -> Any:
-    return SimpleNamespace(is_cuda=True, data_ptr=lambda: 640, numel=lambda: 5, dtype=dtype)
+    return SimpleNamespace(
+        is_cuda=True, data_ptr=lambda: 640, numel=lambda: 5, dtype=dtype, get_device=lambda: 0
+    )
 
 
 @pytest.mark.parametrize(
     ("dtype", "due"),
-    [(torch.float32, "f4"), (torch.float16, "f2"), (torch.bfloat16, "u2"), (torch.uint8, "u1")],
+    [
+        (torch.float32, "f4"),
+        (torch.float16, "f2"),
+        (torch.bfloat16, "u2"),
+        (torch.uint8, "u1"),
+        (torch.int32, "i4"),
+    ],
 )
 def test_a_gpus_tensor_becomes_an_address_and_is_kept_alive(dtype: torch.dtype, due: str) -> None:
     tensor = gpu_tensor(dtype)
@@ -34,6 +44,14 @@ def test_a_gpus_tensor_becomes_an_address_and_is_kept_alive(dtype: torch.dtype, 
     assert isinstance(array, DeviceArray)
     assert (array.pointer, array.size, array.dtype) == (640, 5, np.dtype(due))
     assert array.owner is tensor
+
+
+def test_a_tensor_of_another_gpu_is_refused_and_told_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    with pytest.raises(BackendUnavailable, match=r"on GPU 0 .* GPU 1 is current; .*set_device"):
+        arrays.as_array(gpu_tensor(torch.float32))
 
 
 def test_kernels_use_torchs_stream_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,20 +12,10 @@ from compressa.kernels import KernelUnavailable
 
 from compressa.bench import CASES, Bench, Case, targets
 from compressa.bench.device import Cpu, Cuda, EventWatch, device_named
-from compressa.bench.table import TARGET_ELEMS_ON_GPU
 from compressa.bench.timing import Stopwatch
 from compressa.errors import BackendUnavailable
 
 ON_GPU = [case for case in CASES if case.least_on_gpu is not None]
-
-
-class Renamed(Cpu):
-    """A CPU that passes for a GPU."""
-
-    kind = "cuda"
-    yardstick = "copy"
-    yardstick_bytes = 8
-    store_bytes = 1
 
 
 class Event:
@@ -69,7 +60,7 @@ def test_a_gpu_is_told_by_its_name_and_memory(monkeypatch: pytest.MonkeyPatch) -
     assert (gpu.name, gpu.memory_bytes, gpu.default_elems) == (
         "NVIDIA X",
         8_000_000_000,
-        (TARGET_ELEMS_ON_GPU,),
+        (100_000_000,),
     )
     assert isinstance(gpu.watch(), EventWatch)
     updated, source = torch.zeros(3), torch.ones(3)
@@ -81,7 +72,7 @@ def test_bytes_and_targets_are_those_of_the_device() -> None:
     (case,) = (case for case in CASES if case.name == "int8")
     codec: Any = case.build()
     gradient, payload = 4 * 1000, codec.wire_bytes(1000)
-    assert case.bus_bytes(codec, 1000, Renamed.store_bytes) == gradient + payload
+    assert case.bus_bytes(codec, 1000, Cuda.store_bytes) == gradient + payload
     assert case.bus_bytes(codec, 1000, Cpu.store_bytes) == gradient + 2 * payload
     assert (case.least_share("cpu"), case.least_share("NVIDIA X")) == (0.75, 0.85)
 
@@ -97,12 +88,15 @@ def test_the_targets_that_hold_on_a_gpu() -> None:
     assert [peer.least_on("NVIDIA X") for peer in topk.peers] == [10.0, None, None]
 
 
-def test_peers_of_the_cpu_stay_there() -> None:
+def test_peers_of_another_device_are_left_out_and_targets_are_those_of_the_rows() -> None:
     case = next(case for case in CASES if case.name == "int8")
-    rows = list(Bench(threads=1, repeats=7, device=Renamed()).run([case], [4096]))
-    assert [row.peer for row in rows] == ["torch operations"]
-    assert rows[0].device == "cuda"
-    assert targets.met(case, rows[0]) is not None
+    kinds = zip(case.peers, ("cuda", "cpu"), strict=True)
+    elsewhere, here = (replace(peer, devices=frozenset({kind})) for peer, kind in kinds)
+    (row,) = Bench(threads=1, repeats=7).run([replace(case, peers=(elsewhere, here))], [4096])
+    assert (row.peer, row.device) == (here.name, "cpu")
+    there = row.model_copy(update={"device": "NVIDIA X", "limit_ratio": 0.80})
+    assert targets.met(case, there) is False
+    assert targets.met(case, there.model_copy(update={"device": "cpu"})) is True
 
 
 def test_a_case_without_kernels_there_is_named_and_left_out(

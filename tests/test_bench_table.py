@@ -9,8 +9,8 @@ from test_bench_records import row
 
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.bench import CASES, Operation, targets
+from compressa.bench.device import Cpu
 from compressa.bench.scaling import SIZES
-from compressa.bench.table import TARGET_ELEMS
 from compressa.codecs import Bf16, Fp16, Int4, Int8, OneBit, TopK
 from compressa.compressor import Compressor
 
@@ -56,7 +56,7 @@ def test_every_target_has_its_case_and_no_other_has_one() -> None:
         if peer.least_speedup is not None
     }
     assert speedups == LEAST_SPEEDUPS
-    assert TARGET_ELEMS == 200_000_000
+    assert Cpu.default_elems[-1] == 200_000_000
 
 
 def test_names_are_unique_and_every_case_has_a_peer() -> None:
@@ -147,7 +147,7 @@ def test_a_row_meets_the_targets_that_apply_to_it(
 ) -> None:
     case = BY_NAME[name]
     measured = row(
-        case=f"{name} @ {TARGET_ELEMS}",
+        case=f"{name} @ {Cpu.default_elems[-1]}",
         limit_ratio=limit_ratio,
         peer=case.peers[0].name,
         peer_median=peer_median,

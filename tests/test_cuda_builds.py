@@ -12,7 +12,7 @@ from compressa.kernels.cuda._device import HOME, OPTIONS, source_text
 from cuda_registers import ARCHITECTURES, SOURCES, TABLE, Needs, needs
 from emulated_cuda import HEADER
 
-MOST_SPILLED_BYTES = 64
+MOST_SPILLED_BYTES = 32
 
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.library() is None, reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc"
@@ -35,7 +35,10 @@ def test_compiles_and_spills_next_to_nothing(
     source: str, architecture: str, compiled: dict[tuple[str, str], Future[list[Needs]]]
 ) -> None:
     found = compiled[source, architecture].result()
+    page = TABLE.read_text(encoding="utf-8")
+    missing = [one.name for one in found if f"| {source} | {one.name} |" not in page]
     assert found
+    assert not missing, "run python tests/cuda_registers.py"
     assert not [one for one in found if one.spilled_bytes > MOST_SPILLED_BYTES]
 
 

@@ -70,14 +70,19 @@ class FakeCuPy(SimpleNamespace):
         return SimpleNamespace(ptr=4096, size=size_bytes)
 
 
+def forget() -> None:
+    _gpu._cupy.cache_clear()
+    _gpu._numbered.cache_clear()
+
+
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuPy]:
     fake = FakeCuPy()
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(_gpu, "_hosts", [])
-    _gpu._numbered.cache_clear()
+    forget()
     yield fake
-    _gpu._numbered.cache_clear()
+    forget()
 
 
 def vector(size: int, dtype: Any, pointer: int = 1 << 20) -> Any:
@@ -138,7 +143,15 @@ def test_a_number_is_waited_for_on_the_current_stream(cupy: FakeCuPy) -> None:
     assert cupy.launched == [("wait", 7)]
 
 
+def test_what_is_there_is_looked_for_once(cupy: FakeCuPy) -> None:
+    quantize()
+    cupy.gpus = RuntimeError("asked again")
+    quantize()
+    assert len(cupy.launched) == 2
+
+
 def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget()
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(KernelUnavailable, match=r"device 'cuda' .*pip install compressa\[cuda12\]"):
         quantize()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,8 +27,6 @@ def test_a_result_is_named_by_gpu_and_day() -> None:
 
 
 def test_commands_are_ended_at_their_limit_and_heard_until_then() -> None:
-    import sys
-
     done = gpu.said([sys.executable, "-c", "print('here', flush=True)"], 60)
     assert (done["code"], done["output"]) == (0, "here\n")
     code = "import time; print('begun', flush=True); time.sleep(60)"

@@ -64,7 +64,7 @@ class Case:
         bus_bytes_per_elem: What must cross the memory bus, but for a whole step's result; None:
             follows from the operation.
         least_limit_ratio: The target, if there is one.
-        least_on_gpu: The same on a GPU, at `table.TARGET_ELEMS_ON_GPU`; a case without waits there.
+        least_on_gpu: The same on a GPU; a case without is not measured there.
         peers: What it is compared with.
         shape: For compressors of matrices: the one shape that is measured.
         main: Whether it stands for its kind where every size is measured.

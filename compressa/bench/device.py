@@ -17,16 +17,14 @@ class BenchDevice(ABC):
     """A device.
 
     Attributes:
-        kind: "cpu" or "cuda".
-        place: What torch calls it.
+        kind: "cpu" or "cuda", as torch calls it.
         yardstick: What the stream is called that its memory bus carries best.
         yardstick_bytes: What that moves for an element.
         store_bytes: What crosses the bus for each byte of a stream that is only written.
-        default_elems: The sizes that are measured if none are named.
+        default_elems: The sizes that are measured if none are named; targets hold at the last.
     """
 
     kind: str
-    place: str
     yardstick: str
     yardstick_bytes: int
     store_bytes: int
@@ -54,7 +52,7 @@ class BenchDevice(ABC):
 class Cpu(BenchDevice):
     """The machine's own cores. A line that is only written is read first."""
 
-    kind = place = "cpu"
+    kind = "cpu"
     yardstick = "in-place update"
     yardstick_bytes = BYTES_PER_ELEM
     store_bytes = 2
@@ -86,7 +84,7 @@ class Cuda(BenchDevice):
         BackendUnavailable: torch sees none.
     """
 
-    kind = place = "cuda"
+    kind = "cuda"
     yardstick = "copy"
     yardstick_bytes = 8
     store_bytes = 1

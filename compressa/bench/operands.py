@@ -38,7 +38,7 @@ class Operands:
     def __init__(self, elems: int, device: BenchDevice | None = None) -> None:
         self.elems = elems
         self.device = device or Cpu()
-        place = self.device.place
+        place = self.device.kind
         self._long = gaussian(elems + (_WINDOWS - 1) * _MOVE_ELEMS).to(place)
         self.gradient = self._long[:elems]
         self.residual = torch.zeros(elems, device=place)
@@ -58,7 +58,7 @@ class Operands:
     def payload(self, size: int) -> torch.Tensor:
         """Return memory for a payload of `size` bytes; all payloads share it."""
         if self._payload.numel() < size:
-            self._payload = torch.zeros(size, dtype=torch.uint8, device=self.device.place)
+            self._payload = torch.zeros(size, dtype=torch.uint8, device=self.device.kind)
         return self._payload[:size]
 
     def turns(self) -> Turns:

@@ -227,6 +227,4 @@ CASES: tuple[Case, ...] = (
     THC,
     POWERSGD,
 )
-"""Every case; the targets hold at `TARGET_ELEMS` elements, or `TARGET_ELEMS_ON_GPU`."""
-
-TARGET_ELEMS, TARGET_ELEMS_ON_GPU = 200_000_000, 100_000_000
+"""Every case; the targets hold at the last of a device's `default_elems`."""

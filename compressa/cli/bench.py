@@ -13,7 +13,6 @@ from rich.table import Table
 
 from compressa.bench import CASES, Bench, Case, Row, scaling, targets, write
 from compressa.bench.device import BenchDevice, device_named
-from compressa.bench.table import TARGET_ELEMS, TARGET_ELEMS_ON_GPU
 from compressa.errors import ConfigError
 
 bench_app = typer.Typer(
@@ -69,8 +68,7 @@ def kernels(
     _measure(run, cases, sizes, json_file, with_scaling=with_scaling)
     console = Console()
     console.print(_times(run.rows, cases))
-    target_elems = TARGET_ELEMS if where.kind == "cpu" else TARGET_ELEMS_ON_GPU
-    console.print(f"Targets hold at {target_elems:,} elements.")
+    console.print(f"Targets hold at {where.default_elems[-1]:,} elements.")
     if with_scaling and json_file is not None:
         what = f"microseconds per call on {scaling.SMALL_ELEMS:,} elements"
         console.print(f"\nFixed cost: {what}; at most {scaling.MOST_FIXED_US:.0f}.")

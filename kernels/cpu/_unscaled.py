@@ -52,12 +52,10 @@ def _look(
     position: Any,
 ) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        kinds = signature.args
-
-        def streams(*places: int) -> Any:
-            return (memory(context, builder, kinds[i], arguments[i]) for i in places)
-
-        source, kept, target, magnitudes, flagged = streams(0, 1, 4, 5, 6)
+        streams: Any = (
+            memory(context, builder, signature.args[i], arguments[i]) for i in (0, 1, 4, 5, 6)
+        )
+        source, kept, target, magnitudes, flagged = streams
         largest = Largest(builder)
 
         def row(at: Any, lanes: int) -> None:

@@ -117,8 +117,8 @@ class Gpu:
         return known
 
     def _compiled(self, source: str, name: str) -> Any:
-        module = self._cupy.RawModule(code=source_text(source), options=OPTIONS)
         try:
+            module = self._cupy.RawModule(code=source_text(source), options=OPTIONS)
             return module.get_function(name).kernel
         except Exception as error:
             raise KernelUnavailable(
@@ -135,8 +135,9 @@ def _parameter(argument: Argument) -> Any:
     return np.uint64(0) if argument is None else argument
 
 
+@cache
 def _cupy() -> ModuleType:
-    """CuPy, if it is there and sees a GPU."""
+    """CuPy, if it is there and sees a GPU; what was found once is not asked for again."""
     try:
         import cupy
     except ImportError as error:

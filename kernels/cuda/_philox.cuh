@@ -9,7 +9,7 @@ constexpr int ROW_BLOCKS = ROW / 8;   // each gives four words of two numbers
 
 struct Noise {
     u32 seed, stream, step, parameter;
-    i64 start;  // element number of the first element; negative: there is no noise
+    i64 start;  // element number of the first element
 };
 
 DEVICE void philox(const Noise& noise, u64 block, u32 (&words)[4]) {

@@ -22,6 +22,13 @@ DEVICE i64 team_count() {
     return i64(gridDim.x) * (CTA / THREADS);
 }
 
+// A barrier of the team.
+template <int THREADS>
+DEVICE void team_sync() {
+    if (THREADS == WARP) __syncwarp();
+    else __syncthreads();
+}
+
 // What one thread has, told to all.
 template <int THREADS, class T>
 DEVICE T team_told(T value) {

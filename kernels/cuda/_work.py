@@ -9,6 +9,13 @@ import numpy as np
 from ..philox import ROW
 from ._device import CTA, WARP, Argument, device, launch
 
+_WARPS_BLOCK = 1024  # elements that a warp goes through sooner than a whole block of threads
+
+
+def team_for(block: int) -> tuple[str, int]:
+    """The end of the kernel's name, and threads of a team, for blocks of so many elements."""
+    return ("warps", WARP) if block <= _WARPS_BLOCK else ("ctas", CTA)
+
 
 def threads_for(elems: int, each: int) -> tuple[int, int]:
     """Teams, and threads of a team, for a kernel whose threads take ``each`` elements at a time."""
@@ -22,15 +29,10 @@ def threads_for_rows(elems: int) -> tuple[int, int]:
 
 
 def new_answer(source: str) -> Any:
-    """Return memory for a number that a source's kernels find out, cleared; see `read_answer`."""
+    """Return memory for a number that a source's kernels find out, cleared; see `Device.read`."""
     answer = device().empty(1, np.uint64)
     launch(source, "clear_answer", 1, CTA, answer)
     return answer
-
-
-def read_answer(answer: Any) -> int:
-    """Wait for the GPU, and return the number: nothing else reads from a device's memory."""
-    return device().read(answer)
 
 
 def ask(source: str, name: str, teams: int, threads: int, *arguments: Argument) -> int:
@@ -45,4 +47,4 @@ def ask(source: str, name: str, teams: int, threads: int, *arguments: Argument) 
     """
     answer = new_answer(source)
     launch(source, name, teams, threads, *arguments, answer)
-    return read_answer(answer)
+    return device().read(answer)

@@ -9,7 +9,7 @@ from ..blockwise import STATISTICS, Form
 from ..philox import Noise
 from ._arguments import feedback, random, values
 from ._device import launch
-from ._teams import team_for
+from ._work import team_for
 
 
 def quantize_blockwise(

@@ -16,14 +16,6 @@ constexpr int PIECE = 1024;     // elements of a chunk that a warp moves
 constexpr int WARPS = CTA / WARP;
 constexpr u32 BELOW_INFINITY = 0x7F800000u;
 
-template <int THREADS>
-DEVICE void team_wait() {
-    if (THREADS == WARP)
-        __syncwarp();
-    else
-        __syncthreads();
-}
-
 struct Source {
     float *x, *residual;
     float back;
@@ -85,13 +77,13 @@ KERNEL(
         i64 first = group * together, low = first * chunk;
         int size = int(min(i64(together) * chunk, n - low));
         absorb_tile<WARP>({x, residual, back, clear}, low, size, tile);
-        team_wait<WARP>();
+        team_sync<WARP>();
         for (int two = 0; two * width < size; two += 2) {
             int begin = (two + half) * width, own = min(width, size - begin);
             double sum = norm_of(halved(sum_of_squares(tile + begin, own, 0.0)));
             if (own > 0 && threadIdx.x % LANES == 0) norms[first + two + half] = sum;
         }
-        team_wait<WARP>();
+        team_sync<WARP>();
     }
 }
 
@@ -108,9 +100,9 @@ KERNEL(
         for (; low < high; low += TILE) {
             int size = int(min(i64(TILE), high - low));
             absorb_tile<CTA>({x, residual, back, clear}, low, size, tile);
-            team_wait<CTA>();
+            team_sync<CTA>();
             if (threadIdx.x < LANES) sum = sum_of_squares(tile, size, sum);
-            team_wait<CTA>();
+            team_sync<CTA>();
         }
         sum = halved(sum);
         if (threadIdx.x == 0) norms[c] = norm_of(sum);

@@ -11,7 +11,6 @@ import numpy as np
 from .._arrays import F32, F64, U32, block_count
 from ._arguments import feedback
 from ._device import CTA, WARP, device, launch
-from ._work import read_answer
 
 _WARPS_TILE = 1024  # elements that a warp absorbs together, of whole chunks
 _PIECE = 1024  # elements of a chunk that a warp moves
@@ -57,7 +56,7 @@ def take_largest_chunks(
         np.int64(chunk),
         np.bool_(hold),
     )
-    return bool(read_answer(finite))
+    return bool(device().read(finite))
 
 
 def add_existing_chunks(
@@ -84,4 +83,4 @@ def add_existing_chunks(
         np.int64(chunk),
         np.float32(weight),
     )
-    return bool(read_answer(exist))
+    return bool(device().read(exist))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import U8, U32
-from ._device import launch
-from ._work import new_answer, read_answer, threads_for
+from ._device import device, launch
+from ._work import new_answer, threads_for
 
 
 def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: bool) -> bool:
@@ -26,7 +26,7 @@ def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: b
     launch("bitpack", "clear_bytes", *bytes_, high, np.int64(high.size), refused)
     places = indices, count, width, high, refused
     launch("elias_fano", "set_highs", *threads_for(indices.size, 1), *places)
-    return not (check and read_answer(refused))
+    return not (check and device().read(refused))
 
 
 def join(places: U32, lows: U32, low_bits: int) -> None:

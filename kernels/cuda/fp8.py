@@ -8,7 +8,7 @@ from .._arrays import F32, U8, Gradient
 from ..fp8 import Format
 from ._arguments import Arguments, feedback, values
 from ._device import launch
-from ._teams import team_for
+from ._work import team_for
 
 
 def _numbers(size: int, block: int, form: Format) -> Arguments:

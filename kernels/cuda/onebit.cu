@@ -10,12 +10,6 @@
 
 constexpr int STAGED = 32;  // elements of a block, per thread, that shared memory holds
 
-template <int THREADS>
-DEVICE void team_sync() {
-    if (THREADS == WARP) __syncwarp();
-    else __syncthreads();
-}
-
 // The team's own part of shared memory: STAGED * THREADS elements.
 template <int THREADS>
 DEVICE float* team_stage() {

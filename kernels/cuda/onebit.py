@@ -7,7 +7,7 @@ import numpy as np
 from .._arrays import F32, U8, Gradient
 from ._arguments import feedback, values
 from ._device import launch
-from ._teams import team_for
+from ._work import team_for
 
 
 def sign_quantize(

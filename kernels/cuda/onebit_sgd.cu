@@ -36,14 +36,6 @@ DEVICE i64 run_count(i64 length) {
     return ((length + PLANES - 1) / PLANES + RUN - 1) / RUN;
 }
 
-template <int THREADS>
-DEVICE void team_sync() {
-    if (THREADS == WARP)
-        __syncwarp();
-    else
-        __syncthreads();
-}
-
 // What adds up: a warp, whose lower half has the lanes of the sum of the negative elements, and the
 // upper half those of the others.
 struct Sums {

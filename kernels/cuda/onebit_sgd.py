@@ -7,7 +7,7 @@ import numpy as np
 from .._arrays import F32, U8, Gradient
 from ._arguments import feedback, values
 from ._device import CTA, WARP, launch
-from ._teams import team_for
+from ._work import team_for
 
 _LONG = 1 << 16  # elements of a group, from where one block of threads should not do all of it
 _RUN_ELEMS = {WARP: 8 * WARP, CTA: 8 * 4 * CTA}
