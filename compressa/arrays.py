@@ -12,6 +12,7 @@ import torch
 from compressa.errors import BackendUnavailable
 from compressa.kernels import casts, cuda
 from compressa.kernels.device_array import DeviceArray
+from compressa.kernels.feedback import all_finite
 from compressa.kernels.scratch import scratch
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -62,6 +63,31 @@ def _serve_torch() -> None:
     cuda.serve(_TorchHost())
 
 
+def scratch_tensor(name: str, elems: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return memory for a thread's own use, with whatever it holds.
+
+    On a CPU the thread keeps it for the next use of the name; on a GPU torch's pool does.
+
+    Args:
+        name: Of the memory; see `compressa.kernels.scratch`.
+        elems: Number of elements.
+        dtype: A dtype that NumPy has; the same for every use of the name.
+        device: Where it is.
+    """
+    if device.type == "cpu":
+        return torch.from_numpy(scratch(name, elems, _dtype_of(dtype)))
+    return torch.empty(elems, dtype=dtype, device=device)
+
+
+def surely_finite(x: torch.Tensor) -> bool:
+    """Whether all values are known to be finite: on a GPU nothing is, where to know is to wait.
+
+    Args:
+        x: 1-D, contiguous, float32.
+    """
+    return not x.is_cuda and all_finite(as_array(x))
+
+
 def widened(x: torch.Tensor, name: str) -> torch.Tensor:
     """Return a gradient in float32: itself, or a copy in memory that the thread keeps.
 
@@ -71,9 +97,9 @@ def widened(x: torch.Tensor, name: str) -> torch.Tensor:
     """
     if x.dtype is torch.float32:
         return x
-    values = scratch(name, x.numel(), np.float32)
-    casts.widen(as_array(x), values)
-    return torch.from_numpy(values)
+    values = scratch_tensor(name, x.numel(), torch.float32, x.device)
+    casts.widen(as_array(x), as_array(values))
+    return values
 
 
 def copied(x: torch.Tensor, name: str) -> torch.Tensor:
@@ -83,10 +109,7 @@ def copied(x: torch.Tensor, name: str) -> torch.Tensor:
         x: 1-D, contiguous, float32.
         name: Of the memory; see `compressa.kernels.scratch`.
     """
-    room = (
-        torch.empty_like(x) if x.is_cuda else torch.from_numpy(scratch(name, x.numel(), np.float32))
-    )
-    return room.copy_(x)
+    return scratch_tensor(name, x.numel(), torch.float32, x.device).copy_(x)
 
 
 def put(values: torch.Tensor, out: torch.Tensor) -> None:
@@ -97,6 +120,6 @@ def put(values: torch.Tensor, out: torch.Tensor) -> None:
         out: As long; float32, float16 or bfloat16.
     """
     if out.dtype is not torch.float32:
-        casts.narrow(values.numpy(), as_array(out))
+        casts.narrow(as_array(values), as_array(out))
     elif values is not out:
         out.copy_(values)

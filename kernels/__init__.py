@@ -22,8 +22,9 @@ from .bitpack import (
     unpack_bitmap,
     unpack_bits,
 )
-from .blockwise import Form, dequantize_blockwise, quantize_blockwise
-from .casts import narrow, widen
+from .blockwise import Form, dequantize_blockwise, quantize_blockwise, sum_blockwise
+from .blockwise_list import BlockwiseList, BlockwiseVector, quantize_blockwise_list
+from .casts import narrow, sum_casts, widen
 from .chunks import absorb_chunks, add_chunks, take_largest_chunks
 from .dct import ChunkForm, add_coefficients, are_places, keep_coefficients
 from .dgc import most_selected, select_dgc
@@ -42,7 +43,7 @@ from .lowrank import (
 )
 from .natural import natural_dequantize, natural_quantize
 from .natural_dithering import Dithering, dither, undither
-from .onebit import sign_bytes, sign_dequantize, sign_quantize
+from .onebit import sign_bytes, sign_dequantize, sign_quantize, sum_signs
 from .onebit_sgd import group_sign_bytes, two_means_dequantize, two_means_quantize
 from .philox import Noise, random_halves, random_words
 from .select import select_above, select_at
@@ -51,6 +52,8 @@ from .strata import multiply_by_strata, stratified_indices
 from .topk import return_unsent, scatter_add, select_top_k
 
 __all__ = [
+    "BlockwiseList",
+    "BlockwiseVector",
     "ChunkForm",
     "Codebook",
     "Dithering",
@@ -88,6 +91,7 @@ __all__ = [
     "pack_increasing",
     "packed_bytes",
     "quantize_blockwise",
+    "quantize_blockwise_list",
     "quantize_fp8",
     "random_halves",
     "random_words",
@@ -109,7 +113,10 @@ __all__ = [
     "sign_quantize",
     "split_low_rank",
     "stratified_indices",
+    "sum_blockwise",
+    "sum_casts",
     "sum_codes",
+    "sum_signs",
     "take_largest_chunks",
     "two_means_dequantize",
     "two_means_quantize",

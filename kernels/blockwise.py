@@ -38,6 +38,7 @@ Exact arithmetic, in float32 unless said otherwise:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,7 @@ import numpy as np
 
 from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._sums import check_sum
 from .philox import Noise, check_noise
 
 Statistic = Literal["max", "range", "l2", "clipped"]
@@ -191,6 +193,48 @@ def dequantize_blockwise(
     kernel.dequantize_blockwise(
         codes, scales, out, form=form, offsets=offsets, weight=weight, add=add
     )
+
+
+def sum_blockwise(
+    codes: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    form: Form,
+    offsets: Sequence[F32] | None = None,
+    weight: float = 1.0,
+) -> None:
+    """Decode several payloads and write their weighted sum: ``out`` goes to memory once.
+
+    A sum begins with 0, and takes the payloads in their order as `dequantize_blockwise` adds one:
+    in float32, each step rounded. Where ``out`` has 16 bits, the sum is rounded to them in the end.
+
+    Example:
+        >>> import numpy as np
+        >>> codes = [np.array([2, 4], np.int8).view(np.uint8), np.array([1, 0], np.uint8)]
+        >>> scales, out = [np.float32([0.5]), np.float32([1.0])], np.empty(2, np.float32)
+        >>> sum_blockwise(codes, scales, out, form=Form(bits=8, block=8), weight=0.5)
+        >>> out.tolist()
+        [1.0, 1.0]
+
+    Args:
+        codes: Of each payload: uint8[form.code_bytes(n)].
+        scales: Of each payload: float32[ceil(n / block)].
+        out: float32[n], float16[n], or uint16[n] for bfloat16; overwritten.
+        form: What the codes look like.
+        offsets: Of each payload, as in `quantize_blockwise`.
+        weight: Factor on every decoded value.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong, or payloads lack an array.
+    """
+    check_sum(out, codes, scales, offsets)
+    for i, packed in enumerate(codes):
+        some = None if offsets is None else offsets[i]
+        _check_payload(out.size, packed, scales[i], some, form, writable=False)
+    kernel = backend("blockwise", out, *codes, *scales, *(offsets or ()))
+    kernel.sum_blockwise(codes, scales, out, form=form, offsets=offsets, weight=weight)
 
 
 def _check_payload(

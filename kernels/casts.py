@@ -11,13 +11,15 @@ p * (1 / scale). Where p is not finite, the residual is left as it was.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import F32, check_array, check_feedback
+from ._arrays import F32, Gradient, check_array, check_feedback
 from ._backends import backend
+from ._sums import check_sum
 
 Half = npt.NDArray[Any]
 """float16, or uint16 that holds the bits of bfloat16."""
@@ -65,6 +67,29 @@ def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
     check_array("out", out, np.float32, writable=True)
     _check_half("x", x, out.size, writable=False)
     backend("casts", x, out).widen(x, out, weight=weight, add=add)
+
+
+def sum_casts(x: Sequence[Half], out: Gradient, *, weight: float = 1.0) -> None:
+    """Cast several vectors back and write their weighted sum: ``out`` goes to memory once.
+
+    A sum begins with 0, and takes the vectors in their order as `widen` adds one: in float32, each
+    step rounded. Where ``out`` has 16 bits, the sum is rounded to them in the end.
+
+    Args:
+        x: float16[n], or uint16[n] for bfloat16, all of one dtype.
+        out: float32[n], float16[n], or uint16[n] for bfloat16; overwritten.
+        weight: Factor on every value.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong.
+    """
+    check_sum(out, x)
+    for one in x:
+        _check_half("x", one, out.size, writable=False)
+        if one.dtype != x[0].dtype:
+            raise TypeError(f"all of x must have one dtype, not {x[0].dtype} and {one.dtype}")
+    backend("casts", out, *x).sum_casts(x, out, weight=weight)
 
 
 def _check_half(name: str, array: Half, size_elems: int, *, writable: bool) -> None:

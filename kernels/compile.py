@@ -58,7 +58,7 @@ def _all_kinds(x: F32) -> tuple[Gradient, ...]:
 
 
 def compile_blockwise(kinds: Kinds) -> None:
-    """Linear quantisers: to nearest with and without residual, stochastic, max-min."""
+    """Linear quantisers: to nearest with and without residual, stochastic, max-min; and sums."""
     zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
     noise = philox.Noise(0, 0, 0, 0)
     for form in (blockwise.Form(bits=8, block=256, statistic=s) for s in blockwise.STATISTICS[:2]):
@@ -71,16 +71,21 @@ def compile_blockwise(kinds: Kinds) -> None:
                     x, codes, scales, form=form, offsets=offsets, noise=drawn, residual=kept
                 )
         blockwise.dequantize_blockwise(codes, scales, out, form=form, offsets=offsets)
+        for total in kinds(out):
+            least_of_each = None if offsets is None else [offsets]
+            blockwise.sum_blockwise([codes], [scales], total, form=form, offsets=least_of_each)
 
 
-def compile_casts() -> None:
-    """Half precision and bfloat16, with and without residual."""
+def compile_casts(kinds: Kinds) -> None:
+    """Half precision and bfloat16, with and without residual, and sums of them."""
     x, residual = np.zeros(_ELEMS, np.float32), np.zeros(_ELEMS, np.float32)
     for dtype in (np.float16, np.uint16):
         narrow = np.zeros(_ELEMS, dtype)
         for kept in (None, residual):
             casts.narrow(x, narrow, residual=kept)
         casts.widen(narrow, x)
+        for total in kinds(x):
+            casts.sum_casts([narrow], total)
 
 
 def compile_floats(kinds: Kinds) -> None:
@@ -110,7 +115,7 @@ def compile_dithering(kinds: Kinds) -> None:
 
 
 def compile_onebit(kinds: Kinds) -> None:
-    """Scaled sign, with and without residual."""
+    """Scaled sign, with and without residual, and sums of them."""
     zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
     bits = np.zeros(onebit.sign_bytes(_ELEMS, 64), np.uint8)
     scales = np.zeros(-(-_ELEMS // 64), np.float32)
@@ -119,6 +124,8 @@ def compile_onebit(kinds: Kinds) -> None:
             onebit.sign_quantize(x, bits, scales, block=64, residual=kept)
     for add in (False, True):
         onebit.sign_dequantize(bits, scales, out, block=64, add=add)
+    for total in kinds(out):
+        onebit.sum_signs([bits], [scales], total, block=64)
 
 
 def compile_onebit_sgd(kinds: Kinds) -> None:
@@ -247,6 +254,7 @@ def main(half: bool = False) -> None:
     started_s = time.perf_counter()
     for work in (
         compile_blockwise,
+        compile_casts,
         compile_floats,
         compile_dithering,
         compile_onebit,
@@ -256,7 +264,6 @@ def main(half: bool = False) -> None:
     ):
         work(_all_kinds if half else _single)
     for rest in (
-        compile_casts,
         compile_sparse,
         compile_low_rank,
         compile_feedback,

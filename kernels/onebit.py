@@ -21,10 +21,13 @@ Exact arithmetic:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._sums import check_sum
 
 
 def sign_bytes(n: int, block: int) -> int:
@@ -107,3 +110,36 @@ def sign_dequantize(
     check_array("scales", scales, np.float32, (block_count(out.size, block),))
     kernel = backend("onebit", bits, scales, out)
     kernel.sign_dequantize(bits, scales, out, block=block, weight=weight, add=add)
+
+
+def sum_signs(
+    bits: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    block: int,
+    weight: float = 1.0,
+) -> None:
+    """Decode several payloads and write their weighted sum: ``out`` goes to memory once.
+
+    A sum begins with 0, and takes the payloads in their order as `sign_dequantize` adds one: in
+    float32, each step rounded. Where ``out`` has 16 bits, the sum is rounded to them in the end.
+
+    Args:
+        bits: Of each payload: uint8[sign_bytes(n, block)].
+        scales: Of each payload: float32[ceil(n / block)].
+        out: float32[n], float16[n], or uint16[n] for bfloat16; overwritten.
+        block: Elements per block; a multiple of 8.
+        weight: Factor on every decoded value.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout or ``block`` is wrong, or payloads lack an array.
+    """
+    check_sum(out, bits, scales)
+    packed_bytes, blocks = sign_bytes(out.size, block), block_count(out.size, block)
+    for packed, units in zip(bits, scales, strict=True):
+        check_array("bits", packed, np.uint8, (packed_bytes,))
+        check_array("scales", units, np.float32, (blocks,))
+    kernel = backend("onebit", out, *bits, *scales)
+    kernel.sum_signs(bits, scales, out, block=block, weight=weight)

@@ -51,7 +51,7 @@ def state_digest(handle: compressa.Handle) -> str:
     """Return the SHA-256 of this rank's residuals, factors and step."""
     sha = hashlib.sha256()
     for key, value in sorted(handle.state_dict().items()):
-        sha.update(key.encode() + value.reshape(-1).view(torch.uint8).numpy().tobytes())
+        sha.update(key.encode() + value.reshape(-1).view(torch.uint8).cpu().numpy().tobytes())
     return sha.hexdigest()
 
 

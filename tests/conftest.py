@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from unittest import mock
 
 import pytest
 from _ranks import Group, Pools, Zygote
 from compressa.kernels.cuda._device import running_on
-from emulated_cuda import Emulated
+from emulated_cuda import SHARED, Emulated
 from hypothesis import settings
 from mirrored_cuda import Mirrored
 
@@ -17,8 +19,15 @@ settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def shared_libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Emulated kernels are compiled once for all processes."""
+    with mock.patch.dict(os.environ, {SHARED: str(tmp_path_factory.mktemp("cuda"))}):
+        yield
+
+
 @pytest.fixture(scope="session")
-def pools() -> Iterator[Pools]:
+def pools(shared_libraries: None) -> Iterator[Pools]:
     """Long-lived groups of ranks, by world size."""
     made = Pools(Zygote())
     yield made

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import os
 import subprocess
 from functools import cache
 from hashlib import sha256
@@ -16,12 +18,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from compressa.kernels.cuda._device import Argument, source_text
+from compressa.kernels.cuda._device import Argument, Table, source_text
 from compressa.kernels.device_array import DeviceArray
 from kernel_cases import poisoned
 
 on_emulated_cuda = pytest.mark.usefixtures("emulated_cuda")
 """The mark of a test module whose kernels run here; see `conftest.py`."""
+
+SHARED = "COMPRESSA_TEST_LIBRARIES"
+"""Names the folder that all processes of a test run share."""
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 # Libraries of one process share nothing: two sources may have kernels of one name.
@@ -33,19 +38,32 @@ _ERROR_BYTES = 1000
 
 
 @cache
-def _folder() -> TemporaryDirectory[str]:
+def _own_folder() -> TemporaryDirectory[str]:
     return TemporaryDirectory(prefix="compressa-cuda-")
+
+
+def _folder() -> Path:
+    """Where libraries are: of all processes of a test run, or of this one."""
+    return Path(os.environ.get(SHARED) or _own_folder().name)
 
 
 @cache
 def _built(text: str) -> tuple[Path, str]:
-    """Compile the text of a ``.cu`` file, each text once in a process; return what g++ says."""
+    """Compile the text of a ``.cu`` file, each text once; return what g++ says."""
     name = sha256(text.encode()).hexdigest()[:16]
-    source, built = (Path(_folder().name) / f"{name}{end}" for end in (".cu", ".so"))
-    source.write_text(text)
-    command = ["g++", *FLAGS.split(), "-include", str(HEADER), "-x", "c++", str(source)]
-    done = subprocess.run([*command, "-o", str(built)], capture_output=True, text=True, check=False)
-    return built, done.stderr
+    built = _folder() / f"{name}.so"
+    with open(_folder() / f"{name}.lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it
+        if built.exists():
+            return built, ""
+        source, new = (built.with_suffix(end) for end in (".cu", ".new"))
+        source.write_text(text)
+        command = ["g++", *FLAGS.split(), "-include", str(HEADER), "-x", "c++", str(source)]
+        command += ["-o", str(new)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            new.rename(built)
+        return built, done.stderr
 
 
 @cache
@@ -117,15 +135,19 @@ def run_text(
 
 
 def _bytes_of(argument: Any) -> bytes:
-    """What a parameter gets: an array's address, a scalar's bytes, or a null pointer."""
+    """What a parameter gets: an array's address, a scalar's bytes, a struct, or a null pointer."""
     if argument is None:
         return bytes(8)
-    if isinstance(argument, DeviceArray):
-        return np.uint64(argument.pointer).tobytes()
-    if isinstance(argument, np.ndarray):
-        return np.uint64(argument.ctypes.data).tobytes()
+    if isinstance(argument, DeviceArray | np.ndarray):
+        return np.uint64(_address(argument)).tobytes()
+    if isinstance(argument, Table):
+        return argument.filled(_address).tobytes()
     assert isinstance(argument, np.generic), f"{argument!r} has no size of its own"
     return argument.tobytes()
+
+
+def _address(array: Any) -> int:
+    return int(array.pointer if isinstance(array, DeviceArray) else array.ctypes.data)
 
 
 def first_of(array: Any) -> int:
@@ -136,4 +158,5 @@ def first_of(array: Any) -> int:
 
 def on_device(array: npt.NDArray[Any]) -> Any:
     """Return an array's memory as if a GPU had it."""
-    return DeviceArray(array.ctypes.data, array.size, array.dtype, array)
+    vector = DeviceArray(array.ctypes.data, array.size, array.dtype, array)
+    return vector if array.ndim == 1 else vector.reshape(*array.shape)

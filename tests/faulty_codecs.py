@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
@@ -50,6 +51,15 @@ class FaultyInt8(Int8):
         # The general way, so that a fault in encode or decode shows here too.
         return Codec.encode_feedback(self, x, residual, payload, draw, scale)
 
+    @property
+    def sums_to_half(self) -> bool:
+        return False
+
+    def decode_sum(
+        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    ) -> None:
+        Codec.decode_sum(self, payloads, out, weight)
+
 
 class Allocates(FaultyInt8):
     def encode_feedback(
@@ -81,6 +91,13 @@ class DropsOneElementFromDecodeAdd(FaultyInt8):
         last = out[-1:].clone()
         super().decode_add(payload, out, weight, draw)
         out[-1:] = last
+
+
+class SumsWithoutTheWeight(FaultyInt8):
+    def decode_sum(
+        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    ) -> None:
+        super().decode_sum(payloads, out, 1.0)
 
 
 class LiesAboutItsSize(FaultyInt8):
@@ -322,6 +339,15 @@ class CannotBeSummed(Fp16):
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         Codec.decode(self, payload, out, draw)
+
+    def decode_sum(
+        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    ) -> None:
+        Codec.decode_sum(self, payloads, out, weight)
+
+    @property
+    def sums_to_half(self) -> bool:
+        return False
 
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from compressa.kernels.cuda._device import Argument
+from compressa.kernels.cuda._device import Argument, Table
 from compressa.kernels.cuda._gpu import Gpu
 from compressa.kernels.device_array import DeviceArray
 from emulated_cuda import first_of, on_device
@@ -46,6 +46,8 @@ class Mirrored:
         return first_of(array)
 
     def _placed(self, argument: Argument, mirrors: dict[int, _Mirror]) -> Any:
+        if isinstance(argument, Table):
+            return argument.filled(lambda array: int(self._placed(array, mirrors)))
         array = argument.owner if isinstance(argument, DeviceArray) else argument
         if not isinstance(array, np.ndarray):
             return argument

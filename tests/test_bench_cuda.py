@@ -10,12 +10,18 @@ import pytest
 import torch
 from compressa.kernels import KernelUnavailable
 
-from compressa.bench import CASES, Bench, Case, targets
+from compressa.bench import CASES, Bench, Case, Operation, targets
 from compressa.bench.device import Cpu, Cuda, EventWatch, device_named
+from compressa.bench.operands import Operands
+from compressa.bench.table import GPU_CASES, cases_on
 from compressa.bench.timing import Stopwatch
+from compressa.codecs import Codec
 from compressa.errors import BackendUnavailable
 
-ON_GPU = [case for case in CASES if case.least_on_gpu is not None]
+ON_GPU = [case for case in (*CASES, *GPU_CASES) if case.least_on_gpu is not None]
+
+
+ENCODES = (Operation.ENCODE, Operation.FEEDBACK)
 
 
 class Event:
@@ -81,22 +87,60 @@ def test_the_targets_that_hold_on_a_gpu() -> None:
     least = {case.name: case.least_on_gpu for case in ON_GPU}
     assert least["qsgd"] == least["randomk 1 % with residual"] == 0.70
     assert least["topk 1 % with residual"] == 0.60
+    assert least["threshold with residual"] == 0.70
     assert {least[f"int{bits}{kind}"] for bits in (8, 4) for kind in ("", " with residual")} == {
         0.85
     }
     topk = next(case for case in CASES if case.name == "topk 1 % with residual")
-    assert [peer.least_on("NVIDIA X") for peer in topk.peers] == [10.0, None, None]
+    assert [peer.least_on("NVIDIA X") for peer in topk.peers] == [10.0, None, None, None]
 
 
 def test_peers_of_another_device_are_left_out_and_targets_are_those_of_the_rows() -> None:
     case = next(case for case in CASES if case.name == "int8")
-    kinds = zip(case.peers, ("cuda", "cpu"), strict=True)
+    plain, _, bare, *_ = case.peers
+    kinds = zip((plain, bare), ("cuda", "cpu"), strict=True)
     elsewhere, here = (replace(peer, devices=frozenset({kind})) for peer, kind in kinds)
     (row,) = Bench(threads=1, repeats=7).run([replace(case, peers=(elsewhere, here))], [4096])
     assert (row.peer, row.device) == (here.name, "cpu")
     there = row.model_copy(update={"device": "NVIDIA X", "limit_ratio": 0.80})
     assert targets.met(case, there) is False
     assert targets.met(case, there.model_copy(update={"device": "cpu"})) is True
+
+
+def test_a_gpu_also_measures_gradients_of_16_bits() -> None:
+    there = {case.name: case for case in cases_on("cuda")}
+    assert [case.name for case in ON_GPU] == [name for name in there if "bfloat16" not in name]
+    half = {name.removesuffix(", bfloat16 gradient") for name in there if "bfloat16" in name}
+    assert "int8 with residual" in half
+    for case in ON_GPU:
+        codec = case.build()
+        encodes = isinstance(codec, Codec) and case.operation in ENCODES
+        assert (case.name in half) == (encodes and codec.takes_half)  # type: ignore[union-attr]
+    for name in half:
+        case, other = there[name], there[f"{name}, bfloat16 gradient"]
+        assert other.least_on_gpu == case.least_on_gpu
+        whole, less = (c.bus_bytes(c.build(), 1000, 1) for c in (case, other))  # type: ignore[arg-type]
+        assert whole is not None
+        assert less == whole - 2 * 1000
+    assert cases_on("cpu") == CASES
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=c.name) for c in cases_on("cuda") if "bfloat16" in c.name]
+)
+def test_gradients_of_16_bits_give_the_payload_of_their_values(case: Case) -> None:
+    operands, codec = Operands(3000), case.build()
+    half = operands.of(torch.bfloat16)
+    assert next(half.turns())[0].dtype is torch.bfloat16
+    assert half.of(torch.bfloat16) is half
+    length = case.prepare(codec, half)()  # type: ignore[arg-type]
+    payload, residual = half.payload(length).clone(), half.residual.clone()  # type: ignore[arg-type]
+    operands.reset()
+    operands._long.copy_(half._long)
+    assert case.prepare(codec, operands)() == length  # type: ignore[arg-type]
+    assert torch.equal(operands.payload(length), payload)  # type: ignore[arg-type]
+    assert torch.equal(operands.residual, residual)
+    half.stream()
 
 
 def test_a_case_without_kernels_there_is_named_and_left_out(

@@ -80,13 +80,14 @@ def test_rows_have_the_fields_of_the_format_in_order(tmp_path: Path) -> None:
 def test_a_row_knows_its_case_its_size_and_its_speed_up() -> None:
     assert (row().name, row().elems, row().speedup) == ("int8 with residual", 25_000_000, 5.0)
     assert row(peer=None, peer_median=None).speedup is None
+    assert row(peer="bitsandbytes: not installed", peer_median=None).speedup is None
 
 
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         ({"p20": 12.0}, "p20 <= median <= p80 does not hold"),
-        ({"peer": None}, "a peer and its median belong together"),
+        ({"peer": None}, "a median of a peer that has no name"),
         ({"median": -1.0}, "rows.0.median"),
         ({"median": "Infinity"}, "rows.0.median"),
         ({"case": "int8"}, "rows.0.case"),

@@ -12,12 +12,17 @@ from compressa.bench import CASES, Bench, Case, Operation, scaling
 from compressa.bench.device import Cpu
 from compressa.bench.operands import Operands, gaussian
 from compressa.bench.run import require_memory
+from compressa.bench.table import GPU_CASES
 from compressa.codecs import Codec
 from compressa.compressors import COMPRESSORS, Entry
 from compressa.errors import ConfigError
 
 ELEMS = 20_480
-SMALL = [replace(case, shape=(64, 96)) if case.shape else case for case in CASES]
+HERE = [
+    replace(case, peers=tuple(peer for peer in case.peers if "cpu" in peer.devices))
+    for case in (*CASES, *GPU_CASES)
+]
+SMALL = [replace(case, shape=(64, 96)) if case.shape else case for case in HERE]
 THERE = [case for case in SMALL if case.build() is not None]
 CODEC_CASES = [case for case in THERE if isinstance(case.build(), Codec)]
 
@@ -115,7 +120,10 @@ def test_peers_leave_the_residual_that_the_case_leaves(case: Case) -> None:
     assert apart.float().mean() < 1e-3
 
 
-@pytest.mark.parametrize("case", params([c for c in THERE if c.operation is Operation.DECODE]))
+DECODES = (Operation.DECODE, Operation.SUM)
+
+
+@pytest.mark.parametrize("case", params([c for c in THERE if c.operation in DECODES]))
 def test_peers_decode_what_the_case_decodes(case: Case) -> None:
     operands = Operands(ELEMS)
     compressor = case.build()

@@ -11,6 +11,7 @@ from compressa.aggregators.powersgd import PowerSGD
 from compressa.bench import CASES, Operation, targets
 from compressa.bench.device import Cpu
 from compressa.bench.scaling import SIZES
+from compressa.bench.table import GPU_CASES
 from compressa.codecs import Bf16, Fp16, Int4, Int8, OneBit, TopK
 from compressa.compressor import Compressor
 
@@ -69,7 +70,7 @@ def test_names_are_unique_and_every_case_has_a_peer() -> None:
 def test_the_selecting_calls_of_the_libraries_are_peers_of_top_k() -> None:
     for case in CASES:
         if case.compressor == "topk":
-            names = {peer.name for peer in case.peers}
+            names = {peer.name for peer in case.peers if "cpu" in peer.devices}
             assert {"torch.topk", "numpy.argpartition", "torch operations"} == names
 
 
@@ -117,6 +118,19 @@ def test_passes_of_sparsifiers_are_stated() -> None:
         "sidco with residual",
     }
     assert set(stated.values()) == {12.0, 16.0}
+
+
+def test_bytes_of_what_only_a_gpu_measures() -> None:
+    sums = {case.compressor: case for case in GPU_CASES if case.operation is Operation.SUM}
+    assert sums["int8"].bus_bytes(Int8(block=256), 1024, 1) == (4 * (1 + 4 / 256) + 4) * 1024
+    assert sums["bf16"].bus_bytes(Bf16(), 1000, 1) == (4 * 2 + 4) * 1000
+    assert {case.name for case in GPU_CASES} == {
+        *(f"{name} sum of 4" for name in ("bf16", "int8", "int4", "onebit")),
+        "threshold with residual",
+    }
+    for case in GPU_CASES:
+        assert case.least_on_gpu is not None
+        assert case.least_limit_ratio is None
 
 
 def test_sizes_of_the_scaling_run_go_from_ten_thousand_to_a_hundred_million() -> None:

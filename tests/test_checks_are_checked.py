@@ -60,6 +60,7 @@ from compressa.wrappers import DenseBelow, ErrorFeedback, FeedbackRule, Warmup
     [
         (codecs.DropsOneElement(), "squared error"),
         (codecs.DropsOneElementFromDecodeAdd(), "decode_add is not out"),
+        (codecs.SumsWithoutTheWeight(), "decode_sum is not what"),
         (codecs.LiesAboutItsSize(), "declared are"),
         (codecs.LeavesAByteUnwritten(), "bytes that encode did not write"),
         (codecs.PromisesTooMuch(), "squared error"),

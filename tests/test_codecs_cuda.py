@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -17,13 +18,24 @@ from compressa.compressors import COMPRESSORS
 
 pytestmark = on_emulated_cuda
 
-MODULES = ("_blockwise", "_cast", "fp8", "natural", "onebit", "randomk", "topk")
+MODULES = ("_blockwise", "_cast", "_sparse", "fp8", "natural", "onebit", "randomk", "topk")
 CODECS: dict[str, dict[str, Any]] = {
     **{name: {} for name in ("bf16", "fp16", "fp8", "int8", "int4", "int2", "onebit")},
     **{name: {} for name in ("qsgd", "terngrad", "natural", "topk", "randomk")},
+    "natural dithering": {"name": "natural", "levels": 7},
+    "natural dithering by maxima": {"name": "natural", "levels": 24, "norm": "max", "block": 64},
     "topk in 16 bits": {"name": "topk", "value_dtype": "bfloat16", "density": 0.3},
     "topk with a list": {"name": "topk", "value_dtype": "float16", "indices": "bits"},
     "randomk, unbiased": {"name": "randomk", "unbiased": True},
+    "threshold": {"threshold": 1.5},
+    "threshold of no more than fit": {"name": "threshold", "threshold": 0.1, "max_density": 0.02},
+    "threshold that none reaches": {"name": "threshold", "threshold": 1e6},
+    "threshold in units": {"name": "threshold", "threshold": 2.0, "unit": "rms"},
+    "threshold in 16 bits": {"name": "threshold", "unit": "max", "value_dtype": "bfloat16"},
+    **{name: {} for name in ("dgc", "sidco", "adacomp")},
+    "dgc in 16 bits": {"name": "dgc", "density": 0.1, "value_dtype": "float16"},
+    "sidco with a list": {"name": "sidco", "density": 0.05, "indices": "bits"},
+    "adacomp with a bitmap": {"name": "adacomp", "bin_elems": 50, "indices": "bitmap"},
 }
 ELEMS = 3001
 DRAW = Draw(seed=1, step=2, parameter=3, start=4096, rank=1)
@@ -100,5 +112,25 @@ def test_what_a_gpu_encodes_a_cpu_decodes_and_the_other_way_round(name: str) -> 
                 codec.decode_add(payload[:length], out, 0.3, DRAW)
         else:
             codec.decode_add(payload[:length], out, 0.3, DRAW)
+        outs.append(out)
+    assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", CODECS)
+def test_sums_of_payloads_are_those_of_the_cpu(name: str, dtype: torch.dtype) -> None:
+    codec, outs = codec_of(name), []
+    if dtype is not torch.float32 and not codec.sums_to_half:
+        pytest.skip("sums are made in 32 bits")
+    sent = []
+    for rank in range(9):
+        x = torch.randn(ELEMS, generator=torch.Generator().manual_seed(rank))
+        payload = torch.zeros(codec.wire_bytes(ELEMS), dtype=torch.uint8)
+        draw = replace(DRAW, rank=rank)
+        sent.append((payload[: codec.encode(x, payload, draw)], draw))
+    for gpu in (True, False):
+        out = torch.ones(ELEMS, dtype=dtype)
+        with on_gpu() if gpu else nullcontext():
+            codec.decode_sum(sent, out, 0.3)
         outs.append(out)
     assert torch.equal(*outs)

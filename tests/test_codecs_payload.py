@@ -101,9 +101,10 @@ def test_a_unit_that_a_header_cannot_count_is_refused_when_it_is_built(
 
 
 def test_a_message_that_a_frame_cannot_count_is_refused() -> None:
-    assert LazyBuffers([1], 2**32 - 1)
+    world = World(0, 2, 0, "auto", State())
+    assert LazyBuffers(world, 2**32 - 1)
     with pytest.raises(ConfigError, match=r"4294967296 bytes .* 2\^32 - 1"):
-        LazyBuffers([1], 2**32)
+        LazyBuffers(world, 2**32)
 
 
 def test_the_largest_counts_fit_a_header() -> None:

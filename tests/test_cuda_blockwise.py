@@ -6,14 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compressa.kernels import Form, Noise
+from compressa.kernels import Form, Noise, block_count
 from compressa.kernels.blockwise import STATISTICS
 from compressa.kernels.cuda import blockwise
+from compressa.kernels.cuda._device import running_on
 from compressa.kernels.reference import blockwise as reference
-from emulated_cuda import on_emulated_cuda
-from hypothesis import given
+from emulated_cuda import Emulated, on_emulated_cuda
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import F32, KINDS, SCALES, as_kind, gradients, poisoned, residual_for, same_bits
+from sum_cases import COUNTS, any_bytes, any_units, counts, dtypes, weights
 
 pytestmark = on_emulated_cuda
 
@@ -115,3 +117,44 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
     for edge in (slice(0, shift), slice(-shift, None)):
         assert same_bits(codes[edge], untouched[edge])
         assert same_bits(left[edge], whole[edge])
+
+
+def assert_sum_equals_reference(
+    n: int, form: Form, count: int, dtype: Any, weight: float, seed: int
+) -> None:
+    random, blocks, shift = np.random.default_rng(seed), block_count(n, form.block), seed % 4
+    codes = [any_bytes(random, form.code_bytes(n), shift) for _ in range(count)]
+    scales, least = ([any_units(random, blocks, shift) for _ in range(count)] for _ in range(2))
+    offsets = least if form.statistic == "range" else None
+    whole, specified = poisoned(n + 2 * shift, dtype), poisoned(n + 2 * shift, dtype)
+    place = slice(shift, shift + n)
+    blockwise.sum_blockwise(codes, scales, whole[place], form=form, offsets=offsets, weight=weight)
+    with np.errstate(all="ignore"):
+        reference.sum_blockwise(
+            codes, scales, specified[place], form=form, offsets=offsets, weight=weight
+        )
+    assert same_bits(whole, specified)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from((0, 1, 9, 64, 257, 2500)), forms, counts, dtypes, weights, st.integers(0, 99)
+)
+def test_sum_equals_reference(
+    n: int, form: Form, count: int, dtype: Any, weight: float, seed: int
+) -> None:
+    assert_sum_equals_reference(n, form, count, dtype, weight, seed)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("count", COUNTS)
+def test_sums_of_more_blocks_than_teams_in_any_order(count: int, dtype: Any) -> None:
+    for seed, form in enumerate((Form(bits=4, block=64), Form(bits=8, block=2048))):
+        with running_on(Emulated(seed)):
+            assert_sum_equals_reference(40_001, form, count, dtype, 0.3, seed)
+
+
+def test_the_sum_of_no_payload_is_zero() -> None:
+    out = poisoned(100, np.float32)
+    blockwise.sum_blockwise([], [], out, form=Form(bits=8, block=8))
+    assert same_bits(out, np.zeros(100, np.float32))

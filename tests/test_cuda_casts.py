@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -11,6 +13,8 @@ from emulated_cuda import on_emulated_cuda
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import F32, SCALES, SIZES, gradients, poisoned, same_bits
+from sum_cases import COUNTS, any_bytes
+from sum_cases import DTYPES as OUT_DTYPES
 
 pytestmark = on_emulated_cuda
 
@@ -100,3 +104,18 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
         assert same_bits(halves[edge].view(np.uint16), untouched[edge].view(np.uint16))
         assert same_bits(left[edge], whole[edge])
         assert same_bits(wide[edge], whole[edge])
+
+
+@pytest.mark.parametrize("n", [0, 1, 1027, 40_001])
+@pytest.mark.parametrize("out_dtype", OUT_DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("count", COUNTS)
+def test_sum_of_any_bits_equals_reference(count: int, dtype: Any, out_dtype: Any, n: int) -> None:
+    random, shift = np.random.default_rng(n + count), count % 4
+    x = [any_bytes(random, 2 * n, 2 * shift).view(dtype) for _ in range(count)]
+    whole, specified = poisoned(n + 2 * shift, out_dtype), poisoned(n + 2 * shift, out_dtype)
+    place = slice(shift, shift + n)
+    casts.sum_casts(x, whole[place], weight=0.3)
+    with np.errstate(all="ignore"):
+        reference.sum_casts(x, specified[place], weight=0.3)
+    assert same_bits(whole, specified)

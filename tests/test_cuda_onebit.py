@@ -11,7 +11,7 @@ from compressa.kernels.cuda import onebit
 from compressa.kernels.cuda._device import running_on
 from compressa.kernels.reference import onebit as reference
 from emulated_cuda import Emulated, on_emulated_cuda
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
     F32,
@@ -24,6 +24,7 @@ from kernel_cases import (
     residual_for,
     same_bits,
 )
+from sum_cases import COUNTS, any_bytes, any_units, counts, dtypes, weights
 
 pytestmark = on_emulated_cuda
 
@@ -125,3 +126,40 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
         assert same_bits(bits[edge], untouched[edge])
         assert same_bits(left[edge], whole[edge])
         assert same_bits(wide[edge], whole[edge])
+
+
+def assert_sum_equals_reference(
+    n: int, block: int, count: int, dtype: Any, weight: float, seed: int
+) -> None:
+    random, shift = np.random.default_rng(seed), seed % 4
+    bits = [any_bytes(random, sign_bytes(n, block), shift) for _ in range(count)]
+    scales = [any_units(random, block_count(n, block), shift) for _ in range(count)]
+    whole, specified = poisoned(n + 2 * shift, dtype), poisoned(n + 2 * shift, dtype)
+    place = slice(shift, shift + n)
+    onebit.sum_signs(bits, scales, whole[place], block=block, weight=weight)
+    with np.errstate(all="ignore"):
+        reference.sum_signs(bits, scales, specified[place], block=block, weight=weight)
+    assert same_bits(whole, specified)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from((0, 1, 9, 64, 257, 2500)),
+    st.sampled_from(BLOCKS),
+    counts,
+    dtypes,
+    weights,
+    st.integers(0, 99),
+)
+def test_sum_equals_reference(
+    n: int, block: int, count: int, dtype: Any, weight: float, seed: int
+) -> None:
+    assert_sum_equals_reference(n, block, count, dtype, weight, seed)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("count", COUNTS)
+def test_sums_of_more_blocks_than_teams_in_any_order(count: int, dtype: Any) -> None:
+    for seed, block in enumerate((64, 1032)):
+        with running_on(Emulated(seed)):
+            assert_sum_equals_reference(40_001, block, count, dtype, 0.3, seed)

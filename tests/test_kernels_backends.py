@@ -28,6 +28,7 @@ ALGORITHMS = (
     "adacomp",
     "bitpack",
     "blockwise",
+    "blockwise_list",
     "chunks",
     "dct",
     "dgc",

@@ -5,7 +5,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compressa.kernels import Form, Noise, block_count, dequantize_blockwise, quantize_blockwise
+from compressa.kernels import (
+    Form,
+    Noise,
+    block_count,
+    dequantize_blockwise,
+    quantize_blockwise,
+    sum_blockwise,
+)
 from compressa.kernels.blockwise import Statistic
 from compressa.kernels.reference import blockwise as reference
 from compressa.kernels.threads import Team
@@ -21,6 +28,7 @@ from kernel_cases import (
     residual_for,
     same_bits,
 )
+from sum_cases import any_bytes, any_units, counts, dtypes, one_by_one, weights
 
 BLOCKS = {8: (8, 10, 64, 256), 4: (8, 10, 64, 256), 2: (8, 12, 64, 256)}
 STATISTICS: tuple[Statistic, ...] = ("max", "range", "l2", "clipped")
@@ -290,3 +298,66 @@ def test_codes_take_their_bits() -> None:
     assert [Form(bits=8, block=8).code_bytes(n) for n in sizes] == [0, 1, 8, 9, 16]
     assert [Form(bits=4, block=8).code_bytes(n) for n in sizes] == [0, 1, 4, 5, 8]
     assert [Form(bits=2, block=8).code_bytes(n) for n in sizes] == [0, 1, 2, 3, 4]
+
+
+def payloads(n: int, form: Form, count: int, seed: int) -> tuple[Any, Any, Any]:
+    random, blocks = np.random.default_rng(seed), block_count(n, form.block)
+    codes = [any_bytes(random, form.code_bytes(n), seed % 4) for _ in range(count)]
+    scales, offsets = ([any_units(random, blocks) for _ in range(count)] for _ in range(2))
+    return codes, scales, offsets if form.statistic == "range" else None
+
+
+@given(
+    st.sampled_from((0, 1, 9, 64, 257, 2500)), counts, forms, weights, dtypes, st.integers(0, 99)
+)
+def test_sum_is_that_of_one_payload_after_the_other(
+    n: int, count: int, form: Form, weight: float, dtype: Any, seed: int
+) -> None:
+    codes, scales, offsets = payloads(n, form, count, seed)
+
+    def add(i: int, total: F32) -> None:
+        some = None if offsets is None else offsets[i]
+        dequantize_blockwise(
+            codes[i], scales[i], total, form=form, offsets=some, weight=weight, add=True
+        )
+
+    due = one_by_one(add, count, n, dtype)
+    for function in (sum_blockwise, reference.sum_blockwise):
+        out = poisoned(n, dtype)
+        with np.errstate(all="ignore"):
+            function(codes, scales, out, form=form, offsets=offsets, weight=weight)
+        assert same_bits(out, due)
+
+
+@pytest.mark.parametrize("form", [Form(bits=b, block=64, statistic="range") for b in (2, 4, 8)])
+def test_sums_in_threads_are_those_of_the_whole(form: Form) -> None:
+    n = (1 << 20) + 13
+    codes, scales, offsets = payloads(n, form, 3, 0)
+    whole, threaded = poisoned(n, np.float32), poisoned(n, np.float32)
+    sum_blockwise(codes, scales, whole, form=form, offsets=offsets)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        sum_blockwise(codes, scales, threaded, form=form, offsets=offsets)
+    assert same_bits(whole, threaded)
+
+
+def test_the_sum_of_no_payload_is_zero_and_minus_zeros_add_up_to_zero() -> None:
+    form, out = Form(bits=8, block=8), poisoned(3, np.float32)
+    sum_blockwise([], [], out, form=form)
+    assert same_bits(out, np.zeros(3, np.float32))
+    codes, scales = np.uint8([255, 0, 1]), np.float32([0.0])
+    sum_blockwise([codes] * 2, [scales] * 2, out, form=form)
+    assert same_bits(out, np.zeros(3, np.float32))
+
+
+def test_sums_of_unfit_payloads_are_refused() -> None:
+    form, out = Form(bits=8, block=8), poisoned(8, np.float32)
+    (first, second), scales, _ = payloads(8, form, 2, 0)
+    with pytest.raises(ValueError, match=r"codes must have shape \(8,\)"):
+        sum_blockwise([first, second[:7]], scales, out, form=form)
+    with pytest.raises(ValueError, match="one of each array"):
+        sum_blockwise([first, second], scales[:1], out, form=form)
+    with pytest.raises(ValueError, match="offsets"):
+        sum_blockwise([first, second], scales, out, form=form, offsets=scales)
+    with pytest.raises(TypeError, match="out must be float32, float16, or bfloat16"):
+        sum_blockwise([first, second], scales, out.astype(np.float64), form=form)
+    assert same_bits(out, poisoned(8, np.float32))

@@ -1,17 +1,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from compressa.kernels import narrow, widen
+from compressa.kernels import narrow, sum_casts, widen
 from compressa.kernels.reference import casts as reference
 from compressa.kernels.threads import Team
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import F32, gradients, poisoned, same_bits
+from sum_cases import any_bytes, counts, one_by_one, weights
+from sum_cases import dtypes as out_dtypes
 
 DTYPES = (np.float16, np.uint16)
 dtypes = st.sampled_from(DTYPES)
@@ -111,3 +114,54 @@ def test_refuses_other_dtypes() -> None:
         narrow(x, np.empty(4, np.int16))
     with pytest.raises(TypeError, match="float16, or bfloat16"):
         widen(x, x.copy())
+
+
+def any_halves(n: int, dtype: Any, count: int, seed: int) -> list[np.ndarray]:
+    random = np.random.default_rng(seed)
+    return [any_bytes(random, 2 * n, seed % 2 * 2).view(dtype) for _ in range(count)]
+
+
+@given(
+    st.sampled_from((0, 1, 9, 191, 1024, 2500)),
+    counts,
+    dtypes,
+    weights,
+    out_dtypes,
+    st.integers(0, 99),
+)
+def test_sum_is_that_of_one_vector_after_the_other(
+    n: int, count: int, dtype: Any, weight: float, out_dtype: Any, seed: int
+) -> None:
+    x = any_halves(n, dtype, count, seed)
+
+    def add(i: int, total: F32) -> None:
+        widen(x[i], total, weight=weight, add=True)
+
+    due = one_by_one(add, count, n, out_dtype)
+    for function in (sum_casts, reference.sum_casts):
+        out = poisoned(n, out_dtype)
+        with np.errstate(all="ignore"):
+            function(x, out, weight=weight)
+        assert same_bits(out, due)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_in_threads_are_those_of_the_whole(dtype: npt.DTypeLike) -> None:
+    n = (1 << 20) + 13
+    x = any_halves(n, dtype, 3, 0)
+    whole, threaded = poisoned(n, np.float32), poisoned(n, np.float32)
+    sum_casts(x, whole)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        sum_casts(x, threaded)
+    assert same_bits(whole, threaded)
+
+
+def test_sums_of_unfit_vectors_are_refused() -> None:
+    first, out = np.ones(4, np.float16), poisoned(4, np.float32)
+    with pytest.raises(ValueError, match=r"x must have shape \(4,\)"):
+        sum_casts([first, first[:3]], out)
+    with pytest.raises(TypeError, match="must have one dtype, not float16 and uint16"):
+        sum_casts([first, first.view(np.uint16)], out)
+    with pytest.raises(TypeError, match="float16, or bfloat16"):
+        sum_casts([out], out)
+    assert same_bits(out, poisoned(4, np.float32))

@@ -31,6 +31,34 @@ def test_refuses_steps_and_parts_of_elements() -> None:
         whole.view(np.float32)
 
 
+def test_a_matrix_has_its_elements_row_after_row() -> None:
+    memory = np.arange(24, dtype=np.float32).reshape(4, 6)
+    for matrix in (on_device(memory), on_device(memory.reshape(-1)).reshape(4, 6)):
+        assert (matrix.shape, matrix.ndim, matrix.size) == ((4, 6), 2, 24)
+        assert matrix.pointer == memory.ctypes.data
+        assert matrix.flags.c_contiguous
+        assert matrix.__cuda_array_interface__["shape"] == (4, 6)
+        assert repr(matrix).endswith("(4, 6), float32)")
+        vector = matrix.reshape(24)
+        assert (vector.shape, vector.ndim) == ((24,), 1)
+        assert vector[3:].pointer == memory.ctypes.data + 12
+    assert on_device(np.zeros((0, 5), np.float32)).shape == (0, 5)
+
+
+@pytest.mark.parametrize("shape", [(5, 5), (-4, -6), (4, -1), ()])
+def test_refuses_shapes_for_another_number_of_elements(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="it has 24 elements"):
+        on_device(np.zeros(24, np.float32)).reshape(*shape)
+
+
+def test_refuses_parts_and_views_of_a_matrix() -> None:
+    matrix = on_device(np.zeros((4, 6), np.float32))
+    with pytest.raises(ValueError, match="no vector and can not be cut: reshape it first"):
+        matrix[1:]
+    with pytest.raises(ValueError, match="no vector and can not be viewed"):
+        matrix.view(np.uint8)
+
+
 def test_lies_on_the_gpu_for_every_kernel() -> None:
     x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
     form = Form(bits=8, block=256)

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import numpy as np
 import pytest
-from compressa.kernels import block_count, sign_bytes, sign_dequantize, sign_quantize
+from compressa.kernels import (
+    block_count,
+    sign_bytes,
+    sign_dequantize,
+    sign_quantize,
+    sum_signs,
+)
 from compressa.kernels.reference import onebit as reference
+from compressa.kernels.threads import Team
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import (
@@ -16,6 +26,7 @@ from kernel_cases import (
     residual_for,
     same_bits,
 )
+from sum_cases import any_bytes, any_units, counts, dtypes, one_by_one, weights
 
 blocks = st.sampled_from((8, 24, 64, 256, 1024))
 feedback = st.tuples(st.none() | st.integers(0, 99), st.sampled_from(SCALES))
@@ -131,3 +142,55 @@ def test_golden_bytes() -> None:
 def test_refuses_blocks_that_do_not_fill_bytes(block: int) -> None:
     with pytest.raises(ValueError, match="multiple of 8"):
         sign_bytes(10, block)
+
+
+def payloads(n: int, block: int, count: int, seed: int) -> tuple[Any, Any]:
+    random = np.random.default_rng(seed)
+    bits = [any_bytes(random, sign_bytes(n, block), seed % 4) for _ in range(count)]
+    return bits, [any_units(random, block_count(n, block)) for _ in range(count)]
+
+
+@given(
+    st.sampled_from((0, 1, 9, 64, 257, 2500, 20_003)),
+    counts,
+    st.sampled_from((8, 24, 256, 1024, 1 << 16)),
+    weights,
+    dtypes,
+    st.integers(0, 99),
+)
+def test_sum_is_that_of_one_payload_after_the_other(
+    n: int, count: int, block: int, weight: float, dtype: Any, seed: int
+) -> None:
+    bits, scales = payloads(n, block, count, seed)
+
+    def add(i: int, total: F32) -> None:
+        sign_dequantize(bits[i], scales[i], total, block=block, weight=weight, add=True)
+
+    due = one_by_one(add, count, n, dtype)
+    for function in (sum_signs, reference.sum_signs):
+        out = poisoned(n, dtype)
+        with np.errstate(all="ignore"):
+            function(bits, scales, out, block=block, weight=weight)
+        assert same_bits(out, due)
+
+
+def test_sums_in_threads_are_those_of_the_whole() -> None:
+    n = (1 << 20) + 13
+    bits, scales = payloads(n, 1024, 3, 0)
+    whole, threaded = poisoned(n, np.float32), poisoned(n, np.float32)
+    sum_signs(bits, scales, whole, block=1024)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        sum_signs(bits, scales, threaded, block=1024)
+    assert same_bits(whole, threaded)
+
+
+def test_sums_of_unfit_payloads_are_refused() -> None:
+    bits, scales = payloads(16, 8, 2, 0)
+    out = poisoned(16, np.float32)
+    with pytest.raises(ValueError, match=r"bits must have shape \(2,\)"):
+        sum_signs([bits[0], bits[1][:1]], scales, out, block=8)
+    with pytest.raises(ValueError, match=r"scales must have shape \(2,\)"):
+        sum_signs(bits, [scales[0], scales[1][:1]], out, block=8)
+    with pytest.raises(ValueError, match="one of each array"):
+        sum_signs(bits, scales[:1], out, block=8)
+    assert same_bits(out, poisoned(16, np.float32))

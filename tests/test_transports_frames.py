@@ -13,7 +13,7 @@ from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_fr
 
 EPOCH = 3
 MOST_BYTES = 1 << 16
-u32 = st.integers(0, 2**32 - 1)
+u16, u32 = st.integers(0, 2**16 - 1), st.integers(0, 2**32 - 1)
 
 
 def written(frame: Frame) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
@@ -28,7 +28,7 @@ def frames(draw: st.DrawFn) -> Frame:
     data = draw(st.integers(0, MOST_BYTES))
     offset = draw(st.integers(0, 2**32 - 1 - data))
     message = draw(st.integers(offset + data, 2**32 - 1))
-    key = Key(draw(u32), draw(u32), draw(st.integers(0, 2**16 - 1)))
+    key = Key(draw(u32), draw(u32), draw(u16), draw(u16))
     return Frame(draw(st.sampled_from(Kind)), EPOCH, key, message, offset, data)
 
 
@@ -57,8 +57,8 @@ def test_mutated_headers_are_refused_or_stay_in_bounds(
     assert got.offset_bytes + got.data_bytes <= got.message_bytes
 
 
-@pytest.mark.parametrize("place", [*range(8), 18, 19])
-def test_each_byte_of_magic_version_kind_epoch_and_padding_counts(place: int) -> None:
+@pytest.mark.parametrize("place", range(8))
+def test_each_byte_of_magic_version_kind_and_epoch_counts(place: int) -> None:
     buffer = written(Frame(Kind.DATA, EPOCH, Key(1, 2, 3), 10, 0, 10))
     buffer[place] ^= 0x40
     with pytest.raises(PayloadError):

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, World
 from compressa.aggregators.momentum import Momentum, Velocity
 from compressa.aggregators.scopes import held_back
-from compressa.kernels.scratch import scratch
+from compressa.arrays import scratch_tensor
 from compressa.parameters import Layout
 
 
@@ -60,6 +59,7 @@ class Accelerated(Aggregator):
         if gradient.dtype is torch.float32:
             velocity.accumulate(gradient, turn)
             return
-        x = torch.from_numpy(scratch("velocity input", gradient.numel(), np.float32))
+        elems, device = gradient.numel(), gradient.device
+        x = scratch_tensor("velocity input", elems, torch.float32, device)
         velocity.accumulate(x.copy_(gradient), turn)
         gradient.copy_(x)

@@ -25,11 +25,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-import numpy as np
 import torch
 
 from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.factors import F32, Directions, FactorSum, LowRank, Matrix
+from compressa.arrays import as_array
 from compressa.kernels import lowrank
 from compressa.kernels.feedback import all_finite
 from compressa.parameters import Layout
@@ -64,12 +64,18 @@ class _Side(NamedTuple):
     Attributes:
         directions: The factors as they are kept.
         sums: The buffer in which they are averaged.
-        sent: This rank's own factors of the step under way.
+        own: This rank's own factors of the step under way.
+        sent: The same, as 2-D arrays.
     """
 
     directions: list[Directions]
     sums: FactorSum
+    own: list[torch.Tensor]
     sent: list[F32]
+
+    def contribute(self, i: int) -> None:
+        """Put an own factor where it is averaged."""
+        self.sums.values[i].copy_(self.own[i])
 
 
 class ACPSGDAggregator(Aggregator):
@@ -89,7 +95,9 @@ class ACPSGDAggregator(Aggregator):
             for m, shape in zip(self._matrices, shapes, strict=True)
         ]
         sums = FactorSum(shapes, lengths, world)
-        return _Side(directions, sums, [np.zeros(shape, np.float32) for shape in shapes])
+        own = [torch.zeros_like(values) for values in sums.values]
+        sent = [as_array(x).reshape(*shape) for x, shape in zip(own, shapes, strict=True)]
+        return _Side(directions, sums, own, sent)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -108,20 +116,20 @@ class ACPSGDAggregator(Aggregator):
             lowrank.orthonormalize(basis)
             multiply = matrix.left if fixed is self._right else matrix.right
             multiply(g, basis, moving.sent[i], turn)
-            moving.sums.factors[i][:] = moving.sent[i]
+            moving.contribute(i)
         yield moving.sums.mean()
         for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
             gradients[i].copy_(place)
         for i, m in enumerate(views):
-            self._finish(i, m, turn)
+            if all_finite(moving.sums.factors[i]):
+                self._finish(i, m, turn)
+            else:
+                self._matrices[i].spoil(gradients)
 
     def _finish(self, i: int, m: F32, turn: Turn) -> None:
         """Keep what the own factor missed, and write the mean's product to the gradient."""
         _, moving = self._sides(turn)
         mean = moving.sums.factors[i]
-        if not all_finite(mean):
-            m.fill(np.nan)  # some rank overflowed: every rank must see it everywhere
-            return
         self._matrices[i].keep_rest(m, *self._factors(i, moving.sent[i], turn), turn)
         p, q = self._factors(i, mean, turn)
         lowrank.low_rank_product(p, q, m)

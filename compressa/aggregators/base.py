@@ -19,6 +19,8 @@ from compressa.aggregators import narrow
 from compressa.collectives.base import Combine
 from compressa.parameters import ParameterInfo
 
+CPU = torch.device("cpu")
+
 
 class Verb(Enum):
     """What a round asks of the network."""
@@ -96,13 +98,18 @@ class State:
     `vector` gives the same memory to whoever asks for the same name, so that units, cuts and
     compressors can change while the state stays.
 
+    Args:
+        device: Where the vectors are: with the gradients.
+
     Attributes:
+        device: As given.
         vectors: By kind and parameter name.
         merges: How each is redistributed.
         claimed: Names that somebody has asked for since they were taken out of this set.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
         self.vectors: dict[str, torch.Tensor] = {}
         self.merges: dict[str, Merge] = {}
         self.claimed: set[str] = set()
@@ -127,7 +134,7 @@ class State:
         key = f"{kind}/{parameter.name}"
         self.claimed.add(key)
         if key not in self.vectors:
-            self.vectors[key] = torch.zeros(elems, dtype=torch.float32)
+            self.vectors[key] = torch.zeros(elems, dtype=torch.float32, device=self.device)
             self.merges[key] = merge
             if initial is not None:
                 initial(self.vectors[key])
@@ -147,7 +154,7 @@ class State:
         self.claimed.add(key)
         vector = self.vectors.get(key)
         if vector is None:
-            vector = narrow.zeros(parameter.elems, width)
+            vector = narrow.zeros(parameter.elems, width, self.device)
             self.merges[key] = Merge.SUM
         self.vectors[key] = narrow.converted(vector, width)
         return self.vectors[key]
@@ -177,6 +184,11 @@ class World:
     seed: int
     exchange: str
     state: State
+
+    @property
+    def device(self) -> torch.device:
+        """Where gradients, state and payloads are."""
+        return self.state.device
 
     @property
     def peers(self) -> list[int]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Tur
 from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.scopes import whole_scopes
+from compressa.arrays import as_array
 from compressa.collectives.combine import DenseSum
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
@@ -102,7 +103,6 @@ class ChunkedTopK(Compressor):
 
 
 Chosen = npt.NDArray[np.uint32]
-Values = npt.NDArray[np.float32]
 
 
 class ChunkedTopKAggregator(Aggregator):
@@ -110,29 +110,27 @@ class ChunkedTopKAggregator(Aggregator):
 
     def __init__(self, hyper: ChunkedTopK, layout: Layout, world: World) -> None:
         self._world = world
-        self._ranks = np.float32(world.size)
         self._scopes = whole_scopes(layout)
         elems = [scope.segment.elems for scope in self._scopes]
         self._chunks = [min(hyper.chunk, n) for n in elems]
         parts = [scope.residual(world.state) for scope in self._scopes]
         self._residuals = ChunkResiduals(self._scopes, hyper.chunk, parts)
-        self._kept_of = [part.numpy() for part in parts]
+        self._kept_of = [as_array(part) for part in parts]
         counts = [norms.numel() for norms in self._residuals.norms]
-        self._norms = torch.zeros(sum(counts))
-        self._norms_share, self._measured = self._norms.numpy(), self._residuals.all_norms.numpy()
-        self._norms_of = _parts(self._norms_share, counts)
+        self._norms = torch.zeros(sum(counts), device=world.device)
+        self._norms_of = _parts(self._norms, counts)
         sizes = [hyper.sent_elems(n) for n in elems]
-        self._values = torch.zeros(sum(sizes))
-        self._share = self._values.numpy()
-        self._sent = np.zeros_like(self._share)
-        self._values_of = _parts(self._share, sizes)
+        self._values = torch.zeros(sum(sizes), device=world.device)
+        self._sent = torch.zeros_like(self._values)
+        self._values_of = _parts(self._values, sizes)
         self._sent_of = _parts(self._sent, sizes)
         kept = [hyper.kept(n) for n in elems]
-        self._room = [np.zeros(k, np.uint32) for k in kept]
+        room = torch.zeros(sum(kept), dtype=torch.int32, device=world.device)
+        self._room = [part.view(np.uint32) for part in _parts(room, kept)]
         self._chosen: list[Chosen | None] = [None] * len(elems)
         self._sums = [DenseSum(v, world.rank, world.size) for v in (self._norms, self._values)]
         largest = max(s.shard_bytes(i) for s in self._sums for i in range(world.size))
-        self._scratch = LazyBuffers(world.peers, largest)
+        self._scratch = LazyBuffers(world, largest)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -148,14 +146,14 @@ class ChunkedTopKAggregator(Aggregator):
         yield AllReduce(self._sums[0], self._scratch)
         for i in range(len(self._scopes)):
             self._take(i)
-        np.divide(self._sent, self._ranks, out=self._share)
+        torch.div(self._sent, self._world.size, out=self._values)
         yield AllReduce(self._sums[1], self._scratch)
         for i, scope in enumerate(self._scopes):
             out, chosen = scope.of(gradients), self._chosen[i]
             if chosen is None:
                 out.fill_(torch.nan)  # some rank overflowed: every rank must see it
             else:
-                arrays = self._values_of[i], chosen, out.numpy()
+                arrays = self._values_of[i], chosen, as_array(out)
                 add_chunks(*arrays, chunk=self._chunks[i], weight=turn.loss_scale)
 
     def rollback(self, turn: Turn) -> None:
@@ -168,7 +166,7 @@ class ChunkedTopKAggregator(Aggregator):
     def _share_of_norms(self) -> None:
         """Write the norms to the wire's float32, where no finite sum may overflow."""
         most = _MOST_NORM / self._world.size
-        np.minimum(self._measured, most, out=self._norms_share)  # a NaN stays
+        self._norms.copy_(self._residuals.all_norms).clamp_(max=most)  # a NaN stays
 
     def _take(self, i: int) -> None:
         """Choose the chunks of a scope, and move their values out of the residual."""
@@ -178,6 +176,6 @@ class ChunkedTopKAggregator(Aggregator):
         self._chosen[i] = self._room[i] if finite else None
 
 
-def _parts(values: Values, sizes: Sequence[int]) -> list[Values]:
-    """Views of so many values each."""
-    return np.split(values, np.cumsum(sizes)[:-1])
+def _parts(values: torch.Tensor, sizes: Sequence[int]) -> list[npt.NDArray[Any]]:
+    """Parts of so many elements each, as kernels take them."""
+    return [as_array(part) for part in torch.split(values, list(sizes))]

@@ -19,7 +19,7 @@ class Dense(Aggregator):
     def __init__(self, layout: Layout, world: World) -> None:
         self._layout = layout
         self._world = world
-        self._region = Region(layout.elems, layout.dtype)
+        self._region = Region(layout.elems, layout.dtype, world.device)
         self._scratch: dict[int, torch.Tensor] = {}
 
     @property
@@ -48,7 +48,7 @@ class Dense(Aggregator):
         """Made at the first step, and only if the transport does not sum by itself."""
         if not self._scratch:
             size = max(combine.shard_bytes(shard) for shard in range(self._world.size))
-            self._scratch = LazyBuffers(self._world.peers, size)
+            self._scratch = LazyBuffers(self._world, size)
         return self._scratch
 
 
@@ -59,10 +59,11 @@ class LazyBuffers(dict[int, torch.Tensor]):
         ConfigError: No message can be as long.
     """
 
-    def __init__(self, peers: Sequence[int], size_bytes: int) -> None:
+    def __init__(self, world: World, size_bytes: int) -> None:
         super().__init__()
         check_countable("a message", 0, size_bytes)
-        self._peers = frozenset(peers)
+        self._peers = frozenset(world.peers)
+        self._device = world.device
         self._size_bytes = size_bytes
 
     def __bool__(self) -> bool:
@@ -71,5 +72,5 @@ class LazyBuffers(dict[int, torch.Tensor]):
     def __missing__(self, peer: int) -> torch.Tensor:
         if peer not in self._peers:
             raise KeyError(peer)
-        self[peer] = torch.empty(self._size_bytes, dtype=torch.uint8)
+        self[peer] = torch.empty(self._size_bytes, dtype=torch.uint8, device=self._device)
         return self[peer]

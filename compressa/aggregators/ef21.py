@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from compressa.aggregators.base import (
@@ -26,9 +25,8 @@ from compressa.aggregators.base import (
     World,
 )
 from compressa.aggregators.scopes import Scope, ScopePayload, whole_scopes
+from compressa.arrays import scratch_tensor, surely_finite
 from compressa.codecs.base import Codec
-from compressa.kernels.feedback import all_finite
-from compressa.kernels.scratch import scratch
 from compressa.parameters import Layout
 
 
@@ -84,7 +82,7 @@ class Estimated(Aggregator):
 
     def _decoded(self, payload: torch.Tensor, turn: Turn) -> list[torch.Tensor]:
         """Return what a rank's own payload decodes to, in memory of this thread."""
-        flat = torch.from_numpy(scratch("ef21", self._scopes.elems, np.float32))
+        flat = scratch_tensor("ef21", self._scopes.elems, torch.float32, payload.device)
         parts = list(torch.split(flat, [own.numel() for own in self._own]))
         for part in parts:
             part.zero_()
@@ -98,7 +96,7 @@ class Estimated(Aggregator):
         """Move both estimates where all is finite; the change becomes what arrives."""
         change.add_(mean)
         own_change.add_(own)
-        if all_finite(change.numpy()):
+        if surely_finite(change):
             own.copy_(own_change)
             mean.copy_(change)
             return

@@ -19,6 +19,7 @@ from annotated_types import Ge
 from compressa.aggregators.base import AllReduce, Merge, Round, Turn, Verb, World
 from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.scopes import held_back
+from compressa.arrays import as_array
 from compressa.collectives.combine import DenseSum
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
@@ -110,15 +111,19 @@ class Matrix:
         self.segment = segment
         self.rows, self.columns = matrix_shape(segment.parameter.shape)
         self.approx_rank = min(approx_rank, self.rows, self.columns)
-        residual = world.state.residual(segment.parameter)
-        self.residual: F32 = residual.view(self.rows, self.columns).numpy()
+        self._kept = world.state.residual(segment.parameter)
+        self.residual: F32 = as_array(self._kept).reshape(self.rows, self.columns)
         self.held = False
 
     def begin(self, gradients: Sequence[torch.Tensor], turn: Turn) -> F32:
         """Return g, which will become M = g + e; M = g while the residual waits."""
         g = gradients[self.gradient]
         self.held = held_back(g, turn)
-        return g.numpy().reshape(self.rows, self.columns)
+        return as_array(g).reshape(self.rows, self.columns)
+
+    def spoil(self, gradients: Sequence[torch.Tensor]) -> None:
+        """Let the whole gradient be NaN: some rank overflowed, and every rank must see it."""
+        gradients[self.gradient].fill_(torch.nan)
 
     def left(self, g: F32, q: F32, p: F32, turn: Turn) -> None:
         """Set g = M, and P = M Q."""
@@ -134,9 +139,9 @@ class Matrix:
 
     def give_back(self, p: F32, q: F32, turn: Turn) -> None:
         """Add P Q^T to the residual: then it is M again."""
-        product = torch.empty(self.rows, self.columns)
-        lowrank.low_rank_product(p, q, product.numpy())
-        torch.from_numpy(self.residual).add_(product, alpha=1.0 / turn.loss_scale)
+        product = torch.empty_like(self._kept)
+        lowrank.low_rank_product(p, q, as_array(product).reshape(self.rows, self.columns))
+        self._kept.add_(product, alpha=1.0 / turn.loss_scale)
 
     def _added(self, turn: Turn) -> dict[str, Any]:
         """What is added to the gradient."""
@@ -163,23 +168,25 @@ class Directions:
         self._parameter = parameter
         self._stream = stream
         self._seed = world.seed
-        vector = world.state.vector(
+        self._vector = world.state.vector(
             kind, parameter, math.prod(shape), Merge.FIRST, lambda new: self._draw(new, 0)
         )
-        self.rows: F32 = vector.view(shape).numpy()
+        self.rows: F32 = as_array(self._vector).reshape(*shape)
 
     def keep(self, factor: F32, turn: Turn) -> None:
         """Keep a factor; a row that came out zero would stay zero for ever, and is drawn anew."""
         if not lowrank.keep_directions(factor, self.rows):
-            self._draw(torch.from_numpy(self.rows).view(-1), turn.step + 1)
+            self._draw(self._vector, turn.step + 1)
             lowrank.keep_directions(factor, self.rows)
 
     def _draw(self, vector: torch.Tensor, step: int) -> None:
         """Fill with uniform numbers in [-1, 1)."""
-        words = torch.empty(vector.numel(), dtype=torch.uint32)
+        words = torch.empty(vector.numel(), dtype=torch.int32, device=vector.device)
         where = {"step": step, "parameter": self._parameter.index}
-        philox.random_words(words.numpy(), seed=self._seed, stream=self._stream, **where)
-        vector.copy_(words.to(torch.float64).mul_(2.0**-31).sub_(1.0))
+        bits = as_array(words.view(torch.uint32))
+        philox.random_words(bits, seed=self._seed, stream=self._stream, **where)
+        # With the first bit turned round, a word less 2**31 is what it reads as with a sign.
+        vector.copy_(words.bitwise_xor_(-(2**31))).mul_(2.0**-31)
 
 
 class FactorSum:
@@ -193,7 +200,8 @@ class FactorSum:
         world: Rank and size.
 
     Attributes:
-        factors: One 2-D view each, as an array.
+        values: One 1-D view for each factor.
+        factors: The same, as 2-D arrays.
         vectors: One 1-D view each.
     """
 
@@ -201,15 +209,16 @@ class FactorSum:
         self, shapes: Sequence[tuple[int, int]], vectors: Sequence[int], world: World
     ) -> None:
         sizes = [math.prod(shape) for shape in shapes]
-        self._ranks = torch.tensor(float(world.size))  # a bare number costs more than the division
-        self._buffer = torch.zeros(sum(sizes) + sum(vectors))
+        # A bare number costs more than the division, and a GPU multiplies by its inverse.
+        self._ranks = torch.tensor(float(world.size), device=world.device)
+        self._buffer = torch.zeros(sum(sizes) + sum(vectors), device=world.device)
         views = torch.split(self._buffer, [*sizes, *vectors])
-        pairs = zip(views, shapes, strict=False)
-        self.factors: list[F32] = [view.view(shape).numpy() for view, shape in pairs]
+        self.values = views[: len(sizes)]
+        self.factors = [as_array(x).reshape(*s) for x, s in zip(self.values, shapes, strict=True)]
         self.vectors = views[len(sizes) :]
         self._sum = DenseSum(self._buffer, world.rank, world.size)
         largest = max(self._sum.shard_bytes(shard) for shard in range(world.size))
-        self._scratch = LazyBuffers(world.peers, largest)
+        self._scratch = LazyBuffers(world, largest)
 
     @property
     def capacity_bytes(self) -> int:

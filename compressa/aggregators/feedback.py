@@ -13,17 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
 
 from compressa.aggregators import narrow
 from compressa.aggregators.base import State, Turn
 from compressa.aggregators.momentum import Momentum, Velocity
+from compressa.arrays import as_array, scratch_tensor, surely_finite
 from compressa.codecs.base import Codec, Draw
 from compressa.errors import ConfigError
-from compressa.kernels.feedback import absorb_residual, all_finite
-from compressa.kernels.scratch import scratch
+from compressa.kernels.feedback import absorb_residual
 from compressa.parameters import Segment
 
 
@@ -92,6 +91,11 @@ class Residual:
         self._velocity = rule.momentum and Velocity(segment, rule.momentum, state, ranks)
         state.residual(segment.parameter, rule.dtype)
 
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self._state.device
+
     def encode(
         self, codec: Codec, x: torch.Tensor, place: torch.Tensor, draw: Draw, turn: Turn
     ) -> int:
@@ -142,7 +146,7 @@ class Residual:
         """Return a copy for `blend`, if the rule blends."""
         if self.rule.beta == 1.0:
             return None
-        copy = torch.from_numpy(scratch("residual before", values.numel(), np.float32))
+        copy = scratch_tensor("residual before", values.numel(), torch.float32, values.device)
         return copy.copy_(values)
 
     def blend(self, before: torch.Tensor | None, values: torch.Tensor) -> None:
@@ -168,7 +172,7 @@ class Residual:
         return whole[self._segment.start : self._segment.stop]
 
     def _scratch(self) -> torch.Tensor:
-        return torch.from_numpy(scratch("residual", self._segment.elems, np.float32))
+        return scratch_tensor("residual", self._segment.elems, torch.float32, self._state.device)
 
 
 class OwnedResidual:
@@ -183,7 +187,7 @@ class OwnedResidual:
 
     def __init__(self, residual: Residual, elems: int) -> None:
         self._residual = residual
-        self._kept = torch.zeros(elems)
+        self._kept = torch.zeros(elems, device=residual.device)
         self._held = False
 
     def absorb(self, x: torch.Tensor, turn: Turn, *, held: bool) -> None:
@@ -199,7 +203,8 @@ class OwnedResidual:
             self._kept.copy_(self._residual.reopen(turn, raw=True))
             return
         values = self._residual.open(turn)
-        absorb_residual(x.numpy(), values.numpy(), self._kept.numpy(), turn.loss_scale)
+        arrays = as_array(x), as_array(values), as_array(self._kept)
+        absorb_residual(*arrays, turn.loss_scale)
         if self._residual.rule.beta < 1.0:
             torch.lerp(values, self._kept, self._residual.rule.beta, out=self._kept)
 
@@ -225,7 +230,7 @@ class OwnedResidual:
         if self._held:
             values.add_(self._kept)
         residual.blend(before, values)
-        if not self._held and not all_finite(mean.numpy()):
+        if not self._held and not surely_finite(mean):
             torch.where(mean.isfinite(), values, self._kept, out=values)
         residual.close(values)
         return length

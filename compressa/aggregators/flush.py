@@ -46,6 +46,7 @@ class Flush(Aggregator):
         self._taken = {}
         for i in sorted(self._left):
             gradient, residual = gradients[i], self._residuals[i]
+            # Waits for a GPU; but for a step or two after a switch, nothing is left.
             if not residual.any():  # adding zeros would turn -0 into +0
                 self._left.remove(i)
                 continue

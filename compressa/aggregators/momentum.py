@@ -13,15 +13,13 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-import numpy as np
 import torch
 from annotated_types import Gt, Lt
 
 from compressa.aggregators.base import Merge, State, Turn
+from compressa.arrays import scratch_tensor, surely_finite
 from compressa.codecs.base import Codec, Draw
 from compressa.errors import ConfigError
-from compressa.kernels.feedback import all_finite
-from compressa.kernels.scratch import scratch
 from compressa.parameters import Segment
 
 
@@ -50,6 +48,9 @@ class Momentum:
 class Velocity:
     """The velocity of one scope: float32, unscaled, "momentum/<name>" in the state.
 
+    What a payload clears is remembered until the next one, for a step that is skipped: on a CPU
+    those values; on a GPU, where to count them is to wait, all of the velocity.
+
     Args:
         segment: The scope.
         rule: Hyper-parameters.
@@ -63,8 +64,8 @@ class Velocity:
         self._u = whole[segment.start : segment.stop]
         self._rule = rule
         self._limit = math.inf if rule.clip_norm is None else rule.clip_norm / math.sqrt(ranks)
-        self._accumulated = False
-        self._cleared = torch.empty(0)
+        self._accumulated: torch.Tensor | None = None  # whether; None where it surely was
+        self._cleared = self._u[:0]
 
     def accumulate(self, x: torch.Tensor, turn: Turn) -> None:
         """Replace a gradient by the velocity, both times the loss scale.
@@ -72,31 +73,48 @@ class Velocity:
         Where it would not be finite, the velocity of the whole scope stays as it was.
         """
         if self._limit < math.inf:
-            norm = float(torch.linalg.vector_norm(x)) / turn.loss_scale
-            if self._limit < norm < math.inf:
-                x.mul_(self._limit / norm)
+            self._clip(x, turn)
         x.add_(self._u, alpha=self._rule.factor * turn.loss_scale)
-        self._accumulated = all_finite(x.numpy())
-        if self._accumulated:
+        if surely_finite(x):
+            self._accumulated = None
             torch.mul(x, 1.0 / turn.loss_scale, out=self._u)
+        else:
+            self._accumulated = x.isfinite().all()
+            torch.where(self._accumulated, x * (1.0 / turn.loss_scale), self._u, out=self._u)
 
     def mask(self, codec: Codec, payload: torch.Tensor, draw: Draw) -> None:
         """Start anew where the payload sends something."""
         self._cleared = self._u[:0]
-        if not (self._accumulated and self._rule.masking):
+        if not self._rule.masking:
             return
-        sent = torch.from_numpy(scratch("velocity sent", self._u.numel(), np.float32))
+        sent = scratch_tensor("velocity sent", self._u.numel(), torch.float32, self._u.device)
         codec.decode(payload, sent, draw)
         where = self._where(sent)
-        self._cleared = self._u[where]
+        if self._accumulated is not None:
+            where.logical_and_(self._accumulated)
+        self._cleared = self._u.clone() if where.is_cuda else self._u[where]
         self._u.masked_fill_(where, 0.0)
 
     def give_back(self, sent: torch.Tensor) -> None:
         """Undo `mask`: what was sent comes back to the residual."""
-        if self._cleared.numel():
-            self._u.masked_scatter_(self._where(sent), self._cleared)
-            self._cleared = self._u[:0]
+        if not self._cleared.numel():
+            return
+        where = self._where(sent)
+        if where.is_cuda:
+            torch.where(where, self._cleared, self._u, out=self._u)
+        else:
+            self._u.masked_scatter_(where, self._cleared)
+        self._cleared = self._u[:0]
+
+    def _clip(self, x: torch.Tensor, turn: Turn) -> None:
+        """Cut a gradient to the largest norm, if it has a norm; no GPU is asked for it."""
+        norm = torch.linalg.vector_norm(x).double().div_(turn.loss_scale)
+        if norm.is_cuda:
+            too_long = (norm > self._limit) & norm.isfinite()
+            x.mul_(torch.where(too_long, self._limit / norm, 1.0).float())
+        elif self._limit < float(norm) < math.inf:
+            x.mul_(self._limit / float(norm))
 
     def _where(self, sent: torch.Tensor) -> torch.Tensor:
-        where = torch.from_numpy(scratch("velocity where", sent.numel(), np.bool_))
+        where = scratch_tensor("velocity where", sent.numel(), torch.bool, sent.device)
         return torch.ne(sent, 0.0, out=where)

@@ -18,6 +18,7 @@ from typing import Literal
 
 import torch
 
+from compressa.arrays import as_array
 from compressa.errors import StateError
 from compressa.kernels.blockwise import Form, dequantize_blockwise, quantize_blockwise
 
@@ -30,7 +31,7 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.u
 _LARGEST = torch.finfo(torch.bfloat16).max
 
 
-def zeros(elems: int, width: Width) -> torch.Tensor:
+def zeros(elems: int, width: Width, device: torch.device | str = "cpu") -> torch.Tensor:
     """Return a residual that is zero.
 
     Example:
@@ -38,7 +39,7 @@ def zeros(elems: int, width: Width) -> torch.Tensor:
         308
     """
     units = _UNIT_BYTES * _blocks(elems) if width == "int8" else 0
-    return torch.zeros(units + elems, dtype=_DTYPES[width])
+    return torch.zeros(units + elems, dtype=_DTYPES[width], device=device)
 
 
 def width_of(vector: torch.Tensor) -> Width:
@@ -66,7 +67,7 @@ def read(vector: torch.Tensor, start: int, out: torch.Tensor) -> None:
     stop = start + out.numel()
     if vector.dtype is torch.uint8:
         units, codes = _parts(vector, start, stop)
-        dequantize_blockwise(codes.numpy(), units.numpy(), out.numpy(), form=_FORM)
+        dequantize_blockwise(as_array(codes), as_array(units), as_array(out), form=_FORM)
     else:
         out.copy_(vector[start:stop])
 
@@ -76,7 +77,7 @@ def write(vector: torch.Tensor, start: int, values: torch.Tensor) -> None:
     stop = start + values.numel()
     if vector.dtype is torch.uint8:
         units, codes = _parts(vector, start, stop)
-        quantize_blockwise(values.numpy(), codes.numpy(), units.numpy(), form=_FORM)
+        quantize_blockwise(as_array(values), as_array(codes), as_array(units), form=_FORM)
     elif vector.dtype is torch.bfloat16:
         # The largest float32 values would be rounded to infinity.
         vector[start:stop].copy_(values.clamp_(-_LARGEST, _LARGEST))
@@ -95,7 +96,7 @@ def widened(vector: torch.Tensor) -> torch.Tensor:
     """
     if vector.dtype is torch.float32:
         return vector
-    out = torch.empty(elems_of(vector))
+    out = torch.empty(elems_of(vector), device=vector.device)
     read(vector, 0, out)
     return out
 
@@ -104,7 +105,7 @@ def converted(vector: torch.Tensor, width: Width) -> torch.Tensor:
     """Return a residual in another form; itself, if it is in that form."""
     if vector.dtype is _DTYPES[width]:
         return vector
-    result = zeros(elems_of(vector), width)
+    result = zeros(elems_of(vector), width, vector.device)
     write(result, 0, widened(vector).clone())
     return result
 

@@ -40,12 +40,12 @@ class Reducible(Aggregator):
         self._world = world
         self._scopes = whole_scopes(layout)
         self._sizes = [codec.wire_bytes(scope.segment.elems) for scope in self._scopes]
-        self._payload = torch.zeros(sum(self._sizes), dtype=torch.uint8)
+        self._payload = torch.zeros(sum(self._sizes), dtype=torch.uint8, device=world.device)
         self._sent = torch.zeros_like(self._payload)
         self._values = self._payload.view(codec.reduce.dtype)
         self._combine = DenseSum(self._values, world.rank, world.size)
         largest = max(self._combine.shard_bytes(shard) for shard in range(world.size))
-        self._scratch = LazyBuffers(world.peers, largest)
+        self._scratch = LazyBuffers(world, largest)
         self._residuals = residuals_of(self._scopes, feedback, world)
         self._feedback = feedback
 
@@ -77,7 +77,7 @@ class Reducible(Aggregator):
         places = torch.split(self._sent, self._sizes)
         for scope, residual, place in zip(self._scopes, self._residuals, places, strict=True):
             if residual is not None:
-                sent = torch.empty(scope.segment.elems)
+                sent = torch.empty(scope.segment.elems, device=place.device)
                 self._codec.decode(place, sent, self._draw(scope.segment, turn))
                 residual.give_back(sent, turn)
 

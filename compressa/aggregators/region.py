@@ -21,12 +21,12 @@ class Region:
     Args:
         elems: Elements of all tensors together.
         dtype: Their dtype.
+        device: Where they are.
     """
 
-    def __init__(self, elems: int, dtype: torch.dtype) -> None:
+    def __init__(self, elems: int, dtype: torch.dtype, device: torch.device) -> None:
         self._elems = elems
-        self._dtype = dtype
-        self._staging = torch.empty(0, dtype=dtype)
+        self._staging = torch.empty(0, dtype=dtype, device=device)
         self._apart = False
         self._moved: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -68,7 +68,7 @@ class Region:
 
     def _copy(self, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         if self._staging.numel() == 0:
-            self._staging = torch.empty(self._elems, dtype=self._dtype)
+            self._staging = self._staging.new_empty(self._elems)
         return torch.cat(list(tensors), out=self._staging)
 
 

@@ -17,6 +17,7 @@ import torch
 
 from compressa.aggregators.base import Turn
 from compressa.aggregators.scopes import Scope, held_back
+from compressa.arrays import as_array
 from compressa.kernels import block_count
 from compressa.kernels.chunks import absorb_chunks
 
@@ -40,10 +41,11 @@ class ChunkResiduals:
         self._chunk = chunk
         self._parts = list(parts)
         counts = [block_count(scope.segment.elems, chunk) for scope in scopes]
-        self._all_norms = torch.zeros(sum(counts), dtype=torch.float64)
+        device = parts[0].device
+        self._all_norms = torch.zeros(sum(counts), dtype=torch.float64, device=device)
         self.norms = torch.split(self._all_norms, counts)
         pairs = zip(self._parts, self.norms, strict=True)
-        self._arrays = [(part.numpy(), norms.numpy()) for part, norms in pairs]
+        self._arrays = [(as_array(part), as_array(norms)) for part, norms in pairs]
         self.held = [False] * len(self._scopes)
 
     def __getitem__(self, i: int) -> torch.Tensor:
@@ -75,7 +77,7 @@ class ChunkResiduals:
                 self.norms[i].zero_()
                 continue
             absorb_chunks(
-                x.numpy(),
+                as_array(x),
                 *self._arrays[i],
                 chunk=self._chunk,
                 scale=turn.loss_scale,

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from compressa.aggregators.scopes import Scope
+from compressa.arrays import as_array
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.kernels import block_count
 from compressa.kernels.hadamard import Codebook, rotate_back, rotate_quantize, sum_codes
@@ -40,12 +41,12 @@ class RotatedScope:
         size, chunk = book.rotated_elems(elems), start // book.chunk
         self.high = low + size
         self._book = book
-        self._norms = norms[chunk : chunk + block_count(elems, book.chunk)].numpy()
-        self._signs = signs[start // 32 : (start + size) // 32].numpy()
+        self._norms = as_array(norms[chunk : chunk + block_count(elems, book.chunk)])
+        self._signs = as_array(signs[start // 32 : (start + size) // 32])
 
     def encode(self, p: torch.Tensor, payload: torch.Tensor, noise: Noise) -> None:
         """Write the codes of `p` to their place in a payload."""
-        arrays = p.numpy(), self._norms, self._signs, self._codes(payload)
+        arrays = as_array(p), self._norms, self._signs, self._codes(payload)
         rotate_quantize(*arrays, book=self._book, noise=noise)
 
     def look_up(self, payload: torch.Tensor, sums: Sums, *, add: bool) -> None:
@@ -58,9 +59,10 @@ class RotatedScope:
         self, sums: Sums, out: torch.Tensor, count: int, weight: float, *, add: bool = False
     ) -> None:
         """Add `weight` times the mean of `count` ranks' summed integers to `out`, or write it."""
-        arrays = sums[self.low : self.high], self._norms, self._signs, out.numpy()
+        arrays = sums[self.low : self.high], self._norms, self._signs, as_array(out)
         rotate_back(*arrays, book=self._book, count=count, weight=weight, add=add)
 
     def _codes(self, payload: torch.Tensor) -> npt.NDArray[np.uint8]:
         first = HEADER_BYTES + self.low // 2
-        return payload.numpy()[first : first + (self.high - self.low) // 2]
+        codes: npt.NDArray[np.uint8] = as_array(payload)
+        return codes[first : first + (self.high - self.low) // 2]

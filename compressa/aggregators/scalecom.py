@@ -40,6 +40,7 @@ from compressa.aggregators.base import (
 from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.scopes import Scope, whole_scopes
+from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs.payload import (
     HEADER_BYTES,
     Header,
@@ -52,7 +53,6 @@ from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import bitpack
 from compressa.kernels.feedback import all_finite
-from compressa.kernels.scratch import scratch
 from compressa.kernels.topk import scatter_add, select_top_k
 from compressa.parameters import Layout
 
@@ -133,17 +133,17 @@ class _Selection:
 
     def __init__(self, scope: Scope, mean: torch.Tensor) -> None:
         self.scope = scope
-        self.indices: npt.NDArray[np.uint32] = np.zeros(mean.numel(), np.uint32)
+        self._bits = torch.zeros(mean.numel(), dtype=torch.int32, device=mean.device)
+        self.indices: npt.NDArray[np.uint32] = as_array(self._bits).view(np.uint32)
         self.mean = mean
         self.sent = torch.zeros_like(mean)
         self.taken = False
-        self._places = torch.zeros(mean.numel(), dtype=torch.int64)
+        self._places = torch.zeros_like(self._bits, dtype=torch.int64)
 
     @property
     def places(self) -> torch.Tensor:
         """The indices as torch takes them."""
-        np.copyto(self._places.numpy(), self.indices)
-        return self._places
+        return self._places.copy_(self._bits).bitwise_and_(0xFFFFFFFF)
 
 
 class ScaleComAggregator(Aggregator):
@@ -159,16 +159,16 @@ class ScaleComAggregator(Aggregator):
         kept = [scope.residual(world.state) for scope in scopes]
         self._residuals = ChunkResiduals(scopes, _CHUNK, kept)
         counts = [hyper.kept(scope.segment.elems) for scope in scopes]
-        self._values = torch.zeros(sum(counts))
+        self._values = torch.zeros(sum(counts), device=world.device)
         parts = torch.split(self._values, counts)
         self._selections = [_Selection(*pair) for pair in zip(scopes, parts, strict=True)]
         self._index_bytes = index_bytes
         size = HEADER_BYTES + sum(self._index_bytes)
-        self._payload = torch.zeros(size, dtype=torch.uint8)
-        self._incoming = {p: torch.zeros(size, dtype=torch.uint8) for p in world.peers}
+        self._payload = torch.zeros(size, dtype=torch.uint8, device=world.device)
+        self._incoming = {peer: torch.zeros_like(self._payload) for peer in world.peers}
         self._sum = DenseSum(self._values, world.rank, world.size)
         largest = max(self._sum.shard_bytes(shard) for shard in range(world.size))
-        self._scratch = LazyBuffers(world.peers, largest)
+        self._scratch = LazyBuffers(world, largest)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -189,16 +189,19 @@ class ScaleComAggregator(Aggregator):
         payload = self._pick(gradients, turn)
         everyone = yield AllGather(payload, self._incoming, exact=False)
         self._read_indices(everyone, turn)
-        for i in range(len(self._selections)):
-            self._take(i)
+        for i, finite in enumerate(self._finite()):
+            self._take(i, finite)
         self._values.div_(self._world.size)
         yield AllReduce(self._sum, self._scratch)
         for i, chosen in enumerate(self._selections):
             out = chosen.scope.of(gradients)
             if self._hyper.beta < 1.0:
                 self._filter(i, out, turn)
-            arrays = chosen.indices, chosen.mean.numpy(), out.numpy()
-            scatter_add(*arrays, weight=turn.loss_scale)
+            if out.is_cuda:  # where the kernel would look at the indices first, and wait
+                out.index_add_(0, chosen.places, chosen.mean, alpha=turn.loss_scale)
+            else:
+                arrays = chosen.indices, as_array(chosen.mean), as_array(out)
+                scatter_add(*arrays, weight=turn.loss_scale)
 
     def rollback(self, turn: Turn) -> None:
         """Put back what was taken; a filter took a part only."""
@@ -207,9 +210,13 @@ class ScaleComAggregator(Aggregator):
                 beta = self._hyper.beta
                 self._residuals[i].index_add_(0, chosen.places, chosen.sent, alpha=beta)
 
-    def _finite(self, i: int) -> bool:
-        """Whether this rank's part of a scope is."""
-        return all_finite(self._residuals.norms[i].numpy())
+    def _finite(self) -> list[bool]:
+        """Whether this rank's part of each scope is; waits for a GPU, once for all scopes."""
+        norms = self._residuals.norms
+        if self._values.is_cuda:
+            known: list[bool] = torch.stack([part.isfinite().all() for part in norms]).tolist()
+            return known
+        return [all_finite(as_array(part)) for part in norms]
 
     def _pick(self, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
         """Return the payload: indices if this rank is the leader, else nothing but a header."""
@@ -219,7 +226,7 @@ class ScaleComAggregator(Aggregator):
             for i, place in enumerate(torch.split(body, self._index_bytes)):
                 self._select(i, gradients)
                 width = bitpack.index_width(self._selections[i].scope.segment.elems)
-                bitpack.pack_bits(self._selections[i].indices, width, place.numpy())
+                bitpack.pack_bits(self._selections[i].indices, width, as_array(place))
             body_bytes = body.numel()
         write_header(self._payload, self._header(turn, body_bytes))
         return self._payload[: HEADER_BYTES + body_bytes]
@@ -229,11 +236,14 @@ class ScaleComAggregator(Aggregator):
         chosen = self._selections[i]
         held = self._residuals.held[i]
         p = chosen.scope.of(gradients) if held else self._residuals[i]
-        values = scratch("scalecom.values", chosen.indices.size, np.float32)
-        select_top_k(p.numpy(), chosen.indices.size, chosen.indices, values)
+        values = scratch_tensor("scalecom.values", chosen.indices.size, torch.float32, p.device)
+        select_top_k(as_array(p), chosen.indices.size, chosen.indices, as_array(values))
 
     def _read_indices(self, everyone: Mapping[int, torch.Tensor], turn: Turn) -> None:
-        """Check every payload, then the leader's indices, before they are used."""
+        """Check every payload, then the leader's indices, before they are used.
+
+        Indices come from outside, so those that a GPU has are waited for, scope by scope.
+        """
         leader = self.leader(turn)
         for sender in self._world.peers:
             due = self._payload.numel() - HEADER_BYTES if sender == leader else 0
@@ -245,7 +255,7 @@ class ScaleComAggregator(Aggregator):
             self._selections, torch.split(body, self._index_bytes), strict=True
         ):
             elems = chosen.scope.segment.elems
-            bitpack.unpack_bits(part.numpy(), bitpack.index_width(elems), chosen.indices)
+            bitpack.unpack_bits(as_array(part), bitpack.index_width(elems), chosen.indices)
             try:
                 bitpack.check_increasing(chosen.indices, elems)
             except ValueError as error:
@@ -255,10 +265,10 @@ class ScaleComAggregator(Aggregator):
         layout = self._layout
         return Header(_WIRE_ID, turn.epoch, turn.step, layout.unit, layout.elems, body_bytes)
 
-    def _take(self, i: int) -> None:
+    def _take(self, i: int, finite: bool) -> None:
         """Take the chosen values out of the residual, but for what a filter leaves there."""
         chosen, residual = self._selections[i], self._residuals[i]
-        chosen.taken = self._finite(i) and not self._residuals.held[i]
+        chosen.taken = finite and not self._residuals.held[i]
         if chosen.taken:
             places = chosen.places
             torch.index_select(residual, 0, places, out=chosen.sent)

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.feedback import FeedbackRule, OwnedResidual
 from compressa.aggregators.scopes import Scope, ScopePayload, held_back
 from compressa.arrays import widened
@@ -55,7 +56,7 @@ class Scattered(Aggregator, Combine):
         self._sent = [shard.buffer() for shard in self._shards]
         self._filled = list(self._sent)
         largest = max(shard.wire_bytes for shard in self._shards)
-        self._scratch = {peer: torch.zeros(largest, dtype=torch.uint8) for peer in world.peers}
+        self._scratch = LazyBuffers(world, largest)
         pairs = zip(self._own.residuals, self._own.scopes, strict=True)
         self._owned = [
             None if residual is None else OwnedResidual(residual, scope.segment.elems)

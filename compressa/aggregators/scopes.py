@@ -10,12 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
 
 from compressa.aggregators.base import State, Turn, World
 from compressa.aggregators.feedback import FeedbackRule, Residual
-from compressa.arrays import put, widened
+from compressa.arrays import put, scratch_tensor, widened
 from compressa.codecs.base import Bounded, Codec, Draw
 from compressa.codecs.payload import (
     HEADER_BYTES,
@@ -25,7 +24,6 @@ from compressa.codecs.payload import (
     write_header,
 )
 from compressa.errors import PayloadError
-from compressa.kernels.scratch import scratch
 from compressa.kernels.threads import over_slices
 from compressa.parameters import Layout, Segment
 
@@ -108,11 +106,11 @@ def decode_sum(
 
     def add_up(cut: Cut, values: torch.Tensor) -> None:
         values.zero_()
-        for payload, draw in sent:
+        for payload, draw in sent:  # one by one: each cut is in the same memory
             codec.decode_add(cut(payload), values, weight, draw)
 
-    if out.dtype is torch.float32:
-        add_up(lambda payload: payload, out)
+    if out.dtype is torch.float32 or codec.sums_to_half:
+        codec.decode_sum(sent, out, weight)
     else:
         _in_pieces(codec, out, add_up)
 
@@ -128,7 +126,7 @@ def _in_pieces(codec: Codec, out: torch.Tensor, work: Callable[[Cut, torch.Tenso
     def fill(low: int, high: int) -> None:
         for start in range(low, high, step):
             stop = min(start + step, high)
-            values = torch.from_numpy(scratch("piece", stop - start, np.float32))
+            values = scratch_tensor("piece", stop - start, torch.float32, out.device)
             work(partial(codec.cut, elems=elems, start=start, stop=stop), values)
             put(values, out[start:stop])
 
@@ -178,7 +176,7 @@ class ScopePayload:
 
     def buffer(self) -> torch.Tensor:
         """Allocate a buffer for one payload, zeroed so that padding is."""
-        return torch.zeros(self.wire_bytes, dtype=torch.uint8)
+        return torch.zeros(self.wire_bytes, dtype=torch.uint8, device=self._world.device)
 
     def draw(self, scope: Scope, turn: Turn, *, owner: bool = False, rank: int = -1) -> Draw:
         """Return the counter of the random bits for a scope."""
@@ -207,7 +205,7 @@ class ScopePayload:
     def advance(self, payload: torch.Tensor, offset: int, length: int) -> int:
         """Note a written scope's length where it varies; return the next scope's offset."""
         if self._bounded:
-            payload[offset : offset + 4].view(torch.uint32).fill_(length)
+            payload[offset : offset + 4].view(torch.int32).fill_(length - (length >> 31 << 32))
             offset += _LENGTH_BYTES
         return offset + _aligned(length)
 
@@ -256,7 +254,7 @@ class ScopePayload:
         """Add to the residuals what an encoded payload took from them."""
         for (scope, part), residual in zip(self.parts(payload), self.residuals, strict=True):
             if residual is not None:
-                sent = torch.empty(scope.segment.elems)
+                sent = torch.empty(scope.segment.elems, device=payload.device)
                 self.codec.decode(part, sent, self.draw(scope, turn))
                 residual.give_back(sent, turn)
 
@@ -282,7 +280,7 @@ class ScopePayload:
     def _scope_length(self, payload: torch.Tensor, offset: int, most: int) -> int:
         if offset + _LENGTH_BYTES > payload.numel():
             raise PayloadError("a payload ends before its last scope begins")
-        length = int(payload[offset : offset + 4].view(torch.uint32).item())
+        length = int(payload[offset : offset + 4].view(torch.int32).item()) & 0xFFFFFFFF
         if length > min(most, payload.numel() - offset - _LENGTH_BYTES):
             raise PayloadError(f"a scope says it has {length} bytes, more than there are")
         return length

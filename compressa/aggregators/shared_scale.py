@@ -21,20 +21,22 @@ import torch
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.scopes import Scope, whole_scopes
+from compressa.arrays import as_array
 from compressa.codecs.base import Draw
 from compressa.collectives.combine import DenseMax, DenseSum
 from compressa.errors import PayloadError
 from compressa.kernels.integers import round_to_integers, scale_integers
 from compressa.parameters import Layout
 
-Measure = Callable[[torch.Tensor], float]
+Measure = Callable[[torch.Tensor], torch.Tensor]
+"""A scope -> a number of it, beside it, so that no GPU is waited for."""
 
 _SUMMED_BY_BACKENDS = (torch.int8, torch.int32)
 
 
-def largest_magnitude(x: torch.Tensor) -> float:
-    """Return max|x|; NaN if there is one."""
-    return float(torch.linalg.vector_norm(x, math.inf)) if x.numel() else 0.0
+def largest_magnitude(x: torch.Tensor) -> torch.Tensor:
+    """Return max|x|, without dimensions; NaN if there is one."""
+    return torch.linalg.vector_norm(x, math.inf) if x.numel() else x.new_zeros(())
 
 
 def most_levels(dtype: torch.dtype, size: int) -> int:
@@ -80,15 +82,15 @@ class SharedScale(Aggregator):
         self._stream = stream
         self._measure = measure
         self._scopes = whole_scopes(layout)
-        self._scales = torch.zeros(len(self._scopes))
-        self._integers = torch.zeros(layout.elems, dtype=dtype)
+        self._scales = torch.zeros(len(self._scopes), device=world.device)
+        self._integers = torch.zeros(layout.elems, dtype=dtype, device=world.device)
         elems = [scope.segment.elems for scope in self._scopes]
         self._parts = torch.split(self._integers, elems)
         self._maximum = DenseMax(self._scales, world.rank, world.size)
         self._sum = DenseSum(self._integers, world.rank, world.size)
         combines = (self._maximum, self._sum)
         largest = max(c.shard_bytes(shard) for c in combines for shard in range(world.size))
-        self._scratch = LazyBuffers(world.peers, largest)
+        self._scratch = LazyBuffers(world, largest)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -112,13 +114,16 @@ class SharedScale(Aggregator):
         for scope, place, scale in zip(self._scopes, self._parts, scales, strict=True):
             # In float64, where neither the smallest scale nor the largest integer is rounded.
             unit = scale / (self._levels * self._world.size) if math.isfinite(scale) else math.nan
-            scale_integers(place.numpy(), unit, scope.of(gradients).numpy())
+            scale_integers(as_array(place), unit, as_array(scope.of(gradients)))
 
     def rollback(self, turn: Turn) -> None:
         """There is no residual."""
 
     def _agreed(self) -> list[float]:
-        """Return the scales that came back; the owner's word is input from outside."""
+        """Return the scales that came back; the owner's word is input from outside.
+
+        Waits for a GPU, once for all scopes: what rounds takes its factor from the host.
+        """
         scales: list[float] = self._scales.tolist()
         if any(scale < 0.0 for scale in scales):
             raise PayloadError("the largest magnitude of all ranks is negative")
@@ -134,4 +139,4 @@ class SharedScale(Aggregator):
         index, rank = segment.parameter.index, self._world.rank
         draw = Draw(self._world.seed, turn.step, index, segment.start, rank)
         noise, levels = draw.private_noise(self._stream), self._levels
-        round_to_integers(x.numpy(), levels / scale, levels, place.numpy(), noise)
+        round_to_integers(as_array(x), levels / scale, levels, as_array(place), noise)

@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.scatter import cut_shards
 from compressa.aggregators.scopes import ScopePayload
+from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs.base import Biased, Codec, Draw
 from compressa.collectives.base import Combine
 from compressa.compressor import Compressor, Granularity
@@ -117,9 +117,9 @@ class Signs(Codec):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Pack the signs; a block whose mean magnitude is not finite is flagged."""
         flags, bits = self._parts(payload, x.numel())
-        means = np.empty(flags.size, np.float32)
-        onebit.sign_quantize(x.numpy(), bits, means, block=BLOCK)
-        flags[:] = ~np.isfinite(means)
+        means = scratch_tensor("sign.means", flags.numel(), torch.float32, x.device)
+        onebit.sign_quantize(as_array(x), as_array(bits), as_array(means), block=BLOCK)
+        torch.logical_not(means.isfinite(), out=flags)
         return payload.numel()
 
     def decode_add(
@@ -127,23 +127,28 @@ class Signs(Codec):
     ) -> None:
         """Add `weight` with the sign."""
         self.check(payload, out.numel())
+        self.count(payload, out, weight=weight)
+
+    def count(
+        self, payload: torch.Tensor, out: torch.Tensor, *, weight: float = 1.0, add: bool = True
+    ) -> None:
+        """Add `weight` with the sign, or write it; the payload has been checked."""
         flags, bits = self._parts(payload, out.numel())
-        ones = np.where(flags, np.float32(np.nan), np.float32(1))
-        onebit.sign_dequantize(bits, ones, out.numpy(), block=BLOCK, weight=weight, add=True)
+        ones = scratch_tensor("sign.ones", flags.numel(), torch.float32, out.device)
+        ones.fill_(1.0).masked_fill_(flags.view(torch.bool), torch.nan)
+        arrays = as_array(bits), as_array(ones), as_array(out)
+        onebit.sign_dequantize(*arrays, block=BLOCK, weight=weight, add=add)
 
     def check(self, payload: torch.Tensor, elems: int) -> None:
-        """Check the length and every flag."""
+        """Check the length and every flag; those that a GPU has are waited for."""
         super().check(payload, elems)
-        if self._parts(payload, elems)[0].max(initial=0) > 1:
+        if (self._parts(payload, elems)[0] > 1).any():
             raise PayloadError("sign: a flag is neither 0 nor 1")
 
     @staticmethod
-    def _parts(
-        payload: torch.Tensor, elems: int
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+    def _parts(payload: torch.Tensor, elems: int) -> tuple[torch.Tensor, torch.Tensor]:
         flags = block_count(elems, BLOCK)
-        array = payload.numpy()
-        return array[:flags], array[flags:]
+        return payload[:flags], payload[flags:]
 
 
 class MajorityVote(Aggregator, Combine):
@@ -151,13 +156,14 @@ class MajorityVote(Aggregator, Combine):
 
     def __init__(self, hyper: SignSGD, layout: Layout, world: World) -> None:
         self._hyper = hyper
+        self._signs = Signs()
         self._shards = [
-            ScopePayload(Signs(), layout.unit, scopes, world, feedback=None)
+            ScopePayload(self._signs, layout.unit, scopes, world, feedback=None)
             for scopes in cut_shards(layout, world.size, BLOCK)
         ]
         self._sent = [shard.buffer() for shard in self._shards]
         largest = max(shard.wire_bytes for shard in self._shards)
-        self._scratch = {peer: torch.zeros(largest, dtype=torch.uint8) for peer in world.peers}
+        self._scratch = LazyBuffers(world, largest)
         self._turn = Turn(0)
         self._gradients: Sequence[torch.Tensor] = ()
 
@@ -194,15 +200,15 @@ class MajorityVote(Aggregator, Combine):
         for sender, part in enumerate(partials):
             if part is not None:
                 own.check(part, turn, sender)
-        own.decode(self._sent[shard], votes, turn, shard)
-        for sender, part in enumerate(partials):
+        self._count(shard, self._sent[shard], add=False)
+        for part in partials:
             if part is not None:
-                own.decode_add(part, votes, 1.0, turn, sender)
+                self._count(shard, part, add=True)
         if self._hyper.ties == "alternate" and turn.step % 2:
             for scope in own.scopes:
                 scope.of(votes).sub_(0.5)
         own.encode(votes, turn, self._sent[shard])
-        own.decode(self._sent[shard], votes, turn, shard)
+        self._count(shard, self._sent[shard], add=False)
 
     def sealed(self, shard: int) -> torch.Tensor:
         """The majority's signs."""
@@ -211,4 +217,9 @@ class MajorityVote(Aggregator, Combine):
     def accept(self, shard: int, sealed: torch.Tensor) -> None:
         """Check and decode another owner's count."""
         self._shards[shard].check(sealed, self._turn, shard)
-        self._shards[shard].decode(sealed, self._gradients, self._turn, shard)
+        self._count(shard, sealed, add=False)
+
+    def _count(self, shard: int, payload: torch.Tensor, *, add: bool) -> None:
+        """Write a shard's signs in place of its gradients, or add them; they have been checked."""
+        for scope, part in self._shards[shard].parts(payload):
+            self._signs.count(part, scope.of(self._gradients), add=add)

@@ -78,14 +78,14 @@ class SharedTernGrad(Compressor):
         omega = (math.sqrt(elems * size) - 1) / 2 * (1 + 1e-5) + 1e-5
         return Biased(omega + size) if self.clip else Unbiased(omega)
 
-    def measure(self, x: torch.Tensor) -> float:
+    def measure(self, x: torch.Tensor) -> torch.Tensor:
         """Return the scale that one rank needs; not finite if its gradient is not."""
         largest = largest_magnitude(x)
-        if not self.clip or not 0 < largest < math.inf:
+        if not self.clip or not x.numel():
             return largest
         # In float64, where no square overflows or underflows.
-        length = float(torch.linalg.vector_norm(x, dtype=torch.float64))
-        return min(largest, self.clip * length / math.sqrt(x.numel()))
+        length = torch.linalg.vector_norm(x, dtype=torch.float64)
+        return torch.minimum(largest, length.mul_(self.clip).div_(math.sqrt(x.numel())))
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """Two rounds for the unit.

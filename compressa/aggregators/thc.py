@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from annotated_types import Ge, Gt, Le
 
@@ -38,6 +39,7 @@ from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.rotated import RotatedScope, Sums
 from compressa.aggregators.scatter import cut_shards
 from compressa.aggregators.scopes import whole_scopes
+from compressa.arrays import as_array
 from compressa.codecs.base import Biased, Draw
 from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
 from compressa.collectives.base import Combine
@@ -165,13 +167,13 @@ class THCAggregator(Aggregator, Combine):
         kept = (
             [scope.residual(world.state) for scope in scopes]
             if hyper.feedback
-            else [torch.zeros(n) for n in elems]
+            else [torch.zeros(n, device=world.device) for n in elems]
         )
         self._residuals = ChunkResiduals(scopes, hyper.chunk, kept)
         counts = [norms.numel() for norms in self._residuals.norms]
-        self._norms = torch.zeros(sum(counts))
+        self._norms = torch.zeros(sum(counts), device=world.device)
         self._maximum = DenseMax(self._norms, world.rank, world.size)
-        self._signs = [torch.zeros(book.rotated_elems(n) // 32, dtype=torch.uint32) for n in elems]
+        self._signs = [_buffer(book.rotated_elems(n) // 32, torch.uint32, world) for n in elems]
         self._turn = Turn(0)
         self._gradients: Sequence[torch.Tensor] = ()
         norms_of = torch.split(self._norms, counts)
@@ -190,12 +192,12 @@ class THCAggregator(Aggregator, Combine):
         world, dtype = self._world, self._hyper.sums_dtype(self._world.size)
         sizes = [shard[-1].high if shard else 0 for shard in self._shards]
         self._dtype = np.dtype(np.uint8 if dtype is torch.uint8 else np.uint16)
-        self._sent = [torch.zeros(HEADER_BYTES + n // 2, dtype=torch.uint8) for n in sizes]
+        self._sent = [_buffer(HEADER_BYTES + n // 2, torch.uint8, world) for n in sizes]
         self._sealed_bytes = [HEADER_BYTES + n * dtype.itemsize for n in sizes]
-        self._sealed = torch.zeros(self._sealed_bytes[world.rank], dtype=torch.uint8)
-        self._integers = np.zeros(max(sizes), np.uint8)
+        self._sealed = _buffer(self._sealed_bytes[world.rank], torch.uint8, world)
+        self._integers: Sums = as_array(_buffer(max(sizes), torch.uint8, world))
         norms = [self._maximum.shard_bytes(shard) for shard in range(world.size)]
-        self._scratch = LazyBuffers(world.peers, max(*self._sealed_bytes, *norms))
+        self._scratch = LazyBuffers(world, max(*self._sealed_bytes, *norms))
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -214,7 +216,7 @@ class THCAggregator(Aggregator, Combine):
         norms = self._residuals.all_norms.sqrt()
         self._norms.copy_(torch.where(norms <= _LONGEST, norms, torch.nan))
         yield AllReduce(self._maximum, self._scratch)
-        if bool((self._norms < 0).any()):
+        if bool((self._norms < 0).any()):  # the owners' word; waits for a GPU
             raise PayloadError("thc: the largest norm of all ranks is negative")
         self._draw_signs()
         for shard, payload in enumerate(self._sent):
@@ -264,14 +266,14 @@ class THCAggregator(Aggregator, Combine):
         """Check and decode another owner's sums."""
         check_header(sealed, self._header(shard, self._sealed_bytes[shard]), shard, exact=True)
         sums, most = self._sums(sealed), self._world.size * self._hyper.levels
-        if sums.max(initial=0) > most:
+        if self._largest(sealed) > most:
             raise PayloadError(f"thc: a sum from rank {shard} is above {most}, the most possible")
         self._decode(shard, sums)
 
     def _draw_signs(self) -> None:
         for segment, signs in zip(self._layout.segments, self._signs, strict=True):
             philox.random_words(
-                signs.numpy(),
+                as_array(signs),
                 seed=self._world.seed,
                 stream=_SIGN_STREAM,
                 step=self._turn.step,
@@ -309,10 +311,27 @@ class THCAggregator(Aggregator, Combine):
 
     def _sums(self, payload: torch.Tensor) -> Sums:
         """See the body of a payload as integers."""
-        return payload.numpy()[HEADER_BYTES:].view(self._dtype)
+        body: npt.NDArray[np.uint8] = as_array(payload)[HEADER_BYTES:]
+        return body.view(self._dtype)
+
+    def _largest(self, payload: torch.Tensor) -> int:
+        """Return the largest of a payload's integers; waits for a GPU."""
+        body = payload[HEADER_BYTES:]
+        if not body.is_cuda:
+            return int(self._sums(payload).max(initial=0))
+        if not body.numel():
+            return 0
+        if self._dtype.itemsize == 1:
+            return int(body.max())
+        # torch does not compare uint16; as int16 with their highest bits turned they compare alike.
+        return int(body.view(torch.int16).bitwise_xor(-32768).max()) + 32768
 
     def _header(self, shard: int, size_bytes: int) -> Header:
         """The header of a payload of some size, itself included."""
         turn, elems = self._turn, sum(part.scope.segment.elems for part in self._shards[shard])
         body_bytes = size_bytes - HEADER_BYTES
         return Header(_WIRE_ID, turn.epoch, turn.step, self._layout.unit, elems, body_bytes)
+
+
+def _buffer(elems: int, dtype: torch.dtype, world: World) -> torch.Tensor:
+    return torch.zeros(elems, dtype=dtype, device=world.device)

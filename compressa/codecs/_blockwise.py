@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -74,6 +75,11 @@ class Blockwise(Codec):
         """The kernel widens."""
         return True
 
+    @property
+    def sums_to_half(self) -> bool:
+        """The kernel rounds."""
+        return True
+
     def wire_bytes(self, elems: int) -> int:
         """Four bytes per block (eight with offsets), and the packed codes."""
         return sum(self.sections(elems))
@@ -109,6 +115,21 @@ class Blockwise(Codec):
         """Unpack, multiply and accumulate in one pass."""
         self._dequantize(payload, out, weight, add=True)
 
+    def decode_sum(
+        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    ) -> None:
+        """Unpack and add up all payloads in one pass."""
+        elems = out.numel()
+        parts = [self._checked_parts(payload, elems) for payload, _ in payloads]
+        blockwise.sum_blockwise(
+            [part.codes for part in parts],
+            [part.scales for part in parts],
+            as_array(out),
+            form=self.form,
+            offsets=[part.offsets for part in parts if part.offsets is not None] or None,
+            weight=weight,
+        )
+
     def _quantize(
         self,
         x: torch.Tensor,
@@ -133,8 +154,7 @@ class Blockwise(Codec):
     def _dequantize(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
     ) -> None:
-        self.check(payload, out.numel())
-        parts = self._parts(payload, out.numel())
+        parts = self._checked_parts(payload, out.numel())
         blockwise.dequantize_blockwise(
             parts.codes,
             parts.scales,
@@ -147,6 +167,10 @@ class Blockwise(Codec):
 
     def _noise(self, draw: Draw) -> Noise | None:
         return draw.private_noise(self.wire_id) if self.stochastic else None
+
+    def _checked_parts(self, payload: torch.Tensor, elems: int) -> _Parts:
+        self.check(payload, elems)
+        return self._parts(payload, elems)
 
     def _parts(self, payload: torch.Tensor, elems: int) -> _Parts:
         raw: npt.NDArray[np.uint8] = as_array(payload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -33,6 +34,11 @@ class Cast(Codec):
     def error_feedback(self) -> bool:
         """Rounding is nearly unbiased and small: off unless asked for."""
         return False
+
+    @property
+    def sums_to_half(self) -> bool:
+        """The kernel rounds."""
+        return True
 
     def wire_bytes(self, elems: int) -> int:
         """Two bytes per element."""
@@ -76,6 +82,15 @@ class Cast(Codec):
         """Cast back, multiply and add in one pass."""
         self.check(payload, out.numel())
         casts.widen(self._values(payload), as_array(out), weight=weight, add=True)
+
+    def decode_sum(
+        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    ) -> None:
+        """Cast back and add up all payloads in one pass."""
+        for payload, _ in payloads:
+            self.check(payload, out.numel())
+        values = [self._values(payload) for payload, _ in payloads]
+        casts.sum_casts(values, as_array(out), weight=weight)
 
     def _values(self, payload: torch.Tensor) -> casts.Half:
         """The payload as the kernel takes it: NumPy has no bfloat16, so its bits as uint16."""

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
 import torch
 
+from compressa.arrays import scratch_tensor, surely_finite
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import PayloadError
-from compressa.kernels.feedback import all_finite
 from compressa.kernels.philox import Noise
-from compressa.kernels.scratch import scratch
 
 if TYPE_CHECKING:
     from compressa.aggregators.base import Aggregator, World
@@ -159,6 +158,11 @@ class Codec(Compressor):
         """Whether it encodes float16 and bfloat16 too, as if they had been widened first."""
         return False
 
+    @property
+    def sums_to_half(self) -> bool:
+        """Whether `decode_sum` writes float16 and bfloat16 too, each sum rounded once."""
+        return False
+
     def sections(self, elems: int) -> tuple[int, ...]:
         """Bytes of the arrays, in order, that a payload of `elems` elements consists of.
 
@@ -194,16 +198,16 @@ class Codec(Compressor):
         Returns:
             The payload's length in bytes.
         """
-        room = scratch("codec.feedback", 2 * x.numel(), np.float32)
-        corrected, decoded = torch.from_numpy(room).view(2, x.numel())
+        room = scratch_tensor("codec.feedback", 2 * x.numel(), torch.float32, x.device)
+        corrected, decoded = room.view(2, x.numel())
         torch.add(x, residual, alpha=scale, out=corrected)
         length = self.encode(corrected, payload, draw)
         self.decode(payload[:length], decoded, draw)
         error = torch.sub(corrected, decoded, out=decoded).mul_(1.0 / scale)
-        if all_finite(error.numpy()):
+        if surely_finite(error):
             residual.copy_(error)
         else:
-            kept = corrected.div_(scale) if all_finite(corrected.numpy()) else residual
+            kept = torch.where(corrected.isfinite().all(), corrected.div_(scale), residual)
             torch.where(error.isfinite(), error, kept, out=residual)
         return length
 
@@ -224,6 +228,28 @@ class Codec(Compressor):
     ) -> None:
         """Add `weight` times the decoded vector to `out`; errors as for `decode`."""
 
+    def decode_sum(
+        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    ) -> None:
+        """Write `weight` times the sum of the decoded vectors to `out`.
+
+        A sum begins with 0 and takes the payloads in order, as `decode_add` adds one: whoever
+        overrides one of the two and inherits the other has to see to that.
+
+        Args:
+            payloads: Each with the counter of its random bits.
+            out: As in `decode`; or of 16 bits if the codec `sums_to_half`.
+            weight: Factor on every decoded vector.
+
+        Raises:
+            PayloadError: As in `decode`, for any of the payloads. `out` is untouched then.
+        """
+        for payload, _ in payloads:
+            self.check(payload, out.numel())
+        out.zero_()
+        for payload, draw in payloads:
+            self.decode_add(payload, out, weight, draw)
+
     def cut(self, payload: torch.Tensor, elems: int, start: int, stop: int) -> torch.Tensor:
         """Return what decodes to elements `start` to `stop` of a payload of `elems` elements.
 
@@ -235,8 +261,9 @@ class Codec(Compressor):
         edges = zip(self.sections(start), self.sections(stop), strict=True)
         arrays = torch.split(payload, list(self.sections(elems)))
         parts = [array[low:high] for array, (low, high) in zip(arrays, edges, strict=True)]
-        room = scratch("codec.cut", sum(part.numel() for part in parts), np.uint8)
-        return torch.cat(parts, out=torch.from_numpy(room))
+        size = sum(part.numel() for part in parts)
+        room = scratch_tensor("codec.cut", size, torch.uint8, payload.device)
+        return torch.cat(parts, out=room)
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
         """The shape does not matter to a codec."""

@@ -7,6 +7,7 @@ vector, spiky ones too; ||x||_2 / sqrt(d) would not.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -64,6 +65,11 @@ class OneBit(Codec):
         """The kernel widens."""
         return True
 
+    @property
+    def sums_to_half(self) -> bool:
+        """The kernel rounds."""
+        return True
+
     def wire_bytes(self, elems: int) -> int:
         """Four bytes per block, and a bit per element."""
         return sum(self.sections(elems))
@@ -107,17 +113,36 @@ class OneBit(Codec):
         """Unpack, multiply and accumulate in one pass."""
         self._dequantize(payload, out, weight, add=True)
 
+    def decode_sum(
+        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    ) -> None:
+        """Unpack and add up all payloads in one pass."""
+        elems = out.numel()
+        parts = [self._checked_parts(payload, elems) for payload, _ in payloads]
+        onebit.sum_signs(
+            [bits for _, bits in parts],
+            [scales for scales, _ in parts],
+            as_array(out),
+            block=self.block,
+            weight=weight,
+        )
+
     def _dequantize(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
     ) -> None:
-        self.check(payload, out.numel())
-        scales, bits = self._parts(payload, out.numel())
+        scales, bits = self._checked_parts(payload, out.numel())
         onebit.sign_dequantize(
             bits, scales, as_array(out), block=self.block, weight=weight, add=add
         )
 
     def _blocks(self, elems: int) -> int:
         return math.ceil(elems / self.block)
+
+    def _checked_parts(
+        self, payload: torch.Tensor, elems: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+        self.check(payload, elems)
+        return self._parts(payload, elems)
 
     def _parts(
         self, payload: torch.Tensor, elems: int

@@ -61,10 +61,11 @@ def check_countable(what: str, elems: int, size_bytes: int) -> None:
 
 
 def write_header(payload: torch.Tensor, header: Header) -> None:
-    """Write `header` to the first `HEADER_BYTES` bytes of a uint8 tensor in host memory."""
+    """Write `header` to the first `HEADER_BYTES` bytes of a uint8 tensor."""
     fields = (header.codec, header.epoch, header.step & 0xFFFFFFFF, header.unit)
-    view = payload.numpy().data
-    _FORMAT.pack_into(view, 0, MAGIC, VERSION, *fields, header.elems, header.body_bytes)
+    text = bytearray(_FORMAT.pack(MAGIC, VERSION, *fields, header.elems, header.body_bytes))
+    # So few bytes are copied by whoever enqueues the copy: no GPU is waited for.
+    payload[:HEADER_BYTES].copy_(torch.frombuffer(text, dtype=torch.uint8), non_blocking=True)
 
 
 def read_header(payload: torch.Tensor) -> Header:
@@ -78,7 +79,8 @@ def read_header(payload: torch.Tensor) -> Header:
             f"a payload of {payload.numel()} bytes arrived, shorter than its header of "
             f"{HEADER_BYTES} bytes"
         )
-    magic, version, *fields = _FORMAT.unpack_from(payload.numpy().data, 0)
+    head = payload[:HEADER_BYTES].cpu()  # of a GPU: waits until it has come
+    magic, version, *fields = _FORMAT.unpack_from(head.numpy().data, 0)
     if magic != MAGIC:
         raise PayloadError(f"a payload begins with {magic:#06x} instead of {MAGIC:#06x}")
     if version != VERSION:

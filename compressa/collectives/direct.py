@@ -95,5 +95,5 @@ def _share(
             if landings[peer] is None:
                 combine.accept(peer, sealed)
 
-    if None in landings.values():
+    if any(place is None for place in landings.values()):
         yield Compute(accept, "decode")

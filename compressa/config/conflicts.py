@@ -42,6 +42,7 @@ def conflicts(config: Config) -> list[Mistake]:
         found += _sum_conflicts(use, config.exchange.kind)
         found += _estimate_conflicts(use, config.exchange.kind)
     found += _entropy_conflicts(config)
+    found += _pace_conflicts(config)
     found += _momentum_conflicts(config)
     found += _warmup_conflicts(config)
     # Two rules may run into the same wall.
@@ -62,6 +63,17 @@ def _uses(config: Config) -> Iterator[_Use]:
         )
     if config.warmup.steps and not config.warmup.densities:
         yield _Use(("warmup", "compressor"), config.warmup.compressor.build(), kind, path)
+
+
+def _pace_conflicts(config: Config) -> Iterator[Mistake]:
+    if config.exchange.transport == "nccl" and config.schedule.pace_bits_per_s is not None:
+        path: Path = ("schedule", "pace_bits_per_s")
+        transport: Path = ("exchange", "transport")
+        yield Mistake(
+            path,
+            'is set, but NCCL can not be paced; use exchange.transport = "tcp", or leave it out',
+            (path, transport),
+        )
 
 
 def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:

@@ -95,10 +95,12 @@ class DenseBelow(Section):
 class Exchange(Section):
     """How payloads cross the network."""
 
-    transport: Literal["tcp", "gloo", "gloo-group"] = Field(
-        default="tcp",
+    transport: Literal["auto", "tcp", "gloo", "gloo-group", "nccl"] = Field(
+        default="auto",
         description="tcp: own sockets on the interface that GLOO_SOCKET_IFNAME names; gloo: "
-        "Gloo's point-to-point; gloo-group: its group calls.",
+        "Gloo's point-to-point; gloo-group: its group calls; nccl: between GPUs, without the host. "
+        "auto: nccl if gradients are on GPUs, the model's process group is NCCL's and nothing is "
+        "paced, else tcp.",
     )
     kind: ExchangeKind = Field(
         default="auto",

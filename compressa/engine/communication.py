@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from compressa.collectives.base import Compute
-from compressa.engine.cores import work_alone
 from compressa.engine.driver import ComputeDone, Driver, Task
+from compressa.engine.lanes import Lane
 from compressa.errors import CompressaError
 from compressa.kernels.threads import Team
 from compressa.schedulers import Plan
@@ -34,6 +34,7 @@ class Communication:
         failed: Called once, afterwards, with that error, when nothing is under way any more.
         timed: Called, on the thread that computes, with each computation's task, stage, start
             (on `time.perf_counter`) and duration in seconds.
+        lane: What all these threads work on.
     """
 
     def __init__(
@@ -44,11 +45,13 @@ class Communication:
         judge: Callable[[CompressaError], CompressaError],
         failed: Callable[[CompressaError], None],
         timed: Callable[[Task, str, float, float], None],
+        lane: Lane,
     ) -> None:
         self._transport = transport
         self._judge = judge
         self._failed = failed
         self._timed = timed
+        self._lane = lane
         self._reactor = Reactor()
         self._closing = False
         self._pool = ThreadPoolExecutor(
@@ -94,11 +97,11 @@ class Communication:
             self._reactor.close()
 
     def _enlist(self) -> None:
-        work_alone()
+        self._lane.adopt()
         self._team.enlist()
 
     def _run(self) -> None:
-        work_alone()
+        self._lane.adopt()
         checked_s = time.monotonic()
         while not self._closing:
             try:

@@ -129,7 +129,7 @@ class Driver:
             task.program.close()
             task.finished(error)
 
-    def expired(self) -> Timeout | None:
+    def expired(self) -> CompressaError | None:
         """Return an error if an exchange has waited for longer than the deadline."""
         now = self._now_s()
         for task in self._tasks.values():
@@ -142,7 +142,7 @@ class Driver:
                     f"stage {task.stage} of unit {task.unit} ({task.name}), step {task.step}; "
                     "if a rank may be late by more, raise exchange.deadline_s",
                 )
-        return None
+        return self._transport.overdue(self._deadline_s)
 
     def _advance(self, task: Task, value: Any) -> None:
         try:

@@ -22,6 +22,7 @@ from compressa.engine.communication import Communication
 from compressa.engine.control import Control
 from compressa.engine.cores import default_threads, launched_here, own_place
 from compressa.engine.driver import Task
+from compressa.engine.lanes import Lane, Mark
 from compressa.engine.phase import Phase
 from compressa.engine.programs import unit_program
 from compressa.engine.startup import agree_on_order
@@ -45,12 +46,14 @@ class Engine:
         config: Settings.
         transport: Carries payloads; the engine owns and closes it.
         control: Carries aborts; the engine owns and closes it. None in a world of one.
+        lane: On which device gradients are, and in which order it works; the CPU if not given.
 
     Attributes:
         parameters: As given.
         state: This rank's state.
         step: The step that began last.
         threads: Number of threads that encode and decode.
+        lane: As given.
         tracer: What records spans.
     """
 
@@ -61,12 +64,14 @@ class Engine:
         config: Config,
         transport: Transport,
         control: Control | None = None,
+        lane: Lane | None = None,
     ) -> None:
         self.parameters = tuple(parameters)
-        self.state = State()
+        self.lane = lane or Lane()
+        self.state = State(self.lane.device)
         self.step = 0
         self.tracer = Tracer(config.trace.path)
-        self.threads = config.engine.threads or _default_threads(control)
+        self.threads = config.engine.threads or self.lane.threads or _default_threads(control)
         self._compressors = compressors
         self._config = config
         self._transport = transport
@@ -75,6 +80,7 @@ class Engine:
         self._lock = threading.Lock()
         self._error: CompressaError | None = None
         self._gradients: dict[str, torch.Tensor] = {}
+        self._marks: dict[str, Mark] = {}
         self._waiting: dict[int, int] = {}
         self._tickets: dict[Future[None], set[int]] = {}
         self._turn = Turn(0)
@@ -86,6 +92,7 @@ class Engine:
             self._judge,
             self._broke,
             self._timed,
+            self.lane,
         )
         self._communication.observe(self._carried)
         self._expected = 0
@@ -119,7 +126,8 @@ class Engine:
             hold_zeros: Keep the residual of a parameter back whose gradient is all zero.
 
         Returns:
-            A future without a value.
+            A future without a value. On a GPU it is done when all work is enqueued, and `wait` has
+            what the caller enqueues next come after it.
 
         Raises:
             CompressaError: The engine has failed earlier; the same error again.
@@ -127,10 +135,11 @@ class Engine:
         """
         self.check()
         ticket: Future[None] = Future()
+        mark = self.lane.mark(gradients.values())
         with self._lock:
             if step != self._turn.step or not any(self._waiting.values()):
                 self._begin(step, loss_scale, hold_zeros)
-            ready = self._arrive(gradients, ticket)
+            ready = self._arrive(gradients, mark, ticket)
         if not ready and not self._tickets.get(ticket):
             ticket.set_result(None)
         for unit in ready:
@@ -147,6 +156,7 @@ class Engine:
         started_s = time.perf_counter()
         for future in futures:
             future.result()
+        self.lane.join()
         self._ledger.exposed_s += time.perf_counter() - started_s
 
     def stats(self) -> Stats:
@@ -172,11 +182,12 @@ class Engine:
         """Give back what a skipped step sent; residuals are final afterwards."""
         with self._lock:
             self._give_back()
+        self.lane.join()
 
     def attempt(self, compressors: Mapping[str, Compressor]) -> None:
         """Raise what would go wrong if other compressors were in force; change nothing."""
         for step in sorted({0, *_breakpoints(compressors)}):
-            self._build(step, compressors, State())
+            self._build(step, compressors, State(self.lane.device))
 
     def switch(self, compressors: Mapping[str, Compressor], step: int) -> None:
         """Have other compressors in force from a step on, the same on every rank.
@@ -229,6 +240,7 @@ class Engine:
         self._turn = Turn(step, self._transport.epoch, loss_scale or 1.0, hold_zeros)
         self._rollback = self._phase if loss_scale is not None else None
         self._gradients.clear()
+        self._marks.clear()
         self._waiting = {i: len(unit.names) for i, unit in enumerate(self._phase.units)}
         self._ledger.steps += 1
         self.step = step
@@ -236,15 +248,19 @@ class Engine:
     def _give_back(self) -> None:
         """If the last step overflowed under loss scaling, its optimizer step was skipped."""
         phase, self._rollback = self._rollback, None
-        if phase is not None and not all(unit.finite for unit in phase.units):
-            for unit in phase.units:
-                unit.aggregator.rollback(self._turn)
+        if phase is None:
+            return
+        with self.lane.current():
+            if not all(unit.finite for unit in phase.units):
+                for unit in phase.units:
+                    unit.aggregator.rollback(self._turn)
 
     def _build(self, step: int, compressors: Mapping[str, Compressor], state: State) -> Phase:
         exchange, engine = self._config.exchange, self._config.engine
         transport = self._transport
         world = World(transport.rank, transport.size, engine.seed, exchange.kind, state)
-        return Phase(self.parameters, compressors, step, exchange, world, transport)
+        with self.lane.current():
+            return Phase(self.parameters, compressors, step, exchange, world, transport)
 
     def _enter(self, step: int) -> Phase:
         """Begin a phase, or a stretch of steps that does not follow on the last one."""
@@ -274,13 +290,15 @@ class Engine:
         self.state.forget()
         return phase
 
-    def _arrive(self, gradients: Mapping[str, torch.Tensor], ticket: Future[None]) -> list[int]:
+    def _arrive(
+        self, gradients: Mapping[str, torch.Tensor], mark: Mark, ticket: Future[None]
+    ) -> list[int]:
         """Note gradients; return the units that are complete now."""
         ready, owed = [], set()
         for name, gradient in gradients.items():
             if name not in self._phase.units_of or name in self._gradients:
                 raise StateError(f"{name!r} is unknown, or was submitted twice in one step")
-            self._gradients[name] = gradient
+            self._gradients[name], self._marks[name] = gradient, mark
             for unit in self._phase.units_of[name]:
                 owed.add(unit)
                 self._waiting[unit] -= 1
@@ -293,10 +311,16 @@ class Engine:
     def _task(self, index: int) -> Task:
         unit, turn = self._phase.units[index], self._turn
         gradients = dict(self._gradients)
+        marks = {self._marks[name] for name in unit.names}
         check = self._rollback is not None
+
+        def collect() -> list[torch.Tensor]:
+            self.lane.after(marks)
+            return unit.collect(gradients)
+
         program = unit_program(
             unit.aggregator,
-            lambda: unit.collect(gradients),
+            collect,
             lambda: unit.deliver(gradients, check),
             turn,
             self._transport,

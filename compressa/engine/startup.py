@@ -18,6 +18,7 @@ import torch.distributed as dist
 from compressa.config import Config, first_difference
 from compressa.engine.control import Control
 from compressa.engine.cores import Place, own_place
+from compressa.engine.lanes import CudaLane, Lane
 from compressa.errors import CompressaError, ConfigError, Timeout
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
@@ -26,7 +27,9 @@ from compressa.transports.base import Transport
 from compressa.transports.connection import TcpSettings
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.gloo_group import GlooGroupTransport
+from compressa.transports.nccl import NcclTransport
 from compressa.transports.rendezvous import connect_mesh
+from compressa.transports.staged import Staged
 from compressa.transports.streams import StreamSettings
 from compressa.transports.tcp import TcpTransport
 
@@ -39,18 +42,41 @@ _LEAST_UNSENT_BYTES = 1 << 14
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
 
 
-def new_groups(config: Config, group: dist.ProcessGroup | None) -> list[dist.ProcessGroup]:
-    """Create the data and the control group; every rank of `group` must do so together."""
+def choose_transport(config: Config, group: dist.ProcessGroup, device: torch.device) -> str:
+    """Return the transport that a configuration means for gradients on a device.
+
+    Raises:
+        ConfigError: There is no such transport there.
+    """
+    wanted = config.exchange.transport
+    on_gpu = device.type == "cuda"
+    if wanted == "nccl" and not on_gpu:
+        raise ConfigError(
+            f'exchange.transport = "nccl" is for gradients on GPUs, and these are on the {device}; '
+            'use "auto" or "tcp"'
+        )
+    if wanted == "nccl" and not dist.is_nccl_available():
+        raise ConfigError(
+            'exchange.transport = "nccl", but this torch has no NCCL; install a CUDA build of '
+            'torch, or use "tcp"'
+        )
+    if wanted != "auto":
+        return wanted
+    own = on_gpu and "cuda:nccl" in dist.get_backend_config(group)
+    return "nccl" if own and config.schedule.pace_bits_per_s is None else "tcp"
+
+
+def new_group(config: Config, group: dist.ProcessGroup | None, backend: str) -> dist.ProcessGroup:
+    """Create a process group of the ranks of `group`, who must all do so together."""
     # The engine's own deadline comes first: it knows whom it waits for.
     timeout = timedelta(seconds=config.exchange.deadline_s + _GROUP_MARGIN_S)
     ranks = None if group is None else dist.get_process_group_ranks(group)
     _bury_retired()
     local = group is not None and len(ranks or ()) != dist.get_world_size()
     try:
-        made = [
-            dist.new_group(ranks, timeout=timeout, backend="gloo", use_local_synchronization=local)
-            for _ in range(2)
-        ]
+        made: dist.ProcessGroup = dist.new_group(
+            ranks, timeout=timeout, backend=backend, use_local_synchronization=local
+        )
     except RuntimeError as error:
         raise Timeout(
             (),
@@ -106,7 +132,10 @@ def open_control(config: Config, group: dist.ProcessGroup) -> Control:
 
 
 def digest(
-    config: Config | None, error: str | None, parameters: Sequence[ParameterInfo]
+    config: Config | None,
+    error: str | None,
+    parameters: Sequence[ParameterInfo],
+    transport: str | None,
 ) -> dict[str, Any]:
     """Return what every rank must agree on before the first step."""
     return {
@@ -117,6 +146,7 @@ def digest(
             **(config.plugin_versions() if config is not None else {}),
         },
         "configuration": config.canonical() if config is not None else None,
+        "transport": transport,
         "parameters": {
             p.name: {"index": p.index, "shape": list(p.shape), "dtype": str(p.dtype)}
             for p in parameters
@@ -176,15 +206,42 @@ def open_transport(
     control: Control,
     parameters: Sequence[ParameterInfo],
     failed: Callable[[CompressaError], None],
+    kind: str,
+    lane: Lane,
 ) -> Transport:
-    """Open what carries payloads; every rank must do so together."""
+    """Open what carries payloads; every rank must do so together.
+
+    Args:
+        config: Sizes and times.
+        group: A process group of its own: of NCCL for the transport "nccl", else of Gloo.
+        control: The control channel.
+        parameters: The model's.
+        failed: Called once, from any thread, when a peer is lost or sends nonsense.
+        kind: From `choose_transport`.
+        lane: Where payloads are made.
+    """
+    if not isinstance(lane, CudaLane):
+        return _open_on_host(config, group, control, parameters, failed, kind)
+    if kind == "nccl":
+        return NcclTransport(group, next(_epochs), lane.stream)
+    return Staged(_open_on_host(config, group, control, parameters, failed, kind), lane.stream)
+
+
+def _open_on_host(
+    config: Config,
+    group: dist.ProcessGroup,
+    control: Control,
+    parameters: Sequence[ParameterInfo],
+    failed: Callable[[CompressaError], None],
+    kind: str,
+) -> Transport:
     exchange = config.exchange
     rate = config.schedule.pace_bits_per_s
-    if exchange.transport == "gloo-group":
+    if kind == "gloo-group":
         return GlooGroupTransport(group, next(_epochs))
     # A peer may be ahead by a step; no compressor sends more than twice the gradients.
     early_bytes = _EARLY_BYTES + 4 * sum(p.elems * max(p.dtype.itemsize, 4) for p in parameters)
-    if exchange.transport == "gloo":
+    if kind == "gloo":
         window = max(2, exchange.credit_bytes // exchange.chunk_bytes)
         streams = stream_settings(config, exchange.chunk_bytes, window, rate)
         return GlooTransport(group, streams, early_bytes, failed)

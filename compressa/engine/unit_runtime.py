@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -30,7 +31,7 @@ class UnitRuntime:
         self.label = _label(unit.compressor)
         self.aggregator = unit.compressor.aggregator(unit.layout, world)
         self.names = frozenset(s.parameter.name for s in unit.layout.segments)
-        self.finite = True
+        self._norms: list[torch.Tensor | float] = []
         self._staging: dict[Segment, torch.Tensor] = {}
         self._values: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
@@ -55,15 +56,23 @@ class UnitRuntime:
             original = gradients[segment.parameter.name]
             if not original.is_contiguous():
                 self._unflatten(segment, source, original)
-        self.finite = not check_finite or all(all_finite(as_array(s)) for s in self._sources)
+        self._norms = [_norm(source) for source in self._sources] if check_finite else []
         self._values, self._sources = [], []
+
+    @property
+    def finite(self) -> bool:
+        """Whether all that was delivered last is finite, if that was to be checked.
+
+        On a GPU it waits until that is known.
+        """
+        return all(math.isfinite(norm) for norm in self._norms)
 
     def _staged(self, segment: Segment, source: torch.Tensor) -> torch.Tensor:
         dtype = self.aggregator.values_dtype
         if source.dtype is dtype or (self.aggregator.takes_half and source.dtype in HALVES):
             return source
         if segment not in self._staging:
-            self._staging[segment] = torch.empty(segment.elems, dtype=dtype)
+            self._staging[segment] = source.new_empty(segment.elems, dtype=dtype)
         return self._staging[segment].copy_(source)
 
     @staticmethod
@@ -72,8 +81,16 @@ class UnitRuntime:
         if segment.elems == original.numel():
             original.copy_(source.view(original.shape))
             return
-        index = torch.arange(segment.start, segment.stop)
+        index = torch.arange(segment.start, segment.stop, device=source.device)
         original[torch.unravel_index(index, original.shape)] = source
+
+
+def _norm(x: torch.Tensor) -> torch.Tensor | float:
+    """A number that is finite if all values are."""
+    if x.is_cuda:
+        norm: torch.Tensor = torch.linalg.vector_norm(x, math.inf)
+        return norm
+    return 0.0 if all_finite(as_array(x)) else math.nan
 
 
 def _label(compressor: Compressor) -> str:

@@ -45,6 +45,7 @@ class DDPHook:
         self._scaler = scaler
         self._hold_zeros = bool(model.find_unused_parameters)
         self._pending: list[Future[None]] = []
+        self._loss_scale: float | None = None
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Submit one bucket; return a future of its buffer, averaged in place."""
@@ -57,15 +58,22 @@ class DDPHook:
         combined = self._engine.submit(
             gradients,
             step=self._handle.next_step,
-            loss_scale=self._loss_scale(),
+            loss_scale=self._loss_scale,
             hold_zeros=self._hold_zeros,
         )
         self._pending.append(combined)
         if bucket.is_last():
             self._handle.next_step += 1
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        devices: Any = self._engine.lane.devices
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         buffer = bucket.buffer()
-        combined.add_done_callback(lambda done: _complete(done, future, buffer))
+
+        def complete(done: Future[None]) -> None:
+            if done.exception() is None:
+                with self._engine.lane.current():  # the future notes what came before it there
+                    future.set_result(buffer)
+
+        combined.add_done_callback(complete)
         return future
 
     def _wait(self) -> None:
@@ -73,17 +81,15 @@ class DDPHook:
         pending, self._pending = self._pending, []
         self._engine.wait(pending)
 
-    def _loss_scale(self) -> float | None:
-        if self._scaler is None or not self._scaler.is_enabled():
-            return None
-        return float(self._scaler.get_scale())
+    def begin_forward(self) -> None:
+        """Before a forward pass: a failure is told here, where it can be told.
 
-
-def _complete(
-    done: Future[None], future: torch.futures.Future[torch.Tensor], buffer: torch.Tensor
-) -> None:
-    if done.exception() is None:
-        future.set_result(buffer)
+        The loss scale does not change between this and the backward pass. On a GPU, to read it is
+        to wait for the optimizer, which is better done now than in the middle of backward.
+        """
+        self._engine.check()
+        scaled = self._scaler is not None and self._scaler.is_enabled()
+        self._loss_scale = float(self._scaler.get_scale()) if scaled else None
 
 
 def ddp_hook(state: DDPHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -15,6 +15,7 @@ from compressa.config import Config, Source, assign, load_config, parameter_info
 from compressa.engine import startup
 from compressa.engine.control import Control
 from compressa.engine.engine import Engine
+from compressa.engine.lanes import Lane, lane_of
 from compressa.errors import BackendUnavailable, CompressaError, StateError
 from compressa.hooks.ddp import DDPHook, ddp_hook
 from compressa.hooks.handle import Handle
@@ -49,16 +50,16 @@ def register_comm_hook(
     """
     _check_model(model)
     parameters = parameter_infos(model.module)
-    loaded, compressors, failure = _load(config, model.module, parameters)
+    loaded, compressors, lane, failure = _load(config, model.module, parameters)
     settings = loaded or Config()
     if model.process_group.size() == 1:
         if failure is not None:
             raise failure
-        handle = Handle(Engine(parameters, compressors, settings, Alone()), settings)
+        handle = Handle(Engine(parameters, compressors, settings, Alone(), lane=lane), settings)
     else:
-        groups = startup.new_groups(settings, model.process_group)
+        groups: list[dist.ProcessGroup] = []
         try:
-            engine = _start(settings, compressors, failure, parameters, groups)
+            engine = _start(settings, compressors, failure, parameters, lane, model, groups)
         except BaseException:
             startup.release_groups(groups)
             raise
@@ -84,47 +85,53 @@ def _check_model(model: DistributedDataParallel) -> None:
 def _install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> None:
     engine = handle.engine
     names = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
-    model.register_comm_hook(DDPHook(model, engine, handle, names, scaler), ddp_hook)
+    hook = DDPHook(model, engine, handle, names, scaler)
+    model.register_comm_hook(hook, ddp_hook)
     # After a failed backward, DDP's own forward would complain of an internal error.
     model.register_forward_pre_hook(
-        lambda module, inputs: engine.check() if torch.is_grad_enabled() else None
+        lambda module, inputs: hook.begin_forward() if torch.is_grad_enabled() else None
     )
     _registered.add(model)
 
 
 def _load(
     source: Source, module: torch.nn.Module, parameters: Sequence[ParameterInfo]
-) -> tuple[Config | None, dict[str, Compressor], CompressaError | None]:
+) -> tuple[Config | None, dict[str, Compressor], Lane, CompressaError | None]:
     """Load; a failure is kept until the other ranks have heard of it."""
     try:
         config = load_config(source)
-        _check_device(config)
-        _check_tensors(module)
-        return config, assign(config, parameters), None
+        lane = lane_of(_device(config, module))
+        return config, assign(config, parameters), lane, None
     except CompressaError as error:
-        return None, {}, error
+        return None, {}, Lane(), error
 
 
-def _check_tensors(module: torch.nn.Module) -> None:
-    devices = sorted({p.device.type for p in module.parameters() if p.requires_grad} - {"cpu"})
+def _device(config: Config, module: torch.nn.Module) -> torch.device:
+    """Return where the gradients will be.
+
+    Raises:
+        BackendUnavailable: There is no such device, or the parameters are not on it, or on several.
+    """
+    wanted = config.engine.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailable(
+            'engine.device = "cuda", but torch sees no CUDA device here; install a CUDA '
+            'build of torch on a machine with a GPU, or set engine.device = "cpu"'
+        )
+    devices = {p.device for p in module.parameters() if p.requires_grad}
+    device = devices.pop() if devices else torch.device("cpu")
     if devices:
+        found = ", ".join(sorted(map(str, {device, *devices})))
         raise BackendUnavailable(
-            f"the model has parameters on {', '.join(devices)}, and this version has kernels for "
-            "the CPU only; move the model to the CPU before you wrap it"
+            f"the model has parameters on several devices: {found}; a rank compresses on one, so "
+            "move the whole model there before you wrap it, and start a rank for each GPU"
         )
-
-
-def _check_device(config: Config) -> None:
-    if config.engine.device == "cuda":
-        if not torch.cuda.is_available():
-            raise BackendUnavailable(
-                'engine.device = "cuda", but torch sees no CUDA device here; install a CUDA '
-                'build of torch on a machine with a GPU, or set engine.device = "cpu"'
-            )
+    if wanted not in ("auto", device.type):
         raise BackendUnavailable(
-            'engine.device = "cuda" needs kernels that this version does not have yet; move the '
-            'model to the CPU and set engine.device = "cpu"'
+            f'engine.device = "{wanted}", but the model is on {device}; gradients are compressed '
+            f'where they are: move the model before you wrap it, or set engine.device = "auto"'
         )
+    return device
 
 
 def _start(
@@ -132,23 +139,39 @@ def _start(
     compressors: dict[str, Compressor],
     failure: CompressaError | None,
     parameters: Sequence[ParameterInfo],
-    groups: Sequence[dist.ProcessGroup],
+    lane: Lane,
+    model: DistributedDataParallel,
+    groups: list[dist.ProcessGroup],
 ) -> Engine:
-    """Open the channels, compare the ranks, and start the engine."""
-    data, control_group = groups
-    control = startup.open_control(config, control_group)
+    """Open the channels, compare the ranks, and start the engine; add to `groups` what is made."""
+    ranks = model.process_group
+    groups.append(startup.new_group(config, ranks, "gloo"))
+    control = startup.open_control(config, groups[0])
     try:
+        kind, failure = _transport(config, ranks, lane, failure)
         text = str(failure) if failure is not None else None
-        own = startup.digest(config, text, parameters)
-        _agree(control, own, failure, config)
+        _agree(control, startup.digest(config, text, parameters, kind), failure, config)
+        groups.append(startup.new_group(config, ranks, "nccl" if kind == "nccl" else "gloo"))
         failed = _Late()
-        transport = startup.open_transport(config, data, control, parameters, failed)
-        engine = Engine(parameters, compressors, config, transport, control)
+        transport = startup.open_transport(
+            config, groups[1], control, parameters, failed, kind, lane
+        )
+        engine = Engine(parameters, compressors, config, transport, control, lane)
         failed.connect(engine.fail)
         return engine
     except BaseException:
         control.close(2.0)
         raise
+
+
+def _transport(
+    config: Config, ranks: dist.ProcessGroup, lane: Lane, failure: CompressaError | None
+) -> tuple[str, CompressaError | None]:
+    """Choose the transport; a failure is kept until the other ranks have heard of it."""
+    try:
+        return startup.choose_transport(config, ranks, lane.device), failure
+    except CompressaError as error:
+        return "", failure or error
 
 
 def _agree(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from compressa.codecs.base import Biased, Codec, Contraction, Draw, Fixed, Unbiased
@@ -119,6 +121,23 @@ def check_feedback(codec: Codec, x: torch.Tensor, residual: torch.Tensor, scale:
     worst = float(((after - before).abs() - bound).max()) if elems else 0.0
     sentence = f"{name}: of {elems} elements, some lose {worst:.3g} between payload and residual"
     require(worst <= 0, sentence)
+
+
+def check_decode_sum(codec: Codec, x: torch.Tensor) -> None:
+    """Check that decode_sum gives the bits of decode_add, once for each payload, from zeros on."""
+    elems, weight = x.numel(), 1.0 / 3.0
+    draws = [DRAW, replace(DRAW, rank=1), replace(DRAW, rank=2)]
+    vectors = zip((x, x.flip(0), -0.3 * x), draws, strict=True)
+    payloads = [(encoded(codec, vector.contiguous(), draw), draw) for vector, draw in vectors]
+    due = torch.zeros(elems)
+    for payload, draw in payloads:
+        codec.decode_add(payload, due, weight, draw)
+    out = Guarded(elems, torch.float32, 0xFF)
+    codec.decode_sum(payloads, out.tensor, weight)
+    require(out.intact, f"{codec.name}: decode_sum wrote outside of {elems} elements")
+    equal = out.tensor.view(torch.int32) == due.view(torch.int32)
+    same = bool((equal | (out.tensor.isnan() & due.isnan())).all())
+    require(same, f"{codec.name}: decode_sum is not what decode_add gives for {elems} elements")
 
 
 def check_decode_add(codec: Codec, x: torch.Tensor) -> None:

@@ -168,6 +168,7 @@ def _check_vectors(codec: Codec, elems: int) -> None:
         _do(name, codec_checks.check_stays_small, codec, x, what)
     for x in (*samples.values(), tiny["denormal"]):
         _do(name, codec_checks.check_decode_add, codec, x)
+        _do(name, codec_checks.check_decode_sum, codec, x)
         for scale in (1.0, 1024.0):
             _do(name, codec_checks.check_feedback, codec, x * scale, 0.3 * x.flip(0), scale)
 

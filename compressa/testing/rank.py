@@ -21,7 +21,10 @@ from compressa.engine.programs import unit_program
 from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import Plan
+from compressa.transports.base import Transport
 from compressa.transports.loopback import LoopbackTransport, VirtualClock
+from compressa.transports.staged import Staged, When
+from compressa.transports.watcher import Callback
 
 Gradients = dict[str, torch.Tensor]
 
@@ -35,6 +38,7 @@ class Rules(NamedTuple):
     policy: str
     seed: int
     deadline_s: float
+    device: torch.device
     replan: Callable[[int, Plan], Plan]
 
 
@@ -57,14 +61,16 @@ class LoopbackRank:
 
     def __init__(self, transport: LoopbackTransport, clock: VirtualClock, rules: Rules) -> None:
         self.rank = transport.rank
-        self.state = State()
+        self.state = State(rules.device)
         self.gradients: Gradients = {}
         self.error: BaseException | None = None
         self._rules = rules
-        self._transport = transport
+        self._transport: Transport = transport
+        if rules.device.type == "cuda":
+            self._transport = Staged(transport, torch.cuda.current_stream(), _waiting(clock))
         self._unfinished: set[int] = set()
         self._driver = Driver(
-            transport,
+            self._transport,
             _compute_now,
             lambda event: clock.at(clock.now_s, event),
             lambda: clock.now_s,
@@ -128,6 +134,16 @@ class LoopbackRank:
     def _finished(self, index: int, error: BaseException | None) -> None:
         self._unfinished.discard(index)
         self.error = self.error or error
+
+
+def _waiting(clock: VirtualClock) -> When:
+    """What a GPU does takes no time on a virtual clock."""
+
+    def when(event: torch.cuda.Event, callback: Callback) -> None:
+        event.synchronize()
+        clock.at(clock.now_s, callback)
+
+    return when
 
 
 def _compute_now(task: Task, operation: Compute, done: ComputeDone) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Self
 import torch
 
 from compressa import checkpoint
-from compressa.aggregators.base import State, Turn
+from compressa.aggregators.base import CPU, State, Turn
 from compressa.compressor import Compressor
 from compressa.config import Exchange
 from compressa.errors import StateError, Timeout
@@ -39,6 +39,7 @@ class LoopbackWorld:
         seed: Seed of the counter-based random bits.
         loopback: The network; ideal (no latency, unlimited bandwidth) if not given.
         deadline_s: Virtual seconds after which a wait is a `Timeout`.
+        device: Where all ranks have their gradients and state.
         replan: Changes the plan of a rank (rank, plan) -> plan; for fault injection.
 
     Attributes:
@@ -58,6 +59,7 @@ class LoopbackWorld:
         seed: int = 0,
         loopback: Loopback | None = None,
         deadline_s: float = 60.0,
+        device: torch.device = CPU,
         replan: Callable[[int, Plan], Plan] = lambda rank, plan: plan,
     ) -> None:
         if isinstance(compressors, Compressor):
@@ -72,6 +74,7 @@ class LoopbackWorld:
             "policy": policy,
             "seed": seed,
             "deadline_s": deadline_s,
+            "device": device,
         }
         sizes = {
             "kind": exchange,
@@ -80,7 +83,9 @@ class LoopbackWorld:
             "unit_dense_bytes": unit_bytes,
         }
         config = Exchange.model_validate(sizes)
-        self._rules = Rules(self.parameters, compressors, config, policy, seed, deadline_s, replan)
+        self._rules = Rules(
+            self.parameters, compressors, config, policy, seed, deadline_s, device, replan
+        )
         self._turn = Turn(0)
         clock = self.loopback.clock
         transports = self.loopback.transports

@@ -26,11 +26,13 @@ class Key(NamedTuple):
         step: Optimizer step.
         unit: Number of the unit.
         stage: Number of the exchange within the unit's program.
+        part: Number of the part, where an exchange is carried out in parts.
     """
 
     step: int
     unit: int
     stage: int
+    part: int = 0
 
 
 Received = dict[int, torch.Tensor]
@@ -96,6 +98,14 @@ class Transport(ABC):
     @abstractmethod
     def missing(self, key: Key) -> Sequence[int]:
         """Return the ranks whose messages an unfinished exchange still waits for."""
+
+    def overdue(self, deadline_s: float) -> CompressaError | None:
+        """Return an error if an operation was reported done, and a GPU still waits for it.
+
+        Args:
+            deadline_s: How long it may.
+        """
+        return None
 
     @property
     @abstractmethod

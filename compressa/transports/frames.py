@@ -7,7 +7,7 @@
     byte  8  u32  step, modulo 2^32
     byte 12  u32  unit
     byte 16  u16  stage
-    byte 18  u16  zero
+    byte 18  u16  part of the stage
     byte 20  u32  bytes of the whole message
     byte 24  u32  offset of this frame's data in the message
     byte 28  u32  bytes of data in this frame
@@ -69,7 +69,7 @@ class Frame(NamedTuple):
         key = self.key
         sizes = (self.message_bytes, self.offset_bytes, self.data_bytes)
         head = (MAGIC, VERSION, self.kind, self.epoch)
-        name = (key.step & 0xFFFFFFFF, key.unit, key.stage, 0)
+        name = (key.step & 0xFFFFFFFF, key.unit, key.stage, key.part)
         _FORMAT.pack_into(buffer.data, 0, *head, *name, *sizes)
 
 
@@ -89,19 +89,19 @@ def read_frame(
             each other.
     """
     fields = _FORMAT.unpack_from(buffer.data, 0)
-    magic, version, kind, got_epoch, step, unit, stage, zero = fields[:8]
+    magic, version, kind, got_epoch, step, unit, stage, part = fields[:8]
     message_bytes, offset_bytes, data_bytes = fields[8:]
     source = f"a frame from rank {sender}"
     if magic != MAGIC or version != VERSION:
         raise PayloadError(f"{source} has magic {magic:#06x} and version {version}")
     if got_epoch != epoch:
         raise PayloadError(f"{source} is of epoch {got_epoch}, this is epoch {epoch}")
-    if kind not in Kind.__members__.values() or zero:
+    if kind not in Kind.__members__.values():
         raise PayloadError(f"{source} is of unknown kind {kind}")
     if data_bytes > most_data_bytes or offset_bytes + data_bytes > message_bytes:
         raise PayloadError(
             f"{source} has {data_bytes} bytes at {offset_bytes} of a message of {message_bytes}"
         )
     return Frame(
-        Kind(kind), got_epoch, Key(step, unit, stage), message_bytes, offset_bytes, data_bytes
+        Kind(kind), got_epoch, Key(step, unit, stage, part), message_bytes, offset_bytes, data_bytes
     )

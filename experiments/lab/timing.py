@@ -108,7 +108,7 @@ class _Probe:
         self._optimizer.zero_grad(set_to_none=False)
         loss = self._task.loss(self._model(inputs), targets)
         forward_end = time.perf_counter()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         backward_end = time.perf_counter()
         self._optimizer.step()
         return forward_end, backward_end, time.perf_counter()
@@ -124,7 +124,7 @@ def _steps(
     for step in steps:
         inputs, targets = task.batch(rank, world, step, cell.seed)
         optimizer.zero_grad(set_to_none=False)
-        task.loss(ddp(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        task.loss(ddp(inputs), targets).backward()
         optimizer.step()
         now = time.perf_counter()
         times.append(now - before)

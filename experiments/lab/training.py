@@ -95,7 +95,7 @@ def _run(
     for step in range(cell.steps):
         inputs, targets = task.batch(rank, world, step, cell.seed)
         optimizer.zero_grad(set_to_none=False)
-        task.loss(ddp(inputs), targets).backward()  # type: ignore[no-untyped-call]
+        task.loss(ddp(inputs), targets).backward()
         optimizer.step()
         schedule.step()
         progress(step + 1)

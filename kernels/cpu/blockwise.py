@@ -7,9 +7,11 @@ blocks to come (`_codes.py`). Memory is passed over once, and neither loop has a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from .._arrays import F32, U8, U16, Gradient
+from .._arrays import F32, I64, U8, U16, Gradient
 from ..blockwise import Form
 from ..philox import Noise
 from ..threads import over_slices
@@ -27,6 +29,7 @@ from ._grid import CLIPPED, L2, Shape, clipped_grid, grid_of, norm_grid, shape_o
 from ._jit import inlined, lean
 from ._nibbles import pack_planes, unpack_planes
 from ._noise import Key, drawn_at, noise_buffer, noise_key
+from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
 from ._prefetch import AHEAD, NEAR, fetch
 from ._values import bits_of
 from ._view import view
@@ -212,6 +215,48 @@ def _dequantize(
             _decode(bytes_, zero, grid, weight, add, part)
 
 
+@lean
+def _sum(
+    codes: I64,
+    scales: I64,
+    offsets: I64 | None,
+    elems: tuple[int, int],
+    sums: F32,
+    rounded: Values | None,
+    weight: np.float32,
+    bytes_: U8,
+    shape: Shape,
+) -> None:
+    """Blocks from element low to high; arrays are given by the addresses where they begin."""
+    signed, zero = bytes_.view(np.int8), np.float32(shape.zero)
+    for low in range(elems[0], elems[1], shape.block):
+        high = min(low + shape.block, elems[1])
+        unit = 4 * (low // shape.block)
+        start = _bytes_of(low, shape.bits)
+        size = _bytes_of(high, shape.bits) - start
+        at_sums = first_of_sums(rounded, low)
+        part = view(sums, at_sums, at_sums + high - low)
+        part[:] = np.float32(0)
+        for i in range(codes.size):
+            scale = at(sums, scales[i] + unit, 1)[0]
+            grid = (
+                scale,
+                only_with(
+                    offsets, np.float32(0) if offsets is None else at(sums, offsets[i] + unit, 1)[0]
+                ),
+            )
+            packed = at(bytes_, codes[i] + start, size)
+            fetch(packed, AHEAD, AHEAD + size)
+            if shape.bits == 8 and offsets is None:
+                _decode(at(signed, codes[i] + start, size), zero, grid, weight, True, part)
+            elif shape.bits == 8:
+                _decode(packed, zero, grid, weight, True, part)
+            else:
+                unpack_planes(packed, shape.bits, bytes_)
+                _decode(bytes_, zero, grid, weight, True, part)
+        finish(part, rounded, low)
+
+
 def quantize_blockwise(
     x: Gradient,
     codes: U8,
@@ -265,5 +310,27 @@ def dequantize_blockwise(
         some = None if offsets is None else offsets[blocks]
         room = np.empty(form.block + 8, np.uint8)
         _dequantize(packed, scales[blocks], some, out[low:high], factor, add, room, shape)
+
+    over_slices(out.size, form.block, work)
+
+
+def sum_blockwise(
+    codes: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    form: Form,
+    offsets: Sequence[F32] | None = None,
+    weight: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.blockwise.sum_blockwise`."""
+    factor, shape = np.float32(weight), shape_of(form)
+    packed, units = addresses(codes), addresses(scales)
+    least = None if offsets is None else addresses(offsets)
+
+    def work(low: int, high: int) -> None:
+        sums, rounded = room_for_sums(out, form.block)
+        bytes_ = np.empty(form.block + 8, np.uint8)
+        _sum(packed, units, least, (low, high), sums, rounded, factor, bytes_, shape)
 
     over_slices(out.size, form.block, work)

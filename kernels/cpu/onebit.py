@@ -6,16 +6,18 @@ sums, one packs signs, one makes the new residual and asks memory for the blocks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numba.core import types
 
-from .._arrays import F32, U8, Gradient
+from .._arrays import F32, I64, U8, Gradient
 from ..threads import over_slices
 from ._feedback import Values, factors_of, fill_magnitudes, place
 from ._intrinsic import intrinsic
 from ._jit import inlined, lean
+from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
 from ._prefetch import AHEAD, fetch
 from ._signs import SIGN, pack_short, pack_whole
 from ._values import bits_of
@@ -23,6 +25,7 @@ from ._vector import Memory, for_rows, hints_of, spread
 from ._view import view
 
 _SIGN = 0x80000000
+_PIECE = 1024  # elements of a plane that stay in the first-level cache with their signs
 
 
 @intrinsic
@@ -108,6 +111,36 @@ def _dequantize(bits: U8, scales: F32, out: F32, block: int, weight: np.float32,
             _decode(packed, shift, value, add, view(out, first, last))
 
 
+@lean
+def _sum(
+    bits: I64,
+    scales: I64,
+    elems: tuple[int, int],
+    sums: F32,
+    rounded: Values | None,
+    block: int,
+    weight: np.float32,
+    like: U8,
+) -> None:
+    """Blocks from element low to high; arrays are given by the addresses where they begin."""
+    for low in range(elems[0], elems[1], block):
+        high = min(low + block, elems[1])
+        width, unit = (high - low + 7) // 8, 4 * (low // block)
+        for j in range(8):
+            plane, shift = low + j * width, np.uint32(31 - j)
+            end = min(plane + width, high)
+            for first in range(plane, end, _PIECE):
+                last = min(first + _PIECE, end)
+                start, at_sums = low // 8 + first - plane, first_of_sums(rounded, first)
+                part = view(sums, at_sums, at_sums + last - first)
+                part[:] = np.float32(0)
+                for i in range(bits.size):
+                    value = np.float32(weight * at(sums, scales[i] + unit, 1)[0])
+                    packed = at(like, bits[i] + start, last - first)
+                    _decode(packed, shift, value, True, part)
+                finish(part, rounded, first)
+
+
 def sign_quantize(
     x: Gradient,
     bits: U8,
@@ -145,5 +178,24 @@ def sign_dequantize(
         packed = bits[low // 8 : -(-high // 8)]
         some = scales[low // block : -(-high // block)]
         _dequantize(packed, some, out[low:high], block, factor, add)
+
+    over_slices(out.size, block, work)
+
+
+def sum_signs(
+    bits: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    block: int,
+    weight: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.onebit.sum_signs`."""
+    factor, like = np.float32(weight), np.empty(0, np.uint8)
+    places, units = addresses(bits), addresses(scales)
+
+    def work(low: int, high: int) -> None:
+        sums, rounded = room_for_sums(out, _PIECE)
+        _sum(places, units, (low, high), sums, rounded, block, factor, like)
 
     over_slices(out.size, block, work)

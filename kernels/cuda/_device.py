@@ -7,11 +7,15 @@ the functions that launch them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 HOME = Path(__file__).parent
@@ -21,7 +25,45 @@ WARP, CTA = 32, 256
 _WAVES = 16  # launches of more blocks than the GPU holds at once gain nothing: kernels have loops
 
 Argument = Any
-"""An array of the device, a NumPy scalar of the parameter's very type, or None: a null pointer."""
+"""An array of the device, a NumPy scalar of the parameter's very type, None: a null pointer; or a
+`Table`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A struct that a kernel takes by value, with addresses of many arrays in it.
+
+    Attributes:
+        layout: The struct, as it lies in memory.
+        arrays: For fields that hold addresses: the arrays, or None where there is none.
+        numbers: For all other fields.
+    """
+
+    layout: np.dtype[Any]
+    arrays: Mapping[str, Sequence[Any]]
+    numbers: Mapping[str, Sequence[int] | int]
+
+    def filled(self, address: Callable[[Any], int]) -> npt.NDArray[Any]:
+        """Return an array of the one struct.
+
+        Args:
+            address: Tells where an array lies, for the kernel.
+        """
+        struct = np.zeros(1, self.layout)
+        for field, arrays in self.arrays.items():
+            known = [0 if array is None else address(array) for array in arrays]
+            struct[field][0, : len(known)] = known
+        for field, numbers in self.numbers.items():
+            if isinstance(numbers, int):
+                struct[field] = numbers
+            else:
+                struct[field][0, : len(numbers)] = numbers
+        return struct
+
+    @cached_property
+    def on_gpu(self) -> npt.NDArray[Any]:
+        """The same, of arrays that say themselves where on a GPU they lie."""
+        return self.filled(lambda array: array.__cuda_array_interface__["data"][0])
 
 
 class Device(Protocol):
@@ -80,9 +122,16 @@ def device() -> Device:
     """
     if _chosen:
         return _chosen[-1]
-    from ._gpu import current
+    current: Device = _gpu().current()
+    return current
 
-    return current()
+
+@cache
+def _gpu() -> ModuleType:
+    """The module is looked up once: an import in each call would take a microsecond."""
+    from . import _gpu as module
+
+    return module
 
 
 @contextmanager

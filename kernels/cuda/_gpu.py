@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from .._backends import KernelUnavailable
 from ..device_array import DeviceArray
-from ._device import CTA, OPTIONS, Argument, source_text
+from ._device import CTA, OPTIONS, Argument, Table, source_text
 
 _TO_HOST = 2  # cudaMemcpyDeviceToHost
 
@@ -81,8 +81,11 @@ class Gpu:
         """See `Device.launch`."""
         host = _hosts[0] if _hosts else self._host
         stream = _Stream(host.stream())
-        given = tuple(_parameter(argument) for argument in arguments)
-        self._kernel(source, name)((blocks,), (CTA,), given, stream=stream)
+        given = [
+            argument if isinstance(argument, np.generic) else _parameter(argument)
+            for argument in arguments
+        ]
+        self._kernel(source, name)((blocks,), (CTA,), tuple(given), stream=stream)
 
     def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
         """See `Device.empty`.
@@ -129,9 +132,11 @@ class Gpu:
 
 
 def _parameter(argument: Argument) -> Any:
-    """An argument as CuPy takes it: an address as a number."""
+    """An argument as CuPy takes it: an address as a number, a struct as an array of one."""
     if isinstance(argument, DeviceArray):
         return np.uint64(argument.pointer)
+    if isinstance(argument, Table):
+        return argument.on_gpu
     return np.uint64(0) if argument is None else argument
 
 

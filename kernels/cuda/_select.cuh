@@ -16,9 +16,10 @@ constexpr int LEVELS = 4;                // histograms: of two surveys, and two 
 constexpr int STATE_WORDS = 8208;        // as in _select.py
 constexpr u32 INFINITE = 0x7F800000u, LARGEST = 0x7F7FFFFFu, NONE = 0xFFFFFFFFu;
 constexpr u64 ALL = 1ull << 62;
+constexpr int CHOSEN = LEVELS, COUNTED = LEVELS + 1, FITTED = LEVELS + 2;
 
 enum Unit { ONE, RMS, MAX };
-enum Todo { SURVEY_AGAIN, REFINE, NOTHING };
+enum Todo { SURVEY_AGAIN, REFINE, NOTHING, COUNT_ALL, COUNT_MARKED };
 
 // The vector q = (x + scale * residual) * back; once surveyed, the residual holds it.
 struct Source {
@@ -39,7 +40,7 @@ struct State {
     u32 low, shift, width;  // the range that is counted: 2^width from low on, 2^shift in a bin
     u32 threshold;
     u32 largest;
-    u32 arrived[LEVELS + 1];
+    u32 arrived[LEVELS + 3];  // CTAs that have finished a kernel: those of levels, and further
     float first;  // what the residual held where a NaN will be sent
 };
 static_assert(sizeof(State) <= 8 * STATE_WORDS, "the launcher has memory for it");
@@ -113,6 +114,21 @@ DEVICE void set_range(State* state, u32 low, u32 high) {
     high = max(low, high);
     while ((high - low) >> shift > BINS - 2u) ++shift;
     state->low = low, state->shift = shift;
+}
+
+// Whether something is not finite: nothing is decided then.
+DEVICE bool has_overflown(const State* state) { return fresh(&state->largest) >= INFINITE; }
+
+// Before a survey of candidates from `least` on; all threads of a CTA come here.
+DEVICE void begin_survey(State* state, const float* residual, u32 floor, u32 least, u32 high) {
+    u64* all = state->counts[0];
+    for (int bin = int(threadIdx.x); bin < LEVELS * BINS; bin += CTA) all[bin] = 0;
+    if (threadIdx.x != 0) return;
+    state->count = 0, state->largest = 0;
+    state->floor = floor, state->least = least;
+    set_range(state, least, high);
+    for (int kernel = 0; kernel <= FITTED; ++kernel) state->arrived[kernel] = 0;
+    if (residual) state->first = residual[0];
 }
 
 DEVICE void settle(State* state, u32 threshold, u64 ties) {

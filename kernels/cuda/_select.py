@@ -6,7 +6,7 @@ Nothing here waits: kernels decide on the GPU what the next ones do, which may b
 from __future__ import annotations
 
 from math import sqrt
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
@@ -26,6 +26,67 @@ _RESIDENT = 8  # blocks that a processor holds; each adds a histogram to the who
 _REFINED = (2, 3)  # numbers of the histograms that two surveys leave over
 
 
+class Selection:
+    """The memory and the launches of one selection.
+
+    Its first kernels, which differ, leave q in the residual, mark candidates and decide how many
+    are chosen, and from which magnitude on.
+
+    Args:
+        x: At least one element.
+        residual: Added to the vector; receives what is not chosen.
+        scale: The loss scale.
+
+    Attributes:
+        vector: Arguments of most kernels: the vector, its size.
+        state: What the kernels know, in numbers of 8 bytes: how many were chosen, in how many
+            surveys; the rest is theirs.
+        marks: A bitmap of the candidates.
+        tiles: How many a vector of this size has.
+    """
+
+    def __init__(self, x: Gradient, residual: F32 | None, scale: float) -> None:
+        self.vector = (*values(x), *feedback(residual, scale), np.int64(x.size))
+        self.tiles = block_count(x.size, TILE)
+        self.state = device().empty(STATE_WORDS, np.uint64)
+        self.marks = device().empty(self.tiles * WORDS, np.uint64)
+        self._groups = block_count(x.size, GROUP)
+
+    def look(self, source: str, name: str, *arguments: Argument) -> None:
+        """Start a kernel over the tiles, whose first arguments are the selection's own."""
+        own = *self.vector, self.state, self.marks
+        launch(source, name, min(self.tiles, resident(WARP)), WARP, *own, *arguments)
+
+    def survey_again(self) -> None:
+        """Survey once more if the first one has missed some, with the floor that is known now."""
+        self.look(SOURCE, "survey_again")
+
+    def write(self, indices: U32, chosen: F32, *, fixed: bool = False) -> None:
+        """Find the smallest that is chosen, and write all.
+
+        Args:
+            indices: Receives the indices.
+            chosen: Receives the values.
+            fixed: Whether all of the room is filled if anything is not finite, or one place only.
+        """
+        for level in _REFINED:
+            self.look(SOURCE, "refine", np.int32(level))
+        sums = device().empty(self._groups, np.uint32)
+        before, room = device().empty(self._groups, np.uint64), np.int64(indices.size)
+        self.look(SOURCE, "count_chosen", sums, before, room)
+        self.look(SOURCE, "write_chosen", before, indices, chosen, room, np.bool_(fixed))
+
+    @property
+    def count(self) -> int:
+        """How many were chosen; it waits for the kernels."""
+        return device().read(self.state)
+
+
+def resident(threads: int) -> int:
+    """How many teams of so many threads the GPU holds at once."""
+    return _RESIDENT * device().processors * CTA // threads
+
+
 def select_largest(
     x: Gradient,
     threshold: float,
@@ -36,7 +97,7 @@ def select_largest(
     *,
     unit: Unit = "one",
     fixed: bool = False,
-) -> Any:
+) -> Selection:
     """Find the largest elements that reach a threshold, as many as there is room for.
 
     Args:
@@ -47,37 +108,19 @@ def select_largest(
         residual: Added to the vector; receives what was not chosen.
         scale: The loss scale.
         unit: See `compressa.kernels.select`.
-        fixed: Whether all of the room is filled if anything is not finite, or one place only.
-
-    Returns:
-        What the kernels know, in numbers of 8 bytes: how many were chosen, in how many surveys; the
-        rest is theirs.
+        fixed: See `Selection.write`.
     """
-    n, room, tiles = x.size, np.int64(indices.size), block_count(x.size, TILE)
-    state, marks = device().empty(STATE_WORDS, np.uint64), device().empty(tiles * WORDS, np.uint64)
-    source = (*values(x), *feedback(residual, scale), np.int64(n), state)
+    selection = Selection(x, residual, scale)
     limit = np.int32(get_args(Unit).index(unit)), np.float64(threshold)
-    ranks = (np.int32(rank) for rank in _ranks(indices.size, n))
-    launch(SOURCE, "begin", 1, CTA, *source, *ranks, *limit)
+    ranks = (np.int32(rank) for rank in _ranks(indices.size, x.size))
+    launch(SOURCE, "begin", 1, CTA, *selection.vector, selection.state, *ranks, *limit)
 
-    squares = device().empty(tiles, np.float64) if unit == "rms" else None
+    squares = device().empty(selection.tiles, np.float64) if unit == "rms" else None
     first = "survey_once" if squares is None else "survey_with_squares"
-    for name in (first, "survey_again"):
-        _launch_tiles(name, tiles, *source, marks, squares, *limit, np.uint64(room))
-    for level in _REFINED:
-        _launch_tiles("refine", tiles, *source, marks, np.int32(level))
-
-    groups = block_count(n, GROUP)
-    sums, before = device().empty(groups, np.uint32), device().empty(groups, np.uint64)
-    _launch_tiles("count_chosen", tiles, *source, marks, sums, before, room)
-    result = indices, chosen, room, np.bool_(fixed)
-    _launch_tiles("write_chosen", tiles, *source, marks, before, *result)
-    return state
-
-
-def _launch_tiles(name: str, tiles: int, *arguments: Argument) -> None:
-    resident = _RESIDENT * device().processors * CTA // WARP
-    launch(SOURCE, name, min(tiles, resident), WARP, *arguments)
+    selection.look(SOURCE, first, squares, *limit, np.uint64(indices.size))
+    selection.survey_again()
+    selection.write(indices, chosen, fixed=fixed)
+    return selection
 
 
 def _ranks(most: int, n: int) -> tuple[int, int]:
@@ -88,5 +131,9 @@ def _ranks(most: int, n: int) -> tuple[int, int]:
     if n < LEAST_SAMPLED:
         return 0, 0
     expected = most * SAMPLE / n
-    spread = _DEVIATIONS * sqrt(expected)
-    return int(expected + spread + _DEVIATIONS), int(max(expected - spread, 0.0))
+    return low_rank(expected), int(max(expected - _DEVIATIONS * sqrt(expected), 0.0))
+
+
+def low_rank(expected: float) -> int:
+    """A rank in a sample that hardly ever lies above the last one chosen, expected at another."""
+    return int(expected + _DEVIATIONS * sqrt(expected) + _DEVIATIONS)

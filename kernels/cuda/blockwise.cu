@@ -5,6 +5,7 @@
 // or more.
 
 #include "_noise.cuh"
+#include "_sums.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
 
@@ -185,11 +186,22 @@ DEVICE void quantize(
     }
 }
 
+// Four neighbours of a plane, out of four bytes.
+template <int EACH>
+DEVICE void decode4(
+    u32 word, int plane, int zero, float unit, float offset, bool ranged, float (&values)[4]) {
+    constexpr int BITS = 8 / EACH;
+    for (int u = 0; u < 4; ++u) {
+        u32 code = word >> (8 * u + BITS * plane) & ((1u << BITS) - 1u);
+        int q = EACH == 1 && !ranged ? int(code << 24) >> 24 : int(code) - zero;
+        values[u] = decoded(q, unit, offset, ranged);
+    }
+}
+
 template <int THREADS, int EACH>
 DEVICE void dequantize(
     const u8* codes, const float* scales, const float* offsets, float* out, i64 n, int block,
     int zero, float weight, bool add) {
-    constexpr int BITS = 8 / EACH;
     i64 blocks = (n + block - 1) / block;
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
         i64 low = b * block;
@@ -200,12 +212,44 @@ DEVICE void dequantize(
             for (int plane = 0; plane < EACH; ++plane) {
                 int first = plane * width + i, count = min(min(4, width - i), size - first);
                 float values[4];
-                for (int u = 0; u < 4; ++u) {
-                    u32 code = word >> (8 * u + BITS * plane) & ((1u << BITS) - 1u);
-                    int q = EACH == 1 && !offsets ? int(code << 24) >> 24 : int(code) - zero;
-                    values[u] = decoded(q, unit, offset, offsets != nullptr);
-                }
+                decode4<EACH>(word, plane, zero, unit, offset, offsets != nullptr, values);
                 combine4(out, low + first, count, values, weight, add);
+            }
+        }
+    }
+}
+
+struct Payloads {
+    const u8* codes[MOST];
+    const float *scales[MOST], *offsets[MOST];
+};
+
+template <int THREADS, int EACH>
+DEVICE void sum(
+    const Payloads& payloads, Sums sums, i64 n, int block, int zero, float weight) {
+    i64 blocks = (n + block - 1) / block;
+    bool ranged = payloads.offsets[0] != nullptr;
+    for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
+        i64 low = b * block;
+        int size = int(min(i64(block), n - low)), width = (size + EACH - 1) / EACH;
+        float units[MOST], offsets[MOST];
+        FOR_PAYLOADS(r) {
+            units[r] = payloads.codes[r] ? payloads.scales[r][b] : 0.0f;
+            offsets[r] = payloads.codes[r] && ranged ? payloads.offsets[r][b] : 0.0f;
+        }
+        for (int i = 4 * team_thread<THREADS>(); i < width; i += 4 * THREADS) {
+            u32 words[MOST];
+            FOR_PAYLOADS(r) if (payloads.codes[r])
+                words[r] = load4(payloads.codes[r], low / EACH + i, min(4, width - i));
+            for (int plane = 0; plane < EACH; ++plane) {
+                int first = plane * width + i, count = min(min(4, width - i), size - first);
+                float total[4], values[4];
+                begin4(sums, low + first, count, total);
+                FOR_PAYLOADS(r) if (payloads.codes[r]) {
+                    decode4<EACH>(words[r], plane, zero, units[r], offsets[r], ranged, values);
+                    add4(total, values, weight);
+                }
+                finish4(sums, low + first, count, total);
             }
         }
     }
@@ -231,6 +275,15 @@ DEVICE void dequantize(
         dequantize<THREADS, EACH>(codes, scales, offsets, out, n, block, zero, weight, add);      \
     }
 
+#define SUM(name, THREADS, EACH)                                                                  \
+    KERNEL(                                                                                       \
+        name, CTA,                                                                                \
+        (EACH_OF(const u8*, codes), EACH_OF(const float*, scales), EACH_OF(const float*, offsets), \
+         const float* before, void* out, int kind, i64 n, int block, int zero, float weight)) {   \
+        Payloads payloads = {ALL_OF(codes), ALL_OF(scales), ALL_OF(offsets)};                     \
+        sum<THREADS, EACH>(payloads, {before, out, kind}, n, block, zero, weight);                \
+    }
+
 QUANTIZE(quantize_8_by_warps, WARP, 1, false)
 QUANTIZE(quantize_4_by_warps, WARP, 2, false)
 QUANTIZE(quantize_2_by_warps, WARP, 4, false)
@@ -249,3 +302,9 @@ DEQUANTIZE(dequantize_2_by_warps, WARP, 4)
 DEQUANTIZE(dequantize_8_by_ctas, CTA, 1)
 DEQUANTIZE(dequantize_4_by_ctas, CTA, 2)
 DEQUANTIZE(dequantize_2_by_ctas, CTA, 4)
+SUM(sum_8_by_warps, WARP, 1)
+SUM(sum_4_by_warps, WARP, 2)
+SUM(sum_2_by_warps, WARP, 4)
+SUM(sum_8_by_ctas, CTA, 1)
+SUM(sum_4_by_ctas, CTA, 2)
+SUM(sum_2_by_ctas, CTA, 4)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from .._arrays import F32, U8, Gradient
+from .._arrays import F32, U8, Gradient, block_count
 from ..blockwise import STATISTICS, Form
 from ..philox import Noise
 from ._arguments import feedback, random, values
 from ._device import launch
+from ._sums import launch_sums
 from ._work import team_for
 
 
@@ -70,4 +73,29 @@ def dequantize_blockwise(
         np.int32(form.zero),
         np.float32(weight),
         np.bool_(add),
+    )
+
+
+def sum_blockwise(
+    codes: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    form: Form,
+    offsets: Sequence[F32] | None = None,
+    weight: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.blockwise.sum_blockwise`."""
+    team, threads = team_for(form.block)
+    launch_sums(
+        "blockwise",
+        f"sum_{form.bits}_by_{team}",
+        block_count(out.size, form.block),
+        threads,
+        (codes, scales, offsets),
+        out,
+        np.int64(out.size),
+        np.int32(form.block),
+        np.int32(form.zero),
+        np.float32(weight),
     )

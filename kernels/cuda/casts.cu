@@ -2,30 +2,10 @@
 //
 // Each thread takes four neighbouring elements.
 
+#include "_narrow.cuh"
+#include "_sums.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
-
-// To nearest, ties to even.
-DEVICE u32 narrow_half(float value) {
-    u32 bits = __float_as_uint(value), sign = bits >> 16 & 0x8000u, rest = bits & 0x7FFFFFFFu;
-    if (rest > 0x7F800000u) return sign | 0x7E00u | (rest >> 13 & 0x3FFu);
-    if (rest >= 0x47800000u) return sign | 0x7C00u;  // from 65536 on
-    // Below 2**-14 the last place is 2**-24, which is that of float32 between 0.5 and 1.
-    if (rest < 0x38800000u)
-        return sign | (__float_as_uint(__uint_as_float(rest) + 0.5f) - 0x3F000000u);
-    // The exponent's bias differs by 112. What rounds up to 65536 has the bits of infinity.
-    return sign | (rest - (112u << 23) + 0xFFFu + (rest >> 13 & 1u)) >> 13;
-}
-
-DEVICE u32 narrow_bfloat(float value) {
-    u32 bits = __float_as_uint(value);
-    if (magnitude_bits(value) > 0x7F800000u) return 0x7FC0u;
-    return (bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16;
-}
-
-DEVICE u32 narrow_bits(float value, int kind) {
-    return kind == FLOAT16 ? narrow_half(value) : narrow_bfloat(value);
-}
 
 // What stays behind of p, of which `sent` arrives; `before` where p itself is not finite.
 DEVICE float kept(float p, float sent, float before, float back) {
@@ -60,5 +40,21 @@ KERNEL(widened, CTA, (const void* x, int kind, float* out, i64 n, float weight, 
         float values[4];
         load4({x, kind}, i, count, values);
         combine4(out, i, count, values, weight, add);
+    }
+}
+
+KERNEL(
+    sums, CTA,
+    (EACH_OF(const void*, x), const float* before, void* out, int out_kind, int kind, i64 n,
+     float weight)) {
+    const void* given[MOST] = ALL_OF(x);
+    Sums sums = {before, out, out_kind};
+    for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
+        int count = int(min(i64(4), n - i));
+        float decoded[MOST][4], total[4];
+        FOR_PAYLOADS(r) if (given[r]) load4({given[r], kind}, i, count, decoded[r]);
+        begin4(sums, i, count, total);
+        FOR_PAYLOADS(r) if (given[r]) add4(total, decoded[r], weight);
+        finish4(sums, i, count, total);
     }
 }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from .._arrays import F32, block_count
+from .._arrays import F32, Gradient, block_count
 from ..casts import Half
 from ._arguments import feedback, values
 from ._device import CTA, launch
+from ._sums import launch_sums
 
 _TURN = 4 * CTA  # elements that a block of threads takes at a time
 
@@ -38,4 +41,20 @@ def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
         np.int64(out.size),
         np.float32(weight),
         np.bool_(add),
+    )
+
+
+def sum_casts(x: Sequence[Half], out: Gradient, *, weight: float = 1.0) -> None:
+    """See :func:`compressa.kernels.casts.sum_casts`."""
+    kind = values(x[0])[1] if x else np.int32(0)
+    launch_sums(
+        "casts",
+        "sums",
+        block_count(out.size, _TURN),
+        CTA,
+        (x,),
+        out,
+        kind,
+        np.int64(out.size),
+        np.float32(weight),
     )

@@ -5,6 +5,7 @@
 // through in pieces, and is read once more for its signs.
 
 #include "_signs.cuh"
+#include "_sums.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
 
@@ -85,6 +86,37 @@ DEVICE void dequantize(
     }
 }
 
+struct Payloads {
+    const u8* bits[MOST];
+    const float* scales[MOST];
+};
+
+template <int THREADS>
+DEVICE void sum(const Payloads& payloads, Sums sums, i64 n, int block, float weight) {
+    i64 blocks = (n + block - 1) / block;
+    for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
+        i64 low = b * block;
+        int size = int(min(i64(block), n - low)), width = sign_width(size), fours = (width + 3) / 4;
+        float steps[MOST];
+        FOR_PAYLOADS(r) steps[r] = payloads.bits[r] ? weight * payloads.scales[r][b] : 0.0f;
+        for (int t = team_thread<THREADS>(); t < PLANES * fours; t += THREADS) {
+            int plane = t / fours, i = 4 * (t % fours), first = plane * width + i;
+            int count = min(min(4, width - i), size - first);
+            if (count < 1) continue;
+            u32 words[MOST];
+            float total[4];
+            FOR_PAYLOADS(r) if (payloads.bits[r])
+                words[r] = load4(payloads.bits[r], low / PLANES + i, min(4, width - i)) >> plane;
+            begin4(sums, low + first, count, total);
+            FOR_PAYLOADS(r) if (payloads.bits[r])
+                for (int u = 0; u < 4; ++u)
+                    total[u] = total[u] + __uint_as_float(__float_as_uint(steps[r]) ^
+                                                          sign_bit(words[r], u));
+            finish4(sums, low + first, count, total);
+        }
+    }
+}
+
 #define QUANTIZE(name, THREADS)                                                                   \
     KERNEL(                                                                                       \
         name, CTA,                                                                                \
@@ -101,7 +133,17 @@ DEVICE void dequantize(
         dequantize<THREADS>(bits, scales, out, n, block, weight, add);                            \
     }
 
+#define SUM(name, THREADS)                                                                        \
+    KERNEL(                                                                                       \
+        name, CTA,                                                                                \
+        (EACH_OF(const u8*, bits), EACH_OF(const float*, scales), const float* before, void* out, \
+         int kind, i64 n, int block, float weight)) {                                             \
+        sum<THREADS>({ALL_OF(bits), ALL_OF(scales)}, {before, out, kind}, n, block, weight);      \
+    }
+
 QUANTIZE(quantize_by_warps, WARP)
 QUANTIZE(quantize_by_ctas, CTA)
 DEQUANTIZE(dequantize_by_warps, WARP)
 DEQUANTIZE(dequantize_by_ctas, CTA)
+SUM(sum_by_warps, WARP)
+SUM(sum_by_ctas, CTA)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from .._arrays import F32, U8, Gradient
+from .._arrays import F32, U8, Gradient, block_count
 from ._arguments import feedback, values
 from ._device import launch
+from ._sums import launch_sums
 from ._work import team_for
 
 
@@ -52,4 +55,27 @@ def sign_dequantize(
         np.int32(block),
         np.float32(weight),
         np.bool_(add),
+    )
+
+
+def sum_signs(
+    bits: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    block: int,
+    weight: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.onebit.sum_signs`."""
+    team, threads = team_for(block)
+    launch_sums(
+        "onebit",
+        f"sum_by_{team}",
+        block_count(out.size, block),
+        threads,
+        (bits, scales),
+        out,
+        np.int64(out.size),
+        np.int32(block),
+        np.float32(weight),
     )

@@ -7,35 +7,16 @@
 // left. Then the chosen are counted in every tile, and written to their places.
 
 #include "_in_order.cuh"
-#include "_select.cuh"
+#include "_sample.cuh"
+#include "_survey.cuh"
 
 constexpr int SAMPLE = 8192;  // as in _select.py
 constexpr double SURELY = 0.9;  // of a sample's root mean square: seldom more than the vector's
 
 // ---- sample ----------------------------------------------------------------------------------
 
-// One element of each stretch, by a sequence without a period that the vector may share.
-DEVICE i64 sample_place(int number, u64 stretch) {
-    u64 word = (u64(number) * 0x9E3779B97F4A7C15ull) >> 32;
-    return i64(u64(number) * stretch + (word * stretch >> 32));
-}
-
-// Far places, eight at a time: all are asked for before any is waited for.
 DEVICE void draw_sample(const Source& from, u32* sample) {
-    constexpr int AT_ONCE = 8;
-    const float* residual = from.feedback.residual;
-    u64 stretch = u64(from.n) / SAMPLE;
-    for (int first = int(threadIdx.x); first < SAMPLE; first += AT_ONCE * CTA) {
-        float x[AT_ONCE], left[AT_ONCE];
-        for (int e = 0; e < AT_ONCE; ++e) {
-            i64 i = sample_place(first + e * CTA, stretch);
-            x[e] = load(from.x, i), left[e] = residual ? residual[i] : 0.0f;
-        }
-        for (int e = 0; e < AT_ONCE; ++e) {
-            float p = residual ? x[e] + from.feedback.scale * left[e] : x[e];
-            sample[first + e * CTA] = magnitude_bits(p * from.feedback.back);
-        }
-    }
+    draw(from, SAMPLE, threadIdx.x, CTA, [&](i64 number, u32 bits) { sample[number] = bits; });
     __syncthreads();
 }
 
@@ -78,8 +59,6 @@ KERNEL(
      int low_rank, int high_rank, int unit, double threshold)) {
     __shared__ u32 sample[SAMPLE], counts[BINS];
     Source from = {{x, kind}, {residual, scale, back}, n};
-    u64* all = state->counts[0];
-    for (int bin = int(threadIdx.x); bin < LEVELS * BINS; bin += CTA) all[bin] = 0;
     u32 floor = unit == ONE ? magnitude_bits(float(threshold)) : 0, least = floor, high = LARGEST;
     if (low_rank) {
         draw_sample(from, sample);
@@ -87,128 +66,61 @@ KERNEL(
         if (unit != ONE) least = max(least, likely_floor(sample, unit, threshold));
         if (high_rank) high = nth_largest(sample, counts, u64(high_rank));
     }
-    if (threadIdx.x != 0) return;
-    state->count = 0, state->largest = 0;
-    state->floor = floor, state->least = least;
-    set_range(state, least, least <= high ? high : LARGEST);
-    for (int level = 0; level <= LEVELS; ++level) state->arrived[level] = 0;
-    if (residual) state->first = residual[0];
+    begin_survey(state, residual, floor, least, least <= high ? high : LARGEST);
 }
 
 // ---- survey ----------------------------------------------------------------------------------
 
-// Four from i on, and four from each further step on: all are asked for before any is waited for.
-template <bool FIRST, int TIMES>
-DEVICE void surveyed4(const Source& from, i64 i, int count, int step, float (&q)[TIMES][4]) {
-    float* residual = from.feedback.residual;
-    const bool again = !FIRST && residual;
-    float left[TIMES][4];
-    for (int t = 0; t < TIMES && !again; ++t) load4(from.x, i + t * step, count - t * step, q[t]);
-    for (int t = 0; t < TIMES && residual; ++t)
-        load4(residual, i + t * step, count - t * step, left[t]);
-    for (int t = 0; t < TIMES; ++t)
-        for (int u = 0; u < 4; ++u) {
-            float p = residual && !again ? q[t][u] + from.feedback.scale * left[t][u] : q[t][u];
-            q[t][u] = again ? left[t][u] : p * from.feedback.back;
-        }
+// The sum of the squares of a tile, in the written order.
+DEVICE void square_tile(const Source& from, i64 tile, i64 low, int size, double* squares) {
+    __syncwarp();  // until the lanes' parts of q can be read by the others
+    double sum = team_tree_sum<WARP>(size, [&](int i) {
+        double q = kept(from, low + i);
+        return q * q;
+    });
+    if (team_thread<WARP>() == 0) squares[tile] = sum;
 }
 
-// Mark and count the candidates of a tile; return the largest magnitude that this lane sees.
-template <bool FIRST>
-DEVICE u32 survey_tile(
-    const Source& from, i64 low, u32 least, u32 begin, u32 shift, u32* marks, u32* counts) {
-    constexpr int STEP = 4 * WARP, AT_ONCE = 2;
-    int lane = team_thread<WARP>(), size = int(min(i64(TILE), from.n - low));
-    u32 largest = 0;
-    for (int step = 0; step < TILE; step += AT_ONCE * STEP) {
-        float q[AT_ONCE][4];
-        int begins = step + 4 * lane;
-        surveyed4<FIRST>(from, low + begins, size - begins, STEP, q);
-        for (int b = 0; b < AT_ONCE; ++b) {
-            int i = begins + b * STEP;
-            u32 word = 0;
-            for (int u = 0; u < 4; ++u) {
-                u32 bits = magnitude_bits(q[b][u]);
-                largest = max(largest, bits);
-                if (i + u >= size || bits < least) continue;
-                atomicAdd(counts + min((bits - begin) >> shift, BINS - 1u), 1u);
-                word |= 1u << (4 * (lane % 8) + u);
-            }
-            if (FIRST && from.feedback.residual)
-                keep4(from.feedback.residual, low + i, size - i, q[b]);
-            for (int other = 1; other < 8; other *= 2)
-                word |= __shfl_xor_sync(WHOLE_WARP, word, other);
-            if (lane % 8 == 0) marks[i / 32] = word;
-        }
-    }
-    return largest;
-}
-
-// Decide what comes after a survey.
-DEVICE void judge(State* state, const Crossing& found, u64 most) {
-    state->wanted = most;
-    if (most == 0)
-        settle(state, NONE, 0);
-    else if (found.bin == BINS - 1)
-        survey_from(state, state->low + (u32(found.bin) << state->shift));
-    else if (found.bin >= 0)
-        narrow(state, found);
-    else if (state->least > state->floor)
-        survey_from(state, state->floor);
-    else
-        settle(state, state->floor, ALL);
-}
-
-template <bool FIRST, bool SUMMED>
-DEVICE void survey(
-    Source from, State* state, u64* marks, double* squares, int unit, double threshold, u64 most) {
-    constexpr int LEVEL = FIRST ? 0 : 1;
-    if (!FIRST && state->todo != SURVEY_AGAIN) return;
-    __shared__ u32 counts[BINS];
-    clear_counts(counts);
-    u32 least = state->least, begin = state->low, shift = state->shift, largest = 0;
+// For the last CTA of the first survey.
+template <bool SUMMED>
+DEVICE void find_floor(
+    const Source& from, State* state, const double* squares, int unit, double threshold, u64 most) {
     i64 tiles = (from.n + TILE - 1) / TILE;
-    for (i64 tile = team_number<WARP>(); tile < tiles; tile += team_count<WARP>()) {
-        i64 low = tile * TILE;
-        u32* tile_marks = reinterpret_cast<u32*>(marks + tile * WORDS);
-        u32 here = survey_tile<FIRST>(from, low, least, begin, shift, tile_marks, counts);
-        largest = max(largest, here);
-        if (!SUMMED) continue;
-        __syncwarp();  // until the lanes' parts of q can be read by the others
-        int size = int(min(i64(TILE), from.n - low));
-        double sum = team_tree_sum<WARP>(size, [&](int i) {
-            double q = kept(from, low + i);
-            return q * q;
-        });
-        if (team_thread<WARP>() == 0) squares[tile] = sum;
-    }
-    largest = team_max<CTA>(largest);
-    if (FIRST && threadIdx.x == 0) atomicMax(&state->largest, largest);
-    add_counts(counts, state->counts[LEVEL]);
-    if (!is_last_cta(state->arrived + LEVEL)) return;
-    largest = fresh(&state->largest);
-    float top = __uint_as_float(largest);
-    Crossing found = crossing(state->counts[LEVEL], max(most, u64(1)));
+    float top = __uint_as_float(fresh(&state->largest));
+    Crossing found = crossing(state->counts[0], max(most, u64(1)));
     double size = SUMMED ? sqrt(sum_in_order(squares, tiles) / double(from.n)) : double(top);
     if (threadIdx.x != 0) return;
-    state->surveys = LEVEL + 1;
-    if (FIRST && unit != ONE) state->floor = floor_of(threshold, size, top);
+    if (unit != ONE) state->floor = floor_of(threshold, size, top);
     judge(state, found, most);
-    if (largest >= INFINITE) state->todo = NOTHING;
 }
 
-#define SURVEY(name, FIRST, SUMMED)                                                               \
+#define SURVEY(name, SUMMED)                                                                      \
     KERNEL(                                                                                       \
         name, CTA,                                                                                \
         (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,  \
          u64* marks, double* squares, int unit, double threshold, u64 most)) {                    \
         Source from = {{x, kind}, {residual, scale, back}, n};                                    \
-        survey<FIRST, SUMMED>(from, state, marks, squares, unit, threshold, most);                \
+        bool last = surveyed<true>(from, state, marks, [&](i64 tile, i64 low, int size) {         \
+            if (SUMMED) square_tile(from, tile, low, size, squares);                              \
+        });                                                                                       \
+        if (last) find_floor<SUMMED>(from, state, squares, unit, threshold, most);                \
     }
 
-SURVEY(survey_once, true, false)
-SURVEY(survey_with_squares, true, true)
-SURVEY(survey_again, false, false)
+SURVEY(survey_once, false)
+SURVEY(survey_with_squares, true)
+
+// For as many as the first one was for.
+KERNEL(
+    survey_again, CTA,
+    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+     u64* marks)) {
+    if (state->todo != SURVEY_AGAIN) return;
+    Source from = {{x, kind}, {residual, scale, back}, n};
+    if (!surveyed<false>(from, state, marks, [](i64, i64, int) {})) return;
+    u64 most = state->wanted;
+    Crossing found = crossing(state->counts[1], max(most, u64(1)));
+    if (threadIdx.x == 0) judge(state, found, most);
+}
 
 // ---- threshold -------------------------------------------------------------------------------
 
@@ -307,7 +219,7 @@ KERNEL(
         u32 sum = cta_scan(both(chosen)).total;
         if (threadIdx.x == 0) sums[group] = sum;
     }
-    if (is_last_cta(state->arrived + LEVELS)) place_groups(state, sums, before, groups);
+    if (is_last_cta(state->arrived + CHOSEN)) place_groups(state, sums, before, groups);
 }
 
 // Something is not finite: all that is sent is a NaN, and zeros where there is a number to send.

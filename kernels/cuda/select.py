@@ -24,8 +24,7 @@ def select_above(
     """See :func:`compressa.kernels.select.select_above`; it waits for the count, at the end."""
     if not x.size:
         return 0
-    found = select_largest(x, threshold, indices, values, residual, scale, unit=unit)
-    return device().read(found)
+    return select_largest(x, threshold, indices, values, residual, scale, unit=unit).count
 
 
 def select_at(

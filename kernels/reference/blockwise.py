@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from .._arrays import F32, I64, U8, U16, Gradient
 from ..blockwise import Form
 from ..philox import Noise
 from ._feedback import combine, effective, remainder, widened
+from ._rounding import put
 from ._tree import tree_sum
 from .philox import random_halves
 
@@ -145,3 +147,22 @@ def dequantize_blockwise(
         packed = codes[b * form.block * form.bits // 8 :][: form.code_bytes(part.size)]
         q = _unpack(packed, part.size, form)
         combine(part, _decode(q, scales[b], None if offsets is None else offsets[b]), weight, add)
+
+
+def sum_blockwise(
+    codes: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    form: Form,
+    offsets: Sequence[F32] | None = None,
+    weight: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.blockwise.sum_blockwise`."""
+    total = np.zeros(out.size, np.float32)
+    for i, packed in enumerate(codes):
+        some = None if offsets is None else offsets[i]
+        dequantize_blockwise(
+            packed, scales[i], total, form=form, offsets=some, weight=weight, add=True
+        )
+    put(total, out)

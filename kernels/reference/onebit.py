@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .._arrays import F32, U8, Gradient
 from ._feedback import combine, effective, remainder, widened
+from ._rounding import put
 from ._signs import pack_planes, unpack_planes
 from ._tree import tree_sum
 
@@ -48,3 +51,18 @@ def sign_dequantize(
         part = out[b * block : (b + 1) * block]
         packed = bits[b * block // 8 : (b + 1) * block // 8]
         combine(part, _decode(packed, part.size, scales[b]), weight, add)
+
+
+def sum_signs(
+    bits: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    block: int,
+    weight: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.onebit.sum_signs`."""
+    total = np.zeros(out.size, np.float32)
+    for packed, units in zip(bits, scales, strict=True):
+        sign_dequantize(packed, units, total, block=block, weight=weight, add=True)
+    put(total, out)

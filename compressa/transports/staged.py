@@ -1,0 +1,242 @@
+"""Staged: exchanges between GPUs over a transport that carries memory of the host.
+
+A buffer goes through three stages, a piece at a time: from the GPU to pinned memory, over the
+network, and from pinned memory to the other GPU. While one piece is on the wire, the next one
+comes off the GPU and the last one goes onto the other. Each direction has a stream of its own, so
+that copies overlap with kernels, and events alone order them with the stream that makes and uses
+the buffers: no thread that has other work waits for the GPU.
+
+Pinned memory is torch's: it gives a block out again only when the copies that use it are done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+
+from compressa.collectives.base import BackendAllReduce, Exchange, Operation
+from compressa.errors import CompressaError
+from compressa.transports.base import Done, Key, Received, Traffic, Transport
+from compressa.transports.reactor import Reactor
+from compressa.transports.watcher import Callback, Watcher
+
+PIECE_BYTES = 4 << 20
+"""Some 0.2 ms on the bus: long beside what a copy costs, short beside a payload on the wire."""
+
+When = Callable[[torch.cuda.Event, Callback], None]
+
+
+class Staged(Transport):
+    """A transport of the host with stages to and from a GPU.
+
+    Args:
+        inner: What carries pinned memory; owned from now on.
+        stream: On which buffers are made and used.
+        when: Calls back, on the thread that drives `inner`, when an event is reached; None for a
+            `Watcher` on the reactor's thread.
+        piece_bytes: Length of a piece.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        stream: torch.cuda.Stream,
+        when: When | None = None,
+        piece_bytes: int = PIECE_BYTES,
+    ) -> None:
+        self.rank, self.size, self.epoch = inner.rank, inner.size, inner.epoch
+        self._inner = inner
+        self._stream = stream
+        self._out = torch.cuda.Stream(stream.device)
+        self._in = torch.cuda.Stream(stream.device)
+        self._when = when
+        self._watcher: Watcher | None = None
+        self._piece_bytes = piece_bytes
+        self._parts: dict[Key, int] = {}
+
+    def attach(self, reactor: Reactor) -> None:
+        """Have the copies watched, and the inner transport attached."""
+        if self._when is None:
+            self._watcher = Watcher(reactor.post)
+            self._when = self._watcher.when
+        self._inner.attach(reactor)
+
+    def ordered(self, operation: Operation) -> bool:
+        """As the inner transport: what is launched in order leaves the GPU in order."""
+        return self._inner.ordered(operation)
+
+    @property
+    def sums(self) -> bool:
+        """As the inner transport."""
+        return self._inner.sums
+
+    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+        """Carry out an exchange piece by piece."""
+        pieces = self._pieces(exchange)
+        self._parts[key] = len(pieces)
+
+        def landed(failure: CompressaError | None, lengths: Mapping[int, int]) -> None:
+            del self._parts[key]
+            done(failure or {p: buffer[: lengths[p]] for p, buffer in exchange.incoming.items()})
+
+        arrivals = _Arrivals(len(pieces), self._follow_copies, landed)
+        self._order_copies()
+        for part, piece in enumerate(pieces):
+            incoming = {peer: _pinned_like(buffer) for peer, buffer in piece.incoming.items()}
+            outgoing = self._copied_out(piece.outgoing)
+            staged = Exchange(outgoing, incoming, piece.exact, piece.capacity_bytes)
+            bring = partial(self._bring, piece.incoming, arrivals)
+            own = key._replace(part=part)
+            self._after_copies(partial(self._inner.exchange, own, staged, place, bring))
+
+    def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
+        """Sum piece by piece; the pieces are the same on all ranks, and so is their order."""
+        tensor = operation.tensor
+        pieces = torch.split(tensor, self._piece_bytes // tensor.element_size())
+        arrivals = _Arrivals(
+            len(pieces), self._follow_copies, lambda failure, _: done(failure or {})
+        )
+        self._order_copies()
+        for piece in pieces:
+            with torch.cuda.stream(self._out):
+                staged = _pinned_like(piece).copy_(piece, non_blocking=True)
+            bring = partial(self._bring_sum, piece, staged, arrivals)
+            self._after_copies(partial(self._inner.all_reduce, BackendAllReduce(staged), bring))
+
+    def missing(self, key: Key) -> Sequence[int]:
+        """Return the ranks that any piece waits for."""
+        parts = range(self._parts.get(key, 0))
+        return sorted({peer for p in parts for peer in self._inner.missing(key._replace(part=p))})
+
+    @property
+    def traffic(self) -> Traffic:
+        """The inner transport's."""
+        return self._inner.traffic
+
+    def fail(self, error: CompressaError) -> None:
+        """End what the inner transport has under way."""
+        self._inner.fail(error)
+
+    def close(self, timeout_s: float) -> None:
+        """End the watching thread, then the inner transport."""
+        if self._watcher is not None:
+            self._watcher.close(timeout_s)
+        self._inner.close(timeout_s)
+
+    def _pieces(self, exchange: Exchange) -> list[Exchange]:
+        """Cut all messages at the same places; what has no exact length stays whole.
+
+        So does what has a place in an order of all ranks, who need not have equally many pieces.
+        """
+        if not exchange.exact or self._inner.ordered(exchange):
+            return [exchange]
+        buffers = [*exchange.outgoing.values(), *exchange.incoming.values()]
+        longest = max((buffer.numel() for buffer in buffers), default=0)
+        starts = range(0, max(longest, 1), self._piece_bytes)
+        return [_piece(exchange, start, start + self._piece_bytes) for start in starts]
+
+    def _order_copies(self) -> None:
+        """Copies begin when what was given to the stream until now is done."""
+        begun = self._stream.record_event()
+        self._out.wait_event(begun)
+        self._in.wait_event(begun)
+
+    def _copied_out(self, buffers: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Copy each buffer once, however many peers it goes to."""
+        memory = {peer: (buffer.data_ptr(), buffer.numel()) for peer, buffer in buffers.items()}
+        distinct = {memory[peer]: buffer for peer, buffer in buffers.items()}
+        with torch.cuda.stream(self._out):
+            copies = {
+                place: _pinned_like(buffer).copy_(buffer, non_blocking=True)
+                for place, buffer in distinct.items()
+            }
+        return {peer: copies[place] for peer, place in memory.items()}
+
+    def _after_copies(self, call: Callback) -> None:
+        """Have the inner transport called when what it will send has left the GPU."""
+        assert self._when is not None, "attach comes first"
+        event = torch.cuda.Event(blocking=True)
+        event.record(self._out)
+        self._when(event, call)
+
+    def _bring(
+        self,
+        incoming: Mapping[int, torch.Tensor],
+        arrivals: _Arrivals,
+        result: Received | CompressaError,
+    ) -> None:
+        """Copy what a piece has received to the GPU."""
+        if isinstance(result, CompressaError):
+            arrivals.arrived(result)
+            return
+        with torch.cuda.stream(self._in):
+            for peer, staged in result.items():
+                incoming[peer][: staged.numel()].copy_(staged, non_blocking=True)
+        arrivals.arrived(None, {peer: staged.numel() for peer, staged in result.items()})
+
+    def _bring_sum(
+        self,
+        piece: torch.Tensor,
+        staged: torch.Tensor,
+        arrivals: _Arrivals,
+        result: Received | CompressaError,
+    ) -> None:
+        """Copy the sum of a piece to where its terms came from."""
+        failure = result if isinstance(result, CompressaError) else None
+        if failure is None:
+            with torch.cuda.stream(self._in):
+                piece.copy_(staged, non_blocking=True)
+        arrivals.arrived(failure)
+
+    def _follow_copies(self) -> None:
+        """What is given to the stream from now on finds all that was received."""
+        self._stream.wait_event(self._in.record_event())
+
+
+class _Arrivals:
+    """Counts pieces that come in any order, on any thread; reports once."""
+
+    def __init__(
+        self,
+        pieces: int,
+        follow: Callback,
+        landed: Callable[[CompressaError | None, Mapping[int, int]], None],
+    ) -> None:
+        self._due = pieces
+        self._follow = follow
+        self._landed = landed
+        self._lengths: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def arrived(
+        self, failure: CompressaError | None, lengths: Mapping[int, int] | None = None
+    ) -> None:
+        """Note a piece: so many bytes of each peer, or why it failed, which ends all."""
+        with self._lock:
+            if not self._due:
+                return
+            self._lengths.update(lengths or {})
+            self._due = 0 if failure else self._due - 1
+            finished = not self._due
+        if finished:
+            self._follow()
+            self._landed(failure, self._lengths)
+
+
+def _piece(exchange: Exchange, low: int, high: int) -> Exchange:
+    """What an exchange has between two places of its messages."""
+    size = high - low
+    return Exchange(
+        {peer: buffer[low:high] for peer, buffer in exchange.outgoing.items()},
+        {peer: buffer[low:high] for peer, buffer in exchange.incoming.items()},
+        exchange.exact,
+        {peer: min(max(n - low, 0), size) for peer, n in exchange.capacity_bytes.items()},
+    )
+
+
+def _pinned_like(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty(x.numel(), dtype=x.dtype, pin_memory=True)

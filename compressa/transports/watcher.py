@@ -1,0 +1,53 @@
+"""Watcher: calls back when a GPU has reached an event, so that nobody else has to wait for it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+import torch
+
+Callback = Callable[[], None]
+
+
+class Watcher:
+    """A thread that waits for events in the order in which they were named.
+
+    Args:
+        post: Has a function called on the thread that the callbacks are for.
+    """
+
+    def __init__(self, post: Callable[[Callback], None]) -> None:
+        self._post = post
+        self._watched: queue.SimpleQueue[tuple[torch.cuda.Event, Callback] | None]
+        self._watched = queue.SimpleQueue()
+        # A GPU that never reaches its events must not keep the program from ending.
+        self._thread = threading.Thread(target=self._run, name="compressa-watch", daemon=True)
+        self._thread.start()
+
+    def when(self, event: torch.cuda.Event, callback: Callback) -> None:
+        """Have a function called once an event is reached; from any thread."""
+        self._watched.put((event, callback))
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread, after what it was asked for."""
+        self._watched.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (item := self._watched.get()) is not None:
+            event, callback = item
+            try:
+                event.synchronize()
+            except Exception as error:  # of any work on the GPU, which is told here first
+                self._post(_raiser(error))
+                return
+            self._post(callback)
+
+
+def _raiser(error: Exception) -> Callback:
+    def fail() -> None:
+        raise error
+
+    return fail

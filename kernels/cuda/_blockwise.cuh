@@ -1,0 +1,181 @@
+// Block-wise quantisation of a few blocks, by the teams of a CTA; see blockwise.cu.
+#pragma once
+
+#include "_noise.cuh"
+#include "_team.cuh"
+#include "_values.cuh"
+
+enum Statistic { MAX, RANGE, L2, CLIPPED };
+
+constexpr float LARGEST = 3.402823466e+38f, SMALL = 0x1p-100f, SMALLEST = 0x1p-149f;
+constexpr float LIFT = 0x1p64f;
+constexpr float MOST_PARTS = 0x1p30f;  // more than any integer has, in 32768ths
+
+struct Form {
+    int block, statistic, top, bottom, zero;
+    double clip;
+};
+
+struct Grid {
+    float unit, offset, lift, factor;
+};
+
+struct Payload {
+    u8* codes;
+    float *scales, *offsets;  // offsets: or null
+};
+
+// Bits that order as the values do, -0 below 0; and back.
+DEVICE u32 ordered(float value) {
+    u32 bits = __float_as_uint(value);
+    return bits ^ (bits >> 31 ? 0xFFFFFFFFu : 0x80000000u);
+}
+
+DEVICE float from_ordered(u32 order) {
+    return __uint_as_float(order ^ (order >> 31 ? 0x80000000u : 0xFFFFFFFFu));
+}
+
+struct Extremes {
+    float low, high, largest;  // the least, the greatest, and the largest magnitude
+};
+
+template <int THREADS>
+DEVICE Extremes extremes(Values x, Feedback feedback, i64 low, int size, bool ranged) {
+    u32 largest = 0, high = 0, inverse_low = 0;
+    for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
+        int count = min(4, size - i);
+        float p[4];
+        effective4(x, feedback, low + i, count, p);
+        for (int u = 0; u < 4; ++u) {
+            if (u >= count) continue;
+            largest = max(largest, magnitude_bits(p[u]));
+            if (ranged) {
+                high = max(high, ordered(p[u]));
+                inverse_low = max(inverse_low, ~ordered(p[u]));
+            }
+        }
+    }
+    Extremes found = {0.0f, 0.0f, __uint_as_float(team_max<THREADS>(largest))};
+    if (ranged) {
+        found.high = from_ordered(team_max<THREADS>(high));
+        found.low = from_ordered(~team_max<THREADS>(inverse_low));
+    }
+    return found;
+}
+
+template <int THREADS>
+DEVICE float unit_of(Values x, Feedback feedback, i64 low, int size, float largest, Form form) {
+    if (form.statistic == MAX) return largest / float(form.top);
+    double squares = team_tree_sum<THREADS>(size, [&](int i) {
+        double p = effective(x, feedback, low + i);
+        return p * p;
+    });
+    double length = sqrt(squares);
+    if (form.statistic == CLIPPED) {
+        length = form.clip * sqrt(squares / double(size));
+        length = double(largest) < length ? double(largest) : length;
+    }
+    length /= double(form.top);
+    return float(length < double(LARGEST) ? length : double(LARGEST));
+}
+
+template <int THREADS>
+DEVICE Grid grid_of(Values x, Feedback feedback, i64 low, int size, Form form) {
+    Extremes found = extremes<THREADS>(x, feedback, low, size, form.statistic == RANGE);
+    Grid grid = {0.0f, 0.0f, 1.0f, 1.0f};
+    bool flat = found.largest == 0.0f;
+    if (form.statistic == RANGE) {
+        flat = found.low == found.high;
+        grid.unit = (found.high - found.low) / float(form.top), grid.offset = found.low;
+    } else {
+        grid.unit = unit_of<THREADS>(x, feedback, low, size, found.largest, form);
+    }
+    if (!is_finite(found.largest) || !is_finite(grid.unit))
+        return {quiet_nan(), quiet_nan(), 1.0f, 1.0f};
+    if (flat) {
+        grid.unit = 0.0f;
+        return grid;
+    }
+    if (grid.unit < SMALL) {
+        grid.unit = grid.unit < SMALLEST ? SMALLEST : grid.unit;
+        grid.lift = LIFT;
+    }
+    grid.factor = 1.0f / (grid.unit * grid.lift);
+    return grid;
+}
+
+// The random numbers of what a CTA has before it: at hand, from element low on, or still to be
+// drawn one by one where that is more than fits.
+struct Numbers {
+    const Noise& noise;
+    Drawn drawn;
+    i64 low;
+    bool at_hand;
+};
+
+template <bool RANDOM>
+DEVICE int integer_of(float p, Grid grid, const Numbers& numbers, i64 i, const Form& form) {
+    if (!(grid.unit > 0.0f)) return 0;
+    float t = (p * grid.lift - grid.offset * grid.lift) * grid.factor;
+    if (RANDOM) t = t * 32768.0f;
+    t = t < -MOST_PARTS ? -MOST_PARTS : t > MOST_PARTS ? MOST_PARTS : t;
+    int q = int(rintf(t));
+    if (RANDOM) {
+        u32 half = numbers.at_hand ? drawn_half(numbers.drawn, int(i - numbers.low))
+                                   : random_half(numbers.noise, i);
+        q = (q + int(half)) >> 15;
+    }
+    return min(max(q, form.bottom), form.top);
+}
+
+DEVICE float decoded(int q, float unit, float offset, bool ranged) {
+    float product = float(q) * unit;
+    return ranged ? product + offset : product;
+}
+
+// One block, by one team. EACH: codes to a byte.
+template <int THREADS, int EACH, bool RANDOM>
+DEVICE void quantize_block(
+    Values x, Feedback feedback, const Payload& to, i64 b, i64 n, const Form& form,
+    const Numbers& numbers) {
+    constexpr int BITS = 8 / EACH;
+    i64 low = b * form.block;
+    int size = int(min(i64(form.block), n - low)), width = (size + EACH - 1) / EACH;
+    Grid grid = grid_of<THREADS>(x, feedback, low, size, form);
+    for (int i = 4 * team_thread<THREADS>(); i < width; i += 4 * THREADS) {
+        u32 word = 0;
+        for (int plane = 0; plane < EACH; ++plane) {
+            int first = plane * width + i, count = min(min(4, width - i), size - first);
+            float p[4], left[4];
+            effective4(x, feedback, low + first, count, p);
+            for (int u = 0; u < 4; ++u) {
+                i64 place = low + first + u;
+                int q = u < count ? integer_of<RANDOM>(p[u], grid, numbers, place, form) : 0;
+                u32 code = u32(q + form.zero) & ((1u << BITS) - 1u);
+                word |= code << (8 * u + BITS * plane);
+                float sent = decoded(q, grid.unit, grid.offset, form.statistic == RANGE);
+                left[u] = (p[u] - sent) * feedback.back;
+            }
+            if (feedback.residual && grid.unit == grid.unit)
+                store4(feedback.residual, low + first, count, left);
+        }
+        store4(to.codes, low / EACH + i, min(4, width - i), word);
+    }
+    if (team_thread<THREADS>() == 0) {
+        to.scales[b] = grid.unit;
+        if (to.offsets) to.offsets[b] = grid.offset;
+    }
+}
+
+// The blocks from b on that a CTA takes at once, one to a team, of a vector of n elements.
+template <int THREADS, int EACH, bool RANDOM>
+DEVICE void quantize_group(
+    Values x, Feedback feedback, const Payload& to, i64 b, i64 n, const Form& form,
+    const Noise& noise) {
+    i64 low = b * form.block, span = min(i64(CTA / THREADS) * form.block, n - low);
+    Numbers numbers = {noise, {nullptr, 0}, low, RANDOM && span <= SPAN};
+    if (RANDOM && numbers.at_hand) numbers.drawn = drawn_for_span(noise, low, int(span));
+    i64 own = b + int(threadIdx.x) / THREADS;
+    if (own * form.block < n)
+        quantize_block<THREADS, EACH, RANDOM>(x, feedback, to, own, n, form, numbers);
+}

@@ -1,0 +1,74 @@
+// Exact ranks in a sample that is too large for one CTA.
+//
+// Each rank that is wanted has a State of its own, for the range that is left of it, its counts and
+// the magnitude that is found. The first counts are the same for all, and lie in the first State.
+// Three kernels count finer and finer; the last CTA of each narrows the ranges.
+#pragma once
+
+#include "_sample.cuh"
+
+constexpr int RANKS = 15;        // that a kernel takes; as in _ranks.py
+constexpr int RANK_LEVELS = 3;   // 11 bits, 11, and 9
+constexpr u32 RANK_BITS = 31;    // of a magnitude
+
+struct Ranks {
+    u64 of[RANKS];
+};
+
+// Of ranks from `first` on.
+KERNEL(begin_ranks, CTA, (State* ranked, int first, int count, Ranks ranks)) {
+    for (int r = int(blockIdx.x); r < count; r += int(gridDim.x)) {
+        State* state = ranked + first + r;
+        u64* counts = state->counts[0];
+        for (int bin = int(threadIdx.x); bin < RANK_LEVELS * BINS; bin += CTA) counts[bin] = 0;
+        if (threadIdx.x != 0) continue;
+        state->wanted = ranks.of[r], state->floor = 0;
+        state->low = 0, state->width = RANK_BITS, state->shift = RANK_BITS - BIN_BITS;
+        for (int level = 0; level < RANK_LEVELS; ++level) state->arrived[level] = 0;
+    }
+}
+
+// All threads of a CTA come here.
+DEVICE void narrow_rank(State* state, const u64* counts) {
+    Crossing found = crossing(counts, state->wanted);
+    if (threadIdx.x == 0) narrow(state, found);
+}
+
+KERNEL(
+    draw_sample, CTA,
+    (const void* x, int kind, float* residual, float scale, float back, i64 n, u32* sample,
+     i64 size, State* ranked, int ranks)) {
+    __shared__ u32 counts[BINS];
+    clear_counts(counts);
+    Source from = {{x, kind}, {residual, scale, back}, n};
+    draw(from, size, team_number<1>(), team_count<1>(), [&](i64 number, u32 bits) {
+        sample[number] = bits;
+        atomicAdd(counts + (bits >> (RANK_BITS - BIN_BITS)), 1u);
+    });
+    add_counts(counts, ranked->counts[0]);
+    if (!is_last_cta(ranked->arrived)) return;
+    for (int r = 0; r < ranks; ++r) narrow_rank(ranked + r, ranked->counts[0]);
+}
+
+// Count the ranges that are left in smaller bins; true for the last CTA to finish, whose first
+// thread knows the thresholds after the last level.
+DEVICE bool refined(const u32* sample, i64 size, State* ranked, int ranks, int level) {
+    __shared__ u32 counts[BINS];
+    for (int r = 0; r < ranks; ++r) {
+        clear_counts(counts);
+        u32 low = ranked[r].low, shift = ranked[r].shift, width = ranked[r].width;
+        for (i64 i = team_number<1>(); i < size; i += team_count<1>()) {
+            u32 place = sample[i] - low;
+            if (place >> width == 0) atomicAdd(counts + (place >> shift), 1u);
+        }
+        add_counts(counts, ranked[r].counts[level]);
+    }
+    if (!is_last_cta(ranked->arrived + level)) return false;
+    for (int r = 0; r < ranks; ++r) narrow_rank(ranked + r, ranked[r].counts[level]);
+    return true;
+}
+
+KERNEL(
+    refine_ranks, CTA, (const u32* sample, i64 size, State* ranked, int ranks)) {
+    refined(sample, size, ranked, ranks, 1);
+}

@@ -1,0 +1,49 @@
+// Sums of several payloads, written once.
+//
+// A launch takes up to eight payloads, and the sums of those before it if there are any. What a
+// payload has is given as eight parameters, null where there are fewer payloads: the compiler then
+// knows where each pointer is, and every payload's bytes are asked for before the first are used.
+#pragma once
+
+#include "_narrow.cuh"
+#include "_values.cuh"
+
+constexpr int MOST = 8;  // payloads of a launch; as in _sums.py
+
+#define EACH_OF(type, name)                                                                       \
+    type name##0, type name##1, type name##2, type name##3, type name##4, type name##5,           \
+        type name##6, type name##7
+#define ALL_OF(name) {name##0, name##1, name##2, name##3, name##4, name##5, name##6, name##7}
+
+#ifdef __CUDACC__
+#define FOR_PAYLOADS(r) _Pragma("unroll") for (int r = 0; r < MOST; ++r)
+#else
+#define FOR_PAYLOADS(r) for (int r = 0; r < MOST; ++r)
+#endif
+
+struct Sums {
+    const float* before;  // or null
+    void* out;
+    int kind;
+};
+
+// The sums before the first payload.
+DEVICE void begin4(Sums sums, i64 i, int count, float (&values)[4]) {
+    for (int u = 0; u < 4; ++u) values[u] = 0.0f;
+    if (sums.before) load4(sums.before, i, count, values);
+}
+
+// The product rounded first.
+DEVICE void add4(float (&values)[4], const float (&decoded)[4], float weight) {
+    for (int u = 0; u < 4; ++u) {
+        float product = weight * decoded[u];
+        values[u] = values[u] + product;
+    }
+}
+
+DEVICE void finish4(Sums sums, i64 i, int count, const float (&values)[4]) {
+    if (sums.kind == FLOAT32) return store4(static_cast<float*>(sums.out), i, count, values);
+    u16 halves[4];
+    for (int u = 0; u < 4; ++u) halves[u] = u16(narrow_bits(values[u], sums.kind));
+    store4(static_cast<u16*>(sums.out), i, count, halves);
+}

@@ -1,0 +1,317 @@
+// Low-rank arithmetic; see compressa.kernels.lowrank for the matrices and the order of each sum.
+//
+// M = x + scale * residual is read once for up to eight vectors, which a thread sums up together in
+// registers. More vectors are dealt to neighbouring warps or blocks, which find M in a cache.
+//
+// Wide threads take four columns at a time, where all addresses allow it; narrow ones take one, and
+// there are four times as many of them, for matrices that are small or whose rows begin anywhere.
+
+#include "_answer.cuh"
+#include "_lowrank.cuh"
+
+constexpr int BLOCK = 2048;  // columns that are summed up together
+constexpr int PANEL = 256;   // rows that are
+
+static_assert(PANEL == CTA, "each thread fetches the factors of one row");
+
+// A warp takes some rows of a block of columns; a row's lanes are spread over neighbouring threads.
+template <int VECTORS, int WIDTH>
+DEVICE void left(const Sum& m, const float* q, float* parts, const Shape& shape) {
+    constexpr int SHARE = LANES / WIDTH, ROWS = WIDTH == 1 ? 1 : 2, BAND = WARP / SHARE * ROWS;
+    constexpr int STEPS = WIDTH == 1 ? 8 : VECTORS == 8 ? 2 : 4;
+    i64 groups = group_count<VECTORS>(shape), bands = (shape.rows + BAND - 1) / BAND;
+    i64 blocks = (shape.columns + BLOCK - 1) / BLOCK;
+    int place = int(threadIdx.x) % SHARE * WIDTH;
+    for (i64 unit = team_number<WARP>(); unit < groups * bands * blocks;
+         unit += team_count<WARP>()) {
+        i64 low = unit / groups / bands * BLOCK;
+        i64 first = unit / groups % bands * BAND + int(threadIdx.x) % WARP / SHARE;
+        int k = shape.first + int(unit % groups) * VECTORS, vectors = shape.last - k;
+        int size = int(min(i64(BLOCK), shape.columns - low));
+        const float* lines = q + k * shape.columns + low;
+        Pack<WIDTH> sums[VECTORS][ROWS] = {}, elements[ROWS][STEPS], factors[STEPS];
+        for (int i = place; i < size; i += STEPS * LANES) {
+            int there = (size - i + LANES - 1) / LANES;
+            for (int row = 0; row < ROWS; ++row) {
+                i64 number = first + row * (BAND / ROWS);
+                int some = number < shape.rows ? there : 0;
+                take(m, number * shape.columns + low + i, LANES, some, elements[row]);
+            }
+            for (int v = 0; v < VECTORS; ++v) {
+                const float* line = lines + v * shape.columns + i;
+                for (int s = 0; s < STEPS; ++s)
+                    factors[s] = load_pack<WIDTH>(line + s * LANES, s < there && v < vectors);
+                for (int row = 0; row < ROWS; ++row)
+                    for (int s = 0; s < STEPS; ++s)
+                        add_product(sums[v][row], factors[s], elements[row][s]);
+            }
+        }
+        for (int v = 0; v < VECTORS; ++v)
+            for (int row = 0; row < ROWS; ++row) {
+                float sum = halved<SHARE>(sums[v][row]);
+                i64 number = first + row * (BAND / ROWS);
+                if (place == 0 && number < shape.rows && v < vectors)
+                    parts[(low / BLOCK * shape.approx_rank + k + v) * shape.rows + number] = sum;
+            }
+    }
+}
+
+// A CTA takes a panel of rows, of so many columns as its threads do.
+template <int VECTORS, int WIDTH>
+DEVICE void right(
+    const Sum& m, const float* p, float* parts, const Shape& shape, Pack<VECTORS>* factors) {
+    constexpr int STEPS = WIDTH == 1 ? 8 : 4, STRIP = CTA * WIDTH;
+    static_assert(PANEL % STEPS == 0, "no factors are read that are not there");
+    i64 groups = group_count<VECTORS>(shape), strips = (shape.columns + STRIP - 1) / STRIP;
+    i64 panels = (shape.rows + PANEL - 1) / PANEL;
+    for (i64 unit = blockIdx.x; unit < groups * strips * panels; unit += gridDim.x) {
+        i64 panel = unit / groups / strips, low = panel * PANEL;
+        i64 column = unit / groups % strips * STRIP + i64(threadIdx.x) * WIDTH;
+        int k = shape.first + int(unit % groups) * VECTORS, vectors = shape.last - k;
+        int size = int(min(i64(PANEL), shape.rows - low));
+        Pack<VECTORS> own;
+        for (int v = 0; v < VECTORS; ++v) {
+            bool there = v < vectors && int(threadIdx.x) < size;
+            own.of[v] = there ? p[(k + v) * shape.rows + low + threadIdx.x] : 0.0f;
+        }
+        __syncthreads();  // until the last ones are read by all
+        factors[threadIdx.x] = own;
+        __syncthreads();
+        Pack<WIDTH> sums[VECTORS] = {}, elements[STEPS];
+        for (int i = 0; i < size; i += STEPS) {
+            int some = column < shape.columns ? size - i : 0;
+            take(m, (low + i) * shape.columns + column, shape.columns, some, elements);
+            for (int s = 0; s < STEPS; ++s) {
+                Pack<VECTORS> factor = factors[i + s];
+                for (int v = 0; v < VECTORS; ++v) add_scaled(sums[v], factor.of[v], elements[s]);
+            }
+        }
+        for (int v = 0; v < VECTORS; ++v) {
+            i64 line = (panel * shape.approx_rank + k + v) * shape.columns;
+            store_pack(parts + line + column, sums[v], v < vectors && column < shape.columns);
+        }
+    }
+}
+
+#define FACTORS(VECTORS)                                                                         \
+    KERNEL(left_##VECTORS##_narrow, CTA, PARAMETERS) {                                           \
+        left<VECTORS, 1>({x, residual, scale}, factor, parts, SHAPE);                            \
+    }                                                                                            \
+    KERNEL(left_##VECTORS##_wide, CTA, PARAMETERS) {                                             \
+        Sum m = {x, residual, scale};                                                            \
+        if (are_wide(columns, x, residual, factor)) left<VECTORS, 4>(m, factor, parts, SHAPE);   \
+        else left<VECTORS, 1>(m, factor, parts, SHAPE);                                          \
+    }                                                                                            \
+    KERNEL(right_##VECTORS##_narrow, CTA, PARAMETERS) {                                          \
+        __shared__ Pack<VECTORS> factors[PANEL];                                                 \
+        right<VECTORS, 1>({x, residual, scale}, factor, parts, SHAPE, factors);                  \
+    }                                                                                            \
+    KERNEL(right_##VECTORS##_wide, CTA, PARAMETERS) {                                            \
+        __shared__ Pack<VECTORS> factors[PANEL];                                                 \
+        Sum m = {x, residual, scale};                                                            \
+        if (are_wide(columns, x, residual, parts))                                               \
+            right<VECTORS, 4>(m, factor, parts, SHAPE, factors);                                 \
+        else right<VECTORS, 1>(m, factor, parts, SHAPE, factors);                                \
+    }
+
+#define PARAMETERS                                                                               \
+    (float* x, const float* residual, float scale, const float* factor, float* parts, i64 rows,  \
+     i64 columns, int approx_rank, int first, int last)
+#define SHAPE {rows, columns, approx_rank, first, last}
+
+FACTORS(1)
+FACTORS(2)
+FACTORS(4)
+FACTORS(8)
+
+// out = the parts' sum, in order.
+KERNEL(add_up, CTA, (const float* parts, float* out, i64 n, i64 count)) {
+    constexpr int AHEAD = 8;
+    for (i64 i = team_number<1>(); i < n; i += team_count<1>()) {
+        float sum = 0.0f;
+        for (i64 low = 0; low < count; low += AHEAD) {
+            float some[AHEAD];
+            for (int u = 0; u < AHEAD; ++u)
+                some[u] = low + u < count ? parts[(low + u) * n + i] : 0.0f;
+            for (int u = 0; u < AHEAD; ++u) sum += some[u];
+        }
+        out[i] = sum;
+    }
+}
+
+// Rows that a thread takes of a product: each line of q serves all of them.
+constexpr int ROWS = 4;
+
+template <int WIDTH>
+struct Tile {
+    Pack<WIDTH> rows[ROWS];
+};
+
+// p^T q, of some rows and the columns of a pack.
+template <int WIDTH>
+DEVICE Tile<WIDTH> product(
+    const float* p, const float* q, const Shape& shape, i64 row, i64 column) {
+    Tile<WIDTH> sum;
+    for (int k = 0; k < shape.approx_rank; ++k) {
+        Pack<WIDTH> line = load_pack<WIDTH>(q + k * shape.columns + column, true);
+        for (int i = 0; i < ROWS; ++i) {
+            float factor = p[k * shape.rows + min(row + i, shape.rows - 1)];
+            if (k == 0) sum.rows[i] = scaled(factor, line);
+            else add_scaled(sum.rows[i], factor, line);
+        }
+    }
+    return sum;
+}
+
+// Call use(row, column) for every tile.
+template <int WIDTH, class Use>
+DEVICE void for_tiles(const Shape& shape, Use use) {
+    i64 packs = shape.columns / WIDTH, tiles = (shape.rows + ROWS - 1) / ROWS * packs;
+    for (i64 tile = team_number<1>(); tile < tiles; tile += team_count<1>())
+        use(tile / packs * ROWS, tile % packs * WIDTH);
+}
+
+template <int WIDTH>
+DEVICE void write_product(const float* p, const float* q, float* out, const Shape& shape) {
+    for_tiles<WIDTH>(shape, [&](i64 row, i64 column) {
+        Tile<WIDTH> tile = product<WIDTH>(p, q, shape, row, column);
+        for (int i = 0; i < ROWS; ++i)
+            store_pack(out + (row + i) * shape.columns + column, tile.rows[i],
+                       row + i < shape.rows);
+    });
+}
+
+template <int WIDTH>
+DEVICE void split(
+    float* m, const float* p, const float* q, float* residual, const Shape& shape, float back,
+    bool held) {
+    for_tiles<WIDTH>(shape, [&](i64 row, i64 column) {
+        Tile<WIDTH> before, kept, tile;
+        for (int i = 0; i < ROWS; ++i) {
+            i64 at = (row + i) * shape.columns + column;
+            before.rows[i] = load_pack<WIDTH>(m + at, row + i < shape.rows);
+            kept.rows[i] = load_pack<WIDTH>(residual + at, held && row + i < shape.rows);
+        }
+        tile = product<WIDTH>(p, q, shape, row, column);
+        for (int i = 0; i < ROWS; ++i) {
+            i64 at = (row + i) * shape.columns + column;
+            for (int u = 0; u < WIDTH; ++u) {
+                float missed = (before.rows[i].of[u] - tile.rows[i].of[u]) * back;
+                kept.rows[i].of[u] = held ? kept.rows[i].of[u] + missed : missed;
+            }
+            store_pack(residual + at, kept.rows[i], row + i < shape.rows);
+            store_pack(m + at, tile.rows[i], row + i < shape.rows);
+        }
+    });
+}
+
+KERNEL(
+    low_rank_product, CTA,
+    (const float* p, const float* q, float* out, i64 rows, i64 columns, int approx_rank)) {
+    Shape shape = {rows, columns, approx_rank, 0, approx_rank};
+    if (are_wide(columns, q, out)) write_product<4>(p, q, out, shape);
+    else write_product<1>(p, q, out, shape);
+}
+
+KERNEL(
+    split_low_rank, CTA,
+    (float* m, const float* p, const float* q, float* residual, i64 rows, i64 columns,
+     int approx_rank, float back, bool held)) {
+    Shape shape = {rows, columns, approx_rank, 0, approx_rank};
+    if (are_wide(columns, m, q, residual)) split<4>(m, p, q, residual, shape, back, held);
+    else split<1>(m, p, q, residual, shape, back, held);
+}
+
+// A CTA copies a row, once it has found something in it.
+KERNEL(keep_directions, CTA, (const float* q, float* kept, i64 columns, int rows, u64* answer)) {
+    for (i64 k = blockIdx.x; k < rows; k += gridDim.x) {
+        const float* row = q + k * columns;
+        bool alive = false;
+        for (i64 low = 0; low < columns && !alive; low += 4 * CTA) {
+            bool found = false;
+            for (int u = 0; u < 4; ++u) {
+                i64 i = low + u * CTA + threadIdx.x;
+                found = found || (i < columns && row[i] != 0.0f);
+            }
+            alive = team_max<CTA>(found) != 0;
+        }
+        for (i64 i = 4 * team_thread<CTA>(); i < columns && alive; i += 4 * CTA) {
+            float values[4];
+            int count = int(min(i64(4), columns - i));
+            load4(row, i, count, values);
+            store4(kept + k * columns, i, count, values);
+        }
+        answer_any(answer, !alive);
+    }
+}
+
+constexpr double DEPENDENT = 0x1p-18;
+constexpr int SIDE = 4, PIECE = SIDE * CTA;  // elements of a thread, and of a piece of a row
+
+struct Products {
+    double across, own;  // of a row and a direction, and of the row and itself
+};
+
+// Take out of a row what it has of one direction, and multiply it by the next; either may be null.
+//
+// Each thread has the same elements of every row, a CTA's width apart, so that the rows themselves
+// need no barrier, and wherever they begin, a warp's are neighbours. Terms are added up by one
+// warp: its lower half has the lanes of one sum, and its upper half those of the other. Two pieces
+// take turns, so that one barrier is enough: what is overwritten was read before it.
+DEVICE Products pass(float* row, const float* out, double factor, const float* next, i64 n) {
+    __shared__ double terms[2][2][PIECE];
+    int thread = int(threadIdx.x), half = thread / LANES % 2, turn = 0;
+    float value[SIDE], taken[SIDE], other[SIDE];
+    auto fetch = [&](i64 low) {
+        for (int u = 0; u < SIDE; ++u) {
+            i64 i = low + u * CTA + thread;
+            value[u] = i < n ? row[i] : 0.0f;
+            taken[u] = out && i < n ? out[i] : 0.0f;
+            other[u] = next && i < n ? next[i] : 0.0f;
+        }
+    };
+    double sum = 0.0;
+    fetch(0);
+    for (i64 low = 0; low < n; low += PIECE, turn ^= 1) {
+        for (int u = 0; u < SIDE; ++u) {
+            i64 i = low + u * CTA + thread;
+            float rest = out ? float(double(value[u]) - factor * double(taken[u])) : value[u];
+            if (out && i < n) row[i] = rest;
+            bool there = i < n;
+            terms[turn][0][u * CTA + thread] = there ? double(rest) * double(other[u]) : 0.0;
+            terms[turn][1][u * CTA + thread] = there ? double(rest) * double(rest) : 0.0;
+        }
+        fetch(low + PIECE);
+        __syncthreads();
+        if (thread < WARP) {
+            int size = int(min(i64(PIECE), n - low));
+            const double* own = terms[turn][half];
+            for (int i = thread % LANES; i < size; i += LANES) sum += own[i];
+        }
+    }
+    for (int step = LANES / 2; step; step /= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, step);
+    double own = __shfl_sync(WHOLE_WARP, sum, LANES);
+    return {team_told<CTA>(sum), team_told<CTA>(own)};
+}
+
+DEVICE void normalize(float* row, double before, double after, i64 n) {
+    bool finite = after - after == 0.0, alive = after > DEPENDENT * before;
+    for (i64 i = threadIdx.x; i < n; i += CTA) {
+        float value = alive ? float(double(row[i]) / after) : 0.0f;
+        row[i] = finite ? value : quiet_nan();
+    }
+}
+
+// One CTA: each row needs all of the rows before it.
+KERNEL(orthonormalize, CTA, (float* p, i64 n, int approx_rank)) {
+    for (int j = 0; j < approx_rank && blockIdx.x == 0; ++j) {
+        float* row = p + j * n;
+        Products found = pass(row, nullptr, 0.0, j ? p : nullptr, n);
+        double before = sqrt(found.own);
+        for (int i = 0; i < 2 * j; ++i) {
+            const float* next = i + 1 < 2 * j ? p + (i + 1) % j * n : nullptr;
+            found = pass(row, p + i % j * n, found.across, next, n);
+        }
+        normalize(row, before, sqrt(found.own), n);
+    }
+}

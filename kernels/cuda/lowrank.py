@@ -1,0 +1,121 @@
+"""Low-rank arithmetic on a GPU; see :mod:`compressa.kernels.lowrank`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._arrays import F32
+from ..lowrank import PANEL
+from ._arguments import feedback
+from ._device import CTA, WARP, device, launch
+from ._work import ask, threads_for
+
+_BLOCK = 2048  # columns whose lanes are summed up together
+_VECTORS = (1, 2, 4, 8)  # that kernels multiply at a time
+_WIDE_THREADS = 512  # of a processor: so many must have work before each takes 16 bytes at a time
+_TILE = {True: 4 * 4, False: 4}  # elements of a product that a thread makes, wide or narrow
+
+
+class _Pieces(NamedTuple):
+    """How a sum of products is cut.
+
+    Attributes:
+        kernel: "left" or "right".
+        parts: Sums that are added up at the end.
+        teams: How many work side by side on one group of vectors; wide ones, and narrow ones.
+        threads: Of a team.
+    """
+
+    kernel: str
+    parts: int
+    teams: tuple[int, int]
+    threads: int
+
+
+def orthonormalize(p: F32) -> None:
+    """See :func:`compressa.kernels.lowrank.orthonormalize`."""
+    approx_rank, n = p.shape
+    if p.size:
+        launch("lowrank", "orthonormalize", 1, CTA, p, np.int64(n), np.int32(approx_rank))
+
+
+def low_rank_product(p: F32, q: F32, out: F32) -> None:
+    """See :func:`compressa.kernels.lowrank.low_rank_product`."""
+    launch("lowrank", "low_rank_product", *_tiles(out), p, q, out, *_sizes(out, p))
+
+
+def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: float = 1.0) -> None:
+    """See :func:`compressa.kernels.lowrank.left_factor`."""
+    rows, columns = x.shape
+    blocks = -(-columns // _BLOCK)
+    teams = blocks * -(-rows // 16), blocks * -(-rows // 2)
+    _multiply(_Pieces("left", blocks, teams, WARP), x, q, p, residual, scale)
+
+
+def right_factor(
+    x: F32, p: F32, q: F32, *, residual: F32 | None = None, scale: float = 1.0
+) -> None:
+    """See :func:`compressa.kernels.lowrank.right_factor`."""
+    rows, columns = x.shape
+    panels = -(-rows // PANEL)
+    teams = panels * -(-columns // (4 * CTA)), panels * -(-columns // CTA)
+    _multiply(_Pieces("right", panels, teams, CTA), x, p, q, residual, scale)
+
+
+def split_low_rank(
+    m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0, *, held: bool = False
+) -> None:
+    """See :func:`compressa.kernels.lowrank.split_low_rank`."""
+    back = feedback(residual, scale)[2]
+    given = m, p, q, residual, *_sizes(m, p), back, np.bool_(held)
+    launch("lowrank", "split_low_rank", *_tiles(m), *given)
+
+
+def keep_directions(q: F32, kept: F32) -> bool:
+    """See :func:`compressa.kernels.lowrank.keep_directions`; waits for the GPU."""
+    rows, columns = q.shape
+    given = q, kept, np.int64(columns), np.int32(rows)
+    return not ask("lowrank", "keep_directions", rows, CTA, *given)
+
+
+def _sizes(matrix: F32, factor: F32) -> tuple[Any, ...]:
+    """``i64 rows, i64 columns, int approx_rank``."""
+    rows, columns = matrix.shape
+    return np.int64(rows), np.int64(columns), np.int32(factor.shape[0])
+
+
+def _tiles(matrix: F32) -> tuple[int, int]:
+    """Teams, and threads of a team, for a product."""
+    return threads_for(matrix.size, _TILE[matrix.shape[1] % 4 == 0])
+
+
+def _multiply(
+    pieces: _Pieces, x: F32, factor: F32, out: F32, residual: F32 | None, scale: float
+) -> None:
+    """Sum up products of M and a factor's vectors, and set x = M."""
+    approx_rank = factor.shape[0]
+    vectors = next((count for count in _VECTORS if count >= approx_rank), _VECTORS[-1])
+    wide = x.shape[1] % 4 == 0 and pieces.teams[0] * pieces.threads >= (
+        _WIDE_THREADS * device().processors
+    )
+    name = f"{pieces.kernel}_{vectors}_{'wide' if wide else 'narrow'}"
+    teams = pieces.teams[not wide]
+    # One part is the sum itself.
+    parts = out if pieces.parts == 1 else device().empty(pieces.parts * out.size, np.float32)
+
+    def multiply(first: int, last: int, added: F32 | None) -> None:
+        groups = -(-(last - first) // vectors)
+        given = x, added, np.float32(scale), factor, parts, *_sizes(x, factor)
+        where = np.int32(first), np.int32(last)
+        launch("lowrank", name, groups * teams, pieces.threads, *given, *where)
+
+    if residual is None:
+        multiply(0, approx_rank, None)
+    else:
+        multiply(0, min(vectors, approx_rank), residual)
+        multiply(vectors, approx_rank, None)  # these find it added
+    if pieces.parts != 1:
+        sizes = np.int64(out.size), np.int64(pieces.parts)
+        launch("lowrank", "add_up", *threads_for(out.size, 1), parts, out, *sizes)

@@ -1,0 +1,383 @@
+"""CUDA tensors, streams and events for torch where there is no GPU; as late as they may be.
+
+A `CudaTensor` lies in the CPU's memory and says that a GPU has it. What is done to it goes to the
+stream that is current, and is done only when somebody waits for it: then what the streams, their
+events and the waits between them demand is done, and no more. So work that reads before its
+memory is written, because a wait is missing, finds what was there before; and with
+`eager=True` for some streams, so does work that is overtaken. What mixes devices is refused, as
+is what torch would refuse of a tensor on a GPU.
+
+`emulated_torch` patches torch's names for a test, and has kernels run by `Emulated` on the same
+streams.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from compressa.kernels.cuda._device import Argument, running_on
+from emulated_cuda import Emulated
+from torch.utils._pytree import tree_flatten, tree_map
+
+DEVICE = torch.device("cuda", 0)
+_POISON = 0xA7
+_FACTORIES = ("empty", "zeros", "ones", "full", "tensor", "arange", "randn", "empty_strided")
+_VIEWS = {
+    *("__getitem__", "view", "split", "as_strided", "reshape", "flatten", "unsqueeze", "squeeze"),
+    *("detach", "view_as", "T", "t", "narrow", "unbind", "chunk", "expand"),
+}
+_WAITS = {"item", "tolist", "__bool__", "__float__", "__int__", "cpu", "equal", "masked_select"}
+_WAITS |= {"nonzero", "__repr__", "allclose", "is_nonzero", "__contains__", "__format__"}
+_FACTS = {"data_ptr", "numel", "dim", "size", "stride", "is_contiguous", "storage_offset"}
+_FACTS |= {"element_size", "is_floating_point", "__len__", "__hash__", "type", "untyped_storage"}
+_MIXES = {"copy_", "to", "cpu", "cuda"}
+
+Work = Callable[[], object]
+
+
+class Stream:
+    """Work in order; done when somebody waits for it, or at once if it is eager."""
+
+    def __init__(self, device: Any = None, priority: int = 0, *, eager: bool | None = None) -> None:
+        self.device, self.priority = DEVICE, priority
+        self.cuda_stream = id(self)
+        self._work: deque[Work] = deque()
+        self._done = self._given = 0
+        self._eager = _emulation.draw_eager() if eager is None else eager
+
+    def give(self, work: Work) -> int:
+        """Take work; return its number."""
+        with _emulation.lock:
+            self._work.append(work)
+            self._given += 1
+            number = self._given
+            if self._eager:
+                self.run_until(number)
+        return number
+
+    def run_until(self, number: int) -> None:
+        """Do all work up to this number."""
+        with _emulation.lock:
+            while self._done < number and self._work:
+                self._done += 1
+                self._work.popleft()()
+
+    def done(self, number: int) -> bool:
+        return self._done >= number
+
+    def synchronize(self) -> None:
+        self.run_until(self._given)
+
+    def query(self) -> bool:
+        return self.done(self._given)
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        place = event.place
+        if place is not None:
+            stream, number = place
+            self.give(lambda: stream.run_until(number))
+
+    def wait_stream(self, other: Stream) -> None:
+        self.wait_event(other.record_event())
+
+
+class Event:
+    """A place in a stream."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:
+        self.place: tuple[Stream, int] | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        stream = stream or current_stream()
+        self.place = stream, stream.give(lambda: None)
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or current_stream()).wait_event(self)
+
+    def synchronize(self) -> None:
+        if self.place is not None:
+            self.place[0].run_until(self.place[1])
+
+    def query(self) -> bool:
+        """Whether it is reached; a GPU goes on by itself, so asking often enough helps."""
+        self.synchronize()
+        return True
+
+
+class _Emulation(threading.local):
+    """What is current on a thread."""
+
+    current: Stream | None = None
+    lock = threading.RLock()
+    eager: random.Random | None = None
+    default: Stream | None = None
+
+    def draw_eager(self) -> bool:
+        chance = type(self).eager
+        return chance is not None and chance.random() < 0.5
+
+
+_emulation = _Emulation()
+
+
+def current_stream(device: Any = None) -> Stream:
+    stream = _emulation.current or _Emulation.default
+    assert stream is not None, "torch is not emulated now"
+    return stream
+
+
+def set_stream(stream: Stream) -> None:
+    _emulation.current = stream
+
+
+@contextmanager
+def stream_context(stream: Stream | None) -> Iterator[None]:
+    before = _emulation.current
+    _emulation.current = stream or before
+    try:
+        yield
+    finally:
+        _emulation.current = before
+
+
+class CudaTensor(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return DEVICE
+
+    def get_device(self) -> int:
+        return 0
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy; use Tensor.cpu() first")
+
+    def __array__(self, *args: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy; use Tensor.cpu() first")
+
+    def record_stream(self, stream: Stream) -> None:
+        assert isinstance(stream, Stream)
+
+    def __deepcopy__(self, memo: Any) -> CudaTensor:
+        return self.clone()
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        if name == "__get__":  # of an attribute
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
+            if name not in _VIEWS:
+                return _plain_call(func, args, kwargs)
+        if name in _FACTS:
+            return _plain_call(func, args, kwargs)
+        if name == "contiguous" and _plain_call(torch.Tensor.is_contiguous, args, {}):
+            return args[0]
+        if name not in _MIXES:
+            _check_devices(name, args, kwargs)
+        if name in _VIEWS:
+            return _wrapped(_plain_call(func, args, kwargs))
+        if name in _MIXES:
+            return _moved(func, name, args, kwargs)
+        if name in _WAITS or _masks(name, args):
+            current_stream().synchronize()
+            return _wrapped(_plain_call(func, args, kwargs))
+        return _enqueued(func, name, args, kwargs)
+
+
+def on_gpu(x: torch.Tensor) -> torch.Tensor:
+    """Return a copy of a tensor as the emulated GPU has it."""
+    return as_cuda(x.detach().clone())
+
+
+def on_cpu(x: torch.Tensor) -> torch.Tensor:
+    """Return the memory of an emulated tensor, as it is now, without any wait."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(torch.Tensor).clone()
+
+
+def as_cuda(x: torch.Tensor) -> CudaTensor:
+    """Return the same memory as if a GPU had it."""
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.as_subclass(CudaTensor)
+
+
+def _plain(x: Any) -> Any:
+    return x.as_subclass(torch.Tensor) if isinstance(x, CudaTensor) else x
+
+
+def _plain_call(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    with torch._C.DisableTorchFunctionSubclass():
+        return func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
+
+
+def _wrapped(result: Any) -> Any:
+    return tree_map(lambda x: as_cuda(x) if type(x) is torch.Tensor else x, result)
+
+
+def _check_devices(name: str, args: Any, kwargs: Any) -> None:
+    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+    foreign = [x for x in tensors if not isinstance(x, CudaTensor)]
+    if any(type(x) is torch.Tensor and (x.dim() or name.endswith("out")) for x in foreign):
+        raise RuntimeError(f"{name}: Expected all tensors to be on the same device: cuda:0 and cpu")
+
+
+def _masks(name: str, args: Any) -> bool:
+    """Whether a call's result is as long as the data says."""
+    return name == "__getitem__" and any(
+        isinstance(x, torch.Tensor) and x.dtype is torch.bool for x in tree_flatten(args[1:])[0]
+    )
+
+
+def _moved(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Copies between devices: in order; into memory that is not pinned, the host waits."""
+    if name == "copy_":
+        target, source, *rest = args
+        lazily = bool(kwargs.pop("non_blocking", rest and rest[0]))
+        inner = _plain(target), _plain(source)
+        if isinstance(source, torch.Tensor) and not isinstance(source, CudaTensor):
+            if not (lazily and _pinned(source)):
+                inner = inner[0], source.clone()  # the driver keeps a copy of so little
+        current_stream().give(lambda: inner[0].copy_(inner[1]))
+        if not isinstance(target, CudaTensor) and not (lazily and _pinned(target)):
+            current_stream().synchronize()
+        return target
+    where = kwargs.get("device", args[1] if len(args) > 1 else None)
+    if name == "cpu" or (isinstance(where, str | torch.device) and torch.device(where).type == "cpu"):
+        current_stream().synchronize()
+        return _plain(args[0]).clone()
+    return _enqueued(func, name, *_without_device(args, kwargs))
+
+
+def _without_device(args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    kwargs = {key: value for key, value in kwargs.items() if key != "device"}
+    return tuple(x for x in args if not isinstance(x, torch.device | str)), kwargs
+
+
+def _enqueued(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Give a call to the stream; what it returns has its shape now, and its values later."""
+    kwargs.pop("device", None)
+    inner_args, inner_kwargs = tree_map(_plain, args), tree_map(_plain, kwargs)
+
+    def call() -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*inner_args, **inner_kwargs)
+
+    if name in ("new_empty", "empty_like"):
+        return as_cuda(_poisoned(call()))
+    in_place = name.endswith("_") and not name.endswith("__")
+    if in_place or name in ("__setitem__", "__iadd__", "__imul__", "__isub__", "__idiv__"):
+        current_stream().give(call)
+        return args[0]
+    if kwargs.get("out") is not None:
+        current_stream().give(call)
+        return kwargs["out"]
+    shapes = tree_map(lambda x: x.to("meta") if type(x) is torch.Tensor else x, inner_args)
+    others = tree_map(lambda x: x.to("meta") if type(x) is torch.Tensor else x, inner_kwargs)
+    with torch._C.DisableTorchFunctionSubclass():
+        like = func(*shapes, **others)
+    assert isinstance(like, torch.Tensor), f"{name} is neither known to wait nor not to"
+    result = _poisoned(torch.Tensor.new_empty(torch.empty(0, dtype=like.dtype), like.shape))
+    current_stream().give(lambda: result.copy_(call()))
+    return as_cuda(result)
+
+
+def _poisoned(x: torch.Tensor) -> torch.Tensor:
+    if x.numel():
+        x.reshape(-1).view(torch.uint8).fill_(_POISON)
+    return x
+
+
+_pinned_storages: set[int] = set()
+
+
+def _pinned(x: torch.Tensor) -> bool:
+    return x.untyped_storage().data_ptr() in _pinned_storages
+
+
+def _factory(make: Any) -> Any:
+    """A function of torch that makes tensors, on the emulated GPU too."""
+
+    def made(*args: Any, **kwargs: Any) -> Any:
+        pinned = kwargs.pop("pin_memory", False)
+        where = kwargs.get("device")
+        if where is None or torch.device(where).type != "cuda":
+            x = make(*args, **kwargs)
+            if pinned and x.numel():
+                _pinned_storages.add(x.untyped_storage().data_ptr())
+            return x
+        x = make(*args, **{**kwargs, "device": "cpu"})
+        if make.__name__ == "empty":
+            return as_cuda(_poisoned(x))
+        values = x.clone()
+        _poisoned(x)
+        current_stream().give(lambda: x.copy_(values))
+        return as_cuda(x)
+
+    return made
+
+
+class StreamedEmulated(Emulated):
+    """Runs kernels on the stream that is current."""
+
+    def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
+        launch = super().launch
+        current_stream().give(lambda: launch(source, name, blocks, arguments))
+
+    def read(self, array: Any) -> int:
+        current_stream().synchronize()
+        return super().read(array)
+
+
+@contextmanager
+def emulated_torch(seed: int | None = None) -> Iterator[None]:
+    """Give torch a GPU for a while.
+
+    Args:
+        seed: Which streams are eager, at random; None for none.
+    """
+    _Emulation.eager = None if seed is None else random.Random(seed)
+    _Emulation.default = Stream(eager=False)
+    names = {
+        "Stream": Stream,
+        "Event": Event,
+        "current_stream": current_stream,
+        "set_stream": set_stream,
+        "stream": stream_context,
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "set_device": lambda device: None,
+        "device": lambda device: nullcontext(),
+        "synchronize": lambda device=None: _Emulation.default.synchronize(),
+    }
+    with ExitStack() as patched:
+        for name in _FACTORIES:
+            patched.enter_context(mock.patch.object(torch, name, _factory(getattr(torch, name))))
+        for name, value in names.items():
+            patched.enter_context(mock.patch.object(torch.cuda, name, value))
+        patched.enter_context(running_on(StreamedEmulated(seed or 0)))
+        try:
+            yield
+        finally:
+            _Emulation.default = None
+            _pinned_storages.clear()

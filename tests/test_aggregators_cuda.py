@@ -1,0 +1,212 @@
+"""Compressors on an emulated GPU, whose streams do their work as late as they may, or early.
+
+Every compressor leaves there the means and the state that it leaves on a CPU, bit for bit.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from functools import cache
+
+import pytest
+import torch
+from compressor_cases import with_feedback
+from emulated_torch import DEVICE, emulated_torch, on_cpu, on_gpu
+
+from compressa.aggregators.base import CPU
+from compressa.aggregators.single import choose_exchange
+from compressa.codecs import (
+    Bf16,
+    Codec,
+    Entropy,
+    Int4,
+    Int8,
+    Natural,
+    NoCompression,
+    OneBit,
+    RandomK,
+    TopK,
+)
+from compressa.compressor import Compressor
+from compressa.compressors import COMPRESSORS
+from compressa.parameters import ParameterInfo
+from compressa.testing import LoopbackWorld
+from compressa.testing.inputs import generator
+from compressa.testing.memory import same_bits
+from compressa.wrappers import (
+    EF21,
+    DenseBelow,
+    DensitySchedule,
+    ErrorFeedback,
+    FeedbackRule,
+    Flushed,
+    MomentumCorrection,
+    Warmup,
+)
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+RANKS = 3
+SHAPES = {"weight": (24, 40), "vector": (97,), "gain": (1,)}
+SCALES = (64.0, 1.0, 64.0)
+"""Loss scales by step; steps with one are skipped afterwards."""
+HOLDING, OVERFLOWING = 1, 2
+"""The step in which gradients of zeros hold residuals back, and that with a NaN and an infinity."""
+
+Numbers = dict[str, torch.Tensor]
+
+
+def model(dtype: torch.dtype) -> list[ParameterInfo]:
+    return [ParameterInfo(i, n, shape, dtype) for i, (n, shape) in enumerate(SHAPES.items())]
+
+
+@cache
+def gradients(step: int, dtype: torch.dtype) -> list[Numbers]:
+    """Gradients by rank: what all of them share, and noise."""
+    random = generator(step)
+    common = {name: torch.randn(shape, generator=random) for name, shape in SHAPES.items()}
+    ranks = [
+        {n: common[n] + 0.5 * torch.randn(s, generator=random) for n, s in SHAPES.items()}
+        for _ in range(RANKS)
+    ]
+    if step == HOLDING:
+        ranks[0]["weight"].zero_()
+        for own in ranks:
+            own["vector"].zero_()
+    if step == OVERFLOWING:
+        ranks[1]["weight"][3, 5] = torch.inf
+        ranks[2]["vector"][7] = torch.nan
+    return [{n: (SCALES[step] * x).to(dtype) for n, x in own.items()} for own in ranks]
+
+
+def history(
+    compressor: Compressor, device: torch.device, exchange: str, dtype: torch.dtype
+) -> list[Numbers]:
+    """Return each rank's means and state after every step."""
+    there, back = (on_gpu, on_cpu) if device == DEVICE else (torch.clone, torch.clone)
+    world = LoopbackWorld(RANKS, model(dtype), compressor, exchange=exchange, device=device)
+    found: list[Numbers] = []
+    for step, scale in enumerate(SCALES):
+        given = [{n: there(x) for n, x in own.items()} for own in gradients(step, dtype)]
+        means = world.step(given, loss_scale=scale, hold_zeros=step == HOLDING)
+        if scale != 1.0:
+            world.rollback()
+        if device == DEVICE:
+            torch.cuda.synchronize()
+        for own, state in zip(means, world.states, strict=True):
+            found.append({n: back(x) for n, x in (own | state.vectors).items()})
+    return found
+
+
+def same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether all bits are the same, but for those of a NaN."""
+    nans = a.isnan(), b.isnan()
+    return same_bits(*nans) and same_bits(a.masked_fill(nans[0], 0), b.masked_fill(nans[1], 0))
+
+
+def check(
+    compressor: Compressor,
+    *,
+    exchange: str = "auto",
+    dtype: torch.dtype = torch.float32,
+    seeds: Sequence[int | None] = (None,),
+) -> None:
+    """Compare a run on the CPU with one on the GPU for each seed."""
+    due = history(compressor, CPU, exchange, dtype)
+    for seed in seeds:
+        with emulated_torch(seed):
+            found = history(compressor, DEVICE, exchange, dtype)
+        for number, (ours, theirs) in enumerate(zip(found, due, strict=True)):
+            assert ours.keys() == theirs.keys()
+            wrong = [name for name in ours if not same_numbers(ours[name], theirs[name])]
+            assert not wrong, f"step {number // RANKS}, rank {number % RANKS}, seed {seed}: {wrong}"
+
+
+def by_default(name: str) -> Compressor:
+    """Return a compressor with error feedback where a configuration adds it."""
+    compressor = COMPRESSORS[name].compressor()
+    wanted = isinstance(compressor, Codec) and compressor.error_feedback
+    return with_feedback(compressor) if wanted else compressor
+
+
+class Unfused(Int8):
+    """A codec without an encode of its own that keeps residuals."""
+
+    encode_feedback = Codec.encode_feedback
+
+
+SPARSE = ErrorFeedback(codec=TopK(density=0.05))
+CODECS: dict[str, Codec] = {
+    "int8": Int8(block=32),
+    "onebit": OneBit(block=64),
+    "topk": TopK(density=0.05),
+    "unfused": Unfused(block=32),
+}
+RULES = {
+    "decayed": FeedbackRule(decay=0.9, beta=0.5, reset_steps=2),
+    "bfloat16": FeedbackRule(dtype="bfloat16"),
+    "int8": FeedbackRule(dtype="int8", beta=0.5),
+    "peers": FeedbackRule(owner=False),
+}
+WRAPPED: dict[str, Compressor] = {
+    "scaled": ErrorFeedback(codec=Natural(), scaled=True),
+    "scaled-sum": ErrorFeedback(codec=RandomK(density=0.3, unbiased=True), scaled=True),
+    "ef21": EF21(codec=TopK(density=0.05)),
+    "ef21-scaled": EF21(codec=Natural()),
+    "entropy": ErrorFeedback(codec=Entropy(codec=Int8(block=32))),
+    "entropy-sparse": ErrorFeedback(codec=Entropy(codec=TopK(density=0.05))),
+    "momentum": MomentumCorrection(compressor=SPARSE),
+    "momentum-clipped": MomentumCorrection(compressor=SPARSE, clip_norm=1.0),
+    "momentum-unmasked": MomentumCorrection(
+        compressor=ErrorFeedback(codec=RandomK(density=0.05)), masking=False
+    ),
+    "momentum-narrow": MomentumCorrection(
+        compressor=ErrorFeedback(codec=Int4(block=32), rule=RULES["bfloat16"])
+    ),
+    "momentum-dense": MomentumCorrection(compressor=NoCompression()),
+    "momentum-cast": MomentumCorrection(compressor=Bf16()),
+    "dense-below": DenseBelow(compressor=SPARSE, elems=50),
+    "scheduled": DensitySchedule(compressor=SPARSE, steps=2, densities=(0.5, 0.2)),
+    "flushed": Warmup(dense=SPARSE, compressor=NoCompression(), steps=1),
+    "flushed-narrow": Warmup(
+        dense=SPARSE, compressor=Flushed(compressor=Int8(block=32)), steps=1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_a_gpu_leaves_what_a_cpu_leaves_whenever_its_streams_work(name: str) -> None:
+    check(by_default(name), seeds=(None, 1, 2))
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_gradients_of_16_bits_have_the_means_of_a_cpu(name: str) -> None:
+    check(by_default(name), dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, e in COMPRESSORS.items() if issubclass(e.compressor, Codec) and n != "none"]
+)
+def test_codecs_are_gathered_alike(name: str) -> None:
+    compressor = by_default(name)
+    codec = getattr(compressor, "codec", compressor)
+    if choose_exchange(codec, RANKS) == "all_gather":
+        compressor = codec  # with feedback it was gathered above
+    check(compressor, exchange="all_gather")
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16", "randomk"])
+def test_codecs_are_summed_alike(name: str) -> None:
+    check(COMPRESSORS[name].compressor(), exchange="all_reduce")
+
+
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
+def test_residuals_are_kept_alike(codec: Codec, rule: FeedbackRule) -> None:
+    check(ErrorFeedback(codec=codec, rule=rule))
+
+
+@pytest.mark.parametrize("compressor", WRAPPED.values(), ids=WRAPPED)
+def test_wrappers_do_alike(compressor: Compressor) -> None:
+    check(compressor, seeds=(None, 3))
