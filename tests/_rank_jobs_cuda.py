@@ -1,4 +1,4 @@
-"""Jobs that train with gradients that an emulated GPU has, over real sockets.
+"""Jobs with gradients that an emulated GPU has, over real sockets.
 
 The model and DDP stay on the CPU. What the hook is given says that it is on a GPU, and lies in the
 memory of DDP's buckets; what it does there is as late as the waits between streams allow.
@@ -7,17 +7,27 @@ memory of DDP's buckets; what it does there is as late as the waits between stre
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from _rank_jobs import train
-from emulated_torch import DEVICE, as_cuda, current_stream, emulated_torch
+import torch.distributed as dist
+from emulated_torch import (
+    DEVICE,
+    Event,
+    Stream,
+    as_cuda,
+    current_stream,
+    emulated_torch,
+    on_cpu,
+)
 
 import compressa.hooks.register
 from compressa.hooks.ddp import DDPHook
+from compressa.hooks.handle import Handle
 
 
 class BucketOnGpu:
@@ -68,7 +78,7 @@ def make_late(buffer: torch.Tensor) -> None:
 @contextlib.contextmanager
 def gradients_on_gpu(seed: int | None) -> Iterator[None]:
     """Have the hook find gradients on a GPU."""
-    submit, wait = DDPHook.submit, DDPHook._wait
+    submit, wait, state_dict = DDPHook.submit, DDPHook._wait, Handle.state_dict
 
     def submit_on_gpu(hook: DDPHook, bucket: Any) -> Any:
         make_late(bucket.buffer())
@@ -78,10 +88,14 @@ def gradients_on_gpu(seed: int | None) -> Iterator[None]:
         wait(hook)
         current_stream().synchronize()  # DDP, on the CPU, goes on with the values
 
+    def state_on_cpu(handle: Handle) -> dict[str, Any]:
+        return {key: value.cpu() for key, value in state_dict(handle).items()}
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(emulated_torch(seed))
         patches: dict[Any, dict[str, Any]] = {
             DDPHook: {"submit": submit_on_gpu, "_wait": wait_for_gpu},
+            Handle: {"state_dict": state_on_cpu},
             torch.futures: {"Future": FutureOnGpu},
             compressa.hooks.register: {"_device": lambda config, module: DEVICE},
         }
@@ -91,9 +105,89 @@ def gradients_on_gpu(seed: int | None) -> Iterator[None]:
         yield
 
 
-def train_on_gpu(*, seed: int | None = None, **options: Any) -> dict[str, Any]:
-    """Train as `_rank_jobs.train` does."""
-    with gradients_on_gpu(seed):
-        return train(**options)
+def on_gpu(*, job: str, seed: int | None = None, **options: Any) -> Any:
+    """Do another job, such as "_rank_jobs.train", with gradients on a GPU."""
+    module, function = job.rsplit(".", 1)
+    with gradients_on_gpu(seed), emulated_nccl():
+        return getattr(importlib.import_module(module), function)(**options)
 
 
+class NcclWork:
+    """What NCCL's stream has been given."""
+
+    def __init__(self, event: Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        """The current stream waits; the caller does not."""
+        current_stream().wait_event(self._event)
+
+
+class NcclGroup:
+    """A process group as NCCL's: a stream of its own carries out calls, with Gloo in its place."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self._stream = Stream()
+
+    def rank(self) -> int:
+        return self.group.rank()
+
+    def size(self) -> int:
+        return self.group.size()
+
+    def abort(self) -> None:
+        self.group.abort()
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> NcclWork:
+        inner = [on_cpu(tensor, share=True) for tensor in tensors]
+        return self.give(lambda: self.group.allreduce(inner).wait())
+
+    def batch(self, operations: list[Operation]) -> list[NcclWork]:
+        return [self.give(lambda: self._carry_out(operations))]
+
+    def give(self, work: Callable[[], Any]) -> NcclWork:
+        self._stream.wait_event(current_stream().record_event())
+        self._stream.give(work)
+        return NcclWork(self._stream.record_event())
+
+    def _carry_out(self, operations: list[Operation]) -> None:
+        calls = {dist.isend: self.group.send, dist.irecv: self.group.recv}
+        ranks = dist.get_process_group_ranks(self.group)
+        works = [
+            calls[op.call]([on_cpu(op.tensor, share=True)], ranks.index(op.peer), 0)
+            for op in operations
+        ]
+        for work in works:
+            work.wait()
+
+
+class Operation(NamedTuple):
+    """As torch's P2POp."""
+
+    call: Any
+    tensor: torch.Tensor
+    peer: int
+    group: Any
+
+
+@contextlib.contextmanager
+def emulated_nccl() -> Iterator[None]:
+    """Have process groups of NCCL."""
+    new_group, ranks_of = dist.new_group, dist.get_process_group_ranks
+
+    def made(ranks: Any, *, backend: str, **options: Any) -> Any:
+        group = new_group(ranks, backend="gloo", **options)
+        return NcclGroup(group) if backend == "nccl" else group
+
+    names: dict[str, Any] = {
+        "new_group": made,
+        "is_nccl_available": lambda: True,
+        "get_process_group_ranks": lambda group: ranks_of(getattr(group, "group", group)),
+        "P2POp": Operation,
+        "batch_isend_irecv": lambda operations: operations[0].group.batch(operations),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, value in names.items():
+            stack.enter_context(mock.patch.object(dist, name, value))
+        yield

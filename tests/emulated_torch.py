@@ -209,10 +209,11 @@ def on_gpu(x: torch.Tensor) -> torch.Tensor:
     return as_cuda(x.detach().clone())
 
 
-def on_cpu(x: torch.Tensor) -> torch.Tensor:
-    """Return the memory of an emulated tensor, as it is now, without any wait."""
+def on_cpu(x: torch.Tensor, *, share: bool = False) -> torch.Tensor:
+    """Return what an emulated tensor holds now, without any wait; or its very memory."""
     with torch._C.DisableTorchFunctionSubclass():
-        return x.as_subclass(torch.Tensor).clone()
+        inner = x.as_subclass(torch.Tensor)
+        return inner if share else inner.clone()
 
 
 def as_cuda(x: torch.Tensor) -> CudaTensor:
@@ -254,15 +255,15 @@ def _moved(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         target, source, *rest = args
         lazily = bool(kwargs.pop("non_blocking", rest and rest[0]))
         inner = _plain(target), _plain(source)
-        if isinstance(source, torch.Tensor) and not isinstance(source, CudaTensor):
-            if not (lazily and _pinned(source)):
-                inner = inner[0], source.clone()  # the driver keeps a copy of so little
+        of_host = isinstance(source, torch.Tensor) and not isinstance(source, CudaTensor)
+        if of_host and not (lazily and _pinned(source)):
+            inner = inner[0], source.clone()  # the driver keeps a copy of so little
         current_stream().give(lambda: inner[0].copy_(inner[1]))
         if not isinstance(target, CudaTensor) and not (lazily and _pinned(target)):
             current_stream().synchronize()
         return target
     where = kwargs.get("device", args[1] if len(args) > 1 else None)
-    if name == "cpu" or (isinstance(where, str | torch.device) and torch.device(where).type == "cpu"):
+    if name == "cpu" or (isinstance(where, str | torch.device) and "cpu" in str(where)):
         current_stream().synchronize()
         return _plain(args[0]).clone()
     return _enqueued(func, name, *_without_device(args, kwargs))

@@ -21,7 +21,6 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from struct import Struct
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -200,8 +199,7 @@ class SparseForm:
         return k * _DTYPES[self.value_dtype].itemsize
 
 
-_COUNT = Struct("<I")
-_COUNT_BYTES = _COUNT.size
+_COUNT_BYTES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,6 +229,8 @@ class BoundedSparse(Codec):
         self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float
     ) -> int:
         """Choose some of x + scale * residual, and leave the others in the residual.
+
+        What is on a GPU is waited for: how many are chosen decides the layout.
 
         Args:
             x: The gradient, of at least one element; as kernels take it, so perhaps of 16 bits.
@@ -294,14 +294,15 @@ class BoundedSparse(Codec):
         elems, kept = x.numel(), None if residual is None else as_array(residual)
         whole = as_array(payload)
         most, count, body = self.most(elems), 0, whole[_COUNT_BYTES:]
-        indices, values = scratch("sparse.indices", most, np.uint32), self.form.values(body, most)
+        indices = scratch("sparse.indices", most, np.uint32, beside=whole)
+        values = self.form.values(body, most)
         if elems:
             count = self.select(as_array(x), indices, values, kept, scale)
         indices, values, length = indices[:count], values[:count], self.form.bytes(count, elems)
         sent = self.form.write(body[:length], elems, indices, values)
         if kept is not None and not self.form.lossless:
             topk.return_unsent(kept, indices, values, sent, scale=scale)
-        _COUNT.pack_into(whole.data, 0, count)
+        _count_of(payload).fill_(count)
         return _COUNT_BYTES + length
 
     def _read(self, payload: torch.Tensor, elems: int) -> tuple[U32, F32]:
@@ -309,11 +310,16 @@ class BoundedSparse(Codec):
             raise PayloadError(
                 f"{self.name}: a payload of {payload.numel()} bytes arrived, shorter than its count"
             )
-        whole = as_array(payload)
-        (count,) = _COUNT.unpack_from(whole.data)
+        # The layout follows from the count, so a GPU is waited for.
+        count = int(_count_of(payload).item()) & 0xFFFFFFFF
         if count > self.most(elems):
             raise PayloadError(
                 f"{self.name}: a payload says it has {count} values, of {elems} elements "
                 f"{self.most(elems)} can be sent"
             )
-        return self.form.read(whole[_COUNT_BYTES:], elems, count)
+        return self.form.read(as_array(payload)[_COUNT_BYTES:], elems, count)
+
+
+def _count_of(payload: torch.Tensor) -> torch.Tensor:
+    """The front of a payload as a number; fewer than 2**31 values fit in one."""
+    return payload[:_COUNT_BYTES].view(torch.int32)

@@ -140,10 +140,11 @@ class Staged(Transport):
         return [_piece(exchange, start, start + self._piece_bytes) for start in starts]
 
     def _order_copies(self) -> None:
-        """Copies begin when what was given to the stream until now is done."""
-        begun = self._stream.record_event()
-        self._out.wait_event(begun)
-        self._in.wait_event(begun)
+        """Copies begin when what was given to the stream until now is done.
+
+        Those back to the GPU do so, too: nothing is received before something could be sent.
+        """
+        self._out.wait_event(self._stream.record_event())
 
     def _copied_out(self, buffers: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Copy each buffer once, however many peers it goes to."""
