@@ -151,7 +151,7 @@ def quantize_blockwise(
         ValueError: A shape, a layout, ``noise`` or ``scale`` is wrong.
     """
     check_gradient(x)
-    _check_payload(x.size, codes, scales, offsets, form, writable=True)
+    check_payload(x.size, codes, scales, offsets, form, writable=True)
     check_feedback(residual, x.size, scale)
     check_noise(noise, x.size)
     kernel = backend("blockwise", x, codes, scales, offsets, residual)
@@ -188,7 +188,7 @@ def dequantize_blockwise(
         ValueError: A shape or a layout is wrong.
     """
     check_array("out", out, np.float32, writable=True)
-    _check_payload(out.size, codes, scales, offsets, form, writable=False)
+    check_payload(out.size, codes, scales, offsets, form, writable=False)
     kernel = backend("blockwise", codes, scales, offsets, out)
     kernel.dequantize_blockwise(
         codes, scales, out, form=form, offsets=offsets, weight=weight, add=add
@@ -232,14 +232,15 @@ def sum_blockwise(
     check_sum(out, codes, scales, offsets)
     for i, packed in enumerate(codes):
         some = None if offsets is None else offsets[i]
-        _check_payload(out.size, packed, scales[i], some, form, writable=False)
+        check_payload(out.size, packed, scales[i], some, form, writable=False)
     kernel = backend("blockwise", out, *codes, *scales, *(offsets or ()))
     kernel.sum_blockwise(codes, scales, out, form=form, offsets=offsets, weight=weight)
 
 
-def _check_payload(
+def check_payload(
     n: int, codes: U8, scales: F32, offsets: F32 | None, form: Form, *, writable: bool
 ) -> None:
+    """Refuse what is no payload of ``n`` elements; see `check_array`."""
     blocks = (block_count(n, form.block),)
     check_array("codes", codes, np.uint8, (form.code_bytes(n),), writable=writable)
     check_array("scales", scales, np.float32, blocks, writable=writable)

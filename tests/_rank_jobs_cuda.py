@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -26,8 +27,12 @@ from emulated_torch import (
 )
 
 import compressa.hooks.register
+from compressa.engine import startup
 from compressa.hooks.ddp import DDPHook
 from compressa.hooks.handle import Handle
+from compressa.transports.staged import Staged
+
+PIECE_BYTES = 600  # so that messages have several pieces
 
 
 class BucketOnGpu:
@@ -96,6 +101,7 @@ def gradients_on_gpu(seed: int | None) -> Iterator[None]:
         patches: dict[Any, dict[str, Any]] = {
             DDPHook: {"submit": submit_on_gpu, "_wait": wait_for_gpu},
             Handle: {"state_dict": state_on_cpu},
+            startup: {"Staged": partial(Staged, piece_bytes=PIECE_BYTES)},
             torch.futures: {"Future": FutureOnGpu},
             compressa.hooks.register: {"_device": lambda config, module: DEVICE},
         }

@@ -180,9 +180,7 @@ WRAPPED: dict[str, Compressor] = {
     "dense-below": DenseBelow(compressor=SPARSE, elems=50),
     "scheduled": DensitySchedule(compressor=SPARSE, steps=2, densities=(0.5, 0.2)),
     "flushed": Warmup(dense=SPARSE, compressor=NoCompression(), steps=1),
-    "flushed-narrow": Warmup(
-        dense=SPARSE, compressor=Flushed(compressor=Int8(block=32)), steps=1
-    ),
+    "flushed-narrow": Warmup(dense=SPARSE, compressor=Flushed(compressor=Int8(block=32)), steps=1),
 }
 
 

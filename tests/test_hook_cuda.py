@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,21 @@ def test_compressors_are_switched_on_a_gpu_as_on_a_cpu(two: Group, tmp_path: Pat
         for place in ("cpu", "gpu")
     ]
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_a_killed_rank_is_named_and_nothing_is_left_behind(
+    transport: str, fresh: Callable[[int], Group]
+) -> None:
+    group, job = fresh(2), "_rank_jobs_faults.train_until_failure"
+    times = {"heartbeat_s": 0.3, "silence_s": 2.0, "deadline_s": 20.0}
+    config = settings("int8", exchange={"transport": transport, **times})
+    fault = {"culprit": 1, "how": "kill", "phase": "backward", "close": True}
+    outcomes = group.collect(group.start(ON_GPU, job=job, config=config, **fault), 20.0)
+    assert outcomes[0].ok, outcomes[0].explain()
+    seen = outcomes[0].value
+    assert (seen["type"], seen["rank"], seen["left"]) == ("PeerLost", 1, [])
+    assert seen["seconds"] < 8.0
 
 
 def run_on(group: Group, place: str, job: str, **options: Any) -> Any:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+import torch
+
 from compressa.bench.alone import step
 from compressa.bench.operands import Operands
 from compressa.bench.timing import Call
@@ -15,6 +17,11 @@ from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS
 
 _FLOAT_BYTES = 4
+SUMMED = 4  # payloads of a sum
+
+
+class PeerUnavailable(Exception):  # noqa: N818 - the event, as in compressa.errors
+    """A peer can not be measured here; the message says why, in a few words."""
 
 
 class Operation(Enum):
@@ -26,6 +33,7 @@ class Operation(Enum):
     ENCODE = "encode"  # Codec.encode
     FEEDBACK = "encode with residual"  # Codec.encode_feedback
     DECODE = "decode and add"  # Codec.decode_add
+    SUM = "sum"  # Codec.decode_sum
     STEP = "whole step"  # Aggregator.run, in a world of one rank
 
 
@@ -35,10 +43,12 @@ class Peer:
 
     Attributes:
         name: What it is.
-        prepare: Makes a call of it, from the operands and the case's compressor.
+        prepare: Makes a call of it, from the operands and the case's compressor; raises
+            `PeerUnavailable` where there is none.
         least_speedup: How many times faster than it the case should be, if a target says so.
         least_speedup_on_gpu: The same on a GPU.
         devices: Kinds of devices that it can be measured on.
+        takes_half: Whether it is measured beside cases of gradients of 16 bits as well.
     """
 
     name: str
@@ -46,6 +56,7 @@ class Peer:
     least_speedup: float | None = None
     least_speedup_on_gpu: float | None = None
     devices: frozenset[str] = frozenset({"cpu", "cuda"})
+    takes_half: bool = True
 
     def least_on(self, device: str) -> float | None:
         """Return the speed-up to be reached on a device, by the name that rows give it."""
@@ -61,13 +72,14 @@ class Case:
         compressor: Name in the contract table; the case waits until it is there.
         operation: What a call does.
         hyper: Hyper-parameters that differ from their defaults.
-        bus_bytes_per_elem: What must cross the memory bus, but for a whole step's result; None:
-            follows from the operation.
+        bus_bytes_per_elem: What must cross the memory bus where gradients have 32 bits, but for a
+            whole step's result; None: follows from the operation.
         least_limit_ratio: The target, if there is one.
         least_on_gpu: The same on a GPU; a case without is not measured there.
         peers: What it is compared with.
         shape: For compressors of matrices: the one shape that is measured.
         main: Whether it stands for its kind where every size is measured.
+        gradient: The dtype of what is encoded.
     """
 
     name: str
@@ -80,6 +92,7 @@ class Case:
     peers: tuple[Peer, ...] = ()
     shape: tuple[int, ...] = ()
     main: bool = False
+    gradient: torch.dtype = torch.float32
 
     def least_share(self, device: str) -> float | None:
         """Return the target on a device, by the name that rows give it."""
@@ -97,10 +110,10 @@ class Case:
         before they are written. A residual or an output is updated in place: read once and
         written once. A whole step also writes its result to the gradient.
         """
-        gradient = update = _FLOAT_BYTES * elems
+        gradient, update = self.gradient.itemsize * elems, _FLOAT_BYTES * elems
         if self.bus_bytes_per_elem is not None:
             result = 0 if isinstance(compressor, Codec) else gradient
-            return self.bus_bytes_per_elem * elems + result
+            return self.bus_bytes_per_elem * elems - update + gradient + result
         if not isinstance(compressor, Codec):
             return None
         payload = compressor.wire_bytes(elems)
@@ -108,6 +121,7 @@ class Case:
             Operation.ENCODE: gradient + store_bytes * payload,
             Operation.FEEDBACK: gradient + 2 * update + store_bytes * payload,
             Operation.DECODE: payload + 2 * update,
+            Operation.SUM: SUMMED * payload + store_bytes * update,
         }.get(self.operation)
 
     def prepare(self, compressor: Compressor, operands: Operands) -> Call:
@@ -146,8 +160,19 @@ def _decode_add(codec: Codec, operands: Operands) -> Call:
     return lambda: codec.decode_add(payload, out, 0.5, draw)
 
 
+def _decode_sum(codec: Codec, operands: Operands) -> Call:
+    size, turns, out = codec.wire_bytes(operands.elems), operands.turns(), operands.out
+    room = operands.payload(SUMMED * size)
+    payloads = []
+    for payload in room.split(size):
+        x, draw = next(turns)
+        payloads.append((payload[: codec.encode(x, payload, draw)], draw))
+    return lambda: codec.decode_sum(payloads, out, 1 / SUMMED)
+
+
 _PREPARE: dict[Operation, Callable[[Codec, Operands], Call]] = {
     Operation.ENCODE: _encode,
     Operation.FEEDBACK: _encode_feedback,
     Operation.DECODE: _decode_add,
+    Operation.SUM: _decode_sum,
 }

@@ -12,6 +12,8 @@ from compressa.bench.timing import Call, Stopwatch
 from compressa.bench.yardstick import BYTES_PER_ELEM, update_in_place
 from compressa.errors import BackendUnavailable
 
+_MOST_DOUBLED = 10
+
 
 class BenchDevice(ABC):
     """A device.
@@ -132,6 +134,35 @@ class EventWatch(Stopwatch):
         end.record()
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3 / loops
+
+
+def device_s(call: Call, loops: int, other: Call) -> float:
+    """Return the seconds that a call takes the current GPU, as the mean of `loops` in a row.
+
+    How long Python takes does not count: the GPU has other work until all calls wait for it.
+
+    Args:
+        call: Enqueues work, and does not wait for it.
+        loops: Number of calls.
+        other: Enqueues the other work; repeated as often as is needed.
+
+    Raises:
+        RuntimeError: No other work is long enough, so the calls do wait.
+    """
+    make: Any = torch.cuda.Event
+    for doubled in range(_MOST_DOUBLED):
+        begin, end = make(enable_timing=True), make(enable_timing=True)
+        for _ in range(1 << doubled):
+            other()
+        begin.record()
+        for _ in range(loops):
+            call()
+        end.record()
+        in_time = not begin.query()
+        end.synchronize()
+        if in_time:
+            return float(begin.elapsed_time(end)) / 1e3 / loops
+    raise RuntimeError("a call to be measured waits for the GPU")
 
 
 def device_named(kind: str) -> BenchDevice:

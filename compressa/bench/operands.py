@@ -8,6 +8,7 @@ none of the last call's choices (thresholds, scales, indices) right by accident.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from itertools import cycle
 
 import numpy as np
@@ -30,7 +31,7 @@ class Operands:
     Attributes:
         elems: Number of elements.
         device: Where they lie.
-        gradient: The first window, float32.
+        gradient: The first window; float32, unless they are `of` another dtype.
         residual: float32.
         out: float32.
     """
@@ -40,11 +41,20 @@ class Operands:
         self.device = device or Cpu()
         place = self.device.kind
         self._long = gaussian(elems + (_WINDOWS - 1) * _MOVE_ELEMS).to(place)
-        self.gradient = self._long[:elems]
+        self.gradient = self._copied = self._long[:elems]
         self.residual = torch.zeros(elems, device=place)
         self.out = torch.zeros(elems, device=place)
         self._payload = torch.zeros(0, dtype=torch.uint8, device=place)
         self._updated = torch.zeros(elems, device=place)
+
+    def of(self, dtype: torch.dtype) -> Operands:
+        """Return operands whose gradients have another dtype; all else is shared."""
+        if dtype is self.gradient.dtype:
+            return self
+        other = copy(self)
+        other._long = self._long.to(dtype)
+        other.gradient = other._long[: self.elems]
+        return other
 
     def reset(self) -> None:
         """Forget what the case before has left."""
@@ -53,7 +63,7 @@ class Operands:
 
     def stream(self) -> None:
         """Do the yardstick's work once, on memory that no case sees."""
-        self.device.stream(self._updated, self.gradient)
+        self.device.stream(self._updated, self._copied)
 
     def payload(self, size: int) -> torch.Tensor:
         """Return memory for a payload of `size` bytes; all payloads share it."""

@@ -8,15 +8,14 @@ four and two bits are packed; signs and levels are left a byte each, as GRACE le
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from compressa.bench.cases import SUMMED
 from compressa.bench.operands import Operands
+from compressa.bench.peers_torch import Operate, TorchPeer
 from compressa.bench.timing import Call
-
-Prepare = Callable[[Operands, Any], Call]
 
 _LARGEST_E4M3 = 448.0
 _QSGD_LEVELS = 64
@@ -25,31 +24,26 @@ _EXPONENT_AND_SIGN = -(1 << 23)
 _MANTISSA = 1 << 23
 
 
-def cast(dtype: torch.dtype) -> Prepare:
+def cast(dtype: torch.dtype) -> TorchPeer:
     """One `Tensor.to`."""
-
-    def prepare(operands: Operands, _: Any) -> Call:
-        turns = operands.turns()
-        return lambda: next(turns)[0].to(dtype)
-
-    return prepare
+    return TorchPeer(lambda operands, _: lambda x: x.to(dtype, copy=True))
 
 
-def cast_feedback(dtype: torch.dtype) -> Prepare:
+def cast_feedback(dtype: torch.dtype) -> TorchPeer:
     """The same of gradient and residual, and the new residual."""
 
-    def prepare(operands: Operands, _: Any) -> Call:
-        turns, residual = operands.turns(), operands.residual
+    def begin(operands: Operands, _: Any) -> Operate:
+        residual = operands.residual
 
-        def call() -> torch.Tensor:
-            p = next(turns)[0] + residual
+        def operate(x: torch.Tensor) -> torch.Tensor:
+            p = x + residual
             sent = p.to(dtype)
             torch.sub(p, sent, out=residual)
             return sent
 
-        return call
+        return operate
 
-    return prepare
+    return TorchPeer(begin)
 
 
 def _whole_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
@@ -84,137 +78,196 @@ def _quantize(p: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
     return (p / units).round_(), units
 
 
-def blockwise(bits: int) -> Prepare:
+def blockwise(bits: int) -> TorchPeer:
     """Scale by the block's maximum, round, pack."""
 
-    def prepare(operands: Operands, codec: Any) -> Call:
-        turns = operands.turns()
-
-        def call() -> torch.Tensor:
-            q, _ = _quantize(_whole_blocks(next(turns)[0], codec.block), bits)
+    def begin(_: Operands, codec: Any) -> Operate:
+        def operate(x: torch.Tensor) -> torch.Tensor:
+            q, _ = _quantize(_whole_blocks(x, codec.block).float(), bits)
             return _pack(q, bits)
 
-        return call
+        return operate
 
-    return prepare
+    return TorchPeer(begin)
 
 
-def blockwise_feedback(bits: int) -> Prepare:
+def blockwise_feedback(bits: int) -> TorchPeer:
     """The same of gradient and residual, and the new residual."""
 
-    def prepare(operands: Operands, codec: Any) -> Call:
-        turns, residual = operands.turns(), _whole_blocks(operands.residual, codec.block)
+    def begin(operands: Operands, codec: Any) -> Operate:
+        residual = _whole_blocks(operands.residual, codec.block)
 
-        def call() -> torch.Tensor:
-            p = _whole_blocks(next(turns)[0], codec.block) + residual
+        def operate(x: torch.Tensor) -> torch.Tensor:
+            p = _whole_blocks(x, codec.block) + residual
             q, units = _quantize(p, bits)
             packed = _pack(q, bits)
             torch.sub(p, q.mul_(units), out=residual)
             return packed
 
-        return call
+        return operate
 
-    return prepare
+    return TorchPeer(begin)
 
 
-def blockwise_decode(bits: int) -> Prepare:
+def blockwise_decode(bits: int) -> TorchPeer:
     """Unpack, multiply, add."""
 
-    def prepare(operands: Operands, codec: Any) -> Call:
+    def begin(operands: Operands, codec: Any) -> Operate:
         q, units = _quantize(_whole_blocks(operands.gradient, codec.block), bits)
         packed, out = _pack(q, bits), _whole_blocks(operands.out, codec.block)
-        del q
-        return lambda: out.add_(_unpack(packed, bits).mul_(units), alpha=0.5)
+        return lambda _: out.add_(_unpack(packed, bits).mul_(units), alpha=0.5)
 
-    return prepare
+    return TorchPeer(begin)
 
 
-def fp8_feedback(operands: Operands, codec: Any) -> Call:
+def blockwise_sum(bits: int) -> TorchPeer:
+    """Unpack, multiply, add; again for every payload."""
+
+    def begin(operands: Operands, codec: Any) -> Operate:
+        codes = []
+        for x in _summands(operands):
+            q, units = _quantize(_whole_blocks(x, codec.block), bits)
+            codes.append((_pack(q, bits), units))
+        out = _whole_blocks(operands.out, codec.block)
+
+        def operate(_: torch.Tensor) -> torch.Tensor:
+            out.zero_()
+            for packed, units in codes:
+                out.add_(_unpack(packed, bits).mul_(units), alpha=1 / SUMMED)
+            return out
+
+        return operate
+
+    return TorchPeer(begin)
+
+
+def cast_sum(dtype: torch.dtype) -> TorchPeer:
+    """Add one payload after the other."""
+
+    def begin(operands: Operands, _: Any) -> Operate:
+        payloads, out = [x.to(dtype) for x in _summands(operands)], operands.out
+
+        def operate(_: torch.Tensor) -> torch.Tensor:
+            out.zero_()
+            for payload in payloads:
+                out.add_(payload, alpha=1 / SUMMED)
+            return out
+
+        return operate
+
+    return TorchPeer(begin)
+
+
+def _summands(operands: Operands) -> list[torch.Tensor]:
+    turns = operands.turns()
+    return [next(turns)[0] for _ in range(SUMMED)]
+
+
+@TorchPeer
+def fp8_feedback(operands: Operands, codec: Any) -> Operate:
     """A cast to e4m3 of gradient and residual over the block's scale, and the new residual."""
-    turns, residual = operands.turns(), _whole_blocks(operands.residual, codec.block)
+    residual = _whole_blocks(operands.residual, codec.block)
 
-    def call() -> torch.Tensor:
-        p = _whole_blocks(next(turns)[0], codec.block) + residual
+    def operate(x: torch.Tensor) -> torch.Tensor:
+        p = _whole_blocks(x, codec.block) + residual
         units = p.abs().amax(dim=1, keepdim=True) / _LARGEST_E4M3
         cast = (p / units).to(torch.float8_e4m3fn)
         torch.sub(p, cast.float().mul_(units), out=residual)
         return cast
 
-    return call
+    return operate
 
 
-def onebit_feedback(operands: Operands, codec: Any) -> Call:
+@TorchPeer
+def onebit_feedback(operands: Operands, codec: Any) -> Operate:
     """Signs and mean magnitudes of gradient and residual, and the new residual."""
-    turns, residual = operands.turns(), _whole_blocks(operands.residual, codec.block)
+    residual = _whole_blocks(operands.residual, codec.block)
 
-    def call() -> torch.Tensor:
-        p = _whole_blocks(next(turns)[0], codec.block) + residual
+    def operate(x: torch.Tensor) -> torch.Tensor:
+        p = _whole_blocks(x, codec.block) + residual
         scales = p.abs().mean(dim=1, keepdim=True)
         signs = (p >= 0).to(torch.uint8)
         torch.sub(p, _signed(signs).mul_(scales), out=residual)
         return signs
 
-    return call
+    return operate
 
 
-def onebit_decode(operands: Operands, codec: Any) -> Call:
+@TorchPeer
+def onebit_decode(operands: Operands, codec: Any) -> Operate:
     """Signs times scales, added."""
     blocks = _whole_blocks(operands.gradient, codec.block)
     signs, scales = (blocks >= 0).to(torch.uint8), blocks.abs().mean(dim=1, keepdim=True)
     out = _whole_blocks(operands.out, codec.block)
-    return lambda: out.add_(_signed(signs).mul_(scales), alpha=0.5)
+    return lambda _: out.add_(_signed(signs).mul_(scales), alpha=0.5)
+
+
+@TorchPeer
+def onebit_sum(operands: Operands, codec: Any) -> Operate:
+    """Signs times scales, added; again for every payload."""
+    blocks = [_whole_blocks(x, codec.block) for x in _summands(operands)]
+    payloads = [((x >= 0).to(torch.uint8), x.abs().mean(dim=1, keepdim=True)) for x in blocks]
+    out = _whole_blocks(operands.out, codec.block)
+
+    def operate(_: torch.Tensor) -> torch.Tensor:
+        out.zero_()
+        for signs, scales in payloads:
+            out.add_(_signed(signs).mul_(scales), alpha=1 / SUMMED)
+        return out
+
+    return operate
 
 
 def _signed(signs: torch.Tensor) -> torch.Tensor:
     return signs.float().mul_(2).sub_(1)
 
 
-def qsgd(operands: Operands, _: Any) -> Call:
+@TorchPeer
+def qsgd(_: Operands, __: Any) -> Operate:
     """Levels of |x| / norm, up or down at random."""
-    turns, random = operands.turns(), _generator()
 
-    def call() -> torch.Tensor:
-        x = next(turns)[0]
+    def operate(x: torch.Tensor) -> torch.Tensor:
+        x = x.float()
         level = x.abs() * (_QSGD_LEVELS / x.norm())
         down = level.floor()
-        up = torch.empty_like(x).uniform_(generator=random) < level - down
+        up = torch.rand_like(x) < level - down
         levels: torch.Tensor = (down + up) * x.sign()
         return levels.to(torch.int8)
 
-    return call
+    return operate
 
 
-def terngrad(operands: Operands, _: Any) -> Call:
+@TorchPeer
+def terngrad(_: Operands, __: Any) -> Operate:
     """Clip at 2.5 sigma; the sign, or nothing, at random."""
-    turns, random = operands.turns(), _generator()
 
-    def call() -> torch.Tensor:
-        x = next(turns)[0]
-        limit = _TERNGRAD_CLIP * x.std().item()
+    def operate(x: torch.Tensor) -> torch.Tensor:
+        x = x.float()
+        limit = _TERNGRAD_CLIP * x.std()
         x = x.clamp(-limit, limit)
         magnitude = x.abs()
-        kept = torch.empty_like(x).uniform_(generator=random) * magnitude.max() < magnitude
+        kept = torch.rand_like(x) * magnitude.max() < magnitude
         return (x.sign() * kept).to(torch.int8)
 
-    return call
+    return operate
 
 
-def natural(operands: Operands, _: Any) -> Call:
+@TorchPeer
+def natural(_: Operands, __: Any) -> Operate:
     """Add random bits to the mantissa and cut it off; sign and exponent stay."""
-    turns, random = operands.turns(), _generator()
 
-    def call() -> torch.Tensor:
-        bits = next(turns)[0].view(torch.int32)
-        noise = torch.randint(0, _MANTISSA, bits.shape, dtype=torch.int32, generator=random)
+    def operate(x: torch.Tensor) -> torch.Tensor:
+        bits = x.float().view(torch.int32)
+        noise = torch.randint_like(bits, _MANTISSA)
         kept: torch.Tensor = ((bits + noise) & _EXPONENT_AND_SIGN) >> 23
         return kept
 
-    return call
+    return operate
 
 
 def thc_feedback(operands: Operands, compressor: Any) -> Call:
     """Rotate by random signs and Hadamard, round to the table at random, and all of it back."""
-    book, random = compressor.book, _generator()
+    book, random = compressor.book, torch.Generator().manual_seed(0)
     chunk = 1 << (min(book.chunk, operands.elems).bit_length() - 1)
     turns, residual = operands.turns(), _whole_blocks(operands.residual, chunk)
     table = torch.tensor(book.table, dtype=torch.float32)
@@ -245,7 +298,3 @@ def _hadamard(x: torch.Tensor) -> torch.Tensor:
         x = torch.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), dim=2)
         half *= 2
     return x.view(rows, chunk)
-
-
-def _generator() -> torch.Generator:
-    return torch.Generator().manual_seed(0)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from compressa.bench.operands import Operands
-from compressa.bench.peers_dense import Prepare
+from compressa.bench.peers_torch import Operate, TorchPeer
 from compressa.bench.timing import Call
 
 _DGC_SAMPLE = 0.01
@@ -34,10 +34,11 @@ def _send(p: torch.Tensor, indices: torch.Tensor, residual: torch.Tensor) -> tor
     return values
 
 
-def topk_alone(operands: Operands, codec: Any) -> Call:
+@TorchPeer
+def topk_alone(operands: Operands, codec: Any) -> Operate:
     """`torch.topk` of |x|, unsorted."""
-    turns, kept = operands.turns(), _kept(codec.density, operands.elems)
-    return lambda: torch.topk(next(turns)[0].abs(), kept, sorted=False).indices
+    kept = _kept(codec.density, operands.elems)
+    return lambda x: torch.topk(x.abs(), kept, sorted=False).indices
 
 
 def argpartition(operands: Operands, codec: Any) -> Call:
@@ -46,69 +47,85 @@ def argpartition(operands: Operands, codec: Any) -> Call:
     return lambda: np.argpartition(np.abs(next(turns)[0].numpy()), first)[first:]
 
 
-def topk_feedback(operands: Operands, codec: Any) -> Call:
+@TorchPeer
+def topk_feedback(operands: Operands, codec: Any) -> Operate:
     """The largest of gradient and residual by `torch.topk`."""
-    turns, residual = operands.turns(), operands.residual
-    kept = _kept(codec.density, operands.elems)
+    residual, kept = operands.residual, _kept(codec.density, operands.elems)
 
-    def call() -> torch.Tensor:
-        p = next(turns)[0] + residual
+    def operate(x: torch.Tensor) -> torch.Tensor:
+        p = x + residual
         return _send(p, torch.topk(p.abs(), kept, sorted=False).indices, residual)
 
-    return call
+    return operate
 
 
-def randomk_feedback(operands: Operands, codec: Any) -> Call:
+@TorchPeer
+def randomk_feedback(operands: Operands, codec: Any) -> Operate:
     """The first of a random permutation."""
-    turns, residual = operands.turns(), operands.residual
-    kept = _kept(codec.density, operands.elems)
-    random = torch.Generator().manual_seed(0)
+    residual, kept = operands.residual, _kept(codec.density, operands.elems)
 
-    def call() -> torch.Tensor:
-        p = next(turns)[0] + residual
-        return _send(p, torch.randperm(p.numel(), generator=random)[:kept], residual)
+    def operate(x: torch.Tensor) -> torch.Tensor:
+        p = x + residual
+        return _send(p, torch.randperm(p.numel(), device=p.device)[:kept], residual)
 
-    return call
+    return operate
 
 
-def chunked_topk_feedback(density: float) -> Prepare:
+def threshold_feedback(threshold: float) -> TorchPeer:
+    """All that exceeds so many root mean squares."""
+
+    def begin(operands: Operands, _: Any) -> Operate:
+        residual = operands.residual
+
+        def operate(x: torch.Tensor) -> torch.Tensor:
+            p = x + residual
+            least = threshold * p.square().mean().sqrt()
+            return _send(p, (p.abs() >= least).nonzero().view(-1), residual)
+
+        return operate
+
+    return TorchPeer(begin)
+
+
+def chunked_topk_feedback(density: float) -> TorchPeer:
     """The chunks of largest norm."""
 
-    def prepare(operands: Operands, compressor: Any) -> Call:
-        turns, chunk = operands.turns(), min(compressor.chunk, operands.elems)
+    def begin(operands: Operands, compressor: Any) -> Operate:
+        chunk = min(compressor.chunk, operands.elems)
         whole = operands.elems // chunk * chunk
         residual = operands.residual[:whole].view(-1, chunk)
         kept = _kept(density, len(residual))
 
-        def call() -> torch.Tensor:
-            p = next(turns)[0][:whole].view(-1, chunk) + residual
+        def operate(x: torch.Tensor) -> torch.Tensor:
+            p = x[:whole].view(-1, chunk) + residual
             norms = p.square().sum(dim=1)
             return _send(p, torch.topk(norms, kept, sorted=False).indices, residual)
 
-        return call
+        return operate
 
-    return prepare
+    return TorchPeer(begin)
 
 
-def dgc_feedback(density: float) -> Prepare:
+def dgc_feedback(density: float) -> TorchPeer:
     """A threshold from a sample, adjusted until about the right number is above it."""
 
-    def prepare(operands: Operands, _: Any) -> Call:
-        turns, residual, elems = operands.turns(), operands.residual, operands.elems
-        random = torch.Generator().manual_seed(0)
+    def begin(operands: Operands, _: Any) -> Operate:
+        residual, elems = operands.residual, operands.elems
+        random = torch.Generator(residual.device).manual_seed(0)
         sampled = max(1, round(_DGC_SAMPLE * elems))
 
-        def call() -> torch.Tensor:
-            p = next(turns)[0] + residual
+        def operate(x: torch.Tensor) -> torch.Tensor:
+            p = x + residual
             magnitude = p.abs()
-            sample = magnitude[torch.randint(0, elems, (sampled,), generator=random)]
+            places = torch.randint(0, elems, (sampled,), device=p.device, generator=random)
+            sample = magnitude[places]
             threshold = torch.topk(sample, _kept(density, sampled)).values.min().item()
             indices = _about(magnitude, threshold, density * elems)
             return _send(p, indices, residual)
 
-        return call
+        return operate
 
-    return prepare
+    return TorchPeer(begin)
 
 
 def _about(magnitude: torch.Tensor, threshold: float, wanted: float) -> torch.Tensor:
@@ -122,14 +139,14 @@ def _about(magnitude: torch.Tensor, threshold: float, wanted: float) -> torch.Te
     return mask.nonzero().view(-1)
 
 
-def sidco_feedback(density: float) -> Prepare:
+def sidco_feedback(density: float) -> TorchPeer:
     """A threshold from an exponential fit, and a second one on what survives the first."""
 
-    def prepare(operands: Operands, _: Any) -> Call:
-        turns, residual = operands.turns(), operands.residual
+    def begin(operands: Operands, _: Any) -> Operate:
+        residual = operands.residual
 
-        def call() -> torch.Tensor:
-            p = next(turns)[0] + residual
+        def operate(x: torch.Tensor) -> torch.Tensor:
+            p = x + residual
             magnitude = p.abs()
             first = -magnitude.mean().item() * math.log(_SIDCO_FIRST)
             survivors = magnitude[magnitude >= first]
@@ -139,6 +156,6 @@ def sidco_feedback(density: float) -> Prepare:
                 first = least - beyond * math.log(density / _SIDCO_FIRST)
             return _send(p, (magnitude >= first).nonzero().view(-1), residual)
 
-        return call
+        return operate
 
-    return prepare
+    return TorchPeer(begin)

@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 import torch
 
-from compressa.bench.cases import Case, Peer
+from compressa.bench.cases import Case, Peer, PeerUnavailable
 from compressa.bench.device import BenchDevice, Cpu
 from compressa.bench.machine import header, now
 from compressa.bench.operands import Operands
@@ -47,6 +47,7 @@ class Bench:
     Attributes:
         rows: What was measured so far.
         device: Where.
+        repeats: Samples per case.
         unavailable: Names of cases that have no kernels for the device.
     """
 
@@ -61,7 +62,7 @@ class Bench:
         self.rows: list[Row] = []
         self.unavailable: set[str] = set()
         self._threads = threads
-        self._repeats = repeats
+        self.repeats = repeats
         self.device = device or Cpu()
         self._watch = watch or self.device.watch()
         self._yardstick_gb_per_s: dict[int, list[float]] = {}
@@ -121,6 +122,7 @@ class Bench:
         compressor = case.build()
         if compressor is None:
             return []
+        operands = operands.of(case.gradient)
         operands.reset()
         try:
             call = case.prepare(compressor, operands)
@@ -129,11 +131,11 @@ class Bench:
         except KernelUnavailable:
             self.unavailable.add(case.name)
             return []
-        times = self._interleave(call, operands, self._repeats)
+        times = self._interleave(call, operands, self.repeats)
         bus_bytes = case.bus_bytes(compressor, operands.elems, self.device.store_bytes)
         yardstick_bytes = self.device.yardstick_bytes * operands.elems
         ratio = None if bus_bytes is None else limit_ratio(bus_bytes, yardstick_bytes, times)
-        row = self._row(benchmark, case_at(case.name, operands.elems), times.call_s, ratio)
+        row = self.row(benchmark, case_at(case.name, operands.elems), times.call_s, ratio)
         peers = [peer for peer in case.peers if with_peers and self.device.kind in peer.devices]
         rows = [self._beside(row, peer, compressor, operands) for peer in peers] or [row]
         self.rows += rows
@@ -151,7 +153,8 @@ class Bench:
         self._yardstick_gb_per_s.setdefault(operands.elems, []).extend(found.values)
         return times
 
-    def _row(self, benchmark: Benchmark, case: str, seconds: Samples, ratio: float | None) -> Row:
+    def row(self, benchmark: Benchmark, case: str, seconds: Samples, ratio: float | None) -> Row:
+        """Return a row of times, which is not kept."""
         unit = "ms" if benchmark == "kernels" else "us"
         times = seconds.map(lambda second: _PER_SECOND[unit] * second)
         return self._filled(benchmark, case, "time", unit, times, ratio)
@@ -189,10 +192,13 @@ class Bench:
         )
 
     def _beside(self, row: Row, peer: Peer, compressor: Compressor, operands: Operands) -> Row:
-        """Return the row with a peer's time, in the same unit."""
+        """Return the row with a peer's time, in the same unit, or with the reason of its lack."""
         operands.reset()
-        call = peer.prepare(operands, compressor)
-        repeats = affordable(self._watch, call, self._repeats, _PEER_BUDGET_S)
+        try:
+            call = peer.prepare(operands, compressor)
+        except PeerUnavailable as error:
+            return row.model_copy(update={"peer": f"{peer.name}: {error}"})
+        repeats = affordable(self._watch, call, self.repeats, _PEER_BUDGET_S)
         seconds = self._interleave(call, operands, repeats).call_s
         median = _PER_SECOND[row.unit] * seconds.median
         return row.model_copy(update={"peer": peer.name, "peer_median": median})

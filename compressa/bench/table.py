@@ -3,21 +3,36 @@
 A case is a few lines here. Its compressor is looked up in the contract table; a case whose
 compressor is not there yet is listed as such. Bytes on the bus follow from the operation and the
 wire format, except where choosing what to send takes passes of its own: then they are stated.
+
+A GPU measures those that have a target there, and what encodes with gradients in bfloat16 as well.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
 from compressa.bench import peers_bare as bare
 from compressa.bench import peers_dense as dense
 from compressa.bench import peers_sparse as sparse
-from compressa.bench.cases import Case, Operation, Peer
+from compressa.bench.cases import SUMMED, Case, Operation, Peer
+from compressa.bench.peers_libraries import bitsandbytes
 from compressa.bench.peers_lowrank import power_iteration, power_iteration_transposed
+from compressa.bench.peers_torch import TorchPeer
+from compressa.codecs import Codec
 
-_CPU = frozenset({"cpu"})
+_CPU, _GPU = frozenset({"cpu"}), frozenset({"cuda"})
+_ENCODES = (Operation.ENCODE, Operation.FEEDBACK)
 _ONE_PASS = 12.0  # the gradient is read, the residual updated
 _TWO_PASSES = 16.0  # and what came of it is read once more
+
+
+def _torch(operations: TorchPeer, name: str = "torch operations") -> tuple[Peer, Peer]:
+    """The operations one by one; and on a GPU compiled, which takes some seconds a case."""
+    compiled = Peer("torch.compile", operations.compiled, devices=_GPU, takes_half=False)
+    return Peer(name, operations), compiled
+
 
 CASTS = tuple(
     case
@@ -29,7 +44,7 @@ CASTS = tuple(
             operation=Operation.ENCODE,
             least_limit_ratio=0.85,
             least_on_gpu=0.85,
-            peers=(Peer("torch .to", dense.cast(dtype)),),
+            peers=_torch(dense.cast(dtype), "torch .to"),
             main=name == "bf16",
         ),
         Case(
@@ -37,7 +52,7 @@ CASTS = tuple(
             compressor=name,
             operation=Operation.FEEDBACK,
             least_on_gpu=0.85,
-            peers=(Peer("torch operations", dense.cast_feedback(dtype)),),
+            peers=_torch(dense.cast_feedback(dtype)),
         ),
     )
 )
@@ -58,7 +73,7 @@ def _blockwise(
             operation=Operation.ENCODE,
             least_limit_ratio=plain,
             least_on_gpu=0.85 if targets else None,
-            peers=(Peer("torch operations", dense.blockwise(bits)), *alone),
+            peers=(*_torch(dense.blockwise(bits)), *alone),
         ),
         Case(
             name=f"{name} with residual",
@@ -66,7 +81,7 @@ def _blockwise(
             operation=Operation.FEEDBACK,
             least_limit_ratio=feedback,
             least_on_gpu=0.85 if targets else None,
-            peers=(Peer("torch operations", dense.blockwise_feedback(bits)),),
+            peers=_torch(dense.blockwise_feedback(bits)),
             main=bits >= 4,
         ),
         Case(
@@ -75,7 +90,7 @@ def _blockwise(
             operation=Operation.DECODE,
             least_limit_ratio=decode,
             least_on_gpu=0.85 if targets else None,
-            peers=(Peer("torch operations", dense.blockwise_decode(bits)),),
+            peers=_torch(dense.blockwise_decode(bits)),
             main=bits == 8,
         ),
     )
@@ -83,7 +98,11 @@ def _blockwise(
 
 LINEAR = (
     *_blockwise(
-        "int8", 8, (0.75, 0.85, 0.85), Peer("bare loop, 1 byte", bare.one_byte, devices=_CPU)
+        "int8",
+        8,
+        (0.75, 0.85, 0.85),
+        Peer("bare loop, 1 byte", bare.one_byte, devices=_CPU),
+        Peer("bitsandbytes", bitsandbytes, devices=_GPU),
     ),
     *_blockwise(
         "int4",
@@ -100,7 +119,7 @@ FP8 = Case(
     compressor="fp8",
     operation=Operation.FEEDBACK,
     least_on_gpu=0.85,
-    peers=(Peer("torch operations", dense.fp8_feedback),),
+    peers=_torch(dense.fp8_feedback),
 )
 
 ONEBIT = (
@@ -110,7 +129,7 @@ ONEBIT = (
         operation=Operation.FEEDBACK,
         least_limit_ratio=0.85,
         least_on_gpu=0.85,
-        peers=(Peer("torch operations", dense.onebit_feedback),),
+        peers=_torch(dense.onebit_feedback),
         main=True,
     ),
     Case(
@@ -119,7 +138,7 @@ ONEBIT = (
         operation=Operation.DECODE,
         least_limit_ratio=0.85,
         least_on_gpu=0.85,
-        peers=(Peer("torch operations", dense.onebit_decode),),
+        peers=_torch(dense.onebit_decode),
     ),
 )
 
@@ -130,7 +149,7 @@ STOCHASTIC = tuple(
         operation=Operation.ENCODE,
         least_limit_ratio=0.40,
         least_on_gpu=0.70,
-        peers=(Peer("torch operations", peer),),
+        peers=_torch(peer),
         main=name == "qsgd",
     )
     for name, peer in (
@@ -152,7 +171,7 @@ def _top_k(density: float, percent: str, least_speedup: float) -> Case:
         least_on_gpu=0.60,
         peers=(
             Peer("torch.topk", sparse.topk_alone, least_speedup, least_speedup_on_gpu=10.0),
-            Peer("torch operations", sparse.topk_feedback),
+            *_torch(sparse.topk_feedback),
             Peer("numpy.argpartition", sparse.argpartition, devices=_CPU),
         ),
         main=density == 0.01,
@@ -169,7 +188,7 @@ SPARSE = (
         bus_bytes_per_elem=_ONE_PASS,
         least_limit_ratio=0.50,
         least_on_gpu=0.70,
-        peers=(Peer("torch operations", sparse.randomk_feedback),),
+        peers=_torch(sparse.randomk_feedback),
     ),
     Case(
         name="chunked topk with residual",
@@ -178,7 +197,7 @@ SPARSE = (
         bus_bytes_per_elem=_ONE_PASS,
         least_limit_ratio=0.50,
         least_on_gpu=0.70,
-        peers=(Peer("torch operations", sparse.chunked_topk_feedback(0.01)),),
+        peers=_torch(sparse.chunked_topk_feedback(0.01)),
     ),
     Case(
         name="dgc with residual",
@@ -217,6 +236,32 @@ POWERSGD = Case(
     ),
 )
 
+SUMS = tuple(
+    Case(
+        name=f"{name} sum of {SUMMED}",
+        compressor=name,
+        operation=Operation.SUM,
+        least_on_gpu=0.85,
+        peers=_torch(peer),
+    )
+    for name, peer in (
+        ("bf16", dense.cast_sum(torch.bfloat16)),
+        ("int8", dense.blockwise_sum(8)),
+        ("int4", dense.blockwise_sum(4)),
+        ("onebit", dense.onebit_sum),
+    )
+)
+
+THRESHOLD = Case(
+    name="threshold with residual",
+    compressor="threshold",
+    operation=Operation.FEEDBACK,
+    hyper={"threshold": 3.0, "unit": "rms"},
+    bus_bytes_per_elem=_TWO_PASSES,
+    least_on_gpu=0.70,
+    peers=_torch(sparse.threshold_feedback(3.0)),
+)
+
 CASES: tuple[Case, ...] = (
     *CASTS,
     *LINEAR,
@@ -227,4 +272,27 @@ CASES: tuple[Case, ...] = (
     THC,
     POWERSGD,
 )
-"""Every case; the targets hold at the last of a device's `default_elems`."""
+"""Every case of a CPU; the targets hold at the last of a device's `default_elems`."""
+
+GPU_CASES: tuple[Case, ...] = (*SUMS, THRESHOLD)
+"""What a GPU measures besides."""
+
+
+def cases_on(kind: str) -> tuple[Case, ...]:
+    """Return what is measured on a kind of device, "cpu" or "cuda"."""
+    if kind == "cpu":
+        return CASES
+    there = [case for case in (*CASES, *GPU_CASES) if case.least_on_gpu is not None]
+    return tuple(case for one in there for case in (one, *_of_half(one)))
+
+
+def _of_half(case: Case) -> tuple[Case, ...]:
+    """The same with gradients in bfloat16, if it encodes them as they are."""
+    compressor = case.build()
+    if case.operation not in _ENCODES or not isinstance(compressor, Codec):
+        return ()
+    if not compressor.takes_half:
+        return ()
+    peers = tuple(peer for peer in case.peers if peer.takes_half)
+    name, gradient = f"{case.name}, bfloat16 gradient", torch.bfloat16
+    return (replace(case, name=name, gradient=gradient, peers=peers, main=False),)

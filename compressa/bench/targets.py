@@ -53,7 +53,7 @@ def _share(case: Case, row: Row) -> str:
 def _beside(case: Case, row: Row) -> tuple[str, str, str, str]:
     verdict = {True: "met", False: "missed", None: ""}[met(case, row)]
     if row.peer_median is None or row.speedup is None:
-        return "-", "-", "-", verdict
+        return row.peer or "-", "-", "-", verdict
     speedup = _speedup(row.speedup, _least_speedup(case, row))
     return row.peer or "-", f"{row.peer_median:.2f}", speedup, verdict
 

@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from compressa.bench import CASES, Bench, Case, Row, scaling, targets, write
+from compressa.bench import Bench, Case, Row, launches, scaling, targets, write
 from compressa.bench.device import BenchDevice, device_named
+from compressa.bench.launches import LAUNCHES, LaunchCase
+from compressa.bench.table import cases_on
 from compressa.errors import ConfigError
 
 bench_app = typer.Typer(
@@ -59,15 +61,19 @@ def kernels(
     "Of the limit" is the time in which the bytes of a call could cross the memory bus, over the
     time taken; docs/performance.md says how it is measured. The two default sizes take about
     six minutes on two cores, and up to 10 GB.
+
+    On a GPU also with gradients in bfloat16, and what launches cost.
     """
     where = device_named(device)
-    sizes, cases = _sizes(elems, where), _matching(case, where.kind)
+    sizes, (cases, small) = _sizes(elems, where), _matching(case, where.kind)
     if with_scaling:
         _require_place(json_file)
     run = Bench(threads=threads, repeats=repeats, device=where)
-    _measure(run, cases, sizes, json_file, with_scaling=with_scaling)
+    _measure(run, cases, small, sizes, json_file, with_scaling=with_scaling)
     console = Console()
-    console.print(_times(run.rows, cases))
+    console.print(_table(targets.TITLES, targets.NUMBERS, targets.table(run.rows, cases)))
+    if small:
+        console.print(_table(launches.TITLES, launches.NUMBERS, launches.table(run.rows)))
     console.print(f"Targets hold at {where.default_elems[-1]:,} elements.")
     if with_scaling and json_file is not None:
         what = f"microseconds per call on {scaling.SMALL_ELEMS:,} elements"
@@ -86,13 +92,15 @@ def _sizes(given: Sequence[float] | None, device: BenchDevice) -> list[int]:
     return [int(size) for size in given]
 
 
-def _matching(pattern: str, kind: str) -> list[Case]:
-    known = [case for case in CASES if kind == "cpu" or case.least_on_gpu is not None]
+def _matching(pattern: str, kind: str) -> tuple[list[Case], list[LaunchCase]]:
+    known, known_small = cases_on(kind), LAUNCHES if kind == "cuda" else ()
     cases = [case for case in known if fnmatchcase(case.name, pattern)]
-    if not cases:
-        names = ", ".join(case.name for case in known)
-        raise ConfigError(f"--case: no name matches {pattern!r}; there are: {names}")
-    return cases
+    small = [case for case in known_small if fnmatchcase(case.name, pattern)]
+    if not cases and not small:
+        names = [*(case.name for case in known), *(case.name for case in known_small)]
+        there = ", ".join(names)
+        raise ConfigError(f"--case: no name matches {pattern!r}; there are: {there}")
+    return cases, small
 
 
 def _require_place(json_file: Path | None) -> None:
@@ -104,6 +112,7 @@ def _require_place(json_file: Path | None) -> None:
 def _measure(
     run: Bench,
     cases: Sequence[Case],
+    small: Sequence[LaunchCase],
     sizes: Sequence[int],
     json_file: Path | None,
     *,
@@ -112,6 +121,7 @@ def _measure(
     """Measure all, and keep the file up to date, so that a run that is ended leaves a part."""
 
     def rows() -> Iterator[Row]:
+        yield from launches.run(run, small)  # first: compiling peers may take minutes
         yield from run.run(cases, sizes)
         if with_scaling:
             yield from scaling.run(run, cases)
@@ -123,11 +133,11 @@ def _measure(
                 write(json_file, run.measurement())
 
 
-def _times(rows: Sequence[Row], cases: Sequence[Case]) -> Table:
+def _table(titles: Sequence[str], numbers: set[str], lines: Sequence[tuple[str, ...]]) -> Table:
     table = Table(box=None, pad_edge=False)
-    for title in targets.TITLES:
-        table.add_column(title, justify="right" if title in targets.NUMBERS else "left")
-    for *cells, verdict in targets.table(rows, cases):
+    for title in titles:
+        table.add_column(title, justify="right" if title in numbers else "left")
+    for *cells, verdict in lines:
         colour = _COLOURS.get(verdict)
         table.add_row(*cells, f"[{colour}]{verdict}[/{colour}]" if colour else verdict)
     return table
@@ -144,6 +154,8 @@ def _fixed_costs(rows: Sequence[Row]) -> Table:
 
 
 def _say_what_is_missing(console: Console, run: Bench, cases: Sequence[Case]) -> None:
-    names = [c.name for c in cases if c.build() is None or c.name in run.unavailable]
+    lacking = {case.name for case in cases if case.build() is None} | run.unavailable
+    known = [*(case.name for case in cases), *(case.name for case in LAUNCHES)]
+    names = [name for name in known if name in lacking]
     if names:
         console.print(f"Not there yet: {', '.join(names)}.")

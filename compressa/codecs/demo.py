@@ -129,21 +129,28 @@ class DeMo(Codec):
         self._transform_back(payload, out, weight, add=True)
 
     def check(self, payload: torch.Tensor, elems: int) -> None:
-        """Check the length and every place."""
+        """Check the length and every place; those that a GPU has are waited for."""
         super().check(payload, elems)
         _, places = self._parts(payload, elems)
         if not dct.are_places(places, form=self.form):
-            raise PayloadError(
-                f"demo: a payload of {elems} elements has a chunk without {self.kept} different "
-                "places in order"
-            )
+            raise self._refusal(elems)
 
     def _transform_back(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
     ) -> None:
-        self.check(payload, out.numel())
+        super().check(payload, out.numel())
         values, places = self._parts(payload, out.numel())
-        dct.add_coefficients(values, places, as_array(out), form=self.form, weight=weight, add=add)
+        to = as_array(out)
+        try:  # the kernel checks all places first
+            dct.add_coefficients(values, places, to, form=self.form, weight=weight, add=add)
+        except ValueError as error:
+            raise self._refusal(out.numel()) from error
+
+    def _refusal(self, elems: int) -> PayloadError:
+        return PayloadError(
+            f"demo: a payload of {elems} elements has a chunk without {self.kept} different "
+            "places in order"
+        )
 
     def _parts(
         self, payload: torch.Tensor, elems: int

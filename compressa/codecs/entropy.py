@@ -4,6 +4,8 @@ Codes of a quantiser are not equally likely: a block's largest element has the l
 most elements are far smaller. Zstandard (RFC 8878) finds most of what that is worth, by Huffman
 codes for the bytes. It takes time on every payload, so it pays where the network is slow;
 docs/compressors.md has what was measured.
+
+It works in the memory of the host: a payload of a GPU is waited for, and copied there and back.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 import torch
 from annotated_types import Ge, Le
 
+from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs._zstandard import code, decoded, missing_library
 from compressa.codecs.base import Bias, Bounded, Codec, Draw, Granularity
 from compressa.codecs.none import NoCompression
@@ -160,28 +163,33 @@ class Entropy(Codec):
 
     def _shorten(self, payload: torch.Tensor, length: int) -> int:
         """Code the front of a payload if that makes it shorter; return its length."""
-        raw = payload.numpy()
+        raw = as_array(payload[:length].cpu())
         # As long as a payload can be, so that it never has to grow.
-        frame = scratch("entropy.frame", raw.size, np.uint8)[:length]
-        coded = code(raw[:length], frame, self.level)
+        frame = scratch("entropy.frame", payload.numel(), np.uint8)[:length]
+        coded = code(raw, frame, self.level)
         if coded < length:
-            raw[:coded] = frame[:coded]
-            raw[coded] = _CODED
+            payload[:coded].copy_(torch.from_numpy(frame[:coded]))
+            payload[coded] = _CODED
             return coded + 1
-        raw[length] = _RAW
+        payload[length] = _RAW
         return length + 1
 
     def _restored(self, payload: torch.Tensor, elems: int) -> torch.Tensor:
         """Return the codec's payload; it is valid until this thread restores the next one."""
         if payload.numel() == 0:
             raise PayloadError("entropy: a payload without a byte arrived")
-        flag = int(payload[-1])
+        host = payload.cpu()  # of a GPU: waits until it has come
+        flag = int(host[-1])
         if flag == _RAW:
             return payload[:-1]
         if flag != _CODED:
             raise PayloadError(f"entropy: a payload ends with {flag}, which is neither 0 nor 1")
         most = self.codec.wire_bytes(elems)
-        return torch.from_numpy(decoded(payload[:-1].numpy(), most))
+        whole = torch.from_numpy(decoded(as_array(host[:-1]), most))
+        if not payload.is_cuda:
+            return whole
+        room = scratch_tensor("entropy.whole", whole.numel(), torch.uint8, payload.device)
+        return room.copy_(whole)
 
 
 def can_shorten(codec: Codec, exchange: str) -> bool:

@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 
+from compressa.arrays import scratch_tensor
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity, Reduction
-from compressa.kernels.scratch import scratch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,5 +65,5 @@ class NoCompression(Codec):
     ) -> None:
         """Multiply and add."""
         self.check(payload, out.numel())
-        product = torch.from_numpy(scratch("none.product", out.numel(), np.float32))
+        product = scratch_tensor("none.product", out.numel(), torch.float32, out.device)
         out.add_(torch.mul(payload.view(torch.float32), weight, out=product))

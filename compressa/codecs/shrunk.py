@@ -12,9 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 
+from compressa.arrays import as_array, scratch_tensor, surely_finite
 from compressa.codecs.base import (
     Bounded,
     Codec,
@@ -26,8 +26,7 @@ from compressa.codecs.base import (
     Unbiased,
 )
 from compressa.errors import ConfigError
-from compressa.kernels.feedback import absorb_residual, all_finite
-from compressa.kernels.scratch import scratch
+from compressa.kernels.feedback import absorb_residual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,18 +108,20 @@ class Shrunk(Codec):
     ) -> int:
         """Encode with the residual, in memory that the thread keeps."""
         corrected, kept, decoded = (
-            torch.from_numpy(scratch(f"shrunk {what}", x.numel(), np.float32))
+            scratch_tensor(f"shrunk {what}", x.numel(), torch.float32, x.device)
             for what in ("corrected", "kept", "decoded")
         )
-        absorb_residual(corrected.copy_(x).numpy(), residual.numpy(), kept.numpy(), scale)
+        arrays = as_array(corrected.copy_(x)), as_array(residual), as_array(kept)
+        absorb_residual(*arrays, scale)
         length = self.encode(corrected, payload, draw)
         self.decode(payload[:length], decoded, draw)
-        whole = all_finite(corrected.numpy())
+        if not surely_finite(corrected):
+            kept = torch.where(corrected.isfinite().all(), kept, residual)
         error = corrected.sub_(decoded).mul_(1.0 / scale)
-        if all_finite(error.numpy()):
+        if surely_finite(error):
             residual.copy_(error)
         else:
-            torch.where(error.isfinite(), error, kept if whole else residual, out=residual)
+            torch.where(error.isfinite(), error, kept, out=residual)
         return length
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:

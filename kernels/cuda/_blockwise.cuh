@@ -1,4 +1,8 @@
-// Block-wise quantisation of a few blocks, by the teams of a CTA; see blockwise.cu.
+// Block-wise quantisation of a few blocks, by the teams of a CTA.
+//
+// A team takes a block: once through for its statistic, and once more, out of the first-level
+// cache, for the codes. Each thread makes four neighbouring bytes, whose elements lie in one plane
+// or more.
 #pragma once
 
 #include "_noise.cuh"

@@ -1,0 +1,128 @@
+"""The CUDA kernels that quantise a list, run on the CPU, against calls of the reference."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from compressa.kernels import Form, Noise
+from compressa.kernels.blockwise_list import BlockwiseList, BlockwiseVector
+from compressa.kernels.cuda import blockwise_list
+from compressa.kernels.cuda._device import running_on
+from compressa.kernels.reference import blockwise as reference
+from emulated_cuda import Emulated, on_emulated_cuda
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import F32, KINDS, SCALES, as_kind, gradients, poisoned, residual_for, same_bits
+
+pytestmark = on_emulated_cuda
+
+forms = st.sampled_from(
+    [
+        Form(bits=8, block=64),
+        Form(bits=8, block=10, statistic="range"),
+        Form(bits=4, block=128),
+        Form(bits=4, block=1026, statistic="l2"),
+        Form(bits=2, block=64, statistic="clipped"),
+    ]
+)
+vectors_of = st.lists(st.tuples(gradients(), st.none() | st.integers(0, 99)), max_size=7)
+noises = st.none() | st.builds(Noise, st.integers(0, 9), st.just(3), st.integers(0, 9), st.just(0))
+
+
+def vector_for(x: Any, residual: F32 | None, form: Form, parameter: int) -> BlockwiseVector:
+    """A vector with poisoned outputs."""
+    blocks = -(-x.size // form.block)
+    return BlockwiseVector(
+        x,
+        poisoned(form.code_bytes(x.size), np.uint8),
+        poisoned(blocks, np.float32),
+        poisoned(blocks, np.float32) if form.statistic == "range" else None,
+        residual,
+        parameter,
+        parameter * 1001,
+    )
+
+
+def same_as_single_calls(batch: BlockwiseList, noise: Noise | None, scale: float) -> None:
+    """Quantise a list, and each of its vectors alone by the reference; all bits are equal."""
+    specified = [
+        vector._replace(
+            codes=vector.codes.copy(),
+            scales=vector.scales.copy(),
+            offsets=None if vector.offsets is None else vector.offsets.copy(),
+            residual=None if vector.residual is None else vector.residual.copy(),
+        )
+        for vector in batch.vectors
+    ]
+    blockwise_list.quantize_blockwise_list(batch, noise=noise, scale=scale)
+    for ours, due in zip(batch.vectors, specified, strict=True):
+        with np.errstate(all="ignore"):
+            reference.quantize_blockwise(
+                *due[:3],
+                form=batch.form,
+                offsets=due.offsets,
+                noise=due.noise(noise),
+                residual=due.residual,
+                scale=scale,
+            )
+        for name in ("codes", "scales", "offsets", "residual"):
+            found, expected = getattr(ours, name), getattr(due, name)
+            assert found is expected is None or same_bits(found, expected), name
+
+
+@settings(max_examples=40)
+@given(vectors_of, st.sampled_from(KINDS), forms, st.sampled_from(SCALES), noises)
+def test_a_list_equals_calls_of_the_reference(
+    given_vectors: list[tuple[F32, int | None]],
+    kind: str,
+    form: Form,
+    scale: float,
+    noise: Noise | None,
+) -> None:
+    vectors = [
+        vector_for(as_kind(x, kind), residual_for(x, seed), form, number)
+        for number, (x, seed) in enumerate(given_vectors)
+    ]
+    same_as_single_calls(BlockwiseList(vectors, form=form), noise, scale)
+
+
+@pytest.mark.parametrize("count", [63, 64, 65, 130])
+def test_lists_of_any_length_take_as_many_launches_as_they_need(count: int) -> None:
+    random, form = np.random.default_rng(count), Form(bits=4, block=8)
+    sizes = random.choice([0, 1, 8, 9, 70, 513], count)
+    xs = [random.standard_normal(size).astype(np.float32) for size in sizes]
+    batch = BlockwiseList([vector_for(x, x.copy(), form, 0) for x in xs], form=form)
+    same_as_single_calls(batch, None, 1.0)
+    assert len(batch.prepared) == -(-count // 64)
+    same_as_single_calls(batch, None, 1.0)  # again, with what was left behind
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("block", [256, 2048])
+def test_random_numbers_are_those_of_each_vector_in_any_order(block: int, seed: int) -> None:
+    random, form = np.random.default_rng(seed), Form(bits=8, block=block)
+    xs = [random.standard_normal(size).astype(np.float32) for size in (9000, 1, 0, 2048, 5000)]
+    vectors = [vector_for(x, None, form, number) for number, x in enumerate(xs)]
+    with running_on(Emulated(seed)):
+        same_as_single_calls(BlockwiseList(vectors, form=form), Noise(seed, 2, 7, 0), 1.0)
+
+
+@pytest.mark.parametrize("shift", [1, 3])
+def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(shift: int) -> None:
+    form = Form(bits=8, block=64)
+    whole = np.random.default_rng(shift).standard_normal(1000).astype(np.float32)
+    left, codes = whole.copy(), poisoned(1000, np.uint8)
+    untouched = codes.copy()
+    ends = (shift, 300 + shift, 301 + shift, 1000 - shift)
+    vectors = []
+    for low, high in pairwise(ends):
+        scales = poisoned(-(-(high - low) // 64), np.float32)
+        part = slice(low, high)
+        vectors.append(BlockwiseVector(whole[part], codes[part], scales, None, left[part]))
+    same_as_single_calls(BlockwiseList(vectors, form=form), None, 2.0)
+    for edge in (slice(0, shift), slice(1000 - shift, None)):
+        assert same_bits(codes[edge], untouched[edge])
+        assert same_bits(left[edge], whole[edge])

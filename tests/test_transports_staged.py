@@ -1,0 +1,116 @@
+"""Staged: messages in pieces between an emulated GPU and a transport of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from emulated_torch import DEVICE, emulated_torch, on_cpu, on_gpu
+
+from compressa.collectives.base import BackendAllReduce, Exchange, Operation
+from compressa.errors import CompressaError, TransportError
+from compressa.transports.alone import Alone
+from compressa.transports.base import Done, Key, Received
+from compressa.transports.loopback import Loopback
+from compressa.transports.staged import Staged
+
+KEY = Key(3, 1, 0)
+
+
+@pytest.fixture(autouse=True, params=[None, 1, 2])
+def emulated(request: pytest.FixtureRequest) -> Iterator[None]:
+    with emulated_torch(request.param):
+        yield
+
+
+def staged(inner: Any, piece_bytes: int = 100) -> Staged:
+    def when(event: torch.cuda.Event, callback: Callable[[], None]) -> None:
+        event.synchronize()
+        callback()
+
+    return Staged(inner, torch.cuda.current_stream(), when, piece_bytes)
+
+
+def content(seed: int, size: int) -> torch.Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=random)
+
+
+def room(size: int) -> torch.Tensor:
+    return torch.full((size,), 0xA7, dtype=torch.uint8, device=DEVICE)
+
+
+def arrived(result: Received | CompressaError) -> dict[int, torch.Tensor]:
+    """What was received, as a consumer on the current stream finds it."""
+    assert not isinstance(result, CompressaError), result
+    copies = {peer: buffer.clone() for peer, buffer in result.items()}
+    torch.cuda.current_stream().synchronize()
+    return {peer: on_cpu(copy) for peer, copy in copies.items()}
+
+
+@pytest.mark.parametrize("sizes", [(0, 1), (99, 100), (101, 7), (1000, 350)])
+def test_messages_of_any_length_arrive_whole(sizes: tuple[int, int]) -> None:
+    world, results = Loopback(2), {}
+    for rank, transport in enumerate(world.transports):
+        peer = 1 - rank
+        outgoing = {peer: on_gpu(content(rank, sizes[rank]))}
+        exchange = Exchange(outgoing, {peer: room(sizes[peer])}, True, {peer: sizes[rank]})
+        staged(transport).exchange(KEY, exchange, 0, lambda r, rank=rank: results.update({rank: r}))
+    world.clock.run()
+    for rank in range(2):
+        assert torch.equal(arrived(results[rank])[1 - rank], content(1 - rank, sizes[1 - rank]))
+
+
+def test_a_message_of_unknown_length_fills_the_front_of_its_buffer() -> None:
+    world, results = Loopback(2), {}
+    for rank, transport in enumerate(world.transports):
+        peer, size = 1 - rank, (300, 20)[rank]
+        exchange = Exchange(
+            {peer: on_gpu(content(rank, size))}, {peer: room(400)}, False, {peer: 400}
+        )
+        staged(transport).exchange(KEY, exchange, 0, lambda r, rank=rank: results.update({rank: r}))
+    world.clock.run()
+    assert torch.equal(arrived(results[0])[1], content(1, 20))
+    assert torch.equal(arrived(results[1])[0], content(0, 300))
+
+
+class Sums(Alone):
+    """Triples what it sums, as if three ranks had the same; or fails in one piece."""
+
+    def __init__(self, fails_at: int = -1) -> None:
+        super().__init__()
+        self.lengths: list[int] = []
+        self._fails_at = fails_at
+
+    def ordered(self, operation: Operation) -> bool:
+        return isinstance(operation, BackendAllReduce)
+
+    def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
+        self.lengths.append(operation.tensor.numel())
+        if len(self.lengths) - 1 == self._fails_at:
+            done(TransportError("the network is gone"))
+            return
+        operation.tensor.mul_(3)
+        done({})
+
+
+@pytest.mark.parametrize("elems", [1, 25, 26, 640])
+def test_sums_go_in_pieces_and_come_back_in_place(elems: int) -> None:
+    inner, results = Sums(), []
+    x = torch.randn(elems, generator=torch.Generator().manual_seed(0))
+    tensor = on_gpu(x).mul_(2.0)
+    staged(inner).all_reduce(BackendAllReduce(tensor), results.append)
+    (result,) = results
+    assert result == {}
+    assert torch.equal(arrived({0: tensor})[0], x * 2 * 3)
+    assert inner.lengths == [min(25, elems - low) for low in range(0, elems, 25)]
+
+
+def test_a_piece_that_fails_is_reported_once() -> None:
+    results: list[Any] = []
+    transport = staged(Sums(fails_at=1))
+    transport.all_reduce(BackendAllReduce(on_gpu(torch.ones(200))), results.append)
+    (error,) = results
+    assert isinstance(error, TransportError)
