@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import typer
 from lab.driver import Driver
 from lab.names import DDP_FLOAT32, TORCH_FP16, UNSHAPED
@@ -33,7 +34,7 @@ from lab.tasks import TASKS
 from pydantic import ValidationError
 from rich.console import Console
 
-from compressa.errors import CompressaError
+from compressa.errors import BackendUnavailable, CompressaError
 from compressa.testbed import open_testbed
 
 Kind = Literal["auto", "netns", "loopback"]
@@ -106,6 +107,11 @@ def _words(error: Exception) -> str:
 
 def _execute(plan: Plan, out: Path, testbed: Kind, console: Console) -> int:
     """Runs the plan; whatever happens, what there is by then is reported."""
+    if plan.device == "cuda" and not torch.cuda.is_available():
+        raise BackendUnavailable(
+            'the plan says device = "cuda", and torch sees no GPU here; install a CUDA build of '
+            'torch on a machine with one, or set device = "cpu"'
+        )
     out.mkdir(parents=True, exist_ok=True)
     (out / CELLS_FILE).unlink(missing_ok=True)
     try:

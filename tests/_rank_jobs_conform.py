@@ -33,16 +33,19 @@ def gradients(count: int, rank: int, step: int) -> list[torch.Tensor]:
 
 def digest(tensor: torch.Tensor) -> str:
     """Return some bits that tell all of a tensor's apart."""
-    return hashlib.sha256(tensor.contiguous().numpy().tobytes()).hexdigest()[:12]
+    return hashlib.sha256(tensor.contiguous().cpu().numpy().tobytes()).hexdigest()[:12]
 
 
-def means(*, config: Any, count: int, steps: int, mutation: str | None = None) -> list[list[str]]:
+def means(
+    *, config: Any, count: int, steps: int, mutation: str | None = None, device: str = "cpu"
+) -> list[list[str]]:
     """Return, by step and parameter, a digest of the mean gradient."""
-    net = ManyWeights(count)
+    net = ManyWeights(count).to(device)
     result = []
     with registered(net, config, mutation=mutation) as (wrapped, _):
         for step in range(steps):
             net.zero_grad()
-            wrapped(*gradients(count, dist.get_rank(), step)).backward()
+            own = [factor.to(device) for factor in gradients(count, dist.get_rank(), step)]
+            wrapped(*own).backward()
             result.append([digest(weight.grad) for weight in net.weights])
     return result

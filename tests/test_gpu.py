@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
+from _ranks import Group, same, settings
 
 from compressa.codecs import Codec, Draw
 from compressa.compressors import COMPRESSORS
@@ -91,3 +95,42 @@ def test_a_step_can_be_captured_and_replayed(name: str) -> None:
         step()
     assert torch.equal(found[0], out.cpu())
     assert torch.equal(found[1], residual.cpu())
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("compressor", ["none", "int8", "topk", "powersgd"])
+def test_two_ranks_that_share_the_gpu_get_the_bits_of_the_cpu(
+    compressor: str, transport: str, two: Group
+) -> None:
+    config = settings(compressor, exchange={"transport": transport})
+    job, what = "_rank_jobs_conform.means", {"config": config, "count": 6, "steps": 4}
+    due = same(two.run(job, **what, device="cpu"))
+    assert same(two.run(job, **what, device="cuda")) == due
+
+
+OTHERS = sorted(COMPRESSORS.keys() - {"none", "int8", "topk", "powersgd"})
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("compressor", OTHERS)
+def test_every_compressor_gives_two_ranks_of_the_gpu_the_same(compressor: str, two: Group) -> None:
+    config: dict[str, Any] = settings(compressor)
+    same(two.run("_rank_jobs_conform.means", config=config, count=6, steps=4, device="cuda"))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("compressor", ["none", "int8", "powersgd"])
+def test_the_hook_trains_a_world_of_one_over_nccl(
+    compressor: str, fresh: Callable[[int], Group]
+) -> None:
+    group, config = fresh(1), settings(compressor)
+    due = group.run("_rank_jobs_conform.means", config=config, count=3, steps=3)
+    assert group.run("_rank_jobs_gpu.train_over_nccl", config=config, steps=3) == due
+
+
+@pytest.mark.ranks
+def test_nccl_carries_messages_of_any_length(fresh: Callable[[int], Group]) -> None:
+    sizes = [1, 24, 1000, 5_000_000]
+    (whole,) = fresh(1).run("_rank_jobs_gpu.send_over_nccl", sizes=sizes)
+    assert whole == [True] * (2 * len(sizes) + 1)

@@ -18,6 +18,9 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+Device = Literal["cpu", "cuda"]
+
+
 class CompressorSpec(Message):
     """A compressor by name, with the compressa configuration that it stands for.
 
@@ -41,6 +44,7 @@ class TrainCell(Message):
     steps: int = Field(ge=1)
     eval_every: int = Field(ge=1)
     bucket_cap_mb: float = 25.0
+    device: Device = "cpu"
 
 
 class TimeCell(Message):
@@ -53,6 +57,7 @@ class TimeCell(Message):
     steps: int = Field(ge=1)
     warmup_steps: int = Field(ge=3)  # DDP rebuilds its buckets at step 1, PowerSGD starts at 2
     bucket_cap_mb: float = 25.0
+    device: Device = "cpu"
 
 
 class Go(Message):

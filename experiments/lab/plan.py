@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from compressa.errors import ConfigError
 from compressa.testbed import LinkSpec
-from lab.cells import CompressorSpec, TimeCell, TrainCell
+from lab.cells import CompressorSpec, Device, TimeCell, TrainCell
 from lab.names import BASELINES
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
@@ -68,6 +68,7 @@ class Plan(_Strict):
     bucket_tuning_steps: int = Field(3, ge=1)
     end_to_end: list[EndToEnd] = []
     configs: dict[str, dict[str, Any]] = {}
+    device: Device = Field("cpu", description="cuda: the GPUs in turn, or one that all ranks share")
     cell_timeout_s: float = Field(600.0, gt=0)
 
     @model_validator(mode="after")
@@ -121,6 +122,7 @@ class Plan(_Strict):
             seed=seed,
             steps=task.train_steps,
             eval_every=max(1, task.train_steps // task.evaluations),
+            device=self.device,
         )
 
     def time_cell(self, task: str, compressor: str, bucket_cap_mb: float, steps: int) -> TimeCell:
@@ -132,6 +134,7 @@ class Plan(_Strict):
             steps=steps,
             warmup_steps=self.warmup_steps,
             bucket_cap_mb=bucket_cap_mb,
+            device=self.device,
         )
 
 

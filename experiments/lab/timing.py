@@ -39,7 +39,7 @@ from torch.optim import Optimizer
 
 from lab.cells import TimeAnswer, TimeCell
 from lab.compressors import Attachment, Totals, attach
-from lab.tasks import Task, load_task
+from lab.tasks import Task, load_task, placed
 from lab.training import parameters_sha256, wrap
 
 Edge = Callable[[Literal["start", "end"]], None]
@@ -49,6 +49,13 @@ _LEAD_STEPS = 2
 
 _STRETCH_S = 0.25
 """A stretch counts at least that long: tens of the scheduler's slices for every rank."""
+
+
+def _now_s() -> float:
+    """The time when all that was asked of a device is done."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 @dataclass
@@ -91,7 +98,7 @@ class _Probe:
         others.wait()  # raises if a rank was lost
 
     def _count(self, steps: int) -> None:
-        began = before = time.perf_counter()
+        began = before = _now_s()
         done = 0
         while done < steps or before - began < _STRETCH_S:
             ends = self._one_step()
@@ -107,11 +114,11 @@ class _Probe:
         self._step += 1
         self._optimizer.zero_grad(set_to_none=False)
         loss = self._task.loss(self._model(inputs), targets)
-        forward_end = time.perf_counter()
+        forward_end = _now_s()
         loss.backward()
-        backward_end = time.perf_counter()
+        backward_end = _now_s()
         self._optimizer.step()
-        return forward_end, backward_end, time.perf_counter()
+        return forward_end, backward_end, _now_s()
 
 
 def _steps(
@@ -120,13 +127,13 @@ def _steps(
     """Seconds of each step, from the end of the one before it."""
     rank, world = dist.get_rank(), dist.get_world_size()
     times: list[float] = []
-    before = time.perf_counter()
+    before = _now_s()
     for step in steps:
         inputs, targets = task.batch(rank, world, step, cell.seed)
         optimizer.zero_grad(set_to_none=False)
         task.loss(ddp(inputs), targets).backward()
         optimizer.step()
-        now = time.perf_counter()
+        now = _now_s()
         times.append(now - before)
         before = now
     return times
@@ -140,7 +147,7 @@ def measure(cell: TimeCell, edge: Edge) -> TimeAnswer:
         edge: Called before and behind the timed section, when every rank is there and nothing is
             on the wire; returns when the driver has read the interface counters.
     """
-    task = load_task(cell.task)
+    task = placed(load_task(cell.task), cell.device)
     model = task.build_model(cell.seed)
     probe = _Probe(cell, task, model)
     ddp = wrap(model, cell.bucket_cap_mb)

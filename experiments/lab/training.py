@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lab.cells import CurvePoint, TrainAnswer, TrainCell
 from lab.compressors import attach, dense_warmup_steps
 from lab.quality import Metric
-from lab.tasks import Task, load_task
+from lab.tasks import Task, load_task, placed
 
 
 def parameters_sha256(model: nn.Module) -> str:
@@ -23,7 +23,7 @@ def parameters_sha256(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(name.encode())
-        digest.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(parameter.detach().contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -62,7 +62,7 @@ class _Curve:
 
 def train(cell: TrainCell, progress: Callable[[int], None]) -> TrainAnswer:
     """Runs one train cell on this rank; every rank must call it with the same cell."""
-    task = load_task(cell.task)
+    task = placed(load_task(cell.task), cell.device)
     model = task.build_model(cell.seed)
     ddp = wrap(model, cell.bucket_cap_mb)
     attachment = attach(ddp, cell.compressor, steady=False)

@@ -8,6 +8,7 @@ from functools import cache, partial
 from lab.tasks.char_gpt import CharGPT
 from lab.tasks.digits import Digits
 from lab.tasks.mlp import mlp_task
+from lab.tasks.placed import placed
 from lab.tasks.task import Batch, Task
 
 TASKS: dict[str, Callable[[], Task]] = {
@@ -30,4 +31,4 @@ def load_task(name: str) -> Task:
     return TASKS[name]()
 
 
-__all__ = ["TASKS", "Batch", "Task", "load_task"]
+__all__ = ["TASKS", "Batch", "Task", "load_task", "placed"]
