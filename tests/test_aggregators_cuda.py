@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import cache
+from itertools import islice
 from typing import Any
 from unittest import mock
 
 import emulated_cuda
+import numpy as np
 import pytest
 import torch
 from compressor_cases import with_feedback
 from emulated_torch import DEVICE, emulated_torch, on_cpu, on_gpu
 
-from compressa.aggregators.base import CPU
+from compressa.aggregators.base import CPU, State, Turn, World
+from compressa.aggregators.chunked_topk import ChunkedTopK
+from compressa.aggregators.intsgd import IntSGD
+from compressa.aggregators.scalecom import ScaleCom
+from compressa.aggregators.signsgd import Signs, SignSGD
 from compressa.aggregators.single import choose_exchange
+from compressa.aggregators.thc import THC, THCAggregator
 from compressa.codecs import (
     Bf16,
     Codec,
@@ -31,9 +39,11 @@ from compressa.codecs import (
     RandomK,
     TopK,
 )
+from compressa.codecs.payload import HEADER_BYTES, write_header
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS
-from compressa.parameters import ParameterInfo
+from compressa.errors import PayloadError
+from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import generator
 from compressa.testing.memory import same_bits
@@ -160,6 +170,14 @@ RULES = {
     "int8": FeedbackRule(dtype="int8", beta=0.5),
     "peers": FeedbackRule(owner=False),
 }
+FORMS: dict[str, Compressor] = {
+    "chunked_topk-many": ChunkedTopK(density=0.3, chunk=64),
+    "intsgd-wide": IntSGD(bits=32),
+    "scalecom-filtered": ScaleCom(density=0.2, beta=0.3),
+    "signsgd-alternate": SignSGD(ties="alternate"),
+    "thc-wide": THC(levels=120, chunk=256),
+    "thc-forgetful": THC(chunk=256, feedback=False),
+}
 WRAPPED: dict[str, Compressor] = {
     "scaled": ErrorFeedback(codec=Natural(), scaled=True),
     "scaled-sum": ErrorFeedback(codec=RandomK(density=0.3, unbiased=True), scaled=True),
@@ -216,6 +234,31 @@ def test_residuals_are_kept_alike(codec: Codec, rule: FeedbackRule) -> None:
     check(ErrorFeedback(codec=codec, rule=rule))
 
 
-@pytest.mark.parametrize("compressor", WRAPPED.values(), ids=WRAPPED)
-def test_wrappers_do_alike(compressor: Compressor) -> None:
+@pytest.mark.parametrize("compressor", [*FORMS.values(), *WRAPPED.values()], ids=[*FORMS, *WRAPPED])
+def test_other_forms_and_wrappers_do_alike(compressor: Compressor) -> None:
     check(compressor)
+
+
+def test_signs_with_an_unknown_flag_are_refused_on_a_gpu() -> None:
+    payload = torch.zeros(Signs().wire_bytes(5000), dtype=torch.uint8)
+    payload[3] = 2
+    with emulated_torch(), pytest.raises(PayloadError, match="flag"):
+        Signs().check(on_gpu(payload), 5000)
+
+
+@pytest.mark.parametrize("levels", [30, 120])
+@pytest.mark.parametrize("excess", [0, 1])
+def test_sums_above_what_ranks_can_send_are_refused_on_a_gpu(levels: int, excess: int) -> None:
+    hyper, most = THC(levels=levels, chunk=256), RANKS * levels + excess
+    layout = Layout(0, (Segment(ParameterInfo(0, "w", (2048,)), 0, 2048),))
+    with emulated_torch():
+        unit = hyper.aggregator(layout, World(0, RANKS, 0, "auto", State(DEVICE)))
+        assert isinstance(unit, THCAggregator)
+        list(islice(unit.run([on_gpu(torch.ones(2048))], Turn(0)), 1))
+        sealed = torch.zeros(unit.shard_bytes(1), dtype=torch.uint8)
+        write_header(sealed, unit._header(1, sealed.numel()))
+        sums = sealed[HEADER_BYTES:].numpy().view(np.uint8 if most < 256 else np.uint16)
+        sums[-1] = most
+        refused = pytest.raises(PayloadError, match="most possible") if excess else nullcontext()
+        with refused:
+            unit.accept(1, on_gpu(sealed))

@@ -107,13 +107,16 @@ class Velocity:
         self._cleared = self._u[:0]
 
     def _clip(self, x: torch.Tensor, turn: Turn) -> None:
-        """Cut a gradient to the largest norm, if it has a norm; no GPU is asked for it."""
-        norm = torch.linalg.vector_norm(x).double().div_(turn.loss_scale)
-        if norm.is_cuda:
+        """Cut a gradient to the largest norm, if it has a norm; no GPU is waited for."""
+        norm = torch.linalg.vector_norm(x)
+        if x.is_cuda:
+            norm = norm.double() / turn.loss_scale
             too_long = (norm > self._limit) & norm.isfinite()
             x.mul_(torch.where(too_long, self._limit / norm, 1.0).float())
-        elif self._limit < float(norm) < math.inf:
-            x.mul_(self._limit / float(norm))
+            return
+        length = float(norm) / turn.loss_scale
+        if self._limit < length < math.inf:
+            x.mul_(self._limit / length)
 
     def _where(self, sent: torch.Tensor) -> torch.Tensor:
         where = scratch_tensor("velocity where", sent.numel(), torch.bool, sent.device)

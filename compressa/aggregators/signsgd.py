@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
@@ -115,11 +117,11 @@ class Signs(Codec):
         return Biased(math.inf)
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
-        """Pack the signs; a block whose mean magnitude is not finite is flagged."""
+        """Pack the signs; a block without a mean magnitude is flagged."""
         flags, bits = self._parts(payload, x.numel())
         means = scratch_tensor("sign.means", flags.numel(), torch.float32, x.device)
-        onebit.sign_quantize(as_array(x), as_array(bits), as_array(means), block=BLOCK)
-        torch.logical_not(means.isfinite(), out=flags)
+        onebit.sign_quantize(as_array(x), bits, as_array(means), block=BLOCK)
+        torch.ne(means, means, out=flags)  # the mean is NaN then, and differs from itself
         return payload.numel()
 
     def decode_add(
@@ -136,19 +138,22 @@ class Signs(Codec):
         flags, bits = self._parts(payload, out.numel())
         ones = scratch_tensor("sign.ones", flags.numel(), torch.float32, out.device)
         ones.fill_(1.0).masked_fill_(flags.view(torch.bool), torch.nan)
-        arrays = as_array(bits), as_array(ones), as_array(out)
+        arrays = bits, as_array(ones), as_array(out)
         onebit.sign_dequantize(*arrays, block=BLOCK, weight=weight, add=add)
 
     def check(self, payload: torch.Tensor, elems: int) -> None:
         """Check the length and every flag; those that a GPU has are waited for."""
         super().check(payload, elems)
-        if (self._parts(payload, elems)[0] > 1).any():
+        flags, _ = self._parts(payload, elems)
+        if flags.numel() and flags.max() > 1:
             raise PayloadError("sign: a flag is neither 0 nor 1")
 
     @staticmethod
-    def _parts(payload: torch.Tensor, elems: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _parts(payload: torch.Tensor, elems: int) -> tuple[torch.Tensor, npt.NDArray[np.uint8]]:
+        """The flags, and the bits as the kernel takes them."""
         flags = block_count(elems, BLOCK)
-        return payload[:flags], payload[flags:]
+        bits: npt.NDArray[np.uint8] = as_array(payload)[flags:]
+        return payload[:flags], bits
 
 
 class MajorityVote(Aggregator, Combine):

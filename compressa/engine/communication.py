@@ -11,7 +11,7 @@ from typing import Any
 
 from compressa.collectives.base import Compute
 from compressa.engine.driver import ComputeDone, Driver, Task
-from compressa.engine.lanes import Lane
+from compressa.engine.lanes import Lane, resources_for
 from compressa.errors import CompressaError
 from compressa.kernels.threads import Team
 from compressa.schedulers import Plan
@@ -156,7 +156,8 @@ class Communication:
         started_s = time.perf_counter()
         value, failure = None, None
         try:
-            value = operation.work()
+            with resources_for(f"the unit {task.name}"):
+                value = operation.work()
         except CompressaError as error:
             failure = error
         except Exception as error:

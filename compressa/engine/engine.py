@@ -22,7 +22,7 @@ from compressa.engine.communication import Communication
 from compressa.engine.control import Control
 from compressa.engine.cores import default_threads, launched_here, own_place
 from compressa.engine.driver import Task
-from compressa.engine.lanes import Lane, Mark
+from compressa.engine.lanes import Lane, Mark, resources_for
 from compressa.engine.phase import Phase
 from compressa.engine.programs import unit_program
 from compressa.engine.startup import agree_on_order
@@ -131,9 +131,16 @@ class Engine:
 
         Raises:
             CompressaError: The engine has failed earlier; the same error again.
-            StateError: The last step is not complete, or a name is unknown.
+            StateError: The last step is not complete, a name is unknown, or a gradient is on
+                another device.
         """
         self.check()
+        for name, gradient in gradients.items():
+            if gradient.device != self.lane.device:
+                raise StateError(
+                    f"the gradient of {name!r} is on {gradient.device}, and this engine works on "
+                    f"{self.lane.device}; move the model before you register, and leave it there"
+                )
         ticket: Future[None] = Future()
         mark = self.lane.mark(gradients.values())
         with self._lock:
@@ -259,7 +266,7 @@ class Engine:
         exchange, engine = self._config.exchange, self._config.engine
         transport = self._transport
         world = World(transport.rank, transport.size, engine.seed, exchange.kind, state)
-        with self.lane.current():
+        with self.lane.current(), resources_for("residuals and payloads"):
             return Phase(self.parameters, compressors, step, exchange, world, transport)
 
     def _enter(self, step: int) -> Phase:

@@ -8,8 +8,8 @@ thread waits for the GPU.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -73,11 +73,8 @@ class CudaLane(Lane):
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        try:
-            with torch.cuda.device(device):
-                cuda.check_available()
-        except KernelUnavailable as error:
-            raise BackendUnavailable(str(error)) from error
+        with torch.cuda.device(device), resources_for(f"kernels on {device}"):
+            cuda.check_available()
         self.stream = torch.cuda.Stream(device, priority=-1)
 
     def adopt(self) -> None:
@@ -112,6 +109,25 @@ class CudaLane(Lane):
     def devices(self) -> list[torch.device]:
         """The GPU."""
         return [self.device]
+
+
+@contextmanager
+def resources_for(what: str) -> Iterator[None]:
+    """Have what a device lacks meanwhile be told as an error that names the fix.
+
+    Raises:
+        BackendUnavailable: There is not enough memory, or no kernel.
+    """
+    try:
+        yield
+    except KernelUnavailable as error:
+        raise BackendUnavailable(str(error)) from error
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise BackendUnavailable(
+            f"there is no memory for {what} ({reason}); keep residuals in fewer bits "
+            '(feedback.dtype = "bfloat16" or "int8"), or make the batch smaller'
+        ) from error
 
 
 def lane_of(device: torch.device) -> Lane:

@@ -1,0 +1,140 @@
+"""Where the engine works: what is refused says what helps, and nothing moves to the CPU unsaid."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from compressa.kernels import KernelUnavailable
+from emulated_torch import DEVICE, emulated_torch, on_cpu, on_gpu
+from torch import nn
+
+from compressa.codecs import Int8
+from compressa.config import Config, load_config, parameter_infos
+from compressa.engine.engine import Engine
+from compressa.engine.lanes import CudaLane, Lane, lane_of
+from compressa.engine.startup import choose_transport
+from compressa.errors import BackendUnavailable, ConfigError, StateError
+from compressa.hooks.register import _device
+from compressa.transports.alone import Alone
+from compressa.wrappers import ErrorFeedback
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    with emulated_torch():
+        yield
+
+
+INT8 = Int8()
+
+
+def engine_on(lane: Lane, compressor: Any = INT8) -> Engine:
+    net = nn.Linear(64, 64, bias=False)
+    return Engine(parameter_infos(net), {"weight": compressor}, Config(), Alone(), lane=lane)
+
+
+def parameters_on(*devices: str) -> Any:
+    """A module as far as its parameters' devices go."""
+    parameters = [SimpleNamespace(device=torch.device(d), requires_grad=True) for d in devices]
+    return SimpleNamespace(parameters=lambda: parameters)
+
+
+def test_the_lane_is_that_of_the_gradients() -> None:
+    config = load_config({"compressor": "int8"})
+    assert _device(config, nn.Linear(2, 2)) == torch.device("cpu")
+    assert _device(config, parameters_on("cuda:1", "cuda:1")) == torch.device("cuda:1")
+    assert type(lane_of(torch.device("cpu"))) is Lane
+
+
+def test_a_model_on_several_devices_is_refused() -> None:
+    config = load_config({"compressor": "int8"})
+    with pytest.raises(BackendUnavailable, match=r"several devices: cpu, cuda:0; .*move the whole"):
+        _device(config, parameters_on("cpu", "cuda:0"))
+
+
+def test_a_model_elsewhere_than_the_configuration_says_is_refused() -> None:
+    config = load_config({"compressor": "int8", "engine": {"device": "cpu"}})
+    with pytest.raises(BackendUnavailable, match=r'device = "cpu", but the model is on cuda:0'):
+        _device(config, parameters_on("cuda:0"))
+
+
+def test_a_device_without_kernels_is_refused() -> None:
+    with pytest.raises(BackendUnavailable, match=r"type 'xpu'.*CPUs and NVIDIA GPUs only"):
+        lane_of(torch.device("xpu"))
+
+
+def test_a_gpu_that_kernels_can_not_use_is_refused_with_the_fix(gpu: None) -> None:
+    reason = KernelUnavailable("no kernel without CuPy; pip install compressa[cuda12]")
+    with (
+        mock.patch("compressa.kernels.cuda.check_available", side_effect=reason),
+        pytest.raises(BackendUnavailable, match=r"pip install compressa\[cuda12\]"),
+    ):
+        lane_of(DEVICE)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")])
+def test_too_little_memory_for_residuals_says_what_helps(gpu: None, error: Exception) -> None:
+    with (
+        mock.patch("compressa.aggregators.narrow.zeros", side_effect=error),
+        pytest.raises(BackendUnavailable, match=r'residuals and payloads .*dtype = "bfloat16"'),
+    ):
+        engine_on(CudaLane(DEVICE), ErrorFeedback(codec=Int8()))
+
+
+def test_too_little_memory_in_a_step_ends_it_with_an_error(gpu: None) -> None:
+    engine = engine_on(CudaLane(DEVICE))
+    with mock.patch.object(Int8, "encode", side_effect=MemoryError("no 5 bytes left")):
+        ticket = engine.submit({"weight": on_gpu(torch.ones(64, 64))}, step=0)
+        with pytest.raises(BackendUnavailable, match=r"the unit .*\(no 5 bytes left\)"):
+            ticket.result(10.0)
+    engine.close()
+
+
+@pytest.mark.parametrize("there", ["cpu", "cuda"])
+def test_a_gradient_on_another_device_is_refused(gpu: None, there: str) -> None:
+    engine = engine_on(CudaLane(DEVICE) if there == "cuda" else Lane())
+    gradient = torch.ones(64, 64) if there == "cuda" else on_gpu(torch.ones(64, 64))
+    with pytest.raises(
+        StateError, match=r"gradient of 'weight' is on .*, and this engine works on"
+    ):
+        engine.submit({"weight": gradient}, step=0)
+    engine.close()
+
+
+def test_a_world_of_one_works_on_its_gpu_too(gpu: None) -> None:
+    results = []
+    for lane in (CudaLane(DEVICE), Lane()):
+        engine = engine_on(lane, ErrorFeedback(codec=Int8()))
+        x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+        for step in range(3):
+            gradient = x.clone() if lane.device.type == "cpu" else on_gpu(x)
+            engine.wait([engine.submit({"weight": gradient}, step=step)])
+        torch.cuda.current_stream().synchronize()
+        results.append(on_cpu(gradient))
+        engine.close()
+    assert torch.equal(*results)
+
+
+def test_transports_are_chosen_by_device_and_process_group() -> None:
+    group: Any = object()
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    paced = load_config({"schedule": {"pace_bits_per_s": 1e8}})
+    with mock.patch("torch.distributed.get_backend_config", return_value="cpu:gloo,cuda:nccl"):
+        assert choose_transport(Config(), group, gpu) == "nccl"
+        assert choose_transport(Config(), group, cpu) == "tcp"
+        assert choose_transport(paced, group, gpu) == "tcp"
+    with mock.patch("torch.distributed.get_backend_config", return_value="cpu:gloo,cuda:gloo"):
+        assert choose_transport(Config(), group, gpu) == "tcp"
+    wanted = load_config({"exchange": {"transport": "nccl"}})
+    with pytest.raises(ConfigError, match=r"is for gradients on GPUs, .* on the cpu; use"):
+        choose_transport(wanted, group, cpu)
+
+
+def test_nccl_can_not_be_paced() -> None:
+    with pytest.raises(ConfigError, match="NCCL can not be paced"):
+        load_config({"exchange": {"transport": "nccl"}, "schedule": {"pace_bits_per_s": 1e8}})
