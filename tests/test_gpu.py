@@ -9,7 +9,7 @@ import pytest
 import torch
 from _ranks import Group, same, settings
 
-from compressa.codecs import Codec, Draw
+from compressa.codecs import Codec, Draw, TopK
 from compressa.compressors import COMPRESSORS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -95,6 +95,30 @@ def test_a_step_can_be_captured_and_replayed(name: str) -> None:
         step()
     assert torch.equal(found[0], out.cpu())
     assert torch.equal(found[1], residual.cpu())
+
+
+MANY, TAIL = 2**31 + 4096, 4096
+
+
+@pytest.mark.parametrize("name", ["int8", "onebit", "bf16", "topk"])
+def test_more_elements_than_31_bits_can_count(name: str) -> None:
+    if torch.cuda.mem_get_info()[0] < 32 << 30:
+        pytest.skip("needs 32 GiB of the GPU's memory")
+    tail = torch.randn(TAIL, generator=torch.Generator().manual_seed(0)) + 3.0
+    x = torch.zeros(MANY, device="cuda")
+    x[-TAIL:] = tail.cuda()
+    codec = TopK(density=TAIL / MANY) if name == "topk" else codec_of(name)
+    payload = torch.zeros(codec.wire_bytes(MANY), dtype=torch.uint8, device="cuda")
+    length = codec.encode(x, payload, DRAW)
+    codec.decode(payload[:length], x, DRAW)
+    due = tail
+    if name != "topk":
+        alone = torch.zeros(codec.wire_bytes(TAIL), dtype=torch.uint8)
+        codec.encode(tail, alone, DRAW)
+        due = torch.zeros(TAIL)
+        codec.decode(alone, due, DRAW)
+    assert torch.equal(x[-TAIL:].cpu(), due)
+    assert not x[:-TAIL].any()
 
 
 @pytest.mark.ranks
