@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from compressa.collectives.base import Combine
 from compressa.parameters import ParameterInfo
 
 CPU = torch.device("cpu")
+_EXACT_IN_BFLOAT16 = 256  # all smaller integers are, too
 
 
 class Verb(Enum):
@@ -194,6 +196,22 @@ class World:
     def peers(self) -> list[int]:
         """The other ranks, the next one first."""
         return [(self.rank + shift) % self.size for shift in range(1, self.size)]
+
+    def divide(self, values: torch.Tensor, out: torch.Tensor | None = None) -> None:
+        """Divide values by the number of ranks, each quotient rounded once on every device.
+
+        On a GPU torch multiplies by the inverse of a bare number, which rounds twice.
+
+        Args:
+            values: Floating-point.
+            out: Receives the quotients; the values themselves if not given.
+        """
+        exact = self.size <= _EXACT_IN_BFLOAT16 or values.dtype.itemsize > 2
+        torch.div(values, self._ranks if exact else self.size, out=values if out is None else out)
+
+    @cached_property
+    def _ranks(self) -> torch.Tensor:
+        return torch.tensor(float(self.size), device=self.device)
 
 
 class Aggregator(ABC):

@@ -146,7 +146,7 @@ class ChunkedTopKAggregator(Aggregator):
         yield AllReduce(self._sums[0], self._scratch)
         for i in range(len(self._scopes)):
             self._take(i)
-        torch.div(self._sent, self._world.size, out=self._values)
+        self._world.divide(self._sent, self._values)
         yield AllReduce(self._sums[1], self._scratch)
         for i, scope in enumerate(self._scopes):
             out, chosen = scope.of(gradients), self._chosen[i]

@@ -36,7 +36,7 @@ class Dense(Aggregator):
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """One all-reduce, in place where the segments lie together in memory."""
         flat = self._region.join(gradients)
-        flat.div_(self._world.size)
+        self._world.divide(flat)
         combine = DenseSum(flat, self._world.rank, self._world.size)
         yield AllReduce(combine, self._receive_buffers(combine))
         self._region.split()

@@ -67,7 +67,7 @@ class Reducible(Aggregator):
             x, draw = scope.of(gradients), self._draw(scope.segment, turn)
             encode(self._codec, x, residual, place, draw, turn)
         self._sent.copy_(self._payload)
-        self._values.div_(self._world.size)
+        self._world.divide(self._values)
         yield AllReduce(self._combine, self._scratch)
         for scope, place in zip(self._scopes, places, strict=True):
             decode(self._codec, place, scope.of(gradients), self._draw(scope.segment, turn))

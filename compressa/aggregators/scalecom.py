@@ -191,7 +191,7 @@ class ScaleComAggregator(Aggregator):
         self._read_indices(everyone, turn)
         for i, finite in enumerate(self._finite()):
             self._take(i, finite)
-        self._values.div_(self._world.size)
+        self._world.divide(self._values)
         yield AllReduce(self._sum, self._scratch)
         for i, chosen in enumerate(self._selections):
             out = chosen.scope.of(gradients)
