@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ from compressa.kernels.feedback import all_finite
 from compressa.kernels.scratch import scratch
 
 HALVES = (torch.float16, torch.bfloat16)
+
+# The handle of the current stream; to have torch make an object of it takes microseconds.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def as_array(x: torch.Tensor) -> npt.NDArray[Any]:
@@ -37,20 +40,23 @@ def as_array(x: torch.Tensor) -> npt.NDArray[Any]:
                 f"a tensor on GPU {x.get_device()} came while GPU {torch.cuda.current_device()} is "
                 "current; call torch.cuda.set_device with that of the model, one for each rank"
             )
-        array = DeviceArray(x.data_ptr(), x.numel(), _dtype_of(x.dtype), x)
-        return cast("npt.NDArray[Any]", array)  # kernels look at what both kinds have
+        array: Any = DeviceArray(x.data_ptr(), x.numel(), _dtype_of(x.dtype), x)
+        vector: npt.NDArray[Any] = array  # kernels look at what both kinds have
+        return vector
     return x.view(torch.uint16).numpy() if x.dtype is torch.bfloat16 else x.numpy()
 
 
 @cache
 def _dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
-    return as_array(torch.empty(0, dtype=dtype)).dtype
+    return as_array(torch.empty(0, dtype=dtype, device="cpu")).dtype
 
 
 class _TorchHost:
     """Kernels run on torch's streams and take memory from its pool, so that a user sees one."""
 
     def stream(self) -> int:
+        if _raw_stream is not None:
+            return int(_raw_stream(torch.cuda.current_device()))
         return int(torch.cuda.current_stream().cuda_stream)
 
     def empty(self, size_bytes: int) -> DeviceArray:

@@ -49,6 +49,11 @@ def check_array(
         raise ValueError(f"{name} must have one dimension, not shape {array.shape}")
     if shape is not None and array.shape != shape:
         raise ValueError(f"{name} must have shape {shape}, not {array.shape}")
+    if not getattr(array.flags, "carray", False):  # it says yes to all that follows
+        _check_flags(name, array, writable)
+
+
+def _check_flags(name: str, array: npt.NDArray[Any], writable: bool) -> None:
     flags = array.flags
     if not flags.c_contiguous:
         raise ValueError(f"{name} must be C-contiguous")

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from .device_array import DeviceArray
+
 
 class KernelUnavailable(RuntimeError):  # noqa: N818 - the event, as in compressa.errors
     """No kernel can run on the device that holds the arrays; the message names the fix."""
@@ -34,6 +36,7 @@ _BACKENDS = {
         "CUDA, or move the arrays to the CPU",
     ),
 }
+_USUAL = ((np.ndarray, "cpu"), (DeviceArray, "cuda"))
 
 
 def device_of(array: object) -> str:
@@ -50,7 +53,7 @@ def device_of(array: object) -> str:
     """
     if isinstance(array, np.ndarray):
         return "cpu"
-    if hasattr(array, "__cuda_array_interface__"):
+    if type(array) is DeviceArray or hasattr(array, "__cuda_array_interface__"):
         return "cuda"
     raise TypeError(f"expected a NumPy or CuPy array, got {type(array).__name__}")
 
@@ -70,11 +73,12 @@ def backend(algorithm: str, *arrays: object | None) -> Any:
         TypeError: An argument is no array.
         ValueError: The arrays lie on different devices.
     """
-    for array in arrays:
-        if type(array) is not np.ndarray and array is not None:
-            break
-    else:
-        return _load("cpu", algorithm)  # as below, but sooner
+    for usual, device in _USUAL:
+        for array in arrays:
+            if type(array) is not usual and array is not None:
+                break
+        else:
+            return _load(device, algorithm)  # as below, but sooner
     devices = {device_of(array) for array in arrays if array is not None}
     if len(devices) != 1:
         raise ValueError(f"all arrays of a call must lie on one device, not on {sorted(devices)}")

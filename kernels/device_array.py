@@ -7,21 +7,22 @@ microseconds to make, which is as long as a launch; this takes a fraction of one
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 
 class _Flags(NamedTuple):
-    """As much of NumPy's flags as the checks look at."""
+    """As much of NumPy's flags as the checks look at; `carray` is all of the others."""
 
+    carray: bool
     aligned: bool
     c_contiguous: bool = True
     writeable: bool = True
 
 
-_ALIGNED, _ODD = _Flags(True), _Flags(False)
+_ALIGNED, _ODD = _Flags(True, True), _Flags(False, False)
 
 
 class DeviceArray:
@@ -90,12 +91,13 @@ class DeviceArray:
 
     def __getitem__(self, part: slice) -> DeviceArray:
         """Return a part of a vector, without steps; memory is shared."""
-        self._check_vector("cut")
+        if self._shape is not None:
+            self._refuse("cut")
         start, stop, step = part.indices(self.size)
         if step != 1:
             raise ValueError("a part of a DeviceArray has no steps")
         place = self.pointer + start * self.dtype.itemsize
-        return DeviceArray(place, max(stop - start, 0), self.dtype, self.owner)
+        return DeviceArray(place, stop - start if stop > start else 0, self.dtype, self.owner)
 
     def view(self, dtype: npt.DTypeLike) -> DeviceArray:
         """Return the same bytes of a vector as elements of another dtype.
@@ -103,7 +105,8 @@ class DeviceArray:
         Raises:
             ValueError: They are no whole number of such elements.
         """
-        self._check_vector("viewed as another dtype")
+        if self._shape is not None:
+            self._refuse("viewed as another dtype")
         kind = np.dtype(dtype)
         size, rest = divmod(self.size * self.dtype.itemsize, kind.itemsize)
         if rest:
@@ -121,6 +124,5 @@ class DeviceArray:
         place = self.pointer, self.size, self.dtype, self.owner
         return DeviceArray(*place, None if len(shape) == 1 else shape)
 
-    def _check_vector(self, what: str) -> None:
-        if self._shape is not None:
-            raise ValueError(f"{self} is no vector and can not be {what}: reshape it first")
+    def _refuse(self, what: str) -> NoReturn:
+        raise ValueError(f"{self} is no vector and can not be {what}: reshape it first")

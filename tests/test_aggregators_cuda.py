@@ -103,21 +103,30 @@ def gradients(step: int, dtype: torch.dtype) -> list[Numbers]:
 def history(
     compressor: Compressor, device: torch.device, exchange: str, dtype: torch.dtype
 ) -> list[Numbers]:
-    """Return each rank's means and state after every step."""
-    there, back = (on_gpu, on_cpu) if device == DEVICE else (torch.clone, torch.clone)
+    """Return each rank's means and state after every step, and after what skips it."""
+    there = on_gpu if device == DEVICE else torch.clone
     settings: dict[str, Any] = {"exchange": exchange, "unit_bytes": 4096, "device": device}
     world = LoopbackWorld(RANKS, model(dtype), compressor, **settings)
     found: list[Numbers] = []
     for step, scale in enumerate(SCALES):
         given = [{n: there(x) for n, x in own.items()} for own in gradients(step, dtype)]
         means = world.step(given, loss_scale=scale, hold_zeros=step == HOLDING)
+        found += snapshot(world, means)
         if scale != 1.0:
             world.rollback()
-        if device == DEVICE:
-            torch.cuda.synchronize()
-        for own, state in zip(means, world.states, strict=True):
-            found.append({n: back(x) for n, x in (own | state.vectors).items()})
+            found += snapshot(world, means)
     return found
+
+
+def snapshot(world: LoopbackWorld, means: Sequence[Numbers]) -> list[Numbers]:
+    """Return each rank's means and state as they are now."""
+    if world.states[0].device == CPU:
+        back = torch.clone
+    else:
+        torch.cuda.synchronize()
+        back = on_cpu
+    pairs = zip(means, world.states, strict=True)
+    return [{name: back(x) for name, x in (own | state.vectors).items()} for own, state in pairs]
 
 
 def same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -141,7 +150,8 @@ def check(
         for number, (ours, theirs) in enumerate(zip(found, due, strict=True)):
             assert ours.keys() == theirs.keys()
             wrong = [name for name in ours if not same_numbers(ours[name], theirs[name])]
-            assert not wrong, f"step {number // RANKS}, rank {number % RANKS}, seed {seed}: {wrong}"
+            place = f"snapshot {number // RANKS}, rank {number % RANKS}, seed {seed}"
+            assert not wrong, f"{place}: {wrong}"
 
 
 def by_default(name: str) -> Compressor:

@@ -57,6 +57,9 @@ def test_a_tensor_of_another_gpu_is_refused_and_told_what_to_do(
 def test_kernels_use_torchs_stream_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     arrays.as_array(gpu_tensor(torch.float32))
     (host,) = _gpu._hosts
+    monkeypatch.setattr(arrays, "_raw_stream", lambda gpu: 70 + gpu)
+    assert host.stream() == 70
+    monkeypatch.setattr(arrays, "_raw_stream", None)  # as in a torch without CUDA
     stream = SimpleNamespace(cuda_stream=77)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     assert host.stream() == 77

@@ -9,7 +9,7 @@ Nothing but `Gpu.read` waits for the GPU, so that launches can be captured in a 
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +21,9 @@ from ..device_array import DeviceArray
 from ._device import CTA, OPTIONS, Argument, Table, source_text
 
 _TO_HOST = 2  # cudaMemcpyDeviceToHost
+_BLOCK = (CTA,)
+_NULL = np.uint64(0)
+_Number = np.generic
 
 
 class Host(Protocol):
@@ -55,6 +58,10 @@ class _Stream(NamedTuple):
     ptr: int
 
 
+_stream = lru_cache(_Stream)  # there are few, and all come back
+_address = lru_cache(1 << 12)(np.uint64)  # those of a step come back in the next
+
+
 _hosts: list[Host] = []
 
 
@@ -80,12 +87,14 @@ class Gpu:
     def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
         """See `Device.launch`."""
         host = _hosts[0] if _hosts else self._host
-        stream = _Stream(host.stream())
         given = [
-            argument if isinstance(argument, np.generic) else _parameter(argument)
+            argument if isinstance(argument, _Number) else _parameter(argument)
             for argument in arguments
         ]
-        self._kernel(source, name)((blocks,), (CTA,), tuple(given), stream=stream)
+        kernel = self._kernels.get((source, name))
+        if kernel is None:
+            kernel = self._kernels[source, name] = self._compiled(source, name)
+        kernel((blocks,), _BLOCK, tuple(given), stream=_stream(host.stream()))
 
     def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
         """See `Device.empty`.
@@ -93,9 +102,11 @@ class Gpu:
         Raises:
             MemoryError: The GPU has not so much left.
         """
-        host, size_bytes = _hosts[0] if _hosts else self._host, elems * np.dtype(dtype).itemsize
+        host, kind = _hosts[0] if _hosts else self._host, np.dtype(dtype)
+        size_bytes = elems * kind.itemsize
         try:
-            return host.empty(max(size_bytes, 1))[:size_bytes].view(dtype)
+            memory = host.empty(max(size_bytes, 1))
+            return DeviceArray(memory.pointer, elems, kind, memory.owner)
         except Exception as error:
             if "out of memory" not in str(error).lower():
                 raise
@@ -113,12 +124,6 @@ class Gpu:
         runtime.streamSynchronize(stream)
         return int(number[0])
 
-    def _kernel(self, source: str, name: str) -> Any:
-        known = self._kernels.get((source, name))
-        if known is None:
-            known = self._kernels[source, name] = self._compiled(source, name)
-        return known
-
     def _compiled(self, source: str, name: str) -> Any:
         try:
             module = self._cupy.RawModule(code=source_text(source), options=OPTIONS)
@@ -133,11 +138,11 @@ class Gpu:
 
 def _parameter(argument: Argument) -> Any:
     """An argument as CuPy takes it: an address as a number, a struct as an array of one."""
-    if isinstance(argument, DeviceArray):
-        return np.uint64(argument.pointer)
-    if isinstance(argument, Table):
-        return argument.on_gpu
-    return np.uint64(0) if argument is None else argument
+    if type(argument) is DeviceArray:
+        return _address(argument.pointer)
+    if argument is None:
+        return _NULL
+    return argument.on_gpu if type(argument) is Table else argument
 
 
 @cache

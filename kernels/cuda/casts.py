@@ -8,7 +8,7 @@ import numpy as np
 
 from .._arrays import F32, Gradient, block_count
 from ..casts import Half
-from ._arguments import feedback, values
+from ._arguments import feedback, i64, values
 from ._device import CTA, launch
 from ._sums import launch_sums
 
@@ -25,7 +25,7 @@ def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0
         x,
         *values(out),
         *feedback(residual, scale),
-        np.int64(x.size),
+        i64(x.size),
     )
 
 
@@ -38,7 +38,7 @@ def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
         CTA,
         *values(x),
         out,
-        np.int64(out.size),
+        i64(out.size),
         np.float32(weight),
         np.bool_(add),
     )
@@ -55,6 +55,6 @@ def sum_casts(x: Sequence[Half], out: Gradient, *, weight: float = 1.0) -> None:
         (x,),
         out,
         kind,
-        np.int64(out.size),
+        i64(out.size),
         np.float32(weight),
     )

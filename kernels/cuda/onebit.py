@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._arrays import F32, U8, Gradient, block_count
-from ._arguments import feedback, values
+from ._arguments import feedback, i32, i64, values
 from ._device import launch
 from ._sums import launch_sums
 from ._work import team_for
@@ -33,8 +33,8 @@ def sign_quantize(
         *feedback(residual, scale),
         bits,
         scales,
-        np.int64(x.size),
-        np.int32(block),
+        i64(x.size),
+        i32(block),
     )
 
 
@@ -51,8 +51,8 @@ def sign_dequantize(
         bits,
         scales,
         out,
-        np.int64(out.size),
-        np.int32(block),
+        i64(out.size),
+        i32(block),
         np.float32(weight),
         np.bool_(add),
     )
@@ -75,7 +75,7 @@ def sum_signs(
         threads,
         (bits, scales),
         out,
-        np.int64(out.size),
-        np.int32(block),
+        i64(out.size),
+        i32(block),
         np.float32(weight),
     )
