@@ -223,8 +223,8 @@ answer = {
     ],
     "schema": [table["oneOf"][-1]["properties"], name_alone["enum"][-1]],
     "branches": len(table["oneOf"]) - len(name_alone["enum"]),
-    "digest": digest(config, None, [])["library"],
-    "difference": first_difference(digest(config, None, []), digest(other, None, [])),
+    "digest": digest(config, None, [], "tcp")["library"],
+    "difference": first_difference(digest(config, None, [], "tcp"), digest(other, None, [], "tcp")),
     "none": digest(None, "cannot start", [])["library"].get("fixed16"),
 }
 """
