@@ -23,7 +23,15 @@ from .bitpack import (
     unpack_bits,
 )
 from .blockwise import Form, dequantize_blockwise, quantize_blockwise, sum_blockwise
-from .blockwise_list import BlockwiseList, BlockwiseVector, quantize_blockwise_list
+from .blockwise_list import (
+    BlockwiseList,
+    BlockwisePart,
+    BlockwiseParts,
+    BlockwiseVector,
+    dequantize_blockwise_list,
+    quantize_blockwise_list,
+    sum_blockwise_list,
+)
 from .casts import narrow, sum_casts, widen
 from .chunks import absorb_chunks, add_chunks, take_largest_chunks
 from .dct import ChunkForm, add_coefficients, are_places, keep_coefficients
@@ -34,6 +42,7 @@ from .fp8 import dequantize_fp8, quantize_fp8
 from .hadamard import Codebook, rotate_back, rotate_quantize, sum_codes
 from .integers import round_to_integers, scale_integers
 from .lowrank import (
+    judge_rows,
     keep_directions,
     left_factor,
     low_rank_product,
@@ -46,6 +55,7 @@ from .natural_dithering import Dithering, dither, undither
 from .onebit import sign_bytes, sign_dequantize, sign_quantize, sum_signs
 from .onebit_sgd import group_sign_bytes, two_means_dequantize, two_means_quantize
 from .philox import Noise, random_halves, random_words
+from .prefix import starts_with
 from .select import select_above, select_at
 from .sidco import select_sidco
 from .strata import multiply_by_strata, stratified_indices
@@ -53,6 +63,8 @@ from .topk import return_unsent, scatter_add, select_top_k
 
 __all__ = [
     "BlockwiseList",
+    "BlockwisePart",
+    "BlockwiseParts",
     "BlockwiseVector",
     "ChunkForm",
     "Codebook",
@@ -70,12 +82,14 @@ __all__ = [
     "check_increasing",
     "check_indices",
     "dequantize_blockwise",
+    "dequantize_blockwise_list",
     "dequantize_fp8",
     "device_of",
     "dither",
     "elias_fano_bytes",
     "group_sign_bytes",
     "index_width",
+    "judge_rows",
     "keep_coefficients",
     "keep_directions",
     "left_factor",
@@ -112,8 +126,10 @@ __all__ = [
     "sign_dequantize",
     "sign_quantize",
     "split_low_rank",
+    "starts_with",
     "stratified_indices",
     "sum_blockwise",
+    "sum_blockwise_list",
     "sum_casts",
     "sum_codes",
     "sum_signs",

@@ -13,7 +13,6 @@ import numpy as np
 
 from ._arrays import U8, U32, check_array
 from ._backends import backend, device_of
-from .device_array import DeviceArray
 
 
 def index_width(n: int) -> int:
@@ -81,7 +80,7 @@ def pack_bitmap(indices: U32, n: int, out: U8, *, check: bool = True) -> None:
         indices: uint32[k], each below ``n``.
         n: Number of elements that the bitmap spans.
         out: uint8[packed_bytes(n, 1)], overwritten.
-        check: Whether to make sure of the indices, which waits for a GPU; a CPU always does.
+        check: Whether to make sure of the indices, as `check_indices` does; a CPU always does.
 
     Raises:
         TypeError: A dtype is wrong.
@@ -94,56 +93,41 @@ def pack_bitmap(indices: U32, n: int, out: U8, *, check: bool = True) -> None:
     backend("bitpack", indices, out).pack_bitmap(indices, n, out)
 
 
-def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> int:
+def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> None:
     """List the elements of a bitmap (format above) in increasing order.
 
-    Nothing is written unless the whole bitmap is valid, so it may come from outside.
+    The bitmap may come from outside: nothing is written on a CPU unless all of it is valid; and on
+    a GPU nothing beyond ``indices``, which hold rubbish where it is not.
 
     Args:
         bitmap: uint8[packed_bytes(n, 1)].
         n: Number of elements that the bitmap spans, at most 2**32.
-        indices: uint32[capacity]; the first ``count`` are overwritten.
-
-    Returns:
-        count: How many bits are set.
+        indices: uint32[count], overwritten; so many bits must be set.
 
     Raises:
         TypeError: A dtype is wrong.
         ValueError: A shape or a layout is wrong, a bit from ``n`` on is set, or more bits are set
-            than ``indices`` has room for.
+            than there are ``indices``, or fewer.
     """
     check_array("bitmap", bitmap, np.uint8, (packed_bytes(n, 1),))
     check_array("indices", indices, np.uint32, writable=True)
-    if n % 8 and _last(bitmap) >> n % 8:
-        raise ValueError(f"the bitmap has bits set beyond its {n} elements")
-    kernel = backend("bitpack", bitmap, indices)
-    count = int(kernel.count_bitmap(bitmap))
-    if count > indices.size:
-        raise ValueError(f"the bitmap has {count} bits set, more than the {indices.size} expected")
-    kernel.unpack_bitmap(bitmap, indices)
-    return count
-
-
-def _last(array: U8 | U32) -> int:
-    """The last number; that of a GPU is waited for."""
-    if isinstance(array, DeviceArray):
-        from .cuda._device import device
-
-        return device().read(array[-1:])
-    return int(array[-1])
+    if not backend("bitpack", bitmap, indices).unpack_bitmap(bitmap, n, indices):
+        raise ValueError(f"the bitmap has not {indices.size} bits set, all below {n}")
 
 
 def check_indices(indices: U32, n: int) -> None:
-    """Raise ValueError unless every index is below ``n``."""
-    if indices.size:
-        largest = backend("bitpack", indices).largest(indices)
-        if largest >= n:
-            raise ValueError(f"index {largest} is not below {n}")
+    """Raise ValueError unless every index is below ``n``.
+
+    A GPU is waited for, unless answers come later (`kernels.cuda.answers_later`).
+    """
+    if indices.size and not backend("bitpack", indices).are_below(indices, n):
+        raise ValueError(f"not all of the {indices.size} indices are below {n}")
 
 
 def check_increasing(indices: U32, n: int) -> None:
-    """Raise ValueError unless each index is larger than the one before, and the last below n."""
-    if not indices.size:
-        return
-    if _last(indices) >= n or not backend("bitpack", indices).is_increasing(indices):
+    """Raise ValueError unless each index is larger than the one before, and the last below n.
+
+    A GPU is waited for, unless answers come later (`kernels.cuda.answers_later`).
+    """
+    if indices.size and not backend("bitpack", indices).is_increasing(indices, n):
         raise ValueError(f"the indices are not strictly increasing numbers below {n}")

@@ -1,7 +1,11 @@
 """Block-wise quantisation of many vectors in one call: what `blockwise` does, for a list.
 
 A GPU takes a few microseconds to begin a kernel, as long as a megabyte takes it. So the small
-vectors of a model are quantised together. Each gives the bits that a call of its own gives.
+vectors of a model are quantised together, and so are their sums. Each gives the bits that a call of
+its own gives.
+
+The lists know where arrays lie, and say so in one parameter of a kernel. That is worked out once
+and holds as long as no array moves.
 """
 
 from __future__ import annotations
@@ -9,8 +13,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from ._arrays import F32, U8, Gradient, check_feedback, check_gradient, check_scale
+import numpy as np
+
+from ._arrays import (
+    F32,
+    U8,
+    Gradient,
+    block_count,
+    check_array,
+    check_feedback,
+    check_gradient,
+    check_scale,
+)
 from ._backends import backend
+from ._sums import check_sum
 from .blockwise import Form, check_payload
 from .philox import Noise, check_noise
 
@@ -80,6 +96,68 @@ class BlockwiseList:
         self.prepared: Any = None
 
 
+class BlockwisePart(NamedTuple):
+    """One vector that payloads decode to, and where in each of them its arrays begin.
+
+    Attributes:
+        out: float32, float16, or uint16 for bfloat16; overwritten, or added to.
+        codes: Byte of the payload at which its codes begin.
+        scales: The same of its scales; a multiple of 4.
+        offsets: The same of its offsets; with the statistic "range" only.
+    """
+
+    out: Gradient
+    codes: int
+    scales: int
+    offsets: int | None = None
+
+    def arrays(self, payload: U8, form: Form) -> tuple[U8, F32, F32 | None]:
+        """Return the vector's codes, scales and offsets in a payload."""
+        n = self.out.size
+        codes = payload[self.codes : self.codes + form.code_bytes(n)]
+        units_bytes = 4 * block_count(n, form.block)
+        scales = payload[self.scales : self.scales + units_bytes].view(np.float32)
+        if self.offsets is None:
+            return codes, scales, None
+        return codes, scales, payload[self.offsets : self.offsets + units_bytes].view(np.float32)
+
+
+class BlockwiseParts:
+    """Vectors that payloads of one layout decode to, checked once.
+
+    Args:
+        parts: Of one dtype, at most `MOST_ELEMS` long; they do not overlap.
+        form: What the codes look like.
+        payload_bytes: Bytes of a payload.
+
+    Raises:
+        TypeError: A dtype is wrong, or differs.
+        ValueError: A layout is wrong, a vector is too long or lies on another device than the
+            first, or a payload has no room for what a part says is there.
+        KernelUnavailable: There is no kernel for the device.
+
+    Attributes:
+        parts: As given.
+        form: As given.
+        payload_bytes: As given.
+        kernel: The backend of the device that holds them.
+        prepared: What that has worked out for later calls; its own affair.
+    """
+
+    __slots__ = ("form", "kernel", "parts", "payload_bytes", "prepared")
+
+    def __init__(self, parts: Sequence[BlockwisePart], *, form: Form, payload_bytes: int) -> None:
+        for part in parts:
+            _check_part(part, form, payload_bytes)
+        if len({part.out.dtype for part in parts}) > 1:
+            raise TypeError("all vectors of a list must have one dtype")
+        self.parts = tuple(parts)
+        self.form = form
+        self.payload_bytes = payload_bytes
+        self.kernel = backend("blockwise_list", *(part.out for part in parts))
+        self.prepared: Any = None
+
+
 def quantize_blockwise_list(
     batch: BlockwiseList, *, noise: Noise | None = None, scale: float = 1.0
 ) -> None:
@@ -110,11 +188,90 @@ def quantize_blockwise_list(
     batch.kernel.quantize_blockwise_list(batch, noise=noise, scale=scale)
 
 
+def sum_blockwise_list(
+    batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0
+) -> None:
+    """Write the weighted sum of several payloads to every vector, as `sum_blockwise` does.
+
+    Example:
+        >>> import numpy as np
+        >>> payload = np.concatenate([np.float32([0.5, 4]).view(np.uint8), np.uint8([2, 4, 3])])
+        >>> outs = np.empty(2, np.float32), np.empty(1, np.float32)
+        >>> parts = [BlockwisePart(outs[0], 8, 0), BlockwisePart(outs[1], 10, 4)]
+        >>> batch = BlockwiseParts(parts, form=Form(bits=8, block=8), payload_bytes=11)
+        >>> sum_blockwise_list(batch, [payload, payload], weight=0.5)
+        >>> [out.tolist() for out in outs]
+        [[1.0, 2.0], [12.0]]
+
+    Args:
+        batch: The vectors.
+        payloads: uint8[payload_bytes] each, at an address that is a multiple of 4.
+        weight: Factor on every decoded value.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A payload's shape, layout or device is wrong.
+    """
+    _check_payloads(batch, payloads)
+    batch.kernel.sum_blockwise_list(batch, payloads, weight=weight)
+
+
+def dequantize_blockwise_list(
+    batch: BlockwiseParts, payload: U8, *, weight: float = 1.0, add: bool = False
+) -> None:
+    """Decode a payload into every vector, or add it, as `dequantize_blockwise` does.
+
+    Where a vector has 16 bits, what is decoded is rounded to them in the end.
+
+    Args:
+        batch: The vectors.
+        payload: See `sum_blockwise_list`.
+        weight: Factor on every decoded value.
+        add: Whether to add to what the vectors hold; these are float32 then.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: The payload's shape, layout or device is wrong.
+    """
+    _check_payloads(batch, [payload])
+    if add and any(part.out.dtype != np.float32 for part in batch.parts[:1]):
+        raise TypeError(f"what is added to must be float32, not {batch.parts[0].out.dtype}")
+    batch.kernel.dequantize_blockwise_list(batch, payload, weight=weight, add=add)
+
+
+def _check_length(n: int) -> None:
+    if n > MOST_ELEMS:
+        raise ValueError(f"a vector of a list has at most {MOST_ELEMS} elements, not {n}")
+
+
+def _check_part(part: BlockwisePart, form: Form, payload_bytes: int) -> None:
+    n = part.out.size
+    check_sum(part.out)
+    _check_length(n)
+    if (part.offsets is not None) != (form.statistic == "range"):
+        raise ValueError('offsets go with the statistic "range", and with no other')
+    units = [part.scales] if part.offsets is None else [part.scales, part.offsets]
+    if any(place % 4 for place in units):
+        raise ValueError(f"scales and offsets begin at multiples of 4 bytes, not at {units}")
+    ends = [place + 4 * block_count(n, form.block) for place in units]
+    ends.append(part.codes + form.code_bytes(n))
+    if min(part.codes, *units) < 0 or max(ends) > payload_bytes:
+        raise ValueError(f"{part[1:]} of {n} elements do not lie in {payload_bytes} bytes")
+
+
+def _check_payloads(batch: BlockwiseParts, payloads: Sequence[U8]) -> None:
+    size = batch.payload_bytes
+    for payload in payloads:
+        check_array("payload", payload, np.uint8, (size,))
+        check_array("payload", payload[: size - size % 4].view(np.float32), np.float32)
+    if batch.parts:
+        backend("blockwise_list", batch.parts[0].out, *payloads)
+
+
 def _check(vector: BlockwiseVector, form: Form) -> None:
     n = vector.x.size
     check_gradient(vector.x)
-    if n > MOST_ELEMS:
-        raise ValueError(f"a vector of a list has at most {MOST_ELEMS} elements, not {n}")
+    _check_length(n)
     check_payload(n, vector.codes, vector.scales, vector.offsets, form, writable=True)
     check_feedback(vector.residual, n, 1.0)
     check_noise(Noise(0, 0, 0, vector.parameter, vector.start), n)

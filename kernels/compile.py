@@ -202,7 +202,9 @@ def compile_low_rank() -> None:
     lowrank.orthonormalize(p)
     lowrank.low_rank_product(p, q, m)
     lowrank.split_low_rank(m, p, q, residual)
-    lowrank.keep_directions(q, q.copy())
+    verdicts = np.zeros(2, np.uint32)
+    lowrank.judge_rows(q, verdicts)
+    lowrank.keep_directions(q, q.copy(), verdicts, philox.Noise(0, 0, 0, 0))
 
 
 def compile_feedback() -> None:

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ._arrays import F32, check_array, check_scale
+from ._arrays import F32, U32, check_array, check_scale
 from ._backends import backend
+from .philox import Noise, check_noise
 
 DEPENDENT = 2.0**-18
-PANEL = 256  # rows that are summed up together
+BLOCK = 2048  # elements of a row that are summed up together
+PANEL = 256  # rows that are
+ZERO, ALIVE, SPOILED = 0, 1, 2  # verdicts on the rows of a factor
 
 
 def _shape(name: str, matrix: F32) -> tuple[int, int]:
@@ -43,27 +46,37 @@ def _check_sum(x: F32, residual: F32 | None, scale: float) -> tuple[int, int]:
     return shape
 
 
-def _check_product(p: F32, q: F32, out: F32, name: str) -> None:
+def _check_product(p: F32, q: F32, out: F32, name: str, verdicts: U32 | None) -> None:
     approx_rank, (_, rows), (_, columns) = _vectors("p", p), _shape("p", p), _shape("q", q)
     check_array("p", p, np.float32, (approx_rank, rows))
     check_array("q", q, np.float32, (approx_rank, columns))
     check_array(name, out, np.float32, (rows, columns), writable=True)
+    if verdicts is not None:
+        check_array("verdicts", verdicts, np.uint32, (approx_rank,))
 
 
 def orthonormalize(p: F32) -> None:
-    """Make the rows of ``p`` orthonormal in place: modified Gram-Schmidt, each row twice.
+    """Make the rows of ``p`` orthonormal in place: Gram-Schmidt on their products, twice.
 
-    For each row in order: norm before = sqrt(<p, p>); then, two times over, for each earlier
-    row q in order, p = float32(p - <q, p> * q) element by element in float64; then norm after.
-    (Once is not enough for nearly dependent rows; twice is.) Dot products are in float64 by the
-    written tree: lane l of 16 sums elements l, l+16, ... in order, then lane j takes in lane
-    j + half.
+    Two times over, in float64: G[j, k] = <p[j], p[k]> for k <= j, by blocks of 2048 elements: lane
+    l of 16 sums the products of elements l, l+16, ... in order, then lane j takes in lane j + half;
+    blocks in order. Then, row for row, C says of which rows a new row is made:
 
-    * norm after > 2**-18 * norm before: the row becomes float32(p / norm after).
-    * otherwise it becomes zero. What is left of a dependent row is rounding noise; scaled up to
-      unit norm it would be a direction that the gradient does not have. A caller that starts the
-      next step from Q has to draw new values for rows of Q that became zero, or else that part
-      of the rank is lost for good.
+        share[k] = sum of C[k, i] G[j, i] over i <= k     for each earlier row: what j has of it
+        left     = G[j, j] - share[0]**2 - share[1]**2 - ...
+        C[j, i]  = -(sum of share[k] C[k, i] over i <= k < j) / sqrt(left)
+        C[j, j]  = 1 / sqrt(left)
+
+    and p[j] = float32(sum of C[j, k] p[k] over k <= j). Sums are in order, from 0 on, and every
+    operation is rounded on its own. What float64 has left of nearly dependent rows is not quite
+    orthogonal after the first time, and is after the second. Rows may depend on each other one
+    after the other, as in modified Gram-Schmidt, but all products of a time are known at once.
+
+    * sqrt(left) > 2**-18 * norm of the row; the second time sqrt(left) > 1/2: as above.
+    * otherwise the row becomes zero. What is left of a dependent row is rounding noise; scaled up
+      to unit norm it would be a direction that the gradient does not have. A caller that starts
+      the next step from Q has to draw new values for rows of Q that became zero, or else that part
+      of the rank is lost for good; see :func:`keep_directions`.
     * a row with NaN or Inf becomes NaN, and so does every later one.
 
     Args:
@@ -77,20 +90,38 @@ def orthonormalize(p: F32) -> None:
     backend("lowrank", p).orthonormalize(p)
 
 
-def low_rank_product(p: F32, q: F32, out: F32) -> None:
+def judge_rows(factor: F32, verdicts: U32) -> None:
+    """Find out which rows of a factor have a direction, without waiting for a GPU.
+
+    Args:
+        factor: float32[r, n].
+        verdicts: uint32[r], overwritten: `ZERO` for a row of zeros, `SPOILED` for one with NaN or
+            Inf, else `ALIVE`. One spoiled row spoils the factor.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong.
+    """
+    check_array("factor", factor, np.float32, _shape("factor", factor))
+    check_array("verdicts", verdicts, np.uint32, factor.shape[:1], writable=True)
+    backend("lowrank", factor, verdicts).judge_rows(factor, verdicts)
+
+
+def low_rank_product(p: F32, q: F32, out: F32, verdicts: U32 | None = None) -> None:
     """Write p^T q to ``out``: ((p[0,i] q[0,j]) + p[1,i] q[1,j]) + ..., each step rounded.
 
     Args:
         p: float32[r, n], r at least 1.
         q: float32[r, c].
         out: float32[n, c], overwritten.
+        verdicts: uint32[r] of :func:`judge_rows`; with a spoiled row, ``out`` becomes NaN.
 
     Raises:
         TypeError: A dtype is wrong.
         ValueError: A shape or a layout is wrong.
     """
-    _check_product(p, q, out, "out")
-    backend("lowrank", p, q, out).low_rank_product(p, q, out)
+    _check_product(p, q, out, "out", verdicts)
+    backend("lowrank", p, q, out, verdicts).low_rank_product(p, q, out, verdicts)
 
 
 def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: float = 1.0) -> None:
@@ -144,7 +175,14 @@ def right_factor(
 
 
 def split_low_rank(
-    m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0, *, held: bool = False
+    m: F32,
+    p: F32,
+    q: F32,
+    residual: F32,
+    scale: float = 1.0,
+    *,
+    held: bool = False,
+    verdicts: U32 | None = None,
 ) -> None:
     """Split ``m`` into its approximation and the rest, in one pass over memory.
 
@@ -159,31 +197,40 @@ def split_low_rank(
         residual: float32[n, c], overwritten; updated in place with ``held``.
         scale: Loss scale that ``m`` carries and the residual does not.
         held: Whether the residual is kept.
+        verdicts: uint32[r] of :func:`judge_rows`; with a spoiled row, ``m`` becomes NaN and the
+            residual stays as it is.
 
     Raises:
         TypeError: A dtype is wrong.
         ValueError: A shape, a layout or ``scale`` is wrong.
     """
-    _check_product(p, q, m, "m")
+    _check_product(p, q, m, "m", verdicts)
     check_array("residual", residual, np.float32, m.shape, writable=True)
     check_scale(scale)
-    backend("lowrank", m, p, q, residual).split_low_rank(m, p, q, residual, scale, held=held)
+    kernel = backend("lowrank", m, p, q, residual, verdicts)
+    kernel.split_low_rank(m, p, q, residual, scale, held=held, verdicts=verdicts)
 
 
-def keep_directions(q: F32, kept: F32) -> bool:
-    """Copy the rows of ``q`` that are not all zero to ``kept``.
+def keep_directions(factor: F32, kept: F32, verdicts: U32, noise: Noise) -> None:
+    """Copy a factor's rows to ``kept``, with random ones in the place of zeros.
+
+    A row that came out zero would stay zero for ever. Element e of the factor, counted from
+    ``noise.start`` on, becomes float32(word - 2**31) * 2**-31 there, with its word of
+    :func:`~compressa.kernels.philox.random_words`: a number in [-1, 1].
 
     Args:
-        q: float32[r, c].
-        kept: float32[r, c]; a row whose counterpart is zero is left as it is.
-
-    Returns:
-        Whether every row was copied.
+        factor: float32[r, c].
+        kept: float32[r, c], overwritten; it may be the factor itself. With a spoiled row, all of
+            it stays as it is.
+        verdicts: uint32[r] of :func:`judge_rows`, on the factor.
+        noise: Where the random numbers begin.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape or a layout is wrong.
+        ValueError: A shape, a layout or ``noise`` is wrong.
     """
-    check_array("q", q, np.float32, _shape("q", q))
-    check_array("kept", kept, np.float32, q.shape, writable=True)
-    return bool(backend("lowrank", q, kept).keep_directions(q, kept))
+    check_array("factor", factor, np.float32, _shape("factor", factor))
+    check_array("kept", kept, np.float32, factor.shape, writable=True)
+    check_array("verdicts", verdicts, np.uint32, factor.shape[:1])
+    check_noise(noise, factor.size)
+    backend("lowrank", factor, kept, verdicts).keep_directions(factor, kept, verdicts, noise)

@@ -77,7 +77,8 @@ def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> 
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape or a layout is wrong, or an index is too large; ``out`` is untouched.
+        ValueError: A shape or a layout is wrong, or an index is too large; ``out`` is untouched,
+            but where a GPU's answers come later: all other pairs are added then.
     """
     check_array("indices", indices, np.uint32)
     check_array("values", values, np.float32, (indices.size,))

@@ -9,17 +9,21 @@ from __future__ import annotations
 import contextlib
 import importlib
 import math
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
+import _rank_jobs
 import torch
 import torch.distributed as dist
 from emulated_torch import (
     DEVICE,
     Event,
     Stream,
+    StreamedEmulated,
     as_cuda,
     current_stream,
     emulated_torch,
@@ -116,6 +120,33 @@ def on_gpu(*, job: str, seed: int | None = None, **options: Any) -> Any:
     module, function = job.rsplit(".", 1)
     with gradients_on_gpu(seed), emulated_nccl():
         return getattr(importlib.import_module(module), function)(**options)
+
+
+def train_and_count_waits(**options: Any) -> dict[str, Any]:
+    """Train; return the result, and how often each of the engine's threads waited for the GPU."""
+    waits: Counter[str] = Counter()
+
+    def counted(wait: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            name = threading.current_thread().name
+            if name.startswith("compressa-co"):  # -comm, and -codec with a number
+                waits[name.split("_")[0]] += 1
+            return wait(*arguments)
+
+        return call
+
+    reach = Event.synchronize
+    patches: dict[Any, dict[str, Any]] = {
+        Stream: {"synchronize": counted(Stream.synchronize)},
+        StreamedEmulated: {"read": counted(StreamedEmulated.read)},
+        Event: {"synchronize": counted(reach), "query": lambda event: reach(event) is None},
+    }
+    with contextlib.ExitStack() as stack:
+        for target, names in patches.items():
+            for name, value in names.items():
+                stack.enter_context(mock.patch.object(target, name, value))
+        result = _rank_jobs.train(**options)
+    return {"parameters": result["parameters"], "waits": dict(waits)}
 
 
 class NcclWork:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
@@ -14,7 +14,9 @@ import torch.distributed as dist
 from compressa.schedulers import Plan
 
 from compressa.aggregators.base import Turn
+from compressa.aggregators.scalecom import ScaleComAggregator
 from compressa.aggregators.scopes import ScopePayload
+from compressa.codecs.payload import HEADER_BYTES
 from compressa.codecs.topk import TopK
 from compressa.engine.communication import Communication
 from compressa.engine.driver import Task
@@ -178,6 +180,28 @@ def _patch_byte(offset: int, value: int) -> Callable[[torch.Tensor, torch.Tensor
     return spoil
 
 
+def _spoil_indices(payload: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
+    filled[-24:] = 0xFF  # where a sparse scope has its indices, in whatever format
+    return filled
+
+
+@contextlib.contextmanager
+def leader_sends_wrong_indices() -> Iterator[None]:
+    """In step 1, whoever picks the indices of a unit sends others than there can be."""
+    pick = ScaleComAggregator._pick
+
+    def broken(
+        self: ScaleComAggregator, gradients: Sequence[torch.Tensor], turn: Turn
+    ) -> torch.Tensor:
+        payload = pick(self, gradients, turn)
+        if turn.step == 1:
+            payload[HEADER_BYTES:] = 0xFF
+        return payload
+
+    with mock.patch.object(ScaleComAggregator, "_pick", broken):
+        yield
+
+
 MUTATIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "reset residuals at rebuild": reset_residuals_at_rebuild,
     "forget residuals on load": forget_residuals_on_load,
@@ -197,4 +221,6 @@ MUTATIONS: dict[str, Callable[[], AbstractContextManager[None]]] = {
     "wrong step": _spoil_on_rank_1(_patch_byte(8, 0xEE)),
     "wrong unit": _spoil_on_rank_1(_patch_byte(12, 0xEE)),
     "wrong body length": _spoil_on_rank_1(_patch_byte(20, 0xEE)),
+    "wrong indices of the leader": leader_sends_wrong_indices,
+    "wrong indices": _spoil_on_rank_1(_spoil_indices),
 }

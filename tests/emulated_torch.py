@@ -206,7 +206,8 @@ class CudaTensor(torch.Tensor):
 
 def on_gpu(x: torch.Tensor) -> torch.Tensor:
     """Return a copy of a tensor as the emulated GPU has it."""
-    return as_cuda(x.detach().clone())
+    _fresh.append(x.detach().clone())
+    return as_cuda(_fresh[-1])
 
 
 def on_cpu(x: torch.Tensor, *, share: bool = False) -> torch.Tensor:
@@ -303,16 +304,22 @@ def _enqueued(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _poisoned(x: torch.Tensor) -> torch.Tensor:
+    """Fresh memory. It is kept until the end: late work may use what its owner has let go.
+
+    On a GPU torch's allocator gives it out again in the order of the streams that use it.
+    """
     if x.numel():
         x.reshape(-1).view(torch.uint8).fill_(_POISON)
+    _fresh.append(x)
     return x
 
 
+_fresh: list[Any] = []
 _pinned_storages: set[int] = set()
 
 
 def _pinned(x: torch.Tensor) -> bool:
-    return x.untyped_storage().data_ptr() in _pinned_storages
+    return not x.numel() or x.untyped_storage().data_ptr() in _pinned_storages
 
 
 def _factory(make: Any) -> Any:
@@ -343,6 +350,11 @@ class StreamedEmulated(Emulated):
     def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
         launch = super().launch
         current_stream().give(lambda: launch(source, name, blocks, arguments))
+
+    def empty(self, elems: int, dtype: Any) -> Any:
+        memory = super().empty(elems, dtype)
+        _fresh.append(memory)
+        return memory
 
     def read(self, array: Any) -> int:
         current_stream().synchronize()
@@ -382,3 +394,4 @@ def emulated_torch(seed: int | None = None) -> Iterator[None]:
         finally:
             _Emulation.default = None
             _pinned_storages.clear()
+            _fresh.clear()

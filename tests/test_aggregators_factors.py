@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
 import pytest
 import torch
 from emulated_cuda import on_emulated_cuda
-from emulated_torch import DEVICE, emulated_torch, on_cpu, on_gpu
+from emulated_torch import DEVICE, Stream, StreamedEmulated, emulated_torch, on_cpu, on_gpu
 
 from compressa.aggregators.acpsgd import ACPSGD
-from compressa.aggregators.base import CPU
-from compressa.aggregators.factors import LowRank
+from compressa.aggregators.base import CPU, Aggregator, AllReduce, State, Turn, World
+from compressa.aggregators.factors import FactorSum, LowRank
 from compressa.aggregators.powersgd import PowerSGD
-from compressa.parameters import ParameterInfo
+from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld
 
 pytestmark = on_emulated_cuda
@@ -62,3 +67,59 @@ def test_means_and_state_are_those_of_a_cpu(compressor: LowRank) -> None:
             found = trained(compressor, DEVICE)
         for ours, theirs in zip(found, due, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+
+
+@contextmanager
+def waits() -> Iterator[list[str]]:
+    """Note what waits for the GPU."""
+    found: list[str] = []
+
+    def noted(owner: type, name: str) -> Any:
+        does = getattr(owner, name)
+
+        def call(*arguments: Any) -> Any:
+            found.append(f"{owner.__name__}.{name}")
+            return does(*arguments)
+
+        return mock.patch.object(owner, name, call)
+
+    with noted(Stream, "synchronize"), noted(StreamedEmulated, "read"):
+        yield found
+
+
+def run(aggregator: Aggregator, step: int) -> list[torch.Tensor]:
+    """Run a step of a world of one rank, whose sums are what it has."""
+    gradients = [on_gpu(x).reshape(-1) for x in gradients_of(step)[1].values()]
+    for request in aggregator.run(gradients, Turn(step, 0, 4.0)):
+        assert isinstance(request, AllReduce)
+    return gradients
+
+
+@pytest.mark.parametrize("compressor", [PowerSGD(approx_rank=2), ACPSGD(approx_rank=3)])
+def test_no_step_waits_for_the_gpu_whatever_its_gradients_hold(compressor: LowRank) -> None:
+    layout = Layout(0, tuple(Segment(p, 0, p.elems) for p in PARAMETERS))
+    with emulated_torch():
+        world = World(0, 1, 0, "auto", State(DEVICE))
+        with waits() as found:
+            aggregator = compressor.aggregator(layout, world)
+            means = {step: run(aggregator, step) for step in range(5)}
+        assert found == []
+        with waits() as found:
+            float(means[0][0].sum())
+        assert found == ["Stream.synchronize"]
+        torch.cuda.synchronize()
+        assert on_cpu(means[OVERFLOW][0]).isnan().all()
+        assert all(on_cpu(x).isfinite().all() for x in means[OVERFLOW][1:])
+        assert not any(on_cpu(x).any() for x in means[ZERO][1:2])
+        assert all(on_cpu(x).isfinite().all() for x in world.state.vectors.values())
+
+
+def test_factors_of_whole_16_bytes_lie_in_front_and_none_is_lost() -> None:
+    sums = FactorSum([(3, 5), (2, 6), (1, 7), (4, 3)], [3, 4], World(0, 1, 0, "auto", State()))
+    for number, x in enumerate((*sums.values, *sums.vectors)):
+        x.fill_(number)
+    buffer = sums.mean().combine.partial(0).view(torch.float32)
+    due = [1] * 12 + [3] * 12 + [0] * 15 + [2] * 7 + [4] * 3 + [5] * 4
+    assert buffer.tolist() == due
+    assert [f.shape for f in sums.factors] == [(3, 5), (2, 6), (1, 7), (4, 3)]
+    assert all((f == number).all() for number, f in enumerate(sums.factors))

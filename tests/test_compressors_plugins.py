@@ -225,7 +225,7 @@ answer = {
     "branches": len(table["oneOf"]) - len(name_alone["enum"]),
     "digest": digest(config, None, [], "tcp")["library"],
     "difference": first_difference(digest(config, None, [], "tcp"), digest(other, None, [], "tcp")),
-    "none": digest(None, "cannot start", [])["library"].get("fixed16"),
+    "none": digest(None, "cannot start", [], None)["library"].get("fixed16"),
 }
 """
 

@@ -109,7 +109,10 @@ def test_a_value_out_of_range_is_refused_with_the_range(raw: dict[str, Any], mes
         (rule(match={"role": ["bias", "b"]}), 'match.role[1]: "b" is not allowed; must be one of'),
         ({"schedule": {"policy": "lifo"}}, 'one of "fifo", "priority"; did you mean "fifo"?'),
         ({"exchange": {"kind": "allreduce"}}, 'did you mean "all_reduce"?'),
-        ({"exchange": {"transport": "mpi"}}, 'must be one of "auto", "tcp", "gloo", "gloo-group", "nccl"'),
+        (
+            {"exchange": {"transport": "mpi"}},
+            'must be one of "auto", "tcp", "gloo", "gloo-group", "nccl"',
+        ),
         (
             {"engine": {"device": "gpu"}},
             '"gpu" is not allowed; must be one of "auto", "cpu", "cuda"',

@@ -83,11 +83,34 @@ def test_bitmaps_equal_reference(n: int, density: float, shift: int, seed: int) 
     bitpack.pack_bitmap(indices, n, ours[part])
     reference.pack_bitmap(indices, n, due[part])
     assert same_bits(ours, due)
-    assert bitpack.count_bitmap(ours[part]) == indices.size
-    found, due_found = poisoned(n + 2, np.uint32), poisoned(n + 2, np.uint32)
-    bitpack.unpack_bitmap(ours[part], found[1:])
-    reference.unpack_bitmap(ours[part], due_found[1:])
+    found = poisoned(indices.size + 2, np.uint32)
+    due_found = found.copy()
+    assert bitpack.unpack_bitmap(ours[part], n, found[1:-1])
+    assert reference.unpack_bitmap(ours[part], n, due_found[1:-1])
     assert same_bits(found, due_found)
+
+
+@given(SIZES.filter(bool), densities, shifts, seeds, st.integers(-3, 3))
+def test_other_numbers_of_bits_are_refused_and_stay_in_their_room(
+    n: int, density: float, shift: int, seed: int, more: int
+) -> None:
+    indices = chosen(n, density, seed)
+    bitmap, room = bitmap_of(indices, n, shift), max(indices.size + more, 0)
+    found = poisoned(room + 20, np.uint32)
+    due = found.copy()
+    listed = min(room, indices.size)
+    due[10 : 10 + listed] = indices[:listed]
+    part = found[10 : 10 + room]
+    assert bitpack.unpack_bitmap(bitmap, n, part) == (room == indices.size)
+    assert same_bits(found, due)
+
+
+@pytest.mark.parametrize("n", [1, 5, 9, 1030])
+def test_bits_from_the_end_on_are_refused(n: int) -> None:
+    for bit in range(n % 8, 8):
+        bitmap = bitmap_of(np.array([0], np.uint32), n, 3)
+        bitmap[-1] |= np.uint8(1 << bit)
+        assert not bitpack.unpack_bitmap(bitmap, n, poisoned(2, np.uint32))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -109,10 +132,9 @@ def test_long_bitmaps(density: float, shift: int) -> None:
     indices = chosen(n, density, shift)
     bitmap = bitmap_of(indices, n, shift)
     with running_on(Emulated(int(10 * density))):
-        assert bitpack.count_bitmap(bitmap) == indices.size
         found = poisoned(indices.size + 1, np.uint32)
         after = found[-1]
-        bitpack.unpack_bitmap(bitmap, found)
+        assert bitpack.unpack_bitmap(bitmap, n, found[:-1])
         assert same_bits(found[:-1], indices)
         assert found[-1] == after
         again, part = guarded(bitmap.size, shift)
@@ -125,7 +147,7 @@ def test_tiles_of_more_than_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     n = 200_007
     indices = chosen(n, 0.4, 1)
     found = poisoned(indices.size, np.uint32)
-    bitpack.unpack_bitmap(bitmap_of(indices, n, 5), found)
+    assert bitpack.unpack_bitmap(bitmap_of(indices, n, 5), n, found)
     assert same_bits(found, indices)
 
 
@@ -138,10 +160,11 @@ def test_counts_become_places(n: int) -> None:
     assert same_bits(counts, due)
 
 
-@given(SIZES.filter(bool), st.integers(0, 3), seeds)
-def test_the_largest_is_found(n: int, shift: int, seed: int) -> None:
+@given(SIZES, st.integers(0, 3), seeds, st.integers(-1, 1))
+def test_one_that_is_too_large_is_seen(n: int, shift: int, seed: int, more: int) -> None:
     indices = (values_of(n + 4, seed) >> np.uint32(seed % 32))[shift : shift + n]
-    assert bitpack.largest(indices) == reference.largest(indices)
+    end = max(int(indices.max(initial=0)) + more, 0)
+    assert bitpack.are_below(indices, end) == reference.are_below(indices, end)
 
 
 @given(SIZES, st.integers(0, 3), seeds, st.none() | st.tuples(st.floats(0, 1), st.booleans()))
@@ -153,21 +176,27 @@ def test_one_step_that_does_not_increase_is_seen(
         at = shift + 1 + int(bad[0] * (n - 2))
         whole[at] = whole[at - 1] - (bad[1] and whole[at - 1] > 0)
     indices = whole[shift : shift + n]
-    assert bitpack.is_increasing(indices) == reference.is_increasing(indices)
+    for end in (2**32, int(indices.max(initial=0)) + 1, int(indices.max(initial=0))):
+        due = reference.is_increasing(indices, end)
+        assert bitpack.is_increasing(indices, end) == due
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_one_among_many_decides(seed: int) -> None:
     indices = np.arange(70_001, dtype=np.uint32)
     with running_on(Emulated(seed)):
-        assert bitpack.is_increasing(indices)
+        assert bitpack.is_increasing(indices, 70_001)
+        assert not bitpack.is_increasing(indices, 70_000)
         indices[20_000 * seed + 1] = 90_000
-        assert not bitpack.is_increasing(indices)
-        assert bitpack.largest(indices) == 90_000
+        assert not bitpack.is_increasing(indices, 100_000)
+        assert bitpack.are_below(indices, 90_001)
+        assert not bitpack.are_below(indices, 90_000)
 
 
 def test_indices_up_to_the_end_of_their_range() -> None:
     indices = np.array([0, 2**31, 2**32 - 1], np.uint32)
-    assert bitpack.is_increasing(indices)
-    assert not bitpack.is_increasing(indices[::-1].copy())
-    assert bitpack.largest(indices) == 2**32 - 1
+    assert bitpack.is_increasing(indices, 2**32)
+    assert not bitpack.is_increasing(indices, 2**32 - 1)
+    assert not bitpack.is_increasing(indices[::-1].copy(), 2**32)
+    assert bitpack.are_below(indices, 2**32)
+    assert not bitpack.are_below(indices, 2**32 - 1)

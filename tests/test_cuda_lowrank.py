@@ -9,6 +9,8 @@ import pytest
 from compressa.kernels import lowrank as public
 from compressa.kernels.cuda import lowrank
 from compressa.kernels.cuda._device import running_on
+from compressa.kernels.lowrank import ALIVE, SPOILED, ZERO
+from compressa.kernels.philox import Noise
 from compressa.kernels.reference import lowrank as reference
 from emulated_cuda import Emulated, on_device, on_emulated_cuda
 from hypothesis import given
@@ -117,40 +119,63 @@ def product_operands(
     return Guarded(p, shift), Guarded(q, shift)
 
 
-@given(shapes, ranks, seeds, shifts)
+verdicts = st.sampled_from((None, ALIVE, ZERO, SPOILED))
+
+
+def verdicts_of(r: int, last: int | None) -> Any:
+    """Verdicts of which the last one is given; none for none."""
+    return None if last is None else np.array([ALIVE] * (r - 1) + [last], np.uint32)
+
+
+@given(shapes, ranks, seeds, shifts, verdicts)
 @limits(max_examples=40)
-def test_product_equals_reference(shape: tuple[int, int], r: int, seed: int, shift: int) -> None:
+def test_product_equals_reference(
+    shape: tuple[int, int], r: int, seed: int, shift: int, last: int | None
+) -> None:
     (p, q), out = product_operands(shape, r, seed, shift), Guarded(poisoned(shape, "f4"), shift)
-    due = poisoned(shape, np.float32)
-    lowrank.low_rank_product(p.matrix, q.matrix, out.matrix)
+    due, judged = poisoned(shape, np.float32), verdicts_of(r, last)
+    lowrank.low_rank_product(p.matrix, q.matrix, out.matrix, judged)
     with np.errstate(all="ignore"):
-        reference.low_rank_product(p.matrix, q.matrix, due)
+        reference.low_rank_product(p.matrix, q.matrix, due, judged)
     assert same_bits(out.matrix, due)
     assert all(one.is_safe() for one in (p, q, out))
 
 
 def check_split(
-    shape: tuple[int, int], r: int, seed: int, scale: float, held: bool, shift: int
+    shape: tuple[int, int],
+    r: int,
+    seed: int,
+    scale: float,
+    held: bool,
+    shift: int,
+    last: int | None = None,
 ) -> None:
     (p, q), random = product_operands(shape, r, seed, shift), np.random.default_rng(seed + 1)
     m, left = (Guarded(values_of(random, shape, seed % 3), shift) for _ in range(2))
     if not held:
         left.matrix[...] = poisoned(shape, np.float32)
     due_m, due_left = m.matrix.copy(), left.matrix.copy()
-    lowrank.split_low_rank(m.matrix, p.matrix, q.matrix, left.matrix, scale, held=held)
+    more: dict[str, Any] = {"held": held, "verdicts": verdicts_of(r, last)}
+    lowrank.split_low_rank(m.matrix, p.matrix, q.matrix, left.matrix, scale, **more)
     with np.errstate(all="ignore"):
-        reference.split_low_rank(due_m, p.matrix, q.matrix, due_left, scale, held=held)
+        reference.split_low_rank(due_m, p.matrix, q.matrix, due_left, scale, **more)
     assert same_bits(m.matrix, due_m)
     assert same_bits(left.matrix, due_left)
     assert all(one.is_safe() for one in (p, q, m, left))
 
 
-@given(shapes, ranks, seeds, st.sampled_from(SCALES), st.booleans(), shifts)
+@given(shapes, ranks, seeds, st.sampled_from(SCALES), st.booleans(), shifts, verdicts)
 @limits(max_examples=40)
 def test_split_equals_reference(
-    shape: tuple[int, int], r: int, seed: int, scale: float, held: bool, shift: int
+    shape: tuple[int, int],
+    r: int,
+    seed: int,
+    scale: float,
+    held: bool,
+    shift: int,
+    last: int | None,
 ) -> None:
-    check_split(shape, r, seed, scale, held, shift)
+    check_split(shape, r, seed, scale, held, shift, last)
 
 
 @pytest.mark.parametrize(("shape", "shift"), [((270, 256), 0), ((270, 256), 1), ((200, 333), 0)])
@@ -195,38 +220,57 @@ def test_orthonormalize_equals_reference(kind: str, r: int, n: int, seed: int, s
     check_orthonormalize(thin(kind, r, n, seed), shift)
 
 
-@pytest.mark.parametrize("n", [1023, 1024, 1025, 5000])
-def test_rows_of_many_pieces(n: int) -> None:
-    for seed in range(4):
+# By one block of threads, and by launches for each part of it.
+@pytest.mark.parametrize(("r", "n"), [(4, 2049), (1, 49153), (4, 5000), (3, 8193), (40, 70)])
+def test_rows_of_many_blocks_and_many_rows(r: int, n: int) -> None:
+    for seed in range(3):
         with running_on(Emulated(seed)):
-            check_orthonormalize(thin("nearly parallel", 4, n, seed), 1)
+            check_orthonormalize(thin("nearly parallel", r, n, seed), 1)
 
 
-def check_keep(q: F32, shift: int) -> None:
-    given_q, kept = Guarded(q, shift), Guarded(poisoned(q.shape, np.float32), shift)
-    due = poisoned(q.shape, np.float32)
-    assert lowrank.keep_directions(given_q.matrix, kept.matrix) == (
-        reference.keep_directions(q, due)
-    )
+@pytest.mark.parametrize("kind", ["parallel", "zero row", "NaN", "Inf", "huge", "tiny"])
+def test_special_rows_of_many_blocks(kind: str) -> None:
+    check_orthonormalize(thin(kind, 5, 4000, 0), 2)
+
+
+NOISE = Noise(seed=7, stream=0x5051, step=11, parameter=3)
+
+
+def check_keep(factor: F32, shift: int, start: int = 0) -> None:
+    ours, kept = Guarded(factor, shift), Guarded(poisoned(factor.shape, np.float32), shift)
+    due, noise = poisoned(factor.shape, np.float32), NOISE._replace(start=start)
+    found, judged = (poisoned(factor.shape[:1], np.uint32) for _ in range(2))
+    lowrank.judge_rows(ours.matrix, found)
+    reference.judge_rows(factor, judged)
+    assert same_bits(found, judged)
+    lowrank.keep_directions(ours.matrix, kept.matrix, found, noise)
+    reference.keep_directions(factor, due, judged, noise)
     assert same_bits(kept.matrix, due)
-    assert given_q.is_safe()
     assert kept.is_safe()
+    lowrank.keep_directions(ours.matrix, ours.matrix, found, noise)
+    assert SPOILED in judged or same_bits(ours.matrix, due)
+    assert ours.is_safe()
 
 
-@given(kinds, st.integers(0, 5), st.sampled_from((0, 1, 15, 300, 1025)), seeds, shifts)
+starts = st.sampled_from((0, 1, 2**40 + 3))
+
+
+@given(kinds, st.integers(0, 5), st.sampled_from((0, 1, 15, 300, 1025)), seeds, shifts, starts)
 @limits(max_examples=40)
-def test_directions_that_vanished_are_not_kept(
-    kind: str, r: int, n: int, seed: int, shift: int
+def test_verdicts_and_kept_directions_equal_reference(
+    kind: str, r: int, n: int, seed: int, shift: int, start: int
 ) -> None:
-    check_keep(thin(kind, r, n, seed), shift)
+    check_keep(thin(kind, r, n, seed), shift, start)
 
 
 def test_a_direction_lives_by_one_element_but_not_by_minus_zero() -> None:
     for seed in range(3):
         with running_on(Emulated(seed)):
-            q = np.full((20, 3001), -0.0, np.float32)
-            q[::2, 3000] = (1e-45, np.nan, 1.0, -1.0, 5.0) * 2
+            q = np.full((20, 4501), -0.0, np.float32)
+            q[::2, 4500] = (1e-45, -1e-45, 1.0, -1.0, 5.0) * 2
             check_keep(q, 0)
+            q[3, 4499] = np.inf
+            check_keep(q, 1)
 
 
 def test_all_of_it_takes_arrays_of_a_gpu() -> None:
@@ -235,15 +279,16 @@ def test_all_of_it_takes_arrays_of_a_gpu() -> None:
     given = [values_of(random, shape, 0) for shape in ((70, 90), (70, 90), (3, 70), (3, 90))]
     for place in (on_device, lambda array: array):
         arrays = [array.copy() for array in given]
-        kept = poisoned(given[3].shape, np.float32)
-        x, residual, p, q, out = (place(array) for array in (*arrays, kept))
+        arrays += [poisoned(given[3].shape, np.float32), poisoned(3, np.uint32)]
+        x, residual, p, q, kept, verdicts = (place(array) for array in arrays)
         public.left_factor(x, q, p, residual=residual, scale=4.0)
         public.orthonormalize(p)
         public.right_factor(x, p, q)
-        public.split_low_rank(x, p, q, residual, 4.0)
-        assert public.keep_directions(q, out)
-        public.low_rank_product(p, q, residual)
-        made.append((*arrays, kept))
+        public.judge_rows(q, verdicts)
+        public.split_low_rank(x, p, q, residual, 4.0, verdicts=verdicts)
+        public.keep_directions(q, kept, verdicts, NOISE)
+        public.low_rank_product(p, q, residual, verdicts)
+        made.append(arrays)
     assert all(same_bits(one, other) for one, other in zip(*made, strict=True))
 
 

@@ -42,6 +42,72 @@ def test_streams_that_are_ahead_of_others_overwrite_nothing(
     assert same([result["parameters"] for result in results]) == due
 
 
+BY_GATHER = {"transport": "nccl", "kind": "all_gather"}
+BY_SCATTER = {"transport": "nccl", "kind": "scatter_reduce"}
+NEVER_WAITING: dict[str, tuple[Any, dict[str, Any]]] = {
+    "int8, gathered": ("int8", BY_GATHER),
+    "int8, scattered": ("int8", BY_SCATTER),
+    "none": ("none", {"transport": "nccl"}),
+    **{
+        f"topk, {dtype} and {indices}": (
+            {"name": "topk", "density": 0.1, "value_dtype": dtype, "indices": indices},
+            BY_GATHER,
+        )
+        for dtype in ("float32", "bfloat16")
+        for indices in ("bits", "bitmap", "elias_fano")
+    },
+}
+
+
+def waits_of(two: Group, compressor: Any, exchange: dict[str, Any]) -> list[dict[str, int]]:
+    """How often the engine's threads wait for the GPU; the bits are those of the CPU."""
+    on_host = settings(compressor, exchange={**exchange, "transport": "tcp"})
+    due = same([r["parameters"] for r in two.run("_rank_jobs.train", config=on_host, steps=3)])
+    config, job = settings(compressor, exchange=exchange), "_rank_jobs_cuda.train_and_count_waits"
+    results = two.run(ON_GPU, job=job, config=config, steps=3)
+    assert same([result["parameters"] for result in results]) == due
+    return [result["waits"] for result in results]
+
+
+@pytest.mark.parametrize("case", NEVER_WAITING.values(), ids=NEVER_WAITING)
+def test_a_step_whose_payloads_are_of_exact_size_never_waits_for_the_gpu(
+    case: tuple[Any, dict[str, Any]], two: Group
+) -> None:
+    assert waits_of(two, *case) == [{}, {}]
+
+
+def test_a_step_whose_layout_depends_on_the_data_waits_for_numbers(two: Group) -> None:
+    for waits in waits_of(two, "dgc", BY_GATHER):
+        assert waits.keys() == {"compressa-codec"}
+
+
+@pytest.mark.parametrize(
+    ("compressor", "kind", "mutation"),
+    [
+        ("int8", "scatter_reduce", "wrong magic"),
+        ("int8", "all_gather", "wrong step"),
+        ("topk", "all_gather", "wrong unit"),
+        ("topk", "all_gather", "wrong body length"),
+        *(
+            ({"name": "topk", "density": 0.1, "indices": i}, "all_gather", "wrong indices")
+            for i in ("bits", "bitmap", "elias_fano")
+        ),
+        ("dgc", "all_gather", "wrong indices"),
+        ("scalecom", "auto", "wrong indices of the leader"),
+    ],
+)
+def test_a_spoilt_payload_ends_the_training_no_later_than_the_next_step(
+    compressor: Any, kind: str, mutation: str, two: Group
+) -> None:
+    config = settings(compressor, exchange={"kind": kind, "transport": "tcp", "deadline_s": 8.0})
+    options = {"job": "_rank_jobs_faults.train_with", "config": config, "mutation": mutation}
+    outcomes = two.errors(ON_GPU, **options, steps=3, deadline_s=40.0)
+    found = [outcome.error for outcome in outcomes if outcome.error]
+    assert len(found) == 2
+    assert {error["type"] for error in found} <= {"PayloadError", "PeerLost"}, found
+    assert any("in step 1 failed a check on the GPU" in error["message"] for error in found), found
+
+
 @pytest.mark.parametrize("compressor", ["int8", "topk", "powersgd"])
 def test_a_skipped_step_is_undone_on_a_gpu_as_on_a_cpu(compressor: str, two: Group) -> None:
     poison = {"rank": 1, "step": 2, "parameter": 0, "value": "inf"}

@@ -1,4 +1,4 @@
-"""A list of vectors is quantised as its vectors are one by one, and is checked when it is made."""
+"""Lists of vectors are quantised and summed as vectors are one by one, and checked when made."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compressa.kernels import Form, KernelUnavailable, Noise, quantize_blockwise
+from compressa.kernels import (
+    Form,
+    KernelUnavailable,
+    Noise,
+    dequantize_blockwise,
+    quantize_blockwise,
+    sum_blockwise,
+)
 from compressa.kernels.blockwise_list import (
     MOST_ELEMS,
     BlockwiseList,
+    BlockwisePart,
+    BlockwiseParts,
     BlockwiseVector,
+    dequantize_blockwise_list,
     quantize_blockwise_list,
+    sum_blockwise_list,
 )
 from compressa.kernels.cuda import _gpu
 from compressa.kernels.device_array import DeviceArray
@@ -94,6 +105,123 @@ def test_a_wrong_loss_scale_is_refused() -> None:
         quantize_blockwise_list(BlockwiseList([vector(8)], form=FORM), scale=0.0)
 
 
+RANGED = Form(bits=4, block=8, statistic="range")
+DTYPES = (np.float32, np.float16, np.uint16)
+
+
+def parts_of(form: Form, *outs: Any) -> BlockwiseParts:
+    """Vectors whose arrays follow each other, with two bytes between them that nobody uses."""
+    parts, end = [], 8
+    for out in outs:
+        units_bytes = 4 * -(-out.size // form.block)
+        heads = [end] if form.statistic != "range" else [end, end + units_bytes]
+        codes = heads[-1] + units_bytes
+        parts.append(BlockwisePart(out, codes, *heads))
+        end = -(-(codes + form.code_bytes(out.size) + 2) // 4) * 4
+    return BlockwiseParts(parts, form=form, payload_bytes=end)
+
+
+def payload_of(batch: BlockwiseParts, seed: int) -> Any:
+    """A payload of what quantisation would write."""
+    payload = poisoned(batch.payload_bytes, np.uint8)
+    for i, part in enumerate(batch.parts):
+        x = np.random.default_rng((seed, i)).standard_normal(part.out.size).astype(np.float32)
+        codes, scales, offsets = part.arrays(payload, batch.form)
+        quantize_blockwise(x, codes, scales, form=batch.form, offsets=offsets)
+    return payload
+
+
+@pytest.mark.parametrize("form", [FORM, RANGED])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_a_list_equal_calls_one_by_one(form: Form, dtype: Any) -> None:
+    ours, due = (parts_of(form, *(poisoned(n, dtype) for n in (0, 1, 64, 501))) for _ in "ab")
+    payloads = [payload_of(ours, seed) for seed in range(3)]
+    sum_blockwise_list(ours, payloads, weight=0.3)
+    for part, own in zip(due.parts, ours.parts, strict=True):
+        codes, scales, offsets = zip(*(part.arrays(p, form) for p in payloads), strict=True)
+        some = None if offsets[0] is None else offsets
+        sum_blockwise(codes, scales, part.out, form=form, offsets=some, weight=0.3)
+        assert same_bits(part.out, own.out)
+    reference.sum_blockwise_list(due, payloads, weight=0.3)
+    assert all(same_bits(a.out, b.out) for a, b in zip(ours.parts, due.parts, strict=True))
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize("form", [FORM, RANGED])
+def test_a_list_is_decoded_as_calls_do_one_by_one(form: Form, add: bool) -> None:
+    ours, due = (parts_of(form, *(np.ones(n, np.float32) for n in (9, 64, 501))) for _ in "ab")
+    payload = payload_of(ours, 0)
+    dequantize_blockwise_list(ours, payload, weight=0.3, add=add)
+    for part, own in zip(due.parts, ours.parts, strict=True):
+        codes, scales, offsets = part.arrays(payload, form)
+        rest: dict[str, Any] = {"form": form, "offsets": offsets, "weight": 0.3, "add": add}
+        dequantize_blockwise(codes, scales, part.out, **rest)
+        assert same_bits(part.out, own.out)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_what_is_decoded_is_rounded_once(dtype: Any) -> None:
+    ours, due = (parts_of(FORM, poisoned(500, dtype)) for _ in "ab")
+    payload = payload_of(ours, 0)
+    dequantize_blockwise_list(ours, payload, weight=0.3)
+    reference.dequantize_blockwise_list(due, payload, weight=0.3)
+    sum_blockwise_list(due, [payload], weight=0.3)
+    assert same_bits(ours.parts[0].out, due.parts[0].out)
+
+
+def test_a_list_without_vectors_takes_payloads() -> None:
+    empty = BlockwiseParts([], form=FORM, payload_bytes=3)
+    sum_blockwise_list(empty, [np.zeros(3, np.uint8)])
+    dequantize_blockwise_list(empty, np.zeros(3, np.uint8), add=True)
+
+
+OUT = np.zeros(100, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "message"),
+    [
+        (BlockwisePart(np.zeros(100), 8, 0), TypeError, "out must be float32"),
+        (BlockwisePart(OUT.astype(np.float16), 8, 0), TypeError, "must have one dtype"),
+        (BlockwisePart(OUT, 8, 0, 100), ValueError, "offsets go with the statistic"),
+        (BlockwisePart(OUT, 8, 2), ValueError, "begin at multiples of 4 bytes"),
+        (BlockwisePart(OUT, 21, 0), ValueError, "do not lie in 120 bytes"),
+        (BlockwisePart(OUT, 8, 116), ValueError, "do not lie in 120 bytes"),
+        (BlockwisePart(OUT, 8, -4), ValueError, "do not lie in 120 bytes"),
+    ],
+)
+def test_a_part_that_does_not_fit_is_refused(
+    part: BlockwisePart, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        BlockwiseParts([BlockwisePart(OUT, 8, 0), part], form=FORM, payload_bytes=120)
+
+
+@pytest.mark.parametrize(
+    ("payload", "error", "message"),
+    [
+        (np.zeros(119, np.uint8), ValueError, r"payload must have shape \(120,\)"),
+        (np.zeros(120, np.int8), TypeError, "payload must be uint8"),
+        (np.zeros(240, np.uint8)[::2], ValueError, "must be C-contiguous"),
+        (np.zeros(124, np.uint8)[2:122], ValueError, "must be aligned to 4 bytes"),
+    ],
+)
+def test_a_payload_that_does_not_fit_is_refused(
+    payload: Any, error: type[Exception], message: str
+) -> None:
+    batch = BlockwiseParts([BlockwisePart(OUT, 8, 0)], form=FORM, payload_bytes=120)
+    with pytest.raises(error, match=message):
+        sum_blockwise_list(batch, [np.zeros(120, np.uint8), payload])
+    with pytest.raises(error, match=message):
+        dequantize_blockwise_list(batch, payload)
+
+
+def test_nothing_is_added_to_what_has_sixteen_bits() -> None:
+    batch = parts_of(FORM, np.zeros(100, np.float16))
+    with pytest.raises(TypeError, match="what is added to must be float32"):
+        dequantize_blockwise_list(batch, payload_of(batch, 0), add=True)
+
+
 class OnGpu:
     """Memory that a GPU would have."""
 
@@ -147,7 +275,37 @@ def test_sixty_four_vectors_take_one_launch_whose_parameter_says_where_they_lie(
     assert rest[0]["x"][0, 0] == vectors[64].x.pointer
 
 
+def test_sixty_four_vectors_are_summed_by_one_launch_for_every_eight_payloads(
+    cupy: FakeCuPy,
+) -> None:
+    place, form = OnGpu(), Form(bits=8, block=256)
+    sizes = [100_000, 0, 5] + 61 * [1024]
+    batch = parts_of(form, *(place.array(size, np.float32) for size in sizes))
+    payloads = [place.array(batch.payload_bytes, np.uint8) for _ in range(9)]
+    for _ in range(2):
+        sum_blockwise_list(batch, payloads, weight=0.5)
+    assert len(cupy.launched) == 4
+    (name, grid, block, arguments, _), (*_, rest, _), (*_, again, _) = cupy.launched[:3]
+    assert (name, grid, block) == ("sum_list_8_by_warps", (49 + 0 + 1 + 61,), (256,))
+    (table,) = arguments[0]
+    assert arguments[0] is rest[0] is again[0]
+    assert [int(p) for p in arguments[1:9]] == [p.pointer for p in payloads[:8]]
+    assert [int(p) for p in rest[1:9]] == [payloads[8].pointer] + [0] * 7
+    assert sum(np.asarray(argument).nbytes for argument in arguments) < 4096
+    for field in ("codes", "scales"):
+        assert table[field].tolist() == [getattr(part, field) for part in batch.parts]
+    assert table["out"].tolist() == [part.out.pointer for part in batch.parts]
+
+
+def test_payloads_on_another_device_are_refused(cupy: FakeCuPy) -> None:
+    batch = parts_of(FORM, OnGpu().array(100, np.float32))
+    with pytest.raises(ValueError, match="one device"):
+        sum_blockwise_list(batch, [np.zeros(batch.payload_bytes, np.uint8)])
+
+
 def test_a_vector_that_is_too_long_for_a_list_is_refused(cupy: FakeCuPy) -> None:
+    with pytest.raises(ValueError, match="at most 1073741824 elements"):
+        parts_of(FORM, OnGpu().array(MOST_ELEMS + 1, np.float32))
     with pytest.raises(ValueError, match="at most 1073741824 elements"):
         BlockwiseList([OnGpu().vector(MOST_ELEMS + 1, FORM)], form=FORM)
 

@@ -5,6 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from compressa.kernels.lowrank import (
+    ALIVE,
+    SPOILED,
+    ZERO,
+    judge_rows,
     keep_directions,
     left_factor,
     low_rank_product,
@@ -12,6 +16,7 @@ from compressa.kernels.lowrank import (
     right_factor,
     split_low_rank,
 )
+from compressa.kernels.philox import Noise, random_words
 from compressa.kernels.reference import lowrank as reference
 from compressa.kernels.threads import Team
 from hypothesis import given
@@ -51,6 +56,17 @@ def test_orthonormalize_equals_reference(p: F32) -> None:
     assert same_bits(ours, specified)
 
 
+@pytest.mark.parametrize(("n", "r"), [(2047, 3), (2049, 3), (5000, 4), (300, 20)])
+def test_rows_of_many_blocks_and_many_rows_equal_reference(n: int, r: int) -> None:
+    random = np.random.default_rng(n)
+    common = random.standard_normal(n)
+    p = (common + 1e-4 * random.standard_normal((r, n))).astype(np.float32)
+    specified = p.copy()
+    orthonormalize(p)
+    reference.orthonormalize(specified)
+    assert same_bits(p, specified)
+
+
 @pytest.mark.parametrize("spread", [1.0, 1e-3])
 @pytest.mark.parametrize(("n", "r"), [(1, 1), (4, 4), (50, 3), (1000, 8)])
 def test_rows_are_orthonormal_also_when_nearly_dependent(n: int, r: int, spread: float) -> None:
@@ -63,6 +79,20 @@ def test_rows_are_orthonormal_also_when_nearly_dependent(n: int, r: int, spread:
     assert np.abs(q.T @ q - np.eye(r)).max() < 1e-6
     missed = before - q @ (q.T @ before)
     assert np.abs(missed).max() < 1e-5 * np.abs(before).max()  # the span is the same
+
+
+@pytest.mark.parametrize("spread", [1e-2, 1e-4, 5e-6])
+def test_rows_may_depend_on_each_other_one_after_the_other(spread: float) -> None:
+    random = np.random.default_rng(1)
+    own = random.standard_normal((6, 3000))
+    p = own.copy()
+    p[1:] = own[:-1] + spread * own[1:]
+    given = p.astype(np.float32)
+    p = given.copy()
+    orthonormalize(p)
+    q = p.astype(np.float64)
+    assert np.abs(q @ q.T - np.eye(6)).max() < 1e-6
+    assert np.abs(given - (given @ q.T) @ q).max() < 1e-6 * np.abs(given).max()
 
 
 def test_dependent_rows_become_zero() -> None:
@@ -100,20 +130,43 @@ def test_product_equals_reference(p: F32, columns: int) -> None:
     assert same_bits(ours, specified)
 
 
+def judged(factor: F32) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
+    """The reference's verdicts."""
+    verdicts = poisoned(factor.shape[:1], np.uint32)
+    reference.judge_rows(factor, verdicts)
+    return verdicts
+
+
 @given(
     thin(),
     st.sampled_from((0, 1, 7, 64, 65)),
     st.sampled_from(SCALES),
     st.booleans(),
+    st.booleans(),
 )
-def test_split_equals_reference(p: F32, columns: int, scale: float, held: bool) -> None:
+def test_split_equals_reference(
+    p: F32, columns: int, scale: float, held: bool, is_judged: bool
+) -> None:
     q, m, residual = operands(p, columns)
     ours, specified = (m.copy(), residual.copy()), (m.copy(), residual.copy())
+    more = {"held": held, "verdicts": judged(p) if is_judged else None}
     with np.errstate(all="ignore"):
-        split_low_rank(ours[0], p, q, ours[1], scale, held=held)
-        reference.split_low_rank(specified[0], p, q, specified[1], scale, held=held)
+        split_low_rank(ours[0], p, q, ours[1], scale, **more)
+        reference.split_low_rank(specified[0], p, q, specified[1], scale, **more)
     assert same_bits(ours[0], specified[0])
     assert same_bits(ours[1], specified[1])
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_spoiled_factor_spoils_the_product_and_leaves_the_residual(held: bool) -> None:
+    p, q = np.ones((2, 30), np.float32), np.ones((2, 40), np.float32)
+    m, residual = np.ones((30, 40), np.float32), np.full((30, 40), 3, np.float32)
+    verdicts = np.array([ALIVE, SPOILED], np.uint32)
+    split_low_rank(m, p, q, residual, 2.0, held=held, verdicts=verdicts)
+    assert np.isnan(m).all()
+    assert (residual == 3).all()
+    low_rank_product(p, q, residual, verdicts)
+    assert np.isnan(residual).all()
 
 
 @given(
@@ -170,10 +223,53 @@ def test_factors_are_the_products(shape: tuple[int, int]) -> None:
 
 
 @given(thin())
-def test_directions_that_vanished_are_not_kept(q: F32) -> None:
-    ours, specified = poisoned(q.shape, np.float32), poisoned(q.shape, np.float32)
-    assert keep_directions(q, ours) == reference.keep_directions(q, specified)
+def test_verdicts_equal_reference(factor: F32) -> None:
+    found = poisoned(factor.shape[:1], np.uint32)
+    judge_rows(factor, found)
+    assert same_bits(found, judged(factor))
+
+
+def test_a_row_lives_by_one_element_and_minus_zero_is_none() -> None:
+    factor = np.full((5, 999), -0.0, np.float32)
+    factor[1:4, 998] = 1e-45, np.nan, -np.inf
+    verdicts = poisoned(5, np.uint32)
+    judge_rows(factor, verdicts)
+    assert (verdicts == [ZERO, ALIVE, SPOILED, SPOILED, ZERO]).all()
+
+
+NOISE = Noise(seed=3, stream=2**40, step=-1, parameter=5)
+
+
+@given(thin(), st.sampled_from((0, 1, 2**40 + 3)))
+def test_kept_directions_equal_reference(factor: F32, start: int) -> None:
+    ours, specified = poisoned(factor.shape, np.float32), poisoned(factor.shape, np.float32)
+    verdicts, noise = judged(factor), NOISE._replace(start=start)
+    keep_directions(factor, ours, verdicts, noise)
+    reference.keep_directions(factor, specified, verdicts, noise)
     assert same_bits(ours, specified)
+
+
+def test_directions_that_vanished_are_drawn_anew_by_the_numbers_of_their_places() -> None:
+    factor = np.random.default_rng(0).standard_normal((3, 17)).astype(np.float32)
+    factor[1] = 0
+    kept, verdicts = poisoned(factor.shape, np.float32), poisoned(3, np.uint32)
+    judge_rows(factor, verdicts)
+    keep_directions(factor, kept, verdicts, NOISE)
+    words = np.empty(17, np.uint32)
+    random_words(words, **NOISE._replace(start=17)._asdict())
+    due = (words.astype(np.float64) - 2**31) / 2**31
+    assert same_bits(kept[::2], factor[::2])
+    assert same_bits(kept[1], due.astype(np.float32))
+    keep_directions(factor, factor, verdicts, NOISE)
+    assert same_bits(kept, factor)
+
+
+def test_no_direction_of_a_spoiled_factor_is_kept() -> None:
+    factor = np.ones((3, 17), np.float32)
+    kept = poisoned(factor.shape, np.float32)
+    before = kept.copy()
+    keep_directions(factor, kept, np.array([ALIVE, ZERO, SPOILED], np.uint32), NOISE)
+    assert same_bits(kept, before)
 
 
 def test_split_conserves_the_matrix() -> None:

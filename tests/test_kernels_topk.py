@@ -183,7 +183,7 @@ def test_scatter_add_equals_reference_with_repeated_indices(
 
 def test_scatter_add_with_a_bad_index_writes_nothing() -> None:
     out = np.zeros(4, np.float32)
-    with pytest.raises(ValueError, match="index 4 is not below 4"):
+    with pytest.raises(ValueError, match="not all of the 2 indices are below 4"):
         scatter_add(np.array([0, 4], np.uint32), np.ones(2, np.float32), out)
     assert (out == 0).all()
 

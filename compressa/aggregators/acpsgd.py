@@ -121,22 +121,19 @@ class ACPSGDAggregator(Aggregator):
         for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
             gradients[i].copy_(place)
         for i, m in enumerate(views):
-            if all_finite(moving.sums.factors[i]):
-                self._finish(i, m, turn)
-            else:
-                self._matrices[i].spoil(gradients)
+            self._finish(i, m, turn)
 
     def _finish(self, i: int, m: F32, turn: Turn) -> None:
         """Keep what the own factor missed, and write the mean's product to the gradient."""
         _, moving = self._sides(turn)
-        mean = moving.sums.factors[i]
-        self._matrices[i].keep_rest(m, *self._factors(i, moving.sent[i], turn), turn)
-        p, q = self._factors(i, mean, turn)
-        lowrank.low_rank_product(p, q, m)
-        moving.directions[i].keep(mean, turn)
+        mean, verdicts = moving.sums.factors[i], moving.sums.judge(i)
+        own = self._factors(i, moving.sent[i], turn)
+        self._matrices[i].keep_rest(m, *own, verdicts, turn)
+        lowrank.low_rank_product(*self._factors(i, mean, turn), m, verdicts)
+        moving.directions[i].keep(mean, verdicts, turn)
 
     def rollback(self, turn: Turn) -> None:
-        """Add the own product back to the residual: then it is M again."""
+        """Add the own product back to the residual: then it is M again. Waits for a GPU."""
         _, moving = self._sides(turn)
         for i, matrix in enumerate(self._matrices):
             if all_finite(moving.sums.factors[i]):

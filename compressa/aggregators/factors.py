@@ -23,10 +23,12 @@ from compressa.arrays import as_array
 from compressa.collectives.combine import DenseSum
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
-from compressa.kernels import lowrank, philox
+from compressa.kernels import lowrank
+from compressa.kernels.philox import Noise
 from compressa.parameters import Layout, ParameterInfo, Segment
 
 F32 = npt.NDArray[np.float32]
+U32 = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,10 +123,6 @@ class Matrix:
         self.held = held_back(g, turn)
         return as_array(g).reshape(self.rows, self.columns)
 
-    def spoil(self, gradients: Sequence[torch.Tensor]) -> None:
-        """Let the whole gradient be NaN: some rank overflowed, and every rank must see it."""
-        gradients[self.gradient].fill_(torch.nan)
-
     def left(self, g: F32, q: F32, p: F32, turn: Turn) -> None:
         """Set g = M, and P = M Q."""
         lowrank.left_factor(g, q, p, **self._added(turn))
@@ -133,9 +131,14 @@ class Matrix:
         """Set g = M, and Q = M^T P."""
         lowrank.right_factor(g, p, q, **self._added(turn))
 
-    def keep_rest(self, m: F32, p: F32, q: F32, turn: Turn) -> None:
-        """Replace `m` by P Q^T, and keep what that misses, on top of a residual that waits."""
-        lowrank.split_low_rank(m, p, q, self.residual, turn.loss_scale, held=self.held)
+    def keep_rest(self, m: F32, p: F32, q: F32, verdicts: U32, turn: Turn) -> None:
+        """Replace `m` by P Q^T, and keep what that misses, on top of a residual that waits.
+
+        Where a mean is spoiled, `m` becomes NaN: some rank overflowed, and every rank must see it.
+        """
+        lowrank.split_low_rank(
+            m, p, q, self.residual, turn.loss_scale, held=self.held, verdicts=verdicts
+        )
 
     def give_back(self, p: F32, q: F32, turn: Turn) -> None:
         """Add P Q^T to the residual: then it is M again."""
@@ -165,34 +168,33 @@ class Directions:
     def __init__(
         self, kind: str, parameter: ParameterInfo, shape: tuple[int, int], stream: int, world: World
     ) -> None:
-        self._parameter = parameter
-        self._stream = stream
-        self._seed = world.seed
-        self._vector = world.state.vector(
-            kind, parameter, math.prod(shape), Merge.FIRST, lambda new: self._draw(new, 0)
+        self._noise = Noise(world.seed, stream, 0, parameter.index)
+        vector = world.state.vector(
+            kind, parameter, math.prod(shape), Merge.FIRST, lambda new: self._draw(new, shape)
         )
-        self.rows: F32 = as_array(self._vector).reshape(*shape)
+        self.rows: F32 = as_array(vector).reshape(*shape)
 
-    def keep(self, factor: F32, turn: Turn) -> None:
+    def keep(self, factor: F32, verdicts: U32, turn: Turn) -> None:
         """Keep a factor; a row that came out zero would stay zero for ever, and is drawn anew."""
-        if not lowrank.keep_directions(factor, self.rows):
-            self._draw(self._vector, turn.step + 1)
-            lowrank.keep_directions(factor, self.rows)
+        noise = self._noise._replace(step=turn.step + 1)
+        lowrank.keep_directions(factor, self.rows, verdicts, noise)
 
-    def _draw(self, vector: torch.Tensor, step: int) -> None:
-        """Fill with uniform numbers in [-1, 1)."""
-        words = torch.empty(vector.numel(), dtype=torch.int32, device=vector.device)
-        where = {"step": step, "parameter": self._parameter.index}
-        bits = as_array(words.view(torch.uint32))
-        philox.random_words(bits, seed=self._seed, stream=self._stream, **where)
-        # With the first bit turned round, a word less 2**31 is what it reads as with a sign.
-        vector.copy_(words.bitwise_xor_(-(2**31))).mul_(2.0**-31)
+    def _draw(self, zeros: torch.Tensor, shape: tuple[int, int]) -> None:
+        rows, verdicts = as_array(zeros).reshape(*shape), _verdicts(shape[0], zeros.device)
+        lowrank.judge_rows(rows, verdicts)
+        lowrank.keep_directions(rows, rows, verdicts, self._noise)
+
+
+def _verdicts(count: int, device: torch.device) -> U32:
+    """Room for verdicts on so many rows."""
+    return as_array(torch.empty(count, dtype=torch.int32, device=device).view(torch.uint32))
 
 
 class FactorSum:
     """The buffer of one all-reduce: a factor of each matrix, then the vectors.
 
-    Factors and vectors are views of it, so that nothing is copied.
+    Factors and vectors are views of it, so that nothing is copied. Factors that are no multiple of
+    16 bytes come after those that are, which begin where a GPU reads 16 bytes at once.
 
     Args:
         shapes: Of each factor, [approx_rank, length].
@@ -209,13 +211,16 @@ class FactorSum:
         self, shapes: Sequence[tuple[int, int]], vectors: Sequence[int], world: World
     ) -> None:
         sizes = [math.prod(shape) for shape in shapes]
+        order = sorted(range(len(sizes)), key=lambda i: sizes[i] % 4 != 0)
         # A bare number costs more than the division, and a GPU multiplies by its inverse.
         self._ranks = torch.tensor(float(world.size), device=world.device)
         self._buffer = torch.zeros(sum(sizes) + sum(vectors), device=world.device)
-        views = torch.split(self._buffer, [*sizes, *vectors])
-        self.values = views[: len(sizes)]
+        views = torch.split(self._buffer, [*(sizes[i] for i in order), *vectors])
+        places = dict(zip(order, views, strict=False))
+        self.values = [places[i] for i in range(len(sizes))]
         self.factors = [as_array(x).reshape(*s) for x, s in zip(self.values, shapes, strict=True)]
         self.vectors = views[len(sizes) :]
+        self._verdicts = [_verdicts(shape[0], world.device) for shape in shapes]
         self._sum = DenseSum(self._buffer, world.rank, world.size)
         largest = max(self._sum.shard_bytes(shard) for shard in range(world.size))
         self._scratch = LazyBuffers(world, largest)
@@ -234,3 +239,8 @@ class FactorSum:
         """Divide by the number of ranks; return the request that adds up."""
         self._buffer.div_(self._ranks)
         return AllReduce(self._sum, self._scratch)
+
+    def judge(self, i: int) -> U32:
+        """Find out whether a mean is finite, and which of its rows are zeros."""
+        lowrank.judge_rows(self.factors[i], self._verdicts[i])
+        return self._verdicts[i]

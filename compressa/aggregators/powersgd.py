@@ -87,29 +87,20 @@ class PowerSGDAggregator(Aggregator):
         for i, place in zip(self._vectors, self._first.vectors, strict=True):
             gradients[i].copy_(place)
         if self._matrices:
-            yield from self._second_half(gradients, views, turn)
+            yield from self._second_half(views, turn)
 
-    def _second_half(
-        self, gradients: Sequence[torch.Tensor], views: Sequence[F32], turn: Turn
-    ) -> Rounds:
+    def _second_half(self, views: Sequence[F32], turn: Turn) -> Rounds:
         for m, p, q in zip(views, self._first.factors, self._second.factors, strict=True):
             lowrank.orthonormalize(p)
             lowrank.right_factor(m, p, q)
         yield self._second.mean()
         for i, m in enumerate(views):
-            if all_finite(self._second.factors[i]):
-                self._finish(i, m, turn)
-            else:
-                self._matrices[i].spoil(gradients)
-
-    def _finish(self, i: int, m: F32, turn: Turn) -> None:
-        """Write the product to the gradient, and what it missed to the residual."""
-        p, q = self._first.factors[i], self._second.factors[i]
-        self._matrices[i].keep_rest(m, p, q, turn)
-        self._directions[i].keep(q, turn)
+            p, q, verdicts = self._first.factors[i], self._second.factors[i], self._second.judge(i)
+            self._matrices[i].keep_rest(m, p, q, verdicts, turn)
+            self._directions[i].keep(q, verdicts, turn)
 
     def rollback(self, turn: Turn) -> None:
-        """Add the product back to the residual: then it is M again."""
+        """Add the product back to the residual: then it is M again. Waits for a GPU."""
         factors = zip(self._matrices, self._first.factors, self._second.factors, strict=True)
         for matrix, p, q in factors:
             if all_finite(q):

@@ -142,8 +142,13 @@ class _Selection:
 
     @property
     def places(self) -> torch.Tensor:
-        """The indices as torch takes them."""
-        return self._places.copy_(self._bits).bitwise_and_(0xFFFFFFFF)
+        """The indices as torch takes them.
+
+        Where a GPU's answers come later, they may not be what they should be, and torch would write
+        beside the array.
+        """
+        last = self.scope.segment.elems - 1
+        return self._places.copy_(self._bits).bitwise_and_(0xFFFFFFFF).clamp_(max=last)
 
 
 class ScaleComAggregator(Aggregator):
@@ -197,11 +202,8 @@ class ScaleComAggregator(Aggregator):
             out = chosen.scope.of(gradients)
             if self._hyper.beta < 1.0:
                 self._filter(i, out, turn)
-            if out.is_cuda:  # where the kernel would look at the indices first, and wait
-                out.index_add_(0, chosen.places, chosen.mean, alpha=turn.loss_scale)
-            else:
-                arrays = chosen.indices, as_array(chosen.mean), as_array(out)
-                scatter_add(*arrays, weight=turn.loss_scale)
+            arrays = chosen.indices, as_array(chosen.mean), as_array(out)
+            scatter_add(*arrays, weight=turn.loss_scale)
 
     def rollback(self, turn: Turn) -> None:
         """Put back what was taken; a filter took a part only."""
@@ -240,10 +242,7 @@ class ScaleComAggregator(Aggregator):
         select_top_k(as_array(p), chosen.indices.size, chosen.indices, as_array(values))
 
     def _read_indices(self, everyone: Mapping[int, torch.Tensor], turn: Turn) -> None:
-        """Check every payload, then the leader's indices, before they are used.
-
-        Indices come from outside, so those that a GPU has are waited for, scope by scope.
-        """
+        """Check every payload, then the leader's indices, before they are used."""
         leader = self.leader(turn)
         for sender in self._world.peers:
             due = self._payload.numel() - HEADER_BYTES if sender == leader else 0

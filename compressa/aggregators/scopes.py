@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 
 import torch
 
+from compressa.aggregators.at_once import AtOnce
 from compressa.aggregators.base import State, Turn, World
 from compressa.aggregators.feedback import FeedbackRule, Residual
 from compressa.arrays import put, scratch_tensor, widened
-from compressa.codecs.base import Bounded, Codec, Draw
+from compressa.codecs.base import Bounded, Codec, Decoder, Draw
 from compressa.codecs.payload import (
     HEADER_BYTES,
     Header,
@@ -139,6 +141,8 @@ def _in_pieces(codec: Codec, out: torch.Tensor, work: Callable[[Cut, torch.Tenso
 class ScopePayload:
     """Encodes and decodes a fixed list of scopes; offsets are worked out once.
 
+    On a GPU all scopes go at once where the codec can do that and nothing else is done to a scope.
+
     Args:
         codec: The codec of all scopes.
         unit: Number of the unit.
@@ -168,6 +172,12 @@ class ScopePayload:
         self.elems = sum(scope.segment.elems for scope in scopes)
         check_countable(codec.name, self.elems, self.body_bytes)
         self.residuals = residuals_of(scopes, feedback, world)
+        self._feedback = feedback
+        self._lengths_tell_all = self.exact and type(codec).check is Codec.check
+        self._at_once: AtOnce | None = None
+        if world.device.type == "cuda" and self.exact and self.scopes:
+            *starts, end = accumulate(map(_aligned, self._sizes), initial=HEADER_BYTES)
+            self._at_once = AtOnce(codec, self.scopes, starts, end, world.state, feedback)
 
     @property
     def exact(self) -> bool:
@@ -186,13 +196,31 @@ class ScopePayload:
         return Draw(self._world.seed, turn.step, index, segment.start, sender, owner)
 
     def encode(
-        self, gradients: Sequence[torch.Tensor], turn: Turn, payload: torch.Tensor
+        self,
+        gradients: Sequence[torch.Tensor],
+        turn: Turn,
+        payload: torch.Tensor,
+        *,
+        owner: bool = False,
     ) -> torch.Tensor:
-        """Encode all scopes of `gradients`; return the filled front of `payload`."""
+        """Encode all scopes of `gradients`; return the filled front of `payload`.
+
+        Args:
+            gradients: The unit's gradients.
+            turn: The step.
+            payload: Memory for the payload.
+            owner: Whether they are the mean, which the owner of a shard encodes.
+        """
+        at_once = self._at_once
+        encoder = at_once.encoder(gradients, turn, payload) if at_once else None
+        if encoder:
+            scale = 1.0 if self._feedback is None else turn.loss_scale
+            encoder.encode(self.draw(self.scopes[0], turn, owner=owner), scale)
+            return self.seal(payload, turn, self.body_bytes)
         offset = HEADER_BYTES
         for scope, residual in zip(self.scopes, self.residuals, strict=True):
             place = self.place(payload, offset, scope)
-            x, draw = scope.of(gradients), self.draw(scope, turn)
+            x, draw = scope.of(gradients), self.draw(scope, turn, owner=owner)
             length = encode(self.codec, x, residual, place, draw, turn)
             offset = self.advance(payload, offset, length)
         return self.seal(payload, turn, offset - HEADER_BYTES)
@@ -217,6 +245,8 @@ class ScopePayload:
     def check(self, payload: torch.Tensor, turn: Turn, sender: int) -> None:
         """Raise PayloadError unless the payload is what `sender` owes for `turn`."""
         check_header(payload, self._header(turn, self.body_bytes), sender, self.exact)
+        if self._lengths_tell_all:
+            return
         for scope, part in self.parts(payload):
             self.codec.check(part, scope.segment.elems)
 
@@ -229,6 +259,10 @@ class ScopePayload:
         sender: int,
     ) -> None:
         """Add `weight` times the decoded scopes to `gradients`, which are float32."""
+        decoder = self._decoder(gradients, [payload])
+        if decoder:
+            decoder.decode_add(payload, weight)
+            return
         for scope, part in self.parts(payload):
             draw = self.draw(scope, turn, rank=sender)
             self.codec.decode_add(part, scope.of(gradients), weight, draw)
@@ -237,6 +271,10 @@ class ScopePayload:
         self, payloads: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn
     ) -> None:
         """Write the mean of what all ranks sent, given by rank, to `gradients`."""
+        decoder = self._decoder(gradients, payloads)
+        if decoder:
+            decoder.decode_sum(payloads, 1.0 / len(payloads))
+            return
         parts = [self.parts(payload) for payload in payloads]
         for i, scope in enumerate(self.scopes):
             sent = [(p[i][1], self.draw(scope, turn, rank=r)) for r, p in enumerate(parts)]
@@ -246,6 +284,10 @@ class ScopePayload:
         self, payload: torch.Tensor, gradients: Sequence[torch.Tensor], turn: Turn, sender: int
     ) -> None:
         """Write the decoded scopes to `gradients`."""
+        decoder = self._decoder(gradients, [payload])
+        if decoder:
+            decoder.decode(payload)
+            return
         for scope, part in self.parts(payload):
             draw = self.draw(scope, turn, owner=True, rank=sender)
             decode(self.codec, part, scope.of(gradients), draw)
@@ -257,6 +299,16 @@ class ScopePayload:
                 sent = torch.empty(scope.segment.elems, device=payload.device)
                 self.codec.decode(part, sent, self.draw(scope, turn))
                 residual.give_back(sent, turn)
+
+    def _decoder(
+        self, gradients: Sequence[torch.Tensor], payloads: Sequence[torch.Tensor]
+    ) -> Decoder | None:
+        """What decodes all scopes of payloads at once; None if each has to go by itself."""
+        decoder = self._at_once.decoder(gradients) if self._at_once else None
+        if decoder:
+            for payload in payloads:
+                self._check_end(payload, self.wire_bytes)
+        return decoder
 
     def _header(self, turn: Turn, body_bytes: int) -> Header:
         wire_id = self.codec.wire_id
@@ -273,11 +325,16 @@ class ScopePayload:
                 offset += _LENGTH_BYTES
             parts.append((scope, payload[offset : offset + length]))
             offset += _aligned(length)
-        if offset != payload.numel():
-            raise PayloadError(f"a payload's scopes end at byte {offset} of {payload.numel()}")
+        self._check_end(payload, offset)
         return parts
 
+    @staticmethod
+    def _check_end(payload: torch.Tensor, end: int) -> None:
+        if payload.numel() != end:
+            raise PayloadError(f"a payload's scopes end at byte {end} of {payload.numel()}")
+
     def _scope_length(self, payload: torch.Tensor, offset: int, most: int) -> int:
+        """Return the length that a payload says a scope has; waits for a GPU."""
         if offset + _LENGTH_BYTES > payload.numel():
             raise PayloadError("a payload ends before its last scope begins")
         length = int(payload[offset : offset + 4].view(torch.int32).item()) & 0xFFFFFFFF
@@ -287,7 +344,10 @@ class ScopePayload:
 
 
 def held_back(x: torch.Tensor, turn: Turn) -> bool:
-    """Whether a scope's residual must wait: its parameter may be unused on every rank."""
+    """Whether a scope's residual must wait: its parameter may be unused on every rank.
+
+    Where zeros are to be held, a GPU is waited for.
+    """
     return turn.hold_zeros and not bool(x.any())
 
 

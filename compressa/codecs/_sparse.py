@@ -179,9 +179,7 @@ class SparseForm:
             bitpack.unpack_bits(packed, bitpack.index_width(n), indices)
             bitpack.check_increasing(indices, n)
         elif kind == "bitmap":
-            count = bitpack.unpack_bitmap(packed, n, indices)
-            if count != indices.size:
-                raise ValueError(f"the bitmap has {count} bits set, not {indices.size}")
+            bitpack.unpack_bitmap(packed, n, indices)
         else:
             elias_fano.unpack_increasing(packed, n, indices)
 

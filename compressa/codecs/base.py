@@ -8,7 +8,7 @@ no state and never talks to a network. Error feedback is a wrapper, but a codec 
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -105,6 +105,61 @@ class Draw:
         """
         whose = stream << 24 | int(self.owner) << 23 | self.rank
         return Noise(self.seed, whose, self.step, self.parameter, self.start)
+
+
+@dataclass(frozen=True)
+class Item:
+    """One scope of several that are worked on at once.
+
+    Attributes:
+        values: What is encoded, or overwritten; as `x` or `out` of `Codec.decode_sum`.
+        start: Byte at which the scope's bytes begin in a payload; a multiple of 8.
+        parameter: Of its `Draw`.
+        first: The `Draw`'s `start`.
+        residual: As in `Codec.encode_feedback`; None for no feedback.
+    """
+
+    values: torch.Tensor
+    start: int
+    parameter: int
+    first: int
+    residual: torch.Tensor | None = None
+
+
+class Encoder(ABC):
+    """Encodes scopes of one payload at once, where they were when it was made.
+
+    It keeps the addresses of their values, not the memory: that is the caller's to keep.
+    """
+
+    @abstractmethod
+    def encode(self, draw: Draw, scale: float) -> None:
+        """Write every scope's payload, as `Codec.encode` and `encode_feedback` do.
+
+        Args:
+            draw: Of any of the scopes.
+            scale: The loss scale.
+        """
+
+
+class Decoder(ABC):
+    """Decodes payloads of several scopes at once, to where these were when it was made.
+
+    It keeps the addresses of their values, not the memory: that is the caller's to keep. Payloads
+    are of the length that it was made for.
+    """
+
+    @abstractmethod
+    def decode(self, payload: torch.Tensor) -> None:
+        """Decode, as `Codec.decode` does, and round what is not float32 once."""
+
+    @abstractmethod
+    def decode_add(self, payload: torch.Tensor, weight: float) -> None:
+        """Add to the values, which are float32 then, as `Codec.decode_add` does."""
+
+    @abstractmethod
+    def decode_sum(self, payloads: Sequence[torch.Tensor], weight: float) -> None:
+        """Write the sum, as `Codec.decode_sum` does."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,6 +305,28 @@ class Codec(Compressor):
         for payload, draw in payloads:
             self.decode_add(payload, out, weight, draw)
 
+    def encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
+        """Return what encodes scopes at once; None if each goes by itself, as on a CPU.
+
+        To start a kernel takes Python and a GPU longer than a small scope takes the kernel.
+
+        Args:
+            items: The scopes, with all arrays that a payload needs.
+            payload: What they are encoded to; kept.
+        """
+        return None
+
+    def decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
+        """Return what decodes scopes at once; None if each goes by itself.
+
+        Only a codec whose `size` is Fixed, and whose decoding takes no draw, may have one.
+
+        Args:
+            items: The scopes.
+            payload_bytes: Bytes of the payloads that hold them.
+        """
+        return None
+
     def cut(self, payload: torch.Tensor, elems: int, start: int, stop: int) -> torch.Tensor:
         """Return what decodes to elements `start` to `stop` of a payload of `elems` elements.
 
@@ -296,9 +373,12 @@ __all__ = [
     "Bounded",
     "Codec",
     "Contraction",
+    "Decoder",
     "Draw",
+    "Encoder",
     "Fixed",
     "Granularity",
+    "Item",
     "Reduction",
     "Unbiased",
 ]

@@ -84,6 +84,21 @@ class Communication:
         """End everything under way with an error; only the first one counts."""
         self.post(lambda: self._fail(error))
 
+    def judge(self, *, wait: bool = False) -> None:
+        """Look at what the device has found by now of what arrived; from any thread.
+
+        Args:
+            wait: Until it has looked at everything.
+
+        Raises:
+            PayloadError: Something is not what is due; everything under way is ended.
+        """
+        try:
+            self._lane.judge(wait=wait)
+        except CompressaError as error:
+            self.fail(error)
+            raise
+
     def close(self, timeout_s: float) -> None:
         """End the threads and the transport."""
         self.post(self._end)
@@ -112,6 +127,7 @@ class Communication:
             if time.monotonic() - checked_s > _TICK_S:
                 checked_s = time.monotonic()
                 self._call(self._check_deadline)
+                self._call(self._lane.judge)
 
     def _end(self) -> None:
         self._closing = True
@@ -156,7 +172,8 @@ class Communication:
         started_s = time.perf_counter()
         value, failure = None, None
         try:
-            with resources_for(f"the unit {task.name}"):
+            what = f"the unit {task.name}"
+            with resources_for(what), self._lane.checking(f"{what} in step {task.step}"):
                 value = operation.work()
         except CompressaError as error:
             failure = error

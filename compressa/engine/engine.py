@@ -154,9 +154,10 @@ class Engine:
         return ticket
 
     def check(self) -> None:
-        """Raise the error that ended this engine, if there is one."""
+        """Raise the error that ended this engine, or ends it now: an arrival that is not due."""
         if self._error is not None:
             raise self._error
+        self._communication.judge()
 
     def wait(self, futures: Sequence[Future[None]]) -> None:
         """Block until all are done; raise the engine's error if it fails first."""
@@ -186,7 +187,12 @@ class Engine:
         self._communication.fail(error)
 
     def settle(self) -> None:
-        """Give back what a skipped step sent; residuals are final afterwards."""
+        """Give back what a skipped step sent; residuals are final afterwards.
+
+        Raises:
+            PayloadError: What arrived in the last steps was not what is due.
+        """
+        self._communication.judge(wait=True)
         with self._lock:
             self._give_back()
         self.lane.join()

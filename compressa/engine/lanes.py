@@ -3,19 +3,25 @@
 On a CPU, what a thread has done is done. On a GPU, a thread only enqueues: the engine's threads all
 use one stream of high priority, so that compression goes between the kernels of backward instead
 of after them. Events order it with the streams on which gradients are made and used, and no
-thread waits for the GPU.
+thread waits for the GPU, but for a number that it can not go on without. What has arrived is
+checked there, too: what the checks have found is judged when the GPU has come so far, which is
+after the next kernels have worked on it.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 
+from compressa.arrays import as_array
 from compressa.engine.cores import work_alone
-from compressa.errors import BackendUnavailable
+from compressa.errors import BackendUnavailable, PayloadError
 from compressa.kernels import KernelUnavailable, cuda
 
 Mark = torch.cuda.Event | None
@@ -53,10 +59,55 @@ class Lane:
     def join(self) -> None:
         """What the caller does from now on comes after what this lane was given."""
 
+    def checking(self, what: str) -> AbstractContextManager[Any]:
+        """Have checks of what arrived meanwhile answered when it suits the device.
+
+        Args:
+            what: Whatever is decoded, for the message of `judge`.
+        """
+        return nullcontext()
+
+    def judge(self, *, wait: bool = False) -> None:
+        """Look at the answers that have come; from any thread.
+
+        Args:
+            wait: For all others to come, too.
+
+        Raises:
+            PayloadError: A check has found a fault.
+        """
+
     @property
     def devices(self) -> list[torch.device] | None:
         """The devices of a future whose value is made on this lane."""
         return None
+
+
+class _Answer:
+    """Whether checks have found a fault: a number on the GPU, and what is known of it.
+
+    It stays 0 as long as all is well, so that it can serve again and again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)
+        self.what = ""
+        self._known = torch.zeros(1, dtype=torch.int64, pin_memory=True)
+        self._come = torch.cuda.Event()
+
+    def fetch(self, stream: torch.cuda.Stream) -> None:
+        """Have the stream tell it after all that it was given."""
+        self._known.copy_(self.number, non_blocking=True)
+        self._come.record(stream)
+
+    def has_come(self, wait: bool) -> bool:
+        if wait:
+            self._come.synchronize()
+        return wait or self._come.query()
+
+    @property
+    def fault(self) -> bool:
+        return bool(self._known.item())
 
 
 class CudaLane(Lane):
@@ -76,6 +127,9 @@ class CudaLane(Lane):
         with torch.cuda.device(device), resources_for(f"kernels on {device}"):
             cuda.check_available()
         self.stream = torch.cuda.Stream(device, priority=-1)
+        self._lock = threading.Lock()
+        self._due: deque[_Answer] = deque()
+        self._free: list[_Answer] = []
 
     def adopt(self) -> None:
         """Besides, make the stream the thread's current one."""
@@ -104,6 +158,37 @@ class CudaLane(Lane):
     def join(self) -> None:
         """The caller's current stream waits for this one."""
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    @contextmanager
+    def checking(self, what: str) -> Iterator[None]:
+        """No check of this thread, one of the engine's, waits; all of them share an answer."""
+        made: list[_Answer] = []
+
+        def make() -> Any:
+            with self._lock:
+                made.append(self._free.pop() if self._free else _Answer(self.device))
+            return as_array(made[0].number).view(np.uint64)
+
+        with cuda.answers_later(make):
+            yield
+            for answer in made:
+                answer.what = what
+                answer.fetch(self.stream)
+                with self._lock:
+                    self._due.append(answer)
+
+    def judge(self, *, wait: bool = False) -> None:
+        """Look at the answers in the order in which they come."""
+        with self._lock:
+            while self._due and self._due[0].has_come(wait):
+                answer = self._due.popleft()
+                if answer.fault:
+                    raise PayloadError(
+                        f"what arrived for {answer.what} failed a check on the GPU: its header or "
+                        "its indices are not what is due; that step's gradients are not to be "
+                        "trusted: go on from an earlier checkpoint"
+                    )
+                self._free.append(answer)
 
     @property
     def devices(self) -> list[torch.device]:

@@ -24,11 +24,11 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
+from ..lowrank import BLOCK
 from ._intrinsic import intrinsic
 
 ROWS = 4
 LANES = 16
-BLOCK = 2048  # columns whose lanes are summed up together
 _AHEAD = 256  # columns
 
 _FLOAT = ir.FloatType()

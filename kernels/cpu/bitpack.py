@@ -114,7 +114,20 @@ def _list_bits(bitmap: U8, indices: U32) -> None:
 
 
 @jit
-def _is_increasing(indices: U32) -> bool:
+def _unpack_bitmap(bitmap: U8, n: int, indices: U32) -> bool:
+    if n & 7 and bitmap[-1] >> (n & 7):
+        return False
+    right = _count_bits(bitmap) == indices.size
+    if right:
+        _list_bits(bitmap, indices)
+    return right
+
+
+@jit
+def below(indices: U32, n: int) -> bool:
+    """Whether the indices are increasing numbers below n."""
+    if indices.size and np.int64(indices[-1]) >= n:
+        return False
     wrong = np.uint32(0)
     before, after = indices[:-1], indices[1:]
     for i in range(after.size):
@@ -128,12 +141,6 @@ def _largest(indices: U32) -> np.uint32:
     for i in range(indices.size):
         largest = max(largest, indices[i])
     return largest
-
-
-@jit
-def below(indices: U32, n: int) -> bool:
-    """Whether the indices, at least one, are increasing numbers below n."""
-    return bool(np.int64(indices[-1]) < n and _is_increasing(indices))
 
 
 def pack_bits(values: U32, width: int, out: U8) -> None:
@@ -164,21 +171,16 @@ def pack_bitmap(indices: U32, n: int, out: U8) -> None:
     _set_bits(indices, out)
 
 
-def count_bitmap(bitmap: U8) -> int:
-    """Number of bits that are set."""
-    return int(_count_bits(bitmap))
+def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> bool:
+    """Write the positions of the set bits if they are as many as indices, and all below n."""
+    return bool(_unpack_bitmap(bitmap, n, indices))
 
 
-def unpack_bitmap(bitmap: U8, indices: U32) -> None:
-    """Write the positions of the set bits; there is room for all of them."""
-    _list_bits(bitmap, indices)
+def are_below(indices: U32, n: int) -> bool:
+    """Whether all indices are below n; a short list would wait for NumPy's own maximum."""
+    return int(_largest(indices)) < n
 
 
-def largest(indices: U32) -> int:
-    """The largest index; a short list would wait for NumPy's own."""
-    return int(_largest(indices))
-
-
-def is_increasing(indices: U32) -> bool:
-    """Whether each index is larger than the one before."""
-    return bool(_is_increasing(indices))
+def is_increasing(indices: U32, n: int) -> bool:
+    """Whether each index is larger than the one before, and the last below n."""
+    return bool(below(indices, n))

@@ -10,61 +10,98 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import F32, F64
-from ..lowrank import DEPENDENT, PANEL
+from .._arrays import F32, F64, U32
+from ..lowrank import ALIVE, BLOCK, DEPENDENT, PANEL, SPOILED, ZERO
+from ..philox import Noise
 from ..scratch import scratch
 from ..threads import over_slices
+from ._dots import sum_products
 from ._feedback import factors_of
 from ._jit import jit
 from ._skinny import ROWS, add_products, multiply_rows, split_rows
-from ._tree import LANES, add_terms, halve
+from .philox import random_words
 
-_TERMS = 16 * LANES  # one piece of a sum: small enough for the first-level cache
-
-
-@jit
-def _products(a: F32, b: F32, terms: F64) -> None:
-    for i in range(a.size):
-        terms[i] = np.float64(a[i]) * np.float64(b[i])
+_PIECE = 512  # elements of a sum of rows: small enough for the first-level cache
 
 
 @jit
-def _dot(a: F32, b: F32, terms: F64, lanes: F64) -> float:
-    lanes[:] = 0.0
-    for low in range(0, a.size, _TERMS):
-        high = min(low + _TERMS, a.size)
-        _products(a[low:high], b[low:high], terms)
-        add_terms(terms[: high - low], lanes)
-    return halve(lanes)
+def _products(p: F32, found: F64) -> None:
+    """<p[j], p[k]> for every k up to j."""
+    found[:] = 0.0
+    for low in range(0, p.shape[1], BLOCK):
+        high = min(low + BLOCK, p.shape[1])
+        for j in range(p.shape[0]):
+            for k in range(j + 1):
+                found[j, k] += sum_products(p[j, low:high], p[k, low:high])
 
 
 @jit
-def _subtract(row: F32, factor: float, direction: F32) -> None:
+def _share_out(products: F64, j: int, of: F64, shares: F64) -> float:
+    """How much of row j lies along each row before it; returns the square of what is left."""
+    left = products[j, j]
+    for k in range(j):
+        shares[k] = 0.0
+        for i in range(k + 1):
+            shares[k] += of[k, i] * products[j, i]
+    for k in range(j):
+        left -= shares[k] * shares[k]
+    return float(left)
+
+
+@jit
+def _combinations(products: F64, again: bool, of: F64) -> None:
+    """Of which rows each row is made."""
+    of[:] = 0.0
+    shares = np.empty(products.shape[0], np.float64)
+    for j in range(products.shape[0]):
+        left = _share_out(products, j, of, shares)
+        if not np.isfinite(left):
+            of[j, : j + 1] = np.nan
+        elif left > (0.25 if again else DEPENDENT * DEPENDENT * products[j, j]):
+            for i in range(j):
+                taken = 0.0
+                for k in range(i, j):
+                    taken += shares[k] * of[k, i]
+                of[j, i] = -taken / np.sqrt(left)
+            of[j, j] = 1.0 / np.sqrt(left)
+
+
+@jit
+def _add_share(share: float, row: F32, total: F64) -> None:
     for i in range(row.size):
-        row[i] = np.float32(np.float64(row[i]) - factor * np.float64(direction[i]))
+        total[i] += share * np.float64(row[i])
 
 
 @jit
-def _normalize(row: F32, before: float, after: float) -> None:
-    if not np.isfinite(after):
-        row[:] = np.float32(np.nan)
-    elif after > DEPENDENT * before:
-        for i in range(row.size):
-            row[i] = np.float32(np.float64(row[i]) / after)
-    else:
-        row[:] = np.float32(0)
+def _narrow(total: F64, row: F32) -> None:
+    for i in range(row.size):
+        row[i] = np.float32(total[i])
+
+
+@jit
+def _combine(p: F32, of: F64) -> None:
+    room = np.empty(_PIECE, np.float64)
+    for low in range(0, p.shape[1], _PIECE):
+        high = min(low + _PIECE, p.shape[1])
+        total = room[: high - low]
+        for j in range(p.shape[0] - 1, -1, -1):  # the rows before it are still what they were
+            total[:] = 0.0
+            for k in range(j + 1):
+                _add_share(of[j, k], p[k, low:high], total)
+            if np.isnan(of[j, j]):
+                p[j, low:high] = np.float32(np.nan)
+            else:
+                _narrow(total, p[j, low:high])
 
 
 @jit
 def _orthonormalize(p: F32) -> None:
-    terms, lanes = np.empty(_TERMS, np.float64), np.empty(LANES, np.float64)
-    for j in range(p.shape[0]):
-        row = p[j]
-        before = np.sqrt(_dot(row, row, terms, lanes))
-        for _ in range(2):
-            for i in range(j):
-                _subtract(row, _dot(p[i], row, terms, lanes), p[i])
-        _normalize(row, before, np.sqrt(_dot(row, row, terms, lanes)))
+    products = np.empty((p.shape[0], p.shape[0]), np.float64)
+    of = np.empty_like(products)
+    for again in (False, True):
+        _products(p, products)
+        _combinations(products, again, of)
+        _combine(p, of)
 
 
 @jit
@@ -196,22 +233,19 @@ def _add_up(panels: npt.NDArray[np.float32], q: F32) -> None:
 
 
 @jit
-def _is_zero(row: F32) -> bool:
-    i = 0
-    while i < row.size and row[i] == np.float32(0):
-        i += 1
-    return i == row.size
+def _judge_row(words: U32) -> int:
+    found, spoiled = np.uint32(0), False
+    for i in range(words.size):
+        size = words[i] & np.uint32(0x7FFFFFFF)
+        found |= size
+        spoiled |= size >= np.uint32(0x7F800000)
+    return SPOILED if spoiled else ALIVE if found else ZERO
 
 
 @jit
-def _keep_directions(q: F32, kept: F32) -> bool:
-    complete = True
-    for k in range(q.shape[0]):
-        if _is_zero(q[k]):
-            complete = False
-        else:
-            kept[k] = q[k]
-    return complete
+def _judge_rows(words: U32, verdicts: U32) -> None:
+    for k in range(words.shape[0]):
+        verdicts[k] = _judge_row(words[k])
 
 
 def orthonormalize(p: F32) -> None:
@@ -254,15 +288,37 @@ def right_factor(
     _add_up(panels, q)
 
 
-def low_rank_product(p: F32, q: F32, out: F32) -> None:
+def judge_rows(factor: F32, verdicts: U32) -> None:
+    """See :func:`compressa.kernels.lowrank.judge_rows`."""
+    _judge_rows(factor.view(np.uint32), verdicts)
+
+
+def low_rank_product(p: F32, q: F32, out: F32, verdicts: U32 | None = None) -> None:
     """See :func:`compressa.kernels.lowrank.low_rank_product`."""
-    _over_rows(out.shape, 1, lambda *bounds: _product(p, q, out, bounds))
+    if _is_spoiled(verdicts):
+        out.fill(np.nan)
+    else:
+        _over_rows(out.shape, 1, lambda *bounds: _product(p, q, out, bounds))
+
+
+def _is_spoiled(verdicts: U32 | None) -> bool:
+    return verdicts is not None and SPOILED in verdicts.tolist()
 
 
 def split_low_rank(
-    m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0, *, held: bool = False
+    m: F32,
+    p: F32,
+    q: F32,
+    residual: F32,
+    scale: float = 1.0,
+    *,
+    held: bool = False,
+    verdicts: U32 | None = None,
 ) -> None:
     """See :func:`compressa.kernels.lowrank.split_low_rank`."""
+    if _is_spoiled(verdicts):
+        m.fill(np.nan)
+        return
     back = factors_of(scale)[1]
 
     def work(low: int, high: int) -> None:
@@ -275,6 +331,25 @@ def split_low_rank(
     _over_rows(m.shape, ROWS, work)
 
 
-def keep_directions(q: F32, kept: F32) -> bool:
+def keep_directions(factor: F32, kept: F32, verdicts: U32, noise: Noise) -> None:
     """See :func:`compressa.kernels.lowrank.keep_directions`."""
-    return bool(_keep_directions(q, kept))
+    known = verdicts.tolist()
+    if SPOILED in known:
+        return
+    if ZERO not in known:
+        np.copyto(kept, factor)
+        return
+    for k, row in enumerate(kept):
+        if known[k] == ALIVE:
+            row[:] = factor[k]
+        else:
+            _draw(row, noise._replace(start=noise.start + k * row.size))
+
+
+def _draw(row: F32, noise: Noise) -> None:
+    """Fill with uniform numbers in [-1, 1)."""
+    words = row.view(np.uint32)
+    random_words(words, **noise._asdict())
+    words ^= np.uint32(1 << 31)
+    row[:] = words.view(np.int32)
+    row *= np.float32(2.0**-31)

@@ -46,7 +46,7 @@ def select_top_k(
 def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> None:
     """See :func:`compressa.kernels.topk.scatter_add`."""
     factor = np.float32(weight)
-    if not is_increasing(indices):
+    if not is_increasing(indices, out.size):
         _scatter_add(indices, values, out, factor)
         return
 

@@ -5,9 +5,10 @@ named with `serve`.
 """
 
 from ._gpu import Host, serve
+from ._later import answers_come_later, answers_later
 from ._work import new_answer
 
-__all__ = ["Host", "check_available", "serve"]
+__all__ = ["Host", "answers_come_later", "answers_later", "check_available", "serve"]
 
 
 def check_available() -> None:

@@ -61,33 +61,24 @@ KERNEL(clear_bytes, CTA, (u8* bytes, i64 size, const u64* refused)) {
         store_16(bytes, size, w, make_uint4(0, 0, 0, 0));
 }
 
-KERNEL(set_bits, CTA, (const u32* indices, i64 n, u8* bitmap)) {
+// An index that is too large for the bitmap is left out.
+KERNEL(set_bits, CTA, (const u32* indices, i64 n, u8* bitmap, i64 bits)) {
     for (i64 low = team_number<WARP>() * WARP; low < n; low += team_count<WARP>() * WARP) {
-        i64 i = low + team_thread<WARP>();
-        set_bit_of_lane(bitmap, i < n ? indices[i] : 0, i < n);
+        i64 i = low + team_thread<WARP>(), bit = i < n ? i64(indices[i]) : bits;
+        set_bit_of_lane(bitmap, bit, bit < bits);
     }
 }
 
-KERNEL(count_bits, CTA, (const u8* bitmap, i64 size, u64* answer)) {
-    u64 count = 0;
-    i64 words = word_count<uint4>(bitmap, size);
-    for (i64 w = team_number<1>(); w < words; w += team_count<1>()) {
-        uint4 four = load_16(bitmap, size, w);
-        count += u64(__popc(four.x) + __popc(four.y) + __popc(four.z) + __popc(four.w));
-    }
-    count = cta_scan(count).total;
-    if (threadIdx.x == 0 && count) atomicAdd(answer, count);
-}
-
-KERNEL(find_largest, CTA, (const u32* indices, i64 n, u64* answer)) {
-    u32 largest = 0;
+// Whether an index is not below `end`.
+KERNEL(find_too_large, CTA, (const u32* indices, i64 n, i64 end, u64* answer)) {
+    bool found = false;
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
+        int count = int(min(i64(4), n - i));
         u32 four[4];
-        load4(indices, i, int(min(i64(4), n - i)), four);
-        for (int u = 0; u < 4; ++u) largest = max(largest, four[u]);
+        load4(indices, i, count, four);
+        for (int u = 0; u < 4; ++u) found = found || (u < count && four[u] >= end);
     }
-    largest = team_max<CTA>(largest);
-    if (threadIdx.x == 0) atomicMax(answer, u64(largest));
+    answer_any(answer, found);
 }
 
 // Whether an index is not larger than the one before, or not below `end`.
@@ -119,16 +110,21 @@ KERNEL(count_tiles, CTA, (const u8* bitmap, i64 size, i64 tile, i64 tiles, i64* 
     }
 }
 
-// The positions are put in order in shared memory, from where neighbours go to neighbours.
+// The positions are put in order in shared memory, from where neighbours go to neighbours. The
+// answer is whether there are more than there is room for, or fewer, or a bit from the n-th on.
 KERNEL(
     list_tiles, CTA,
-    (const u8* bitmap, i64 size, i64 tile, i64 tiles, const i64* places, u32* indices)) {
+    (const u8* bitmap, i64 size, i64 tile, i64 tiles, const i64* places, i64 n, u32* indices,
+     i64 room, u64* answer)) {
     constexpr u32 ROOM = 4096;
     __shared__ u16 listed[ROOM];
     u32 me = threadIdx.x;
     i64 words = word_count<u64>(bitmap, size);
+    bool first_thread = blockIdx.x == 0 && me == 0;
+    answer_any(
+        answer, first_thread && (places[tiles] != room || (n % 8 && bitmap[size - 1] >> n % 8)));
     for (i64 t = blockIdx.x; t < tiles; t += gridDim.x) {
-        u32* to = indices + places[t];
+        i64 place = places[t];
         i64 end = min((t + 1) * tile, words);
         for (i64 low = t * tile; low < end; low += CTA) {
             u64 word = low + me < end ? load_word<u64>(bitmap, size, low + me) : 0;
@@ -139,11 +135,12 @@ KERNEL(
                 for (; word && rank < done + ROOM; word &= word - 1, ++rank)
                     listed[rank - done] = u16(64 * me + u32(__popcll(~word & (word - 1))));
                 __syncthreads();
-                u32 ready = min(ROOM, total - done);
-                for (u32 i = me; i < ready; i += CTA) to[done + i] = first + listed[i];
+                i64 at = place + done, left = max(room - at, i64(0));
+                u32 ready = u32(min(i64(min(ROOM, total - done)), left));
+                for (u32 i = me; i < ready; i += CTA) indices[at + i] = first + listed[i];
                 __syncthreads();
             }
-            to += total;
+            place += total;
         }
     }
 }

@@ -7,12 +7,12 @@ import numpy as np
 from .._arrays import U8, U32
 from ..bitpack import packed_bytes
 from ._device import CTA, device, launch
-from ._work import ask, threads_for
+from ._later import find_fault
+from ._work import threads_for
 
 _TILES = 2048
 """At most: few enough to sum their counts in one turn, and enough to keep a GPU busy."""
 _WORD_BYTES = 8  # of a bitmap that is listed
-_END = 2**32
 
 
 def pack_bits(values: U32, width: int, out: U8) -> None:
@@ -31,18 +31,16 @@ def unpack_bits(packed: U8, width: int, out: U32) -> None:
 def pack_bitmap(indices: U32, n: int, out: U8) -> None:
     """See :func:`compressa.kernels.bitpack.pack_bitmap`."""
     launch("bitpack", "clear_bytes", *threads_for(out.size, 16), out, np.int64(out.size), None)
-    arguments = indices, np.int64(indices.size), out
+    arguments = indices, np.int64(indices.size), out, np.int64(n)
     launch("bitpack", "set_bits", *threads_for(indices.size, 1), *arguments)
 
 
-def count_bitmap(bitmap: U8) -> int:
-    """Number of bits that are set; waits for the GPU."""
-    threads = threads_for(bitmap.size, 16)
-    return ask("bitpack", "count_bits", *threads, bitmap, np.int64(bitmap.size))
+def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> bool:
+    """Write the positions of the set bits, as many as there is room for.
 
-
-def unpack_bitmap(bitmap: U8, indices: U32) -> None:
-    """Write the positions of the set bits; there is room for all of them."""
+    Returns:
+        Whether they are as many as indices, and all below n; waits for that if it must.
+    """
     words = bitmap.size // _WORD_BYTES + 2  # the first and the last may have a few bytes only
     turns = -(-words // CTA)  # in each of which all threads of a block take a word
     tile = -(-turns // _TILES)
@@ -51,16 +49,20 @@ def unpack_bitmap(bitmap: U8, indices: U32) -> None:
     cut = bitmap, np.int64(bitmap.size), np.int64(tile * CTA), np.int64(tiles), counts
     launch("bitpack", "count_tiles", tiles, CTA, *cut)
     launch("bitpack", "scan_counts", 1, CTA, counts, np.int64(tiles))
-    launch("bitpack", "list_tiles", tiles, CTA, *cut, indices)
+    room = np.int64(n), indices, np.int64(indices.size)
+    return not find_fault("bitpack", "list_tiles", tiles, CTA, *cut, *room)
 
 
-def largest(indices: U32) -> int:
-    """The largest index; waits for the GPU."""
-    threads = threads_for(indices.size, 4)
-    return ask("bitpack", "find_largest", *threads, indices, np.int64(indices.size))
+def are_below(indices: U32, n: int) -> bool:
+    """Whether all indices are below n; waits for that if it must."""
+    return not _find_fault("find_too_large", indices, n)
 
 
-def is_increasing(indices: U32) -> bool:
-    """Whether each index is larger than the one before; waits for the GPU."""
-    arguments = indices, np.int64(indices.size), np.int64(_END)
-    return not ask("bitpack", "find_disorder", *threads_for(indices.size, 4), *arguments)
+def is_increasing(indices: U32, n: int) -> bool:
+    """Whether each is larger than the one before, and the last below n; waits if it must."""
+    return not _find_fault("find_disorder", indices, n)
+
+
+def _find_fault(name: str, indices: U32, n: int) -> bool:
+    arguments = indices, np.int64(indices.size), np.int64(n)
+    return find_fault("bitpack", name, *threads_for(indices.size, 4), *arguments)

@@ -1,8 +1,7 @@
 // Block-wise quantisation; see compressa.kernels.blockwise for the arithmetic and the layout, and
-// _blockwise.cuh for how a team takes a block.
+// _blockwise.cuh and _blockwise_sums.cuh for how a team takes a block.
 
-#include "_blockwise.cuh"
-#include "_sums.cuh"
+#include "_blockwise_sums.cuh"
 
 template <int THREADS, int EACH, bool RANDOM>
 DEVICE void quantize(
@@ -11,18 +10,6 @@ DEVICE void quantize(
     i64 blocks = (n + form.block - 1) / form.block;
     for (i64 b = i64(blockIdx.x) * TEAMS; b < blocks; b += i64(gridDim.x) * TEAMS)
         quantize_group<THREADS, EACH, RANDOM>(x, feedback, to, b, n, form, noise);
-}
-
-// Four neighbours of a plane, out of four bytes.
-template <int EACH>
-DEVICE void decode4(
-    u32 word, int plane, int zero, float unit, float offset, bool ranged, float (&values)[4]) {
-    constexpr int BITS = 8 / EACH;
-    for (int u = 0; u < 4; ++u) {
-        u32 code = word >> (8 * u + BITS * plane) & ((1u << BITS) - 1u);
-        int q = EACH == 1 && !ranged ? int(code << 24) >> 24 : int(code) - zero;
-        values[u] = decoded(q, unit, offset, ranged);
-    }
 }
 
 template <int THREADS, int EACH>
@@ -47,39 +34,21 @@ DEVICE void dequantize(
 }
 
 struct Payloads {
-    const u8* codes[MOST];
-    const float *scales[MOST], *offsets[MOST];
+    const u8* every_codes[MOST];
+    const float *every_scales[MOST], *every_offsets[MOST];
+
+    METHOD const u8* codes(int r) const { return every_codes[r]; }
+    METHOD const float* scales(int r) const { return every_scales[r]; }
+    METHOD const float* offsets(int r) const { return every_offsets[r]; }
 };
 
 template <int THREADS, int EACH>
 DEVICE void sum(
     const Payloads& payloads, Sums sums, i64 n, int block, int zero, float weight) {
     i64 blocks = (n + block - 1) / block;
-    bool ranged = payloads.offsets[0] != nullptr;
-    for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
-        i64 low = b * block;
-        int size = int(min(i64(block), n - low)), width = (size + EACH - 1) / EACH;
-        float units[MOST], offsets[MOST];
-        FOR_PAYLOADS(r) {
-            units[r] = payloads.codes[r] ? payloads.scales[r][b] : 0.0f;
-            offsets[r] = payloads.codes[r] && ranged ? payloads.offsets[r][b] : 0.0f;
-        }
-        for (int i = 4 * team_thread<THREADS>(); i < width; i += 4 * THREADS) {
-            u32 words[MOST];
-            FOR_PAYLOADS(r) if (payloads.codes[r])
-                words[r] = load4(payloads.codes[r], low / EACH + i, min(4, width - i));
-            for (int plane = 0; plane < EACH; ++plane) {
-                int first = plane * width + i, count = min(min(4, width - i), size - first);
-                float total[4], values[4];
-                begin4(sums, low + first, count, total);
-                FOR_PAYLOADS(r) if (payloads.codes[r]) {
-                    decode4<EACH>(words[r], plane, zero, units[r], offsets[r], ranged, values);
-                    add4(total, values, weight);
-                }
-                finish4(sums, low + first, count, total);
-            }
-        }
-    }
+    bool ranged = payloads.every_offsets[0] != nullptr;
+    for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>())
+        sum_block<THREADS, EACH>(payloads, ranged, sums, false, b, n, block, zero, weight);
 }
 
 #define QUANTIZE(name, THREADS, EACH, RANDOM)                                                     \

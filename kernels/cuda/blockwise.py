@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from .._arrays import F32, U8, Gradient, block_count
 from ..blockwise import STATISTICS, Form
 from ..philox import Noise
-from ._arguments import feedback, random, values
+from ._arguments import Arguments, feedback, i64, random, values
 from ._device import launch
 from ._sums import launch_sums
 from ._work import team_for
@@ -27,22 +29,19 @@ def quantize_blockwise(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.quantize_blockwise`."""
-    team, threads = team_for(form.block)
-    rounding = "" if noise is None else "at_random_"
-    numbers = form.block, STATISTICS.index(form.statistic), form.top, form.bottom, form.zero
+    kernels = _kernels(form)
     launch(
         "blockwise",
-        f"quantize_{form.bits}_{rounding}by_{team}",
+        kernels.quantize if noise is None else kernels.quantize_at_random,
         scales.size,
-        threads,
+        kernels.threads,
         *values(x),
         *feedback(residual, scale),
         codes,
         scales,
         offsets,
-        np.int64(x.size),
-        *(np.int32(number) for number in numbers),
-        np.float64(form.clip),
+        i64(x.size),
+        *kernels.quantizer,
         *random(noise),
     )
 
@@ -58,19 +57,18 @@ def dequantize_blockwise(
     add: bool = False,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.dequantize_blockwise`."""
-    team, threads = team_for(form.block)
+    kernels = _kernels(form)
     launch(
         "blockwise",
-        f"dequantize_{form.bits}_by_{team}",
+        kernels.dequantize,
         scales.size,
-        threads,
+        kernels.threads,
         codes,
         scales,
         offsets,
         out,
-        np.int64(out.size),
-        np.int32(form.block),
-        np.int32(form.zero),
+        i64(out.size),
+        *kernels.dequantizer,
         np.float32(weight),
         np.bool_(add),
     )
@@ -86,16 +84,50 @@ def sum_blockwise(
     weight: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.sum_blockwise`."""
-    team, threads = team_for(form.block)
+    kernels = _kernels(form)
     launch_sums(
         "blockwise",
-        f"sum_{form.bits}_by_{team}",
+        kernels.sum,
         block_count(out.size, form.block),
-        threads,
+        kernels.threads,
         (codes, scales, offsets),
         out,
-        np.int64(out.size),
-        np.int32(form.block),
-        np.int32(form.zero),
+        i64(out.size),
+        *kernels.dequantizer,
         np.float32(weight),
+    )
+
+
+class _Kernels(NamedTuple):
+    """Those of a form.
+
+    Attributes:
+        threads: Of a team.
+        quantizer: Arguments of those that quantise.
+        dequantizer: Arguments of the others.
+    """
+
+    threads: int
+    quantize: str
+    quantize_at_random: str
+    dequantize: str
+    sum: str
+    quantizer: Arguments
+    dequantizer: Arguments
+
+
+@lru_cache
+def _kernels(form: Form) -> _Kernels:
+    team, threads = team_for(form.block)
+    block, zero = np.int32(form.block), np.int32(form.zero)
+    statistic = np.int32(STATISTICS.index(form.statistic))
+    limits = np.int32(form.top), np.int32(form.bottom)
+    return _Kernels(
+        threads,
+        f"quantize_{form.bits}_by_{team}",
+        f"quantize_{form.bits}_at_random_by_{team}",
+        f"dequantize_{form.bits}_by_{team}",
+        f"sum_{form.bits}_by_{team}",
+        (block, statistic, *limits, zero, np.float64(form.clip)),
+        (block, zero),
     )

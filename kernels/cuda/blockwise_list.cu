@@ -1,28 +1,40 @@
-// Block-wise quantisation of many vectors by one launch; see compressa.kernels.blockwise_list.
+// Block-wise quantisation of many vectors by one launch, and sums of their payloads; see
+// compressa.kernels.blockwise_list.
 //
 // A CTA takes a group of blocks, one to a team, all of one vector: so it does what the kernels of
 // blockwise.cu do. The table that says where the vectors lie is a parameter of the kernel: it needs
 // no copy to the GPU, and all threads of a CTA read the same entry of it.
 
-#include "_blockwise.cuh"
+#include "_blockwise_sums.cuh"
 
-constexpr int MOST = 64;
+constexpr int VECTORS = 64;  // of a launch
 
 struct Table {
-    const void* x[MOST];
-    float* residual[MOST];  // or null
-    u8* codes[MOST];
-    float* scales[MOST];
-    float* offsets[MOST];  // or null
-    i64 start[MOST];
-    int elems[MOST];
-    u32 parameter[MOST];
-    int first_group[MOST + 1];  // of all groups; a vector without elements has none
+    const void* x[VECTORS];
+    float* residual[VECTORS];  // or null
+    u8* codes[VECTORS];
+    float* scales[VECTORS];
+    float* offsets[VECTORS];  // or null
+    i64 start[VECTORS];
+    int elems[VECTORS];
+    u32 parameter[VECTORS];
+    int first_group[VECTORS + 1];  // of all groups; a vector without elements has none
+    int vectors;
+};
+
+// Where the sums go, and at which bytes of every payload their arrays begin.
+struct SumTable {
+    void* out[VECTORS];
+    i64 codes[VECTORS], scales[VECTORS], offsets[VECTORS];
+    i64 total[VECTORS];  // element of the sums so far, where these do not lie in out
+    int elems[VECTORS];
+    int first_group[VECTORS + 1];
     int vectors;
 };
 
 // The vector that a group belongs to.
-DEVICE int vector_of(const Table& table, int group) {
+template <class AnyTable>
+DEVICE int vector_of(const AnyTable& table, int group) {
     int low = 0, high = table.vectors;
     while (high - low > 1) {
         int middle = (low + high) / 2;
@@ -47,6 +59,44 @@ DEVICE void quantize_list(
     }
 }
 
+// Some of the payloads, as one vector sees them.
+struct Payloads {
+    const u8* const (&payloads)[MOST];
+    i64 codes_at, scales_at, offsets_at;
+
+    METHOD const u8* codes(int r) const { return payloads[r] ? payloads[r] + codes_at : nullptr; }
+    METHOD const float* scales(int r) const { return floats(r, scales_at); }
+    METHOD const float* offsets(int r) const { return floats(r, offsets_at); }
+    METHOD const float* floats(int r, i64 at) const {
+        return reinterpret_cast<const float*>(payloads[r] + at);
+    }
+};
+
+// How the sums of a launch go on from those of the launch before, and whether another one follows.
+struct Course {
+    bool ranged, alone, resumes, last;
+    float* totals;  // of all vectors, or null: where sums lie until they are rounded
+};
+
+template <int THREADS, int EACH>
+DEVICE void sum_list(
+    const SumTable& table, const u8* const (&payloads)[MOST], const Course& course, int kind,
+    int block, int zero, float weight) {
+    int groups = table.first_group[table.vectors];
+    for (int group = int(blockIdx.x); group < groups; group += int(gridDim.x)) {
+        int v = vector_of(table, group);
+        i64 b = i64(group - table.first_group[v]) * (CTA / THREADS) + int(threadIdx.x) / THREADS;
+        if (b * block >= table.elems[v]) continue;
+        void* out = table.out[v];
+        float* so_far = course.totals ? course.totals + table.total[v] : static_cast<float*>(out);
+        Sums sums = {course.resumes ? so_far : nullptr, out, kind};
+        if (!course.last) sums.out = so_far, sums.kind = FLOAT32;
+        sum_block<THREADS, EACH>(
+            Payloads{payloads, table.codes[v], table.scales[v], table.offsets[v]}, course.ranged,
+            sums, course.alone, b, table.elems[v], block, zero, weight);
+    }
+}
+
 #define QUANTIZE_LIST(name, THREADS, EACH, RANDOM)                                              \
     KERNEL(                                                                                     \
         name, CTA,                                                                              \
@@ -56,15 +106,31 @@ DEVICE void quantize_list(
         quantize_list<THREADS, EACH, RANDOM>(table, kind, scale, back, form, seed, stream, step); \
     }
 
+#define SUM_LIST(name, THREADS, EACH)                                                           \
+    KERNEL(                                                                                     \
+        name, CTA,                                                                              \
+        (const SumTable table, EACH_OF(const u8*, payload), float* totals, bool alone,          \
+         bool resumes, bool last, int kind, int block, int zero, bool ranged, float weight)) {  \
+        const u8* const payloads[MOST] = ALL_OF(payload);                                       \
+        Course course = {ranged, alone, resumes, last, totals};                                 \
+        sum_list<THREADS, EACH>(table, payloads, course, kind, block, zero, weight);            \
+    }
+
 QUANTIZE_LIST(quantize_list_8_by_warps, WARP, 1, false)
 QUANTIZE_LIST(quantize_list_4_by_warps, WARP, 2, false)
 QUANTIZE_LIST(quantize_list_2_by_warps, WARP, 4, false)
 QUANTIZE_LIST(quantize_list_8_by_ctas, CTA, 1, false)
 QUANTIZE_LIST(quantize_list_4_by_ctas, CTA, 2, false)
 QUANTIZE_LIST(quantize_list_2_by_ctas, CTA, 4, false)
-QUANTIZE_LIST(quantize_list_8_at_random_by_warps, WARP, 1, true)
-QUANTIZE_LIST(quantize_list_4_at_random_by_warps, WARP, 2, true)
-QUANTIZE_LIST(quantize_list_2_at_random_by_warps, WARP, 4, true)
-QUANTIZE_LIST(quantize_list_8_at_random_by_ctas, CTA, 1, true)
-QUANTIZE_LIST(quantize_list_4_at_random_by_ctas, CTA, 2, true)
-QUANTIZE_LIST(quantize_list_2_at_random_by_ctas, CTA, 4, true)
+QUANTIZE_LIST(quantize_list_at_random_8_by_warps, WARP, 1, true)
+QUANTIZE_LIST(quantize_list_at_random_4_by_warps, WARP, 2, true)
+QUANTIZE_LIST(quantize_list_at_random_2_by_warps, WARP, 4, true)
+QUANTIZE_LIST(quantize_list_at_random_8_by_ctas, CTA, 1, true)
+QUANTIZE_LIST(quantize_list_at_random_4_by_ctas, CTA, 2, true)
+QUANTIZE_LIST(quantize_list_at_random_2_by_ctas, CTA, 4, true)
+SUM_LIST(sum_list_8_by_warps, WARP, 1)
+SUM_LIST(sum_list_4_by_warps, WARP, 2)
+SUM_LIST(sum_list_2_by_warps, WARP, 4)
+SUM_LIST(sum_list_8_by_ctas, CTA, 1)
+SUM_LIST(sum_list_4_by_ctas, CTA, 2)
+SUM_LIST(sum_list_2_by_ctas, CTA, 4)

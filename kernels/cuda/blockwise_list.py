@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._arrays import block_count
+from .._arrays import U8, block_count
 from ..blockwise import STATISTICS
-from ..blockwise_list import BlockwiseList, BlockwiseVector
+from ..blockwise_list import BlockwiseList, BlockwisePart, BlockwiseParts, BlockwiseVector
 from ..philox import Noise
-from ._arguments import feedback, random, values
-from ._device import CTA, Table, launch
+from ._arguments import Arguments, feedback, random, values
+from ._device import CTA, Table, device, launch
 from ._work import team_for
 
 MOST = 64  # vectors of a launch: parameters of a kernel have 4 KB
+MOST_PAYLOADS = 8  # of a launch; as in _sums.cuh
+_BOOLS = np.bool_(False), np.bool_(True)
 _LAYOUT = np.dtype(
     [
         ("x", np.uint64, MOST),
@@ -33,6 +35,20 @@ _LAYOUT = np.dtype(
     align=True,
 )
 """``struct Table`` of blockwise_list.cu."""
+_SUM_LAYOUT = np.dtype(
+    [
+        ("out", np.uint64, MOST),
+        ("codes", np.int64, MOST),
+        ("scales", np.int64, MOST),
+        ("offsets", np.int64, MOST),
+        ("total", np.int64, MOST),
+        ("elems", np.int32, MOST),
+        ("first_group", np.int32, MOST + 1),
+        ("vectors", np.int32),
+    ],
+    align=True,
+)
+"""``struct SumTable``."""
 _WORD = 0xFFFFFFFF
 
 
@@ -43,39 +59,141 @@ class _Launch(NamedTuple):
     groups: int
 
 
+class _Prepared(NamedTuple):
+    """What does not change from call to call.
+
+    Attributes:
+        launches: All vectors.
+        kernel: End of the kernels' names.
+        form: Arguments that tell of the form.
+    """
+
+    launches: Sequence[_Launch]
+    kernel: str
+    form: Arguments
+
+
 def quantize_blockwise_list(
     batch: BlockwiseList, *, noise: Noise | None = None, scale: float = 1.0
 ) -> None:
     """See :func:`compressa.kernels.blockwise_list.quantize_blockwise_list`."""
-    form = batch.form
+    if not batch.vectors:
+        return
     if batch.prepared is None:
-        batch.prepared = _launches(batch)
-    rounding = "" if noise is None else "at_random_"
-    numbers = form.block, STATISTICS.index(form.statistic), form.top, form.bottom, form.zero
-    for table, groups in batch.prepared:
+        batch.prepared = _prepared_to_quantize(batch)
+    launches, kernel, form = batch.prepared
+    rounding = "quantize_list" if noise is None else "quantize_list_at_random"
+    own = None if noise is None else Noise(*noise[:3], parameter=0)  # the rest is in the table
+    kind, factors, words = values(batch.vectors[0].x)[1], feedback(None, scale)[1:], random(own)
+    for table, groups in launches:
         launch(
             "blockwise_list",
-            f"quantize_list_{form.bits}_{rounding}by_{team_for(form.block)[0]}",
+            f"{rounding}_{kernel}",
             groups,
             CTA,
             table,
-            *values(batch.vectors[0].x)[1:],
-            *feedback(None, scale)[1:],
-            *(np.int32(number) for number in numbers),
-            np.float64(form.clip),
-            *random(noise)[:3],
+            kind,
+            *factors,
+            *form,
+            *words[:3],
         )
 
 
-def _launches(batch: BlockwiseList) -> list[_Launch]:
-    lows = range(0, len(batch.vectors), MOST)
-    return [_launch(batch.vectors[low : low + MOST], batch.form.block) for low in lows]
+def sum_blockwise_list(
+    batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0
+) -> None:
+    """See :func:`compressa.kernels.blockwise_list.sum_blockwise_list`."""
+    _sum(batch, payloads, weight, alone=False, add=False)
+
+
+def dequantize_blockwise_list(
+    batch: BlockwiseParts, payload: U8, *, weight: float = 1.0, add: bool = False
+) -> None:
+    """See :func:`compressa.kernels.blockwise_list.dequantize_blockwise_list`."""
+    _sum(batch, [payload], weight, alone=not add, add=add)
+
+
+def _sum(
+    batch: BlockwiseParts, payloads: Sequence[U8], weight: float, *, alone: bool, add: bool
+) -> None:
+    """Sum payloads, as many at a time as a launch takes; what is rounded is so in the last."""
+    if not batch.parts:
+        return
+    if batch.prepared is None:
+        batch.prepared = _prepared_to_sum(batch)
+    launches, kernel, form = batch.prepared
+    kind, factor, totals = values(batch.parts[0].out)[1], np.float32(weight), None
+    if len(payloads) > MOST_PAYLOADS and batch.parts[0].out.dtype != np.float32:
+        totals = device().empty(sum(part.out.size for part in batch.parts), np.float32)
+    for first in range(0, max(len(payloads), 1), MOST_PAYLOADS):
+        some = payloads[first : first + MOST_PAYLOADS]
+        last = first + MOST_PAYLOADS >= len(payloads)
+        for table, groups in launches:
+            launch(
+                "blockwise_list",
+                f"sum_list_{kernel}",
+                groups,
+                CTA,
+                table,
+                *some,
+                *[None] * (MOST_PAYLOADS - len(some)),
+                totals,
+                _BOOLS[alone],
+                _BOOLS[add or first > 0],
+                _BOOLS[last],
+                kind,
+                *form,
+                factor,
+            )
+
+
+def _prepared_to_quantize(batch: BlockwiseList) -> _Prepared:
+    form, lows = batch.form, range(0, len(batch.vectors), MOST)
+    statistic = STATISTICS.index(form.statistic)
+    numbers = (form.block, statistic, form.top, form.bottom, form.zero)
+    return _Prepared(
+        [_launch(batch.vectors[low : low + MOST], form.block) for low in lows],
+        f"{form.bits}_by_{team_for(form.block)[0]}",
+        (*map(np.int32, numbers), np.float64(form.clip)),
+    )
+
+
+def _prepared_to_sum(batch: BlockwiseParts) -> _Prepared:
+    form, lows = batch.form, range(0, len(batch.parts), MOST)
+    totals = list(accumulate((part.out.size for part in batch.parts), initial=0))
+    launches = [
+        _sum_launch(batch.parts[low : low + MOST], totals[low : low + MOST], form.block)
+        for low in lows
+    ]
+    numbers = np.int32(form.block), np.int32(form.zero), _BOOLS[form.statistic == "range"]
+    return _Prepared(launches, f"{form.bits}_by_{team_for(form.block)[0]}", numbers)
+
+
+def _first_groups(sizes: Sequence[int], block: int) -> list[int]:
+    """The groups of blocks before each vector, and all; a group is what a CTA takes at once."""
+    at_once = CTA // team_for(block)[1]  # it never mixes vectors
+    return list(accumulate((-(-block_count(n, block) // at_once) for n in sizes), initial=0))
+
+
+def _sum_launch(parts: Sequence[BlockwisePart], totals: Sequence[int], block: int) -> _Launch:
+    sizes = [part.out.size for part in parts]
+    first_group = _first_groups(sizes, block)
+    numbers: dict[str, Sequence[int] | int] = {
+        "codes": [part.codes for part in parts],
+        "scales": [part.scales for part in parts],
+        "offsets": [part.offsets or 0 for part in parts],
+        "total": totals,
+        "elems": sizes,
+        "first_group": first_group,
+        "vectors": len(parts),
+    }
+    return _Launch(
+        Table(_SUM_LAYOUT, {"out": [part.out for part in parts]}, numbers), first_group[-1]
+    )
 
 
 def _launch(vectors: Sequence[BlockwiseVector], block: int) -> _Launch:
-    at_once = CTA // team_for(block)[1]  # blocks that a CTA takes; it never mixes vectors
-    groups = [-(-block_count(vector.x.size, block) // at_once) for vector in vectors]
-    first_group = list(accumulate(groups, initial=0))
+    first_group = _first_groups([vector.x.size for vector in vectors], block)
     arrays: dict[str, Sequence[Any]] = {
         "x": [vector.x for vector in vectors],
         "residual": [vector.residual for vector in vectors],

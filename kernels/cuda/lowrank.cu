@@ -6,11 +6,11 @@
 // Wide threads take four columns at a time, where all addresses allow it; narrow ones take one, and
 // there are four times as many of them, for matrices that are small or whose rows begin anywhere.
 
-#include "_answer.cuh"
 #include "_lowrank.cuh"
+#include "_orthonormal.cuh"
+#include "_philox.cuh"
 
-constexpr int BLOCK = 2048;  // columns that are summed up together
-constexpr int PANEL = 256;   // rows that are
+constexpr int PANEL = 256;  // rows that are summed up together
 
 static_assert(PANEL == CTA, "each thread fetches the factors of one row");
 
@@ -171,10 +171,28 @@ DEVICE void for_tiles(const Shape& shape, Use use) {
         use(tile / packs * ROWS, tile % packs * WIDTH);
 }
 
+enum Verdict : u32 { ZERO, ALIVE, SPOILED };
+
+DEVICE bool is_spoiled(const u32* verdicts, int rows) {
+    bool spoiled = false;
+    for (int k = 0; verdicts && k < rows; ++k) spoiled = spoiled || verdicts[k] == SPOILED;
+    return spoiled;
+}
+
 template <int WIDTH>
-DEVICE void write_product(const float* p, const float* q, float* out, const Shape& shape) {
+DEVICE Tile<WIDTH> no_product() {
+    Tile<WIDTH> tile;
+    for (int i = 0; i < ROWS; ++i)
+        for (int u = 0; u < WIDTH; ++u) tile.rows[i].of[u] = quiet_nan();
+    return tile;
+}
+
+template <int WIDTH>
+DEVICE void write_product(
+    const float* p, const float* q, float* out, const Shape& shape, bool spoiled) {
     for_tiles<WIDTH>(shape, [&](i64 row, i64 column) {
-        Tile<WIDTH> tile = product<WIDTH>(p, q, shape, row, column);
+        Tile<WIDTH> tile =
+            spoiled ? no_product<WIDTH>() : product<WIDTH>(p, q, shape, row, column);
         for (int i = 0; i < ROWS; ++i)
             store_pack(out + (row + i) * shape.columns + column, tile.rows[i],
                        row + i < shape.rows);
@@ -207,111 +225,95 @@ DEVICE void split(
 
 KERNEL(
     low_rank_product, CTA,
-    (const float* p, const float* q, float* out, i64 rows, i64 columns, int approx_rank)) {
+    (const float* p, const float* q, float* out, i64 rows, i64 columns, int approx_rank,
+     const u32* verdicts)) {
     Shape shape = {rows, columns, approx_rank, 0, approx_rank};
-    if (are_wide(columns, q, out)) write_product<4>(p, q, out, shape);
-    else write_product<1>(p, q, out, shape);
+    bool spoiled = is_spoiled(verdicts, approx_rank);
+    if (are_wide(columns, q, out)) write_product<4>(p, q, out, shape, spoiled);
+    else write_product<1>(p, q, out, shape, spoiled);
 }
 
 KERNEL(
     split_low_rank, CTA,
     (float* m, const float* p, const float* q, float* residual, i64 rows, i64 columns,
-     int approx_rank, float back, bool held)) {
+     int approx_rank, const u32* verdicts, float back, bool held)) {
     Shape shape = {rows, columns, approx_rank, 0, approx_rank};
-    if (are_wide(columns, m, q, residual)) split<4>(m, p, q, residual, shape, back, held);
+    bool spoiled = is_spoiled(verdicts, approx_rank);
+    if (spoiled) write_product<1>(p, q, m, shape, spoiled);
+    else if (are_wide(columns, m, q, residual)) split<4>(m, p, q, residual, shape, back, held);
     else split<1>(m, p, q, residual, shape, back, held);
 }
 
-// A CTA copies a row, once it has found something in it.
-KERNEL(keep_directions, CTA, (const float* q, float* kept, i64 columns, int rows, u64* answer)) {
+// A CTA looks at a row.
+KERNEL(judge_rows, CTA, (const float* factor, u32* verdicts, i64 columns, int rows)) {
+    constexpr int STEPS = 4;
     for (i64 k = blockIdx.x; k < rows; k += gridDim.x) {
-        const float* row = q + k * columns;
-        bool alive = false;
-        for (i64 low = 0; low < columns && !alive; low += 4 * CTA) {
-            bool found = false;
-            for (int u = 0; u < 4; ++u) {
-                i64 i = low + u * CTA + threadIdx.x;
-                found = found || (i < columns && row[i] != 0.0f);
+        const float* row = factor + k * columns;
+        u32 largest = 0;
+        for (i64 low = 4 * i64(threadIdx.x); low < columns; low += 4 * CTA * STEPS) {
+            float values[STEPS][4];
+            for (int s = 0; s < STEPS; ++s) {
+                i64 i = low + 4 * CTA * s;
+                load4(row, i, int(max(min(i64(4), columns - i), i64(0))), values[s]);
             }
-            alive = team_max<CTA>(found) != 0;
+            for (int s = 0; s < STEPS; ++s)
+                for (int u = 0; u < 4; ++u) largest = max(largest, magnitude_bits(values[s][u]));
         }
-        for (i64 i = 4 * team_thread<CTA>(); i < columns && alive; i += 4 * CTA) {
-            float values[4];
-            int count = int(min(i64(4), columns - i));
-            load4(row, i, count, values);
-            store4(kept + k * columns, i, count, values);
-        }
-        answer_any(answer, !alive);
+        largest = team_max<CTA>(largest);
+        if (threadIdx.x == 0)
+            verdicts[k] = largest >= 0x7F800000u ? SPOILED : largest ? ALIVE : ZERO;
     }
 }
 
-constexpr double DEPENDENT = 0x1p-18;
-constexpr int SIDE = 4, PIECE = SIDE * CTA;  // elements of a thread, and of a piece of a row
+// The number in [-1, 1] of an element.
+DEVICE float drawn(const Noise& noise, i64 i) {
+    u64 element = u64(noise.start + i);
+    u32 words[4], place = u32(element % 4);
+    philox(noise, element / 4, words);
+    u32 word = place == 0 ? words[0] : place == 1 ? words[1] : place == 2 ? words[2] : words[3];
+    return float(int(word ^ 0x80000000u)) * 0x1p-31f;
+}
 
-struct Products {
-    double across, own;  // of a row and a direction, and of the row and itself
-};
+KERNEL(
+    keep_directions, CTA,
+    (const float* factor, float* kept, const u32* verdicts, i64 columns, int rows, u32 seed,
+     u32 stream, u32 step, u32 parameter, i64 start)) {
+    if (is_spoiled(verdicts, rows)) return;
+    Noise noise = {seed, stream, step, parameter, start};
+    i64 packs = (columns + 3) / 4;
+    for (i64 pack = team_number<1>(); pack < rows * packs; pack += team_count<1>()) {
+        i64 k = pack / packs, i = pack % packs * 4;
+        int count = int(min(i64(4), columns - i));
+        float values[4];
+        load4(factor + k * columns, i, count, values);
+        if (verdicts[k] == ZERO)
+            for (int u = 0; u < 4; ++u) values[u] = drawn(noise, k * columns + i + u);
+        store4(kept + k * columns, i, count, values);
+    }
+}
 
-// Take out of a row what it has of one direction, and multiply it by the next; either may be null.
-//
-// Each thread has the same elements of every row, a CTA's width apart, so that the rows themselves
-// need no barrier, and wherever they begin, a warp's are neighbours. Terms are added up by one
-// warp: its lower half has the lanes of one sum, and its upper half those of the other. Two pieces
-// take turns, so that one barrier is enough: what is overwritten was read before it.
-DEVICE Products pass(float* row, const float* out, double factor, const float* next, i64 n) {
-    __shared__ double terms[2][2][PIECE];
-    int thread = int(threadIdx.x), half = thread / LANES % 2, turn = 0;
-    float value[SIDE], taken[SIDE], other[SIDE];
-    auto fetch = [&](i64 low) {
-        for (int u = 0; u < SIDE; ++u) {
-            i64 i = low + u * CTA + thread;
-            value[u] = i < n ? row[i] : 0.0f;
-            taken[u] = out && i < n ? out[i] : 0.0f;
-            other[u] = next && i < n ? next[i] : 0.0f;
-        }
-    };
-    double sum = 0.0;
-    fetch(0);
-    for (i64 low = 0; low < n; low += PIECE, turn ^= 1) {
-        for (int u = 0; u < SIDE; ++u) {
-            i64 i = low + u * CTA + thread;
-            float rest = out ? float(double(value[u]) - factor * double(taken[u])) : value[u];
-            if (out && i < n) row[i] = rest;
-            bool there = i < n;
-            terms[turn][0][u * CTA + thread] = there ? double(rest) * double(other[u]) : 0.0;
-            terms[turn][1][u * CTA + thread] = there ? double(rest) * double(rest) : 0.0;
-        }
-        fetch(low + PIECE);
+// Rows become orthonormal in two times of three launches.
+KERNEL(multiply, CTA, (const float* p, double* memory, i64 n, int approx_rank)) {
+    multiply_rows(p, room_in(memory, approx_rank).parts, n, approx_rank);
+}
+
+KERNEL(find, CTA, (double* memory, i64 n, int approx_rank, bool again)) {
+    if (blockIdx.x == 0)
+        find_combinations(room_in(memory, approx_rank), block_count(n), approx_rank, again);
+}
+
+KERNEL(combine, CTA, (float* p, double* memory, i64 n, int approx_rank)) {
+    combine_rows(p, room_in(memory, approx_rank).of, n, approx_rank);
+}
+
+// All of it by one CTA.
+KERNEL(orthonormalize, CTA, (float* p, double* memory, i64 n, int approx_rank)) {
+    Room room = room_in(memory, approx_rank);
+    for (int time = 0; time < 2 && blockIdx.x == 0; ++time) {
+        multiply_rows(p, room.parts, n, approx_rank);
         __syncthreads();
-        if (thread < WARP) {
-            int size = int(min(i64(PIECE), n - low));
-            const double* own = terms[turn][half];
-            for (int i = thread % LANES; i < size; i += LANES) sum += own[i];
-        }
-    }
-    for (int step = LANES / 2; step; step /= 2) sum += __shfl_xor_sync(WHOLE_WARP, sum, step);
-    double own = __shfl_sync(WHOLE_WARP, sum, LANES);
-    return {team_told<CTA>(sum), team_told<CTA>(own)};
-}
-
-DEVICE void normalize(float* row, double before, double after, i64 n) {
-    bool finite = after - after == 0.0, alive = after > DEPENDENT * before;
-    for (i64 i = threadIdx.x; i < n; i += CTA) {
-        float value = alive ? float(double(row[i]) / after) : 0.0f;
-        row[i] = finite ? value : quiet_nan();
-    }
-}
-
-// One CTA: each row needs all of the rows before it.
-KERNEL(orthonormalize, CTA, (float* p, i64 n, int approx_rank)) {
-    for (int j = 0; j < approx_rank && blockIdx.x == 0; ++j) {
-        float* row = p + j * n;
-        Products found = pass(row, nullptr, 0.0, j ? p : nullptr, n);
-        double before = sqrt(found.own);
-        for (int i = 0; i < 2 * j; ++i) {
-            const float* next = i + 1 < 2 * j ? p + (i + 1) % j * n : nullptr;
-            found = pass(row, p + i % j * n, found.across, next, n);
-        }
-        normalize(row, before, sqrt(found.own), n);
+        find_combinations(room, block_count(n), approx_rank, time == 1);
+        combine_rows(p, room.of, n, approx_rank);
+        __syncthreads();
     }
 }

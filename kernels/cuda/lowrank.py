@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._arrays import F32
-from ..lowrank import PANEL
-from ._arguments import feedback
+from .._arrays import F32, U32
+from ..lowrank import BLOCK, PANEL
+from ..philox import Noise
+from ._arguments import feedback, i32, i64, random
 from ._device import CTA, WARP, device, launch
-from ._work import ask, threads_for
+from ._work import threads_for
 
-_BLOCK = 2048  # columns whose lanes are summed up together
+_ALONE = 24 * BLOCK  # products that one block of threads sums up sooner than six launches begin
+_TIMES = np.False_, np.True_  # that rows are made orthonormal, and whether again
 _VECTORS = (1, 2, 4, 8)  # that kernels multiply at a time
 _WIDE_THREADS = 512  # of a processor: so many must have work before each takes 16 bytes at a time
 _TILE = {True: 4 * 4, False: 4}  # elements of a product that a thread makes, wide or narrow
@@ -37,19 +39,36 @@ class _Pieces(NamedTuple):
 def orthonormalize(p: F32) -> None:
     """See :func:`compressa.kernels.lowrank.orthonormalize`."""
     approx_rank, n = p.shape
-    if p.size:
-        launch("lowrank", "orthonormalize", 1, CTA, p, np.int64(n), np.int32(approx_rank))
+    if not p.size:
+        return
+    pairs = approx_rank * (approx_rank + 1) // 2
+    units = pairs * -(-n // BLOCK)
+    memory = device().empty(approx_rank + 2 * pairs + units, np.float64)  # as in _orthonormal.cuh
+    shape = i64(n), i32(approx_rank)
+    if pairs * n <= _ALONE:
+        launch("lowrank", "orthonormalize", 1, CTA, p, memory, *shape)
+        return
+    for again in _TIMES:
+        launch("lowrank", "multiply", -(-units // 2), WARP, p, memory, *shape)
+        launch("lowrank", "find", 1, CTA, memory, *shape, again)
+        launch("lowrank", "combine", *threads_for(n, 1), p, memory, *shape)
 
 
-def low_rank_product(p: F32, q: F32, out: F32) -> None:
+def judge_rows(factor: F32, verdicts: U32) -> None:
+    """See :func:`compressa.kernels.lowrank.judge_rows`."""
+    rows, columns = factor.shape
+    launch("lowrank", "judge_rows", rows, CTA, factor, verdicts, i64(columns), i32(rows))
+
+
+def low_rank_product(p: F32, q: F32, out: F32, verdicts: U32 | None = None) -> None:
     """See :func:`compressa.kernels.lowrank.low_rank_product`."""
-    launch("lowrank", "low_rank_product", *_tiles(out), p, q, out, *_sizes(out, p))
+    launch("lowrank", "low_rank_product", *_tiles(out), p, q, out, *_sizes(out, p), verdicts)
 
 
 def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: float = 1.0) -> None:
     """See :func:`compressa.kernels.lowrank.left_factor`."""
     rows, columns = x.shape
-    blocks = -(-columns // _BLOCK)
+    blocks = -(-columns // BLOCK)
     teams = blocks * -(-rows // 16), blocks * -(-rows // 2)
     _multiply(_Pieces("left", blocks, teams, WARP), x, q, p, residual, scale)
 
@@ -65,25 +84,32 @@ def right_factor(
 
 
 def split_low_rank(
-    m: F32, p: F32, q: F32, residual: F32, scale: float = 1.0, *, held: bool = False
+    m: F32,
+    p: F32,
+    q: F32,
+    residual: F32,
+    scale: float = 1.0,
+    *,
+    held: bool = False,
+    verdicts: U32 | None = None,
 ) -> None:
     """See :func:`compressa.kernels.lowrank.split_low_rank`."""
+    given = m, p, q, residual, *_sizes(m, p), verdicts
     back = feedback(residual, scale)[2]
-    given = m, p, q, residual, *_sizes(m, p), back, np.bool_(held)
-    launch("lowrank", "split_low_rank", *_tiles(m), *given)
+    launch("lowrank", "split_low_rank", *_tiles(m), *given, back, np.bool_(held))
 
 
-def keep_directions(q: F32, kept: F32) -> bool:
-    """See :func:`compressa.kernels.lowrank.keep_directions`; waits for the GPU."""
-    rows, columns = q.shape
-    given = q, kept, np.int64(columns), np.int32(rows)
-    return not ask("lowrank", "keep_directions", rows, CTA, *given)
+def keep_directions(factor: F32, kept: F32, verdicts: U32, noise: Noise) -> None:
+    """See :func:`compressa.kernels.lowrank.keep_directions`."""
+    rows, columns = factor.shape
+    given = factor, kept, verdicts, i64(columns), i32(rows), *random(noise)
+    launch("lowrank", "keep_directions", *threads_for(rows * -(-columns // 4) * 4, 4), *given)
 
 
 def _sizes(matrix: F32, factor: F32) -> tuple[Any, ...]:
     """``i64 rows, i64 columns, int approx_rank``."""
     rows, columns = matrix.shape
-    return np.int64(rows), np.int64(columns), np.int32(factor.shape[0])
+    return i64(rows), i64(columns), i32(factor.shape[0])
 
 
 def _tiles(matrix: F32) -> tuple[int, int]:
@@ -108,7 +134,7 @@ def _multiply(
     def multiply(first: int, last: int, added: F32 | None) -> None:
         groups = -(-(last - first) // vectors)
         given = x, added, np.float32(scale), factor, parts, *_sizes(x, factor)
-        where = np.int32(first), np.int32(last)
+        where = i32(first), i32(last)
         launch("lowrank", name, groups * teams, pieces.threads, *given, *where)
 
     if residual is None:
@@ -117,5 +143,5 @@ def _multiply(
         multiply(0, min(vectors, approx_rank), residual)
         multiply(vectors, approx_rank, None)  # these find it added
     if pieces.parts != 1:
-        sizes = np.int64(out.size), np.int64(pieces.parts)
+        sizes = i64(out.size), i64(pieces.parts)
         launch("lowrank", "add_up", *threads_for(out.size, 1), parts, out, *sizes)

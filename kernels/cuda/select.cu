@@ -267,10 +267,12 @@ struct Noted {
 };
 
 // One CTA.
-KERNEL(note_first, CTA, (const float* residual, const u32* indices, i64 count, Noted* noted)) {
+KERNEL(
+    note_first, CTA,
+    (const float* residual, i64 n, const u32* indices, i64 count, Noted* noted)) {
     if (threadIdx.x != 0) return;
     noted->largest = 0;
-    if (residual && count) noted->first = residual[indices[0]];
+    if (residual && count && indices[0] < n) noted->first = residual[indices[0]];
 }
 
 KERNEL(
@@ -297,6 +299,7 @@ KERNEL(
     bool finite = noted->largest < INFINITE;
     for (i64 j = team_number<1>(); j < count; j += team_count<1>()) {
         i64 i = indices[j];
+        if (i >= n) continue;  // the check of the indices will tell
         values[j] = finite ? sent(from, i, kept(from, i)) : j ? 0.0f : quiet_nan();
         if (!finite && j == 0 && residual) residual[i] = noted->first;
     }

@@ -36,9 +36,9 @@ def select_at(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.select.select_at`."""
-    noted, count = device().empty(2, np.uint32), np.int64(indices.size)
-    source = (*_arguments.values(x), *_arguments.feedback(residual, scale), np.int64(x.size))
-    launch(SOURCE, "note_first", 1, CTA, residual, indices, count, noted)
+    noted, count = device().empty(2, np.uint32), _arguments.i64(indices.size)
+    source = *_arguments.values(x), *_arguments.feedback(residual, scale), _arguments.i64(x.size)
+    launch(SOURCE, "note_first", 1, CTA, residual, source[-1], indices, count, noted)
     launch(SOURCE, "keep_all", block_count(x.size, 4 * CTA), CTA, *source, noted)
     taken = indices, values, count, noted
     launch(SOURCE, "take_out", block_count(indices.size, CTA), CTA, *source, *taken)

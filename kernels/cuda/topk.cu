@@ -18,21 +18,20 @@ KERNEL(find_disorder, CTA, (const u32* indices, i64 count, u32* disorder)) {
     }
 }
 
-DEVICE void add_one(const u32* indices, const float* values, float* out, i64 j, float weight) {
-    out[indices[j]] += weight * values[j];
-}
+// Indices may come from outside, and their check may be on its way: what is too large is left out
+// below.
 
 // Repeated indices are added in their order: each warp looks at all of them for those of a part of
 // `out` that is its own.
 DEVICE void add_in_order(
     const u32* indices, const float* values, i64 count, float* out, i64 n, float weight) {
     i64 size = (n + team_count<WARP>() - 1) / team_count<WARP>();
-    i64 low = team_number<WARP>() * size, lane = team_thread<WARP>();
+    i64 low = team_number<WARP>() * size, high = min(low + size, n), lane = team_thread<WARP>();
     for (i64 first = 0; first < count; first += WARP) {
-        i64 j = first + lane, place = j < count ? i64(indices[j]) - low : -1;
-        u32 own = __ballot_sync(WHOLE_WARP, place >= 0 && place < size);
+        i64 j = first + lane, i = j < count ? i64(indices[j]) : n;
+        u32 own = __ballot_sync(WHOLE_WARP, i >= low && i < high);
         for (; own; own &= own - 1u) {
-            if (lane == __ffs(own) - 1) add_one(indices, values, out, j, weight);
+            if (lane == __ffs(own) - 1) out[i] += weight * values[j];
             __syncwarp();
         }
     }
@@ -47,16 +46,16 @@ KERNEL(
         wrong |= disorder[part];
     if (team_max<CTA>(wrong)) return add_in_order(indices, values, count, out, n, weight);
     for (i64 j = team_number<1>(); j < count; j += team_count<1>())
-        add_one(indices, values, out, j, weight);
+        if (indices[j] < n) out[indices[j]] += weight * values[j];
 }
 
 // The indices are distinct.
 KERNEL(
     return_unsent, CTA,
-    (float* residual, const u32* indices, const float* exact, const float* sent, i64 count,
+    (float* residual, i64 n, const u32* indices, const float* exact, const float* sent, i64 count,
      float back)) {
     for (i64 j = team_number<1>(); j < count; j += team_count<1>()) {
-        if (!is_finite(exact[j])) continue;
+        if (!is_finite(exact[j]) || indices[j] >= n) continue;
         float arrived = is_finite(sent[j]) ? sent[j] : 0.0f;
         float lost = (exact[j] - arrived) * back;
         if (lost != 0.0f) residual[indices[j]] += lost;

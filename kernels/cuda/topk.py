@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, U32, Gradient, block_count
-from ._arguments import feedback
+from ._arguments import feedback, i64
 from ._device import CTA, device, launch
 from ._select import select_largest
 
@@ -31,10 +31,10 @@ def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> 
 
     Indices that increase, as those of all selections do, are distinct and need no order.
     """
-    count, parts = np.int64(indices.size), block_count(indices.size, _PART)
+    count, parts = i64(indices.size), block_count(indices.size, _PART)
     disorder = device().empty(parts, np.uint32)
     launch("topk", "find_disorder", parts, CTA, indices, count, disorder)
-    to = out, np.int64(out.size), np.float32(weight)
+    to = out, i64(out.size), np.float32(weight)
     blocks = block_count(indices.size, CTA)
     launch("topk", "scatter_add", blocks, CTA, indices, values, count, *to, disorder)
 
@@ -43,6 +43,6 @@ def return_unsent(
     residual: F32, indices: U32, exact: F32, sent: F32, *, scale: float = 1.0
 ) -> None:
     """See :func:`compressa.kernels.topk.return_unsent`."""
-    pairs = indices, exact, sent, np.int64(indices.size)
-    _, _, back = feedback(residual, scale)
-    launch("topk", "return_unsent", block_count(indices.size, CTA), CTA, residual, *pairs, back)
+    pairs = indices, exact, sent, i64(indices.size)
+    to, back = (residual, i64(residual.size)), feedback(residual, scale)[2]
+    launch("topk", "return_unsent", block_count(indices.size, CTA), CTA, *to, *pairs, back)

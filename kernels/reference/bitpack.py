@@ -28,22 +28,20 @@ def pack_bitmap(indices: U32, n: int, out: U8) -> None:
     out[:] = np.packbits(present, bitorder="little")
 
 
-def count_bitmap(bitmap: U8) -> int:
-    """Number of bits that are set."""
-    return int(np.unpackbits(bitmap).sum())
-
-
-def unpack_bitmap(bitmap: U8, indices: U32) -> None:
-    """Write the positions of the set bits; there is room for all of them."""
+def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> bool:
+    """Write the positions of the set bits if they are as many as indices, and all below n."""
     positions = np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
-    indices[: positions.size] = positions
+    if positions.size != indices.size or (positions >= n).any():
+        return False
+    indices[:] = positions
+    return True
 
 
-def largest(indices: U32) -> int:
-    """The largest index."""
-    return int(indices.max())
+def are_below(indices: U32, n: int) -> bool:
+    """Whether all indices are below n."""
+    return bool((indices < n).all())
 
 
-def is_increasing(indices: U32) -> bool:
-    """Whether each index is larger than the one before."""
-    return bool((indices[1:] > indices[:-1]).all())
+def is_increasing(indices: U32, n: int) -> bool:
+    """Whether each index is larger than the one before, and the last below n."""
+    return bool((indices[1:] > indices[:-1]).all() and (indices[-1:] < n).all())

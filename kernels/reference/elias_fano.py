@@ -10,7 +10,7 @@ from .bitpack import is_increasing, pack_bitmap, pack_bits
 
 def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: bool) -> bool:
     """Write both parts, if the indices are increasing numbers below n; return whether they are."""
-    if int(indices[-1]) >= n or not is_increasing(indices):
+    if not is_increasing(indices, n):
         return False
     places = indices >> np.uint32(low_bits)
     places += np.arange(indices.size, dtype=np.uint32)

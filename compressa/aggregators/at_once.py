@@ -1,0 +1,124 @@
+"""AtOnce: scopes of a unit that a GPU takes by one launch; see `compressa.codecs.base.Encoder`.
+
+A bucket of DDP's mostly stays where it is, so what a launch takes is worked out once. Where memory
+is another one than before, as after DDP has rebuilt its buckets, it is worked out anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import torch
+
+from compressa.aggregators.base import State, Turn
+from compressa.aggregators.feedback import FeedbackRule
+from compressa.codecs.base import Codec, Decoder, Encoder, Item
+
+if TYPE_CHECKING:
+    from compressa.aggregators.scopes import Scope
+
+T = TypeVar("T")
+
+_MOST_PLACES = 4  # where one unit's values may lie in turn
+
+
+class _Remembered(Generic[T]):
+    """What was made for memory of the last few places."""
+
+    def __init__(self) -> None:
+        self._made: dict[Hashable, T] = {}
+
+    def at(self, place: Hashable, make: Callable[[], T]) -> T:
+        """Return what was made for a place; make it if it is a new one."""
+        try:
+            return self._made[place]
+        except KeyError:
+            while len(self._made) >= _MOST_PLACES:
+                del self._made[next(iter(self._made))]
+            return self._made.setdefault(place, make())
+
+
+class AtOnce:
+    """Knows what encodes and decodes all scopes of a payload at once, wherever they lie.
+
+    Args:
+        codec: The codec; its size is Fixed.
+        scopes: What the payload holds; at least one.
+        starts: Where in the payload each scope's bytes begin.
+        payload_bytes: Bytes of the payload.
+        state: Has the residuals.
+        feedback: How these are added and kept; None if they are not.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        scopes: Sequence[Scope],
+        starts: Sequence[int],
+        payload_bytes: int,
+        state: State,
+        feedback: FeedbackRule | None,
+    ) -> None:
+        self._codec = codec
+        self._scopes = list(zip(scopes, starts, strict=True))
+        self._payload_bytes = payload_bytes
+        self._state = state
+        self._feedback = feedback
+        self._encoders: _Remembered[Encoder | None] = _Remembered()
+        self._decoders: _Remembered[Decoder | None] = _Remembered()
+
+    def encoder(
+        self, gradients: Sequence[torch.Tensor], turn: Turn, payload: torch.Tensor
+    ) -> Encoder | None:
+        """Return what encodes these gradients; None if each scope has to go by itself."""
+        rule = self._feedback
+        if rule is not None and (turn.hold_zeros or not _adds_all(rule, turn)):
+            return None
+        if not (self._codec.takes_half or _wide(gradients)):
+            return None
+        residuals = [] if rule is None else self._residuals()
+        return self._encoders.at(
+            (payload.data_ptr(), *_place(gradients), *[x.data_ptr() for x in residuals]),
+            lambda: self._codec.encoder(self._items(gradients, rule is not None), payload),
+        )
+
+    def decoder(self, gradients: Sequence[torch.Tensor]) -> Decoder | None:
+        """Return what decodes to these gradients; None if each scope has to go by itself."""
+        if not (self._codec.sums_to_half or _wide(gradients)):
+            return None
+        return self._decoders.at(
+            tuple(_place(gradients)),
+            lambda: self._codec.decoder(self._items(gradients, False), self._payload_bytes),
+        )
+
+    def _residuals(self) -> list[torch.Tensor]:
+        return [self._state.residual(scope.segment.parameter) for scope, _ in self._scopes]
+
+    def _items(self, gradients: Sequence[torch.Tensor], feedback: bool) -> list[Item]:
+        return [
+            Item(
+                values=scope.of(gradients),
+                start=start,
+                parameter=scope.segment.parameter.index,
+                first=scope.segment.start,
+                residual=scope.residual(self._state) if feedback else None,
+            )
+            for scope, start in self._scopes
+        ]
+
+
+def _adds_all(rule: FeedbackRule, turn: Turn) -> bool:
+    """Whether residuals are added and kept in the codec's own pass, where they are."""
+    whole = rule.decay == rule.beta == 1.0 and rule.dtype == "float32" and rule.momentum is None
+    return whole and not rule.resets(turn)
+
+
+def _wide(gradients: Sequence[torch.Tensor]) -> bool:
+    return all(x.dtype is torch.float32 for x in gradients)
+
+
+def _place(gradients: Sequence[torch.Tensor]) -> list[Hashable]:
+    """What is not the same again unless all lie where they lay, and are what they were."""
+    where, sizes = [x.data_ptr() for x in gradients], [x.numel() for x in gradients]
+    return [*where, *sizes, *[x.dtype for x in gradients]]

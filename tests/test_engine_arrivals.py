@@ -1,0 +1,213 @@
+"""What arrives on a GPU is checked there, and judged without a wait, before the next step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from compressa.kernels import check_indices
+from compressa.kernels.cuda import answers_come_later
+from emulated_torch import DEVICE, Event, Stream, StreamedEmulated, emulated_torch, on_gpu
+from torch import nn
+
+from compressa.arrays import as_array
+from compressa.codecs import Int8
+from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
+from compressa.config import Config, parameter_infos
+from compressa.engine import communication
+from compressa.engine.engine import Engine
+from compressa.engine.lanes import CudaLane, Lane, _Answer
+from compressa.errors import PayloadError
+from compressa.transports.alone import Alone
+
+DUE = Header(codec=3, epoch=1, step=7, unit=2, elems=100, body_bytes=8)
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    with emulated_torch():
+        yield
+
+
+@pytest.fixture
+def lane(gpu: None) -> Iterator[CudaLane]:
+    lane = CudaLane(DEVICE)
+    with lane.current():
+        yield lane
+
+
+def check(index: int) -> None:
+    """Whether an index that a GPU has is below 5."""
+    number = on_gpu(torch.tensor([index], dtype=torch.int32))
+    check_indices(as_array(number).view("u4"), 5)
+
+
+def check_two(index: int) -> None:
+    """Fail after a check on the GPU."""
+    check(index)
+    raise ValueError("lengths do not match")
+
+
+def arrived(header: Header = DUE, size_bytes: int = HEADER_BYTES + DUE.body_bytes) -> torch.Tensor:
+    payload = torch.zeros(size_bytes, dtype=torch.uint8)
+    write_header(payload, header)
+    return on_gpu(payload)
+
+
+def test_a_cpu_looks_at_once() -> None:
+    lane = Lane()
+    with lane.checking("a unit"):
+        assert not answers_come_later()
+    lane.judge()
+    lane.judge(wait=True)
+
+
+def test_a_fault_is_judged_afterwards_and_named(lane: CudaLane) -> None:
+    for index in (3, 5, 4):
+        with lane.checking(f"the unit {index}"):
+            check(index)
+    with pytest.raises(
+        PayloadError, match=r"what arrived for the unit 5 failed a check on the GPU"
+    ):
+        lane.judge()
+
+
+def test_what_has_not_come_is_judged_later(lane: CudaLane) -> None:
+    with lane.checking("a unit"):
+        check(5)
+    with mock.patch.object(Event, "query", return_value=False):
+        lane.judge()
+        lane.judge()
+        with pytest.raises(PayloadError):
+            lane.judge(wait=True)
+
+
+def test_answers_serve_again_once_they_are_judged(lane: CudaLane) -> None:
+    with mock.patch("compressa.engine.lanes._Answer", wraps=_Answer) as made:
+        for step in range(5):
+            for unit in range(3):
+                with lane.checking(f"unit {unit} in step {step}"):
+                    check(unit)
+                    check(unit)
+            lane.judge()
+        with lane.checking("nothing"):
+            pass
+        assert made.call_count == 3
+        with lane.checking("the last"):
+            check(9)
+    with pytest.raises(PayloadError, match="the last"):
+        lane.judge()
+
+
+def test_work_that_fails_leaves_no_answer(lane: CudaLane) -> None:
+    with pytest.raises(ValueError, match="do not match"), lane.checking("a unit"):
+        check_two(5)
+    lane.judge(wait=True)
+    assert not answers_come_later()
+
+
+@pytest.mark.parametrize("field", ["codec", "epoch", "step", "unit", "elems", "body_bytes"])
+def test_each_field_of_a_header_counts(lane: CudaLane, field: str) -> None:
+    with lane.checking("a unit"):
+        assert check_header(arrived(), DUE, 1, exact=True) == DUE.body_bytes
+    lane.judge(wait=True)
+    wrong = Header(**{**vars(DUE), field: getattr(DUE, field) + 1})
+    with lane.checking("a unit"):
+        check_header(arrived(wrong), DUE, 1, exact=True)
+    with pytest.raises(PayloadError, match="its header or its indices"):
+        lane.judge()
+
+
+def test_only_headers_of_payloads_of_exact_size_are_checked_without_a_wait(lane: CudaLane) -> None:
+    with mock.patch.object(Stream, "synchronize") as waits, lane.checking("a unit"):
+        check_header(arrived(), DUE, 1, exact=True)
+        waits.assert_not_called()
+    with mock.patch.object(Stream, "synchronize", autospec=True, side_effect=run) as waits:
+        with lane.checking("a unit"):
+            check_header(arrived(), DUE, 1, exact=False)
+        assert waits.call_count == 1
+        check_header(arrived(), DUE, 1, exact=True)
+        assert waits.call_count == 2
+
+
+def run(stream: Stream) -> None:
+    stream.run_until(stream._given)
+
+
+def test_a_payload_of_another_length_is_refused_at_once(lane: CudaLane) -> None:
+    for size_bytes in (HEADER_BYTES, HEADER_BYTES + DUE.body_bytes + 1):
+        with (
+            lane.checking("a unit"),
+            pytest.raises(PayloadError, match=r"from rank 1 has .* where exactly 32 are due"),
+        ):
+            check_header(arrived(size_bytes=size_bytes), DUE, 1, exact=True)
+
+
+@pytest.fixture
+def engine(gpu: None) -> Iterator[Engine]:
+    """One that finds a fault in step 1."""
+    encode = Int8.encode
+
+    def checked(codec: Int8, *rest: Any) -> int:
+        check(5 if rest[-1].step == 1 else 4)
+        return encode(codec, *rest)
+
+    net = nn.Linear(64, 64, bias=False)
+    with mock.patch.object(Int8, "encode", checked):
+        engine = Engine(
+            parameter_infos(net), {"weight": Int8()}, Config(), Alone(), lane=CudaLane(DEVICE)
+        )
+        yield engine
+        engine.close()
+
+
+def do(engine: Engine, step: int) -> None:
+    engine.wait([engine.submit({"weight": on_gpu(torch.ones(64, 64))}, step=step)])
+
+
+def test_a_fault_ends_the_training_no_later_than_the_next_step(engine: Engine) -> None:
+    with mock.patch.object(communication, "_TICK_S", 1000.0):  # nothing else looks at answers
+        do(engine, 0)
+        do(engine, 1)
+        with pytest.raises(PayloadError, match=r"the unit .* in step 1 failed a check on the GPU"):
+            do(engine, 2)
+
+
+def test_a_fault_ends_the_training_if_no_step_comes(engine: Engine) -> None:
+    with mock.patch.object(communication, "_TICK_S", 0.02):
+        do(engine, 0)
+        do(engine, 1)
+        end_s = time.monotonic() + 10.0
+        while engine._error is None and time.monotonic() < end_s:
+            time.sleep(0.01)
+    with pytest.raises(PayloadError, match="in step 1 failed a check"):
+        engine.check()
+
+
+def test_nothing_is_saved_after_a_fault(engine: Engine) -> None:
+    do(engine, 0)
+    engine.settle()
+    with mock.patch.object(Event, "query", return_value=False):
+        do(engine, 1)
+        with pytest.raises(PayloadError, match="in step 1 failed a check"):
+            engine.settle()
+
+
+def test_a_step_without_a_fault_reads_nothing_back(gpu: None) -> None:
+    net = nn.Linear(64, 64, bias=False)
+    engine = Engine(
+        parameter_infos(net), {"weight": Int8()}, Config(), Alone(), lane=CudaLane(DEVICE)
+    )
+    with (
+        mock.patch.object(StreamedEmulated, "read") as read,
+        mock.patch.object(Stream, "synchronize") as waits,
+    ):
+        do(engine, 0)
+        do(engine, 1)
+    read.assert_not_called()
+    waits.assert_not_called()
+    engine.close()

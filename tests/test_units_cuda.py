@@ -1,0 +1,393 @@
+"""Units of many small parameters on an emulated GPU: one launch takes all scopes of a payload.
+
+What they leave is what a CPU leaves, which takes scope by scope, bit for bit.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import emulated_cuda
+import pytest
+import torch
+from emulated_torch import DEVICE, StreamedEmulated, as_cuda, emulated_torch, on_cpu, on_gpu
+
+from compressa.aggregators.at_once import AtOnce
+from compressa.aggregators.base import CPU, State, Turn, World
+from compressa.aggregators.feedback import FeedbackRule
+from compressa.aggregators.momentum import Momentum
+from compressa.aggregators.scopes import ScopePayload, whole_scopes
+from compressa.arrays import HALVES
+from compressa.codecs import QSGD, Codec, Int2, Int4, Int8, Natural, TernGrad
+from compressa.compressor import Compressor
+from compressa.errors import PayloadError
+from compressa.parameters import Layout, ParameterInfo, Segment
+from compressa.testing import LoopbackWorld
+from compressa.testing.inputs import generator
+from compressa.testing.memory import same_bits
+from compressa.wrappers import EF21, ErrorFeedback
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+
+SIZES = [1, 2, 40, 33, 700, 1, 96, 64, 5, 1031]
+MANY = 7 * SIZES  # more than a launch takes
+RULE = FeedbackRule()
+CODECS: dict[str, Codec] = {
+    "int8": Int8(block=32),
+    "int8-maxmin": Int8(block=32, mapping="maxmin"),
+    "int8-random": Int8(block=32, rounding="stochastic"),
+    "int4": Int4(block=64),
+    "int2": Int2(block=16),
+    "qsgd": QSGD(block=64),
+    "terngrad": TernGrad(block=64),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _sources_read_once() -> Iterator[None]:
+    with mock.patch.object(emulated_cuda, "source_text", cache(emulated_cuda.source_text)):
+        yield
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each kernel is launched."""
+    counts: Counter[str] = Counter()
+    launch = StreamedEmulated.launch
+
+    def counting(self: Any, source: str, name: str, blocks: int, arguments: Any) -> None:
+        counts[name] += 1
+        launch(self, source, name, blocks, arguments)
+
+    monkeypatch.setattr(StreamedEmulated, "launch", counting)
+    return counts
+
+
+def layout_of(sizes: Sequence[int], dtype: torch.dtype = torch.float32) -> Layout:
+    infos = [ParameterInfo(i, f"p{i}", (size,), dtype) for i, size in enumerate(sizes)]
+    return Layout(3, tuple(Segment(info, 0, info.elems) for info in infos))
+
+
+def gradients_of(sizes: Sequence[int], seed: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    random = generator(seed)
+    return [torch.randn(size, generator=random).to(dtype) for size in sizes]
+
+
+class Unit:
+    """One rank's unit, which encodes and takes the mean of what several ranks would send.
+
+    Attributes:
+        state: Its state.
+        scopes: What is tested.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        sizes: Sequence[int],
+        device: torch.device = DEVICE,
+        rule: FeedbackRule | None = None,
+        ranks: int = 2,
+    ) -> None:
+        self.state = State(device)
+        world = World(0, ranks, 11, "all_gather", self.state)
+        scopes = whole_scopes(layout_of(sizes))
+        self.scopes = ScopePayload(codec, 3, scopes, world, feedback=rule)
+        self._payloads = [self.scopes.buffer() for _ in range(ranks)]
+
+    def step(self, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
+        """Encode to each rank's payload, average, and return the last payload."""
+        sent = [self.scopes.encode(gradients, turn, payload) for payload in self._payloads]
+        self.scopes.average(sent, gradients, turn)
+        return sent[-1]
+
+    def all_there(self, gradients: Sequence[torch.Tensor], *more: torch.Tensor) -> list[Any]:
+        """What is there after a step, as a CPU has it."""
+        found = [*gradients, *more, *self.state.vectors.values()]
+        if self.state.device == CPU:
+            return [x.clone() for x in found]
+        torch.cuda.synchronize()
+        return [on_cpu(x) for x in found]
+
+
+def same(ours: Sequence[torch.Tensor], due: Sequence[torch.Tensor]) -> bool:
+    return all(same_bits(a, b) for a, b in zip(ours, due, strict=True))
+
+
+def steps_of(
+    codec: Codec, device: torch.device, rule: FeedbackRule | None, dtype: torch.dtype
+) -> list[list[Any]]:
+    """What each of three steps leaves; the gradients of the last lie elsewhere."""
+    unit, found = Unit(codec, MANY, device, rule), []
+    bucket: list[torch.Tensor] = []
+    for step in range(3):
+        new = gradients_of(MANY, step, dtype)
+        if step == 1:
+            for old, values in zip(bucket, new, strict=True):
+                old.copy_(values)
+        else:
+            bucket = new if device == CPU else [on_gpu(x) for x in new]
+        payload = unit.step(bucket, Turn(step, loss_scale=8.0))
+        found.append(unit.all_there(bucket, payload))
+    return found
+
+
+CASES = [(name, torch.float32) for name in CODECS]
+CASES += [(name, dtype) for name in ("int8-maxmin", "qsgd", "terngrad") for dtype in HALVES]
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+@pytest.mark.parametrize("rule", [None, RULE], ids=["plain", "feedback"])
+def test_seventy_scopes_leave_what_a_cpu_leaves(
+    name: str, dtype: torch.dtype, rule: FeedbackRule | None
+) -> None:
+    due = steps_of(CODECS[name], CPU, rule, dtype)
+    with emulated_torch():
+        found = steps_of(CODECS[name], DEVICE, rule, dtype)
+    assert all(same(*pair) for pair in zip(found, due, strict=True))
+
+
+@pytest.mark.parametrize("rule", [None, RULE], ids=["plain", "feedback"])
+def test_a_unit_of_forty_scopes_takes_two_launches(
+    rule: FeedbackRule | None, launched: Counter[str]
+) -> None:
+    sizes = 4 * SIZES
+    with emulated_torch():
+        unit = Unit(Int8(block=32), sizes, rule=rule, ranks=1)
+        gradients = [on_gpu(x) for x in gradients_of(sizes, 0, torch.float32)]
+        for step in range(3):
+            unit.step(gradients, Turn(step))
+        torch.cuda.synchronize()
+    assert launched == {"quantize_list_8_by_warps": 3, "sum_list_8_by_warps": 3}
+
+
+@pytest.mark.parametrize("ranks", [8, 9])
+def test_every_eight_ranks_take_another_launch(ranks: int, launched: Counter[str]) -> None:
+    found = []
+    for device in (CPU, DEVICE):
+        with emulated_torch():
+            unit = Unit(Int4(block=64), SIZES, device, RULE, ranks)
+            gradients = gradients_of(SIZES, 0, torch.bfloat16)
+            gradients = gradients if device == CPU else [on_gpu(x) for x in gradients]
+            payload = unit.step(gradients, Turn(0))
+            found.append(unit.all_there(gradients, payload))
+    assert same(*found)
+    assert launched == {"quantize_list_4_by_warps": ranks, "sum_list_4_by_warps": 1 + ranks // 9}
+
+
+def test_what_a_launch_takes_is_made_once_and_anew_when_buckets_are() -> None:
+    codec, made = Int8(block=32), []
+    encoder, decoder = Int8.encoder, Int8.decoder
+
+    def make_encoder(self: Int8, items: Any, payload: torch.Tensor) -> Any:
+        made.append("encoder")
+        return encoder(self, items, payload)
+
+    def make_decoder(self: Int8, items: Any, payload_bytes: int) -> Any:
+        made.append("decoder")
+        return decoder(self, items, payload_bytes)
+
+    patched = {"encoder": make_encoder, "decoder": make_decoder}
+    with emulated_torch(), mock.patch.multiple(Int8, **patched):
+        unit, due = (Unit(codec, SIZES, place, RULE, 1) for place in (DEVICE, CPU))
+        buckets = [torch.zeros(sum(SIZES)) for _ in range(2)]
+        step, expected = 0, []
+        for bucket in (*3 * buckets[:1], *2 * buckets[1:], *2 * buckets[:1]):
+            for own, x in zip(
+                bucket.split(SIZES), gradients_of(SIZES, step, bucket.dtype), strict=True
+            ):
+                own.copy_(x)
+            given, host = list(as_cuda(bucket).split(SIZES)), list(bucket.clone().split(SIZES))
+            left = unit.all_there(given, unit.step(given, Turn(step)))
+            expected = due.all_there(host, due.step(host, Turn(step)))
+            assert same(left, expected)
+            step += 1
+        assert made == ["encoder", "decoder"] * 2
+        state = unit.state
+        for name, residual in state.vectors.items():  # as a checkpoint does
+            state.vectors[name] = residual.clone()
+        given, host = list(as_cuda(bucket).split(SIZES)), list(bucket.clone().split(SIZES))
+        left = unit.all_there(given, unit.step(given, Turn(step)))
+        assert same(left, due.all_there(host, due.step(host, Turn(step))))
+        assert made == ["encoder", "decoder"] * 2 + ["encoder"]
+
+
+def test_gradients_and_residuals_that_are_let_go_are_not_kept() -> None:
+    with emulated_torch():
+        unit = Unit(Int8(block=32), SIZES, rule=RULE)
+        gone = []
+        for step in range(6):
+            gradients = [on_gpu(x) for x in gradients_of(SIZES, step, torch.float32)]
+            state = unit.state
+            state.vectors = {name: residual.clone() for name, residual in state.vectors.items()}
+            unit.step(gradients, Turn(step))
+            torch.cuda.synchronize()
+            gone += [weakref.ref(x) for x in (*gradients, *unit.state.vectors.values())]
+        unit.state.vectors.clear()
+        del gradients, state
+        gc.collect()
+        assert not [x for x in gone if x() is not None]
+
+
+RULES = {
+    "decay": FeedbackRule(decay=0.5),
+    "beta": FeedbackRule(beta=0.5),
+    "bfloat16": FeedbackRule(dtype="bfloat16"),
+    "momentum": FeedbackRule(momentum=Momentum()),
+    "reset": FeedbackRule(reset_steps=1),
+    "holding": RULE,
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_scopes_whose_values_change_before_go_one_by_one(name: str, launched: Counter[str]) -> None:
+    turn, found = Turn(2, hold_zeros=name == "holding"), []
+    for device in (CPU, DEVICE):
+        with emulated_torch():
+            unit = Unit(Int8(block=32), SIZES, device, RULES[name], 1)
+            gradients = gradients_of(SIZES, 0, torch.float32)
+            gradients[4].zero_()
+            gradients = gradients if device == CPU else [on_gpu(x) for x in gradients]
+            found.append(unit.all_there(gradients, unit.step(gradients, turn)))
+    assert same(*found)
+    assert launched["quantize_8_by_warps"] >= len(SIZES) - 1
+    assert not launched["quantize_list_8_by_warps"]
+    assert launched["sum_list_8_by_warps"] == 1
+
+
+class Louder(Int8):
+    """A codec that does something else."""
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Any) -> int:
+        return super().encode(2.0 * x, payload, draw)
+
+
+@pytest.mark.parametrize("codec", [Louder(block=32), Natural()], ids=["louder", "natural"])
+def test_codecs_that_do_otherwise_go_one_by_one(codec: Codec, launched: Counter[str]) -> None:
+    found = []
+    for device in (CPU, DEVICE):
+        with emulated_torch():
+            unit = Unit(codec, SIZES, device)
+            gradients = gradients_of(SIZES, 0, torch.float32)
+            gradients = gradients if device == CPU else [on_gpu(x) for x in gradients]
+            unit.step(gradients, Turn(0))
+            found.append(unit.all_there(gradients))
+    assert same(*found)
+    assert not [name for name in launched if "_list_" in name]
+
+
+def test_an_address_that_comes_back_with_another_dtype_is_another_place() -> None:
+    memory = torch.zeros(2 * sum(SIZES))
+    with emulated_torch():
+        unit, due = (Unit(Int8(block=32), SIZES, place) for place in (DEVICE, CPU))
+        for step, dtype in enumerate((torch.float32, torch.bfloat16, torch.float32)):
+            values = torch.cat(gradients_of(SIZES, step, dtype))
+            bucket = memory.view(dtype)[: values.numel()]
+            bucket.copy_(values)
+            given, host = as_cuda(bucket).split(SIZES), values.split(SIZES)
+            left = unit.all_there(given, unit.step(given, Turn(step)))
+            assert same(left, due.all_there(host, due.step(host, Turn(step))))
+
+
+def test_a_payload_of_another_length_is_refused() -> None:
+    with emulated_torch():
+        unit = Unit(Int8(block=32), SIZES)
+        gradients = [on_gpu(x) for x in gradients_of(SIZES, 0, torch.float32)]
+        payload = unit.scopes.buffer()
+        for wrong in (payload[:-8], torch.cat([payload, payload[:8]])):
+            with pytest.raises(PayloadError, match="end at byte"):
+                unit.scopes.average([payload, wrong], gradients, Turn(0))
+
+
+def test_a_cpu_goes_scope_by_scope() -> None:
+    with mock.patch.object(AtOnce, "__init__", side_effect=AssertionError):
+        unit = Unit(Int8(block=32), SIZES, CPU)
+        unit.step(gradients_of(SIZES, 0, torch.float32), Turn(0))
+
+
+WHOLE = {f"p{i}": (size,) for i, size in enumerate(SIZES)} | {"weight": (40, 60)}
+
+
+def history(
+    compressor: Compressor, device: torch.device, exchange: str, dtype: torch.dtype
+) -> list[dict[str, torch.Tensor]]:
+    """Return each rank's means and state after every step; units cut the parameters."""
+    there, back = (on_gpu, on_cpu) if device == DEVICE else (torch.clone, torch.clone)
+    parameters = [ParameterInfo(i, n, shape, dtype) for i, (n, shape) in enumerate(WHOLE.items())]
+    settings: dict[str, Any] = {"exchange": exchange, "unit_bytes": 6000, "device": device}
+    world, found = LoopbackWorld(3, parameters, compressor, **settings), []
+    for step, scale in enumerate((1.0, 64.0, 1.0)):
+        random = generator(step)
+        given = [
+            {
+                n: there((scale * torch.randn(s, generator=random)).to(dtype))
+                for n, s in WHOLE.items()
+            }
+            for _ in range(3)
+        ]
+        means = world.step(given, loss_scale=scale)
+        if step == 1:
+            world.rollback()
+        if device == DEVICE:
+            torch.cuda.synchronize()
+        for own, state in zip(means, world.states, strict=True):
+            found.append({n: back(x) for n, x in (own | state.vectors).items()})
+    return found
+
+
+COMPRESSORS: dict[str, Compressor] = {
+    "int8": ErrorFeedback(codec=Int8(block=32)),
+    "int4-maxmin": ErrorFeedback(codec=Int4(block=32, mapping="maxmin")),
+    "peers": ErrorFeedback(codec=Int8(block=32), rule=FeedbackRule(owner=False)),
+    "qsgd": QSGD(block=64),
+    "terngrad": TernGrad(block=64),
+    "ef21": EF21(codec=Int8(block=32)),
+}
+EXCHANGES = [(name, "scatter_reduce") for name in COMPRESSORS if name != "ef21"]
+EXCHANGES += [(name, "all_gather") for name in ("int4-maxmin", "qsgd", "ef21")]
+
+
+@pytest.mark.parametrize(("name", "exchange"), EXCHANGES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_exchanges_leave_what_they_leave_on_a_cpu(
+    name: str, exchange: str, dtype: torch.dtype
+) -> None:
+    compressor = COMPRESSORS[name]
+    due = history(compressor, CPU, exchange, dtype)
+    with emulated_torch():
+        found = history(compressor, DEVICE, exchange, dtype)
+    for ours, theirs in zip(found, due, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert not [name for name in ours if not same_bits(ours[name], theirs[name])]
+
+
+def test_shards_are_encoded_added_and_decoded_by_one_launch_each(
+    launched: Counter[str],
+) -> None:
+    ranks, sizes = 3, 4 * SIZES
+    parameters = [segment.parameter for segment in layout_of(sizes).segments]
+    settings: dict[str, Any] = {"exchange": "scatter_reduce", "device": DEVICE}
+    with emulated_torch():
+        world = LoopbackWorld(ranks, parameters, QSGD(block=64), unit_bytes=1 << 20, **settings)
+        given = [
+            {
+                p.name: on_gpu(x)
+                for p, x in zip(parameters, gradients_of(sizes, rank, torch.float32), strict=True)
+            }
+            for rank in range(ranks)
+        ]
+        world.step(given)
+        torch.cuda.synchronize()
+    assert world.unit_count == 1
+    # Every rank: its peers' shards and its own mean; what the peers sent; its own shard and theirs.
+    assert launched == {
+        "quantize_list_at_random_4_by_warps": ranks * ranks,
+        "sum_list_4_by_warps": ranks * (ranks - 1) + ranks * ranks,
+    }
