@@ -111,10 +111,16 @@ def decode_sum(
         for payload, draw in sent:  # one by one: each cut is in the same memory
             codec.decode_add(cut(payload), values, weight, draw)
 
-    if out.dtype is torch.float32 or codec.sums_to_half:
+    if codec.sums_to_half or (out.dtype is torch.float32 and _sums_by_itself(codec)):
         codec.decode_sum(sent, out, weight)
+    elif out.dtype is torch.float32:
+        add_up(lambda payload: payload, out)  # without another look: all were checked on arrival
     else:
         _in_pieces(codec, out, add_up)
+
+
+def _sums_by_itself(codec: Codec) -> bool:
+    return type(codec).decode_sum is not Codec.decode_sum
 
 
 def _in_pieces(codec: Codec, out: torch.Tensor, work: Callable[[Cut, torch.Tensor], None]) -> None:
