@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,10 @@ import numpy as np
 import pytest
 from compressa.kernels import Form, KernelUnavailable, quantize_blockwise
 from compressa.kernels.cuda import _gpu
+from compressa.kernels.cuda._device import OPTIONS
 from compressa.kernels.device_array import DeviceArray
+
+CODE = b"machine code"
 
 
 class FakeCuPy(SimpleNamespace):
@@ -20,11 +24,13 @@ class FakeCuPy(SimpleNamespace):
 
     Attributes:
         launched: Name, grid, block, arguments and stream of every launch.
+        compiled: Name of every source that was compiled.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.launched: list[tuple[Any, ...]] = []
+        self.compiled: list[str] = []
         self.gpus: int | Exception = 1
         self.memory: Exception | None = None
         self.compiler: Exception | None = None
@@ -36,20 +42,28 @@ class FakeCuPy(SimpleNamespace):
         )
         self.cuda = SimpleNamespace(
             runtime=runtime,
-            Device=lambda: SimpleNamespace(attributes={"MultiProcessorCount": 132}),
+            Device=lambda: SimpleNamespace(
+                attributes={"MultiProcessorCount": 132}, compute_capability="90"
+            ),
+            nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
+            compiler=SimpleNamespace(compile_using_nvrtc=self._compile),
             get_current_stream=lambda: SimpleNamespace(ptr=7),
             alloc=self._alloc,
         )
 
-    def RawModule(self, code: str, options: tuple[str, ...]) -> Any:  # noqa: N802
-        assert "__global__" in code
-        assert "--fmad=false" in options
+    def RawModule(self, path: str) -> Any:  # noqa: N802
+        assert Path(path).read_bytes() == CODE
         return SimpleNamespace(get_function=self._get_function)
 
-    def _get_function(self, name: str) -> Any:
+    def _compile(self, text: str, options: tuple[str, ...], filename: str) -> tuple[bytes, None]:
         if self.compiler is not None:
             raise self.compiler
+        assert "__global__" in text
+        assert options == OPTIONS  # nothing that flushes denormals, or contracts
+        self.compiled.append(filename)
+        return CODE, None
 
+    def _get_function(self, name: str) -> Any:
         def kernel(*given: Any, stream: Any) -> None:
             self.launched.append((name, *given, stream.ptr))
 
@@ -76,8 +90,9 @@ def forget() -> None:
 
 
 @pytest.fixture
-def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCuPy]:
+def cupy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeCuPy]:
     fake = FakeCuPy()
+    monkeypatch.setenv("COMPRESSA_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setitem(sys.modules, "cupy", fake)
     monkeypatch.setattr(_gpu, "_hosts", [])
     forget()
@@ -167,6 +182,34 @@ def test_without_a_gpu_it_says_so(cupy: FakeCuPy, gpus: int | Exception) -> None
 def test_what_can_not_be_compiled_names_the_compiler(cupy: FakeCuPy) -> None:
     cupy.compiler = RuntimeError("libnvrtc.so.12: cannot open shared object file")
     with pytest.raises(KernelUnavailable, match=r"blockwise\.cu .*libnvrtc.*pip install"):
+        quantize()
+
+
+def test_what_was_compiled_is_found_by_the_next_process(cupy: FakeCuPy, tmp_path: Path) -> None:
+    quantize()
+    forget()  # as in a new process
+    quantize()
+    assert cupy.compiled == ["blockwise.cu"]
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert kept.suffix == ".cubin"
+
+
+def test_another_kind_of_gpu_has_code_of_its_own(cupy: FakeCuPy) -> None:
+    quantize()
+    forget()
+    cupy.cuda.Device = lambda: SimpleNamespace(
+        attributes={"MultiProcessorCount": 108}, compute_capability="80"
+    )
+    quantize()
+    assert cupy.compiled == ["blockwise.cu"] * 2
+
+
+def test_a_cache_that_can_not_be_written_names_the_setting(
+    cupy: FakeCuPy, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("COMPRESSA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    with pytest.raises(KernelUnavailable, match="set COMPRESSA_CACHE_DIR to a folder"):
         quantize()
 
 

@@ -1,8 +1,8 @@
 """Gpu: launches kernels on an NVIDIA GPU, by CuPy.
 
-CuPy has NVRTC compile a source when one of its kernels is first launched, and keeps the result on
-disk. The options are those that give the same bits as everywhere: no contraction of a * b + c,
-denormals kept, division and square root rounded as IEEE says.
+A source is compiled when one of its kernels is first launched (`_compiled.py`), with the options
+that give the same bits as everywhere: no contraction of a * b + c, denormals kept, division and
+square root rounded as IEEE says.
 
 Nothing but `Gpu.read` waits for the GPU, so that launches can be captured in a graph.
 """
@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 from .._backends import KernelUnavailable
 from ..device_array import DeviceArray
-from ._device import CTA, OPTIONS, Argument, Table, source_text
+from ._compiled import machine_code
+from ._device import CTA, Argument, Table
 
 _TO_HOST = 2  # cudaMemcpyDeviceToHost
 _BLOCK = (CTA,)
@@ -80,6 +81,7 @@ class Gpu:
     def __init__(self) -> None:
         self._cupy = _cupy()
         self._host: Host = _CuPyHost(self._cupy)
+        self._modules: dict[str, Any] = {}
         self._kernels: dict[tuple[str, str], Any] = {}
         device = self._cupy.cuda.Device()
         self.processors = int(device.attributes["MultiProcessorCount"])
@@ -93,7 +95,7 @@ class Gpu:
         ]
         kernel = self._kernels.get((source, name))
         if kernel is None:
-            kernel = self._kernels[source, name] = self._compiled(source, name)
+            kernel = self._kernels[source, name] = self._loaded(source, name)
         kernel((blocks,), _BLOCK, tuple(given), stream=_stream(host.stream()))
 
     def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
@@ -124,16 +126,12 @@ class Gpu:
         runtime.streamSynchronize(stream)
         return int(number[0])
 
-    def _compiled(self, source: str, name: str) -> Any:
-        try:
-            module = self._cupy.RawModule(code=source_text(source), options=OPTIONS)
-            return module.get_function(name).kernel
-        except Exception as error:
-            raise KernelUnavailable(
-                f"{source}.cu can not be compiled on this machine ({error}); CuPy needs NVRTC and "
-                "a GPU of compute capability 8.0 or more: pip install nvidia-cuda-nvrtc-cu12 for "
-                "CUDA 12, nvidia-cuda-nvrtc for CUDA 13"
-            ) from error
+    def _loaded(self, source: str, name: str) -> Any:
+        module = self._modules.get(source)
+        if module is None:
+            path = str(machine_code(self._cupy, source))
+            module = self._modules[source] = self._cupy.RawModule(path=path)
+        return module.get_function(name).kernel
 
 
 def _parameter(argument: Argument) -> Any:
