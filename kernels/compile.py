@@ -247,6 +247,43 @@ def compile_rotations() -> None:
         hadamard.rotate_back(sums, norms, bits, p, book=book, count=1)
 
 
+_FOR_KINDS = (
+    compile_blockwise,
+    compile_casts,
+    compile_floats,
+    compile_dithering,
+    compile_onebit,
+    compile_onebit_sgd,
+    compile_dct,
+    compile_selections,
+)
+_OTHERS = (
+    compile_sparse,
+    compile_low_rank,
+    compile_feedback,
+    compile_integers,
+    compile_chunks,
+    compile_rotations,
+)
+WORKS = (*_FOR_KINDS, *_OTHERS)
+"""All there is to compile; `compile_one` takes their names."""
+
+
+def compile_one(name: str, half: bool = False) -> None:
+    """Compile one of `WORKS`, so that several processes can share them.
+
+    Args:
+        name: Its name.
+        half: Also for gradients in float16 and bfloat16.
+    """
+    for work in _FOR_KINDS:
+        if work.__name__ == name:
+            work(_all_kinds if half else _single)
+    for rest in _OTHERS:
+        if rest.__name__ == name:
+            rest()
+
+
 def main(half: bool = False) -> None:
     """Compile all, and say how long it took.
 
@@ -254,26 +291,8 @@ def main(half: bool = False) -> None:
         half: Also for gradients in float16 and bfloat16.
     """
     started_s = time.perf_counter()
-    for work in (
-        compile_blockwise,
-        compile_casts,
-        compile_floats,
-        compile_dithering,
-        compile_onebit,
-        compile_onebit_sgd,
-        compile_dct,
-        compile_selections,
-    ):
-        work(_all_kinds if half else _single)
-    for rest in (
-        compile_sparse,
-        compile_low_rank,
-        compile_feedback,
-        compile_integers,
-        compile_chunks,
-        compile_rotations,
-    ):
-        rest()
+    for work in WORKS:
+        compile_one(work.__name__, half)
     print(f"compressa: CPU kernels are compiled ({time.perf_counter() - started_s:.1f} s)")
 
 

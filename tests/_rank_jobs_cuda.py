@@ -13,6 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -213,18 +214,20 @@ def emulated_nccl() -> Iterator[None]:
     """Have process groups of NCCL."""
     new_group, ranks_of = dist.new_group, dist.get_process_group_ranks
 
-    def made(ranks: Any, *, backend: str, **options: Any) -> Any:
+    def made(ranks: Any, *, backend: str, pg_options: Any, **options: Any) -> Any:
+        assert (pg_options is not None) == (backend == "nccl")
         group = new_group(ranks, backend="gloo", **options)
         return NcclGroup(group) if backend == "nccl" else group
 
     names: dict[str, Any] = {
         "new_group": made,
         "is_nccl_available": lambda: True,
+        "ProcessGroupNCCL": SimpleNamespace(Options=SimpleNamespace),
         "get_process_group_ranks": lambda group: ranks_of(getattr(group, "group", group)),
         "P2POp": Operation,
         "batch_isend_irecv": lambda operations: operations[0].group.batch(operations),
     }
     with contextlib.ExitStack() as stack:
         for name, value in names.items():
-            stack.enter_context(mock.patch.object(dist, name, value))
+            stack.enter_context(mock.patch.object(dist, name, value, create=True))
         yield

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from unittest import mock
 
 import pytest
@@ -71,5 +72,8 @@ def emulated_cuda(request: pytest.FixtureRequest) -> Iterator[None]:
     on_gpu = request.config.getoption("--gpu")
     if not on_gpu and shutil.which("g++") is None:
         pytest.skip("g++ is not installed")
-    with running_on(Mirrored() if on_gpu else Emulated()):
+    with ExitStack() as stack:
+        if on_gpu and hasattr(request.module, "Emulated"):  # those with a seed of their own, too
+            stack.enter_context(mock.patch.object(request.module, "Emulated", Mirrored))
+        stack.enter_context(running_on(Mirrored() if on_gpu else Emulated()))
         yield

@@ -1,20 +1,27 @@
-# python tests/gpu.py
+# python tests/gpu.py [FOLDER [PART ...]]
 """Check and measure everything that runs on a GPU; write down what was found.
 
-The kernels are compared with the reference on the GPU itself, codecs on its tensors with those of
-the CPU; the hook runs over NCCL in a world of one, and over Gloo and TCP with two ranks that share
-the GPU, which also train the demo's tasks; `compressa bench kernels --device cuda` measures. The
-result is experiments/results/gpu-NAME-DATE.json. All together take less than eight minutes.
+Parts: `compilation` of all kernels, each in a process of its own; `checks`: the kernels are
+compared with the reference on the GPU itself, codecs on its tensors with those of the CPU, the hook
+runs over NCCL in a world of one, and over Gloo and TCP with two ranks that share the GPU;
+`training` of the demo's tasks by two ranks; `measurement`: `compressa bench kernels --device cuda`.
+The result is gpu-NAME-DATE.json in FOLDER, experiments/results if not given, and grows with each
+part. All together take less than eight minutes.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compressa.kernels import compile as cpu_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
@@ -29,7 +37,10 @@ PACKAGES = (
     *("compressa", "torch", "triton", "numpy", "cupy-cuda12x", "cupy-cuda13x", "bitsandbytes"),
     *("nvidia-cuda-nvrtc", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )
-CHECKS_S, TRAINING_S, MEASUREMENT_S = 180.0, 90.0, 200.0
+COMPILATION_S, CHECKS_S, TRAINING_S, MEASUREMENT_S = 90.0, 150.0, 60.0, 170.0
+GRACE_S = 20.0  # for what is told to end
+PROCESSES = 8
+NOT_ON_A_GPU = ("test_cuda_builds.py", "test_cuda_emulation.py")
 
 
 def main() -> int:
@@ -41,19 +52,25 @@ def main() -> int:
             file=sys.stderr,
         )
         return 1
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    path = RESULTS / file_name(torch.cuda.get_device_name(), datetime.now(UTC))
-    found: dict[str, Any] = {"machine": machine()}
-    parts = {
+    folder = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / file_name(torch.cuda.get_device_name(), datetime.now(UTC))
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    found["machine"] = machine()
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "compilation": compilation,
         "checks": checks,
-        "measurement": partial(measurement, path.with_suffix(".kernels.json")),
         "training": training,
+        "measurement": partial(measurement, path.with_suffix(".kernels.json")),
     }
-    for name, part in parts.items():  # what is known is kept, whatever comes
-        found[name] = part()
+    wanted = sys.argv[2:] or list(parts)
+    for name in wanted:  # what is known is kept, whatever comes
         path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"{path.relative_to(ROOT)}: {found['checks']['summary']}")
-    return max(int(found[name]["code"]) for name in parts)
+        found[name] = parts[name]()
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    codes = {name: int(found[name]["code"]) for name in wanted}
+    print(f"{path}: {', '.join(f'{name} {code}' for name, code in codes.items())}")
+    return max(codes.values())
 
 
 def file_name(gpu: str, when: datetime) -> str:
@@ -88,15 +105,38 @@ def version_of(package: str) -> str | None:
         return None
 
 
+def compilation() -> dict[str, Any]:
+    """Compile all kernels, for the GPU and for the CPU, so that no other part waits for it."""
+    code = "from compressa.kernels.cuda._gpu import current; current().prepare({!r})"
+    codes = [code.format(path.stem) for path in sorted((ROOT / "kernels" / "cuda").glob("*.cu"))]
+    code = "import compressa.kernels.compile as c; c.compile_one({!r}, half=True)"
+    codes += [code.format(work.__name__) for work in cpu_kernels.WORKS]
+    done = side_by_side([[sys.executable, "-c", code] for code in codes], COMPILATION_S)
+    failed = [one["output"][-2000:] for one in done if one["code"]]
+    return {"code": max(one["code"] for one in done), "failed": failed}
+
+
 def checks() -> dict[str, Any]:
-    """Run the tests that belong on a GPU."""
-    tests = sorted(str(path) for path in (ROOT / "tests").glob("test_cuda_*.py"))
-    tests += [str(ROOT / "tests" / name) for name in ("test_codecs_cuda.py", "test_gpu.py")]
-    command = [sys.executable, "-m", "pytest", "--gpu", "-q", "-p", "no:cacheprovider", *tests]
-    done = said(command, CHECKS_S)
+    """Run the tests that belong on a GPU, each file in a process: a fault ends one of them only."""
+    tests = ROOT / "tests"
+    files = [tests / "test_gpu.py", tests / "test_codecs_cuda.py"]
+    files += sorted(f for f in tests.glob("test_cuda_*.py") if f.name not in NOT_ON_A_GPU)
+    # Warnings of other versions than those that are pinned are no faults here.
+    options = ["--gpu", "-q", "-p", "no:cacheprovider", "-W", "default", "--maxfail=15"]
+    options += ["-o", "timeout=120", "-o", "timeout_method=thread", "--tb=short"]
+    command = [sys.executable, "-m", "pytest", *options]
+    done = side_by_side([[*command, str(file)] for file in files], CHECKS_S)
+    return {
+        "code": max(one["code"] for one in done),
+        "files": {f.name: outcome(one) for f, one in zip(files, done, strict=True)},
+    }
+
+
+def outcome(done: dict[str, Any]) -> dict[str, Any]:
+    """What is kept of a file's tests."""
     lines = done["output"].strip().splitlines()
-    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return {"code": done["code"], "summary": lines[-1] if lines else "", "failed": failed}
+    kept = {"code": done["code"], "summary": lines[-1] if lines else ""}
+    return kept if not done["code"] else {**kept, "output": done["output"][-3000:]}
 
 
 def measurement(path: Path) -> dict[str, Any]:
@@ -126,18 +166,32 @@ def training() -> dict[str, Any]:
     return {"code": done["code"], "reached": reached, "output": done["output"][-1000:]}
 
 
+def side_by_side(commands: list[list[str]], limit_s: float) -> list[dict[str, Any]]:
+    """Run commands, several at a time, all within a limit; return what each says."""
+    end_s = time.monotonic() + limit_s
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        return list(pool.map(lambda one: said(one, end_s - time.monotonic()), commands))
+
+
 def said(command: list[str], limit_s: float) -> dict[str, Any]:
     """Run a command for so long at most; show and return what it says."""
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, cwd=ROOT, timeout=limit_s, check=False
-        )
-        code, output = done.returncode, done.stdout + done.stderr
-    except subprocess.TimeoutExpired as error:
-        kept = error.stdout if isinstance(error.stdout, bytes) else b""
-        code, output = 124, kept.decode(errors="replace") + f"\nended after {limit_s:.0f} s"
-    print(output)
-    return {"code": code, "output": output}
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
+    ) as process:
+        try:
+            output, ended = process.communicate(timeout=max(limit_s, 0.1))[0], ""
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # it says what it knows, and ends its own processes
+            ended = f"\nended after {limit_s:.0f} s"
+            try:
+                output = process.communicate(timeout=GRACE_S)[0]
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output = process.communicate()[0]
+    text = output.decode(errors="replace") + ended
+    print(text, flush=True)
+    return {"code": 124 if ended else process.returncode, "output": text}
 
 
 if __name__ == "__main__":

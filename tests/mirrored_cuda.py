@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from compressa.kernels.cuda._device import Argument, Table
-from compressa.kernels.cuda._gpu import Gpu
+from compressa.kernels.cuda._gpu import current
 from compressa.kernels.device_array import DeviceArray
 from emulated_cuda import first_of, on_device
 from kernel_cases import poisoned
@@ -20,13 +20,13 @@ _ALIGNMENT = 256
 
 
 class Mirrored:
-    """Runs kernels on the GPU."""
+    """Runs kernels on the GPU, in whatever order it likes; the seed of an emulation is ignored."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
         import cupy
 
         self._cupy = cupy
-        self._gpu = Gpu()
+        self._gpu = current()
         self.processors = 1  # few blocks, so that kernels take more than one turn of their loops
 
     def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:

@@ -9,6 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from compressa.kernels import KernelUnavailable
 from emulated_torch import DEVICE, emulated_torch, on_cpu, on_gpu
 from torch import nn
@@ -120,10 +121,14 @@ def test_a_world_of_one_works_on_its_gpu_too(gpu: None) -> None:
     assert torch.equal(*results)
 
 
-def test_transports_are_chosen_by_device_and_process_group() -> None:
-    group: Any = object()
+def test_transports_are_chosen_by_device_and_process_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group: Any = SimpleNamespace(size=lambda: 2)
     gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
     paced = load_config({"schedule": {"pace_bits_per_s": 1e8}})
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     with mock.patch("torch.distributed.get_backend_config", return_value="cpu:gloo,cuda:nccl"):
         assert choose_transport(Config(), group, gpu) == "nccl"
         assert choose_transport(Config(), group, cpu) == "tcp"
@@ -133,6 +138,21 @@ def test_transports_are_chosen_by_device_and_process_group() -> None:
     wanted = load_config({"exchange": {"transport": "nccl"}})
     with pytest.raises(ConfigError, match=r"is for gradients on GPUs, .* on the cpu; use"):
         choose_transport(wanted, group, cpu)
+    assert choose_transport(wanted, group, gpu) == "nccl"
+
+
+def test_a_part_of_the_ranks_has_no_group_of_nccl_that_all_would_have_to_make(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    group: Any = SimpleNamespace(size=lambda: 2)
+    gpu, wanted = torch.device("cuda", 0), load_config({"exchange": {"transport": "nccl"}})
+    world = SimpleNamespace(WORLD=SimpleNamespace(bound_device_id=gpu))
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    monkeypatch.setattr(dist, "get_backend_config", lambda group: "cuda:nccl")
+    monkeypatch.setattr(dist, "group", world)
+    assert choose_transport(Config(), group, gpu) == "tcp"
+    with pytest.raises(ConfigError, match=r"leave device_id out, or use .tcp."):
+        choose_transport(wanted, group, gpu)
 
 
 def test_nccl_can_not_be_paced() -> None:

@@ -57,6 +57,7 @@ def test_a_payload_of_the_gpu_decodes_on_the_cpu() -> None:
 def test_work_is_on_the_stream_that_is_current() -> None:
     codec, x, stream = codec_of("int8"), gradient().cuda(), torch.cuda.Stream()
     payload = torch.zeros(codec.wire_bytes(ELEMS), dtype=torch.uint8, device="cuda")
+    codec.encode(x, payload, DRAW)  # compiles
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
         torch.cuda._sleep(200_000_000)  # a tenth of a second

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -58,7 +59,7 @@ class OneRank:
 class AtOnce:
     """In place of a watcher's thread."""
 
-    def __init__(self, post: Any) -> None:
+    def __init__(self, post: Any, device: torch.device) -> None:
         pass
 
     def when(self, event: Event, callback: Any) -> None:
@@ -128,6 +129,22 @@ def test_what_does_not_end_is_found_and_aborted(group: OneRank) -> None:
     assert transport.overdue(0.0) is None
     refused = to_itself(transport, torch.ones(4, dtype=torch.uint8), 4, exact=True)
     assert isinstance(refused, TransportError)
+
+
+def test_an_abort_that_fails_or_hangs_holds_nobody_up(group: OneRank) -> None:
+    def abort() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    transport = transport_of(group)
+    with mock.patch.object(group, "abort", abort):
+        transport.fail(TransportError("a rank is gone"))
+    hanging, transport = threading.Event(), transport_of(group)
+    with (
+        mock.patch.object(group, "abort", hanging.wait),
+        mock.patch("compressa.transports.nccl._ABORT_S", 0.1),
+    ):
+        transport.fail(TransportError("a rank is gone"))
+    hanging.set()
 
 
 def test_what_has_ended_is_not_overdue(group: OneRank) -> None:

@@ -156,10 +156,12 @@ class Communication:
             return
         # The others are told who is to blame before this rank's goodbye can look like the cause.
         self._error = self._judge(error)
-        # Nothing may write to gradients any more when their owners hear of it.
-        self._transport.fail(self._error)
-        self._driver.fail(self._error)
-        self._failed(self._error)
+        try:
+            # Nothing may write to gradients any more when their owners hear of it.
+            self._transport.fail(self._error)
+        finally:  # and they must hear of it, whatever became of the transport
+            self._driver.fail(self._error)
+            self._failed(self._error)
 
     def _compute(self, task: Task, operation: Compute, done: ComputeDone) -> None:
         if operation.quick:

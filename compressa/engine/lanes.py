@@ -179,16 +179,23 @@ class CudaLane(Lane):
 
     def judge(self, *, wait: bool = False) -> None:
         """Look at the answers in the order in which they come."""
-        with self._lock:
-            while self._due and self._due[0].has_come(wait):
-                answer = self._due.popleft()
-                if answer.fault:
-                    raise PayloadError(
-                        f"what arrived for {answer.what} failed a check on the GPU: its header or "
-                        "its indices are not what is due; that step's gradients are not to be "
-                        "trusted: go on from an earlier checkpoint"
-                    )
+        while (answer := self._next_due()) is not None:
+            if not answer.has_come(wait):  # not under the lock: others must go on meanwhile
+                with self._lock:
+                    self._due.appendleft(answer)
+                return
+            if answer.fault:
+                raise PayloadError(
+                    f"what arrived for {answer.what} failed a check on the GPU: its header or "
+                    "its indices are not what is due; that step's gradients are not to be "
+                    "trusted: go on from an earlier checkpoint"
+                )
+            with self._lock:
                 self._free.append(answer)
+
+    def _next_due(self) -> _Answer | None:
+        with self._lock:
+            return self._due.popleft() if self._due else None
 
     @property
     def devices(self) -> list[torch.device]:

@@ -6,8 +6,9 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Any
@@ -38,6 +39,8 @@ _CONTROL_CHUNK_BYTES = 1 << 16
 _GROUP_MARGIN_S = 5.0
 _PLACE = "place"
 _retired: list[dist.ProcessGroup] = []
+_NCCL_PATIENCE = 4.0
+_ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a group is made
 _LEAST_UNSENT_BYTES = 1 << 14
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
 
@@ -50,6 +53,13 @@ def choose_transport(config: Config, group: dist.ProcessGroup, device: torch.dev
     """
     wanted = config.exchange.transport
     on_gpu = device.type == "cuda"
+    splits = on_gpu and _would_split(group)
+    if wanted == "nccl" and splits:
+        raise ConfigError(
+            'exchange.transport = "nccl" can not serve a part of the ranks where '
+            "init_process_group was given a device_id, since torch then wants all of them to make "
+            'its group; leave device_id out, or use "tcp"'
+        )
     if wanted == "nccl" and not on_gpu:
         raise ConfigError(
             f'exchange.transport = "nccl" is for gradients on GPUs, and these are on the {device}; '
@@ -63,20 +73,33 @@ def choose_transport(config: Config, group: dist.ProcessGroup, device: torch.dev
     if wanted != "auto":
         return wanted
     own = on_gpu and "cuda:nccl" in dist.get_backend_config(group)
-    return "nccl" if own and config.schedule.pace_bits_per_s is None else "tcp"
+    return "nccl" if own and not splits and config.schedule.pace_bits_per_s is None else "tcp"
+
+
+def _would_split(group: dist.ProcessGroup) -> bool:
+    """Whether torch would split a group of NCCL off the default one, in which others are, too."""
+    if group.size() == dist.get_world_size():
+        return False
+    return getattr(dist.group.WORLD, "bound_device_id", None) is not None
 
 
 def new_group(config: Config, group: dist.ProcessGroup | None, backend: str) -> dist.ProcessGroup:
     """Create a process group of the ranks of `group`, who must all do so together."""
     # The engine's own deadline comes first: it knows whom it waits for.
-    timeout = timedelta(seconds=config.exchange.deadline_s + _GROUP_MARGIN_S)
+    patience = _NCCL_PATIENCE if backend == "nccl" else 1.0
+    timeout = timedelta(seconds=patience * config.exchange.deadline_s + _GROUP_MARGIN_S)
     ranks = None if group is None else dist.get_process_group_ranks(group)
     _bury_retired()
     local = group is not None and len(ranks or ()) != dist.get_world_size()
     try:
-        made: dist.ProcessGroup = dist.new_group(
-            ranks, timeout=timeout, backend=backend, use_local_synchronization=local
-        )
+        with _left_alone_by_torch():
+            made: dist.ProcessGroup = dist.new_group(
+                ranks,
+                timeout=timeout,
+                backend=backend,
+                pg_options=_nccl_options(timeout) if backend == "nccl" else None,
+                use_local_synchronization=local,
+            )
     except RuntimeError as error:
         raise Timeout(
             (),
@@ -84,6 +107,31 @@ def new_group(config: Config, group: dist.ProcessGroup | None, backend: str) -> 
             f"({str(error).splitlines()[0]}); call it on all ranks of the model's process group",
         ) from error
     return made
+
+
+@contextlib.contextmanager
+def _left_alone_by_torch() -> Iterator[None]:
+    """Have torch not end the process when a group that is made now fails.
+
+    The engine sees to that: it aborts the group, and the user gets an error to act upon.
+    """
+    before = os.environ.get(_ERROR_HANDLING)
+    os.environ[_ERROR_HANDLING] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_ERROR_HANDLING]
+        else:
+            os.environ[_ERROR_HANDLING] = before
+
+
+def _nccl_options(timeout: timedelta) -> Any:
+    """Exchanges go before the kernels of backward, as what is exchanged does."""
+    options = dist.ProcessGroupNCCL.Options()
+    options.is_high_priority_stream = True
+    options._timeout = timeout  # torch warns if it is not the same in both places
+    return options
 
 
 def release_groups(groups: list[dist.ProcessGroup]) -> None:

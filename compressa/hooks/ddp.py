@@ -39,6 +39,7 @@ class DDPHook:
         names: dict[int, str],
         scaler: Any,
     ) -> None:
+        self._model = model
         self._engine = engine
         self._handle = handle
         self._names = names
@@ -69,9 +70,13 @@ class DDPHook:
         buffer = bucket.buffer()
 
         def complete(done: Future[None]) -> None:
-            if done.exception() is None:
-                with self._engine.lane.current():  # the future notes what came before it there
-                    future.set_result(buffer)
+            error = done.exception()
+            if error is not None:
+                # Mostly nobody looks: `_wait` has raised it. With a static graph DDP waits first.
+                future.set_exception(error)  # type: ignore[arg-type]
+                return
+            with self._engine.lane.current():  # the future notes what came before it there
+                future.set_result(buffer)
 
         combined.add_done_callback(complete)
         return future
@@ -88,6 +93,8 @@ class DDPHook:
         to wait for the optimizer, which is better done now than in the middle of backward.
         """
         self._engine.check()
+        if not self._model.require_backward_grad_sync:
+            return  # gradients of this pass go nowhere yet
         scaled = self._scaler is not None and self._scaler.is_enabled()
         self._loss_scale = float(self._scaler.get_scale()) if scaled else None
 

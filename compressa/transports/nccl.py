@@ -12,10 +12,12 @@ begins with its length, which a watching thread reads.
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,8 @@ from compressa.transports.base import Done, Key, Traffic, Transport
 from compressa.transports.reactor import Reactor
 from compressa.transports.watcher import Watcher
 
+_ABORT_S = 5.0
+_WARM_UP_BYTES = 1 << 20  # small sums may go by other connections than large ones
 _LENGTH_BYTES = 16  # so that what follows begins where vectors of four floats may
 
 
@@ -57,13 +61,32 @@ class NcclTransport(Transport):
         self._launched: deque[_Launch] = deque()
         self._sent_bytes = 0
         self._messages = 0
-        # Communicators are made at the first call, for which every rank must be there.
-        with torch.cuda.stream(stream):
-            group.allreduce([torch.zeros(1, device=stream.device)]).wait()
+        self._meet()
+
+    def _meet(self) -> None:
+        """Have NCCL connect all ranks now, while every rank is there.
+
+        It does so at the first call, and between two ranks at their first message, with the calling
+        thread waiting inside; later that would be the one that looks at deadlines.
+        """
+        assert self._group is not None
+        with torch.cuda.stream(self._stream):
+            zeros = torch.zeros(_WARM_UP_BYTES // 4, device=self._stream.device)
+            self._group.allreduce([zeros]).wait()
+            parts = zeros.view(torch.uint8)
+            outgoing = {peer: parts[16 * peer : 16 * peer + 16] for peer in self._peers}
+            incoming = {peer: torch.empty_like(part) for peer, part in outgoing.items()}
+            for work in self._send_and_receive(outgoing, incoming):
+                work.wait()
+        self._stream.synchronize()
+
+    @property
+    def _peers(self) -> list[int]:
+        return [peer for peer in range(self.size) if peer != self.rank]
 
     def attach(self, reactor: Reactor) -> None:
         """Have lengths watched for."""
-        self._watcher = Watcher(reactor.post)
+        self._watcher = Watcher(reactor.post, self._stream.device)
 
     def ordered(self, operation: Operation) -> bool:
         """Every call to the group is."""
@@ -116,12 +139,13 @@ class NcclTransport(Transport):
         return Timeout(
             (),
             f"rank {self.rank} waited {deadline_s:g} s for NCCL in {first.what}; a group call does "
-            "not tell whom it waits for; if a rank may be late by more, raise exchange.deadline_s",
+            "not tell whom it waits for; that step's gradients are not to be trusted, so go on "
+            "from an earlier checkpoint; if a rank may be late by more, raise exchange.deadline_s",
         )
 
     def missing(self, key: Key) -> Sequence[int]:
         """A group call does not tell: everyone else."""
-        return [peer for peer in range(self.size) if peer != self.rank]
+        return self._peers
 
     @property
     def traffic(self) -> Traffic:
@@ -132,8 +156,12 @@ class NcclTransport(Transport):
         """Abort the communicator: the stream, and whoever waits for it, goes on."""
         group, self._group = self._group, None
         self._launched.clear()
-        if group is not None:
-            group.abort()
+        if group is None:
+            return
+        # It waits for NCCL, which may be past helping, and raises if that takes too long.
+        ending = threading.Thread(target=_abort, args=(group,), name="compressa-abort", daemon=True)
+        ending.start()
+        ending.join(_ABORT_S)
 
     def close(self, timeout_s: float) -> None:
         """Let go of the group, once what was launched has ended."""
@@ -157,25 +185,29 @@ class NcclTransport(Transport):
         if self._group is None:
             done(TransportError("the transport is closed"))
             return False
-        # In the same order on both sides: a pair of ranks matches messages by their order.
-        receives = [
-            dist.P2POp(dist.irecv, buffer, self._ranks[peer], self._group)
-            for peer, buffer in incoming.items()
-            if buffer.numel()
-        ]
-        sends = [
-            dist.P2POp(dist.isend, buffer, self._ranks[peer], self._group)
-            for peer, buffer in outgoing.items()
-            if buffer.numel()
-        ]
         try:
-            for work in dist.batch_isend_irecv([*receives, *sends]) if receives or sends else ():
+            for work in self._send_and_receive(outgoing, incoming):
                 work.wait()  # the stream does
         except RuntimeError as error:
             done(_failed(error))
             return False
         self._note(name)
         return True
+
+    def _send_and_receive(
+        self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]
+    ) -> Sequence[dist.Work]:
+        # In the same order on both sides: a pair of ranks matches messages by their order.
+        calls: list[tuple[Any, int, torch.Tensor]] = []
+        calls += [(dist.irecv, *item) for item in incoming.items()]
+        calls += [(dist.isend, *item) for item in outgoing.items()]
+        operations = [
+            dist.P2POp(call, buffer, self._ranks[peer], self._group)
+            for call, peer, buffer in calls
+            if buffer.numel()
+        ]
+        works: list[dist.Work] = dist.batch_isend_irecv(operations) if operations else []
+        return works
 
     def _note(self, what: str) -> None:
         event = torch.cuda.Event()
@@ -205,6 +237,11 @@ class NcclTransport(Transport):
             done(received)
 
         self._watcher.when(event, bring)
+
+
+def _abort(group: dist.ProcessGroup) -> None:
+    with contextlib.suppress(RuntimeError):
+        group.abort()
 
 
 def _room(size_bytes: int, like: torch.Tensor) -> torch.Tensor:

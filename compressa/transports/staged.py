@@ -61,7 +61,7 @@ class Staged(Transport):
     def attach(self, reactor: Reactor) -> None:
         """Have the copies watched, and the inner transport attached."""
         if self._when is None:
-            self._watcher = Watcher(reactor.post)
+            self._watcher = Watcher(reactor.post, self._stream.device)
             self._when = self._watcher.when
         self._inner.attach(reactor)
 
@@ -174,6 +174,8 @@ class Staged(Transport):
         if isinstance(result, CompressaError):
             arrivals.arrived(result)
             return
+        if arrivals.ended:
+            return  # a piece has failed, and the memory may be somebody else's by now
         with torch.cuda.stream(self._in):
             for peer, staged in result.items():
                 incoming[peer][: staged.numel()].copy_(staged, non_blocking=True)
@@ -188,7 +190,7 @@ class Staged(Transport):
     ) -> None:
         """Copy the sum of a piece to where its terms came from."""
         failure = result if isinstance(result, CompressaError) else None
-        if failure is None:
+        if failure is None and not arrivals.ended:
             with torch.cuda.stream(self._in):
                 piece.copy_(staged, non_blocking=True)
         arrivals.arrived(failure)
@@ -212,6 +214,11 @@ class _Arrivals:
         self._landed = landed
         self._lengths: Counter[int] = Counter()
         self._lock = threading.Lock()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has reported already."""
+        return not self._due
 
     def arrived(
         self, failure: CompressaError | None, lengths: Mapping[int, int] | None = None

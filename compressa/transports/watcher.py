@@ -16,10 +16,12 @@ class Watcher:
 
     Args:
         post: Has a function called on the thread that the callbacks are for.
+        device: The GPU; a thread that names none would wake up the first one.
     """
 
-    def __init__(self, post: Callable[[Callback], None]) -> None:
+    def __init__(self, post: Callable[[Callback], None], device: torch.device) -> None:
         self._post = post
+        self._device = device
         self._watched: queue.SimpleQueue[tuple[torch.cuda.Event, Callback] | None]
         self._watched = queue.SimpleQueue()
         # A GPU that never reaches its events must not keep the program from ending.
@@ -36,6 +38,7 @@ class Watcher:
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
+        torch.cuda.set_device(self._device)
         while (item := self._watched.get()) is not None:
             event, callback = item
             try:

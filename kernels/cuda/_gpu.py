@@ -126,6 +126,10 @@ class Gpu:
         runtime.streamSynchronize(stream)
         return int(number[0])
 
+    def prepare(self, source: str) -> None:
+        """Compile a source, unless that has been done."""
+        machine_code(self._cupy, source)
+
     def _loaded(self, source: str, name: str) -> Any:
         module = self._modules.get(source)
         if module is None:
