@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 MESSAGE_BYTES = 1 << 20
-_START_S = 300.0  # a first run on a machine compiles kernels
+_START_S = 90.0
 _FRESH_AFTER_JOBS = 40  # a pool is replaced then, so that leaks of a test stay small
 
 

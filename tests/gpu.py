@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from compressa.kernels import KernelUnavailable, cuda
 from compressa.kernels import compile as cpu_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,6 +52,11 @@ def main() -> int:
             "torch for its CUDA, and compressa[cuda12] or compressa[cuda13].",
             file=sys.stderr,
         )
+        return 1
+    try:
+        cuda.check_available()
+    except KernelUnavailable as error:
+        print(f"There is a GPU, but {error}", file=sys.stderr)
         return 1
     folder = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else RESULTS
     folder.mkdir(parents=True, exist_ok=True)

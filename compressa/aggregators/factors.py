@@ -212,8 +212,7 @@ class FactorSum:
     ) -> None:
         sizes = [math.prod(shape) for shape in shapes]
         order = sorted(range(len(sizes)), key=lambda i: sizes[i] % 4 != 0)
-        # A bare number costs more than the division, and a GPU multiplies by its inverse.
-        self._ranks = torch.tensor(float(world.size), device=world.device)
+        self._world = world
         self._buffer = torch.zeros(sum(sizes) + sum(vectors), device=world.device)
         views = torch.split(self._buffer, [*(sizes[i] for i in order), *vectors])
         places = dict(zip(order, views, strict=False))
@@ -237,7 +236,7 @@ class FactorSum:
 
     def mean(self) -> AllReduce:
         """Divide by the number of ranks; return the request that adds up."""
-        self._buffer.div_(self._ranks)
+        self._world.divide(self._buffer)
         return AllReduce(self._sum, self._scratch)
 
     def judge(self, i: int) -> U32:

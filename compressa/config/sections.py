@@ -100,7 +100,7 @@ class Exchange(Section):
         description="tcp: own sockets on the interface that GLOO_SOCKET_IFNAME names; gloo: "
         "Gloo's point-to-point; gloo-group: its group calls; nccl: between GPUs, without the host. "
         "auto: nccl if gradients are on GPUs, the model's process group is NCCL's and nothing is "
-        "paced, else tcp.",
+        "paced (but for a part of the ranks where torch was given a device_id), else tcp.",
     )
     kind: ExchangeKind = Field(
         default="auto",

@@ -98,14 +98,7 @@ class Engine:
         self._expected = 0
         self._switch_step: int | None = None
         self._switched: Mapping[str, Compressor] = {}
-        # All state is there from the start, so that checkpoints of any step hold the same.
-        try:
-            for step in sorted(_breakpoints(compressors)):
-                self._build(step, compressors, self.state)
-            self._phase = self._enter(0)
-        except BaseException:
-            self._communication.close(_CLOSE_S)
-            raise
+        self._phase = self._first_phase()
         if control is not None:
             control.listen(self.fail)
 
@@ -135,12 +128,7 @@ class Engine:
                 another device.
         """
         self.check()
-        for name, gradient in gradients.items():
-            if gradient.device != self.lane.device:
-                raise StateError(
-                    f"the gradient of {name!r} is on {gradient.device}, and this engine works on "
-                    f"{self.lane.device}; move the model before you register, and leave it there"
-                )
+        self.lane.check(gradients)
         ticket: Future[None] = Future()
         mark = self.lane.mark(gradients.values())
         with self._lock:
@@ -274,6 +262,16 @@ class Engine:
         world = World(transport.rank, transport.size, engine.seed, exchange.kind, state)
         with self.lane.current(), resources_for("residuals and payloads"):
             return Phase(self.parameters, compressors, step, exchange, world, transport)
+
+    def _first_phase(self) -> Phase:
+        """Enter step 0; all state is there from then on, so that any checkpoint holds the same."""
+        try:
+            for step in sorted(_breakpoints(self._compressors)):
+                self._build(step, self._compressors, self.state)
+            return self._enter(0)
+        except BaseException:
+            self._communication.close(_CLOSE_S)
+            raise
 
     def _enter(self, step: int) -> Phase:
         """Begin a phase, or a stretch of steps that does not follow on the last one."""

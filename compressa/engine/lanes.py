@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -21,7 +21,7 @@ import torch
 
 from compressa.arrays import as_array
 from compressa.engine.cores import work_alone
-from compressa.errors import BackendUnavailable, PayloadError
+from compressa.errors import BackendUnavailable, PayloadError, StateError
 from compressa.kernels import KernelUnavailable, cuda
 
 Mark = torch.cuda.Event | None
@@ -40,6 +40,15 @@ class Lane:
 
     device = torch.device("cpu")
     threads: int | None = None
+
+    def check(self, gradients: Mapping[str, torch.Tensor]) -> None:
+        """Raise StateError unless gradients, by parameter name, are on the device."""
+        for name, gradient in gradients.items():
+            if gradient.device != self.device:
+                raise StateError(
+                    f"the gradient of {name!r} is on {gradient.device}, and this engine works on "
+                    f"{self.device}; move the model before you register, and leave it there"
+                )
 
     def adopt(self) -> None:
         """Have the current thread, one of the engine's, work on this lane from now on."""

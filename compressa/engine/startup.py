@@ -78,27 +78,29 @@ def choose_transport(config: Config, group: dist.ProcessGroup, device: torch.dev
 
 def _would_split(group: dist.ProcessGroup) -> bool:
     """Whether torch would split a group of NCCL off the default one, in which others are, too."""
-    if group.size() == dist.get_world_size():
-        return False
-    return getattr(dist.group.WORLD, "bound_device_id", None) is not None
+    return _is_part(group) and getattr(dist.group.WORLD, "bound_device_id", None) is not None
 
 
-def new_group(config: Config, group: dist.ProcessGroup | None, backend: str) -> dist.ProcessGroup:
+def _is_part(group: dist.ProcessGroup) -> bool:
+    """Whether not all ranks are in it."""
+    return group.size() != dist.get_world_size()
+
+
+def new_group(config: Config, group: dist.ProcessGroup, backend: str) -> dist.ProcessGroup:
     """Create a process group of the ranks of `group`, who must all do so together."""
     # The engine's own deadline comes first: it knows whom it waits for.
-    patience = _NCCL_PATIENCE if backend == "nccl" else 1.0
+    nccl = backend == "nccl"
+    patience = _NCCL_PATIENCE if nccl else 1.0
     timeout = timedelta(seconds=patience * config.exchange.deadline_s + _GROUP_MARGIN_S)
-    ranks = None if group is None else dist.get_process_group_ranks(group)
     _bury_retired()
-    local = group is not None and len(ranks or ()) != dist.get_world_size()
     try:
-        with _left_alone_by_torch():
+        with _left_alone_by_torch() if nccl else contextlib.nullcontext():
             made: dist.ProcessGroup = dist.new_group(
-                ranks,
+                dist.get_process_group_ranks(group),
                 timeout=timeout,
                 backend=backend,
-                pg_options=_nccl_options(timeout) if backend == "nccl" else None,
-                use_local_synchronization=local,
+                pg_options=_nccl_options(timeout) if nccl else None,
+                use_local_synchronization=_is_part(group),
             )
     except RuntimeError as error:
         raise Timeout(
@@ -149,7 +151,7 @@ def _retire(group: dist.ProcessGroup) -> None:
     # alone; it stays known, so that the next one of these ranks gets another name, and
     # does not meet what this one left in the store.
     with contextlib.suppress(ValueError):
-        if group.size() == dist.get_world_size():
+        if not _is_part(group):
             dist.destroy_process_group(group)
     _retired.append(group)
 

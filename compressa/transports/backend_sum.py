@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from compressa.collectives.base import BackendAllReduce
 from compressa.errors import TransportError
-from compressa.transports.base import Done
+from compressa.transports.base import Done, call_failed
 
 
 class BackendSum:
@@ -41,7 +41,7 @@ class BackendSum:
         try:
             work = self._group.allreduce([tensor])
         except RuntimeError as error:
-            done(_failed(error))
+            done(call_failed("the backend's all-reduce", error))
             return
         with self._lock:
             self._under_way += 1
@@ -53,11 +53,6 @@ class BackendSum:
         try:
             future.value()
         except RuntimeError as error:
-            done(_failed(error))
+            done(call_failed("the backend's all-reduce", error))
             return
         done({})
-
-
-def _failed(error: RuntimeError) -> TransportError:
-    text = str(error).strip().splitlines()
-    return TransportError(f"the backend's all-reduce failed: {text[0] if text else 'unknown'}")

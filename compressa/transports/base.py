@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
-from compressa.errors import CompressaError
+from compressa.errors import CompressaError, TransportError
 from compressa.transports.reactor import Reactor
 
 
@@ -119,3 +119,14 @@ class Transport(ABC):
     @abstractmethod
     def close(self, timeout_s: float) -> None:
         """Say goodbye, end all threads and free what is held; within `timeout_s`."""
+
+
+def call_failed(what: str, error: RuntimeError) -> TransportError:
+    """Say in one line that a call of torch's has failed.
+
+    Args:
+        what: The call.
+        error: What torch raised, mostly of many lines.
+    """
+    lines = str(error).strip().splitlines()
+    return TransportError(f"{what} failed: {lines[0] if lines else 'unknown'}")

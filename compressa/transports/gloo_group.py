@@ -16,7 +16,7 @@ import torch.distributed as dist
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError, PayloadError, TransportError
 from compressa.transports.backend_sum import BackendSum
-from compressa.transports.base import Done, Key, Received, Traffic, Transport
+from compressa.transports.base import Done, Key, Received, Traffic, Transport, call_failed
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 
 
@@ -68,7 +68,7 @@ class GlooGroupTransport(Transport):
         try:
             work = self._group.alltoall_base(landed, outgoing, out_lengths, in_lengths)
         except RuntimeError as error:
-            done(_call_failed(error))
+            done(call_failed("a group call", error))
             return
         self._when_done(work, key, unpack, done)
 
@@ -148,14 +148,9 @@ class GlooGroupTransport(Transport):
             except CompressaError as error:
                 result = error
             except RuntimeError as error:
-                result = _call_failed(error)
+                result = call_failed("a group call", error)
             done(result)
 
         with self._lock:
             self._under_way.add(key)
         work.get_future().add_done_callback(report)
-
-
-def _call_failed(error: RuntimeError) -> TransportError:
-    reason = str(error).strip().split("\n")[0]
-    return TransportError(f"a group call failed: {reason}")

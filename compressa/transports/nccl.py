@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError, PayloadError, Timeout, TransportError
-from compressa.transports.base import Done, Key, Traffic, Transport
+from compressa.transports.base import Done, Key, Traffic, Transport, call_failed
 from compressa.transports.reactor import Reactor
 from compressa.transports.watcher import Watcher
 
@@ -122,7 +122,7 @@ class NcclTransport(Transport):
         try:
             self._group.allreduce([tensor]).wait()
         except RuntimeError as error:
-            done(_failed(error))
+            done(call_failed("NCCL", error))
             return
         self._note("a sum of " + str(tensor.dtype))
         done({})
@@ -189,7 +189,7 @@ class NcclTransport(Transport):
             for work in self._send_and_receive(outgoing, incoming):
                 work.wait()  # the stream does
         except RuntimeError as error:
-            done(_failed(error))
+            done(call_failed("NCCL", error))
             return False
         self._note(name)
         return True
@@ -258,8 +258,3 @@ def _padded(data: torch.Tensor, size_bytes: int) -> torch.Tensor:
 
 def _wrong_length(peer: int, length: int, most: int) -> PayloadError:
     return PayloadError(f"rank {peer} says that it sent {length} bytes, of at most {most}")
-
-
-def _failed(error: RuntimeError) -> TransportError:
-    text = str(error).strip().splitlines()
-    return TransportError(f"NCCL failed: {text[0] if text else 'unknown'}")
