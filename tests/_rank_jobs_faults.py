@@ -82,7 +82,14 @@ def misbehave(how: str) -> None:
 
 
 def train_until_failure(
-    *, config: Any, culprit: int, how: str, at: int = 3, phase: str = "forward", close: bool = False
+    *,
+    config: Any,
+    culprit: int,
+    how: str,
+    at: int = 3,
+    phase: str = "forward",
+    close: bool = False,
+    static_graph: bool = False,
 ) -> dict[str, Any]:
     """Train; the culprit misbehaves in one step. Others return the error that they saw.
 
@@ -91,7 +98,7 @@ def train_until_failure(
     """
     rank = dist.get_rank()
     net = build("mlp", rank)
-    wrapped = DistributedDataParallel(net, bucket_cap_mb=0.005)
+    wrapped = DistributedDataParallel(net, bucket_cap_mb=0.005, static_graph=static_graph)
     handle = compressa.register_comm_hook(wrapped, config)
     _kept.append(handle)
     optimizer = _optimizer(net)

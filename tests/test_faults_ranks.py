@@ -78,6 +78,22 @@ def test_a_killed_rank_is_named_by_all_survivors(
     leave_promptly(group, survivors)
 
 
+def test_a_static_graph_hears_of_a_loss_in_its_first_step(fresh: Callable[[int], Group]) -> None:
+    # DDP looks at the futures of that step before anybody else can raise.
+    group = fresh(2)
+    started = group.start(
+        "_rank_jobs_faults.train_until_failure",
+        config=impatient(transport="tcp"),
+        culprit=1,
+        how="kill",
+        at=0,
+        static_graph=True,
+    )
+    survivor = group.collect(started, DEADLINE_S)[0]
+    said = str(survivor.value if survivor.ok else survivor.error)
+    assert "rank 1 is lost" in said, survivor.explain()
+
+
 @pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
 def test_a_stopped_rank_is_lost_after_its_silence(
     transport: str, fresh: Callable[[int], Group]
