@@ -10,8 +10,10 @@ import contextlib
 import importlib
 import math
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -20,8 +22,10 @@ from unittest import mock
 import _rank_jobs
 import torch
 import torch.distributed as dist
+from _rank_models import loss_of
 from emulated_torch import (
     DEVICE,
+    UNFINISHED,
     Event,
     Stream,
     StreamedEmulated,
@@ -38,6 +42,7 @@ from compressa.hooks.handle import Handle
 from compressa.transports.staged import Staged
 
 PIECE_BYTES = 600  # so that messages have several pieces
+_A_MOMENT_S = 0.002
 
 
 class BucketOnGpu:
@@ -136,11 +141,10 @@ def train_and_count_waits(**options: Any) -> dict[str, Any]:
 
         return call
 
-    reach = Event.synchronize
     patches: dict[Any, dict[str, Any]] = {
         Stream: {"synchronize": counted(Stream.synchronize)},
         StreamedEmulated: {"read": counted(StreamedEmulated.read)},
-        Event: {"synchronize": counted(reach), "query": lambda event: reach(event) is None},
+        Event: {"synchronize": counted(Event.synchronize)},
     }
     with contextlib.ExitStack() as stack:
         for target, names in patches.items():
@@ -162,11 +166,16 @@ class NcclWork:
 
 
 class NcclGroup:
-    """A process group as NCCL's: a stream of its own carries out calls, with Gloo in its place."""
+    """A process group as NCCL's: a stream of its own carries out calls, with Gloo in its place.
+
+    What can not be carried out holds up the stream until somebody aborts the group.
+    """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self.group = group
         self._stream = Stream()
+        self._carrier = ThreadPoolExecutor(1)
+        self._aborted = False
 
     def rank(self) -> int:
         return self.group.rank()
@@ -175,6 +184,8 @@ class NcclGroup:
         return self.group.size()
 
     def abort(self) -> None:
+        self._aborted = True
+        self._carrier.shutdown(wait=False, cancel_futures=True)
         self.group.abort()
 
     def allreduce(self, tensors: list[torch.Tensor]) -> NcclWork:
@@ -185,8 +196,21 @@ class NcclGroup:
         return [self.give(lambda: self._carry_out(operations))]
 
     def give(self, work: Callable[[], Any]) -> NcclWork:
+        if self._aborted:
+            raise RuntimeError("NCCL communicator was aborted")
+        begun: list[Future[Any]] = []
+
+        def carry() -> object:
+            if self._aborted:
+                return None
+            if not begun:
+                begun.append(self._carrier.submit(work))
+            wait(begun, _A_MOMENT_S)
+            failed = begun[0].done() and begun[0].exception() is not None
+            return UNFINISHED if failed or not begun[0].done() else None
+
         self._stream.wait_event(current_stream().record_event())
-        self._stream.give(work)
+        self._stream.give(carry)
         return NcclWork(self._stream.record_event())
 
     def _carry_out(self, operations: list[Operation]) -> None:
@@ -231,3 +255,14 @@ def emulated_nccl() -> Iterator[None]:
         for name, value in names.items():
             stack.enter_context(mock.patch.object(dist, name, value, create=True))
         yield
+
+
+def close_later(*, config: Any, seconds: float) -> float:
+    """Train, and close so much later for each rank; return how long that took."""
+    rank = dist.get_rank()
+    with _rank_jobs.registered("mlp", config) as (wrapped, handle):
+        loss_of(wrapped, rank, 0, torch.float32).backward()
+        time.sleep(rank * seconds)
+        started_s = time.monotonic()
+        handle.close()
+        return time.monotonic() - started_s

@@ -94,7 +94,7 @@ def train_until_failure(
     """Train; the culprit misbehaves in one step. Others return the error that they saw.
 
     With `phase` "backward", it happens inside the backward pass, when some buckets are under
-    way. With `close`, they close their handles afterwards and say what is left.
+    way. With `close`, they ask for their state, close their handles, and say what is left.
     """
     rank = dist.get_rank()
     net = build("mlp", rank)
@@ -124,13 +124,18 @@ def train_until_failure(
 
 
 def _close(handle: compressa.Handle) -> dict[str, Any]:
+    saved = ""
+    try:
+        handle.state_dict()
+    except compressa.CompressaError as error:
+        saved = str(error)
     started_s = time.monotonic()
     handle.close()
     handle.close()
     closing_s = time.monotonic() - started_s
     while alive_threads() and time.monotonic() < started_s + closing_s + 2.0:
         time.sleep(0.01)  # a worker may have been in the middle of something
-    return {"closing_s": closing_s, "left": alive_threads()}
+    return {"closing_s": closing_s, "left": alive_threads(), "saved": saved}
 
 
 def _report(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -40,6 +41,8 @@ _FACTS |= {"element_size", "is_floating_point", "__len__", "__hash__", "type", "
 _MIXES = {"copy_", "to", "cpu", "cuda"}
 
 Work = Callable[[], object]
+UNFINISHED = object()
+"""What work returns that waits for something from outside: the stream stays where it is."""
 
 
 class Stream:
@@ -62,18 +65,26 @@ class Stream:
                 self.run_until(number)
         return number
 
-    def run_until(self, number: int) -> None:
-        """Do all work up to this number."""
+    def run_until(self, number: int) -> bool:
+        """Do all work up to this number, as far as it can be done now; return whether it was."""
         with _emulation.lock:
             while self._done < number and self._work:
+                if self._work[0]() is UNFINISHED:
+                    break
+                self._work.popleft()
                 self._done += 1
-                self._work.popleft()()
+            return self.done(number)
 
     def done(self, number: int) -> bool:
         return self._done >= number
 
+    def reach(self, number: int) -> None:
+        """Wait for all work up to this number."""
+        while not self.run_until(number):
+            time.sleep(0.001)
+
     def synchronize(self) -> None:
-        self.run_until(self._given)
+        self.reach(self._given)
 
     def query(self) -> bool:
         return self.done(self._given)
@@ -87,7 +98,7 @@ class Stream:
         place = event.place
         if place is not None:
             stream, number = place
-            self.give(lambda: stream.run_until(number))
+            self.give(lambda: None if stream.run_until(number) else UNFINISHED)
 
     def wait_stream(self, other: Stream) -> None:
         self.wait_event(other.record_event())
@@ -108,12 +119,11 @@ class Event:
 
     def synchronize(self) -> None:
         if self.place is not None:
-            self.place[0].run_until(self.place[1])
+            self.place[0].reach(self.place[1])
 
     def query(self) -> bool:
         """Whether it is reached; a GPU goes on by itself, so asking often enough helps."""
-        self.synchronize()
-        return True
+        return self.place is None or self.place[0].run_until(self.place[1])
 
 
 class _Emulation(threading.local):
@@ -297,10 +307,11 @@ def _enqueued(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     others = tree_map(lambda x: x.to("meta") if type(x) is torch.Tensor else x, inner_kwargs)
     with torch._C.DisableTorchFunctionSubclass():
         like = func(*shapes, **others)
-    assert isinstance(like, torch.Tensor), f"{name} is neither known to wait nor not to"
-    result = _poisoned(torch.Tensor.new_empty(torch.empty(0, dtype=like.dtype), like.shape))
-    current_stream().give(lambda: result.copy_(call()))
-    return as_cuda(result)
+    known = all(isinstance(x, torch.Tensor) for x in tree_flatten(like)[0])
+    assert known, f"{name} is neither known to wait nor not to"
+    results = tree_map(lambda x: _poisoned(torch.empty(x.shape, dtype=x.dtype)), like)
+    current_stream().give(lambda: tree_map(torch.Tensor.copy_, results, call()))
+    return tree_map(as_cuda, results)
 
 
 def _poisoned(x: torch.Tensor) -> torch.Tensor:

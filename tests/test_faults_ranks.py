@@ -131,6 +131,8 @@ def test_a_handle_can_be_closed_after_a_loss(
     for outcome in outcomes:
         assert outcome.value["left"] == []
         assert outcome.value["closing_s"] < 4.0
+        # What a step that failed has left behind is no state to go on from.
+        assert outcome.value["saved"] == outcome.value["message"]
     leave_promptly(group, [0, 2])
 
 

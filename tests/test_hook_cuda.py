@@ -143,7 +143,7 @@ def test_compressors_are_switched_on_a_gpu_as_on_a_cpu(two: Group, tmp_path: Pat
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo", "nccl"])
 def test_a_killed_rank_is_named_and_nothing_is_left_behind(
     transport: str, fresh: Callable[[int], Group]
 ) -> None:
@@ -156,6 +156,34 @@ def test_a_killed_rank_is_named_and_nothing_is_left_behind(
     seen = outcomes[0].value
     assert (seen["type"], seen["rank"], seen["left"]) == ("PeerLost", 1, [])
     assert seen["seconds"] < 8.0
+
+
+def test_no_rank_takes_nccl_away_from_another_that_still_needs_it(two: Group) -> None:
+    config = settings("int8", exchange={"transport": "nccl"})
+    took_s = two.run(ON_GPU, job="_rank_jobs_cuda.close_later", config=config, seconds=0.5)
+    assert 0.4 < took_s[0] < 5.0
+    assert took_s[1] < took_s[0]
+
+
+def test_a_rank_that_stops_is_given_up_and_what_waits_for_it_on_the_gpu_goes_on(
+    fresh: Callable[[int], Group],
+) -> None:
+    # Heartbeats stop, too, but are not missed before the deadline has passed.
+    group, job = fresh(2), "_rank_jobs_faults.train_until_failure"
+    times = {"heartbeat_s": 0.3, "silence_s": 60.0, "deadline_s": 2.0}
+    config = settings("int8", exchange={"transport": "nccl", **times})
+    fault = {"culprit": 1, "how": "stop", "phase": "forward", "close": True}
+    started = group.start(ON_GPU, job=job, config=config, **fault)
+    (outcome,) = group.collect(started[:1], 20.0)
+    assert outcome.ok, outcome.explain()
+    seen = outcome.value
+    assert seen["type"] == "Timeout", seen
+    # The control channel's links end when the silence has lasted long enough.
+    control = {"compressa-send-1", "compressa-receive-1"}
+    assert control.issuperset(seen["left"])
+    assert seen["message"].startswith("rank 0 waited 2 s for NCCL in stage 0 of unit ")
+    assert seen["again"] == seen["saved"] == seen["message"]
+    assert seen["seconds"] < 4.0
 
 
 def run_on(group: Group, place: str, job: str, **options: Any) -> Any:

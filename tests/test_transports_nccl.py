@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -18,6 +19,7 @@ from compressa.transports.base import Key
 from compressa.transports.nccl import NcclTransport
 
 KEY = Key(3, 1, 0)
+ONES = torch.ones(4, dtype=torch.uint8)
 
 
 class Work:
@@ -29,7 +31,8 @@ class OneRank:
     """A group of one that sends to itself, after changing what `corrupt` says."""
 
     def __init__(self) -> None:
-        self.aborted = False
+        self.aborts = 0
+        self.ended = threading.Event()
         self.corrupt: Any = lambda tensor: None
 
     def rank(self) -> int:
@@ -39,7 +42,7 @@ class OneRank:
         return 1
 
     def allreduce(self, tensors: list[torch.Tensor]) -> Work:
-        if self.aborted:
+        if self.aborts:
             raise RuntimeError("NCCL communicator was aborted\nmore")
         return Work()
 
@@ -53,7 +56,13 @@ class OneRank:
         return [Work()]
 
     def abort(self) -> None:
-        self.aborted = True
+        self.aborts += 1
+        self.ended.set()
+
+    def hang(self, *arguments: Any) -> None:
+        """As a call whose peer is lost."""
+        assert self.ended.wait(10.0), "nobody has aborted it"
+        raise RuntimeError("NCCL communicator was aborted")
 
 
 class AtOnce:
@@ -85,10 +94,46 @@ def group() -> Iterator[OneRank]:
         yield OneRank()
 
 
-def transport_of(group: Any) -> NcclTransport:
-    transport = NcclTransport(group, 1, torch.cuda.current_stream())
-    transport.attach(mock.Mock())
-    return transport
+class Owner:
+    """Who has a transport, and is told what becomes of it."""
+
+    def __init__(self) -> None:
+        self.errors: list[Any] = []
+        self.parted: list[float] = []
+
+    def transport(self, group: Any, deadline_s: float = 60.0) -> NcclTransport:
+        stream = torch.cuda.current_stream()
+        transport = NcclTransport(
+            group, 1, stream, deadline_s, self.errors.append, self.parted.append
+        )
+        transport.attach(mock.Mock())
+        return transport
+
+    def error(self) -> Any:
+        """The one that it is told within a moment."""
+        end_s = time.monotonic() + 5.0
+        while not self.errors and time.monotonic() < end_s:
+            time.sleep(0.01)
+        (error,) = self.errors
+        return error
+
+
+@pytest.fixture
+def owner() -> Owner:
+    return Owner()
+
+
+@pytest.fixture(autouse=True)
+def no_guard_stays() -> Iterator[None]:
+    yield
+    assert not [t for t in threading.enumerate() if t.name.startswith("compressa")]
+
+
+@pytest.fixture
+def transport(group: OneRank, owner: Owner) -> Iterator[NcclTransport]:
+    made = owner.transport(group)
+    yield made
+    made.close(1.0)
 
 
 def to_itself(transport: NcclTransport, data: torch.Tensor, most: int, *, exact: bool) -> Any:
@@ -102,62 +147,111 @@ def to_itself(transport: NcclTransport, data: torch.Tensor, most: int, *, exact:
 
 
 @pytest.mark.parametrize("size", [0, 1, 39, 40])
-def test_messages_of_unknown_length_are_padded_and_cut(group: OneRank, size: int) -> None:
+def test_messages_of_unknown_length_are_padded_and_cut(transport: NcclTransport, size: int) -> None:
     data = torch.arange(size, dtype=torch.uint8)
-    received = to_itself(transport_of(group), data, 40, exact=False)
+    received = to_itself(transport, data, 40, exact=False)
     assert torch.equal(on_cpu(received[0]), data)
 
 
 @pytest.mark.parametrize("length", [-1, 41, 2**62])
-def test_a_length_that_does_not_fit_is_refused(group: OneRank, length: int) -> None:
+def test_a_length_that_does_not_fit_is_refused(
+    group: OneRank, transport: NcclTransport, length: int
+) -> None:
     group.corrupt = lambda room: room[:8].view(torch.int64).fill_(length)
-    error = to_itself(transport_of(group), torch.ones(3, dtype=torch.uint8), 40, exact=False)
+    error = to_itself(transport, torch.ones(3, dtype=torch.uint8), 40, exact=False)
     assert isinstance(error, PayloadError)
     assert f"sent {length} bytes, of at most 40" in str(error)
 
 
-def test_what_does_not_end_is_found_and_aborted(group: OneRank) -> None:
-    transport = transport_of(group)
+def test_what_does_not_end_on_the_gpu_is_found_and_aborted(group: OneRank, owner: Owner) -> None:
+    transport = owner.transport(group, deadline_s=0.1)
     with mock.patch.object(Event, "query", return_value=False):
-        assert to_itself(transport, torch.ones(4, dtype=torch.uint8), 4, exact=True)
-        assert transport.overdue(60.0) is None
-        error = transport.overdue(0.0)
-        assert isinstance(error, Timeout)
-        assert "stage 0 of unit 1, step 3" in str(error)
-        transport.fail(error)
-    assert group.aborted
-    assert transport.overdue(0.0) is None
-    refused = to_itself(transport, torch.ones(4, dtype=torch.uint8), 4, exact=True)
+        assert to_itself(transport, ONES, 4, exact=True)
+        error = owner.error()
+    assert isinstance(error, Timeout)
+    assert "stage 0 of unit 1, step 3" in str(error)
+    assert group.ended.wait(5.0)
+    assert isinstance(to_itself(transport, ONES, 4, exact=True), TransportError)
+    transport.fail(error)
+    transport.close(1.0)
+    assert group.aborts == 1
+    assert not owner.parted, "nobody has to wait for what is aborted"
+
+
+def test_a_call_that_does_not_return_is_found_and_ended(group: OneRank, owner: Owner) -> None:
+    transport = owner.transport(group, deadline_s=0.1)
+    with mock.patch.object(group, "batch", group.hang):
+        refused = to_itself(transport, ONES, 4, exact=True)
     assert isinstance(refused, TransportError)
+    assert isinstance(owner.error(), Timeout)
+    transport.close(1.0)
 
 
-def test_an_abort_that_fails_or_hangs_holds_nobody_up(group: OneRank) -> None:
-    def abort() -> None:
+def test_ranks_that_do_not_meet_are_told_so_in_time(group: OneRank, owner: Owner) -> None:
+    with (
+        mock.patch.object(group, "allreduce", group.hang),
+        pytest.raises(Timeout, match=r"waited 0\.1 s for NCCL in the first calls, which connect"),
+    ):
+        owner.transport(group, deadline_s=0.1)
+    assert group.aborts == 1
+
+
+def test_an_error_of_the_gpu_ends_the_transport(group: OneRank, owner: Owner) -> None:
+    def query(event: Event) -> bool:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered\nmore")
+
+    transport = owner.transport(group)
+    with mock.patch.object(Event, "query", query):
+        assert to_itself(transport, ONES, 4, exact=True)
+        error = owner.error()
+    assert str(error) == (
+        "work on the GPU failed: CUDA error: an illegal memory access was encountered"
+    )
+    assert group.ended.wait(5.0)
+    transport.close(1.0)
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_an_abort_that_fails_or_hangs_holds_nobody_up(
+    group: OneRank, owner: Owner, hangs: bool
+) -> None:
+    def fails() -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    transport = transport_of(group)
-    with mock.patch.object(group, "abort", abort):
-        transport.fail(TransportError("a rank is gone"))
-    hanging, transport = threading.Event(), transport_of(group)
+    transport, over = owner.transport(group), threading.Event()
     with (
-        mock.patch.object(group, "abort", hanging.wait),
+        mock.patch.object(group, "abort", over.wait if hangs else fails),
         mock.patch("compressa.transports.nccl._ABORT_S", 0.1),
     ):
         transport.fail(TransportError("a rank is gone"))
-    hanging.set()
-
-
-def test_what_has_ended_is_not_overdue(group: OneRank) -> None:
-    transport = transport_of(group)
-    assert to_itself(transport, torch.ones(4, dtype=torch.uint8), 4, exact=True)
-    assert transport.overdue(0.0) is None
+        if hangs:
+            with pytest.raises(TransportError, match="NCCL has not let go"):
+                transport.close(1.0)
+    over.set()
     transport.close(1.0)
-    assert not group.aborted
 
 
-def test_an_error_of_nccl_is_one_of_the_transport(group: OneRank) -> None:
-    transport, results = transport_of(group), list[Any]()
-    group.aborted = True
+def test_a_transport_is_closed_when_all_ranks_have_done_their_part(
+    group: OneRank, owner: Owner
+) -> None:
+    def part(seconds: float) -> None:
+        assert not group.aborts
+        assert 0.0 <= seconds <= 1.0
+        owner.parted.append(seconds)
+
+    transport = NcclTransport(
+        group, 1, torch.cuda.current_stream(), 60.0, owner.errors.append, part
+    )
+    transport.attach(mock.Mock())
+    assert to_itself(transport, ONES, 4, exact=True)
+    transport.close(1.0)
+    assert len(owner.parted) == group.aborts == 1
+    assert not owner.errors
+
+
+def test_an_error_of_nccl_is_one_of_the_transport(group: OneRank, transport: NcclTransport) -> None:
+    results: list[Any] = []
+    group.aborts = 1
     transport.all_reduce(BackendAllReduce(on_gpu(torch.ones(3))), results.append)
     (error,) = results
     assert str(error) == "NCCL failed: NCCL communicator was aborted"

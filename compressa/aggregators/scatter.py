@@ -83,6 +83,7 @@ class Scattered(Aggregator, Combine):
             buffer = self._sent[peer]
             self._filled[peer] = self._shards[peer].encode(gradients, turn, buffer)
         yield AllReduce(self, self._scratch)
+        self._gradients = ()  # their memory is DDP's, who may free it
 
     def rollback(self, turn: Turn) -> None:
         """Add back what the peers were sent; restore what the own shard contributed."""

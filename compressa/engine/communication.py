@@ -12,7 +12,7 @@ from typing import Any
 from compressa.collectives.base import Compute
 from compressa.engine.driver import ComputeDone, Driver, Task
 from compressa.engine.lanes import Lane, resources_for
-from compressa.errors import CompressaError
+from compressa.errors import CompressaError, TransportError
 from compressa.kernels.threads import Team
 from compressa.schedulers import Plan
 from compressa.transports.base import Transport
@@ -20,6 +20,7 @@ from compressa.transports.reactor import Reactor
 
 _TICK_S = 0.5
 _PAUSE_S = 0.05
+_SETTLE_S = 10.0
 
 
 class Communication:
@@ -59,7 +60,9 @@ class Communication:
         )
         self._team = Team(self._pool, threads)  # what idles helps with a large unit
         self._driver = Driver(transport, self._compute, self.post, time.monotonic, deadline_s)
+        self._reason: CompressaError | None = None
         self._error: CompressaError | None = None
+        self._settled = threading.Event()
         transport.attach(self._reactor)
         self._thread = threading.Thread(target=self._run, name="compressa-comm", daemon=True)
         self._thread.start()
@@ -82,6 +85,7 @@ class Communication:
 
     def fail(self, error: CompressaError) -> None:
         """End everything under way with an error; only the first one counts."""
+        self._reason = self._reason or error  # at once: what it ends may look like another fault
         self.post(lambda: self._fail(error))
 
     def judge(self, *, wait: bool = False) -> None:
@@ -92,20 +96,30 @@ class Communication:
 
         Raises:
             PayloadError: Something is not what is due; everything under way is ended.
+            CompressaError: Something is not what is due because everything was ended before.
         """
         try:
             self._lane.judge(wait=wait)
         except CompressaError as error:
+            if self._reason is not None and self._settled.wait(_SETTLE_S):
+                raise self._error or error from None
             self.fail(error)
             raise
 
     def close(self, timeout_s: float) -> None:
-        """End the threads and the transport."""
+        """End the threads and the transport.
+
+        Raises:
+            TransportError: Some of it does not end; what it uses must be left as it is.
+        """
         self.post(self._end)
         self._thread.join(timeout_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._thread.is_alive():
-            return  # it still uses what would be closed
+            raise TransportError(
+                f"the communication thread has not ended within {timeout_s:g} s: it waits in the "
+                "network library; its connections stay until the process ends"
+            )
         try:
             self._transport.close(timeout_s)
         finally:
@@ -155,13 +169,14 @@ class Communication:
         if self._error is not None:
             return
         # The others are told who is to blame before this rank's goodbye can look like the cause.
-        self._error = self._judge(error)
+        self._error = self._judge(self._reason or error)
         try:
             # Nothing may write to gradients any more when their owners hear of it.
             self._transport.fail(self._error)
         finally:  # and they must hear of it, whatever became of the transport
             self._driver.fail(self._error)
             self._failed(self._error)
+            self._settled.set()
 
     def _compute(self, task: Task, operation: Compute, done: ComputeDone) -> None:
         if operation.quick:

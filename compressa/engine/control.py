@@ -7,6 +7,7 @@ fails because it lost another says so before it leaves, and is not blamed itself
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import threading
@@ -26,6 +27,7 @@ from compressa.transports.mesh import has_left
 from compressa.transports.streams import StreamSettings
 
 _ABORT = Key(0xFFFFFFFF, 0, 0)
+_PARTING = Key(0xFFFFFFFE, 0, 0)
 _ABORT_BYTES = 2048
 _LENGTH_BYTES = 8
 _MOST_BYTES = 1 << 26
@@ -111,6 +113,15 @@ class Control:
             first = self._first
         self._abort(first)
         return first if isinstance(first, PeerLost) else error
+
+    def part(self, deadline_s: float) -> None:
+        """Wait until every rank calls this, as the last thing before `close`; or is gone.
+
+        A rank that goes on for longer than the deadline is no error.
+        """
+        with contextlib.suppress(CompressaError):
+            sizes = dict.fromkeys(self._peers, 1)
+            self._exchange(_PARTING, _as_tensor(b"\0"), sizes, "goodbye", deadline_s)
 
     def close(self, timeout_s: float) -> None:
         """Say goodbye and end the threads."""

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import torch
 
@@ -20,14 +21,13 @@ from compressa.compressor import Compressor
 from compressa.config import Config
 from compressa.engine.communication import Communication
 from compressa.engine.control import Control
-from compressa.engine.cores import default_threads, launched_here, own_place
 from compressa.engine.driver import Task
 from compressa.engine.lanes import Lane, Mark, resources_for
 from compressa.engine.phase import Phase
 from compressa.engine.programs import unit_program
-from compressa.engine.startup import agree_on_order
+from compressa.engine.startup import agree_on_order, threads_of
 from compressa.engine.stats import Ledger, Stats
-from compressa.engine.unit_runtime import UnitRuntime
+from compressa.engine.unit_runtime import UnitRuntime, all_delivered_finite
 from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
 from compressa.tracing import Tracer
@@ -71,14 +71,15 @@ class Engine:
         self.state = State(self.lane.device)
         self.step = 0
         self.tracer = Tracer(config.trace.path)
-        self.threads = config.engine.threads or self.lane.threads or _default_threads(control)
+        self.threads = config.engine.threads or self.lane.threads or threads_of(control)
         self._compressors = compressors
         self._config = config
         self._transport = transport
         self._control = control
         self._ledger = Ledger()
         self._lock = threading.Lock()
-        self._error: CompressaError | None = None
+        self._error: CompressaError | None = None  # of every call from now on
+        self._failure: CompressaError | None = None
         self._gradients: dict[str, torch.Tensor] = {}
         self._marks: dict[str, Mark] = {}
         self._waiting: dict[int, int] = {}
@@ -137,8 +138,8 @@ class Engine:
             ready = self._arrive(gradients, mark, ticket)
         if not ready and not self._tickets.get(ticket):
             ticket.set_result(None)
-        for unit in ready:
-            self._communication.start(self._task(unit))
+        for task in ready:
+            self._communication.start(task)
         return ticket
 
     def check(self) -> None:
@@ -178,8 +179,11 @@ class Engine:
         """Give back what a skipped step sent; residuals are final afterwards.
 
         Raises:
-            PayloadError: What arrived in the last steps was not what is due.
+            CompressaError: The engine has failed: what the last step left behind is no state to go
+                on from.
         """
+        if self._failure is not None:
+            raise self._failure
         self._communication.judge(wait=True)
         with self._lock:
             self._give_back()
@@ -215,7 +219,11 @@ class Engine:
             self._switch_step, self._switched = step, compressors
 
     def close(self) -> None:
-        """End threads and transports. Ranks may close at different times."""
+        """End threads and transports. Ranks may close at different times.
+
+        Raises:
+            TransportError: The network library does not let go; what it holds stays.
+        """
         if self._error is None:
             self._error = StateError(
                 "this model's handle is closed; wrap the network in a new "
@@ -226,7 +234,7 @@ class Engine:
         finally:
             if self._control is not None:
                 self._control.close(_CLOSE_S)
-        self.tracer.write(self._transport.rank)
+            self.tracer.write(self._transport.rank)
 
     def _begin(self, step: int, loss_scale: float | None, hold_zeros: bool) -> None:
         if any(self._waiting.values()) or self._tickets:
@@ -240,8 +248,6 @@ class Engine:
         self._expected = step + 1
         self._turn = Turn(step, self._transport.epoch, loss_scale or 1.0, hold_zeros)
         self._rollback = self._phase if loss_scale is not None else None
-        self._gradients.clear()
-        self._marks.clear()
         self._waiting = {i: len(unit.names) for i, unit in enumerate(self._phase.units)}
         self._ledger.steps += 1
         self.step = step
@@ -252,7 +258,7 @@ class Engine:
         if phase is None:
             return
         with self.lane.current():
-            if not all(unit.finite for unit in phase.units):
+            if not all_delivered_finite(phase.units):
                 for unit in phase.units:
                     unit.aggregator.rollback(self._turn)
 
@@ -303,26 +309,30 @@ class Engine:
 
     def _arrive(
         self, gradients: Mapping[str, torch.Tensor], mark: Mark, ticket: Future[None]
-    ) -> list[int]:
-        """Note gradients; return the units that are complete now."""
+    ) -> list[Task]:
+        """Note gradients; return the tasks of the units that are complete now."""
         ready, owed = [], set()
         for name, gradient in gradients.items():
-            if name not in self._phase.units_of or name in self._gradients:
+            units = self._phase.units_of.get(name, [])
+            if name in self._gradients or not any(self._waiting[i] for i in units):
                 raise StateError(f"{name!r} is unknown, or was submitted twice in one step")
             self._gradients[name], self._marks[name] = gradient, mark
-            for unit in self._phase.units_of[name]:
+            for unit in units:
                 owed.add(unit)
                 self._waiting[unit] -= 1
                 if self._waiting[unit] == 0:
-                    ready.append(unit)
+                    ready.append(self._task(unit))
         if owed:
             self._tickets[ticket] = owed
         return ready
 
     def _task(self, index: int) -> Task:
         unit, turn = self._phase.units[index], self._turn
-        gradients = dict(self._gradients)
+        gradients = {name: self._gradients[name] for name in unit.names}
         marks = {self._marks[name] for name in unit.names}
+        for name in unit.names:  # nobody else's from the last unit on: DDP may free its bucket
+            if not any(self._waiting[i] for i in self._phase.units_of[name]):
+                del self._gradients[name], self._marks[name]
         check = self._rollback is not None
 
         def collect() -> list[torch.Tensor]:
@@ -339,13 +349,7 @@ class Engine:
         payload = sum(round_.capacity_bytes for round_ in unit.aggregator.rounds)
         dense = unit.layout.elems * unit.layout.dtype.itemsize
         self._ledger.add_unit(unit.label, dense, payload)
-        return Task(
-            index,
-            unit.layout.name,
-            turn.step,
-            program,
-            lambda error: self._finished(index, error),
-        )
+        return Task(index, unit.layout.name, turn.step, program, partial(self._finished, index))
 
     def _finished(self, index: int, error: BaseException | None) -> None:
         """On the communication thread: one unit is done, or failed."""
@@ -370,7 +374,7 @@ class Engine:
 
     def _broke(self, error: CompressaError) -> None:
         """On the communication thread: nothing more will be combined."""
-        self._error = error
+        self._error = self._failure = error
         with self._lock:
             tickets, self._tickets = list(self._tickets), {}
         for ticket in tickets:
@@ -386,11 +390,6 @@ class Engine:
 
     def _unit(self, task: Task) -> UnitRuntime:
         return self._phase.units[task.unit]
-
-
-def _default_threads(control: Control | None) -> int:
-    rank, places = (0, [own_place()]) if control is None else (control.rank, control.places)
-    return default_threads(rank, places, launched_here())
 
 
 def _breakpoints(compressors: Mapping[str, Compressor]) -> set[int]:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from compressa.config import Config, first_difference
 from compressa.engine.control import Control
-from compressa.engine.cores import Place, own_place
+from compressa.engine.cores import Place, default_threads, launched_here, own_place
 from compressa.engine.lanes import CudaLane, Lane
 from compressa.errors import CompressaError, ConfigError, Timeout
 from compressa.pacing import Pacer
@@ -229,6 +229,12 @@ def agree(control: Control, own: dict[str, Any], deadline_s: float) -> None:
     control.places = [Place.of(place) for place in places]
 
 
+def threads_of(control: Control | None) -> int:
+    """Return how many threads this rank has for encode and decode, beside the others of its host."""
+    rank, places = (0, [own_place()]) if control is None else (control.rank, control.places)
+    return default_threads(rank, places, launched_here())
+
+
 def agree_on_order(
     control: Control, step: int, ordered: Sequence[tuple[int, int]], deadline_s: float
 ) -> None:
@@ -273,7 +279,8 @@ def open_transport(
     if not isinstance(lane, CudaLane):
         return _open_on_host(config, group, control, parameters, failed, kind)
     if kind == "nccl":
-        return NcclTransport(group, next(_epochs), lane.stream)
+        deadline_s = config.exchange.deadline_s
+        return NcclTransport(group, next(_epochs), lane.stream, deadline_s, failed, control.part)
     return Staged(_open_on_host(config, group, control, parameters, failed, kind), lane.stream)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -19,7 +19,8 @@ class UnitRuntime:
     """Collects a unit's gradients, and delivers their mean in place.
 
     A gradient that is contiguous and of a dtype that the aggregator takes is worked on where it
-    is; others pass through staging memory, allocated at the first step that needs it.
+    is. Another dtype passes through staging memory, allocated at the first step that needs it; and
+    what lies in another order in memory, through a copy in row-major order.
 
     Args:
         unit: The unit.
@@ -31,7 +32,7 @@ class UnitRuntime:
         self.label = _label(unit.compressor)
         self.aggregator = unit.compressor.aggregator(unit.layout, world)
         self.names = frozenset(s.parameter.name for s in unit.layout.segments)
-        self._norms: list[torch.Tensor | float] = []
+        self._largest: torch.Tensor | float = 0.0
         self._staging: dict[Segment, torch.Tensor] = {}
         self._values: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
@@ -41,7 +42,7 @@ class UnitRuntime:
         self._values, self._sources = [], []
         for segment in self.layout.segments:
             gradient = gradients[segment.parameter.name]
-            source = gradient.contiguous().view(-1)[segment.start : segment.stop]
+            source = _in_order(gradient, segment)
             self._sources.append(source)
             self._values.append(self._staged(segment, source))
         return self._values
@@ -53,10 +54,8 @@ class UnitRuntime:
         ):
             if value is not source:
                 source.copy_(value)
-            original = gradients[segment.parameter.name]
-            if not original.is_contiguous():
-                self._unflatten(segment, source, original)
-        self._norms = [_norm(source) for source in self._sources] if check_finite else []
+            _put_back(source, gradients[segment.parameter.name], segment)
+        self._largest = _largest(self._sources) if check_finite else 0.0
         self._values, self._sources = [], []
 
     @property
@@ -65,7 +64,7 @@ class UnitRuntime:
 
         On a GPU it waits until that is known.
         """
-        return all(math.isfinite(norm) for norm in self._norms)
+        return all_delivered_finite([self])
 
     def _staged(self, segment: Segment, source: torch.Tensor) -> torch.Tensor:
         dtype = self.aggregator.values_dtype
@@ -75,22 +74,67 @@ class UnitRuntime:
             self._staging[segment] = source.new_empty(segment.elems, dtype=dtype)
         return self._staging[segment].copy_(source)
 
-    @staticmethod
-    def _unflatten(segment: Segment, source: torch.Tensor, original: torch.Tensor) -> None:
-        """Write a segment's values to a gradient whose memory is not in row-major order."""
-        if segment.elems == original.numel():
-            original.copy_(source.view(original.shape))
-            return
-        index = torch.arange(segment.start, segment.stop, device=source.device)
-        original[torch.unravel_index(index, original.shape)] = source
+
+def all_delivered_finite(units: Iterable[UnitRuntime]) -> bool:
+    """Whether each unit is `finite`; waits for a GPU once for all of them."""
+    largest = [unit._largest for unit in units]
+    known = [x for x in largest if not isinstance(x, torch.Tensor)]
+    on_gpu = [x for x in largest if isinstance(x, torch.Tensor)]
+    if on_gpu:
+        known.append(torch.stack(on_gpu).amax().item())
+    return all(map(math.isfinite, known))
 
 
-def _norm(x: torch.Tensor) -> torch.Tensor | float:
-    """A number that is finite if all values are."""
-    if x.is_cuda:
-        norm: torch.Tensor = torch.linalg.vector_norm(x, math.inf)
-        return norm
-    return 0.0 if all_finite(as_array(x)) else math.nan
+def _largest(values: list[torch.Tensor]) -> torch.Tensor | float:
+    """A number that is finite if all values are: on a GPU the largest magnitude, or NaN, there."""
+    if values[0].is_cuda:
+        norms = torch._foreach_norm(values, math.inf)
+        return norms[0] if len(norms) == 1 else torch.stack(norms).amax()
+    return 0.0 if all(all_finite(as_array(x)) for x in values) else math.nan
+
+
+def _in_order(gradient: torch.Tensor, segment: Segment) -> torch.Tensor:
+    """Return a segment's values as a vector: a view, or a copy if they are in another order."""
+    if gradient.is_contiguous():
+        return gradient.view(-1)[segment.start : segment.stop]
+    values = gradient.new_empty(segment.elems)
+    for place, low, high in _boxes(gradient, segment.start, segment.stop):
+        values[low:high].view(place.shape).copy_(place)
+    return values
+
+
+def _put_back(values: torch.Tensor, gradient: torch.Tensor, segment: Segment) -> None:
+    """Write what `_in_order` has copied to where it came from."""
+    if not gradient.is_contiguous():
+        for place, low, high in _boxes(gradient, segment.start, segment.stop):
+            place.copy_(values[low:high].view(place.shape))
+
+
+def _boxes(x: torch.Tensor, start: int, stop: int) -> Iterator[tuple[torch.Tensor, int, int]]:
+    """Cut a range of a tensor's elements, in row-major order, into views of it.
+
+    They are the whole rows of the first dimension, and before and after them the boxes of a part
+    of a row: at most 2 d - 1 views of a tensor of d dimensions, and no list of places.
+
+    Yields:
+        A view, and where in the range its elements begin and end.
+    """
+    offset = 0
+    while start + offset < stop:
+        box = _box(x, start + offset, stop)
+        yield box, offset, offset + box.numel()
+        offset += box.numel()
+
+
+def _box(x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """Return the largest view that begins at an element, and whose elements follow each other."""
+    row_elems = x.numel() // x.shape[0]
+    row, inside = divmod(start, row_elems)
+    rows = (stop - start) // row_elems
+    if inside or not rows:
+        end = min(stop - row * row_elems, row_elems)
+        return _box(x[row], inside, end)
+    return x[row : row + rows]
 
 
 def _label(compressor: Compressor) -> str:

@@ -195,7 +195,12 @@ class Handle:
         return step
 
     def close(self) -> None:
-        """End all threads. The model must not be trained with this hook afterwards."""
+        """End all threads. The model must not be trained with this hook afterwards.
+
+        Raises:
+            TransportError: The network library does not let go of a lost connection; what it
+                holds stays until the process ends.
+        """
         if not self._closed:
             self._closed = True
             atexit.unregister(_close_at_exit)

@@ -99,14 +99,6 @@ class Transport(ABC):
     def missing(self, key: Key) -> Sequence[int]:
         """Return the ranks whose messages an unfinished exchange still waits for."""
 
-    def overdue(self, deadline_s: float) -> CompressaError | None:
-        """Return an error if an operation was reported done, and a GPU still waits for it.
-
-        Args:
-            deadline_s: How long it may.
-        """
-        return None
-
     @property
     @abstractmethod
     def traffic(self) -> Traffic:

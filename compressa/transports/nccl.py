@@ -2,9 +2,9 @@
 
 Every exchange is one group of sends and receives between the buffers themselves. It is launched in
 an order that all ranks share, and waited for by a stream, not by a thread: an exchange is reported
-as done when the stream has been told to wait for it. Whether it comes to an end is looked at
-from time to time, so that a lost rank is found by the engine's deadline; then the
-communicator is aborted, and the stream goes on.
+as done when the stream has been told to wait for it. A guard looks whether it comes to an end, so
+that a lost rank is found by the deadline; then the communicator is aborted, and the stream goes
+on.
 
 A message whose length only its sender knows is padded to what its receiver has room for, and
 begins with its length, which a watching thread reads.
@@ -15,9 +15,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,20 +24,13 @@ import torch.distributed as dist
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError, PayloadError, Timeout, TransportError
 from compressa.transports.base import Done, Key, Traffic, Transport, call_failed
+from compressa.transports.guard import Guard
 from compressa.transports.reactor import Reactor
 from compressa.transports.watcher import Watcher
 
 _ABORT_S = 5.0
 _WARM_UP_BYTES = 1 << 20  # small sums may go by other connections than large ones
 _LENGTH_BYTES = 16  # so that what follows begins where vectors of four floats may
-
-
-class _Launch(NamedTuple):
-    """An exchange on the GPU's way, and the event that comes after it."""
-
-    what: str
-    since_s: float
-    event: torch.cuda.Event
 
 
 class NcclTransport(Transport):
@@ -48,37 +40,61 @@ class NcclTransport(Transport):
         group: A NCCL process group that nobody else uses.
         epoch: Epoch of the transport.
         stream: On which buffers are made and used; current on the thread that drives this.
+        deadline_s: How long a call may take, with what it gives to the GPU.
+        failed: Called once, from any thread, when something takes longer, or the GPU fails.
+        part: Waits, at most so many seconds, until every rank is about to close its transport.
+
+    Raises:
+        TransportError: The ranks did not meet.
     """
 
-    def __init__(self, group: dist.ProcessGroup, epoch: int, stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        epoch: int,
+        stream: torch.cuda.Stream,
+        deadline_s: float,
+        failed: Callable[[CompressaError], None],
+        part: Callable[[float], None],
+    ) -> None:
         self.rank = group.rank()
         self.size = group.size()
         self.epoch = epoch
         self._group: dist.ProcessGroup | None = group
         self._ranks = dist.get_process_group_ranks(group)
         self._stream = stream
+        self._deadline_s = deadline_s
+        self._failed = failed
+        self._part = part
         self._watcher: Watcher | None = None
-        self._launched: deque[_Launch] = deque()
         self._sent_bytes = 0
         self._messages = 0
+        self._lock = threading.Lock()
+        self._ending: threading.Thread | None = None
+        self._error: CompressaError | None = None
+        self._guard = Guard(stream, deadline_s, self._expired, self._broke)
         self._meet()
 
     def _meet(self) -> None:
         """Have NCCL connect all ranks now, while every rank is there.
 
-        It does so at the first call, and between two ranks at their first message, with the calling
-        thread waiting inside; later that would be the one that looks at deadlines.
+        It does so at the first call, and between two ranks at their first message, and takes its
+        time.
         """
-        assert self._group is not None
-        with torch.cuda.stream(self._stream):
-            zeros = torch.zeros(_WARM_UP_BYTES // 4, device=self._stream.device)
-            self._group.allreduce([zeros]).wait()
-            parts = zeros.view(torch.uint8)
-            outgoing = {peer: parts[16 * peer : 16 * peer + 16] for peer in self._peers}
-            incoming = {peer: torch.empty_like(part) for peer, part in outgoing.items()}
-            for work in self._send_and_receive(outgoing, incoming):
-                work.wait()
-        self._stream.synchronize()
+        try:
+            with torch.cuda.stream(self._stream), self._calling("the first calls, which connect"):
+                group = self._open_group()
+                zeros = torch.zeros(_WARM_UP_BYTES // 4, device=self._stream.device)
+                group.allreduce([zeros]).wait()
+                parts = zeros.view(torch.uint8)
+                outgoing = {peer: parts[16 * peer : 16 * peer + 16] for peer in self._peers}
+                incoming = {peer: torch.empty_like(part) for peer, part in outgoing.items()}
+                self._send_and_receive(group, outgoing, incoming)
+            if not self._guard.ended(self._deadline_s + _ABORT_S):
+                raise TransportError("NCCL's first calls did not end")
+        except TransportError as error:
+            self.fail(error)
+            raise self._error or error from None
 
     @property
     def _peers(self) -> list[int]:
@@ -116,32 +132,13 @@ class NcclTransport(Transport):
         tensor = operation.tensor
         size_bytes = tensor.numel() * tensor.element_size()
         self._sent_bytes += 2 * size_bytes * (self.size - 1) // self.size
-        if self._group is None:
-            done(TransportError("the transport is closed"))
-            return
         try:
-            self._group.allreduce([tensor]).wait()
-        except RuntimeError as error:
-            done(call_failed("NCCL", error))
+            with self._calling("a sum of " + str(tensor.dtype)):
+                self._open_group().allreduce([tensor]).wait()  # the stream does
+        except TransportError as error:
+            done(error)
             return
-        self._note("a sum of " + str(tensor.dtype))
         done({})
-
-    def overdue(self, deadline_s: float) -> CompressaError | None:
-        """Return an error if something launched has not come to its end for so long."""
-        while self._launched and self._launched[0].event.query():
-            self._launched.popleft()
-        if not self._launched:
-            return None
-        first = self._launched[0]
-        if time.monotonic() - first.since_s <= deadline_s:
-            return None
-        return Timeout(
-            (),
-            f"rank {self.rank} waited {deadline_s:g} s for NCCL in {first.what}; a group call does "
-            "not tell whom it waits for; that step's gradients are not to be trusted, so go on "
-            "from an earlier checkpoint; if a rank may be late by more, raise exchange.deadline_s",
-        )
 
     def missing(self, key: Key) -> Sequence[int]:
         """A group call does not tell: everyone else."""
@@ -154,25 +151,83 @@ class NcclTransport(Transport):
 
     def fail(self, error: CompressaError) -> None:
         """Abort the communicator: the stream, and whoever waits for it, goes on."""
-        group, self._group = self._group, None
-        self._launched.clear()
-        if group is None:
-            return
-        # It waits for NCCL, which may be past helping, and raises if that takes too long.
-        ending = threading.Thread(target=_abort, args=(group,), name="compressa-abort", daemon=True)
-        ending.start()
-        ending.join(_ABORT_S)
+        self._guard.close()
+        self._abort()
 
     def close(self, timeout_s: float) -> None:
-        """Let go of the group, once what was launched has ended."""
+        """Let go of the communicator, once no rank needs it any more.
+
+        What NCCL offers for that, all ranks must call together, and it has no deadline. An abort is
+        this rank's own; but a peer may still read what this rank has sent. So all say when
+        they have done their part, and one that does not is waited for no longer than this.
+
+        Raises:
+            TransportError: NCCL does not let go.
+        """
+        end_s = time.monotonic() + timeout_s
+        if self._group is not None and self._guard.ended(timeout_s):
+            self._part(max(0.0, end_s - time.monotonic()))
+        self._guard.close()
+        ended = self._abort()
         if self._watcher is not None:
             self._watcher.close(timeout_s)
-        end_s = time.monotonic() + timeout_s
-        while self.overdue(timeout_s) is None and self._launched and time.monotonic() < end_s:
-            time.sleep(0.001)
-        if self._launched:
-            self.fail(TransportError("the transport is closed"))
-        self._group = None
+        if not ended:
+            raise TransportError(
+                f"NCCL has not let go of its connections within {_ABORT_S:g} s; they stay until "
+                "the process ends"
+            )
+
+    def _expired(self, what: str) -> None:
+        """On the guard's thread: a call, or what it gave to the GPU, takes too long."""
+        self._break(
+            Timeout(
+                (),
+                f"rank {self.rank} waited {self._deadline_s:g} s for NCCL in {what}; a group call "
+                "does not tell whom it waits for; that step's gradients are not to be trusted, so "
+                "go on from an earlier checkpoint; if a rank may be late by more, raise "
+                "exchange.deadline_s",
+            )
+        )
+
+    def _broke(self, error: RuntimeError) -> None:
+        """On the guard's thread: the GPU has reported an error."""
+        self._break(call_failed("work on the GPU", error))
+
+    def _break(self, error: CompressaError) -> None:
+        # First the reason: what the abort ends will report itself as failed.
+        self._error = error
+        self._failed(error)
+        self._abort()
+
+    def _abort(self) -> bool:
+        """Abort what is under way, once, whoever asks first; return whether it is over."""
+        with self._lock:
+            group, self._group = self._group, None
+            if group is not None:
+                # It waits for NCCL, which may be past helping.
+                self._ending = threading.Thread(
+                    target=_end, args=(group,), name="compressa-abort", daemon=True
+                )
+                self._ending.start()
+            ending = self._ending
+        assert ending is not None
+        ending.join(_ABORT_S)
+        return not ending.is_alive()
+
+    def _open_group(self) -> dist.ProcessGroup:
+        group = self._group
+        if group is None:
+            raise TransportError("the transport is closed")
+        return group
+
+    @contextlib.contextmanager
+    def _calling(self, what: str) -> Iterator[None]:
+        """Have the guard watch what is called; raise TransportError if NCCL fails."""
+        try:
+            with self._guard.watching(what):
+                yield
+        except RuntimeError as error:
+            raise call_failed("NCCL", error) from error
 
     def _launch(
         self,
@@ -182,37 +237,31 @@ class NcclTransport(Transport):
         done: Done,
     ) -> bool:
         """Launch one group of sends and receives; return whether that went well."""
-        if self._group is None:
-            done(TransportError("the transport is closed"))
-            return False
         try:
-            for work in self._send_and_receive(outgoing, incoming):
-                work.wait()  # the stream does
-        except RuntimeError as error:
-            done(call_failed("NCCL", error))
+            with self._calling(name):
+                self._send_and_receive(self._open_group(), outgoing, incoming)
+        except TransportError as error:
+            done(error)
             return False
-        self._note(name)
         return True
 
     def _send_and_receive(
-        self, outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]
-    ) -> Sequence[dist.Work]:
+        self,
+        group: dist.ProcessGroup,
+        outgoing: Mapping[int, torch.Tensor],
+        incoming: Mapping[int, torch.Tensor],
+    ) -> None:
         # In the same order on both sides: a pair of ranks matches messages by their order.
         calls: list[tuple[Any, int, torch.Tensor]] = []
         calls += [(dist.irecv, *item) for item in incoming.items()]
         calls += [(dist.isend, *item) for item in outgoing.items()]
         operations = [
-            dist.P2POp(call, buffer, self._ranks[peer], self._group)
+            dist.P2POp(call, buffer, self._ranks[peer], group)
             for call, peer, buffer in calls
             if buffer.numel()
         ]
-        works: list[dist.Work] = dist.batch_isend_irecv(operations) if operations else []
-        return works
-
-    def _note(self, what: str) -> None:
-        event = torch.cuda.Event()
-        event.record(self._stream)
-        self._launched.append(_Launch(what, time.monotonic(), event))
+        for work in dist.batch_isend_irecv(operations) if operations else []:
+            work.wait()  # the stream does
 
     def _when_lengths_known(
         self, landed: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor], done: Done
@@ -239,7 +288,7 @@ class NcclTransport(Transport):
         self._watcher.when(event, bring)
 
 
-def _abort(group: dist.ProcessGroup) -> None:
+def _end(group: dist.ProcessGroup) -> None:
     with contextlib.suppress(RuntimeError):
         group.abort()
 

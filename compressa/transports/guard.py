@@ -1,0 +1,113 @@
+"""Guard: sees whether what a GPU was given ends in time, whatever other threads are stuck in."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+_TICK_S = 0.25
+_PAUSE_S = 0.001
+
+
+@dataclass
+class _Launch:
+    """A call, and the event that comes after what it gave to the GPU: None while it runs."""
+
+    what: str
+    since_s: float
+    event: torch.cuda.Event | None = None
+
+
+class Guard:
+    """A thread of its own that looks at calls and at the GPU from time to time.
+
+    A call that waits for another rank blocks its thread if that rank is lost; so may any launch
+    after it, once the GPU's queue is full. So the thread that launches can not look itself.
+
+    Args:
+        stream: What calls give their work to.
+        deadline_s: How long a call and its work may take.
+        expired: Called once, on the guard's thread, with the first call that took longer.
+        broke: Called once, instead of `expired`, with an error that the GPU has reported.
+    """
+
+    def __init__(
+        self,
+        stream: torch.cuda.Stream,
+        deadline_s: float,
+        expired: Callable[[str], None],
+        broke: Callable[[RuntimeError], None],
+    ) -> None:
+        self._stream = stream
+        self._deadline_s = deadline_s
+        self._expired = expired
+        self._broke = broke
+        self._launches: deque[_Launch] = deque()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._over = False
+        # A call of the driver that never returns must not keep the program from ending.
+        self._thread = threading.Thread(target=self._run, name="compressa-guard", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def watching(self, what: str) -> Iterator[None]:
+        """Note a call, and what it gives to the stream. Only one thread makes calls."""
+        launch = _Launch(what, time.monotonic())
+        with self._lock:
+            self._launches.append(launch)
+        try:
+            yield
+            event = torch.cuda.Event()
+            event.record(self._stream)
+            launch.event = event
+        except BaseException:  # the caller knows that nothing is under way
+            with self._lock:
+                self._launches.remove(launch)
+            raise
+
+    def ended(self, timeout_s: float) -> bool:
+        """Wait until all that was noted has ended; return whether it has, without an error."""
+        end_s = time.monotonic() + timeout_s
+        try:
+            while (late := self._first() is not None) and time.monotonic() < end_s:
+                time.sleep(_PAUSE_S)
+        except RuntimeError:  # of the GPU, which the guard's own thread reports
+            return False
+        return not late and not self._over
+
+    def close(self) -> None:
+        """End the thread; it may be the caller's own."""
+        self._closing.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(2 * _TICK_S)
+
+    def _run(self) -> None:
+        torch.cuda.set_device(self._stream.device)
+        while not self._closing.wait(_TICK_S):
+            try:
+                first = self._first()
+            except RuntimeError as error:  # of any work on the GPU, which is told here
+                self._over = True
+                self._broke(error)
+                return
+            if first is not None and time.monotonic() - first.since_s > self._deadline_s:
+                self._over = True
+                self._expired(first.what)
+                return
+
+    def _first(self) -> _Launch | None:
+        """The first call that has not ended."""
+        with self._lock:
+            while self._launches:
+                first = self._launches[0]
+                if first.event is None or not first.event.query():
+                    return first
+                self._launches.popleft()
+        return None

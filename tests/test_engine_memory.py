@@ -1,0 +1,95 @@
+"""The engine lets go of gradients when a step is done: their memory is DDP's, who may free it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import pytest
+import torch
+from compressor_cases import ALL, with_feedback
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from compressa.codecs import Codec, Int8, NoCompression
+from compressa.compressor import Compressor, Granularity
+from compressa.config import Config, load_config
+from compressa.engine.engine import Engine
+from compressa.errors import StateError
+from compressa.parameters import ParameterInfo
+from compressa.testing.inputs import generator
+from compressa.transports.alone import Alone
+
+SHAPES = {"w": (40, 30), "b": (40,), "v": (64, 50)}
+INFOS = [ParameterInfo(i, name, shape) for i, (name, shape) in enumerate(SHAPES.items())]
+CUT = {"unit_bytes": 512, "unit_dense_bytes": 512, "unit_payload_bytes": 1}
+
+
+@contextmanager
+def engine_of(compressor: Compressor, **exchange: object) -> Iterator[Engine]:
+    config = load_config({"compressor": "none", "exchange": {**CUT, **exchange}})
+    assert isinstance(config, Config)
+    engine = Engine(INFOS, dict.fromkeys(SHAPES, compressor), config, Alone())
+    yield engine
+    engine.close()
+
+
+def bucket(names: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, torch.Tensor]:
+    return {n: torch.randn(shape, generator=generator(seed)) for n, shape in names.items()}
+
+
+def storages(gradients: Mapping[str, torch.Tensor]) -> list[StorageWeakRef]:
+    return [StorageWeakRef(x.untyped_storage()) for x in gradients.values()]
+
+
+def all_are_freed(storages: list[StorageWeakRef]) -> bool:
+    """The thread that ended the step may hold them for a moment."""
+    end_s = time.monotonic() + 2.0
+    while not all(x.expired() for x in storages) and time.monotonic() < end_s:
+        time.sleep(0.001)
+    return all(x.expired() for x in storages)
+
+
+def cases() -> list[object]:
+    found = []
+    for name, compressor in ALL.items():
+        found.append(pytest.param(compressor, "auto", id=name))
+        if isinstance(compressor, Codec) and not isinstance(compressor, NoCompression):
+            found.append(pytest.param(with_feedback(compressor), "auto", id=f"{name}-feedback"))
+            if compressor.granularity in (Granularity.ELEMENT, Granularity.BLOCK):
+                found.append(pytest.param(compressor, "scatter_reduce", id=f"{name}-scattered"))
+    return found
+
+
+@pytest.mark.parametrize(("compressor", "kind"), cases())
+def test_a_step_that_is_done_keeps_no_gradient(compressor: Compressor, kind: str) -> None:
+    with engine_of(compressor, kind=kind) as engine:
+        for step, scale in enumerate((None, 8.0)):
+            gradients = bucket(SHAPES, step)
+            gone = storages(gradients)
+            engine.wait([engine.submit(gradients, step=step, loss_scale=scale)])
+            del gradients
+            assert all_are_freed(gone)
+        engine.settle()
+
+
+def test_a_unit_that_is_done_keeps_no_gradient_while_others_wait() -> None:
+    with engine_of(Int8()) as engine:
+        gradients = bucket({"v": SHAPES["v"]}, 0)
+        gone = storages(gradients)
+        engine.wait([engine.submit(gradients, step=0)])
+        del gradients
+        assert all_are_freed(gone)
+        engine.wait([engine.submit(bucket({"w": (40, 30), "b": (40,)}, 0), step=0)])
+
+
+def test_a_gradient_that_comes_twice_is_refused_whether_its_unit_is_done_or_not() -> None:
+    with engine_of(Int8(), unit_payload_bytes=1 << 20, unit_bytes=1 << 20) as engine:
+        engine.submit(bucket({"b": (40,)}, 0), step=0)
+        with pytest.raises(StateError, match="'b' is unknown, or was submitted twice"):
+            engine.submit(bucket({"b": (40,)}, 0), step=0)
+    with engine_of(Int8()) as engine:
+        engine.wait([engine.submit(bucket({"v": SHAPES["v"]}, 0), step=0)])
+        for name in ("v", "unknown"):
+            with pytest.raises(StateError, match=f"'{name}' is unknown, or was submitted twice"):
+                engine.submit(bucket({name: SHAPES["v"]}, 0), step=0)
