@@ -65,7 +65,20 @@ class Compute:
     quick: bool = False
 
 
-Operation = Exchange | BackendAllReduce | Compute
+@dataclass(frozen=True)
+class Together:
+    """Programs side by side; resumes the program, with None, when all of them have ended.
+
+    Attributes:
+        programs: They must not use the same memory.
+        stages: How many exchanges each of them asks for.
+    """
+
+    programs: Sequence[Program[None]]
+    stages: int
+
+
+Operation = Exchange | BackendAllReduce | Compute | Together
 Program = Generator[Operation, Any, T]
 
 

@@ -8,10 +8,18 @@ communication thread; the loopback runs one per rank on a virtual clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
-from compressa.collectives.base import BackendAllReduce, Compute, Exchange, Operation, Program
+from compressa.collectives.base import (
+    BackendAllReduce,
+    Compute,
+    Exchange,
+    Operation,
+    Program,
+    Together,
+)
 from compressa.errors import CompressaError, Timeout
 from compressa.schedulers import Plan
 from compressa.transports.base import Key, Transport
@@ -20,7 +28,7 @@ Finished = Callable[[BaseException | None], None]
 ComputeDone = Callable[[Any, BaseException | None], None]
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
     """One program under way.
 
@@ -97,7 +105,7 @@ class Driver:
         self._post = post
         self._now_s = now_s
         self._deadline_s = deadline_s
-        self._tasks: dict[tuple[int, int], Task] = {}
+        self._tasks: dict[Task, None] = {}  # in the order in which they began
         self._plan = Plan(())
         self._ordered = _OrderedQueue()
         self._observe: Callable[[Task, float], None] = lambda task, seconds: None
@@ -118,12 +126,12 @@ class Driver:
 
     def start(self, task: Task) -> None:
         """Begin a program."""
-        self._tasks[task.step, task.unit] = task
+        self._tasks[task] = None
         self._advance(task, None)
 
     def fail(self, error: BaseException) -> None:
         """End all programs with an error."""
-        tasks, self._tasks = list(self._tasks.values()), {}
+        tasks, self._tasks = list(self._tasks), {}
         self._ordered.held.clear()
         for task in tasks:
             task.program.close()
@@ -132,7 +140,7 @@ class Driver:
     def expired(self) -> CompressaError | None:
         """Return an error if an exchange has waited for longer than the deadline."""
         now = self._now_s()
-        for task in self._tasks.values():
+        for task in self._tasks:
             if task.waits_since_s is not None and now - task.waits_since_s > self._deadline_s:
                 ranks = tuple(self._transport.missing(task.key))
                 who = f"ranks {', '.join(map(str, ranks))}" if ranks else "the backend's sum"
@@ -155,20 +163,42 @@ class Driver:
             self._perform(task, operation)
 
     def _finish(self, task: Task, error: BaseException | None) -> None:
-        if self._tasks.pop((task.step, task.unit), None) is not None:
+        if task in self._tasks:
+            del self._tasks[task]
             task.finished(error)
 
     def _perform(self, task: Task, operation: Operation) -> None:
         if isinstance(operation, Compute):
             self._compute(task, operation, lambda v, error: self._computed(task, v, error))
+        elif isinstance(operation, Together):
+            self._spread(task, operation)
         elif self._transport.ordered(operation):
             self._ordered.held[task.key] = (task, operation)
             self._launch_ordered()
         else:
             self._launch(task, operation)
 
+    def _spread(self, task: Task, operation: Together) -> None:
+        """Start programs side by side, each with stages of its own."""
+        first, count = task.stage, len(operation.programs)
+        task.stage += count * operation.stages
+        under_way = set(range(count))
+
+        def finished(index: int, error: BaseException | None) -> None:
+            under_way.discard(index)
+            if task in self._tasks and (error is not None or not under_way):
+                self._computed(task, None, error)
+
+        for index, program in enumerate(operation.programs):
+            if task in self._tasks:
+                part = replace(task, program=program, finished=partial(finished, index))
+                part.stage = first + index * operation.stages
+                self.start(part)
+        if not count:
+            self._advance(task, None)
+
     def _computed(self, task: Task, value: Any, error: BaseException | None) -> None:
-        if (task.step, task.unit) not in self._tasks:
+        if task not in self._tasks:
             return
         if error is not None:
             task.program.close()
@@ -197,7 +227,7 @@ class Driver:
             self._finish(task, error)
 
     def _exchanged(self, task: Task, result: Any, started_s: float) -> None:
-        if (task.step, task.unit) not in self._tasks:
+        if task not in self._tasks:
             return
         task.waits_since_s = None
         if isinstance(result, CompressaError):

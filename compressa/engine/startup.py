@@ -230,7 +230,7 @@ def agree(control: Control, own: dict[str, Any], deadline_s: float) -> None:
 
 
 def threads_of(control: Control | None) -> int:
-    """Return how many threads this rank has for encode and decode, beside the others of its host."""
+    """Return how many threads encode and decode on this rank, which may share its host."""
     rank, places = (0, [own_place()]) if control is None else (control.rank, control.places)
     return default_threads(rank, places, launched_here())
 

@@ -1,0 +1,47 @@
+"""All-reduce algorithms by name: what each one does, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from compressa.collectives import ring
+from compressa.collectives.accumulator import Accumulator, Span
+from compressa.collectives.base import Program, Together
+from compressa.collectives.cost import Stage
+from compressa.collectives.scratch import Scratch
+from compressa.collectives.team import Team
+
+AllReduce = Callable[[Accumulator, Span, Team, Scratch], Program[None]]
+"""Sums a span over a team; every rank of it ends with the same bits.
+
+On every rank it asks for the same number of exchanges: as many as it has stages.
+"""
+
+
+class Algorithm(NamedTuple):
+    """One way to sum over ranks.
+
+    Attributes:
+        all_reduce: The program.
+        stages: What each exchange costs, for a sum of so many bytes over so many ranks.
+    """
+
+    all_reduce: AllReduce
+    stages: Callable[[int, int], list[Stage]]
+
+
+ALGORITHMS = {
+    "ring": Algorithm(ring.all_reduce, ring.stages),
+}
+
+
+def segmented(algorithm: Algorithm, segments: int) -> AllReduce:
+    """Cut what is summed into several: while one is on the wire, another is added up."""
+
+    def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
+        parts = span.cut(segments, values.align_elems)
+        programs = [algorithm.all_reduce(values, part, team, scratch) for part in parts]
+        yield Together(programs, len(algorithm.stages(0, team.size)))
+
+    return all_reduce
