@@ -22,7 +22,7 @@ from __future__ import annotations
 import numpy as np
 
 from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
-from ._backends import backend
+from ._backends import backend, device_of
 from .bitpack import check_indices
 
 
@@ -66,7 +66,9 @@ def select_top_k(
     kernel.select_top_k(x, k, indices, values, residual=residual, scale=scale)
 
 
-def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> None:
+def scatter_add(
+    indices: U32, values: F32, out: F32, *, weight: float = 1.0, check: bool = True
+) -> None:
     """out[index] += weight * value for each pair in order, product rounded first.
 
     Args:
@@ -74,6 +76,7 @@ def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> 
         values: float32[k].
         out: float32[n], added to.
         weight: Factor on every value.
+        check: Whether to make sure of the indices, as `check_indices` does; a CPU always does.
 
     Raises:
         TypeError: A dtype is wrong.
@@ -84,7 +87,8 @@ def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> 
     check_array("values", values, np.float32, (indices.size,))
     check_array("out", out, np.float32, writable=True)
     kernel = backend("topk", indices, values, out)
-    check_indices(indices, out.size)
+    if check or device_of(indices) == "cpu":
+        check_indices(indices, out.size)
     kernel.scatter_add(indices, values, out, weight=weight)
 
 

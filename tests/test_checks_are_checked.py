@@ -20,7 +20,6 @@ from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs import Codec, Int8, NoCompression, TopK
 from compressa.codecs.payload import check_header
 from compressa.compressor import Compressor
-from compressa.engine.unit_runtime import UnitRuntime
 from compressa.errors import PayloadError
 from compressa.parameters import ParameterInfo
 from compressa.testing import (
@@ -274,7 +273,7 @@ def test_dtype_check_finds_another_rounding() -> None:
 
 def test_layout_check_finds_values_in_the_wrong_places(monkeypatch: pytest.MonkeyPatch) -> None:
     check_layouts(Gathers(), "auto")
-    monkeypatch.setattr(UnitRuntime, "_unflatten", lambda *arguments: None)
+    monkeypatch.setattr("compressa.engine.unit_runtime._put_back", lambda *arguments: None)
     with pytest.raises(AssertionError, match="not contiguous come out wrong"):
         check_layouts(Gathers(), "auto")
 

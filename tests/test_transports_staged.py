@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from emulated_torch import DEVICE, emulated_torch, on_cpu, on_gpu
+from emulated_torch import DEVICE, Event, Stream, emulated_torch, on_cpu, on_gpu
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError, TransportError
 from compressa.transports.alone import Alone
 from compressa.transports.base import Done, Key, Received
 from compressa.transports.loopback import Loopback
+from compressa.transports.reactor import Reactor
 from compressa.transports.staged import Staged
 
 KEY = Key(3, 1, 0)
@@ -114,3 +118,80 @@ def test_a_piece_that_fails_is_reported_once() -> None:
     transport.all_reduce(BackendAllReduce(on_gpu(torch.ones(200))), results.append)
     (error,) = results
     assert isinstance(error, TransportError)
+
+
+@pytest.fixture
+def reactor() -> Iterator[Reactor]:
+    reactor = Reactor()
+    yield reactor
+    reactor.close()
+
+
+class OnThreads(Sums):
+    """Calls back on threads of its own, as Gloo does; not before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may = threading.Event()
+        self.threads: list[threading.Thread] = []
+
+    def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
+        self._later(lambda: super(OnThreads, self).all_reduce(operation, done))
+
+    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+        for buffer in exchange.incoming.values():
+            buffer.fill_(3)
+        self._later(lambda: done(dict(exchange.incoming)))
+
+    def _later(self, call: Callable[[], None]) -> None:
+        thread = threading.Thread(target=lambda: self.may.wait() and call())
+        self.threads.append(thread)
+        thread.start()
+
+    def end(self) -> None:
+        self.may.set()
+        for thread in self.threads:
+            thread.join()
+
+
+def test_only_the_driving_thread_touches_the_gpu(reactor: Reactor) -> None:
+    inner, results, users = OnThreads(), [], set()
+    transport = staged(inner)
+    transport.attach(reactor)
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any, **options: Any) -> Any:
+            users.add(threading.current_thread())
+            return call(*arguments, **options)
+
+        return noted
+
+    tensor, received = on_gpu(torch.ones(200)), room(250)
+    with (
+        mock.patch.object(torch.cuda, "stream", noting(torch.cuda.stream)),
+        mock.patch.object(Event, "record", noting(Event.record)),
+        mock.patch.object(Stream, "give", noting(Stream.give)),
+    ):
+        transport.all_reduce(BackendAllReduce(tensor), results.append)
+        transport.exchange(KEY, Exchange({}, {1: received}, True, {}), 0, results.append)
+        inner.end()
+        end_s = time.monotonic() + 5.0
+        while len(results) < 2 and time.monotonic() < end_s:
+            reactor.run_once(0.05)
+    assert len(results) == 2
+    assert users == {threading.current_thread()}
+    assert (arrived({0: tensor})[0] == 3).all()
+    assert (arrived({0: received})[0] == 3).all()
+
+
+def test_what_arrives_before_a_failure_is_not_written_after_it(reactor: Reactor) -> None:
+    inner, results = OnThreads(), []
+    transport = staged(inner)
+    transport.attach(reactor)
+    tensor, error = on_gpu(torch.ones(20)), TransportError("a rank is lost")
+    transport.all_reduce(BackendAllReduce(tensor), results.append)
+    inner.end()
+    transport.fail(error)
+    reactor.run_once(0.0)
+    assert results == [error]
+    assert (arrived({0: tensor})[0] == 1).all()

@@ -187,6 +187,7 @@ class MajorityVote(Aggregator, Combine):
         if turn.loss_scale != 1.0:
             for gradient in gradients:
                 gradient.mul_(turn.loss_scale)
+        self._gradients = ()  # their memory is DDP's, who may free it
 
     def rollback(self, turn: Turn) -> None:
         """There is no residual."""

@@ -224,6 +224,7 @@ class THCAggregator(Aggregator, Combine):
                 self._encode(part, payload)
             write_header(payload, self._header(shard, payload.numel()))
         yield AllReduce(self, self._scratch)
+        self._gradients = ()  # their memory is DDP's, who may free it
 
     def rollback(self, turn: Turn) -> None:
         """Decode the own codes, and add them back."""

@@ -30,7 +30,7 @@ import torch
 from compressa.arrays import as_array
 from compressa.codecs.base import Bounded, Codec, Draw, Granularity
 from compressa.errors import ConfigError, PayloadError
-from compressa.kernels import bitpack, casts, elias_fano, topk
+from compressa.kernels import bitpack, casts, cuda, device_of, elias_fano, topk
 from compressa.kernels.scratch import scratch
 
 ValueDtype = Literal["float32", "float16", "bfloat16"]
@@ -158,11 +158,7 @@ class SparseForm:
         Raises:
             PayloadError: It has another length, or its indices are not increasing numbers below n.
         """
-        due = self.bytes(k, n)
-        if payload.size != due:
-            raise PayloadError(
-                f"{self.codec}: {k} values of {n} elements take {due} bytes, {payload.size} came"
-            )
+        self._check_length(payload, n, k)
         split = self._value_bytes(k)
         indices = scratch("sparse.indices", k, np.uint32, beside=payload)
         try:
@@ -172,6 +168,23 @@ class SparseForm:
         if self.lossless:
             return indices, payload[:split].view(np.float32)
         return indices, self._widened(payload[:split])
+
+    def check(self, payload: U8, n: int, k: int) -> None:
+        """Check what `read` checks, of a payload that will be read; errors as for `read`.
+
+        Where a GPU's answers come later anyway, its indices are not looked at twice: that is left
+        to `read`, whose answer is the same one.
+        """
+        self._check_length(payload, n, k)
+        if device_of(payload) == "cpu" or not cuda.answers_come_later():
+            self.read(payload, n, k)
+
+    def _check_length(self, payload: U8, n: int, k: int) -> None:
+        due = self.bytes(k, n)
+        if payload.size != due:
+            raise PayloadError(
+                f"{self.codec}: {k} values of {n} elements take {due} bytes, {payload.size} came"
+            )
 
     def _read_indices(self, packed: U8, n: int, indices: U32) -> None:
         kind = self.index_format(indices.size, n)
@@ -279,12 +292,14 @@ class BoundedSparse(Codec):
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Unpack, check every index, and scatter."""
-        indices, values = self._read(payload, out.numel())
-        topk.scatter_add(indices, values, as_array(out), weight=weight)
+        body, count = self._counted(payload, out.numel())
+        indices, values = self.form.read(body, out.numel(), count)
+        topk.scatter_add(indices, values, as_array(out), weight=weight, check=False)
 
     def check(self, payload: torch.Tensor, elems: int) -> None:
         """Check the count, the length and every index."""
-        self._read(payload, elems)
+        body, count = self._counted(payload, elems)
+        self.form.check(body, elems, count)
 
     def _encode(
         self, x: torch.Tensor, residual: torch.Tensor | None, payload: torch.Tensor, scale: float
@@ -303,7 +318,8 @@ class BoundedSparse(Codec):
         _count_of(payload).fill_(count)
         return _COUNT_BYTES + length
 
-    def _read(self, payload: torch.Tensor, elems: int) -> tuple[U32, F32]:
+    def _counted(self, payload: torch.Tensor, elems: int) -> tuple[U8, int]:
+        """Return what follows on the count, and the count."""
         if payload.numel() < _COUNT_BYTES:
             raise PayloadError(
                 f"{self.name}: a payload of {payload.numel()} bytes arrived, shorter than its count"
@@ -315,7 +331,7 @@ class BoundedSparse(Codec):
                 f"{self.name}: a payload says it has {count} values, of {elems} elements "
                 f"{self.most(elems)} can be sent"
             )
-        return self.form.read(as_array(payload)[_COUNT_BYTES:], elems, count)
+        return as_array(payload)[_COUNT_BYTES:], count
 
 
 def _count_of(payload: torch.Tensor) -> torch.Tensor:

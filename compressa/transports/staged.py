@@ -6,12 +6,15 @@ comes off the GPU and the last one goes onto the other. Each direction has a str
 that copies overlap with kernels, and events alone order them with the stream that makes and uses
 the buffers: no thread that has other work waits for the GPU.
 
+A transport of the host may call back on a thread of its own, as Gloo does, which knows of no GPU:
+the first call of CUDA there would wake up GPU 0, whichever is the model's. So what has arrived is
+looked at on the thread that drives the transport, which all else is called from.
+
 Pinned memory is torch's: it gives a block out again only when the copies that use it are done.
 """
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -54,12 +57,15 @@ class Staged(Transport):
         self._out = torch.cuda.Stream(stream.device)
         self._in = torch.cuda.Stream(stream.device)
         self._when = when
+        self._post: Callable[[Callback], None] = _at_once
+        self._failure: CompressaError | None = None
         self._watcher: Watcher | None = None
         self._piece_bytes = piece_bytes
         self._parts: dict[Key, int] = {}
 
     def attach(self, reactor: Reactor) -> None:
-        """Have the copies watched, and the inner transport attached."""
+        """Have the copies watched, what arrives posted, and the inner transport attached."""
+        self._post = reactor.post
         if self._when is None:
             self._watcher = Watcher(reactor.post, self._stream.device)
             self._when = self._watcher.when
@@ -89,7 +95,7 @@ class Staged(Transport):
             incoming = {peer: _pinned_like(buffer) for peer, buffer in piece.incoming.items()}
             outgoing = self._copied_out(piece.outgoing)
             staged = Exchange(outgoing, incoming, piece.exact, piece.capacity_bytes)
-            bring = partial(self._bring, piece.incoming, arrivals)
+            bring = self._posted(partial(self._bring, piece.incoming, arrivals))
             own = key._replace(part=part)
             self._after_copies(partial(self._inner.exchange, own, staged, place, bring))
 
@@ -104,7 +110,7 @@ class Staged(Transport):
         for piece in pieces:
             with torch.cuda.stream(self._out):
                 staged = _pinned_like(piece).copy_(piece, non_blocking=True)
-            bring = partial(self._bring_sum, piece, staged, arrivals)
+            bring = self._posted(partial(self._bring_sum, piece, staged, arrivals))
             self._after_copies(partial(self._inner.all_reduce, BackendAllReduce(staged), bring))
 
     def missing(self, key: Key) -> Sequence[int]:
@@ -118,7 +124,8 @@ class Staged(Transport):
         return self._inner.traffic
 
     def fail(self, error: CompressaError) -> None:
-        """End what the inner transport has under way."""
+        """End what the inner transport has under way; what has arrived stays where it is."""
+        self._failure = self._failure or error
         self._inner.fail(error)
 
     def close(self, timeout_s: float) -> None:
@@ -164,6 +171,14 @@ class Staged(Transport):
         event.record(self._out)
         self._when(event, call)
 
+    def _posted(self, bring: Done) -> Done:
+        """Have a result brought on the driving thread, unless all has failed until then."""
+
+        def later(result: Received | CompressaError) -> None:
+            self._post(lambda: bring(self._failure or result))
+
+        return later
+
     def _bring(
         self,
         incoming: Mapping[int, torch.Tensor],
@@ -201,7 +216,7 @@ class Staged(Transport):
 
 
 class _Arrivals:
-    """Counts pieces that come in any order, on any thread; reports once."""
+    """Counts pieces that come in any order; reports once."""
 
     def __init__(
         self,
@@ -213,7 +228,6 @@ class _Arrivals:
         self._follow = follow
         self._landed = landed
         self._lengths: Counter[int] = Counter()
-        self._lock = threading.Lock()
 
     @property
     def ended(self) -> bool:
@@ -224,13 +238,11 @@ class _Arrivals:
         self, failure: CompressaError | None, lengths: Mapping[int, int] | None = None
     ) -> None:
         """Note a piece: so many bytes of each peer, or why it failed, which ends all."""
-        with self._lock:
-            if not self._due:
-                return
-            self._lengths.update(lengths or {})
-            self._due = 0 if failure else self._due - 1
-            finished = not self._due
-        if finished:
+        if self.ended:
+            return
+        self._lengths.update(lengths or {})
+        self._due = 0 if failure else self._due - 1
+        if self.ended:
             self._follow()
             self._landed(failure, self._lengths)
 
@@ -244,6 +256,11 @@ def _piece(exchange: Exchange, low: int, high: int) -> Exchange:
         exchange.exact,
         {peer: min(max(n - low, 0), size) for peer, n in exchange.capacity_bytes.items()},
     )
+
+
+def _at_once(callback: Callback) -> None:
+    """What posting is, until there is another thread."""
+    callback()
 
 
 def _pinned_like(x: torch.Tensor) -> torch.Tensor:
