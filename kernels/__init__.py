@@ -38,7 +38,7 @@ from .dct import ChunkForm, add_coefficients, are_places, keep_coefficients
 from .dgc import most_selected, select_dgc
 from .elias_fano import elias_fano_bytes, pack_increasing, unpack_increasing
 from .feedback import absorb_residual, all_finite
-from .fp8 import dequantize_fp8, quantize_fp8
+from .fp8 import dequantize_fp8, quantize_fp8, sum_fp8
 from .hadamard import Codebook, rotate_back, rotate_quantize, sum_codes
 from .integers import round_to_integers, scale_integers
 from .lowrank import (
@@ -50,12 +50,12 @@ from .lowrank import (
     right_factor,
     split_low_rank,
 )
-from .natural import natural_dequantize, natural_quantize
+from .natural import natural_dequantize, natural_quantize, sum_natural
 from .natural_dithering import Dithering, dither, undither
-from .onebit import sign_bytes, sign_dequantize, sign_quantize, sum_signs
+from .onebit import SignForm, sign_bytes, sign_dequantize, sign_quantize, sum_signs
 from .onebit_sgd import group_sign_bytes, two_means_dequantize, two_means_quantize
 from .philox import Noise, random_halves, random_words
-from .prefix import starts_with
+from .prefix import starts_with, write_prefix
 from .select import select_above, select_at
 from .sidco import select_sidco
 from .strata import multiply_by_strata, stratified_indices
@@ -72,6 +72,7 @@ __all__ = [
     "Form",
     "KernelUnavailable",
     "Noise",
+    "SignForm",
     "absorb_chunks",
     "absorb_residual",
     "add_chunks",
@@ -132,6 +133,8 @@ __all__ = [
     "sum_blockwise_list",
     "sum_casts",
     "sum_codes",
+    "sum_fp8",
+    "sum_natural",
     "sum_signs",
     "take_largest_chunks",
     "two_means_dequantize",
@@ -141,4 +144,5 @@ __all__ = [
     "unpack_bits",
     "unpack_increasing",
     "widen",
+    "write_prefix",
 ]

@@ -1,4 +1,4 @@
-"""Block-wise quantisation of many vectors in one call: what `blockwise` does, for a list.
+"""Many vectors quantised in one call: what `blockwise` and `onebit` do, for a list.
 
 A GPU takes a few microseconds to begin a kernel, as long as a megabyte takes it. So the small
 vectors of a model are quantised together, and so are their sums. Each gives the bits that a call of
@@ -27,19 +27,23 @@ from ._arrays import (
 )
 from ._backends import backend
 from ._sums import check_sum
-from .blockwise import Form, check_payload
+from .blockwise import Form
+from .onebit import SignForm
 from .philox import Noise, check_noise
+
+ListForm = Form | SignForm
+"""Of integers, as `blockwise` makes them, or of signs, as `onebit` does."""
 
 MOST_ELEMS = 1 << 30
 """Of one vector: what is longer has no use for company."""
 
 
 class BlockwiseVector(NamedTuple):
-    """One vector of a list; the arrays are those of `quantize_blockwise`.
+    """One vector of a list; the arrays are those of `quantize_blockwise`, or of `sign_quantize`.
 
     Attributes:
         x: The gradient.
-        codes: Overwritten.
+        codes: Overwritten; the bits of signs.
         scales: Overwritten.
         offsets: Overwritten; with the statistic "range" only.
         residual: Updated in place; None for no feedback.
@@ -84,7 +88,7 @@ class BlockwiseList:
 
     __slots__ = ("form", "kernel", "prepared", "vectors")
 
-    def __init__(self, vectors: Sequence[BlockwiseVector], *, form: Form) -> None:
+    def __init__(self, vectors: Sequence[BlockwiseVector], *, form: ListForm) -> None:
         for vector in vectors:
             _check(vector, form)
         if len({vector.x.dtype for vector in vectors}) > 1:
@@ -111,7 +115,7 @@ class BlockwisePart(NamedTuple):
     scales: int
     offsets: int | None = None
 
-    def arrays(self, payload: U8, form: Form) -> tuple[U8, F32, F32 | None]:
+    def arrays(self, payload: U8, form: ListForm) -> tuple[U8, F32, F32 | None]:
         """Return the vector's codes, scales and offsets in a payload."""
         n = self.out.size
         codes = payload[self.codes : self.codes + form.code_bytes(n)]
@@ -146,7 +150,9 @@ class BlockwiseParts:
 
     __slots__ = ("form", "kernel", "parts", "payload_bytes", "prepared")
 
-    def __init__(self, parts: Sequence[BlockwisePart], *, form: Form, payload_bytes: int) -> None:
+    def __init__(
+        self, parts: Sequence[BlockwisePart], *, form: ListForm, payload_bytes: int
+    ) -> None:
         for part in parts:
             _check_part(part, form, payload_bytes)
         if len({part.out.dtype for part in parts}) > 1:
@@ -161,7 +167,7 @@ class BlockwiseParts:
 def quantize_blockwise_list(
     batch: BlockwiseList, *, noise: Noise | None = None, scale: float = 1.0
 ) -> None:
-    """Quantise every vector of a list as `quantize_blockwise` does.
+    """Quantise every vector of a list as `quantize_blockwise` or `sign_quantize` does.
 
     Example:
         >>> import numpy as np
@@ -178,20 +184,22 @@ def quantize_blockwise_list(
     Args:
         batch: The vectors.
         noise: The random numbers of stochastic rounding: seed, stream and step, for parameter and
-            start are each vector's own. None to round to nearest.
+            start are each vector's own. None to round to nearest, and for signs.
         scale: Loss scale that the gradients carry and the residuals do not.
 
     Raises:
-        ValueError: ``scale`` is wrong.
+        ValueError: ``scale`` is wrong, or there is noise for signs.
     """
     check_scale(scale)
+    if noise is not None and isinstance(batch.form, SignForm):
+        raise ValueError("signs are not drawn at random: noise must be None")
     batch.kernel.quantize_blockwise_list(batch, noise=noise, scale=scale)
 
 
 def sum_blockwise_list(
     batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0
 ) -> None:
-    """Write the weighted sum of several payloads to every vector, as `sum_blockwise` does.
+    """Write the weighted sum of several payloads to every vector, as a single call does.
 
     Example:
         >>> import numpy as np
@@ -219,7 +227,7 @@ def sum_blockwise_list(
 def dequantize_blockwise_list(
     batch: BlockwiseParts, payload: U8, *, weight: float = 1.0, add: bool = False
 ) -> None:
-    """Decode a payload into every vector, or add it, as `dequantize_blockwise` does.
+    """Decode a payload into every vector, or add it, as a single call does.
 
     Where a vector has 16 bits, what is decoded is rounded to them in the end.
 
@@ -244,12 +252,17 @@ def _check_length(n: int) -> None:
         raise ValueError(f"a vector of a list has at most {MOST_ELEMS} elements, not {n}")
 
 
-def _check_part(part: BlockwisePart, form: Form, payload_bytes: int) -> None:
+def _check_offsets(offsets: object | None, form: ListForm) -> None:
+    ranged = isinstance(form, Form) and form.statistic == "range"
+    if (offsets is not None) != ranged:
+        raise ValueError('offsets go with the statistic "range", and with no other')
+
+
+def _check_part(part: BlockwisePart, form: ListForm, payload_bytes: int) -> None:
     n = part.out.size
     check_sum(part.out)
     _check_length(n)
-    if (part.offsets is not None) != (form.statistic == "range"):
-        raise ValueError('offsets go with the statistic "range", and with no other')
+    _check_offsets(part.offsets, form)
     units = [part.scales] if part.offsets is None else [part.scales, part.offsets]
     if any(place % 4 for place in units):
         raise ValueError(f"scales and offsets begin at multiples of 4 bytes, not at {units}")
@@ -268,10 +281,14 @@ def _check_payloads(batch: BlockwiseParts, payloads: Sequence[U8]) -> None:
         backend("blockwise_list", batch.parts[0].out, *payloads)
 
 
-def _check(vector: BlockwiseVector, form: Form) -> None:
+def _check(vector: BlockwiseVector, form: ListForm) -> None:
     n = vector.x.size
     check_gradient(vector.x)
     _check_length(n)
-    check_payload(n, vector.codes, vector.scales, vector.offsets, form, writable=True)
+    check_array("codes", vector.codes, np.uint8, (form.code_bytes(n),), writable=True)
+    _check_offsets(vector.offsets, form)
+    for name, units in (("scales", vector.scales), ("offsets", vector.offsets)):
+        if units is not None:
+            check_array(name, units, np.float32, (block_count(n, form.block),), writable=True)
     check_feedback(vector.residual, n, 1.0)
     check_noise(Noise(0, 0, 0, vector.parameter, vector.start), n)

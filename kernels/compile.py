@@ -89,7 +89,7 @@ def compile_casts(kinds: Kinds) -> None:
 
 
 def compile_floats(kinds: Kinds) -> None:
-    """Eight-bit floats and natural compression, with and without residual."""
+    """Eight-bit floats and natural compression, with and without residual, and sums of them."""
     zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
     codes, scales = np.zeros(_ELEMS, np.uint8), np.zeros(-(-_ELEMS // 64), np.float32)
     signs, form = np.zeros((_ELEMS + 7) // 8, np.uint8), fp8.FORMATS["e4m3"]
@@ -100,6 +100,9 @@ def compile_floats(kinds: Kinds) -> None:
             natural.natural_quantize(x, codes, signs, noise=noise, residual=kept)
     fp8.dequantize_fp8(codes, scales, out, form=form, block=64)
     natural.natural_dequantize(codes, signs, out)
+    for total in kinds(out):
+        fp8.sum_fp8([codes], [scales], total, form=form, block=64)
+        natural.sum_natural([codes], [signs], total)
 
 
 def compile_dithering(kinds: Kinds) -> None:

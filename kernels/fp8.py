@@ -18,12 +18,14 @@ Exact arithmetic, in float32:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._sums import check_sum
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,41 @@ def dequantize_fp8(
     check_array("scales", scales, np.float32, (block_count(out.size, block),))
     kernel = backend("fp8", codes, scales, out)
     kernel.dequantize_fp8(codes, scales, out, form=form, block=block, weight=weight, add=add)
+
+
+def sum_fp8(
+    codes: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    form: Format,
+    block: int,
+    weight: float = 1.0,
+) -> None:
+    """Decode several payloads and write their weighted sum: ``out`` goes to memory once.
+
+    A sum begins with 0, and takes the payloads in their order as `dequantize_fp8` adds one: in
+    float32, each step rounded. Where ``out`` has 16 bits, the sum is rounded to them in the end.
+
+    Args:
+        codes: Of each payload: uint8[n].
+        scales: Of each payload: float32[ceil(n / block)].
+        out: float32[n], float16[n], or uint16[n] for bfloat16; overwritten.
+        form: One of `FORMATS`.
+        block: Elements per block.
+        weight: Factor on every decoded value.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong, or payloads lack an array.
+    """
+    check_sum(out, codes, scales)
+    blocks = block_count(out.size, block)
+    for some, units in zip(codes, scales, strict=True):
+        check_array("codes", some, np.uint8, (out.size,))
+        check_array("scales", units, np.float32, (blocks,))
+    kernel = backend("fp8", out, *codes, *scales)
+    kernel.sum_fp8(codes, scales, out, form=form, block=block, weight=weight)
 
 
 def values(form: Format) -> F32:

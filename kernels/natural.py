@@ -19,10 +19,13 @@ Exact arithmetic on the bits of float32, with p = x + scale * residual (product 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ._arrays import F32, U8, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._sums import check_sum
 from .philox import Noise, check_noise
 
 GROUP = 1024  # elements whose signs are packed together
@@ -91,3 +94,29 @@ def natural_dequantize(
     check_array("signs", signs, np.uint8, ((out.size + 7) // 8,))
     kernel = backend("natural", exponents, signs, out)
     kernel.natural_dequantize(exponents, signs, out, weight=weight, add=add)
+
+
+def sum_natural(
+    exponents: Sequence[U8], signs: Sequence[U8], out: Gradient, *, weight: float = 1.0
+) -> None:
+    """Decode several payloads and write their weighted sum: ``out`` goes to memory once.
+
+    A sum begins with 0, and takes the payloads in their order as `natural_dequantize` adds one: in
+    float32, each step rounded. Where ``out`` has 16 bits, the sum is rounded to them in the end.
+
+    Args:
+        exponents: Of each payload: uint8[n].
+        signs: Of each payload: uint8[ceil(n / 8)].
+        out: float32[n], float16[n], or uint16[n] for bfloat16; overwritten.
+        weight: Factor on every decoded value.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape or a layout is wrong, or payloads lack an array.
+    """
+    check_sum(out, exponents, signs)
+    for codes, packed in zip(exponents, signs, strict=True):
+        check_array("exponents", codes, np.uint8, (out.size,))
+        check_array("signs", packed, np.uint8, ((out.size + 7) // 8,))
+    kernel = backend("natural", out, *exponents, *signs)
+    kernel.sum_natural(exponents, signs, out, weight=weight)

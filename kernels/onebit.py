@@ -22,12 +22,34 @@ Exact arithmetic:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
 from ._backends import backend
 from ._sums import check_sum
+
+
+@dataclass(frozen=True, kw_only=True)
+class SignForm:
+    """What the signs of a list of vectors look like; see `blockwise_list`.
+
+    Attributes:
+        block: Elements per block; a multiple of 8.
+
+    Raises:
+        ValueError: The block is another number.
+    """
+
+    block: int
+
+    def __post_init__(self) -> None:
+        sign_bytes(0, self.block)
+
+    def code_bytes(self, n: int) -> int:
+        """Bytes of the signs of ``n`` elements."""
+        return sign_bytes(n, self.block)
 
 
 def sign_bytes(n: int, block: int) -> int:

@@ -1,4 +1,4 @@
-"""Whether bytes begin with what is due, as the header of a payload does."""
+"""The first bytes of an array, such as the header of a payload: written, and compared."""
 
 from __future__ import annotations
 
@@ -9,6 +9,33 @@ from ._backends import backend
 
 LONGEST = 32
 """Bytes of a prefix, at most."""
+
+
+def write_prefix(x: U8, prefix: bytes) -> None:
+    """Make the first bytes of ``x`` those of ``prefix``.
+
+    On a GPU nothing is copied from the host's memory, so that it can be captured in a graph.
+
+    Example:
+        >>> import numpy as np
+        >>> x = np.frombuffer(b"what and more", np.uint8).copy()
+        >>> write_prefix(x, b"this")
+        >>> x.tobytes()
+        b'this and more'
+
+    Args:
+        x: uint8[n], at least as long as the prefix.
+        prefix: At most `LONGEST` bytes.
+
+    Raises:
+        TypeError: The dtype is wrong.
+        ValueError: The shape or the layout is wrong, or the prefix is too long.
+    """
+    check_array("x", x, np.uint8, writable=True)
+    _check_length(prefix)
+    if x.size < len(prefix):
+        raise ValueError(f"x must have at least the {len(prefix)} bytes of prefix, not {x.size}")
+    backend("prefix", x).write_prefix(x, prefix)
 
 
 def starts_with(x: U8, prefix: bytes) -> bool:
@@ -31,8 +58,12 @@ def starts_with(x: U8, prefix: bytes) -> bool:
         ValueError: The shape or the layout is wrong, or the prefix is too long.
     """
     check_array("x", x, np.uint8)
-    if len(prefix) > LONGEST:
-        raise ValueError(f"prefix must have at most {LONGEST} bytes, not {len(prefix)}")
+    _check_length(prefix)
     if x.size < len(prefix):
         return False
     return bool(backend("prefix", x).starts_with(x, prefix))
+
+
+def _check_length(prefix: bytes) -> None:
+    if len(prefix) > LONGEST:
+        raise ValueError(f"prefix must have at most {LONGEST} bytes, not {len(prefix)}")

@@ -3,7 +3,8 @@
 // The threads of a block are fibers. One runs until it waits, at a barrier or for its warp; then
 // another one does. Blocks, and the threads that may go on, are taken in an order drawn from a
 // seed, so that code that relies on an order gives other results from seed to seed. Shared memory
-// is poisoned before each block. Where no thread can go on, the launch ends with the reason.
+// is poisoned before each block. Where no thread can go on, or an address is not as even as what is
+// read or written there demands, the launch ends with the reason.
 //
 // Force-included before a .cu file, which then is C++.
 
@@ -14,11 +15,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <map>
-#include <numeric>
-#include <random>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -27,20 +24,17 @@
 
 #define __device__
 #define __global__
-#define __host__
 #define __forceinline__ inline
 #define __restrict__ __restrict
 #define __shared__ static __attribute__((section("shared_memory")))
 
 #define EXPORTED __attribute__((used, visibility("default")))
 
-using std::max;
-using std::min;
+using std::max, std::min;
 
 struct uint3 {
     unsigned x, y, z;
 };
-using dim3 = uint3;
 struct alignas(16) float4 {
     float x, y, z, w;
 };
@@ -56,8 +50,7 @@ inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return
 
 // ---- threads ---------------------------------------------------------------------------------
 
-static uint3 threadIdx, blockIdx;
-static dim3 blockDim, gridDim;
+static uint3 threadIdx, blockIdx, blockDim, gridDim;
 
 extern "C" char __start_shared_memory[] __attribute__((weak));
 extern "C" char __stop_shared_memory[] __attribute__((weak));
@@ -86,16 +79,16 @@ static std::vector<Fiber> fibers(1024);
 static Fiber* current = nullptr;
 static jmp_buf scheduler;
 static ucontext_t scheduler_start;
-static void (*body)(void*) = nullptr;
-static void* body_argument = nullptr;
+
+inline void wait(State state) {
+    current->state = state;
+    if (_setjmp(current->place) == 0) _longjmp(scheduler, 1);
+}
 
 // The first entry of a fiber goes through a context of its own, and every later change of fibers
-// through a jump, which asks the system for nothing.
-inline void enter() {
-    body(body_argument);
-    current->state = State::DONE;
-    _longjmp(scheduler, 1);
-}
+// through a jump, which asks the system for nothing; so a fiber that is done waits for a new block.
+inline void run_body();
+inline void enter() { for (;; wait(State::DONE)) run_body(); }
 
 inline void resume(Fiber& fiber) {
     current = &fiber;
@@ -112,10 +105,24 @@ inline void resume(Fiber& fiber) {
     setcontext(&fiber.start);
 }
 
-inline void wait(State state) {
-    current->state = state;
-    if (_setjmp(current->place) == 0) _longjmp(scheduler, 1);
-}
+// Numbers in an order drawn from a seed. What the standard library has for it takes g++ long.
+struct Order {
+    std::vector<unsigned> of;
+    uint64_t state;
+
+    Order(unsigned count, unsigned seed) : state(seed) {
+        for (unsigned i = 0; i < count; ++i) of.push_back(i);
+    }
+
+    void shuffle() {
+        for (size_t end = of.size(); end > 1; --end) {
+            uint64_t word = state += 0x9E3779B97F4A7C15u;  // SplitMix64
+            word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9u;
+            word = (word ^ word >> 27) * 0x94D049BB133111EBu;
+            std::swap(of[end - 1], of[(word ^ word >> 31) % end]);
+        }
+    }
+};
 
 inline std::string names(const std::vector<unsigned>& numbers) {
     std::string text;
@@ -176,20 +183,19 @@ inline void release_someone(unsigned threads) {
             "a barrier is waited at after threads " + names(gone) + " have ended");
 }
 
-inline void run_block(unsigned threads, std::mt19937& random) {
+inline void run_block(Order& order) {
+    unsigned threads = unsigned(order.of.size());
     if (__start_shared_memory)
         std::memset(__start_shared_memory, POISON, __stop_shared_memory - __start_shared_memory);
     for (unsigned i = 0; i < threads; ++i) {
+        fibers[i].begun = fibers[i].begun && fibers[i].state == State::DONE;
         fibers[i].state = State::READY;
-        fibers[i].begun = false;
         fibers[i].number = i;
     }
-    std::vector<unsigned> order(threads);
-    std::iota(order.begin(), order.end(), 0u);
     while (true) {
-        std::shuffle(order.begin(), order.end(), random);
+        order.shuffle();
         bool ran = false, live = false;
-        for (unsigned i : order) {
+        for (unsigned i : order.of) {
             if (fibers[i].state == State::READY) {
                 resume(fibers[i]);
                 ran = true;
@@ -232,86 +238,97 @@ inline unsigned own_lane() { return threadIdx.x % WARP_LANES; }
 // ---- kernels ---------------------------------------------------------------------------------
 
 struct Kernel {
+    const char* name;
     unsigned threads;
     std::vector<int> sizes;
-    void (*function)();
-    void (*call)(void (*)(), void**);
+    void (*call)(void** arguments);
 };
 
-inline std::map<std::string, Kernel>& kernels() {
-    static std::map<std::string, Kernel> all;
-    return all;
+static std::vector<Kernel> kernels;
+
+inline const Kernel* find_kernel(const char* name) {
+    for (const Kernel& kernel : kernels)
+        if (!std::strcmp(kernel.name, name)) return &kernel;
+    return nullptr;
 }
 
-template <class... P, size_t... I>
-void call_with(void (*function)(P...), void** arguments, std::index_sequence<I...>) {
-    function(*static_cast<std::remove_cv_t<P>*>(arguments[I])...);
-}
+template <auto> struct Registered;
 
-struct Registered {
-    template <class... P>
-    Registered(const char* name, unsigned threads, void (*function)(P...)) {
-        auto call = [](void (*erased)(), void** arguments) {
-            auto typed = reinterpret_cast<void (*)(P...)>(erased);
-            call_with(typed, arguments, std::index_sequence_for<P...>{});
-        };
-        auto erased = reinterpret_cast<void (*)()>(function);
-        kernels()[name] = {threads, {int(sizeof(P))...}, erased, call};
+template <class... P, void (*FUNCTION)(P...)>
+struct Registered<FUNCTION> {
+    template <size_t... I>
+    static void call(void** arguments, std::index_sequence<I...>) {
+        FUNCTION(*static_cast<std::remove_cv_t<P>*>(arguments[I])...);
+    }
+    Registered(const char* name, unsigned threads) {
+        auto with = [](void** arguments) { call(arguments, std::index_sequence_for<P...>{}); };
+        kernels.push_back({name, threads, {int(sizeof(P))...}, with});
     }
 };
 
-struct Call {
-    const Kernel* kernel;
-    void** arguments;
-    std::string error;
-};
+static const Kernel* running = nullptr;
+static void** arguments_now = nullptr;
+static std::string error_now;
 
-inline void run_body(void* argument) {
-    Call& call = *static_cast<Call*>(argument);
+inline void run_body() {
     try {
-        call.kernel->call(call.kernel->function, call.arguments);
+        running->call(arguments_now);
     } catch (const std::exception& error) {
-        call.error = error.what();  // an exception must not leave its fiber
+        error_now = error.what();  // an exception must not leave its fiber
     }
 }
+
+struct Access {
+    const char* file;
+    unsigned line, column;
+    const void* type;
+    unsigned char log_alignment, kind;
+};
 
 }  // namespace emulation
 
+// What g++ has called where an address is odd (-fsanitize=alignment); ends the thread.
+extern "C" inline __attribute__((used)) void __ubsan_handle_type_mismatch_v1(
+    emulation::Access* access, uintptr_t) {
+    if (emulation::error_now.empty())
+        emulation::error_now = access->file + (":" + std::to_string(access->line)) +
+            ": an address is no multiple of " + std::to_string(1 << access->log_alignment);
+    emulation::current->begun = false;
+    emulation::wait(emulation::State::DONE);
+}
+
 #define KERNEL(name, threads, parameters)                                       \
     static void name parameters;                                                \
-    static const emulation::Registered name##_registered(#name, threads, &name); \
+    static const emulation::Registered<&name> name##_registered(#name, threads); \
     static void name parameters
 
 // Number of parameters, and their sizes in bytes; -1 if there is no such kernel.
 extern "C" inline EXPORTED int kernel_parameters(const char* name, int* sizes, int room) {
-    auto found = emulation::kernels().find(name);
-    if (found == emulation::kernels().end()) return -1;
-    const std::vector<int>& known = found->second.sizes;
-    for (int i = 0; i < int(known.size()) && i < room; ++i) sizes[i] = known[i];
-    return int(known.size());
+    const emulation::Kernel* kernel = emulation::find_kernel(name);
+    if (!kernel) return -1;
+    int count = int(kernel->sizes.size());
+    std::copy_n(kernel->sizes.begin(), min(count, room), sizes);
+    return count;
 }
 
 // Run all blocks; on failure, return 1 and say why.
 extern "C" inline EXPORTED int run_kernel(
     const char* name, unsigned blocks, void** arguments, unsigned seed, char* error, size_t room) {
-    const emulation::Kernel& kernel = emulation::kernels().at(name);
-    emulation::Call call{&kernel, arguments, ""};
-    emulation::body = emulation::run_body;
-    emulation::body_argument = &call;
-    blockDim = {kernel.threads, 1, 1};
+    using namespace emulation;
+    running = find_kernel(name), arguments_now = arguments;
+    error_now.clear();
+    blockDim = {running->threads, 1, 1};
     gridDim = {blocks, 1, 1};
-    std::mt19937 random(seed);
-    std::vector<unsigned> order(blocks);
-    std::iota(order.begin(), order.end(), 0u);
-    std::shuffle(order.begin(), order.end(), random);
+    Order order(blocks, seed), threads(running->threads, ~seed);
+    order.shuffle();
     try {
-        for (unsigned block : order) {
+        for (unsigned block : order.of) {
             blockIdx = {block, 0, 0};
-            emulation::run_block(kernel.threads, random);
-            if (!call.error.empty()) throw std::runtime_error(call.error);
+            run_block(threads);
+            if (!error_now.empty()) throw std::runtime_error(error_now);
         }
     } catch (const std::exception& reason) {
-        std::snprintf(error, room, "%s", call.error.empty() ? reason.what() : call.error.c_str());
+        std::snprintf(error, room, "%s", error_now.empty() ? reason.what() : error_now.c_str());
         return 1;
     }
     return 0;
@@ -355,9 +372,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
     return votes;
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
-inline int __all_sync(unsigned mask, int predicate) {
-    return __ballot_sync(mask, predicate) == mask;
-}
+inline int __all_sync(unsigned mask, int vote) { return __ballot_sync(mask, vote) == mask; }
 
 template <class To, class From>
 To bits_as(From value) {
@@ -375,26 +390,10 @@ inline int __ffs(unsigned word) { return __builtin_ffs(int(word)); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
 
 template <class T>
-T atomicAdd(T* at, T value) {
-    T before = *at;
-    *at = T(before + value);
-    return before;
-}
+T atomicAdd(T* at, T value) { return std::exchange(*at, T(*at + value)); }
 template <class T>
-T atomicMax(T* at, T value) {
-    T before = *at;
-    *at = max(before, value);
-    return before;
-}
+T atomicMax(T* at, T value) { return std::exchange(*at, max(*at, value)); }
 template <class T>
-T atomicMin(T* at, T value) {
-    T before = *at;
-    *at = min(before, value);
-    return before;
-}
+T atomicMin(T* at, T value) { return std::exchange(*at, min(*at, value)); }
 template <class T>
-T atomicOr(T* at, T value) {
-    T before = *at;
-    *at = T(before | value);
-    return before;
-}
+T atomicOr(T* at, T value) { return std::exchange(*at, T(*at | value)); }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
+import re
 import subprocess
 from functools import cache
 from hashlib import sha256
@@ -29,11 +30,13 @@ SHARED = "COMPRESSA_TEST_LIBRARIES"
 """Names the folder that all processes of a test run share."""
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
-# Libraries of one process share nothing: two sources may have kernels of one name.
+# Libraries of one process share nothing: two sources may have kernels of one name. What hears of
+# odd addresses is in the header, so the sanitizer's own library, which may be missing, is left out.
 FLAGS = (
     "-std=c++17 -O1 -Wall -Wextra -Werror -ffp-contract=off -fno-strict-aliasing -shared -fPIC "
-    "-fvisibility=hidden -fno-gnu-unique"
+    "-fvisibility=hidden -fno-gnu-unique -fsanitize=alignment -nodefaultlibs"
 )
+LIBRARIES = "-lstdc++ -lm -lgcc_s -lc"
 _ERROR_BYTES = 1000
 
 
@@ -59,7 +62,7 @@ def _built(text: str) -> tuple[Path, str]:
         source, new = (built.with_suffix(end) for end in (".cu", ".new"))
         source.write_text(text)
         command = ["g++", *FLAGS.split(), "-include", str(HEADER), "-x", "c++", str(source)]
-        command += ["-o", str(new)]
+        command += ["-o", str(new), *LIBRARIES.split()]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             new.rename(built)
@@ -116,7 +119,8 @@ def run_text(
 
     Raises:
         TypeError: There is no such kernel, or an argument has not the size of its parameter.
-        RuntimeError: Threads wait for each other for ever, or a lane reads what nobody gave.
+        RuntimeError: Threads wait for each other for ever, a lane reads what nobody gave, or an
+            address is not aligned.
     """
     loaded, encoded = library(text), name.encode()
     sizes = (ctypes.c_int * 64)()
@@ -131,7 +135,13 @@ def run_text(
     places = (ctypes.c_void_p * len(held))(*(ctypes.addressof(one) for one in buffers))
     error = ctypes.create_string_buffer(_ERROR_BYTES)
     if loaded.run_kernel(encoded, blocks, places, seed, error, _ERROR_BYTES):
-        raise RuntimeError(f"{name}: {error.value.decode()}")
+        raise RuntimeError(f"{name}: {_with_code(error.value.decode(), text)}")
+
+
+def _with_code(said: str, text: str) -> str:
+    """Put the line of a text that is spoken of behind what was said: its files are joined there."""
+    found = re.match(r".+\.cu:(\d+): ", said)
+    return f"{said}: {text.splitlines()[int(found[1]) - 1].strip()}" if found else said
 
 
 def _bytes_of(argument: Any) -> bytes:

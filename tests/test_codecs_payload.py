@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
+from emulated_cuda import on_emulated_cuda
+from emulated_torch import emulated_torch, on_cpu, on_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressa.aggregators import State, World
-from compressa.aggregators.dense import LazyBuffers
+from compressa.aggregators.base import Round, Verb
 from compressa.aggregators.scalecom import ScaleCom
 from compressa.codecs import Natural, OneBitSGD, TopK
 from compressa.codecs.payload import (
@@ -22,8 +25,10 @@ from compressa.codecs.payload import (
     write_header,
 )
 from compressa.compressor import Compressor
+from compressa.engine.programs import transfers
 from compressa.errors import ConfigError, PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
+from compressa.transports.loopback import Loopback
 from compressa.wrappers import ErrorFeedback
 
 DUE = Header(codec=6, epoch=2, step=2**32 + 7, unit=9, elems=1000, body_bytes=40)
@@ -38,6 +43,15 @@ def payload(header: Header = DUE, body_bytes: int = 40) -> torch.Tensor:
 def test_own_header_is_accepted_across_the_wrap_of_steps() -> None:
     assert check_header(payload(), DUE, sender=1, exact=True) == 40
     assert read_header(payload()) == replace(DUE, step=7)
+
+
+@on_emulated_cuda
+def test_a_header_reaches_a_gpu_without_a_copy_from_memory_that_is_gone_by_then() -> None:
+    with emulated_torch(), mock.patch.object(torch.Tensor, "copy_", side_effect=AssertionError):
+        there = on_gpu(torch.zeros(HEADER_BYTES + 40, dtype=torch.uint8))
+        write_header(there, DUE)
+        torch.cuda.synchronize()
+        assert torch.equal(on_cpu(there), payload())
 
 
 @pytest.mark.parametrize("field", ["codec", "epoch", "step", "unit", "elems"])
@@ -101,10 +115,11 @@ def test_a_unit_that_a_header_cannot_count_is_refused_when_it_is_built(
 
 
 def test_a_message_that_a_frame_cannot_count_is_refused() -> None:
-    world = World(0, 2, 0, "auto", State())
-    assert LazyBuffers(world, 2**32 - 1)
+    transport = Loopback(2).transports[0]
+    rounds = [Round(Verb.ALL_REDUCE, torch.uint8, size) for size in (2**32 - 1, 2**32)]
+    assert transfers(0, rounds[:1], transport)
     with pytest.raises(ConfigError, match=r"4294967296 bytes .* 2\^32 - 1"):
-        LazyBuffers(world, 2**32)
+        transfers(0, rounds, transport)
 
 
 def test_the_largest_counts_fit_a_header() -> None:

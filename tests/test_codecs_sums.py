@@ -11,6 +11,7 @@ from compressa.codecs import (
     Bf16,
     Codec,
     Draw,
+    Fp8,
     Fp16,
     Int2,
     Int4,
@@ -34,11 +35,14 @@ CODECS: list[Codec] = [
     OneBit(),
     Fp16(),
     Bf16(),
+    Fp8(),
+    Fp8(format="e5m2", block=10),
     Natural(),
+    Natural(levels=7),
     TopK(density=0.1),
     RandomK(density=0.1),
 ]
-IN_ONE_PASS = CODECS[:9]
+IN_ONE_PASS = CODECS[:12]
 ELEMS = 3001
 
 Sent = list[tuple[torch.Tensor, Draw]]

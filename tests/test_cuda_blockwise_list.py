@@ -7,17 +7,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compressa.kernels import Form, Noise
+from compressa.kernels import Form, Noise, SignForm
 from compressa.kernels.blockwise_list import (
     BlockwiseList,
     BlockwisePart,
     BlockwiseParts,
     BlockwiseVector,
+    ListForm,
 )
 from compressa.kernels.cuda import blockwise_list
 from compressa.kernels.cuda._device import running_on
 from compressa.kernels.reference import blockwise as reference
 from compressa.kernels.reference import blockwise_list as reference_list
+from compressa.kernels.reference import onebit as signs
 from emulated_cuda import Emulated, on_emulated_cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -36,27 +38,34 @@ from sum_cases import COUNTS, Array, any_bytes, any_units, counts, dtypes, weigh
 
 pytestmark = on_emulated_cuda
 
-forms = st.sampled_from(
+
+def ranged(form: ListForm) -> bool:
+    return isinstance(form, Form) and form.statistic == "range"
+
+
+forms: st.SearchStrategy[ListForm] = st.sampled_from(
     [
         Form(bits=8, block=64),
         Form(bits=8, block=10, statistic="range"),
         Form(bits=4, block=128),
         Form(bits=4, block=1026, statistic="l2"),
         Form(bits=2, block=64, statistic="clipped"),
+        SignForm(block=64),
+        SignForm(block=1032),
     ]
 )
 vectors_of = st.lists(st.tuples(gradients(), st.none() | st.integers(0, 99)), max_size=7)
 noises = st.none() | st.builds(Noise, st.integers(0, 9), st.just(3), st.integers(0, 9), st.just(0))
 
 
-def vector_for(x: Any, residual: F32 | None, form: Form, parameter: int) -> BlockwiseVector:
+def vector_for(x: Any, residual: F32 | None, form: ListForm, parameter: int) -> BlockwiseVector:
     """A vector with poisoned outputs."""
     blocks = -(-x.size // form.block)
     return BlockwiseVector(
         x,
         poisoned(form.code_bytes(x.size), np.uint8),
         poisoned(blocks, np.float32),
-        poisoned(blocks, np.float32) if form.statistic == "range" else None,
+        poisoned(blocks, np.float32) if ranged(form) else None,
         residual,
         parameter,
         parameter * 1001,
@@ -76,15 +85,15 @@ def same_as_single_calls(batch: BlockwiseList, noise: Noise | None, scale: float
     ]
     blockwise_list.quantize_blockwise_list(batch, noise=noise, scale=scale)
     for ours, due in zip(batch.vectors, specified, strict=True):
+        rest: dict[str, Any] = {"residual": due.residual, "scale": scale}
         with np.errstate(all="ignore"):
-            reference.quantize_blockwise(
-                *due[:3],
-                form=batch.form,
-                offsets=due.offsets,
-                noise=due.noise(noise),
-                residual=due.residual,
-                scale=scale,
-            )
+            if isinstance(batch.form, SignForm):
+                signs.sign_quantize(*due[:3], block=batch.form.block, **rest)
+            else:
+                own = due.noise(noise)
+                reference.quantize_blockwise(
+                    *due[:3], form=batch.form, offsets=due.offsets, noise=own, **rest
+                )
         for name in ("codes", "scales", "offsets", "residual"):
             found, expected = getattr(ours, name), getattr(due, name)
             assert found is expected is None or same_bits(found, expected), name
@@ -95,10 +104,11 @@ def same_as_single_calls(batch: BlockwiseList, noise: Noise | None, scale: float
 def test_a_list_equals_calls_of_the_reference(
     given_vectors: list[tuple[F32, int | None]],
     kind: str,
-    form: Form,
+    form: ListForm,
     scale: float,
     noise: Noise | None,
 ) -> None:
+    noise = None if isinstance(form, SignForm) else noise
     vectors = [
         vector_for(as_kind(x, kind), residual_for(x, seed), form, number)
         for number, (x, seed) in enumerate(given_vectors)
@@ -127,6 +137,16 @@ def test_random_numbers_are_those_of_each_vector_in_any_order(block: int, seed: 
         same_as_single_calls(BlockwiseList(vectors, form=form), Noise(seed, 2, 7, 0), 1.0)
 
 
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("block", [256, 2048, 10_000])
+def test_signs_of_a_list_are_those_of_each_vector_in_any_order(block: int, seed: int) -> None:
+    random, form = np.random.default_rng(seed), SignForm(block=block)
+    xs = [random.standard_normal(size).astype(np.float32) for size in (9000, 1, 0, 2048, 11_000)]
+    vectors = [vector_for(x, x.copy(), form, 0) for x in xs]
+    with running_on(Emulated(seed)):
+        same_as_single_calls(BlockwiseList(vectors, form=form), None, 1.0)
+
+
 @pytest.mark.parametrize("shift", [1, 3])
 def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(shift: int) -> None:
     form = Form(bits=8, block=64)
@@ -148,12 +168,12 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(shift: in
 class Decoding:
     """Vectors to decode to, beside what the reference decodes to, and payloads of any content."""
 
-    def __init__(self, sizes: list[int], form: Form, count: int, dtype: Any, seed: int) -> None:
+    def __init__(self, sizes: list[int], form: ListForm, count: int, dtype: Any, seed: int) -> None:
         random = np.random.default_rng(seed)
         parts, end = [], 4 * seed % 12
         for size in sizes:
             units_bytes = 4 * -(-size // form.block)
-            heads = 2 if form.statistic == "range" else 1
+            heads = 2 if ranged(form) else 1
             places = [end + i * units_bytes for i in range(heads + 1)]
             parts.append(BlockwisePart(poisoned(size, dtype), places[-1], *places[:-1]))
             end = -(-(places[-1] + form.code_bytes(size)) // 4) * 4
@@ -164,7 +184,7 @@ class Decoding:
 
     @staticmethod
     def _payload(
-        random: np.random.Generator, parts: list[BlockwisePart], form: Form, size: int
+        random: np.random.Generator, parts: list[BlockwisePart], form: ListForm, size: int
     ) -> Array:
         payload = any_bytes(random, size)
         for part in parts:
@@ -196,7 +216,7 @@ seeds = st.integers(0, 2**32 - 1)
 @settings(max_examples=40)
 @given(sizes_of, forms, counts, dtypes, weights, seeds)
 def test_sums_of_a_list_equal_those_of_the_reference(
-    sizes: list[int], form: Form, count: int, dtype: Any, weight: float, seed: int
+    sizes: list[int], form: ListForm, count: int, dtype: Any, weight: float, seed: int
 ) -> None:
     Decoding(sizes, form, count, dtype, seed).check_sum(weight)
 
@@ -204,7 +224,7 @@ def test_sums_of_a_list_equal_those_of_the_reference(
 @settings(max_examples=40)
 @given(sizes_of, forms, dtypes, weights, st.booleans(), seeds)
 def test_a_decoded_list_equals_that_of_the_reference(
-    sizes: list[int], form: Form, dtype: Any, weight: float, add: bool, seed: int
+    sizes: list[int], form: ListForm, dtype: Any, weight: float, add: bool, seed: int
 ) -> None:
     case = Decoding(sizes, form, 1, np.float32 if add else dtype, seed)
     case.fill(seed)
@@ -215,10 +235,22 @@ def test_a_decoded_list_equals_that_of_the_reference(
     assert case.same()
 
 
+@pytest.mark.parametrize("form", [Form(bits=8, block=8), SignForm(block=8)])
+def test_what_is_decoded_alone_keeps_the_sign_of_zero(form: ListForm) -> None:
+    case = Decoding([20], form, 1, np.float32, 0)
+    codes, scales, _ = case.ours.parts[0].arrays(case.payloads[0], form)
+    codes[:], scales[:] = 255, 0.0  # -1, or all signs
+    blockwise_list.dequantize_blockwise_list(case.ours, case.payloads[0])
+    reference_list.dequantize_blockwise_list(case.due, case.payloads[0])
+    assert np.signbit(case.due.parts[0].out).all()
+    assert case.same()
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("count", COUNTS)
 def test_sums_of_more_vectors_than_a_launch_takes_in_any_order(count: int, dtype: Any) -> None:
-    for seed, form in enumerate((Form(bits=4, block=64), Form(bits=8, block=2048))):
+    some: tuple[ListForm, ...] = Form(bits=4, block=64), Form(bits=8, block=2048)
+    for seed, form in enumerate((*some, SignForm(block=64), SignForm(block=2048))):
         sizes = [0, 1, 5000, 64, 9001, *[70] * 65]
         with running_on(Emulated(seed)):
             case = Decoding(sizes, form, count, dtype, seed)

@@ -55,6 +55,17 @@ KERNEL(a_lane_outside_the_mask, 64, (int* out)) {
 
 KERNEL(count_all, 64, (int* out)) { atomicAdd(out, 1); }
 
+KERNEL(two_at_once, 64, (unsigned* out)) {
+    uint2* place = reinterpret_cast<uint2*>(out);
+    if (threadIdx.x == 3) *place = make_uint2(1, 2);
+    __syncthreads();
+}
+
+KERNEL(four_at_once, 64, (const float* in, float* out)) {
+    float4 four = *reinterpret_cast<const float4*>(in);
+    out[0] = four.w;
+}
+
 KERNEL(last_block, 64, (int* out)) { *out = blockIdx.x; }
 """
 
@@ -107,6 +118,20 @@ def test_what_would_hang_or_read_rubbish_is_refused(name: str, reason: str) -> N
     with pytest.raises(RuntimeError, match=f"{name}: .*{reason}"):
         out_of(name)
     assert out_of("reverse").tolist() == list(range(63, -1, -1))
+
+
+def test_wide_accesses_at_odd_addresses_are_refused() -> None:
+    words, floats = np.zeros(8, np.uint32), np.arange(8, dtype=np.float32)
+    run_text(TEXT, "two_at_once", 1, (words[2:],))
+    assert words.tolist() == [0, 0, 1, 2, 0, 0, 0, 0]
+    # The barrier that the others wait at in vain is not what is wrong.
+    with pytest.raises(RuntimeError, match=r"\.cu:\d+: .* no multiple of 8: if .*make_uint2\(1, 2"):
+        run_text(TEXT, "two_at_once", 1, (words[1:],))
+    found = np.zeros(1, np.float32)
+    run_text(TEXT, "four_at_once", 1, (floats[4:], found))
+    assert found == [7]
+    with pytest.raises(RuntimeError, match=r"no multiple of 16: float4 four = "):
+        run_text(TEXT, "four_at_once", 1, (floats[2:], found))
 
 
 def test_sources_may_have_kernels_of_one_name() -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pytest
-from compressa.kernels.cuda import feedback
-from compressa.kernels.cuda._device import running_on
+from compressa.kernels.cuda import check_available, feedback
+from compressa.kernels.cuda._device import CTA, running_on
+from compressa.kernels.cuda._work import ask
 from compressa.kernels.reference import feedback as reference
 from emulated_cuda import Emulated, on_emulated_cuda
 from hypothesis import given
@@ -82,3 +83,10 @@ def test_threads_take_more_than_one_turn() -> None:
     reference.absorb_residual(due, residual, due_kept, 3.0)
     assert same_bits(ours, due)
     assert same_bits(kept, due_kept)
+
+
+def test_the_smallest_numbers_are_kept_and_where_they_are_not_that_is_seen() -> None:
+    check_available()
+    small = np.float32(1e-45)
+    assert not ask("feedback", "find_flushed", 1, CTA, small, np.float32(1))
+    assert ask("feedback", "find_flushed", 1, CTA, small, np.float32(0))  # a product of zero

@@ -12,7 +12,7 @@ from compressa.kernels.cuda._device import running_on
 from compressa.kernels.fp8 import FORMATS, Format, values
 from compressa.kernels.reference import fp8 as reference
 from emulated_cuda import Emulated, on_emulated_cuda
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
     F32,
@@ -25,6 +25,7 @@ from kernel_cases import (
     residual_for,
     same_bits,
 )
+from sum_cases import COUNTS, any_bytes, any_units, counts, dtypes, weights
 
 pytestmark = on_emulated_cuda
 
@@ -138,3 +139,41 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
         assert same_bits(codes[edge], untouched[edge])
         assert same_bits(left[edge], whole[edge])
         assert same_bits(wide[edge], whole[edge])
+
+
+def assert_sum_equals_reference(
+    n: int, form: Format, block: int, count: int, dtype: Any, weight: float, seed: int
+) -> None:
+    random, shift = np.random.default_rng(seed), seed % 4
+    codes = [any_bytes(random, n, shift) for _ in range(count)]
+    scales = [any_units(random, block_count(n, block), shift) for _ in range(count)]
+    whole, specified = poisoned(n + 2 * shift, dtype), poisoned(n + 2 * shift, dtype)
+    place, rest = slice(shift, shift + n), {"form": form, "block": block, "weight": weight}
+    fp8.sum_fp8(codes, scales, whole[place], **rest)
+    with np.errstate(all="ignore"):
+        reference.sum_fp8(codes, scales, specified[place], **rest)
+    assert same_bits(whole, specified)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from((0, 1, 9, 64, 257, 2500)),
+    st.sampled_from(FORMS),
+    st.sampled_from(BLOCKS),
+    counts,
+    dtypes,
+    weights,
+    st.integers(0, 99),
+)
+def test_sum_equals_reference(
+    n: int, form: Format, block: int, count: int, dtype: Any, weight: float, seed: int
+) -> None:
+    assert_sum_equals_reference(n, form, block, count, dtype, weight, seed)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("count", COUNTS)
+def test_sums_of_more_blocks_than_teams_in_any_order(count: int, dtype: Any) -> None:
+    for seed, block in enumerate((64, 1030)):
+        with running_on(Emulated(seed)):
+            assert_sum_equals_reference(40_001, FORMS[seed], block, count, dtype, 0.3, seed)

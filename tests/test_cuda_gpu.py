@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,36 +14,47 @@ from typing import Any
 import numpy as np
 import pytest
 from compressa.kernels import Form, KernelUnavailable, quantize_blockwise
-from compressa.kernels.cuda import _gpu
-from compressa.kernels.cuda._device import OPTIONS
+from compressa.kernels.cuda import _gpu, check_available
+from compressa.kernels.cuda._device import HOME, OPTIONS, Table
+from compressa.kernels.cuda._parameters import Kernel
 from compressa.kernels.device_array import DeviceArray
+from emulated_cuda import library
 
 CODE = b"machine code"
+KINDS = (HOME / "_kernel.cuh").read_text().replace("#pragma once\n", "")
 
 
 class FakeCuPy(SimpleNamespace):
     """As much of CuPy as launches use.
 
     Attributes:
-        launched: Name, grid, block, arguments and stream of every launch.
+        launched: Name, grid, block and stream of every launch.
         compiled: Name of every source that was compiled.
+        does: What kernels of some names do, given the address of their parameters' addresses.
+        bound: The threads that have the GPU's context.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.launched: list[tuple[Any, ...]] = []
         self.compiled: list[str] = []
+        self.does: dict[str, Callable[[int], object]] = {}
+        self.bound: set[int] = set()
+        self.names: list[str] = []
         self.gpus: int | Exception = 1
         self.memory: Exception | None = None
+        self.place = 4096
         self.compiler: Exception | None = None
         runtime = SimpleNamespace(
             getDeviceCount=self._count,
             getDevice=lambda: 0,
+            memGetInfo=lambda: self.bound.add(threading.get_ident()),
             memcpyAsync=self._copy,
             streamSynchronize=lambda stream: self.launched.append(("wait", stream)),
         )
         self.cuda = SimpleNamespace(
             runtime=runtime,
+            driver=SimpleNamespace(launchKernel=self._launch),
             Device=lambda: SimpleNamespace(
                 attributes={"MultiProcessorCount": 132}, compute_capability="90"
             ),
@@ -64,10 +77,16 @@ class FakeCuPy(SimpleNamespace):
         return CODE, None
 
     def _get_function(self, name: str) -> Any:
-        def kernel(*given: Any, stream: Any) -> None:
-            self.launched.append((name, *given, stream.ptr))
+        self.names.append(name)
+        return SimpleNamespace(kernel=SimpleNamespace(ptr=len(self.names)))
 
-        return SimpleNamespace(kernel=kernel)
+    def _launch(self, function: int, *given: int) -> None:
+        assert threading.get_ident() in self.bound
+        *sizes, shared, stream, parameters, extra = given
+        assert (shared, extra) == (0, 0)
+        name = self.names[function - 1]
+        self.launched.append((name, tuple(sizes[:3]), tuple(sizes[3:]), stream))
+        self.does.get(name, lambda _: None)(parameters)
 
     def _copy(self, to: int, source: int, size_bytes: int, kind: int, stream: int) -> None:
         assert (kind, stream) == (2, 7)
@@ -81,7 +100,7 @@ class FakeCuPy(SimpleNamespace):
     def _alloc(self, size_bytes: int) -> Any:
         if self.memory is not None:
             raise self.memory
-        return SimpleNamespace(ptr=4096, size=size_bytes)
+        return SimpleNamespace(ptr=self.place, size=size_bytes)
 
 
 def forget() -> None:
@@ -109,20 +128,111 @@ def quantize(elems: int = 1000) -> None:
     quantize_blockwise(x, codes, scales[: -(-elems // 256)], form=Form(bits=8, block=256))
 
 
-def test_launches_with_addresses_and_typed_numbers_on_the_current_stream(cupy: FakeCuPy) -> None:
+def test_launches_with_addresses_and_numbers_on_the_current_stream(cupy: FakeCuPy) -> None:
+    seen: list[int] = []
+
+    def look(parameters: int) -> None:
+        places = (ctypes.c_void_p * 3).from_address(parameters)
+        seen.extend(ctypes.c_uint64.from_address(place or 0).value for place in places)
+
+    cupy.does["quantize_8_by_warps"] = look
     quantize()
-    ((name, grid, block, arguments, stream),) = cupy.launched
-    assert (name, grid, block, stream) == ("quantize_8_by_warps", (1,), (256,), 7)
-    assert arguments[0] == 1 << 20
-    assert arguments[2] == 0  # there is no residual
-    assert {type(argument) for argument in arguments} <= {
-        np.uint64,
-        np.int64,
-        np.int32,
-        np.uint32,
-        np.float32,
-        np.float64,
-    }
+    assert cupy.launched == [("quantize_8_by_warps", (1, 1, 1), (256, 1, 1), 7)]
+    assert seen == [1 << 20, 0, 0]  # an address, the kind of float32, and no residual
+
+
+def test_every_thread_that_launches_has_the_context_first(cupy: FakeCuPy) -> None:
+    quantize()
+    failed: list[BaseException] = []
+
+    def launch() -> None:
+        try:
+            quantize()
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=launch)
+    thread.start()
+    thread.join()
+    assert not failed
+    assert len(cupy.launched) == 2
+
+
+TEXT = """
+struct Pair { float* out; int count; double half; };
+
+KERNEL(note, 256, (bool yes, const float* in, float factor, Pair pair, short low, i64 n, void* none,
+                   double half, u32 last)) {
+    if (blockIdx.x || threadIdx.x) return;
+    bool well = yes && pair.count == -3 && low == -2 && n == -(i64(1) << 40) && !none;
+    well = well && half == 0.1 && pair.half == 0.2 && last == 0xFFFFFFFFu;
+    *pair.out = well ? *in * factor : 0.0f;
+}
+"""
+PAIR = np.dtype([("out", np.uint64), ("count", np.int32), ("half", np.float64)], align=True)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not installed")
+def test_a_kernel_finds_its_parameters_as_a_compiler_lays_them_out() -> None:
+    run, error = library(KINDS + TEXT).run_kernel, ctypes.create_string_buffer(1)
+    given, out = np.array([1.5, 2.5], np.float32), np.zeros(2, np.float32)
+
+    def start(function: int, blocks: int, *sizes_and_stream: int) -> None:
+        *_, stream, parameters, _ = sizes_and_stream
+        assert (function, stream) == (5, 9)
+        places = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))
+        assert run(b"note", blocks, places, 0, error, 1) == 0
+
+    def arguments(turn: int) -> tuple[Any, ...]:
+        there = [DeviceArray(x[turn:].ctypes.data, 1, x.dtype, x) for x in (given, out)]
+        pair = Table(PAIR, {}, {"count": -3}).on_gpu.copy()
+        pair["out"], pair["half"] = there[1].pointer, 0.2
+        numbers = np.int16(-2), np.int64(-(1 << 40)), None, np.float64(0.1), np.uint32(0xFFFFFFFF)
+        return np.bool_(True), there[0], np.float32(0.1), pair, *numbers
+
+    kernel = Kernel(SimpleNamespace(ptr=5), start, arguments(0))
+    for turn in (0, 1):
+        kernel.start(2, arguments(turn), 9)
+    assert (out == given * np.float32(0.1)).all()
+
+
+def test_launches_at_once_have_parameters_of_their_own() -> None:
+    inner: list[int] = []
+    kernel: Kernel
+
+    def value(parameters: int) -> int:
+        place = (ctypes.c_void_p * 1).from_address(parameters)[0]
+        return ctypes.c_int32.from_address(place or 0).value
+
+    def start(_: int, blocks: int, *others: int) -> None:
+        if blocks == 1:  # while the driver is at it, another thread launches
+            kernel.start(2, (np.int32(2),), 0)
+        inner.append(value(others[-2]))
+
+    kernel = Kernel(SimpleNamespace(ptr=5), start, (np.int32(1),))
+    kernel.start(1, (np.int32(1),), 0)
+    assert inner == [2, 1]
+
+
+def test_an_array_of_the_cpu_is_refused() -> None:
+    with pytest.raises(TypeError, match="an array of the CPU"):
+        Kernel(None, lambda: None, (np.zeros(2),))
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_build_that_makes_zeros_of_small_numbers_is_refused(
+    cupy: FakeCuPy, flushed: bool
+) -> None:
+    answer = np.array([flushed], np.uint64)
+    cupy.place = answer.ctypes.data
+    for _ in range(2):
+        if flushed:
+            with pytest.raises(KernelUnavailable, match=r"-ftz=true.*COMPRESSA_CACHE_DIR"):
+                check_available()
+        else:
+            check_available()
+    names = [name for name, *_ in cupy.launched]
+    assert names == ["clear_answer", "find_flushed", "wait"] * (2 if flushed else 1)
 
 
 def test_nothing_is_launched_for_nothing(cupy: FakeCuPy) -> None:

@@ -24,6 +24,7 @@ from kernel_cases import (
     residual_for,
     same_bits,
 )
+from sum_cases import COUNTS, any_bytes, counts, dtypes, weights
 
 pytestmark = on_emulated_cuda
 
@@ -121,3 +122,34 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(n: int, s
         assert same_bits(signs[edge], untouched[edge])
         assert same_bits(left[edge], whole[edge])
         assert same_bits(wide[edge], whole[edge])
+
+
+def assert_sum_equals_reference(n: int, count: int, dtype: Any, weight: float, seed: int) -> None:
+    random, shift = np.random.default_rng(seed), seed % 4
+    exponents = [any_bytes(random, n, shift) for _ in range(count)]
+    signs = [any_bytes(random, (n + 7) // 8, shift) for _ in range(count)]
+    whole, specified = poisoned(n + 2 * shift, dtype), poisoned(n + 2 * shift, dtype)
+    place = slice(shift, shift + n)
+    natural.sum_natural(exponents, signs, whole[place], weight=weight)
+    with np.errstate(all="ignore"):
+        reference.sum_natural(exponents, signs, specified[place], weight=weight)
+    assert same_bits(whole, specified)
+
+
+@settings(max_examples=60)
+@given(
+    st.sampled_from((0, 1, 9, 257, 1024, 1033, 2500)),
+    counts,
+    dtypes,
+    weights,
+    st.integers(0, 99),
+)
+def test_sum_equals_reference(n: int, count: int, dtype: Any, weight: float, seed: int) -> None:
+    assert_sum_equals_reference(n, count, dtype, weight, seed)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("count", COUNTS)
+def test_sums_of_more_groups_than_warps_in_any_order(count: int, dtype: Any) -> None:
+    with running_on(Emulated(count)):
+        assert_sum_equals_reference(140_003, count, dtype, 0.3, count)

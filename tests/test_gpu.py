@@ -10,6 +10,7 @@ import torch
 from _ranks import Group, same, settings
 
 from compressa.codecs import Codec, Draw, TopK
+from compressa.codecs.payload import HEADER_BYTES, Header, read_header, write_header
 from compressa.compressors import COMPRESSORS
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -96,6 +97,20 @@ def test_a_step_can_be_captured_and_replayed(name: str) -> None:
         step()
     assert torch.equal(found[0], out.cpu())
     assert torch.equal(found[1], residual.cpu())
+
+
+def test_a_header_can_be_captured_and_is_there_after_each_replay() -> None:
+    payload = torch.zeros(HEADER_BYTES + 8, dtype=torch.uint8, device="cuda")
+    header = Header(codec=6, epoch=2, step=7, unit=9, elems=1000, body_bytes=8)
+    write_header(payload, header)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        write_header(payload, header)
+    for _ in range(2):
+        payload.zero_()
+        graph.replay()
+        assert read_header(payload) == header
+        assert not payload[HEADER_BYTES:].any()
 
 
 MANY, TAIL = 2**31 + 4096, 4096

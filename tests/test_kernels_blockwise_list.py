@@ -11,9 +11,13 @@ from compressa.kernels import (
     Form,
     KernelUnavailable,
     Noise,
+    SignForm,
     dequantize_blockwise,
     quantize_blockwise,
+    sign_dequantize,
+    sign_quantize,
     sum_blockwise,
+    sum_signs,
 )
 from compressa.kernels.blockwise_list import (
     MOST_ELEMS,
@@ -321,3 +325,63 @@ def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     batch = BlockwiseList([OnGpu().vector(100, FORM)], form=FORM)
     with pytest.raises(KernelUnavailable, match=r"pip install compressa\[cuda12\]"):
         quantize_blockwise_list(batch)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_signs_of_a_list_equal_calls_one_by_one(kind: str) -> None:
+    form = SignForm(block=64)
+    bits = [np.zeros(form.code_bytes(n), np.uint8) for n in (0, 1, 64, 1000)]
+    xs = [np.random.default_rng(n).standard_normal(n).astype(np.float32) for n in (0, 1, 64, 1000)]
+    vectors = [
+        BlockwiseVector(
+            as_kind(x, kind), some, np.zeros(-(-x.size // 64), np.float32), residual=x.copy()
+        )
+        for x, some in zip(xs, bits, strict=True)
+    ]
+    single, specified = copied(vectors), copied(vectors)
+    for one in single:
+        sign_quantize(*one[:3], block=64, residual=one.residual, scale=2.0)
+    quantize_blockwise_list(BlockwiseList(vectors, form=form), scale=2.0)
+    reference.quantize_blockwise_list(BlockwiseList(specified, form=form), scale=2.0)
+    assert same(vectors, single)
+    assert same(vectors, specified)
+
+
+def sign_parts(*outs: Any) -> BlockwiseParts:
+    parts, end = [], 0
+    for out in outs:
+        codes = end + 4 * -(-out.size // 64)
+        parts.append(BlockwisePart(out, codes, end))
+        end = -(-(codes + -(-out.size // 8)) // 4) * 4
+    return BlockwiseParts(parts, form=SignForm(block=64), payload_bytes=end)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_signs_equal_calls_one_by_one(dtype: Any) -> None:
+    ours, due = (sign_parts(*(poisoned(n, dtype) for n in (0, 1, 64, 501))) for _ in "ab")
+    random = np.random.default_rng(0)
+    size = ours.payload_bytes // 4
+    payloads = [random.standard_normal(size).astype(np.float32).view(np.uint8) for _ in range(3)]
+    arrays = [[part.arrays(p, due.form)[:2] for p in payloads] for part in due.parts]
+    sum_blockwise_list(ours, payloads, weight=0.3)
+    for part, own, each in zip(due.parts, ours.parts, arrays, strict=True):
+        codes, scales = zip(*each, strict=True)
+        sum_signs(codes, scales, part.out, block=64, weight=0.3)
+        assert same_bits(part.out, own.out)
+    if dtype == np.float32:
+        dequantize_blockwise_list(ours, payloads[0], weight=0.3, add=True)
+        for part, own, each in zip(due.parts, ours.parts, arrays, strict=True):
+            sign_dequantize(*each[0], part.out, block=64, weight=0.3, add=True)
+            assert same_bits(part.out, own.out)
+
+
+def test_signs_take_no_random_numbers_and_no_offsets() -> None:
+    with pytest.raises(ValueError, match="noise must be None"):
+        quantize_blockwise_list(BlockwiseList([], form=SignForm(block=8)), noise=Noise(1, 2, 3, 0))
+    with pytest.raises(ValueError, match="block must be a positive multiple of 8"):
+        SignForm(block=12)
+    out, units = np.zeros(9, np.float32), np.zeros(2, np.float32)
+    with pytest.raises(ValueError, match="offsets go with"):
+        BlockwiseList(
+            [BlockwiseVector(out, np.zeros(2, np.uint8), units, units)], form=SignForm(block=8)
+        )

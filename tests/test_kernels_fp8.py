@@ -1,17 +1,26 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from compressa.kernels import block_count
-from compressa.kernels.fp8 import FORMATS, Format, dequantize_fp8, quantize_fp8, values
+from compressa.kernels.fp8 import (
+    FORMATS,
+    Format,
+    dequantize_fp8,
+    quantize_fp8,
+    sum_fp8,
+    values,
+)
 from compressa.kernels.reference import fp8 as reference
 from compressa.kernels.threads import Team
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import F32, SCALES, gradients, poisoned, residual_for, same_bits
+from sum_cases import any_bytes, any_units, counts, dtypes, one_by_one, weights
 
 TORCH = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 forms = st.sampled_from(list(FORMATS.values()))
@@ -90,3 +99,65 @@ def test_slices_in_threads_give_the_bits_of_the_whole(form: Format) -> None:
     assert same_bits(codes, again[0])
     assert same_bits(scales, again[1])
     assert same_bits(whole, sliced)
+
+
+@pytest.mark.parametrize("form", FORMATS.values())
+def test_every_code_decodes_to_its_value(form: Format) -> None:
+    codes, out = np.arange(256, dtype=np.uint8), poisoned(256, np.float32)
+    dequantize_fp8(codes, np.ones(1, np.float32), out, form=form, block=256)
+    assert same_bits(out, values(form))
+
+
+def payloads(n: int, block: int, count: int, seed: int) -> tuple[list[Any], list[Any]]:
+    random = np.random.default_rng(seed)
+    codes = [any_bytes(random, n, seed % 2) for _ in range(count)]
+    return codes, [any_units(random, block_count(n, block)) for _ in range(count)]
+
+
+@given(
+    st.sampled_from((0, 1, 9, 257, 2500)),
+    counts,
+    forms,
+    st.sampled_from((8, 10, 128, 2048)),
+    weights,
+    dtypes,
+    st.integers(0, 99),
+)
+def test_sum_is_that_of_one_payload_after_the_other(
+    n: int, count: int, form: Format, block: int, weight: float, dtype: Any, seed: int
+) -> None:
+    codes, scales = payloads(n, block, count, seed)
+    rest: dict[str, Any] = {"form": form, "block": block, "weight": weight}
+
+    def add(i: int, total: F32) -> None:
+        dequantize_fp8(codes[i], scales[i], total, add=True, **rest)
+
+    due = one_by_one(add, count, n, dtype)
+    for function in (sum_fp8, reference.sum_fp8):
+        out = poisoned(n, dtype)
+        with np.errstate(all="ignore"):
+            function(codes, scales, out, **rest)
+        assert same_bits(out, due)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_sums_in_threads_are_those_of_the_whole(dtype: Any) -> None:
+    n, rest = (1 << 20) + 13, {"form": FORMATS["e4m3"], "block": 128}
+    codes, scales = payloads(n, 128, 3, 0)
+    whole, threaded = poisoned(n, dtype), poisoned(n, dtype)
+    sum_fp8(codes, scales, whole, **rest)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        sum_fp8(codes, scales, threaded, **rest)
+    assert same_bits(whole, threaded)
+
+
+def test_sums_of_unfit_payloads_are_refused() -> None:
+    codes, scales = payloads(16, 8, 2, 0)
+    out, rest = poisoned(16, np.float32), {"form": FORMATS["e4m3"], "block": 8}
+    with pytest.raises(ValueError, match=r"codes must have shape \(16,\)"):
+        sum_fp8([codes[0], codes[1][:15]], scales, out, **rest)
+    with pytest.raises(ValueError, match=r"scales must have shape \(2,\)"):
+        sum_fp8(codes, [scales[0], scales[1][:1]], out, **rest)
+    with pytest.raises(ValueError, match="one of each array"):
+        sum_fp8(codes, scales[:1], out, **rest)
+    assert same_bits(out, poisoned(16, np.float32))

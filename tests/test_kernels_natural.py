@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 from compressa.kernels import Noise
-from compressa.kernels.natural import natural_dequantize, natural_quantize
+from compressa.kernels.natural import natural_dequantize, natural_quantize, sum_natural
 from compressa.kernels.reference import natural as reference
 from compressa.kernels.threads import Team
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import F32, SCALES, SIZES, gradients, poisoned, residual_for, same_bits
+from sum_cases import any_bytes, counts, dtypes, one_by_one, weights
 
 NOISE = Noise(1, 2, 3, 4)
 noises = st.builds(
@@ -108,3 +110,49 @@ def test_slices_in_threads_give_the_bits_of_the_whole() -> None:
     assert same_bits(payload[0], again[0])
     assert same_bits(payload[1], again[1])
     assert same_bits(out, threaded)
+
+
+def payloads(n: int, count: int, seed: int) -> tuple[list[Any], list[Any]]:
+    random, shift = np.random.default_rng(seed), seed % 2
+    exponents = [any_bytes(random, n, shift) for _ in range(count)]
+    return exponents, [any_bytes(random, (n + 7) // 8, shift) for _ in range(count)]
+
+
+@given(st.sampled_from((0, 1, 9, 1024, 1033, 3000)), counts, weights, dtypes, st.integers(0, 99))
+def test_sum_is_that_of_one_payload_after_the_other(
+    n: int, count: int, weight: float, dtype: Any, seed: int
+) -> None:
+    exponents, signs = payloads(n, count, seed)
+
+    def add(i: int, total: F32) -> None:
+        natural_dequantize(exponents[i], signs[i], total, weight=weight, add=True)
+
+    due = one_by_one(add, count, n, dtype)
+    for function in (sum_natural, reference.sum_natural):
+        out = poisoned(n, dtype)
+        with np.errstate(all="ignore"):
+            function(exponents, signs, out, weight=weight)
+        assert same_bits(out, due)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_sums_in_threads_are_those_of_the_whole(dtype: Any) -> None:
+    n = (1 << 20) + 13
+    exponents, signs = payloads(n, 3, 0)
+    whole, threaded = poisoned(n, dtype), poisoned(n, dtype)
+    sum_natural(exponents, signs, whole)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        sum_natural(exponents, signs, threaded)
+    assert same_bits(whole, threaded)
+
+
+def test_sums_of_unfit_payloads_are_refused() -> None:
+    exponents, signs = payloads(16, 2, 0)
+    out = poisoned(16, np.float32)
+    with pytest.raises(ValueError, match=r"exponents must have shape \(16,\)"):
+        sum_natural([exponents[0], exponents[1][:15]], signs, out)
+    with pytest.raises(ValueError, match=r"signs must have shape \(2,\)"):
+        sum_natural(exponents, [signs[0], signs[1][:1]], out)
+    with pytest.raises(ValueError, match="one of each array"):
+        sum_natural(exponents, signs[:1], out)
+    assert same_bits(out, poisoned(16, np.float32))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from compressa.kernels import starts_with
+from compressa.kernels import starts_with, write_prefix
 from compressa.kernels.prefix import LONGEST
 from compressa.kernels.reference import prefix as reference
 from hypothesis import given
@@ -34,3 +34,20 @@ def test_what_is_shorter_does_not_begin_with_it(prefix: bytes) -> None:
 def test_a_long_prefix_is_refused() -> None:
     with pytest.raises(ValueError, match="at most 32 bytes, not 33"):
         starts_with(np.zeros(40, np.uint8), bytes(33))
+
+
+@given(prefixes, st.binary(max_size=5))
+def test_what_is_written_is_there_and_nothing_else(prefix: bytes, rest: bytes) -> None:
+    for write in (write_prefix, reference.write_prefix):
+        x = np.frombuffer(bytes(len(prefix)) + rest, np.uint8).copy()
+        write(x, prefix)
+        assert x.tobytes() == prefix + rest
+
+
+def test_a_prefix_that_does_not_fit_is_not_written() -> None:
+    with pytest.raises(ValueError, match="at least the 5 bytes of prefix, not 4"):
+        write_prefix(np.zeros(4, np.uint8), b"magic")
+    with pytest.raises(ValueError, match="at most 32 bytes, not 33"):
+        write_prefix(np.zeros(40, np.uint8), bytes(33))
+    with pytest.raises(ValueError, match="must not be read-only"):
+        write_prefix(np.frombuffer(b"magic", np.uint8), b"other")

@@ -25,7 +25,7 @@ from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.momentum import Momentum
 from compressa.aggregators.scopes import ScopePayload, whole_scopes
 from compressa.arrays import HALVES
-from compressa.codecs import QSGD, Codec, Int2, Int4, Int8, Natural, TernGrad
+from compressa.codecs import QSGD, Codec, Int2, Int4, Int8, Natural, OneBit, TernGrad
 from compressa.compressor import Compressor
 from compressa.errors import PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
@@ -38,6 +38,7 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not 
 
 SIZES = [1, 2, 40, 33, 700, 1, 96, 64, 5, 1031]
 MANY = 7 * SIZES  # more than a launch takes
+HEADER = "write_prefix"  # of each payload
 RULE = FeedbackRule()
 CODECS: dict[str, Codec] = {
     "int8": Int8(block=32),
@@ -47,6 +48,7 @@ CODECS: dict[str, Codec] = {
     "int2": Int2(block=16),
     "qsgd": QSGD(block=64),
     "terngrad": TernGrad(block=64),
+    "onebit": OneBit(block=64),
 }
 
 
@@ -140,7 +142,9 @@ def steps_of(
 
 
 CASES = [(name, torch.float32) for name in CODECS]
-CASES += [(name, dtype) for name in ("int8-maxmin", "qsgd", "terngrad") for dtype in HALVES]
+CASES += [
+    (name, dtype) for name in ("int8-maxmin", "qsgd", "terngrad", "onebit") for dtype in HALVES
+]
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
@@ -155,17 +159,19 @@ def test_seventy_scopes_leave_what_a_cpu_leaves(
 
 
 @pytest.mark.parametrize("rule", [None, RULE], ids=["plain", "feedback"])
+@pytest.mark.parametrize(("codec", "bits"), [(Int8(block=32), 8), (OneBit(block=64), 1)])
 def test_a_unit_of_forty_scopes_takes_two_launches(
-    rule: FeedbackRule | None, launched: Counter[str]
+    codec: Codec, bits: int, rule: FeedbackRule | None, launched: Counter[str]
 ) -> None:
     sizes = 4 * SIZES
     with emulated_torch():
-        unit = Unit(Int8(block=32), sizes, rule=rule, ranks=1)
+        unit = Unit(codec, sizes, rule=rule, ranks=1)
         gradients = [on_gpu(x) for x in gradients_of(sizes, 0, torch.float32)]
         for step in range(3):
             unit.step(gradients, Turn(step))
         torch.cuda.synchronize()
-    assert launched == {"quantize_list_8_by_warps": 3, "sum_list_8_by_warps": 3}
+    kinds = [f"{kind}_list_{bits}_by_warps" for kind in ("quantize", "sum")]
+    assert launched == dict.fromkeys([*kinds, HEADER], 3)
 
 
 @pytest.mark.parametrize("ranks", [8, 9])
@@ -179,7 +185,8 @@ def test_every_eight_ranks_take_another_launch(ranks: int, launched: Counter[str
             payload = unit.step(gradients, Turn(0))
             found.append(unit.all_there(gradients, payload))
     assert same(*found)
-    assert launched == {"quantize_list_4_by_warps": ranks, "sum_list_4_by_warps": 1 + ranks // 9}
+    each = {"quantize_list_4_by_warps": ranks, HEADER: ranks}
+    assert launched == {**each, "sum_list_4_by_warps": 1 + ranks // 9}
 
 
 def test_what_a_launch_takes_is_made_once_and_anew_when_buckets_are() -> None:
@@ -389,5 +396,6 @@ def test_shards_are_encoded_added_and_decoded_by_one_launch_each(
     # Every rank: its peers' shards and its own mean; what the peers sent; its own shard and theirs.
     assert launched == {
         "quantize_list_at_random_4_by_warps": ranks * ranks,
+        HEADER: ranks * ranks,
         "sum_list_4_by_warps": ranks * (ranks - 1) + ranks * ranks,
     }

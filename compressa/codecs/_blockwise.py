@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from compressa.arrays import as_array
-from compressa.codecs._blockwise_list import BlockwiseDecoder, BlockwiseEncoder, unowned
+from compressa.codecs._blockwise_list import decoder_of, encoder_of, goes_at_once
 from compressa.codecs.base import (
     Codec,
     Contraction,
@@ -27,16 +26,7 @@ from compressa.codecs.base import (
 )
 from compressa.errors import ConfigError
 from compressa.kernels import blockwise
-from compressa.kernels.blockwise_list import (
-    MOST_ELEMS,
-    BlockwiseList,
-    BlockwisePart,
-    BlockwiseParts,
-    BlockwiseVector,
-)
 from compressa.kernels.philox import Noise
-
-_BY_ONE_LAUNCH = ("encode", "encode_feedback", "decode", "decode_add", "decode_sum")
 
 
 class _Parts(NamedTuple):
@@ -151,39 +141,15 @@ class Blockwise(Codec):
 
     def encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
         """On a GPU, by one launch."""
-        if not self._at_once(items):
+        if not goes_at_once(self, Blockwise, items):
             return None
-        vectors = []
-        for item in items:
-            elems = item.values.numel()
-            place = payload[item.start : item.start + self.wire_bytes(elems)]
-            vector = BlockwiseVector(
-                x=unowned(item.values),
-                **self._parts(unowned(place), elems)._asdict(),
-                residual=None if item.residual is None else unowned(item.residual),
-                parameter=item.parameter,
-                start=item.first,
-            )
-            vectors.append(vector)
-        return BlockwiseEncoder(BlockwiseList(vectors, form=self.form), self._noise)
+        return encoder_of(self, items, payload, self.form, self._noise)
 
     def decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
         """On a GPU, by one launch."""
-        if not self._at_once(items):
+        if not goes_at_once(self, Blockwise, items):
             return None
-        parts = []
-        for item in items:
-            heads = self.sections(item.values.numel())[:-1]
-            scales, *offsets, codes = itertools.accumulate(heads, initial=item.start)
-            parts.append(BlockwisePart(unowned(item.values), codes, scales, *offsets))
-        batch = BlockwiseParts(parts, form=self.form, payload_bytes=payload_bytes)
-        return BlockwiseDecoder(batch)
-
-    def _at_once(self, items: Sequence[Item]) -> bool:
-        """Whether scopes are taken by one launch, which does what the methods here do."""
-        own = all(getattr(type(self), name) is getattr(Blockwise, name) for name in _BY_ONE_LAUNCH)
-        fit = all(x.values.is_cuda and x.values.numel() <= MOST_ELEMS for x in items)
-        return own and fit and len({x.values.dtype for x in items}) == 1
+        return decoder_of(self, items, payload_bytes, self.form)
 
     def _quantize(
         self,

@@ -1,24 +1,32 @@
-"""Linear quantisers on a GPU: all scopes of a unit by one launch."""
+"""Codecs with a unit per block on a GPU: all scopes of a unit by one launch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
 from compressa.arrays import as_array
-from compressa.codecs.base import Decoder, Draw, Encoder
+from compressa.codecs.base import Codec, Decoder, Draw, Encoder, Item
 from compressa.kernels.blockwise_list import (
+    MOST_ELEMS,
     BlockwiseList,
+    BlockwisePart,
     BlockwiseParts,
+    BlockwiseVector,
+    ListForm,
     dequantize_blockwise_list,
     quantize_blockwise_list,
     sum_blockwise_list,
 )
 from compressa.kernels.device_array import DeviceArray
 from compressa.kernels.philox import Noise
+
+_BY_ONE_LAUNCH = ("encode", "encode_feedback", "decode", "decode_add", "decode_sum")
 
 
 class BlockwiseEncoder(Encoder):
@@ -59,6 +67,52 @@ class BlockwiseDecoder(Decoder):
     def decode_sum(self, payloads: Sequence[torch.Tensor], weight: float) -> None:
         """Unpack and add up all payloads in one pass."""
         sum_blockwise_list(self._batch, [as_array(p) for p in payloads], weight=weight)
+
+
+def goes_at_once(codec: Codec, kind: type, items: Sequence[Item]) -> bool:
+    """Whether scopes are taken by one launch, which does what the methods of ``kind`` do."""
+    own = all(getattr(type(codec), name) is getattr(kind, name) for name in _BY_ONE_LAUNCH)
+    fit = all(x.values.is_cuda and x.values.numel() <= MOST_ELEMS for x in items)
+    return own and fit and len({x.values.dtype for x in items}) == 1
+
+
+def encoder_of(
+    codec: Codec,
+    items: Sequence[Item],
+    payload: torch.Tensor,
+    form: ListForm,
+    noise: Callable[[Draw], Noise | None],
+) -> BlockwiseEncoder:
+    """Return what encodes scopes whose payloads are units, offsets if there are any, and codes."""
+    vectors = []
+    for item in items:
+        ends = list(accumulate(codec.sections(item.values.numel()), initial=0))
+        place = unowned(payload[item.start : item.start + ends[-1]])
+        *heads, codes = [place[low:high] for low, high in pairwise(ends)]
+        scales, *offsets = [head.view(np.float32) for head in heads]
+        vector = BlockwiseVector(
+            x=unowned(item.values),
+            codes=codes,
+            scales=scales,
+            offsets=offsets[0] if offsets else None,
+            residual=None if item.residual is None else unowned(item.residual),
+            parameter=item.parameter,
+            start=item.first,
+        )
+        vectors.append(vector)
+    return BlockwiseEncoder(BlockwiseList(vectors, form=form), noise)
+
+
+def decoder_of(
+    codec: Codec, items: Sequence[Item], payload_bytes: int, form: ListForm
+) -> BlockwiseDecoder:
+    """Return what decodes to such scopes."""
+    parts = []
+    for item in items:
+        heads = codec.sections(item.values.numel())[:-1]
+        scales, *offsets, codes = accumulate(heads, initial=item.start)
+        parts.append(BlockwisePart(unowned(item.values), codes, scales, *offsets))
+    return BlockwiseDecoder(BlockwiseParts(parts, form=form, payload_bytes=payload_bytes))
 
 
 def unowned(x: torch.Tensor) -> npt.NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -64,6 +65,11 @@ class Fp8(Codec):
         """The kernel widens."""
         return True
 
+    @property
+    def sums_to_half(self) -> bool:
+        """The kernel rounds."""
+        return True
+
     def wire_bytes(self, elems: int) -> int:
         """Four bytes per block, and a byte per element."""
         return sum(self.sections(elems))
@@ -96,14 +102,28 @@ class Fp8(Codec):
         return self._quantize(x, residual, payload, scale)
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Look up and multiply by the units."""
+        """Cast back and multiply by the units."""
         self._dequantize(payload, out, 1.0, add=False)
 
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
-        """Look up, multiply and accumulate in one pass."""
+        """Cast back, multiply and accumulate in one pass."""
         self._dequantize(payload, out, weight, add=True)
+
+    def decode_sum(
+        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    ) -> None:
+        """Cast back, multiply and add up all payloads in one pass."""
+        parts = [self._checked_parts(payload, out.numel()) for payload, _ in payloads]
+        fp8.sum_fp8(
+            [codes for _, codes in parts],
+            [scales for scales, _ in parts],
+            as_array(out),
+            form=fp8.FORMATS[self.format],
+            block=self.block,
+            weight=weight,
+        )
 
     def _quantize(
         self, x: torch.Tensor, residual: torch.Tensor | None, payload: torch.Tensor, scale: float
@@ -123,8 +143,7 @@ class Fp8(Codec):
     def _dequantize(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
     ) -> None:
-        self.check(payload, out.numel())
-        scales, codes = self._parts(payload, out.numel())
+        scales, codes = self._checked_parts(payload, out.numel())
         form = fp8.FORMATS[self.format]
         fp8.dequantize_fp8(
             codes, scales, as_array(out), form=form, block=self.block, weight=weight, add=add
@@ -132,6 +151,12 @@ class Fp8(Codec):
 
     def _blocks(self, elems: int) -> int:
         return math.ceil(elems / self.block)
+
+    def _checked_parts(
+        self, payload: torch.Tensor, elems: int
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
+        self.check(payload, elems)
+        return self._parts(payload, elems)
 
     def _parts(
         self, payload: torch.Tensor, elems: int

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
@@ -86,6 +87,11 @@ class Natural(Codec):
         """The kernels widen."""
         return True
 
+    @property
+    def sums_to_half(self) -> bool:
+        """The kernel of sums rounds; dithered payloads, which have none, are added one by one."""
+        return self._form is None
+
     def wire_bytes(self, elems: int) -> int:
         """Nine bits per element; with levels a norm per block, and the codes."""
         return sum(self.sections(elems))
@@ -132,6 +138,23 @@ class Natural(Codec):
     ) -> None:
         """The same, multiplied and accumulated in one pass."""
         self._decode(payload, out, weight, add=True)
+
+    def decode_sum(
+        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    ) -> None:
+        """The same for all payloads in one pass; without levels."""
+        if self._form is not None:
+            super().decode_sum(payloads, out, weight)
+            return
+        for payload, _ in payloads:
+            self.check(payload, out.numel())
+        parts = [self._parts(payload, out.numel()) for payload, _ in payloads]
+        natural.sum_natural(
+            [exponents for exponents, _ in parts],
+            [signs for _, signs in parts],
+            as_array(out),
+            weight=weight,
+        )
 
     @cached_property
     def _form(self) -> natural_dithering.Dithering | None:

@@ -17,7 +17,16 @@ import torch
 from annotated_types import Ge, Le, MultipleOf
 
 from compressa.arrays import as_array
-from compressa.codecs.base import Codec, Contraction, Draw, Granularity
+from compressa.codecs._blockwise_list import decoder_of, encoder_of, goes_at_once
+from compressa.codecs.base import (
+    Codec,
+    Contraction,
+    Decoder,
+    Draw,
+    Encoder,
+    Granularity,
+    Item,
+)
 from compressa.errors import ConfigError
 from compressa.kernels import onebit
 
@@ -126,6 +135,19 @@ class OneBit(Codec):
             block=self.block,
             weight=weight,
         )
+
+    def encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
+        """On a GPU, by one launch."""
+        if not goes_at_once(self, OneBit, items):
+            return None
+        form = onebit.SignForm(block=self.block)
+        return encoder_of(self, items, payload, form, lambda draw: None)
+
+    def decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
+        """On a GPU, by one launch."""
+        if not goes_at_once(self, OneBit, items):
+            return None
+        return decoder_of(self, items, payload_bytes, onebit.SignForm(block=self.block))
 
     def _dequantize(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool

@@ -25,7 +25,7 @@ import torch
 from compressa.arrays import as_array
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import cuda
-from compressa.kernels.prefix import starts_with
+from compressa.kernels.prefix import starts_with, write_prefix
 
 MAGIC = 0x7A43
 VERSION = 1
@@ -66,10 +66,8 @@ def check_countable(what: str, elems: int, size_bytes: int) -> None:
 
 
 def write_header(payload: torch.Tensor, header: Header) -> None:
-    """Write `header` to the first `HEADER_BYTES` bytes of a uint8 tensor."""
-    # So few bytes are copied by whoever enqueues the copy: no GPU is waited for.
-    text = torch.frombuffer(bytearray(_text(header)), dtype=torch.uint8)
-    payload[:HEADER_BYTES].copy_(text, non_blocking=True)
+    """Write `header` to the first `HEADER_BYTES` bytes of a uint8 tensor; no GPU is waited for."""
+    write_prefix(as_array(payload), _text(header))
 
 
 def _text(header: Header) -> bytes:

@@ -8,54 +8,58 @@ import numpy as np
 
 from .._arrays import U8
 from ..blockwise_list import BlockwiseList, BlockwiseParts
+from ..onebit import SignForm
 from ..philox import Noise
 from .blockwise import dequantize_blockwise, quantize_blockwise, sum_blockwise
 from .casts import narrow
+from .onebit import sign_dequantize, sign_quantize, sum_signs
 
 
 def quantize_blockwise_list(
     batch: BlockwiseList, *, noise: Noise | None = None, scale: float = 1.0
 ) -> None:
     """See :func:`compressa.kernels.blockwise_list.quantize_blockwise_list`."""
+    form = batch.form
     for vector in batch.vectors:
-        quantize_blockwise(
-            vector.x,
-            vector.codes,
-            vector.scales,
-            form=batch.form,
-            offsets=vector.offsets,
-            noise=vector.noise(noise),
-            residual=vector.residual,
-            scale=scale,
-        )
+        arrays, left = vector[:3], vector.residual
+        if isinstance(form, SignForm):
+            sign_quantize(*arrays, block=form.block, residual=left, scale=scale)
+        else:
+            own = vector.noise(noise)
+            quantize_blockwise(
+                *arrays, form=form, offsets=vector.offsets, noise=own, residual=left, scale=scale
+            )
 
 
 def sum_blockwise_list(
     batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0
 ) -> None:
     """See :func:`compressa.kernels.blockwise_list.sum_blockwise_list`."""
+    form = batch.form
     for part in batch.parts:
-        arrays = [part.arrays(payload, batch.form) for payload in payloads]
-        sum_blockwise(
-            [codes for codes, _, _ in arrays],
-            [scales for _, scales, _ in arrays],
-            part.out,
-            form=batch.form,
-            offsets=[some for _, _, some in arrays if some is not None] or None,
-            weight=weight,
-        )
+        arrays = [part.arrays(payload, form) for payload in payloads]
+        codes, scales = [some for some, _, _ in arrays], [some for _, some, _ in arrays]
+        offsets = [some for _, _, some in arrays if some is not None] or None
+        if isinstance(form, SignForm):
+            sum_signs(codes, scales, part.out, block=form.block, weight=weight)
+        else:
+            sum_blockwise(codes, scales, part.out, form=form, offsets=offsets, weight=weight)
 
 
 def dequantize_blockwise_list(
     batch: BlockwiseParts, payload: U8, *, weight: float = 1.0, add: bool = False
 ) -> None:
     """See :func:`compressa.kernels.blockwise_list.dequantize_blockwise_list`."""
+    form = batch.form
     for part in batch.parts:
-        codes, scales, offsets = part.arrays(payload, batch.form)
+        codes, scales, offsets = part.arrays(payload, form)
         whole = part.out.dtype == np.float32
         out = part.out if whole else np.empty(part.out.size, np.float32)
-        dequantize_blockwise(
-            codes, scales, out, form=batch.form, offsets=offsets, weight=weight, add=add
-        )
+        if isinstance(form, SignForm):
+            sign_dequantize(codes, scales, out, block=form.block, weight=weight, add=add)
+        else:
+            dequantize_blockwise(
+                codes, scales, out, form=form, offsets=offsets, weight=weight, add=add
+            )
         if not whole:
             narrow(out, part.out)

@@ -6,13 +6,20 @@ one; how large, follows from the exponent of the value.
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from typing import Any
 
-from .._arrays import F32, U8, Gradient
-from ..fp8 import Format, values
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+
+from .._arrays import F32, I64, U8, Gradient
+from ..fp8 import Format
 from ..threads import over_slices
 from ._feedback import Values, factors_of, fill_largest, place
+from ._intrinsic import intrinsic
 from ._jit import inlined, lean
+from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
 from ._prefetch import AHEAD, fetch
 from ._values import bits_of
 from ._view import view
@@ -22,6 +29,8 @@ _ONE = np.float32(1)
 _EXPONENT = np.uint32(0x7F800000)
 _HALF = np.uint32(0x00400000)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
+Numbers = tuple[np.uint32, np.uint32, np.float32]
+"""Of a format: mantissa, bias, largest."""
 
 
 @lean
@@ -40,7 +49,7 @@ def _rounded(t: np.float32, mantissa: np.uint32, least: np.uint32) -> np.float32
 def _encode(
     p: F32,
     unit: np.float32,
-    form: tuple[np.uint32, np.uint32, np.float32],
+    form: Numbers,
     codes: U8,
     residual: F32 | None,
     back: np.float32,
@@ -73,7 +82,7 @@ def _quantize(
     codes: U8,
     scales: F32,
     block: int,
-    form: tuple[np.uint32, np.uint32, np.float32],
+    form: Numbers,
     room: F32,
 ) -> None:
     for b in range(scales.size):
@@ -95,26 +104,81 @@ def _quantize(
                     left[i] = p[i]  # zeros, with their signs
 
 
+@intrinsic
+def _of_half(typing: Any, bits: Any) -> Any:
+    """The number of IEEE half precision that has these bits."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        half = builder.bitcast(arguments[0], ir.HalfType())
+        return builder.fpext(half, ir.FloatType())
+
+    return types.float32(types.uint16), generate
+
+
+@lean
+def _value(code: np.uint8, form: Numbers) -> np.float32:
+    """What a code stands for: e5m2 is the upper byte of a half, e4m3 has a bias of its own.
+
+    Computed, since a look-up is a slow access to memory for every element.
+    """
+    mantissa, bias, _ = form
+    rest, sign = np.uint16(code & np.uint8(0x7F)), np.uint16(code & np.uint8(0x80))
+    moved = np.uint16(rest << np.uint16(np.uint32(10) - mantissa))
+    value = _of_half(np.uint16(moved | np.uint16(sign << np.uint16(8))))
+    factor = np.float32(np.uint32(np.uint32(142 - bias) << np.uint32(23)).view(np.float32))
+    last = np.uint16(0x7E) if mantissa == np.uint32(3) else np.uint16(0x7F)
+    return np.float32(value * factor) if rest <= last else np.float32(np.nan)
+
+
 @inlined
 def _decode(
-    codes: U8, table: F32, unit: np.float32, weight: np.float32, add: bool, out: F32
+    codes: U8, form: Numbers, unit: np.float32, weight: np.float32, add: bool, out: F32
 ) -> None:
     if add:
         for i in range(out.size):
-            out[i] += weight * (table[codes[i]] * unit)
+            out[i] += weight * np.float32(_value(codes[i], form) * unit)
     else:
         for i in range(out.size):
-            out[i] = weight * (table[codes[i]] * unit)
+            out[i] = weight * np.float32(_value(codes[i], form) * unit)
 
 
 @lean
 def _dequantize(
-    codes: U8, scales: F32, out: F32, block: int, table: F32, weight: np.float32, add: bool
+    codes: U8, scales: F32, out: F32, block: int, form: Numbers, weight: np.float32, add: bool
 ) -> None:
     for b in range(scales.size):
         low, high = b * block, min((b + 1) * block, out.size)
         fetch(out, low + AHEAD, high + AHEAD)
-        _decode(view(codes, low, high), table, scales[b], weight, add, view(out, low, high))
+        _decode(view(codes, low, high), form, scales[b], weight, add, view(out, low, high))
+
+
+@lean
+def _sum(
+    codes: I64,
+    scales: I64,
+    elems: tuple[int, int],
+    sums: F32,
+    rounded: Values | None,
+    block: int,
+    form: Numbers,
+    weight: np.float32,
+    like: U8,
+) -> None:
+    """Blocks from element low to high; arrays are given by the addresses where they begin."""
+    for low in range(elems[0], elems[1], block):
+        high, unit = min(low + block, elems[1]), 4 * (low // block)
+        at_sums = first_of_sums(rounded, low)
+        part = view(sums, at_sums, at_sums + high - low)
+        part[:] = np.float32(0)
+        for i in range(codes.size):
+            some = at(like, codes[i] + low, high - low)
+            fetch(some, AHEAD, AHEAD + high - low)
+            _decode(some, form, at(sums, scales[i] + unit, 1)[0], weight, True, part)
+        finish(part, rounded, low)
+
+
+def _numbers(form: Format) -> Numbers:
+    return np.uint32(form.mantissa), np.uint32(form.bias), np.float32(form.largest)
 
 
 def quantize_fp8(
@@ -129,7 +193,7 @@ def quantize_fp8(
 ) -> None:
     """See :func:`compressa.kernels.fp8.quantize_fp8`."""
     given, (factor, back) = bits_of(x), factors_of(scale)
-    numbers = np.uint32(form.mantissa), np.uint32(form.bias), np.float32(form.largest)
+    numbers = _numbers(form)
 
     def work(low: int, high: int) -> None:
         _quantize(
@@ -158,10 +222,30 @@ def dequantize_fp8(
     add: bool = False,
 ) -> None:
     """See :func:`compressa.kernels.fp8.dequantize_fp8`."""
-    table, factor = values(form), np.float32(weight)
+    numbers, factor = _numbers(form), np.float32(weight)
 
     def work(low: int, high: int) -> None:
         some = scales[low // block : -(-high // block)]
-        _dequantize(codes[low:high], some, out[low:high], block, table, factor, add)
+        _dequantize(codes[low:high], some, out[low:high], block, numbers, factor, add)
+
+    over_slices(out.size, block, work)
+
+
+def sum_fp8(
+    codes: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    form: Format,
+    block: int,
+    weight: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.fp8.sum_fp8`."""
+    numbers, factor, like = _numbers(form), np.float32(weight), np.empty(0, np.uint8)
+    places, units = addresses(codes), addresses(scales)
+
+    def work(low: int, high: int) -> None:
+        sums, rounded = room_for_sums(out, block)
+        _sum(places, units, (low, high), sums, rounded, block, numbers, factor, like)
 
     over_slices(out.size, block, work)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from .._arrays import F32, U8, U16, Gradient
+from .._arrays import F32, I64, U8, U16, Gradient
 from ..natural import GROUP
 from ..philox import Noise
 from ..threads import over_slices
 from ._feedback import Values, factors_of, fill, place
 from ._jit import inlined, lean
 from ._noise import Key, drawn_at, noise_buffer, noise_key
+from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
 from ._prefetch import AHEAD, fetch
 from ._signs import SIGN, pack_short, pack_whole, sign_of
 from ._values import bits_of
@@ -100,6 +103,34 @@ def _dequantize(exponents: U8, signs: U8, out: F32, weight: np.float32, add: boo
             _decode(codes, packed, shift, weight, add, view(out, first, last))
 
 
+@lean
+def _sum(
+    exponents: I64,
+    signs: I64,
+    elems: tuple[int, int],
+    sums: F32,
+    rounded: Values | None,
+    weight: np.float32,
+    like: U8,
+) -> None:
+    """Groups from element low to high; arrays are given by the addresses where they begin."""
+    for low in range(elems[0], elems[1], GROUP):
+        size = min(GROUP, elems[1] - low)
+        at_sums = first_of_sums(rounded, low)
+        part = view(sums, at_sums, at_sums + size)
+        part[:] = np.float32(0)
+        for i in range(exponents.size):
+            codes = at(like, exponents[i] + low, size)
+            packed = at(like, signs[i] + low // 8, (size + 7) // 8)
+            fetch(codes, AHEAD, AHEAD + size)
+            for j in range(8):
+                first = min(j * packed.size, size)
+                last = min(first + packed.size, size)
+                shift, plane = np.uint32(31 - j), view(codes, first, last)
+                _decode(plane, packed, shift, weight, True, view(part, first, last))
+        finish(part, rounded, low)
+
+
 def natural_quantize(
     x: Gradient,
     exponents: U8,
@@ -140,5 +171,19 @@ def natural_dequantize(
     def work(low: int, high: int) -> None:
         packed = signs[low // 8 : -(-high // 8)]
         _dequantize(exponents[low:high], packed, out[low:high], factor, add)
+
+    over_slices(out.size, GROUP, work)
+
+
+def sum_natural(
+    exponents: Sequence[U8], signs: Sequence[U8], out: Gradient, *, weight: float = 1.0
+) -> None:
+    """See :func:`compressa.kernels.natural.sum_natural`."""
+    factor, like = np.float32(weight), np.empty(0, np.uint8)
+    codes, packed = addresses(exponents), addresses(signs)
+
+    def work(low: int, high: int) -> None:
+        sums, rounded = room_for_sums(out, GROUP)
+        _sum(codes, packed, (low, high), sums, rounded, factor, like)
 
     over_slices(out.size, GROUP, work)

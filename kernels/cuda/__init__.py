@@ -4,17 +4,40 @@ They run on the stream, and take their memory from the pool, of CuPy, or of what
 named with `serve`.
 """
 
+from weakref import WeakSet
+
+import numpy as np
+
+from .._backends import KernelUnavailable
+from ._device import CTA, Device, device
 from ._gpu import Host, serve
 from ._later import answers_come_later, answers_later
-from ._work import new_answer
+from ._work import ask
 
 __all__ = ["Host", "answers_come_later", "answers_later", "check_available", "serve"]
 
 
+_SMALL, _ONE = np.float32(1e-45), np.float32(1)  # too small to be normal
+_well: WeakSet[Device] = WeakSet()
+
+
 def check_available() -> None:
-    """See that kernels can be compiled for the current GPU, and started there.
+    """See that kernels can be compiled for the current GPU, and keep the smallest numbers there.
+
+    The first time for a GPU this waits for it.
 
     Raises:
-        KernelUnavailable: They can not; the message names the fix.
+        KernelUnavailable: They can not, or do not; the message names the fix.
     """
-    new_answer("feedback")
+    current = device()
+    if current in _well:
+        return
+    if ask("feedback", "find_flushed", 1, CTA, _SMALL, _ONE):
+        raise KernelUnavailable(
+            "kernels on this GPU make zeros of float32 numbers below 1.2e-38, so their results "
+            "would differ from those of other ranks: they were compiled with -ftz=true, which "
+            "--use_fast_math contains; empty the folder of compiled kernels (COMPRESSA_CACHE_DIR, "
+            "or else ~/.cache/compressa), and let nothing add that option when they are compiled "
+            "again"
+        )
+    _well.add(current)

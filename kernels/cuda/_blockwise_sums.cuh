@@ -4,8 +4,6 @@
 #include "_blockwise.cuh"
 #include "_sums.cuh"
 
-#define METHOD __device__ __forceinline__
-
 // Four neighbours of a plane, out of four bytes.
 template <int EACH>
 DEVICE void decode4(

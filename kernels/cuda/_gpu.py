@@ -9,9 +9,10 @@ Nothing but `Gpu.read` waits for the GPU, so that launches can be captured in a 
 
 from __future__ import annotations
 
-from functools import cache, lru_cache
+import threading
+from functools import cache
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +20,10 @@ import numpy.typing as npt
 from .._backends import KernelUnavailable
 from ..device_array import DeviceArray
 from ._compiled import machine_code
-from ._device import CTA, Argument, Table
+from ._device import Argument
+from ._parameters import Kernel
 
 _TO_HOST = 2  # cudaMemcpyDeviceToHost
-_BLOCK = (CTA,)
-_NULL = np.uint64(0)
-_Number = np.generic
 
 
 class Host(Protocol):
@@ -53,14 +52,10 @@ class _CuPyHost:
         return DeviceArray(memory.ptr, size_bytes, np.dtype(np.uint8), memory)
 
 
-class _Stream(NamedTuple):
-    """As much of a stream as CuPy looks at."""
+class _Thread(threading.local):
+    """Whether a thread has the GPU's context, which the driver launches in."""
 
-    ptr: int
-
-
-_stream = lru_cache(_Stream)  # there are few, and all come back
-_address = lru_cache(1 << 12)(np.uint64)  # those of a step come back in the next
+    has_context = False
 
 
 _hosts: list[Host] = []
@@ -82,21 +77,22 @@ class Gpu:
         self._cupy = _cupy()
         self._host: Host = _CuPyHost(self._cupy)
         self._modules: dict[str, Any] = {}
-        self._kernels: dict[tuple[str, str], Any] = {}
+        self._kernels: dict[tuple[str, str], Kernel] = {}
+        self._thread = _Thread()
         device = self._cupy.cuda.Device()
         self.processors = int(device.attributes["MultiProcessorCount"])
 
     def launch(self, source: str, name: str, blocks: int, arguments: tuple[Argument, ...]) -> None:
         """See `Device.launch`."""
         host = _hosts[0] if _hosts else self._host
-        given = [
-            argument if isinstance(argument, _Number) else _parameter(argument)
-            for argument in arguments
-        ]
         kernel = self._kernels.get((source, name))
         if kernel is None:
-            kernel = self._kernels[source, name] = self._loaded(source, name)
-        kernel((blocks,), _BLOCK, tuple(given), stream=_stream(host.stream()))
+            function, start = self._loaded(source, name), self._cupy.cuda.driver.launchKernel
+            kernel = self._kernels[source, name] = Kernel(function, start, arguments)
+        if not self._thread.has_context:
+            self._cupy.cuda.runtime.memGetInfo()  # as CuPy does: any call gives it to the thread
+            self._thread.has_context = True
+        kernel.start(blocks, arguments, host.stream())
 
     def empty(self, elems: int, dtype: npt.DTypeLike) -> Any:
         """See `Device.empty`.
@@ -136,15 +132,6 @@ class Gpu:
             path = str(machine_code(self._cupy, source))
             module = self._modules[source] = self._cupy.RawModule(path=path)
         return module.get_function(name).kernel
-
-
-def _parameter(argument: Argument) -> Any:
-    """An argument as CuPy takes it: an address as a number, a struct as an array of one."""
-    if type(argument) is DeviceArray:
-        return _address(argument.pointer)
-    if argument is None:
-        return _NULL
-    return argument.on_gpu if type(argument) is Table else argument
 
 
 @cache

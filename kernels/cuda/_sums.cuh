@@ -10,6 +10,8 @@
 
 constexpr int MOST = 8;  // payloads of a launch; as in _sums.py
 
+#define METHOD __device__ __forceinline__
+
 #define EACH_OF(type, name)                                                                       \
     type name##0, type name##1, type name##2, type name##3, type name##4, type name##5,           \
         type name##6, type name##7

@@ -2,10 +2,11 @@
 // compressa.kernels.blockwise_list.
 //
 // A CTA takes a group of blocks, one to a team, all of one vector: so it does what the kernels of
-// blockwise.cu do. The table that says where the vectors lie is a parameter of the kernel: it needs
-// no copy to the GPU, and all threads of a CTA read the same entry of it.
+// blockwise.cu or onebit.cu do. The table that says where the vectors lie is a parameter of the
+// kernel: it needs no copy to the GPU, and all threads of a CTA read the same entry of it.
 
 #include "_blockwise_sums.cuh"
+#include "_onebit.cuh"
 
 constexpr int VECTORS = 64;  // of a launch
 
@@ -44,19 +45,38 @@ DEVICE int vector_of(const AnyTable& table, int group) {
     return low;
 }
 
+// Calls take(v, b) for each of the CTA's groups: it begins at block b of vector v.
+template <int THREADS, class AnyTable, class Take>
+DEVICE void for_groups(const AnyTable& table, Take take) {
+    int groups = table.first_group[table.vectors];
+    for (int group = int(blockIdx.x); group < groups; group += int(gridDim.x)) {
+        int v = vector_of(table, group);
+        take(v, i64(group - table.first_group[v]) * (CTA / THREADS));
+    }
+}
+
 template <int THREADS, int EACH, bool RANDOM>
 DEVICE void quantize_list(
     const Table& table, int kind, float scale, float back, const Form& form, u32 seed, u32 stream,
     u32 step) {
-    int groups = table.first_group[table.vectors];
-    for (int group = int(blockIdx.x); group < groups; group += int(gridDim.x)) {
-        int v = vector_of(table, group);
-        i64 block = i64(group - table.first_group[v]) * (CTA / THREADS);
+    for_groups<THREADS>(table, [&](int v, i64 b) {
         quantize_group<THREADS, EACH, RANDOM>(
             {table.x[v], kind}, {table.residual[v], scale, back},
-            {table.codes[v], table.scales[v], table.offsets[v]}, block, table.elems[v], form,
+            {table.codes[v], table.scales[v], table.offsets[v]}, b, table.elems[v], form,
             {seed, stream, step, table.parameter[v], table.start[v]});
-    }
+    });
+}
+
+template <int THREADS>
+DEVICE void quantize_list_of_signs(
+    const Table& table, int kind, float scale, float back, int block) {
+    for_groups<THREADS>(table, [&](int v, i64 first) {
+        i64 b = first + int(threadIdx.x) / THREADS;
+        if (b * block >= table.elems[v]) return;
+        quantize_signs<THREADS>(
+            {table.x[v], kind}, {table.residual[v], scale, back}, table.codes[v], table.scales[v],
+            b, table.elems[v], block);
+    });
 }
 
 // Some of the payloads, as one vector sees them.
@@ -74,27 +94,26 @@ struct Payloads {
 
 // How the sums of a launch go on from those of the launch before, and whether another one follows.
 struct Course {
-    bool ranged, alone, resumes, last;
+    bool resumes, last;
     float* totals;  // of all vectors, or null: where sums lie until they are rounded
 };
 
-template <int THREADS, int EACH>
+// Calls sum_one(payloads, sums, b, n) for each of the team's blocks: block b of n elements.
+template <int THREADS, class SumOne>
 DEVICE void sum_list(
     const SumTable& table, const u8* const (&payloads)[MOST], const Course& course, int kind,
-    int block, int zero, float weight) {
-    int groups = table.first_group[table.vectors];
-    for (int group = int(blockIdx.x); group < groups; group += int(gridDim.x)) {
-        int v = vector_of(table, group);
-        i64 b = i64(group - table.first_group[v]) * (CTA / THREADS) + int(threadIdx.x) / THREADS;
-        if (b * block >= table.elems[v]) continue;
+    int block, SumOne sum_one) {
+    for_groups<THREADS>(table, [&](int v, i64 first) {
+        i64 b = first + int(threadIdx.x) / THREADS;
+        if (b * block >= table.elems[v]) return;
         void* out = table.out[v];
         float* so_far = course.totals ? course.totals + table.total[v] : static_cast<float*>(out);
         Sums sums = {course.resumes ? so_far : nullptr, out, kind};
         if (!course.last) sums.out = so_far, sums.kind = FLOAT32;
-        sum_block<THREADS, EACH>(
-            Payloads{payloads, table.codes[v], table.scales[v], table.offsets[v]}, course.ranged,
-            sums, course.alone, b, table.elems[v], block, zero, weight);
-    }
+        sum_one(
+            Payloads{payloads, table.codes[v], table.scales[v], table.offsets[v]}, sums, b,
+            table.elems[v]);
+    });
 }
 
 #define QUANTIZE_LIST(name, THREADS, EACH, RANDOM)                                              \
@@ -106,14 +125,36 @@ DEVICE void sum_list(
         quantize_list<THREADS, EACH, RANDOM>(table, kind, scale, back, form, seed, stream, step); \
     }
 
+#define QUANTIZE_LIST_OF_SIGNS(name, THREADS)                                                   \
+    KERNEL(                                                                                     \
+        name, CTA, (const Table table, int kind, float scale, float back, int block)) {         \
+        quantize_list_of_signs<THREADS>(table, kind, scale, back, block);                       \
+    }
+
 #define SUM_LIST(name, THREADS, EACH)                                                           \
     KERNEL(                                                                                     \
         name, CTA,                                                                              \
         (const SumTable table, EACH_OF(const u8*, payload), float* totals, bool alone,          \
          bool resumes, bool last, int kind, int block, int zero, bool ranged, float weight)) {  \
         const u8* const payloads[MOST] = ALL_OF(payload);                                       \
-        Course course = {ranged, alone, resumes, last, totals};                                 \
-        sum_list<THREADS, EACH>(table, payloads, course, kind, block, zero, weight);            \
+        Course course = {resumes, last, totals};                                                \
+        auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
+            sum_block<THREADS, EACH>(some, ranged, sums, alone, b, n, block, zero, weight);     \
+        };                                                                                      \
+        sum_list<THREADS>(table, payloads, course, kind, block, sum_one);                       \
+    }
+
+#define SUM_LIST_OF_SIGNS(name, THREADS)                                                        \
+    KERNEL(                                                                                     \
+        name, CTA,                                                                              \
+        (const SumTable table, EACH_OF(const u8*, payload), float* totals, bool alone,          \
+         bool resumes, bool last, int kind, int block, float weight)) {                         \
+        const u8* const payloads[MOST] = ALL_OF(payload);                                       \
+        Course course = {resumes, last, totals};                                                \
+        auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
+            sum_signs<THREADS>(some, sums, alone, b, n, block, weight);                         \
+        };                                                                                      \
+        sum_list<THREADS>(table, payloads, course, kind, block, sum_one);                       \
     }
 
 QUANTIZE_LIST(quantize_list_8_by_warps, WARP, 1, false)
@@ -128,9 +169,13 @@ QUANTIZE_LIST(quantize_list_at_random_2_by_warps, WARP, 4, true)
 QUANTIZE_LIST(quantize_list_at_random_8_by_ctas, CTA, 1, true)
 QUANTIZE_LIST(quantize_list_at_random_4_by_ctas, CTA, 2, true)
 QUANTIZE_LIST(quantize_list_at_random_2_by_ctas, CTA, 4, true)
+QUANTIZE_LIST_OF_SIGNS(quantize_list_1_by_warps, WARP)
+QUANTIZE_LIST_OF_SIGNS(quantize_list_1_by_ctas, CTA)
 SUM_LIST(sum_list_8_by_warps, WARP, 1)
 SUM_LIST(sum_list_4_by_warps, WARP, 2)
 SUM_LIST(sum_list_2_by_warps, WARP, 4)
 SUM_LIST(sum_list_8_by_ctas, CTA, 1)
 SUM_LIST(sum_list_4_by_ctas, CTA, 2)
 SUM_LIST(sum_list_2_by_ctas, CTA, 4)
+SUM_LIST_OF_SIGNS(sum_list_1_by_warps, WARP)
+SUM_LIST_OF_SIGNS(sum_list_1_by_ctas, CTA)

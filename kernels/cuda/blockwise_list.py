@@ -10,7 +10,14 @@ import numpy as np
 
 from .._arrays import U8, block_count
 from ..blockwise import STATISTICS
-from ..blockwise_list import BlockwiseList, BlockwisePart, BlockwiseParts, BlockwiseVector
+from ..blockwise_list import (
+    BlockwiseList,
+    BlockwisePart,
+    BlockwiseParts,
+    BlockwiseVector,
+    ListForm,
+)
+from ..onebit import SignForm
 from ..philox import Noise
 from ._arguments import Arguments, feedback, random, values
 from ._device import CTA, Table, device, launch
@@ -83,8 +90,8 @@ def quantize_blockwise_list(
         batch.prepared = _prepared_to_quantize(batch)
     launches, kernel, form = batch.prepared
     rounding = "quantize_list" if noise is None else "quantize_list_at_random"
-    own = None if noise is None else Noise(*noise[:3], parameter=0)  # the rest is in the table
-    kind, factors, words = values(batch.vectors[0].x)[1], feedback(None, scale)[1:], random(own)
+    kind, factors = values(batch.vectors[0].x)[1], feedback(None, scale)[1:]
+    words = () if isinstance(batch.form, SignForm) else _random(noise)
     for table, groups in launches:
         launch(
             "blockwise_list",
@@ -95,7 +102,7 @@ def quantize_blockwise_list(
             kind,
             *factors,
             *form,
-            *words[:3],
+            *words,
         )
 
 
@@ -147,15 +154,24 @@ def _sum(
             )
 
 
+def _random(noise: Noise | None) -> Arguments:
+    """Seed, stream and step; the rest is in the table."""
+    return random(None if noise is None else Noise(*noise[:3], parameter=0))[:3]
+
+
+def _kernel(form: ListForm) -> str:
+    bits = 1 if isinstance(form, SignForm) else form.bits
+    return f"{bits}_by_{team_for(form.block)[0]}"
+
+
 def _prepared_to_quantize(batch: BlockwiseList) -> _Prepared:
     form, lows = batch.form, range(0, len(batch.vectors), MOST)
+    launches = [_launch(batch.vectors[low : low + MOST], form.block) for low in lows]
+    if isinstance(form, SignForm):
+        return _Prepared(launches, _kernel(form), (np.int32(form.block),))
     statistic = STATISTICS.index(form.statistic)
     numbers = (form.block, statistic, form.top, form.bottom, form.zero)
-    return _Prepared(
-        [_launch(batch.vectors[low : low + MOST], form.block) for low in lows],
-        f"{form.bits}_by_{team_for(form.block)[0]}",
-        (*map(np.int32, numbers), np.float64(form.clip)),
-    )
+    return _Prepared(launches, _kernel(form), (*map(np.int32, numbers), np.float64(form.clip)))
 
 
 def _prepared_to_sum(batch: BlockwiseParts) -> _Prepared:
@@ -165,8 +181,10 @@ def _prepared_to_sum(batch: BlockwiseParts) -> _Prepared:
         _sum_launch(batch.parts[low : low + MOST], totals[low : low + MOST], form.block)
         for low in lows
     ]
-    numbers = np.int32(form.block), np.int32(form.zero), _BOOLS[form.statistic == "range"]
-    return _Prepared(launches, f"{form.bits}_by_{team_for(form.block)[0]}", numbers)
+    numbers: Arguments = (np.int32(form.block),)
+    if not isinstance(form, SignForm):
+        numbers = (*numbers, np.int32(form.zero), _BOOLS[form.statistic == "range"])
+    return _Prepared(launches, _kernel(form), numbers)
 
 
 def _first_groups(sizes: Sequence[int], block: int) -> list[int]:

@@ -1,5 +1,5 @@
 // What a step takes up from the residual, and whether all of it is finite; see
-// compressa.kernels.feedback.
+// compressa.kernels.feedback. And whether what is too small to be normal survives here at all.
 
 #include "_answer.cuh"
 #include "_bytes.cuh"
@@ -55,4 +55,13 @@ KERNEL(find_nonfinite_32, CTA, (const u8* x, i64 size, u32 exponent, u64* answer
 
 KERNEL(find_nonfinite_64, CTA, (const u8* x, i64 size, u32 exponent, u64* answer)) {
     find_nonfinite<64>(x, size, exponent, answer);
+}
+
+// Both are parameters, so that the compiler knows nothing of the product; and bits are compared,
+// since a comparison of numbers would see zeros on both sides.
+KERNEL(find_flushed, CTA, (float small, float one, u64* answer)) {
+    float product = small * one, sum = product + small;
+    bool kept = __float_as_uint(product) == __float_as_uint(small) &&
+                __float_as_uint(sum) == 2 * __float_as_uint(small);
+    answer_any(answer, !kept);
 }

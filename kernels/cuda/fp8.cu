@@ -4,6 +4,7 @@
 // first-level cache, for the codes. Rounding adds and takes off again a number so large that the
 // sum has no bits below the format's last one.
 
+#include "_sums.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
 
@@ -37,6 +38,10 @@ DEVICE float value_of(u32 code, Format form) {
         magnitude =
             form.mantissa == 2 && fraction == 0u ? __uint_as_float(0x7F800000u) : quiet_nan();
     return code & 0x80u ? -magnitude : magnitude;
+}
+
+DEVICE void decode4(u32 word, float unit, Format form, float (&values)[4]) {
+    for (int u = 0; u < 4; ++u) values[u] = value_of(word >> 8 * u & 0xFFu, form) * unit;
 }
 
 template <int THREADS>
@@ -91,10 +96,39 @@ DEVICE void dequantize(
         float unit = scales[b];
         for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
             int count = min(4, size - i);
-            u32 word = load4(codes, low + i, count);
             float values[4];
-            for (int u = 0; u < 4; ++u) values[u] = value_of(word >> 8 * u & 0xFFu, form) * unit;
+            decode4(load4(codes, low + i, count), unit, form, values);
             combine4(out, low + i, count, values, weight, add);
+        }
+    }
+}
+
+struct Payloads {
+    const u8* codes[MOST];
+    const float* scales[MOST];
+};
+
+template <int THREADS>
+DEVICE void sum(
+    const Payloads& payloads, Sums sums, i64 n, int block, Format form, float weight) {
+    i64 blocks = (n + block - 1) / block;
+    for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
+        i64 low = b * block;
+        int size = int(min(i64(block), n - low));
+        float units[MOST];
+        FOR_PAYLOADS(r) units[r] = payloads.codes[r] ? payloads.scales[r][b] : 0.0f;
+        for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
+            int count = min(4, size - i);
+            u32 words[MOST];
+            float total[4], values[4];
+            FOR_PAYLOADS(r) if (payloads.codes[r])
+                words[r] = load4(payloads.codes[r], low + i, count);
+            begin4(sums, low + i, count, total);
+            FOR_PAYLOADS(r) if (payloads.codes[r]) {
+                decode4(words[r], units[r], form, values);
+                add4(total, values, weight);
+            }
+            finish4(sums, low + i, count, total);
         }
     }
 }
@@ -118,7 +152,20 @@ DEVICE void dequantize(
             codes, scales, out, n, block, {mantissa, bias, largest}, weight, add);                \
     }
 
+#define SUM(name, THREADS)                                                                        \
+    KERNEL(                                                                                       \
+        name, CTA,                                                                                \
+        (EACH_OF(const u8*, codes), EACH_OF(const float*, scales), const float* before,           \
+         void* out, int kind, i64 n, int block, int mantissa, int bias, float largest,            \
+         float weight)) {                                                                         \
+        sum<THREADS>(                                                                             \
+            {ALL_OF(codes), ALL_OF(scales)}, {before, out, kind}, n, block,                       \
+            {mantissa, bias, largest}, weight);                                                   \
+    }
+
 QUANTIZE(quantize_by_warps, WARP)
 QUANTIZE(quantize_by_ctas, CTA)
 DEQUANTIZE(dequantize_by_warps, WARP)
 DEQUANTIZE(dequantize_by_ctas, CTA)
+SUM(sum_by_warps, WARP)
+SUM(sum_by_ctas, CTA)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from .._arrays import F32, U8, Gradient
+from .._arrays import F32, U8, Gradient, block_count
 from ..fp8 import Format
 from ._arguments import Arguments, feedback, values
 from ._device import launch
+from ._sums import launch_sums
 from ._work import team_for
 
 
@@ -65,4 +68,27 @@ def dequantize_fp8(
         *_numbers(out.size, block, form),
         np.float32(weight),
         np.bool_(add),
+    )
+
+
+def sum_fp8(
+    codes: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    form: Format,
+    block: int,
+    weight: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.fp8.sum_fp8`."""
+    team, threads = team_for(block)
+    launch_sums(
+        "fp8",
+        f"sum_by_{team}",
+        block_count(out.size, block),
+        threads,
+        (codes, scales),
+        out,
+        *_numbers(out.size, block, form),
+        np.float32(weight),
     )

@@ -4,6 +4,7 @@
 
 #include "_noise.cuh"
 #include "_signs.cuh"
+#include "_sums.cuh"
 #include "_values.cuh"
 
 constexpr int GROUP = 1024;
@@ -26,6 +27,11 @@ DEVICE u32 rounded_exponent(float p, u32 half) {
 }
 
 DEVICE float power(u32 exponent, u32 sign) { return __uint_as_float(exponent << 23 | sign); }
+
+// Four neighbours, whose signs are the lowest bits of bytes.
+DEVICE void decode4(u32 word, u32 negative, float (&values)[4]) {
+    for (int u = 0; u < 4; ++u) values[u] = power(word >> 8 * u & 0xFFu, sign_bit(negative, u));
+}
 
 // Four neighbours, from `place` of the span on; returns the signs, in the lowest bits of bytes.
 DEVICE u32 quantize4(
@@ -96,9 +102,44 @@ KERNEL(
         for_signs<WARP>(signs, low / PLANES, size, [&](int first, int count, u32 negative) {
             u32 word = load4(exponents, low + first, count);
             float values[4];
-            for (int u = 0; u < 4; ++u)
-                values[u] = power(word >> 8 * u & 0xFFu, sign_bit(negative, u));
+            decode4(word, negative, values);
             combine4(out, low + first, count, values, weight, add);
         });
     }
+}
+
+struct Payloads {
+    const u8* exponents[MOST];
+    const u8* signs[MOST];
+};
+
+// The sums of the group that begins at element `low`.
+DEVICE void sum_group(const Payloads& payloads, Sums sums, i64 low, int size, float weight) {
+    int width = sign_width(size), fours = (width + 3) / 4;
+    for (int t = team_thread<WARP>(); t < PLANES * fours; t += WARP) {
+        int plane = t / fours, i = 4 * (t % fours), some = min(4, width - i);
+        int first = plane * width + i, count = min(some, size - first);
+        if (count < 1) continue;
+        u32 words[MOST], negative[MOST];
+        float total[4], values[4];
+        FOR_PAYLOADS(r) if (payloads.exponents[r]) {
+            words[r] = load4(payloads.exponents[r], low + first, count);
+            negative[r] = load4(payloads.signs[r], low / PLANES + i, some) >> plane;
+        }
+        begin4(sums, low + first, count, total);
+        FOR_PAYLOADS(r) if (payloads.exponents[r]) {
+            decode4(words[r], negative[r], values);
+            add4(total, values, weight);
+        }
+        finish4(sums, low + first, count, total);
+    }
+}
+
+KERNEL(
+    sums, CTA,
+    (EACH_OF(const u8*, exponents), EACH_OF(const u8*, signs), const float* before, void* out,
+     int kind, i64 n, float weight)) {
+    const Payloads payloads = {ALL_OF(exponents), ALL_OF(signs)};
+    for (i64 low = team_number<WARP>() * GROUP; low < n; low += team_count<WARP>() * GROUP)
+        sum_group(payloads, {before, out, kind}, low, int(min(i64(GROUP), n - low)), weight);
 }

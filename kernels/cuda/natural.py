@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .._arrays import F32, U8, Gradient, block_count
@@ -9,6 +11,7 @@ from ..natural import GROUP
 from ..philox import Noise
 from ._arguments import feedback, random, values
 from ._device import CTA, WARP, launch
+from ._sums import launch_sums
 
 _SPAN = GROUP * CTA // WARP  # elements whose random numbers a block of threads draws at a time
 
@@ -52,4 +55,20 @@ def natural_dequantize(
         np.int64(out.size),
         np.float32(weight),
         np.bool_(add),
+    )
+
+
+def sum_natural(
+    exponents: Sequence[U8], signs: Sequence[U8], out: Gradient, *, weight: float = 1.0
+) -> None:
+    """See :func:`compressa.kernels.natural.sum_natural`."""
+    launch_sums(
+        "natural",
+        "sums",
+        block_count(out.size, GROUP),
+        WARP,
+        (exponents, signs),
+        out,
+        np.int64(out.size),
+        np.float32(weight),
     )

@@ -2,17 +2,31 @@
 
 #include "_answer.cuh"
 
-// The first eight threads compare four bytes each, at any address.
+// Byte b of eight words, the lowest first. They are picked: a thread that indexed them would need
+// memory of its own.
+DEVICE u8 byte_of(
+    int b, u32 word0, u32 word1, u32 word2, u32 word3, u32 word4, u32 word5, u32 word6, u32 word7) {
+    int w = b / 4;
+    u32 low = w & 1 ? (w & 2 ? word3 : word1) : (w & 2 ? word2 : word0);
+    u32 high = w & 1 ? (w & 2 ? word7 : word5) : (w & 2 ? word6 : word4);
+    return u8((w & 4 ? high : low) >> 8 * (b % 4));
+}
+
+// The first 32 threads take a byte each, at any address.
+KERNEL(
+    write_prefix, CTA,
+    (u8* x, int size, u32 word0, u32 word1, u32 word2, u32 word3, u32 word4, u32 word5, u32 word6,
+     u32 word7)) {
+    int b = blockIdx.x ? size : int(threadIdx.x);
+    if (b < size) x[b] = byte_of(b, word0, word1, word2, word3, word4, word5, word6, word7);
+}
+
 KERNEL(
     find_difference, CTA,
-    (const u8* x, int size, u32 due0, u32 due1, u32 due2, u32 due3, u32 due4, u32 due5, u32 due6,
-     u32 due7, u64* answer)) {
-    int w = blockIdx.x ? WARP : int(threadIdx.x);
-    u32 low = w & 1 ? (w & 2 ? due3 : due1) : (w & 2 ? due2 : due0);
-    u32 high = w & 1 ? (w & 2 ? due7 : due5) : (w & 2 ? due6 : due4);
-    u32 due = w & 4 ? high : low;
-    bool found = false;
-    for (int b = 0; b < 4; ++b)
-        found = found || (w < 8 && 4 * w + b < size && x[4 * w + b] != u8(due >> 8 * b));
+    (const u8* x, int size, u32 word0, u32 word1, u32 word2, u32 word3, u32 word4, u32 word5,
+     u32 word6, u32 word7, u64* answer)) {
+    int b = blockIdx.x ? size : int(threadIdx.x);
+    bool found =
+        b < size && x[b] != byte_of(b, word0, word1, word2, word3, word4, word5, word6, word7);
     answer_any(answer, found);
 }

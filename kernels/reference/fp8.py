@@ -5,11 +5,14 @@ Rounding is a search among the numbers that the format has.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .._arrays import F32, U8, Gradient
 from ..fp8 import Format, values
 from ._feedback import combine, effective, remainder, widened
+from ._rounding import put
 
 _SMALLEST = np.float32(2.0**-126)
 
@@ -74,3 +77,19 @@ def dequantize_fp8(
     for b in range(scales.size):
         elements = slice(b * block, (b + 1) * block)
         combine(out[elements], values(form)[codes[elements]] * scales[b], weight, add)
+
+
+def sum_fp8(
+    codes: Sequence[U8],
+    scales: Sequence[F32],
+    out: Gradient,
+    *,
+    form: Format,
+    block: int,
+    weight: float = 1.0,
+) -> None:
+    """See :func:`compressa.kernels.fp8.sum_fp8`."""
+    total = np.zeros(out.size, np.float32)
+    for some, units in zip(codes, scales, strict=True):
+        dequantize_fp8(some, units, total, form=form, block=block, weight=weight, add=True)
+    put(total, out)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .._arrays import F32, U8, Gradient
 from ..natural import GROUP
 from ..philox import Noise
 from ._feedback import combine, effective, remainder, widened
+from ._rounding import put
 from ._signs import pack_planes, unpack_planes
 from .philox import random_halves
 
@@ -55,3 +58,13 @@ def natural_dequantize(
         part = out[low : low + GROUP]
         negative = unpack_planes(signs[low // 8 : (low + GROUP) // 8], part.size)
         combine(part, _decode(exponents[low : low + GROUP], negative), weight, add)
+
+
+def sum_natural(
+    exponents: Sequence[U8], signs: Sequence[U8], out: Gradient, *, weight: float = 1.0
+) -> None:
+    """See :func:`compressa.kernels.natural.sum_natural`."""
+    total = np.zeros(out.size, np.float32)
+    for codes, packed in zip(exponents, signs, strict=True):
+        natural_dequantize(codes, packed, total, weight=weight, add=True)
+    put(total, out)
