@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from compressa.collectives import Compute, DenseSum, Program, direct, shard_edges
+from compressa.collectives.scratch import Scratch
 from compressa.engine.driver import Driver, Task
 from compressa.errors import PeerLost
 from compressa.testing.inputs import generator
@@ -44,11 +45,7 @@ def reduce_all(loopback: Loopback, values: list[torch.Tensor]) -> list[Any]:
 
     def program(rank: int) -> Program[None]:
         combine = DenseSum(values[rank], rank, size)
-        largest = max(combine.shard_bytes(shard) for shard in range(size))
-        scratch = {
-            peer: torch.empty(largest, dtype=torch.uint8) for peer in direct.peers(rank, size)
-        }
-        return direct.all_reduce(combine, scratch, rank, size)
+        return direct.all_reduce(combine, Scratch(torch.device("cpu")), rank, size)
 
     return run_all(loopback, program)
 

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from compressa.aggregators import narrow
+from compressa.codecs.payload import check_countable
 from compressa.collectives.base import Combine
+from compressa.collectives.scratch import Scratch
 from compressa.parameters import ParameterInfo
 
 CPU = torch.device("cpu")
@@ -47,13 +49,17 @@ class Round:
     capacity_bytes: int
     dense: bool = False
 
+    def check(self) -> None:
+        """Raise ConfigError if no message can be as long."""
+        check_countable("a message", 0, self.capacity_bytes)
+
 
 @dataclass(frozen=True)
 class AllReduce:
     """Request: combine over all ranks; the combine holds the result."""
 
     combine: Combine
-    scratch: Mapping[int, torch.Tensor]
+    scratch: Scratch
 
 
 @dataclass(frozen=True)

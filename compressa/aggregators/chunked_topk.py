@@ -29,11 +29,11 @@ import torch
 from annotated_types import Ge, Gt, Le, MultipleOf
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
-from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.scopes import whole_scopes
 from compressa.arrays import as_array
 from compressa.collectives.combine import DenseSum
+from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import block_count
@@ -129,8 +129,7 @@ class ChunkedTopKAggregator(Aggregator):
         self._room = [part.view(np.uint32) for part in _parts(room, kept)]
         self._chosen: list[Chosen | None] = [None] * len(elems)
         self._sums = [DenseSum(v, world.rank, world.size) for v in (self._norms, self._values)]
-        largest = max(s.shard_bytes(i) for s in self._sums for i in range(world.size))
-        self._scratch = LazyBuffers(world, largest)
+        self._scratch = Scratch(world.device)
 
     @property
     def rounds(self) -> tuple[Round, ...]:

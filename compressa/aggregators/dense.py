@@ -8,8 +8,8 @@ import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.region import Region
-from compressa.codecs.payload import check_countable
 from compressa.collectives.combine import DenseSum
+from compressa.collectives.scratch import Scratch
 from compressa.parameters import Layout
 
 
@@ -20,7 +20,7 @@ class Dense(Aggregator):
         self._layout = layout
         self._world = world
         self._region = Region(layout.elems, layout.dtype, world.device)
-        self._scratch: dict[int, torch.Tensor] = {}
+        self._scratch = Scratch(world.device)
 
     @property
     def values_dtype(self) -> torch.dtype:
@@ -38,39 +38,8 @@ class Dense(Aggregator):
         flat = self._region.join(gradients)
         self._world.divide(flat)
         combine = DenseSum(flat, self._world.rank, self._world.size)
-        yield AllReduce(combine, self._receive_buffers(combine))
+        yield AllReduce(combine, self._scratch)
         self._region.split()
 
     def rollback(self, turn: Turn) -> None:
         """There is no residual."""
-
-    def _receive_buffers(self, combine: DenseSum) -> dict[int, torch.Tensor]:
-        """Made at the first step, and only if the transport does not sum by itself."""
-        if not self._scratch:
-            size = max(combine.shard_bytes(shard) for shard in range(self._world.size))
-            self._scratch = LazyBuffers(self._world, size)
-        return self._scratch
-
-
-class LazyBuffers(dict[int, torch.Tensor]):
-    """One uint8 buffer per peer, allocated when first asked for.
-
-    Raises:
-        ConfigError: No message can be as long.
-    """
-
-    def __init__(self, world: World, size_bytes: int) -> None:
-        super().__init__()
-        check_countable("a message", 0, size_bytes)
-        self._peers = frozenset(world.peers)
-        self._device = world.device
-        self._size_bytes = size_bytes
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __missing__(self, peer: int) -> torch.Tensor:
-        if peer not in self._peers:
-            raise KeyError(peer)
-        self[peer] = torch.empty(self._size_bytes, dtype=torch.uint8, device=self._device)
-        return self[peer]

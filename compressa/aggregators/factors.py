@@ -17,10 +17,10 @@ import torch
 from annotated_types import Ge
 
 from compressa.aggregators.base import AllReduce, Merge, Round, Turn, Verb, World
-from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.scopes import held_back
 from compressa.arrays import as_array
 from compressa.collectives.combine import DenseSum
+from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import lowrank
@@ -221,8 +221,7 @@ class FactorSum:
         self.vectors = views[len(sizes) :]
         self._verdicts = [_verdicts(shape[0], world.device) for shape in shapes]
         self._sum = DenseSum(self._buffer, world.rank, world.size)
-        largest = max(self._sum.shard_bytes(shard) for shard in range(world.size))
-        self._scratch = LazyBuffers(world, largest)
+        self._scratch = Scratch(world.device)
 
     @property
     def capacity_bytes(self) -> int:

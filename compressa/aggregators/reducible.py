@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
-from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.scopes import decode, encode, residuals_of, whole_scopes
 from compressa.codecs.base import Codec, Draw
 from compressa.collectives.combine import DenseSum
+from compressa.collectives.scratch import Scratch
 from compressa.errors import ConfigError
 from compressa.parameters import Layout, Segment
 
@@ -44,8 +44,7 @@ class Reducible(Aggregator):
         self._sent = torch.zeros_like(self._payload)
         self._values = self._payload.view(codec.reduce.dtype)
         self._combine = DenseSum(self._values, world.rank, world.size)
-        largest = max(self._combine.shard_bytes(shard) for shard in range(world.size))
-        self._scratch = LazyBuffers(world, largest)
+        self._scratch = Scratch(world.device)
         self._residuals = residuals_of(self._scopes, feedback, world)
         self._feedback = feedback
 

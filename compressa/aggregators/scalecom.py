@@ -37,7 +37,6 @@ from compressa.aggregators.base import (
     Verb,
     World,
 )
-from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.scopes import Scope, whole_scopes
 from compressa.arrays import as_array, scratch_tensor
@@ -49,6 +48,7 @@ from compressa.codecs.payload import (
     write_header,
 )
 from compressa.collectives.combine import DenseSum
+from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import bitpack
@@ -172,8 +172,7 @@ class ScaleComAggregator(Aggregator):
         self._payload = torch.zeros(size, dtype=torch.uint8, device=world.device)
         self._incoming = {peer: torch.zeros_like(self._payload) for peer in world.peers}
         self._sum = DenseSum(self._values, world.rank, world.size)
-        largest = max(self._sum.shard_bytes(shard) for shard in range(world.size))
-        self._scratch = LazyBuffers(world, largest)
+        self._scratch = Scratch(world.device)
 
     @property
     def rounds(self) -> tuple[Round, ...]:

@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
-from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.feedback import FeedbackRule, OwnedResidual
 from compressa.aggregators.scopes import Scope, ScopePayload, held_back
 from compressa.arrays import widened
 from compressa.codecs.base import Codec
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.collectives.base import Combine
+from compressa.collectives.scratch import Scratch
 from compressa.compressor import Granularity
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
@@ -55,8 +55,7 @@ class Scattered(Aggregator, Combine):
         ]
         self._sent = [shard.buffer() for shard in self._shards]
         self._filled = list(self._sent)
-        largest = max(shard.wire_bytes for shard in self._shards)
-        self._scratch = LazyBuffers(world, largest)
+        self._scratch = Scratch(world.device)
         pairs = zip(self._own.residuals, self._own.scopes, strict=True)
         self._owned = [
             None if residual is None else OwnedResidual(residual, scope.segment.elems)

@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
-from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.scopes import Scope, whole_scopes
 from compressa.arrays import as_array
 from compressa.codecs.base import Draw
 from compressa.collectives.combine import DenseMax, DenseSum
+from compressa.collectives.scratch import Scratch
 from compressa.errors import PayloadError
 from compressa.kernels.integers import round_to_integers, scale_integers
 from compressa.parameters import Layout
@@ -88,9 +88,7 @@ class SharedScale(Aggregator):
         self._parts = torch.split(self._integers, elems)
         self._maximum = DenseMax(self._scales, world.rank, world.size)
         self._sum = DenseSum(self._integers, world.rank, world.size)
-        combines = (self._maximum, self._sum)
-        largest = max(c.shard_bytes(shard) for c in combines for shard in range(world.size))
-        self._scratch = LazyBuffers(world, largest)
+        self._scratch = Scratch(world.device)
 
     @property
     def rounds(self) -> tuple[Round, ...]:

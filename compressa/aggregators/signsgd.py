@@ -27,12 +27,12 @@ import numpy.typing as npt
 import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
-from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.scatter import cut_shards
 from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs.base import Biased, Codec, Draw
 from compressa.collectives.base import Combine
+from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import block_count, onebit
@@ -167,8 +167,7 @@ class MajorityVote(Aggregator, Combine):
             for scopes in cut_shards(layout, world.size, BLOCK)
         ]
         self._sent = [shard.buffer() for shard in self._shards]
-        largest = max(shard.wire_bytes for shard in self._shards)
-        self._scratch = LazyBuffers(world, largest)
+        self._scratch = Scratch(world.device)
         self._turn = Turn(0)
         self._gradients: Sequence[torch.Tensor] = ()
 

@@ -33,7 +33,6 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
-from compressa.aggregators.dense import LazyBuffers
 from compressa.aggregators.lookup_table import best_table
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.rotated import RotatedScope, Sums
@@ -44,6 +43,7 @@ from compressa.codecs.base import Biased, Draw
 from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
 from compressa.collectives.base import Combine
 from compressa.collectives.combine import DenseMax
+from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import block_count, philox
@@ -196,8 +196,7 @@ class THCAggregator(Aggregator, Combine):
         self._sealed_bytes = [HEADER_BYTES + n * dtype.itemsize for n in sizes]
         self._sealed = _buffer(self._sealed_bytes[world.rank], torch.uint8, world)
         self._integers: Sums = as_array(_buffer(max(sizes), torch.uint8, world))
-        norms = [self._maximum.shard_bytes(shard) for shard in range(world.size)]
-        self._scratch = LazyBuffers(world, max(*self._sealed_bytes, *norms))
+        self._scratch = Scratch(world.device)
 
     @property
     def rounds(self) -> tuple[Round, ...]:

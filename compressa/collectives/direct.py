@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from compressa.collectives.base import Combine, Compute, Exchange, Program
+from compressa.collectives.scratch import Scratch
 
 STAGES_ALL_GATHER = 1
 STAGES_ALL_REDUCE = 2
@@ -52,14 +53,12 @@ def all_gather(
     return everyone
 
 
-def all_reduce(
-    combine: Combine, scratch: Mapping[int, torch.Tensor], rank: int, size: int
-) -> Program[None]:
+def all_reduce(combine: Combine, scratch: Scratch, rank: int, size: int) -> Program[None]:
     """Reduce-scatter, then all-gather; every rank ends with identical bits.
 
     Args:
         combine: The data and what to do with it.
-        scratch: For each other rank, a uint8 buffer as large as the largest shard.
+        scratch: Memory for what arrives.
         rank: This rank.
         size: Number of ranks.
     """
@@ -67,7 +66,7 @@ def all_reduce(
     others = peers(rank, size)
     if others:
         outgoing = {peer: combine.partial(peer) for peer in others}
-        incoming = {peer: scratch[peer][: combine.shard_bytes(rank)] for peer in others}
+        incoming = {peer: scratch.room(peer, combine.shard_bytes(rank)) for peer in others}
         capacity = {peer: combine.shard_bytes(peer) for peer in others}
         received = yield Exchange(outgoing, incoming, combine.exact, capacity)
         for peer, buffer in received.items():
@@ -77,14 +76,12 @@ def all_reduce(
         yield from _share(combine, scratch, rank, others)
 
 
-def _share(
-    combine: Combine, scratch: Mapping[int, torch.Tensor], rank: int, others: list[int]
-) -> Program[None]:
+def _share(combine: Combine, scratch: Scratch, rank: int, others: list[int]) -> Program[None]:
     """All-gather the sealed shards."""
     outgoing = dict.fromkeys(others, combine.sealed(rank))
     landings = {peer: combine.landing(peer) for peer in others}
     incoming = {
-        peer: scratch[peer][: combine.shard_bytes(peer)] if place is None else place
+        peer: scratch.room(peer, combine.shard_bytes(peer)) if place is None else place
         for peer, place in landings.items()
     }
     capacity = dict.fromkeys(others, combine.shard_bytes(rank))

@@ -36,13 +36,18 @@ def uses_backend(round_: Round, transport: Transport) -> bool:
 
 
 def transfers(unit: int, rounds: Sequence[Round], transport: Transport) -> list[Transfer]:
-    """List the exchanges that a unit's program will launch, in order."""
+    """List the exchanges that a unit's program will launch, in order.
+
+    Raises:
+        ConfigError: No message can be as long.
+    """
     result: list[Transfer] = []
     if transport.size == 1:
         return result
     share = (transport.size - 1) / transport.size
     for round_ in rounds:
         size = round_.capacity_bytes
+        round_.check()
         if round_.verb is Verb.ALL_GATHER:
             stages = [size * (transport.size - 1)]
         elif uses_backend(round_, transport):
