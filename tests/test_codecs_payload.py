@@ -25,7 +25,7 @@ from compressa.codecs.payload import (
     write_header,
 )
 from compressa.compressor import Compressor
-from compressa.engine.programs import transfers
+from compressa.engine.sums import Sums
 from compressa.errors import ConfigError, PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.transports.loopback import Loopback
@@ -117,9 +117,9 @@ def test_a_unit_that_a_header_cannot_count_is_refused_when_it_is_built(
 def test_a_message_that_a_frame_cannot_count_is_refused() -> None:
     transport = Loopback(2).transports[0]
     rounds = [Round(Verb.ALL_REDUCE, torch.uint8, size) for size in (2**32 - 1, 2**32)]
-    assert transfers(0, rounds[:1], transport)
+    assert Sums(transport).transfers(0, rounds[:1])
     with pytest.raises(ConfigError, match=r"4294967296 bytes .* 2\^32 - 1"):
-        transfers(0, rounds, transport)
+        Sums(transport).transfers(0, rounds)
 
 
 def test_the_largest_counts_fit_a_header() -> None:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressa.collectives import Compute, Program
-from compressa.collectives.accumulator import Span
-from compressa.collectives.algorithms import ALGORITHMS, AllReduce, segmented
-from compressa.collectives.cost import Link
+from compressa.collectives import Compute, Exchange, Program
+from compressa.collectives.accumulator import Accumulator, Span
+from compressa.collectives.algorithms import ALGORITHMS, Algorithm, AllReduce, segmented
+from compressa.collectives.cost import Link, Stage
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
 from compressa.collectives.team import Team
+from compressa.config import sections
 from compressa.engine.driver import Driver, Task
 from compressa.testing.inputs import generator
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.loopback import Loopback
 
 CPU = torch.device("cpu")
+IN_RANK_ORDER = ["all_to_all", "master_worker", "round_robin"]
+OF_FEW_HOPS = ["halving_doubling", "recursive_doubling", "tree"]
 
 
 def run_all(loopback: Loopback, program: Callable[[int], Program[Any]]) -> list[Any]:
@@ -46,26 +49,54 @@ def run_all(loopback: Loopback, program: Callable[[int], Program[Any]]) -> list[
     return ends
 
 
-def sum_all(loopback: Loopback, all_reduce: AllReduce, values: list[torch.Tensor]) -> None:
-    """Sum in place."""
-    size = loopback.size
+def sum_with(
+    loopback: Loopback, all_reduce: AllReduce, values: Sequence[Accumulator], elems: int
+) -> None:
+    """Sum what accumulators hold, in place."""
 
     def program(rank: int) -> Program[None]:
-        span = Span(0, values[rank].numel())
-        team = Team.everyone(rank, size)
-        return all_reduce(DenseValues(values[rank]), span, team, Scratch(CPU))
+        team = Team.everyone(rank, loopback.size)
+        return all_reduce(values[rank], Span(0, elems), team, Scratch(CPU))
 
-    assert run_all(loopback, program) == [None] * size
+    assert run_all(loopback, program) == [None] * loopback.size
+
+
+def sum_all(loopback: Loopback, all_reduce: AllReduce, values: list[torch.Tensor]) -> None:
+    """Sum in place."""
+    sum_with(loopback, all_reduce, [DenseValues(value) for value in values], values[0].numel())
+
+
+def same_bits(values: Sequence[torch.Tensor]) -> bool:
+    return all(torch.equal(v.view(torch.uint8), values[0].view(torch.uint8)) for v in values)
+
+
+def due_s(stages: Sequence[Stage], link: Link) -> float:
+    """What stages take where each message has a header, too."""
+    headers_s = sum(stage.messages for stage in stages) * FRAME_HEADER_BYTES * link.byte_s
+    return link.time_s(stages) + headers_s
+
+
+def time_s(algorithm: Algorithm, size: int, link: Link, elems: int = 8 * 1024) -> float:
+    """How long a sum of int32 takes on the virtual clock."""
+    values = [torch.full((elems,), rank, dtype=torch.int32) for rank in range(size)]
+    loopback = Loopback(size, message_s=link.message_s, bandwidth_bytes_per_s=1 / link.byte_s)
+    sum_all(loopback, algorithm.all_reduce, values)
+    assert all((value == size * (size - 1) // 2).all() for value in values)
+    return loopback.clock.now_s
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("segments", [1, 3])
-@settings(max_examples=25)
-@given(size=st.integers(1, 17), elems=st.sampled_from([0, 1, 15, 16, 17, 1000]), seed=st.integers())
+@settings(max_examples=30)
+@given(
+    size=st.integers(1, 17),
+    elems=st.sampled_from([0, 1, 15, 16, 17, 1000]),
+    segments=st.sampled_from([1, 3]),
+    seed=st.integers(0, 999),
+)
 def test_integers_are_summed_exactly(
-    name: str, segments: int, size: int, elems: int, seed: int
+    name: str, size: int, elems: int, segments: int, seed: int
 ) -> None:
-    random = generator(seed % 1000)
+    random = generator(seed)
     values = [torch.randint(-1000, 1000, (elems,), generator=random) for _ in range(size)]
     due = torch.stack(values).sum(0)
     sum_all(Loopback(size), segmented(ALGORITHMS[name], segments), values)
@@ -73,28 +104,68 @@ def test_integers_are_summed_exactly(
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("size", [*range(2, 10), 16, 61])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_rank_ends_with_the_same_bits(name: str, size: int, dtype: torch.dtype) -> None:
-    random = generator(size)
-    values = [torch.randn(777, generator=random).to(dtype) for _ in range(size)]
-    exact = torch.stack(values).double().sum(0)
-    scale = torch.stack(values).double().abs().sum(0)
-    sum_all(Loopback(size), ALGORITHMS[name].all_reduce, values)
-    assert all(torch.equal(value, values[0]) for value in values)
-    ulp = torch.finfo(dtype).eps
-    assert ((values[0].double() - exact).abs() <= size * ulp * scale).all()
+def test_every_rank_ends_with_the_same_bits(name: str, dtype: torch.dtype) -> None:
+    for size in [*range(1, 10), 16, 31]:
+        random = generator(size)
+        values = [torch.randn(777, generator=random).to(dtype) for _ in range(size)]
+        exact = torch.stack(values).double().sum(0)
+        scale = torch.stack(values).double().abs().sum(0)
+        sum_all(Loopback(size), ALGORITHMS[name].all_reduce, values)
+        assert same_bits(values)
+        ulp = torch.finfo(dtype).eps
+        assert ((values[0].double() - exact).abs() <= size * ulp * scale).all()
+
+
+@pytest.mark.parametrize("name", IN_RANK_ORDER)
+def test_those_that_can_sum_in_the_order_of_ranks(name: str) -> None:
+    values = [torch.randn(777, generator=generator(rank)) for rank in range(7)]
+    due = values[0].clone()
+    for value in values[1:]:
+        due += value
+    sum_all(Loopback(7), ALGORITHMS[name].all_reduce, values)
+    assert same_bits([due, *values])
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("size", [2, 3, 4, 7, 8, 64])
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 7, 8, 32])
 def test_it_takes_as_long_as_its_stages_say(name: str, size: int) -> None:
-    elems, message_s, byte_s = 16 * 1024, 1e-3, 1e-6
-    values = [torch.full((elems,), rank, dtype=torch.int32) for rank in range(size)]
-    loopback = Loopback(size, message_s=message_s, bandwidth_bytes_per_s=1 / byte_s)
-    sum_all(loopback, ALGORITHMS[name].all_reduce, values)
-    # On the wire each message has a header, too.
-    stages = ALGORITHMS[name].stages(4 * elems, size)
-    headers_s = sum(stage.messages for stage in stages) * FRAME_HEADER_BYTES * byte_s
-    due_s = Link(message_s, byte_s).time_s(stages) + headers_s
-    assert loopback.clock.now_s == pytest.approx(due_s, rel=0.02)
+    link = Link(1e-3, 1e-6)
+    due = due_s(ALGORITHMS[name].stages(32 * 1024, size), link)
+    assert time_s(ALGORITHMS[name], size, link) == pytest.approx(due, rel=0.02)
+
+
+@pytest.mark.parametrize("name", OF_FEW_HOPS)
+@pytest.mark.parametrize("size", [1000, 1024])
+def test_it_takes_as_long_as_its_stages_say_on_a_thousand_ranks(name: str, size: int) -> None:
+    link, elems = Link(1e-3, 1e-6), 1024
+    due = due_s(ALGORITHMS[name].stages(4 * elems, size), link)
+    assert time_s(ALGORITHMS[name], size, link, elems) == pytest.approx(due, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_every_rank_asks_for_as_many_exchanges_as_there_are_stages(name: str) -> None:
+    for size in [*range(1, 10), 13]:
+        assert exchanges(ALGORITHMS[name], size) == {len(ALGORITHMS[name].stages(400, size))}
+
+
+def exchanges(algorithm: Algorithm, size: int) -> set[int]:
+    """The numbers of exchanges that ranks ask for in a sum of 100 elements."""
+    counts = [0] * size
+
+    def counted(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
+        program, result = algorithm.all_reduce(values, span, team, scratch), None
+        while True:
+            try:
+                operation = program.send(result)
+            except StopIteration:
+                return
+            counts[team.place] += isinstance(operation, Exchange)
+            result = yield operation
+
+    sum_all(Loopback(size), counted, [torch.zeros(100) for _ in range(size)])
+    return set(counts)
+
+
+def test_a_configuration_can_name_each() -> None:
+    assert get_args(sections.Algorithm) == ("auto", "backend", *ALGORITHMS)

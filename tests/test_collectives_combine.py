@@ -7,6 +7,7 @@ import torch
 from test_collectives_direct import run_all
 
 from compressa.collectives import DenseMax, DenseSum, Program, direct
+from compressa.collectives.scratch import Scratch
 from compressa.testing.inputs import generator
 from compressa.testing.memory import same_bits
 from compressa.transports.loopback import Loopback
@@ -17,9 +18,7 @@ def largest_of(values: list[torch.Tensor]) -> None:
 
     def program(rank: int) -> Program[None]:
         combine = DenseMax(values[rank], rank, size)
-        most = max(combine.shard_bytes(shard) for shard in range(size))
-        scratch = {peer: torch.empty(most, dtype=torch.uint8) for peer in direct.peers(rank, size)}
-        return direct.all_reduce(combine, scratch, rank, size)
+        return direct.all_reduce(combine, Scratch(torch.device("cpu")), rank, size)
 
     assert run_all(Loopback(size), program) == [None] * size
 

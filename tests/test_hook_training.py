@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from _ranks import Group, same, settings
 
+from compressa.collectives.algorithms import ALGORITHMS
 from compressa.compressors import COMPRESSORS
 
 pytestmark = pytest.mark.ranks
@@ -42,6 +43,17 @@ def test_every_compressor_trains_and_replicas_stay_identical(
     check_run(results, steps=4)
     ratio = results[0]["stats"]["ratio"]
     assert ratio == 1.0 if compressor == "none" else ratio > 1.5
+
+
+@pytest.mark.parametrize("transport", ["tcp", "gloo-group"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_sums_by_any_algorithm_train_and_replicas_stay_identical(
+    algorithm: str, transport: str, four: Group
+) -> None:
+    for compressor in ("none", "powersgd"):
+        exchange = {"transport": transport, "algorithm": algorithm}
+        config = settings(compressor, exchange=exchange)
+        check_run(four.run("_rank_jobs.train", config=config, steps=3), steps=3)
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)

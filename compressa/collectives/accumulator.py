@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -25,22 +27,43 @@ class Span(NamedTuple):
         """Number of elements."""
         return self.stop - self.start
 
-    def cut(self, parts: int, align_elems: int) -> list[Span]:
+    def cut(self, parts: int, align_elems: int) -> tuple[Span, ...]:
         """Cut into nearly equal parts, some of which may be empty.
 
         Args:
             parts: How many.
             align_elems: Cuts are whole multiples of it from the beginning.
         """
-        inner = (round(self.elems * i / parts / align_elems) * align_elems for i in range(1, parts))
-        edges = [self.start, *(self.start + min(edge, self.elems) for edge in inner), self.stop]
-        return [Span(*pair) for pair in itertools.pairwise(edges)]
+        return _cut(self, parts, align_elems)
+
+
+@lru_cache(maxsize=4096)
+def _cut(span: Span, parts: int, align_elems: int) -> tuple[Span, ...]:
+    inner = (round(span.elems * i / parts / align_elems) * align_elems for i in range(1, parts))
+    edges = [span.start, *(span.start + min(edge, span.elems) for edge in inner), span.stop]
+    return tuple(Span(*pair) for pair in itertools.pairwise(edges))
+
+
+class Author(NamedTuple):
+    """In whose name a message is made: ranks that hold the same bits name the same one.
+
+    Then their messages are the same, too, although random bits differ from rank to rank.
+
+    Attributes:
+        rank: One of those that hold the bits.
+        hop: Tells its messages of the same elements from each other.
+    """
+
+    rank: int
+    hop: int = 0
 
 
 class Accumulator(ABC):
     """Values that partial sums of other ranks are added to, a span at a time.
 
-    Messages are 1-D uint8 tensors. Spans that are under way at the same time do not overlap.
+    Messages are 1-D uint8 tensors, which stay as they are until the program has ended, or the
+    next message of the same elements is made. Spans that are under way at the same time do not
+    overlap.
     """
 
     @property
@@ -58,23 +81,32 @@ class Accumulator(ABC):
         """Most bytes of a message."""
 
     @abstractmethod
-    def quick(self, span: Span) -> bool:
-        """Whether any of the calls below takes less time than handing it to another thread."""
+    def quick(self, elems: int) -> bool:
+        """Whether any of the calls below, for so many, is faster than handing it to a thread."""
 
     @abstractmethod
     def give(self, span: Span) -> torch.Tensor:
-        """Return the values so far, for a rank that adds them to its own."""
+        """Return the values so far, for a rank that adds them to its own.
 
-    @abstractmethod
-    def share(self, span: Span) -> torch.Tensor:
-        """Return the values so far, for ranks that hold the same from then on.
-
-        If the message is not exact, this rank goes on with what it decodes to, as they do.
+        In a sum a rank gives each element once at most: from then on it is another's to sum.
         """
 
     @abstractmethod
-    def add(self, span: Span, message: torch.Tensor) -> None:
-        """Add what another rank gives."""
+    def share(self, span: Span, author: Author) -> torch.Tensor:
+        """Return the values so far, for ranks that hold the same from then on.
+
+        If the message is lossy, this rank goes on with what it decodes to, as they do.
+        """
+
+    @abstractmethod
+    def add(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """Add what other ranks give: the sum of `before`, this rank's own values, `after`.
+
+        It is taken from the first to the last, so that ranks that name the same order get the same
+        bits. What `before` holds may be overwritten.
+        """
 
     @abstractmethod
     def take(self, span: Span, message: torch.Tensor) -> None:

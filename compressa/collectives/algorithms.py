@@ -1,11 +1,22 @@
-"""All-reduce algorithms by name: what each one does, and what it costs."""
+"""All-reduce algorithms by name: what each one does, and what it costs.
+
+`hierarchical` makes another of any of them, for ranks that share hosts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-from compressa.collectives import ring
+from compressa.collectives import (
+    all_to_all,
+    halving_doubling,
+    master_worker,
+    recursive_doubling,
+    ring,
+    round_robin,
+    tree,
+)
 from compressa.collectives.accumulator import Accumulator, Span
 from compressa.collectives.base import Program, Together
 from compressa.collectives.cost import Stage
@@ -32,7 +43,13 @@ class Algorithm(NamedTuple):
 
 
 ALGORITHMS = {
+    "all_to_all": Algorithm(all_to_all.all_reduce, all_to_all.stages),
+    "halving_doubling": Algorithm(halving_doubling.all_reduce, halving_doubling.stages),
+    "master_worker": Algorithm(master_worker.all_reduce, master_worker.stages),
+    "recursive_doubling": Algorithm(recursive_doubling.all_reduce, recursive_doubling.stages),
     "ring": Algorithm(ring.all_reduce, ring.stages),
+    "round_robin": Algorithm(round_robin.all_reduce, round_robin.stages),
+    "tree": Algorithm(tree.all_reduce, tree.stages),
 }
 
 

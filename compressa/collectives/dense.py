@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from compressa.collectives.accumulator import Accumulator, Span
+from compressa.collectives.accumulator import Accumulator, Author, Span
 
 _ALIGN_ELEMS = 16
 _QUICK_BYTES = 1 << 17  # some ten microseconds; a hand-over to a busy thread takes a hundred
@@ -19,7 +19,8 @@ class DenseValues(Accumulator):
 
     Args:
         values: 1-D, contiguous.
-        take_in: Combines another tensor into one, in place: the sum unless given.
+        take_in: Combines another tensor into one, in place, either way round with the same bits:
+            the sum unless given.
     """
 
     def __init__(
@@ -44,21 +45,30 @@ class DenseValues(Accumulator):
         """What the elements take."""
         return span.elems * self._values.itemsize
 
-    def quick(self, span: Span) -> bool:
+    def quick(self, elems: int) -> bool:
         """Unless there are many."""
-        return self.capacity_bytes(span) <= _QUICK_BYTES
+        return elems * self._values.itemsize <= _QUICK_BYTES
 
     def give(self, span: Span) -> torch.Tensor:
         """The values, where they are."""
         return self._at(span).view(torch.uint8)
 
-    def share(self, span: Span) -> torch.Tensor:
+    def share(self, span: Span, author: Author) -> torch.Tensor:
         """The same."""
         return self.give(span)
 
-    def add(self, span: Span, message: torch.Tensor) -> None:
-        """Combine it in."""
-        self._take_in(self._at(span), message.view(self._values.dtype))
+    def add(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """Combine them in, without a copy of the values."""
+        own, dtype = self._at(span), self._values.dtype
+        if before:
+            total = before[0].view(dtype)
+            for message in before[1:]:
+                self._take_in(total, message.view(dtype))
+            self._take_in(own, total)
+        for message in after:
+            self._take_in(own, message.view(dtype))
 
     def take(self, span: Span, message: torch.Tensor) -> None:
         """Copy it."""

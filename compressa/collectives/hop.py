@@ -6,42 +6,82 @@ ends; in some of them it may have nothing to say, or nothing to hear.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
-from compressa.collectives.accumulator import Accumulator, Span
+from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.collectives.scratch import Scratch
 
 Finals = dict[Span, torch.Tensor]
-"""What is known of the result: the message of each span, as its owner has made it."""
+"""The messages that the result consists of, as their owners made them, as far as they are known.
+
+Those that land in place need not be kept: they are where the values are.
+"""
+
+
+def idle(hops: int = 1) -> Program[None]:
+    """Go through hops in which this rank has nothing to do."""
+    for _ in range(hops):
+        yield Exchange({}, {})
+
+
+def give_hop(values: Accumulator, peer: int, span: Span) -> Program[None]:
+    """Give partial sums away, and hear nothing."""
+    message = yield Compute(lambda: values.give(span), "encode", values.quick(span.elems))
+    yield Exchange({peer: message}, {}, values.exact, {peer: values.capacity_bytes(span)})
 
 
 def reduce_hop(
     values: Accumulator,
     scratch: Scratch,
     outgoing: Mapping[int, Span],
-    incoming: Mapping[int, Span],
+    span: Span,
+    after: Sequence[int] = (),
+    before: Sequence[int] = (),
 ) -> Program[None]:
-    """Give partial sums away, by rank; then add those of others, in the order of `incoming`."""
+    """Give partial sums away, by rank; then add what others give of one span.
+
+    Args:
+        values: What is summed.
+        scratch: Memory for what comes in.
+        outgoing: By rank, what it is given.
+        span: What is added to, and given by others.
+        after: Ranks whose values come after this rank's own in the sum, in order.
+        before: Those whose values come before.
+    """
 
     def give() -> dict[int, torch.Tensor]:
-        return {peer: values.give(span) for peer, span in outgoing.items()}
+        return {peer: values.give(part) for peer, part in outgoing.items()}
 
-    messages = yield Compute(give, "encode", _quick(values, outgoing.values()))
-    yield from _add(values, scratch, outgoing, incoming, messages)
-
-
-def swap_hop(values: Accumulator, scratch: Scratch, peer: int, span: Span) -> Program[None]:
-    """Add a peer's partial sum while it adds this rank's: both hold the same bits afterwards."""
-    message = yield Compute(lambda: values.share(span), "encode", values.quick(span))
-    yield from _add(values, scratch, {peer: span}, {peer: span}, {peer: message})
+    elems = sum(part.elems for part in outgoing.values())
+    messages = yield Compute(give, "encode", values.quick(elems))
+    capacity = {peer: values.capacity_bytes(part) for peer, part in outgoing.items()}
+    yield from _add(values, scratch, messages, capacity, span, after, before)
 
 
-def seal(values: Accumulator, span: Span) -> Program[Finals]:
+def swap_hop(
+    values: Accumulator,
+    scratch: Scratch,
+    span: Span,
+    author: Author,
+    after: Sequence[int],
+    before: Sequence[int] = (),
+) -> Program[None]:
+    """Add others' partial sums while they add this rank's: all hold the same bits afterwards.
+
+    Where more than two swap, `before` and `after` are to name the same order on each.
+    """
+    message = yield from _share(values, span, author)
+    messages = dict.fromkeys([*after, *before], message)
+    capacity = dict.fromkeys(messages, values.capacity_bytes(span))
+    yield from _add(values, scratch, messages, capacity, span, after, before)
+
+
+def seal(values: Accumulator, span: Span, author: Author) -> Program[Finals]:
     """Declare what this rank holds to be the result."""
-    message = yield Compute(lambda: values.share(span), "encode", values.quick(span))
+    message = yield from _share(values, span, author)
     return {span: message}
 
 
@@ -62,57 +102,62 @@ def share_hop(
             of unknown length.
         incoming: The same of what it sends.
     """
-    rooms, landed = {}, set()
+    rooms, kept = {}, {}
     for peer, spans in incoming.items():
-        place = values.landing(_whole(spans))
+        place = values.landing(whole(spans))
         if place is None:
-            place = scratch.room(("final", *_whole(spans)), _capacity(values, spans))
-        else:
-            landed.add(peer)
+            place = scratch.room(("final", *whole(spans)), _capacity(values, spans))
+            kept[peer] = spans
         rooms[peer] = place
     messages = {peer: _joined(values, finals, spans) for peer, spans in outgoing.items()}
-    capacity = {peer: _capacity(values, spans) for peer, spans in outgoing.items()}
+    capacity = {
+        peer: messages[peer].numel() if values.exact else _capacity(values, spans)
+        for peer, spans in outgoing.items()
+    }
     received = yield Exchange(messages, rooms, values.exact, capacity)
-    came = {peer: _parted(values, received[peer], spans) for peer, spans in incoming.items()}
-    for known in came.values():
-        finals |= known
-    to_take = [item for peer, known in came.items() if peer not in landed for item in known.items()]
+    came: Finals = {}
+    for peer, spans in kept.items():
+        came |= _parted(values, received[peer], spans)
+    finals |= came
 
     def take() -> None:
-        for span, message in to_take:
+        for span, message in came.items():
             values.take(span, message)
 
-    if to_take:
-        yield Compute(take, "decode", _quick(values, [span for span, _ in to_take]))
+    if came:
+        yield Compute(take, "decode", values.quick(sum(span.elems for span in came)))
+
+
+def _share(values: Accumulator, span: Span, author: Author) -> Program[torch.Tensor]:
+    message: torch.Tensor = yield Compute(
+        lambda: values.share(span, author), "encode", values.quick(span.elems)
+    )
+    return message
 
 
 def _add(
     values: Accumulator,
     scratch: Scratch,
-    outgoing: Mapping[int, Span],
-    incoming: Mapping[int, Span],
     messages: Mapping[int, torch.Tensor],
+    capacity: Mapping[int, int],
+    span: Span,
+    after: Sequence[int],
+    before: Sequence[int],
 ) -> Program[None]:
-    rooms = {
-        peer: scratch.room(("partial", peer, span.start), values.capacity_bytes(span))
-        for peer, span in incoming.items()
-    }
-    capacity = {peer: values.capacity_bytes(span) for peer, span in outgoing.items()}
+    """Send messages, and add those that come: their memory is free again when this has ended."""
+    peers, size = [*before, *after], values.capacity_bytes(span)
+    rooms = {p: scratch.room(("partial", i, span.start), size) for i, p in enumerate(peers)}
     received = yield Exchange(messages, rooms, values.exact, capacity)
 
     def add() -> None:
-        for peer, span in incoming.items():
-            values.add(span, received[peer])
+        values.add(span, [received[p] for p in after], [received[p] for p in before])
 
-    if incoming:
-        yield Compute(add, "decode", _quick(values, incoming.values()))
-
-
-def _quick(values: Accumulator, spans: Iterable[Span]) -> bool:
-    return all(values.quick(span) for span in spans)
+    if peers:
+        yield Compute(add, "decode", values.quick(span.elems * len(peers)))
 
 
-def _whole(spans: Sequence[Span]) -> Span:
+def whole(spans: Sequence[Span]) -> Span:
+    """Several that lie side by side, as one."""
     return Span(spans[0].start, spans[-1].stop)
 
 
@@ -122,10 +167,10 @@ def _capacity(values: Accumulator, spans: Sequence[Span]) -> int:
 
 def _joined(values: Accumulator, finals: Finals, spans: Sequence[Span]) -> torch.Tensor:
     """One message of several, which lie side by side where they land in place."""
-    if len(spans) == 1:
-        return finals[spans[0]]
-    place = values.landing(_whole(spans))
-    return torch.cat([finals[span] for span in spans]) if place is None else place
+    place = values.landing(whole(spans))
+    if place is not None:
+        return place
+    return finals[spans[0]] if len(spans) == 1 else torch.cat([finals[span] for span in spans])
 
 
 def _parted(values: Accumulator, message: torch.Tensor, spans: Sequence[Span]) -> Finals:

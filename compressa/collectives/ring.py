@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compressa.collectives.accumulator import Accumulator, Span
+from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.hop import Finals, reduce_hop, seal, share_hop
@@ -35,15 +35,30 @@ def reduce_scatter(
     after, before = team.at(team.place + 1), team.at(team.place - 1)
     for hop in range(1, team.size):
         given, added = (spans[(team.place - hop - i) % team.size] for i in (0, 1))
-        yield from reduce_hop(values, scratch, {after: given}, {before: added})
+        yield from reduce_hop(values, scratch, {after: given}, added, [before])
 
 
 def all_gather(
-    values: Accumulator, spans: Sequence[Span], team: Team, scratch: Scratch
+    values: Accumulator,
+    spans: Sequence[Span],
+    team: Team,
+    scratch: Scratch,
+    author: Author | None = None,
 ) -> Program[None]:
-    """Bring each place's span to all."""
+    """Bring each place's span to all.
+
+    Args:
+        values: Where results are, and go.
+        spans: One for each place.
+        team: Who takes part.
+        scratch: Memory for what comes in.
+        author: In whose name this rank seals its own span: its own unless others hold it, too.
+    """
+    if team.size == 1:
+        return
     after, before = team.at(team.place + 1), team.at(team.place - 1)
-    finals: Finals = yield from seal(values, spans[team.place])
+    own = spans[team.place]
+    finals: Finals = yield from seal(values, own, author or Author(team.at(team.place)))
     for hop in range(team.size - 1):
         sent, taken = (spans[(team.place - hop - i) % team.size] for i in (0, 1))
         yield from share_hop(values, scratch, finals, {after: [sent]}, {before: [taken]})

@@ -35,3 +35,11 @@ class Team:
     def others(self) -> list[int]:
         """The other places, the next one first."""
         return [(self.place + shift) % self.size for shift in range(1, self.size)]
+
+    def before(self) -> list[int]:
+        """The ranks at the places before this one, in order."""
+        return list(self.ranks[: self.place])
+
+    def after(self) -> list[int]:
+        """The ranks at the places after this one, in order."""
+        return list(self.ranks[self.place + 1 :])

@@ -15,6 +15,17 @@ from compressa.config.sizes import Bytes
 
 FeedbackKind = Literal["auto", "error", "scaled", "ef21", "none"]
 ExchangeKind = Literal["auto", "all_reduce", "all_gather", "scatter_reduce"]
+Algorithm = Literal[
+    "auto",
+    "backend",
+    "all_to_all",
+    "halving_doubling",
+    "master_worker",
+    "recursive_doubling",
+    "ring",
+    "round_robin",
+    "tree",
+]
 
 NONE: dict[str, JsonValue] = {"default": {"name": "none"}}
 
@@ -106,6 +117,13 @@ class Exchange(Section):
         default="auto",
         description="auto: the cheapest that the compressor allows; scatter_reduce: each rank "
         "sums a part and shares it compressed.",
+    )
+    algorithm: Algorithm = Field(
+        default="auto",
+        description="How sums of plain values cross the network (compressor none, fp16, bf16, and "
+        "what else a plain all-reduce may sum): backend: as Gloo, NCCL or MPI sums by itself; the "
+        "others are compressa's own. auto: the backend's from 1 MiB on, if it has one, else "
+        "round_robin.",
     )
     unit_bytes: Bytes = Field(
         default=4 << 20,

@@ -344,7 +344,7 @@ class Engine:
             collect,
             lambda: unit.deliver(gradients, check),
             turn,
-            self._transport,
+            self._phase.sums,
         )
         payload = sum(round_.capacity_bytes for round_ in unit.aggregator.rounds)
         dense = unit.layout.elems * unit.layout.dtype.itemsize

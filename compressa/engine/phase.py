@@ -6,10 +6,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from compressa.aggregators.base import World
-from compressa.collectives import base as operations
 from compressa.compressor import Compressor
 from compressa.config import Exchange
-from compressa.engine.programs import transfers, uses_backend
+from compressa.engine.sums import Sums
 from compressa.engine.unit_runtime import UnitRuntime
 from compressa.engine.units import build_units
 from compressa.parameters import ParameterInfo
@@ -24,7 +23,7 @@ class Phase:
         parameters: In the model's order.
         compressors: By parameter name; `at` and `for_parameter` are resolved here.
         step: First step of the phase.
-        exchange: Says how large units are.
+        exchange: Says how large units are, and how values are summed.
         world: What aggregators need.
         transport: What will carry the exchanges.
     """
@@ -42,7 +41,7 @@ class Phase:
         breakpoints = {b for c in compressors.values() for b in c.breakpoints if b > step}
         self._first_step = step
         self._end_step = min(breakpoints, default=None)
-        self._transport = transport
+        self.sums = Sums(transport, exchange.algorithm)
         self.units = [
             UnitRuntime(unit, world)
             for unit in build_units(
@@ -72,7 +71,7 @@ class Phase:
         steps = [
             transfer
             for index, unit in enumerate(self.units)
-            for transfer in transfers(index, unit.aggregator.rounds, self._transport)
+            for transfer in self.sums.transfers(index, unit.aggregator.rounds)
         ]
         return POLICIES[policy](steps, first_step=self._first_step)
 
@@ -81,17 +80,6 @@ class Phase:
         chosen = {
             (index, stage)
             for index, unit in enumerate(self.units)
-            for stage in self._ordered_stages(unit)
+            for stage in self.sums.ordered(unit.aggregator.rounds)
         }
         return [key for key in plan.order if key in chosen]
-
-    def _ordered_stages(self, unit: UnitRuntime) -> list[int]:
-        stages: list[int] = []
-        stage = 0
-        for round_ in unit.aggregator.rounds:
-            backend = uses_backend(round_, self._transport)
-            count = len(transfers(0, [round_], self._transport))
-            if backend or self._transport.ordered(operations.Exchange({}, {})):
-                stages += range(stage, stage + count)
-            stage += count
-        return stages

@@ -16,6 +16,7 @@ from compressa.aggregators.base import State, Turn, World
 from compressa.collectives.base import Compute, Exchange, Operation, Program
 from compressa.compressor import Compressor
 from compressa.engine.programs import unit_program
+from compressa.engine.sums import Sums
 from compressa.engine.unit_runtime import UnitRuntime
 from compressa.engine.units import build_units
 from compressa.errors import PayloadError
@@ -52,7 +53,8 @@ class Lockstep:
     ) -> None:
         self.states = [State() for _ in range(size)]
         self.next_step = 0
-        self._transports = Loopback(size).transports  # these are asked for rank and size only
+        # These transports are asked for rank and size only.
+        self._sums = [Sums(transport) for transport in Loopback(size).transports]
         now = {p.name: compressor.at(0).for_parameter(p) for p in parameters}
         units = build_units(parameters, now, unit_bytes, 1, unit_bytes)
         worlds = [World(rank, size, 0, exchange, state) for rank, state in enumerate(self.states)]
@@ -87,7 +89,7 @@ class Lockstep:
             partial(runtime.collect, gradients),
             partial(runtime.deliver, gradients, check_finite=False),
             turn,
-            self._transports[rank],
+            self._sums[rank],
         )
 
 

@@ -126,7 +126,7 @@ class LoopbackRank:
             lambda: unit.collect(gradients),
             lambda: unit.deliver(gradients, check_finite=True),
             turn,
-            self._transport,
+            self.phase.sums,
         )
         name = unit.layout.name
         return Task(index, name, turn.step, program, lambda error: self._finished(index, error))

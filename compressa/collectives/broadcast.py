@@ -1,0 +1,121 @@
+"""Broadcast algorithms by name: bytes from the places that hold them to all others of a team.
+
+With several sources, each serves a share of the other places, except where an algorithm says
+otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from compressa.collectives import (
+    broadcast_k_nomial,
+    broadcast_multi_source,
+    broadcast_ring,
+    broadcast_scatter,
+)
+from compressa.collectives.base import Program, Together
+from compressa.collectives.cost import Stage
+from compressa.collectives.hop import idle
+from compressa.collectives.passing import check_sources, cut
+from compressa.collectives.team import Team
+
+Broadcast = Callable[[torch.Tensor, Team, Sequence[int]], Program[None]]
+"""Brings uint8 memory from some places of a team (not ranks) to the others, in place.
+
+On every rank it asks for the same number of exchanges: as many as it has stages.
+"""
+
+
+class BroadcastAlgorithm(NamedTuple):
+    """One way to bring bytes from one or several places to all.
+
+    Attributes:
+        broadcast: The program.
+        stages: What each exchange costs, for so many bytes, ranks and sources.
+    """
+
+    broadcast: Broadcast
+    stages: Callable[[int, int, int], list[Stage]]
+
+
+def shared_out(
+    program: Callable[[torch.Tensor, Team], Program[None]],
+    stages: Callable[[int, int], list[Stage]],
+) -> BroadcastAlgorithm:
+    """Have each source serve a share of the others.
+
+    Args:
+        program: Broadcasts from the first place of a team.
+        stages: What its exchanges cost, for so many bytes and ranks.
+    """
+
+    def broadcast(data: torch.Tensor, team: Team, sources: Sequence[int]) -> Program[None]:
+        groups = _groups(team, sources)
+        own = next(group for group in groups if team.place in group)
+        group = Team([team.at(place) for place in own], own.index(team.place))
+        yield from program(data, group)
+        hops = len(all_stages(0, team.size, len(sources)))
+        yield from idle(hops - len(stages(0, group.size)))
+
+    def all_stages(size_bytes: int, ranks: int, sources: int) -> list[Stage]:
+        return stages(size_bytes, -(-ranks // sources))
+
+    return BroadcastAlgorithm(broadcast, all_stages)
+
+
+def _groups(team: Team, sources: Sequence[int]) -> list[list[int]]:
+    """A group for each source: itself, and its share of the others."""
+    check_sources(team, sources)
+    others = [place for place in range(team.size) if place not in sources]
+    edges = [len(others) * i // len(sources) for i in range(len(sources) + 1)]
+    return [[source, *others[edges[i] : edges[i + 1]]] for i, source in enumerate(sources)]
+
+
+def segmented(algorithm: BroadcastAlgorithm, segments: int) -> Broadcast:
+    """Cut the bytes into several: while one is awaited, another is on the wire."""
+
+    def broadcast(data: torch.Tensor, team: Team, sources: Sequence[int]) -> Program[None]:
+        parts = cut(data, segments)
+        programs = [algorithm.broadcast(part, team, sources) for part in parts]
+        yield Together(programs, len(algorithm.stages(0, team.size, len(sources))))
+
+    return broadcast
+
+
+def ring(chunks: int) -> BroadcastAlgorithm:
+    """Along a ring, in so many pieces."""
+    return shared_out(
+        partial(broadcast_ring.broadcast, chunks=chunks),
+        partial(broadcast_ring.stages, chunks=chunks),
+    )
+
+
+def k_nomial(k: int) -> BroadcastAlgorithm:
+    """Down a tree, in which each hop has k times as many ranks that hold the bytes."""
+    return shared_out(
+        partial(broadcast_k_nomial.broadcast, k=k), partial(broadcast_k_nomial.stages, k=k)
+    )
+
+
+def multi_source(rounds: int) -> BroadcastAlgorithm:
+    """From all sources to all others at once, in so many rounds."""
+    return BroadcastAlgorithm(
+        partial(broadcast_multi_source.broadcast, rounds=rounds),
+        partial(broadcast_multi_source.stages, rounds=rounds),
+    )
+
+
+BROADCASTS = {
+    "binomial": k_nomial(2),
+    "multi_source": multi_source(1),
+    "multi_source_rounds": multi_source(4),
+    "quadrinomial": k_nomial(4),
+    "ring_direct": ring(1),
+    "ring_pipelined": ring(16),
+    "scatter_all_gather": shared_out(broadcast_scatter.broadcast, broadcast_scatter.stages),
+}

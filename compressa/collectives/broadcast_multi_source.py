@@ -1,0 +1,152 @@
+"""Multi-source broadcast: ranks that all hold the bytes feed them into a ring of those that do not.
+
+The receivers form a ring, which the sources enter at equal distances; each has chunks of its own to
+feed in, that go round to all receivers. As long as no chunk comes round to where a source enters,
+it feeds in new ones; then it pauses, so that every port hears from one rank at a time (no incast),
+and from the first hops on all are busy. Where a ring of one source takes R-1 hops to fill, this
+takes L-1, with R receivers and L = ceil(R/S) of them between two of S sources; the floor, m b, is
+reached where there are as many sources as receivers.
+
+The bytes go round in G rounds of R chunks each, c = m / (G R). More rounds fill the ring faster;
+before a source begins another, the rank that it takes turns with says so in a message of one byte.
+Cost: (G R + L-1) (a + c b) + (G-1) (a + b), the last only where S > 1. With more sources than
+receivers, some have nothing to do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+
+from compressa.collectives.base import Program
+from compressa.collectives.cost import Link, Stage
+from compressa.collectives.passing import check_sources, cut, pass_hop
+from compressa.collectives.team import Team
+
+
+class _Ring(NamedTuple):
+    """Who says what in which hop.
+
+    Attributes:
+        receivers: How many.
+        entries: For each source, which receiver it feeds.
+        rounds: How often each source feeds chunks in.
+    """
+
+    receivers: int
+    entries: Sequence[int]
+    rounds: int
+
+    @classmethod
+    def of(cls, ranks: int, sources: int, rounds: int) -> _Ring:
+        receivers = ranks - sources
+        feeding = min(receivers, sources)
+        return cls(receivers, [receivers * i // feeding for i in range(feeding)], rounds)
+
+    @property
+    def lengths(self) -> list[int]:
+        """For each source, how many chunks it feeds in a round: from the entry before to its own.
+
+        So many hops pass before the first chunk of another source comes along.
+        """
+        befores = [self.entries[-1] - self.receivers, *self.entries] if self.entries else []
+        return [own - before for own, before in zip(self.entries, befores, strict=False)]
+
+    @property
+    def hops(self) -> int:
+        return self.rounds * self.receivers + max(self.lengths) - 1 if self.entries else 0
+
+    def heard(self, receiver: int, hop: int) -> tuple[int, int] | None:
+        """What a receiver hears in a hop: number of the chunk, and of its source.
+
+        The number is -1 instead of the source's where another receiver passes it on.
+        """
+        first = 0
+        for source, (entry, length) in enumerate(zip(self.entries, self.lengths, strict=True)):
+            distance = (receiver - entry) % self.receivers
+            past, turn = divmod(hop - distance, self.receivers)
+            if 0 <= past < self.rounds and turn < length:
+                return past * self.receivers + first + turn, -1 if distance else source
+            first += length
+        return None
+
+    def hands_over(self, hop: int) -> bool:
+        """Whether it is the last hop of a round that another one follows."""
+        past, turn = divmod(hop + 1, self.receivers)
+        return len(self.entries) > 1 and not turn and past < self.rounds
+
+
+def broadcast(data: torch.Tensor, team: Team, sources: Sequence[int], rounds: int) -> Program[None]:
+    """Bring the sources' bytes to all of the team."""
+    check_sources(team, sources)
+    receivers = [place for place in range(team.size) if place not in sources]
+    ring = _Ring.of(team.size, len(sources), rounds)
+    parts = cut(data, max(1, rounds * len(receivers)))
+    ranks = [team.at(place) for place in receivers]
+    feeding = [team.at(place) for place in sources[: len(ring.entries)]]
+    if team.place in receivers:
+        program = _receive(ring, receivers.index(team.place), ranks, feeding, parts)
+    else:
+        program = _feed(ring, sources.index(team.place), ranks, parts)
+    for outgoing, incoming in program:
+        yield from pass_hop(outgoing, incoming)
+
+
+_Hop = tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]
+
+
+def _receive(
+    ring: _Ring,
+    place: int,
+    ranks: Sequence[int],
+    feeding: Sequence[int],
+    parts: Sequence[torch.Tensor],
+) -> Iterator[_Hop]:
+    """What a receiver sends and hears in each hop."""
+    after = (place + 1) % len(ranks)
+    go = torch.zeros(1, dtype=torch.uint8, device=parts[0].device)
+    for hop in range(ring.hops):
+        outgoing, incoming = {}, {}
+        if (chunk := ring.heard(place, hop)) is not None:
+            number, source = chunk
+            incoming[ranks[place - 1] if source < 0 else feeding[source]] = parts[number]
+        chunk = ring.heard(after, hop)
+        if chunk is not None and chunk[1] < 0:
+            outgoing[ranks[after]] = parts[chunk[0]]
+        if ring.hands_over(hop) and after in ring.entries:
+            outgoing[feeding[ring.entries.index(after)]] = go
+        yield outgoing, incoming
+
+
+def _feed(
+    ring: _Ring, source: int, ranks: Sequence[int], parts: Sequence[torch.Tensor]
+) -> Iterator[_Hop]:
+    """What a source sends and hears in each hop."""
+    feeds = source < len(ring.entries)
+    entry = ring.entries[source] if feeds else 0
+    go = torch.zeros(1, dtype=torch.uint8, device=parts[0].device)
+    for hop in range(ring.hops):
+        chunk = ring.heard(entry, hop) if feeds else None
+        outgoing = {ranks[entry]: parts[chunk[0]]} if chunk and chunk[1] == source else {}
+        yield outgoing, {ranks[entry - 1]: go} if feeds and ring.hands_over(hop) else {}
+
+
+def stages(size_bytes: int, ranks: int, sources: int, rounds: int) -> list[Stage]:
+    """What each hop costs."""
+    ring = _Ring.of(ranks, sources, rounds)
+    chunk = size_bytes / max(1, rounds * ring.receivers)
+    plain, last = Stage(1, chunk), Stage(2, chunk + 1)
+    return [last if ring.hands_over(hop) else plain for hop in range(ring.hops)]
+
+
+def best_rounds(size_bytes: int, ranks: int, sources: int, link: Link) -> int:
+    """How many rounds cost least."""
+    if not link.message_s:
+        raise ValueError("without a cost for each message, ever smaller chunks cost ever less")
+    ring = _Ring.of(ranks, sources, 1)
+    filling_s = (max(ring.lengths, default=1) - 1) * size_bytes * link.byte_s
+    messages = ring.receivers * (ring.receivers + (len(ring.entries) > 1))
+    return max(1, round(math.sqrt(filling_s / (max(messages, 1) * link.message_s))))

@@ -1,0 +1,67 @@
+"""What butterflies share: ranks beyond the largest power of two fold their values into others'.
+
+A butterfly pairs places whose numbers differ in one bit, so it needs a power of two. Each place
+beyond it gives its values to one within in a first hop, and gets the result in a last one (Thakur,
+Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compressa.collectives.accumulator import Accumulator, Span
+from compressa.collectives.base import Program
+from compressa.collectives.cost import Stage
+from compressa.collectives.hop import Finals, give_hop, idle, reduce_hop, share_hop
+from compressa.collectives.scratch import Scratch
+from compressa.collectives.team import Team
+
+
+def lg_core(ranks: int) -> int:
+    """Logarithm of the largest power of two that is not above."""
+    return ranks.bit_length() - 1
+
+
+def partner(team: Team) -> int | None:
+    """The rank on the other side of the fold, if there is one."""
+    core = 1 << lg_core(team.size)
+    if team.place >= core:
+        return team.at(team.place - core)
+    return team.at(team.place + core) if team.place + core < team.size else None
+
+
+def fold(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[bool]:
+    """Have the core hold the sum of all; return whether this rank belongs to it."""
+    core = 1 << lg_core(team.size)
+    inside, peer = team.place < core, partner(team)
+    if core == team.size:
+        return True
+    if peer is None:
+        yield from idle()
+    elif inside:
+        yield from reduce_hop(values, scratch, {}, span, [peer])
+    else:
+        yield from give_hop(values, peer, span)
+    return inside
+
+
+def unfold(
+    values: Accumulator, spans: Sequence[Span], team: Team, scratch: Scratch, finals: Finals
+) -> Program[None]:
+    """Bring the result, which `finals` holds on every rank of the core, to the others."""
+    core, peer = 1 << lg_core(team.size), partner(team)
+    if core == team.size:
+        return
+    if peer is None:
+        yield from idle()
+    elif team.place < core:
+        yield from share_hop(values, scratch, finals, {peer: spans}, {})
+    else:
+        yield from share_hop(values, scratch, finals, {}, {peer: spans})
+
+
+def folded(size_bytes: int, ranks: int, core: list[Stage]) -> list[Stage]:
+    """What each hop costs, with those of the fold around those of the core."""
+    if 1 << lg_core(ranks) == ranks:
+        return core
+    return [Stage(1, size_bytes, size_bytes), *core, Stage(1, size_bytes)]

@@ -1,0 +1,74 @@
+"""Halving-doubling: pairs swap halves of what they still sum, then the results, ever larger ones.
+
+Reduce-scatter by recursive halving, all-gather by recursive doubling (Rabenseifner, "Optimization
+of collective reduction operations", 2004): the bytes of the ring in 2 lg P messages. With Q the
+largest power of two not above P, the cost is 2 lg Q a + 2 n (Q-1)/Q b + n (Q-1)/Q g, and with
+ranks beyond it those of the fold (see `butterfly`) besides: 2 (a + n b) + n g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from compressa.collectives.accumulator import Accumulator, Author, Span
+from compressa.collectives.base import Program
+from compressa.collectives.butterfly import fold, folded, lg_core, unfold
+from compressa.collectives.cost import Stage
+from compressa.collectives.hop import Finals, idle, reduce_hop, seal, share_hop, whole
+from compressa.collectives.scratch import Scratch
+from compressa.collectives.team import Team
+
+
+def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
+    """Sum over the team; see `compressa.collectives.algorithms`."""
+    hops = lg_core(team.size)
+    spans = span.cut(1 << hops, values.align_elems)
+    finals: Finals = {}
+    if not (yield from fold(values, span, team, scratch)):
+        yield from idle(2 * hops)
+    elif hops:
+        yield from _halve(values, spans, team, scratch)
+        finals = yield from seal(values, spans[team.place], Author(team.at(team.place)))
+        yield from _double(values, spans, team, scratch, finals)
+    yield from unfold(values, spans, team, scratch, finals)
+
+
+def _halve(
+    values: Accumulator, spans: Sequence[Span], team: Team, scratch: Scratch
+) -> Program[None]:
+    """Sum one span for each place of the core: afterwards it holds the sum of its own."""
+    width = len(spans)
+    while width > 1:
+        width //= 2
+        peer = team.place ^ width
+        given, kept = (_aligned(spans, place, width) for place in (peer, team.place))
+        outgoing = {team.at(peer): whole(given)}
+        yield from reduce_hop(values, scratch, outgoing, whole(kept), [team.at(peer)])
+
+
+def _double(
+    values: Accumulator, spans: Sequence[Span], team: Team, scratch: Scratch, finals: Finals
+) -> Program[None]:
+    """Bring each place's span to all of the core."""
+    width = 1
+    while width < len(spans):
+        peer = team.place ^ width
+        shared, taken = (_aligned(spans, place, width) for place in (team.place, peer))
+        yield from share_hop(
+            values, scratch, finals, {team.at(peer): shared}, {team.at(peer): taken}
+        )
+        width *= 2
+
+
+def _aligned(spans: Sequence[Span], place: int, width: int) -> Sequence[Span]:
+    """The spans of a place and its neighbors, of which a group of `width` has charge together."""
+    first = place // width * width
+    return spans[first : first + width]
+
+
+def stages(size_bytes: int, ranks: int) -> list[Stage]:
+    """What each hop costs."""
+    parts = [size_bytes / (2 << hop) for hop in range(lg_core(ranks))]
+    halving = [Stage(1, part, part) for part in parts]
+    doubling = [Stage(1, part) for part in reversed(parts)]
+    return folded(size_bytes, ranks, halving + doubling)

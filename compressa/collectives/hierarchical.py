@@ -1,0 +1,173 @@
+"""Hierarchical: sum within each host first, then across hosts, then share within each host.
+
+What crosses between hosts is as if each were one rank; links inside a host are mostly much faster.
+Where all hosts have equally many ranks, each host reduce-scatters by ring, then the ranks at equal
+places sum across hosts, all places at once, then each host all-gathers by ring (as in Goyal et al.,
+"Accurate, large minibatch SGD", 2017). With g ranks on each of N hosts and a ring across, cost:
+2 (g-1) a_in + 2 n (g-1)/g b_in + 2 (N-1) a_out + 2 n/g (N-1)/N b_out + reductions.
+
+Hosts of unequal size reduce to their first rank and share from it, by binomial trees.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from compressa.collectives import ring, tree
+from compressa.collectives.accumulator import Accumulator, Author, Span
+from compressa.collectives.algorithms import Algorithm
+from compressa.collectives.base import Program
+from compressa.collectives.cost import Stage
+from compressa.collectives.hop import idle
+from compressa.collectives.scratch import Scratch
+from compressa.collectives.team import Team
+
+_LAST_HOP = 127  # no other message in the same author's name has come so far
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Which ranks share a host.
+
+    Attributes:
+        hosts: The ranks of each; at least one.
+
+    Raises:
+        ValueError: A host without ranks, or a rank in two places.
+    """
+
+    hosts: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        if not self.hosts or not all(self.hosts):
+            raise ValueError("a topology needs hosts, and each of them a rank")
+        if len(set(self)) < len(list(self)):
+            raise ValueError(f"a rank is in two places: {self.hosts}")
+
+    def __iter__(self) -> Iterator[int]:
+        """All ranks."""
+        return (rank for host in self.hosts for rank in host)
+
+    @cached_property
+    def most(self) -> int:
+        """Ranks of the largest host."""
+        return max(map(len, self.hosts))
+
+    @cached_property
+    def equal(self) -> bool:
+        """Whether all hosts have equally many ranks."""
+        return min(map(len, self.hosts)) == self.most
+
+    def inside(self, rank: int) -> Team:
+        """The ranks of a rank's own host."""
+        host = next(host for host in self.hosts if rank in host)
+        return Team(host, host.index(rank))
+
+    def across(self, rank: int) -> Team:
+        """The ranks at a rank's own place, of all hosts that have it."""
+        place = self.inside(rank).place
+        ranks = [host[place] for host in self.hosts if place < len(host)]
+        return Team(ranks, ranks.index(rank))
+
+
+def hierarchical(topology: Topology, across: Algorithm) -> Algorithm:
+    """Make an algorithm of two levels.
+
+    Args:
+        topology: All ranks of the team that it will be used for.
+        across: Sums between hosts.
+    """
+
+    def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
+        if set(team.ranks) != set(topology):
+            raise ValueError(f"the topology {topology.hosts} is not that of {list(team.ranks)}")
+        rank = team.at(team.place)
+        return by_host(values, values, span, rank, scratch, topology, across)
+
+    def all_stages(size_bytes: int, ranks: int) -> list[Stage]:
+        inside, outside = stages(size_bytes, topology, across)
+        return inside + outside
+
+    return Algorithm(all_reduce, all_stages)
+
+
+def by_host(
+    inside: Accumulator,
+    outside: Accumulator,
+    span: Span,
+    rank: int,
+    scratch: Scratch,
+    topology: Topology,
+    across: Algorithm,
+) -> Program[None]:
+    """Sum over all ranks of a topology, with messages of two kinds.
+
+    Args:
+        inside: Makes those within a host, dense perhaps.
+        outside: Makes those between hosts, compressed perhaps, of the same values.
+        span: What is summed; it may be cut where both may.
+        rank: This rank.
+        scratch: Memory for what comes in.
+        topology: Which ranks share a host.
+        across: Sums between hosts.
+    """
+    way = _by_places if topology.equal else _by_leaders
+    return way(inside, outside, span, rank, scratch, topology, across)
+
+
+def _by_places(
+    inside: Accumulator,
+    outside: Accumulator,
+    span: Span,
+    rank: int,
+    scratch: Scratch,
+    topology: Topology,
+    across: Algorithm,
+) -> Program[None]:
+    """Each place of a host sums its share across hosts."""
+    host, places = topology.inside(rank), topology.across(rank)
+    spans = span.cut(host.size, math.lcm(inside.align_elems, outside.align_elems))
+    # The ranks at a place hold the same by then, and are to make the same of it.
+    author = Author(places.at(0), _LAST_HOP)
+    yield from ring.reduce_scatter(inside, spans, host, scratch)
+    yield from across.all_reduce(outside, spans[host.place], places, scratch)
+    yield from ring.all_gather(inside, spans, host, scratch, author)
+
+
+def _by_leaders(
+    inside: Accumulator,
+    outside: Accumulator,
+    span: Span,
+    rank: int,
+    scratch: Scratch,
+    topology: Topology,
+    across: Algorithm,
+) -> Program[None]:
+    """The first place of each host sums all across hosts."""
+    host, places = topology.inside(rank), topology.across(rank)
+    fewer = tree.hops(topology.most) - tree.hops(host.size)
+    yield from tree.reduce(inside, span, host, scratch)
+    yield from idle(fewer)
+    if host.place:
+        yield from idle(len(across.stages(0, len(topology.hosts))))
+    else:
+        yield from across.all_reduce(outside, span, places, scratch)
+    yield from tree.broadcast(inside, span, host, scratch, Author(places.at(0), _LAST_HOP))
+    yield from idle(fewer)
+
+
+def stages(
+    size_bytes: int, topology: Topology, across: Algorithm
+) -> tuple[list[Stage], list[Stage]]:
+    """What the hops within a host cost, and those between hosts.
+
+    Hosts of unequal size are not in step, so that the time of both is only near what it takes.
+    """
+    hosts = len(topology.hosts)
+    if topology.equal:
+        inside = ring.stages(size_bytes, topology.most)
+        return inside, across.stages(size_bytes // topology.most, hosts)
+    return tree.stages(size_bytes, topology.most), across.stages(size_bytes, hosts)

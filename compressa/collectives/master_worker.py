@@ -1,0 +1,34 @@
+"""Master-worker: one rank sums what all send it, in the order of ranks, and shares the result.
+
+The plainest of all, and what others are measured against: the master's port carries everything.
+It is of use where one rank is better connected than the others. The master is the first of the
+team. Cost: 2 (P-1) (a + n b) + (P-1) n g, at the master.
+"""
+
+from __future__ import annotations
+
+from compressa.collectives.accumulator import Accumulator, Author, Span
+from compressa.collectives.base import Program
+from compressa.collectives.cost import Stage
+from compressa.collectives.hop import give_hop, reduce_hop, seal, share_hop
+from compressa.collectives.scratch import Scratch
+from compressa.collectives.team import Team
+
+
+def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
+    """Sum over the team; see `compressa.collectives.algorithms`."""
+    master = team.at(0)
+    if team.place:
+        yield from give_hop(values, master, span)
+        yield from share_hop(values, scratch, {}, {}, {master: [span]})
+    elif workers := team.after():
+        yield from reduce_hop(values, scratch, {}, span, workers)
+        finals = yield from seal(values, span, Author(master))
+        yield from share_hop(values, scratch, finals, {peer: [span] for peer in workers}, {})
+
+
+def stages(size_bytes: int, ranks: int) -> list[Stage]:
+    """What each hop costs."""
+    workers = ranks - 1
+    port = workers * size_bytes
+    return [Stage(workers, port, port), Stage(workers, port)] if workers else []

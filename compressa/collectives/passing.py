@@ -1,0 +1,37 @@
+"""Passing bytes on as they are: what broadcasts are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from compressa.collectives.accumulator import Span
+from compressa.collectives.base import Exchange, Program
+from compressa.collectives.team import Team
+
+_ALIGN_BYTES = 64
+
+
+def pass_hop(
+    outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]
+) -> Program[None]:
+    """Send to some ranks while others send to this one; what comes lands in place."""
+    capacity = {peer: part.numel() for peer, part in outgoing.items()}
+    yield Exchange(outgoing, incoming, capacity_bytes=capacity)
+
+
+def cuts(size_bytes: int, parts: int) -> tuple[Span, ...]:
+    """Cut so many bytes into nearly equal parts."""
+    return Span(0, size_bytes).cut(parts, _ALIGN_BYTES)
+
+
+def cut(data: torch.Tensor, parts: int) -> list[torch.Tensor]:
+    """Cut memory the same way."""
+    return [data[span.start : span.stop] for span in cuts(data.numel(), parts)]
+
+
+def check_sources(team: Team, sources: Sequence[int]) -> None:
+    """Raise ValueError unless they are different places of the team, and one at least."""
+    if not sources or len(set(sources)) < len(sources) or not set(sources) <= set(range(team.size)):
+        raise ValueError(f"sources {list(sources)} are not different places of {team.size} ranks")

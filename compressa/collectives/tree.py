@@ -1,0 +1,76 @@
+"""Tree: partial sums go down a binomial tree to its root, and the result up the same tree.
+
+In each hop half of those that still hold a part of the sum give it to the other half; then the
+other way round, the root first. Two times lg P messages, whatever P: for small values, and where
+what is summed grows on its way (as sparse values do). Cost: 2 ceil(lg P) (a + n b) +
+ceil(lg P) n g. The root is the first of the team.
+"""
+
+from __future__ import annotations
+
+from compressa.collectives.accumulator import Accumulator, Author, Span
+from compressa.collectives.base import Program
+from compressa.collectives.cost import Stage
+from compressa.collectives.hop import Finals, give_hop, idle, reduce_hop, seal, share_hop
+from compressa.collectives.scratch import Scratch
+from compressa.collectives.team import Team
+
+
+def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
+    """Sum over the team; see `compressa.collectives.algorithms`."""
+    if team.size == 1:
+        return
+    yield from reduce(values, span, team, scratch)
+    yield from broadcast(values, span, team, scratch, Author(team.at(0)))
+
+
+def reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
+    """Sum over the team: its first place holds the sum afterwards."""
+    for bit in range(hops(team.size)):
+        mask = 1 << bit
+        if team.place % mask:
+            yield from idle()
+        elif team.place & mask:
+            yield from give_hop(values, team.at(team.place - mask), span)
+        elif team.place + mask < team.size:
+            yield from reduce_hop(values, scratch, {}, span, [team.at(team.place + mask)])
+        else:
+            yield from idle()
+
+
+def broadcast(
+    values: Accumulator, span: Span, team: Team, scratch: Scratch, author: Author
+) -> Program[None]:
+    """Bring what the first place holds to all.
+
+    Args:
+        values: Where the result is, or goes.
+        span: What is brought.
+        team: Who takes part.
+        scratch: Memory for what comes in.
+        author: In whose name the first place seals it.
+    """
+    finals: Finals = {}
+    if not team.place:
+        finals = yield from seal(values, span, author)
+    for bit in reversed(range(hops(team.size))):
+        mask = 1 << bit
+        if team.place % mask:
+            yield from idle()
+        elif team.place & mask:
+            yield from share_hop(values, scratch, finals, {}, {team.at(team.place - mask): [span]})
+        elif team.place + mask < team.size:
+            yield from share_hop(values, scratch, finals, {team.at(team.place + mask): [span]}, {})
+        else:
+            yield from idle()
+
+
+def hops(ranks: int) -> int:
+    """Hops from the root to all: the logarithm, rounded up."""
+    return (ranks - 1).bit_length()
+
+
+def stages(size_bytes: int, ranks: int) -> list[Stage]:
+    """What each hop costs."""
+    count = hops(ranks)
+    return [Stage(1, size_bytes, size_bytes)] * count + [Stage(1, size_bytes)] * count

@@ -1,0 +1,112 @@
+"""Every broadcast on a virtual clock: the bytes arrive, at the cost that its stages say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_collectives_algorithms import due_s, run_all
+
+from compressa.collectives import Program
+from compressa.collectives.broadcast import BROADCASTS, Broadcast, multi_source, ring, segmented
+from compressa.collectives.broadcast_multi_source import best_rounds
+from compressa.collectives.broadcast_ring import best_chunks
+from compressa.collectives.cost import Link
+from compressa.collectives.team import Team
+from compressa.testing.inputs import generator
+from compressa.transports.loopback import Loopback
+
+LINK = Link(message_s=1e-3, byte_s=1e-6)
+
+
+def bring(
+    broadcast: Broadcast, size: int, sources: list[int], data: torch.Tensor, link: Link = LINK
+) -> float:
+    """Broadcast, see that all have it, and return how long it took."""
+    loopback = Loopback(size, message_s=link.message_s, bandwidth_bytes_per_s=1 / link.byte_s)
+    held = [data.clone() if rank in sources else torch.zeros_like(data) for rank in range(size)]
+
+    def program(rank: int) -> Program[None]:
+        return broadcast(held[rank], Team.everyone(rank, size), sources)
+
+    assert run_all(loopback, program) == [None] * size
+    assert all(torch.equal(h, data) for h in held)
+    return loopback.clock.now_s
+
+
+def some_bytes(size_bytes: int) -> torch.Tensor:
+    return torch.randint(256, (size_bytes,), dtype=torch.uint8, generator=generator(size_bytes))
+
+
+@pytest.mark.parametrize("name", BROADCASTS)
+@settings(max_examples=25)
+@given(
+    ranks=st.integers(1, 17).flatmap(lambda n: st.permutations(range(n))),
+    count=st.integers(1, 17),
+    size_bytes=st.sampled_from([0, 1, 64, 1000, 5000]),
+    segments=st.sampled_from([1, 2]),
+)
+def test_the_bytes_come_to_all(
+    name: str, ranks: list[int], count: int, size_bytes: int, segments: int
+) -> None:
+    sources = ranks[:count]
+    bring(segmented(BROADCASTS[name], segments), len(ranks), sources, some_bytes(size_bytes))
+
+
+@pytest.mark.parametrize("name", BROADCASTS)
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_it_takes_as_long_as_its_stages_say(name: str, count: int) -> None:
+    data, algorithm = some_bytes(1 << 16), BROADCASTS[name]
+    for size in (4, 5, 7, 8, 13):
+        sources = [i * size // count for i in range(count)]
+        due = due_s(algorithm.stages(data.numel(), size, count), LINK)
+        took_s = bring(algorithm.broadcast, size, sources, data)
+        assert took_s == pytest.approx(due, rel=0.02), size
+
+
+@pytest.mark.parametrize("name", ["binomial", "quadrinomial"])
+def test_it_takes_as_long_as_its_stages_say_on_a_thousand_ranks(name: str) -> None:
+    data, algorithm = some_bytes(1 << 12), BROADCASTS[name]
+    due = due_s(algorithm.stages(data.numel(), 1024, 1), LINK)
+    assert bring(algorithm.broadcast, 1024, [3], data) == pytest.approx(due, rel=0.02)
+
+
+def test_as_many_sources_as_receivers_reach_the_floor() -> None:
+    data, link = some_bytes(1 << 17), Link(message_s=1e-5, byte_s=1e-6)
+    took_s = bring(multi_source(1).broadcast, 8, [0, 1, 2, 3], data, link)
+    assert data.numel() * link.byte_s / took_s > 0.95
+
+
+def test_rounds_fill_the_ring_faster() -> None:
+    data, link = some_bytes(1 << 19), Link(message_s=1e-5, byte_s=1e-6)
+    once, often = (bring(multi_source(g).broadcast, 14, [0, 1], data, link) for g in (1, 8))
+    assert once > 1.4 * data.numel() * link.byte_s
+    assert often < 1.08 * data.numel() * link.byte_s
+
+
+def test_the_best_number_of_chunks_and_rounds_costs_least() -> None:
+    size_bytes, ranks, link = 1 << 24, 20, LINK
+    for make, best, sources in (
+        (ring, best_chunks(size_bytes, ranks, link), 1),
+        (multi_source, best_rounds(size_bytes, ranks, 1, link), 1),
+        (multi_source, best_rounds(size_bytes, ranks, 3, link), 3),
+    ):
+        tried = range(1, 2 * best + 2)
+        costs = {n: link.time_s(make(n).stages(size_bytes, ranks, sources)) for n in tried}
+        assert 1 < best == pytest.approx(min(costs, key=costs.__getitem__), abs=1)
+
+
+def test_free_messages_have_no_best_size() -> None:
+    with pytest.raises(ValueError, match="ever smaller"):
+        best_chunks(1000, 8, Link(0.0, 1e-6))
+    with pytest.raises(ValueError, match="ever smaller"):
+        best_rounds(1000, 8, 2, Link(0.0, 1e-6))
+
+
+@pytest.mark.parametrize("name", BROADCASTS)
+@pytest.mark.parametrize("sources", [[], [0, 0], [3], [-1]])
+def test_sources_that_are_not_places_are_refused(name: str, sources: list[int]) -> None:
+    program = BROADCASTS[name].broadcast(some_bytes(8), Team.everyone(0, 3), sources)
+    with pytest.raises(ValueError, match="not different places"):
+        next(program)
