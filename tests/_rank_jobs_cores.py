@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import _rank_jobs
 import torch
 import torch.distributed as dist
 from _rank_jobs import registered
 from _rank_models import loss_of
 
+from compressa.collectives.base import Exchange
+from compressa.engine import startup
+from compressa.engine.cores import own_place
 from compressa.engine.unit_runtime import UnitRuntime
+from compressa.transports.tcp import TcpTransport
 
 
 def hired(
@@ -91,3 +97,22 @@ def _in_a_new_thread() -> int:
     thread.start()
     thread.join()
     return answers[0]
+
+
+def train_on_hosts(*, hosts: list[str], **options: Any) -> dict[str, Any]:
+    """Train as if each rank were on the host that is named for it; say who heard from whom."""
+    own, rank = own_place(), dist.get_rank()
+    heard: set[int] = set()
+    exchange = TcpTransport.exchange
+
+    def noted(self: Any, key: Any, operation: Exchange, *rest: Any) -> None:
+        if any(buffer.numel() for buffer in operation.incoming.values()):
+            heard.update(operation.incoming)
+        exchange(self, key, operation, *rest)
+
+    place = replace(own, network=hosts[rank])
+    with (
+        mock.patch.object(startup, "own_place", return_value=place),
+        mock.patch.object(TcpTransport, "exchange", noted),
+    ):
+        return _rank_jobs.train(**options) | {"heard": sorted(heard)}

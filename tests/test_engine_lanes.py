@@ -155,6 +155,9 @@ def test_a_part_of_the_ranks_has_no_group_of_nccl_that_all_would_have_to_make(
         choose_transport(wanted, group, gpu)
 
 
-def test_nccl_can_not_be_paced() -> None:
-    with pytest.raises(ConfigError, match="NCCL can not be paced"):
-        load_config({"exchange": {"transport": "nccl"}, "schedule": {"pace_bits_per_s": 1e8}})
+@pytest.mark.parametrize(
+    ("exchange", "who"), [({"transport": "nccl"}, "NCCL"), ({"algorithm": "backend"}, "no backend")]
+)
+def test_what_is_not_ours_can_not_be_paced(exchange: dict[str, Any], who: str) -> None:
+    with pytest.raises(ConfigError, match=f"{who} can (not )?be paced"):
+        load_config({"exchange": exchange, "schedule": {"pace_bits_per_s": 1e8}})

@@ -46,7 +46,7 @@ def test_every_compressor_trains_and_replicas_stay_identical(
 
 
 @pytest.mark.parametrize("transport", ["tcp", "gloo-group"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical"])
 def test_sums_by_any_algorithm_train_and_replicas_stay_identical(
     algorithm: str, transport: str, four: Group
 ) -> None:
@@ -54,6 +54,24 @@ def test_sums_by_any_algorithm_train_and_replicas_stay_identical(
         exchange = {"transport": transport, "algorithm": algorithm}
         config = settings(compressor, exchange=exchange)
         check_run(four.run("_rank_jobs.train", config=config, steps=3), steps=3)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "heard"),
+    [
+        ("aabb", [[1, 2], [0, 3], [0, 3], [1, 2]]),
+        ("abab", [[1, 2], [0, 3], [0, 3], [1, 2]]),
+        ("aaab", [[1, 2, 3], [0], [0], [0]]),
+    ],
+)
+def test_a_hierarchy_crosses_between_hosts_by_few_ranks(
+    hosts: str, heard: list[list[int]], four: Group
+) -> None:
+    config = settings("none", exchange={"transport": "tcp", "algorithm": "hierarchical"})
+    options = {"hosts": list(hosts), "config": config, "steps": 2}
+    results = four.run("_rank_jobs_cores.train_on_hosts", **options)
+    check_run(results, steps=2)
+    assert [result["heard"] for result in results] == heard
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)

@@ -12,7 +12,7 @@ Hosts of unequal size reduce to their first rank and share from it, by binomial 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,6 +46,14 @@ class Topology:
             raise ValueError("a topology needs hosts, and each of them a rank")
         if len(set(self)) < len(list(self)):
             raise ValueError(f"a rank is in two places: {self.hosts}")
+
+    @classmethod
+    def of(cls, hosts: Sequence[str]) -> Topology:
+        """Return that of ranks of which it is known, in order, what each one's host is called."""
+        ranks: dict[str, list[int]] = {}
+        for rank, host in enumerate(hosts):
+            ranks.setdefault(host, []).append(rank)
+        return cls(tuple(map(tuple, ranks.values())))
 
     def __iter__(self) -> Iterator[int]:
         """All ranks."""

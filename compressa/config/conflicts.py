@@ -66,13 +66,20 @@ def _uses(config: Config) -> Iterator[_Use]:
 
 
 def _pace_conflicts(config: Config) -> Iterator[Mistake]:
-    if config.exchange.transport == "nccl" and config.schedule.pace_bits_per_s is not None:
-        path: Path = ("schedule", "pace_bits_per_s")
-        transport: Path = ("exchange", "transport")
+    path: Path = ("schedule", "pace_bits_per_s")
+    if config.schedule.pace_bits_per_s is None:
+        return
+    if config.exchange.transport == "nccl":
         yield Mistake(
             path,
             'is set, but NCCL can not be paced; use exchange.transport = "tcp", or leave it out',
-            (path, transport),
+            (path, ("exchange", "transport")),
+        )
+    if config.exchange.algorithm == "backend":
+        yield Mistake(
+            path,
+            'is set, but no backend can be paced; use exchange.algorithm = "auto", or leave it out',
+            (path, ("exchange", "algorithm")),
         )
 
 
@@ -242,6 +249,13 @@ def _exchange_conflicts(config: Config) -> Iterator[Mistake]:
             f"is {exchange.credit_bytes}, less than one chunk; must be at least chunk_bytes = "
             f"{exchange.chunk_bytes}",
             (("exchange", "credit_bytes"), ("exchange", "chunk_bytes")),
+        )
+    if exchange.connections > 1 and exchange.transport not in ("auto", "tcp"):
+        yield Mistake(
+            ("exchange", "connections"),
+            f"is {exchange.connections}, but the transport {exchange.transport} makes its own; use "
+            'exchange.transport = "tcp", or leave it out',
+            (("exchange", "connections"), ("exchange", "transport")),
         )
     if exchange.silence_s <= 2 * exchange.heartbeat_s:
         yield Mistake(

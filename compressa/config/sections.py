@@ -20,6 +20,7 @@ Algorithm = Literal[
     "backend",
     "all_to_all",
     "halving_doubling",
+    "hierarchical",
     "master_worker",
     "recursive_doubling",
     "ring",
@@ -122,8 +123,8 @@ class Exchange(Section):
         default="auto",
         description="How sums of plain values cross the network (compressor none, fp16, bf16, and "
         "what else a plain all-reduce may sum): backend: as Gloo, NCCL or MPI sums by itself; the "
-        "others are compressa's own. auto: the backend's from 1 MiB on, if it has one, else "
-        "round_robin.",
+        "others are compressa's own (hierarchical: by ring within each host, directly across "
+        "hosts). auto: the backend's from 1 MiB on, if it has one, else round_robin.",
     )
     unit_bytes: Bytes = Field(
         default=4 << 20,
@@ -150,6 +151,11 @@ class Exchange(Section):
         default=512 << 10,
         description="Most bytes handed over for one peer that more urgent ones cannot overtake; "
         "at least chunk_bytes.",
+    )
+    connections: Annotated[int, Ge(1), Le(16)] = Field(
+        default=1,
+        description="Connections of the transport tcp to every peer, which share the credit. More "
+        "than 1 pays where each is limited, as in clouds, or a fast line is long.",
     )
     deadline_s: Annotated[float, Gt(0)] = Field(
         default=120.0, description="Longest wait for anything, in seconds."

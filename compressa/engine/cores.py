@@ -32,11 +32,13 @@ class Place:
         machine: The same for ranks that run under one kernel, in whatever containers.
         cores: Numbers of the cores that it may run on.
         usable: How many of them its control groups let it fill.
+        network: The same for ranks that reach each other without a network.
     """
 
     machine: str
     cores: frozenset[int]
     usable: int
+    network: str = ""
 
     def message(self) -> dict[str, Any]:
         """Return it as JSON takes it."""
@@ -45,14 +47,16 @@ class Place:
     @staticmethod
     def of(message: dict[str, Any]) -> Place:
         """Return what `message` was made of."""
-        return Place(message["machine"], frozenset(message["cores"]), message["usable"])
+        cores = frozenset(message["cores"])
+        return Place(message["machine"], cores, message["usable"], message["network"])
 
 
 def own_place() -> Place:
     """Return where this process runs."""
     cores = _own_cores()
     usable = max(1, math.floor(min(len(cores), *_quotas())))
-    return Place(_text(Path("/proc/sys/kernel/random/boot_id")) or platform.node(), cores, usable)
+    machine = _text(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
+    return Place(machine, cores, usable, f"{machine}/{_namespace()}")
 
 
 def default_threads(rank: int, places: Sequence[Place], launched: int = 1) -> int:
@@ -94,6 +98,14 @@ def work_alone() -> None:
         restore = threading.Thread(target=torch.set_num_threads, args=(usual,))
         restore.start()
         restore.join()
+
+
+def _namespace() -> str:
+    """Name this process's network namespace, which is a host of its own to the network."""
+    try:
+        return os.readlink("/proc/self/ns/net")
+    except OSError:
+        return ""
 
 
 def _own_cores() -> frozenset[int]:

@@ -27,6 +27,7 @@ from compressa.engine.phase import Phase
 from compressa.engine.programs import unit_program
 from compressa.engine.startup import agree_on_order, threads_of
 from compressa.engine.stats import Ledger, Stats
+from compressa.engine.sums import Sums
 from compressa.engine.unit_runtime import UnitRuntime, all_delivered_finite
 from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
@@ -76,6 +77,8 @@ class Engine:
         self._config = config
         self._transport = transport
         self._control = control
+        hosts = () if control is None else [place.network for place in control.places]
+        self._sums = Sums(transport, config.exchange.algorithm, hosts)
         self._ledger = Ledger()
         self._lock = threading.Lock()
         self._error: CompressaError | None = None  # of every call from now on
@@ -267,7 +270,7 @@ class Engine:
         transport = self._transport
         world = World(transport.rank, transport.size, engine.seed, exchange.kind, state)
         with self.lane.current(), resources_for("residuals and payloads"):
-            return Phase(self.parameters, compressors, step, exchange, world, transport)
+            return Phase(self.parameters, compressors, step, exchange, world, self._sums)
 
     def _first_phase(self) -> Phase:
         """Enter step 0; all state is there from then on, so that any checkpoint holds the same."""
@@ -344,7 +347,7 @@ class Engine:
             collect,
             lambda: unit.deliver(gradients, check),
             turn,
-            self._phase.sums,
+            self._sums,
         )
         payload = sum(round_.capacity_bytes for round_ in unit.aggregator.rounds)
         dense = unit.layout.elems * unit.layout.dtype.itemsize

@@ -13,7 +13,6 @@ from compressa.engine.unit_runtime import UnitRuntime
 from compressa.engine.units import build_units
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import POLICIES, Plan
-from compressa.transports.base import Transport
 
 
 class Phase:
@@ -23,9 +22,9 @@ class Phase:
         parameters: In the model's order.
         compressors: By parameter name; `at` and `for_parameter` are resolved here.
         step: First step of the phase.
-        exchange: Says how large units are, and how values are summed.
+        exchange: Says how large units are.
         world: What aggregators need.
-        transport: What will carry the exchanges.
+        sums: What will carry the exchanges.
     """
 
     def __init__(
@@ -35,13 +34,13 @@ class Phase:
         step: int,
         exchange: Exchange,
         world: World,
-        transport: Transport,
+        sums: Sums,
     ) -> None:
         now = {p.name: compressors[p.name].at(step).for_parameter(p) for p in parameters}
         breakpoints = {b for c in compressors.values() for b in c.breakpoints if b > step}
         self._first_step = step
         self._end_step = min(breakpoints, default=None)
-        self.sums = Sums(transport, exchange.algorithm)
+        self.sums = sums
         self.units = [
             UnitRuntime(unit, world)
             for unit in build_units(

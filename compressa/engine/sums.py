@@ -15,8 +15,8 @@ from compressa.collectives.accumulator import Span
 from compressa.collectives.algorithms import ALGORITHMS, segmented
 from compressa.collectives.base import BackendAllReduce, Exchange, Program
 from compressa.collectives.dense import DenseValues
+from compressa.collectives.hierarchical import Topology, hierarchical
 from compressa.collectives.team import Team
-from compressa.errors import ConfigError
 from compressa.schedulers import Transfer
 from compressa.transports.base import Transport
 
@@ -35,20 +35,20 @@ class Sums:
 
     Args:
         transport: Where operations will be carried out.
-        algorithm: For sums of plain values: "auto", "backend", or a name of `ALGORITHMS`.
-
-    Raises:
-        ConfigError: The backend is asked for, and there is none that sums.
+        algorithm: For sums of plain values: "auto", "backend", "hierarchical", or a name of
+            `ALGORITHMS`.
+        hosts: By rank, what is the same for ranks that share a host; each has its own if not given.
     """
 
-    def __init__(self, transport: Transport, algorithm: str = "auto") -> None:
+    def __init__(
+        self, transport: Transport, algorithm: str = "auto", hosts: Sequence[str] = ()
+    ) -> None:
         self._transport = transport
-        self._algorithm = algorithm
-        if algorithm == _BACKEND and transport.size > 1 and not transport.sums:
-            raise ConfigError(
-                'exchange.algorithm = "backend", but nothing below this transport can sum (what is '
-                'paced is not left to a backend); use "auto"'
-            )
+        self._chosen = algorithm
+        self._algorithms = dict(ALGORITHMS)
+        if algorithm == "hierarchical":
+            topology = Topology.of(hosts or list(map(str, range(transport.size))))
+            self._algorithms[algorithm] = hierarchical(topology, ALGORITHMS["round_robin"])
 
     def transfers(self, unit: int, rounds: Sequence[Round]) -> list[Transfer]:
         """List the exchanges that a unit's program will launch, in order.
@@ -89,7 +89,7 @@ class Sums:
         elif way == _BACKEND:
             yield BackendAllReduce(values)
         else:
-            all_reduce = segmented(ALGORITHMS[way], self._segments(round_))
+            all_reduce = segmented(self._algorithms[way], self._segments(round_))
             span, team = Span(0, values.numel()), Team.everyone(rank, size)
             yield from all_reduce(DenseValues(values), span, team, request.scratch)
         return None
@@ -97,10 +97,10 @@ class Sums:
     def _way(self, round_: Round) -> str:
         if not round_.dense or self._transport.size == 1:
             return _DIRECT
-        if self._algorithm == "round_robin":
+        if self._chosen == "round_robin":
             return _DIRECT  # the same, without a copy of what arrives
-        if self._algorithm != "auto":
-            return self._algorithm
+        if self._chosen != "auto":
+            return self._chosen
         large = round_.capacity_bytes >= BACKEND_SUM_FROM_BYTES
         return _BACKEND if large and self._transport.sums else _DIRECT
 
@@ -120,5 +120,5 @@ class Sums:
         if way == _DIRECT:
             return [part] * direct.STAGES_ALL_REDUCE
         segments = self._segments(round_)
-        stages = ALGORITHMS[way].stages(size // segments, ranks)
+        stages = self._algorithms[way].stages(size // segments, ranks)
         return [int(stage.port_bytes) for stage in stages] * segments

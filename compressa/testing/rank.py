@@ -18,6 +18,7 @@ from compressa.config import Exchange
 from compressa.engine.driver import ComputeDone, Driver, Task
 from compressa.engine.phase import Phase
 from compressa.engine.programs import unit_program
+from compressa.engine.sums import Sums
 from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import Plan
@@ -68,6 +69,7 @@ class LoopbackRank:
         self._transport: Transport = transport
         if rules.device.type == "cuda":
             self._transport = Staged(transport, torch.cuda.current_stream(), _waiting(clock))
+        self._sums = Sums(self._transport, rules.exchange.algorithm)
         self._unfinished: set[int] = set()
         self._driver = Driver(
             self._transport,
@@ -117,7 +119,7 @@ class LoopbackRank:
     def _build(self, step: int) -> Phase:
         rules, transport = self._rules, self._transport
         world = World(self.rank, transport.size, rules.seed, rules.exchange.kind, self.state)
-        return Phase(rules.parameters, rules.compressors, step, rules.exchange, world, transport)
+        return Phase(rules.parameters, rules.compressors, step, rules.exchange, world, self._sums)
 
     def _task(self, index: int, turn: Turn) -> Task:
         unit, gradients = self.phase.units[index], self.gradients
@@ -126,7 +128,7 @@ class LoopbackRank:
             lambda: unit.collect(gradients),
             lambda: unit.deliver(gradients, check_finite=True),
             turn,
-            self.phase.sums,
+            self._sums,
         )
         name = unit.layout.name
         return Task(index, name, turn.step, program, lambda error: self._finished(index, error))
