@@ -10,14 +10,25 @@ Exact arithmetic:
 * The squared norm of a chunk sums float64 squares by the fixed tree of `onebit`: 16 strided lanes,
   each in order, then halving. Squares of float32 never overflow it, so it is infinite or NaN
   exactly where some p of the chunk is.
+
+Nobody waits to hear that a norm is not finite: what was to be chosen then says `NO_CHUNK`.
 """
 
 from __future__ import annotations
+
+from typing import Literal, get_args
 
 import numpy as np
 
 from ._arrays import F32, F64, U32, block_count, check_array, check_feedback
 from ._backends import backend
+from .bitpack import check_indices
+
+NO_CHUNK = 2**32 - 1
+"""What is written for a chunk where none is chosen; there are never so many."""
+
+Missing = Literal["refuse", "skip", "nan"]
+"""What becomes of numbers that no chunk has; see `add_chunks`."""
 
 
 def absorb_chunks(
@@ -50,17 +61,17 @@ def absorb_chunks(
 
 def take_largest_chunks(
     norms: F32, residual: F32, chosen: U32, values: F32, *, chunk: int, hold: bool = False
-) -> bool:
+) -> None:
     """Move the chunks of the largest norms to ``values``, in order; zeros are left behind.
 
-    Of equal norms the first are chosen.
+    Of equal norms the first are chosen. Unless all norms are finite none is: ``chosen`` are
+    `NO_CHUNK` then, and ``values`` zeros.
 
     Example:
         >>> import numpy as np
         >>> residual, values = np.arange(1, 6, dtype=np.float32), np.empty(4, np.float32)
         >>> norms, chosen = np.array([9, 1, 4], np.float32), np.empty(2, np.uint32)
         >>> take_largest_chunks(norms, residual, chosen, values, chunk=2)
-        True
         >>> chosen.tolist(), values.tolist(), residual.tolist()
         ([0, 2], [1.0, 2.0, 5.0, 0.0], [0.0, 0.0, 3.0, 4.0, 0.0])
 
@@ -72,9 +83,6 @@ def take_largest_chunks(
         chunk: Elements of a chunk.
         hold: Only choose; ``values`` are zeros, and the residual stays.
 
-    Returns:
-        Whether all norms are finite; else ``values`` are zeros, and nothing is chosen.
-
     Raises:
         TypeError: A dtype is wrong.
         ValueError: A shape, a layout or ``chunk`` is wrong.
@@ -83,29 +91,44 @@ def take_largest_chunks(
     check_array("norms", norms, np.float32, (block_count(residual.size, chunk),))
     if chosen.size > norms.size:
         raise ValueError(f"{chosen.size} chunks can not be chosen among {norms.size}")
-    take = backend("chunks", norms, residual, chosen, values).take_largest_chunks
-    return bool(take(norms, residual, chosen, values, chunk=chunk, hold=hold))
+    kernel = backend("chunks", norms, residual, chosen, values)
+    kernel.take_largest_chunks(norms, residual, chosen, values, chunk=chunk, hold=hold)
 
 
-def add_chunks(values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0) -> None:
+def add_chunks(
+    values: F32,
+    chosen: U32,
+    out: F32,
+    *,
+    chunk: int,
+    weight: float = 1.0,
+    missing: Missing = "refuse",
+) -> None:
     """Out += weight * value at the chosen chunks, product rounded first; puts back what was taken.
 
     Args:
         values: float32[k * chunk], as `take_largest_chunks` writes them.
-        chosen: uint32[k], numbers of chunks.
+        chosen: uint32[k], increasing numbers of chunks, or all of them `NO_CHUNK`.
         out: float32[n], added to.
         chunk: Elements of a chunk.
         weight: Factor on every value.
+        missing: What becomes of a number that no chunk has, as `NO_CHUNK`: "refuse" raises, for
+            which a GPU is waited for as `check_indices` does; "skip" adds the others; "nan" makes
+            all of ``out`` NaN if it is the last one, so that an overflow is seen.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or ``chunk`` is wrong, or there is no such chunk; nothing is
-            written then.
+        ValueError: A shape, a layout, ``chunk`` or ``missing`` is wrong, or there is no such chunk;
+            nothing is written then, but where a GPU's answers come later: all others are added.
     """
+    if missing not in get_args(Missing):
+        raise ValueError(f"missing must be one of {get_args(Missing)}, not {missing!r}")
     _check_chosen(values, "values", chosen, out, "out", chunk)
     kernel = backend("chunks", values, chosen, out)
-    if not kernel.add_existing_chunks(values, chosen, out, chunk=chunk, weight=weight):
-        raise ValueError(f"chunk {chosen.max()} is not below {block_count(out.size, chunk)}")
+    if missing == "refuse":
+        check_indices(chosen, block_count(out.size, chunk))
+    options = {"chunk": chunk, "weight": weight, "or_nan": missing == "nan"}
+    kernel.add_existing_chunks(values, chosen, out, **options)
 
 
 def _check_chunk(chunk: int) -> None:

@@ -11,6 +11,7 @@ from compressa.errors import ConfigError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import generator, vectors
+from compressa.testing.memory import same_bits
 from compressa.transports.frames import FRAME_HEADER_BYTES
 
 CHUNK = 64
@@ -96,6 +97,17 @@ def test_overflow_on_one_rank_reaches_all_and_poisons_nothing(value: float) -> N
         due = before[rank] + given[rank]
         due = torch.where(due.isfinite(), due, before[rank])
         assert torch.equal(residual(world, rank), due)
+
+
+def test_where_nothing_was_taken_a_skipped_step_changes_no_bit() -> None:
+    world = LoopbackWorld(2, [VECTOR], HYPER)
+    before = residual(world).fill_(-0.0).clone()
+    world.rollback()  # before any step
+    assert same_bits(residual(world), before)
+    overflowing = torch.full((ELEMS,), torch.inf)
+    world.step([{"w": overflowing.clone()} for _ in range(2)])
+    world.rollback()
+    assert same_bits(residual(world), before)
 
 
 def test_large_finite_gradients_do_not_count_as_an_overflow() -> None:

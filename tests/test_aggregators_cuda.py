@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from compressor_cases import with_feedback
-from emulated_torch import DEVICE, emulated_torch, on_cpu, on_gpu
+from emulated_torch import DEVICE, Stream, emulated_torch, on_cpu, on_gpu
 
 from compressa.aggregators.base import CPU, State, Turn, World
 from compressa.aggregators.chunked_topk import ChunkedTopK
@@ -247,6 +247,23 @@ def test_residuals_are_kept_alike(codec: Codec, rule: FeedbackRule) -> None:
 @pytest.mark.parametrize("compressor", [*FORMS.values(), *WRAPPED.values()], ids=[*FORMS, *WRAPPED])
 def test_other_forms_and_wrappers_do_alike(compressor: Compressor) -> None:
     check(compressor)
+
+
+def test_the_choice_of_chunks_waits_for_no_gpu_even_where_ranks_overflow() -> None:
+    with emulated_torch():
+        world = LoopbackWorld(RANKS, model(torch.float32), ChunkedTopK(), device=DEVICE)
+        given = [
+            {name: on_gpu(x) for name, x in own.items()}
+            for own in gradients(OVERFLOWING, torch.float32)
+        ]
+        with mock.patch.object(Stream, "synchronize") as wait:
+            means = world.step(given, loss_scale=SCALES[OVERFLOWING])
+            world.rollback()
+        wait.assert_not_called()
+        for found in snapshot(world, means):
+            spoilt = {name for name in SHAPES if found[name].isnan().all()}
+            assert spoilt == {"weight", "vector"}
+            assert found["gain"].isfinite().all()
 
 
 def test_signs_with_an_unknown_flag_are_refused_on_a_gpu() -> None:

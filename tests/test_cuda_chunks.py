@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
-from compressa.kernels.cuda import chunks
+from compressa.kernels.chunks import NO_CHUNK, Missing, add_chunks, take_largest_chunks
+from compressa.kernels.cuda import answers_later, chunks
 from compressa.kernels.cuda._device import running_on
 from compressa.kernels.reference import chunks as reference
-from emulated_cuda import Emulated, on_emulated_cuda
+from emulated_cuda import Emulated, on_device, on_emulated_cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import F32, SCALES, SIZES, gradients, poisoned, residual_for, same_bits
@@ -62,10 +64,9 @@ def taken_alike(norms: F32, n: int, chunk: int, k: int, hold: bool) -> None:
     for module in (chunks, reference):
         residual = np.random.default_rng(n).standard_normal(n).astype(np.float32)
         chosen, values = poisoned(k, np.uint32), poisoned(k * chunk, np.float32)
-        finite = module.take_largest_chunks(norms, residual, chosen, values, chunk=chunk, hold=hold)
-        results.append((finite, residual, chosen, values))
-    assert results[0][0] is results[1][0]
-    for ours, due in zip(results[0][1:], results[1][1:], strict=True):
+        module.take_largest_chunks(norms, residual, chosen, values, chunk=chunk, hold=hold)
+        results.append((residual, chosen, values))
+    for ours, due in zip(*results, strict=True):
         assert same_bits(ours, due)
 
 
@@ -128,10 +129,11 @@ def test_the_same_chunks_are_chosen_whatever_the_norms(kind: str, size: int) -> 
     st.sampled_from((1, 7, 64, 100, 1024, 2049)),
     st.sampled_from((1.0, -0.3, 1e38)),
     st.integers(0, 999),
-    st.sampled_from((None, None, 0, 1, 2**31)),
+    st.sampled_from((None, 0, 1, 2**31)),
+    st.booleans(),
 )
 def test_adding_equals_reference(
-    n: int, chunk: int, weight: float, seed: int, beyond: int | None
+    n: int, chunk: int, weight: float, seed: int, beyond: int | None, or_nan: bool
 ) -> None:
     random, number = np.random.default_rng(seed), -(-n // chunk)
     chosen = np.sort(random.permutation(number)[: random.integers(0, number + 1)])
@@ -140,10 +142,10 @@ def test_adding_equals_reference(
         chosen[random.integers(0, chosen.size)] = number + beyond
     words = random.integers(0, 2**32, chosen.size * chunk, dtype=np.uint32)
     values, ours = words.view(np.float32), random.standard_normal(n).astype(np.float32)
-    due = ours.copy()
+    due, options = ours.copy(), {"chunk": chunk, "weight": weight, "or_nan": or_nan}
     with np.errstate(all="ignore"):
-        said = reference.add_existing_chunks(values, chosen, due, chunk=chunk, weight=weight)
-    assert chunks.add_existing_chunks(values, chosen, ours, chunk=chunk, weight=weight) is said
+        reference.add_existing_chunks(values, chosen, due, **options)
+    chunks.add_existing_chunks(values, chosen, ours, **options)
     assert same_bits(ours, due)
 
 
@@ -165,10 +167,62 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
     for module, whole in zip((chunks, reference), results, strict=True):
         x, residual, largest, values, norms, chosen = (array[inner] for array in whole)
         module.absorb_chunks(x, residual, norms, chunk=chunk, scale=3.0, clear=True)
-        assert module.take_largest_chunks(largest, residual, chosen, values, chunk=chunk)
-        assert module.add_existing_chunks(values, chosen, x, chunk=chunk, weight=0.3)
+        module.take_largest_chunks(largest, residual, chosen, values, chunk=chunk)
+        module.add_existing_chunks(values, chosen, x, chunk=chunk, weight=0.3)
     for ours, due in zip(*results, strict=True):
         assert same_bits(ours, due)
+
+
+NUMBERS = ([5, 10], [5, 11], [5, 2**31], [5, NO_CHUNK], [NO_CHUNK, NO_CHUNK])
+
+
+@pytest.mark.parametrize("missing", ["skip", "nan", "refuse"])
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_nothing_beside_an_array_is_written_whatever_the_numbers(
+    numbers: list[int], missing: Missing
+) -> None:
+    whole = np.zeros(3 * 2500, np.float32)  # of whose middle part number 10 would be
+    out, due = whole[2501:4999], whole.copy()
+    chosen, values = np.array(numbers, np.uint32), np.ones(2 * 256, np.float32)
+    answer = np.zeros(1, np.uint64)
+    if missing == "nan":
+        due[2501:4999] = np.nan
+    elif 5 in numbers:
+        due[2501 + 5 * 256 :][:256] = 1
+    arrays = on_device(values), on_device(chosen), on_device(out)
+    with answers_later(lambda: on_device(answer)):
+        add_chunks(*arrays, chunk=256, missing=missing)
+    assert whole.tobytes() == due.tobytes()
+    assert answer[0] == (missing == "refuse")
+
+
+def test_numbers_that_no_chunk_has_are_refused_before_anything_is_written() -> None:
+    out, values = np.zeros(2500, np.float32), on_device(np.ones(512, np.float32))
+    with pytest.raises(ValueError, match="below 10"):
+        add_chunks(values, on_device(np.array([5, 10], np.uint32)), on_device(out), chunk=256)
+    assert not out.any()
+
+
+@pytest.mark.parametrize("largest", [9.0, np.nan])
+def test_what_take_left_is_put_back_and_no_one_waits(largest: float) -> None:
+    norms, residual = np.array([1, largest, 4], np.float32), np.arange(1, 10, dtype=np.float32)
+    before, out = residual.copy(), np.zeros(9, np.float32)
+    chosen, values = poisoned(1, np.uint32), poisoned(4, np.float32)
+    with mock.patch.object(Emulated, "read") as read:
+        arrays = on_device(values), on_device(chosen)
+        take_largest_chunks(on_device(norms), on_device(residual), *arrays[::-1], chunk=4)
+        taken = residual.copy()
+        add_chunks(*arrays, on_device(out), chunk=4, missing="nan")
+        add_chunks(*arrays, on_device(residual), chunk=4, missing="skip")
+    read.assert_not_called()
+    assert same_bits(residual, before)
+    if np.isnan(largest):
+        assert chosen[0] == NO_CHUNK
+        assert same_bits(taken, before)
+        assert np.isnan(out).all()
+    else:
+        assert same_bits(out, before - taken)
+        assert out.any()
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -48,6 +48,10 @@ NEVER_WAITING: dict[str, tuple[Any, dict[str, Any]]] = {
     "int8, gathered": ("int8", BY_GATHER),
     "int8, scattered": ("int8", BY_SCATTER),
     "none": ("none", {"transport": "nccl"}),
+    "chunked_topk": (
+        {"name": "chunked_topk", "density": 0.1, "chunk": 64},
+        {"transport": "nccl"},
+    ),
     **{
         f"topk, {dtype} and {indices}": (
             {"name": "topk", "density": 0.1, "value_dtype": dtype, "indices": indices},

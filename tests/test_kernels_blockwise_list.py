@@ -252,22 +252,38 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
     forget()
 
 
+Launch = tuple[str, int, tuple[Any, ...]]
+"""Name, blocks and arguments."""
+
+
+@pytest.fixture
+def launches(cupy: Any, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    noted: list[Launch] = []
+    launch = _gpu.Gpu.launch
+
+    def note(gpu: _gpu.Gpu, source: str, name: str, blocks: int, arguments: Any) -> None:
+        noted.append((name, blocks, arguments))
+        launch(gpu, source, name, blocks, arguments)
+
+    monkeypatch.setattr(_gpu.Gpu, "launch", note)
+    return noted
+
+
 def test_sixty_four_vectors_take_one_launch_whose_parameter_says_where_they_lie(
-    cupy: FakeCuPy,
+    launches: list[Launch],
 ) -> None:
     place, form = OnGpu(), Form(bits=4, block=128)
     vectors = [place.vector(size, form) for size in [100_000, 0, 5] + 62 * [1024]]
     batch = BlockwiseList(vectors, form=form)
     for _ in range(2):
         quantize_blockwise_list(batch, scale=4.0)
-    assert len(cupy.launched) == 4
-    (name, grid, block, arguments, _), (*_, rest, _), (*_, again, _) = cupy.launched[:3]
+    assert len(launches) == 4
+    (name, blocks, arguments), (_, _, rest), (_, _, again) = launches[:3]
     # Of 128 elements eight blocks are taken at once: 98 times in 100,000, and once in 1024.
-    assert (name, grid, block) == ("quantize_list_4_by_warps", (98 + 0 + 1 + 61,), (256,))
-    (table,) = arguments[0]
-    assert arguments[0].size == rest[0].size == 1  # which is how CuPy passes a struct by value
-    assert again[0] is arguments[0]  # and worked out once
-    assert sum(np.asarray(argument).nbytes for argument in arguments) < 4096
+    assert (name, blocks) == ("quantize_list_4_by_warps", 98 + 0 + 1 + 61)
+    (table,), (short,) = arguments[0].on_gpu, rest[0].on_gpu
+    assert again[0].on_gpu is arguments[0].on_gpu  # worked out once
+    assert arguments[0].on_gpu.nbytes + 8 * len(arguments) < 4096
     assert table["vectors"] == 64
     assert table["first_group"].tolist() == [0, 98, 98, *range(99, 161)]
     for i, one in enumerate(vectors[:64]):
@@ -275,12 +291,12 @@ def test_sixty_four_vectors_take_one_launch_whose_parameter_says_where_they_lie(
             assert table[field][i] == getattr(one, field).pointer
         assert (table["offsets"][i], table["elems"][i]) == (0, one.x.size)
         assert (table["parameter"][i], table["start"][i]) == (7, 70)
-    assert rest[0]["vectors"] == 1
-    assert rest[0]["x"][0, 0] == vectors[64].x.pointer
+    assert short["vectors"] == 1
+    assert short["x"][0] == vectors[64].x.pointer
 
 
 def test_sixty_four_vectors_are_summed_by_one_launch_for_every_eight_payloads(
-    cupy: FakeCuPy,
+    launches: list[Launch],
 ) -> None:
     place, form = OnGpu(), Form(bits=8, block=256)
     sizes = [100_000, 0, 5] + 61 * [1024]
@@ -288,14 +304,14 @@ def test_sixty_four_vectors_are_summed_by_one_launch_for_every_eight_payloads(
     payloads = [place.array(batch.payload_bytes, np.uint8) for _ in range(9)]
     for _ in range(2):
         sum_blockwise_list(batch, payloads, weight=0.5)
-    assert len(cupy.launched) == 4
-    (name, grid, block, arguments, _), (*_, rest, _), (*_, again, _) = cupy.launched[:3]
-    assert (name, grid, block) == ("sum_list_8_by_warps", (49 + 0 + 1 + 61,), (256,))
-    (table,) = arguments[0]
-    assert arguments[0] is rest[0] is again[0]
-    assert [int(p) for p in arguments[1:9]] == [p.pointer for p in payloads[:8]]
-    assert [int(p) for p in rest[1:9]] == [payloads[8].pointer] + [0] * 7
-    assert sum(np.asarray(argument).nbytes for argument in arguments) < 4096
+    assert len(launches) == 4
+    (name, blocks, arguments), (_, _, rest), (_, _, again) = launches[:3]
+    assert (name, blocks) == ("sum_list_8_by_warps", 49 + 0 + 1 + 61)
+    (table,) = arguments[0].on_gpu
+    assert arguments[0].on_gpu is rest[0].on_gpu is again[0].on_gpu
+    assert [p.pointer for p in arguments[1:9]] == [p.pointer for p in payloads[:8]]
+    assert [p and p.pointer for p in rest[1:9]] == [payloads[8].pointer] + [None] * 7
+    assert arguments[0].on_gpu.nbytes + 8 * len(arguments) < 4096
     for field in ("codes", "scales"):
         assert table[field].tolist() == [getattr(part, field) for part in batch.parts]
     assert table["out"].tolist() == [part.out.pointer for part in batch.parts]

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from compressa.kernels.chunks import absorb_chunks, add_chunks, take_largest_chunks
+from compressa.kernels.chunks import NO_CHUNK, absorb_chunks, add_chunks, take_largest_chunks
 from compressa.kernels.reference import chunks as reference
 from compressa.kernels.threads import Team
 from hypothesis import given
@@ -64,19 +64,20 @@ def test_taking_and_adding_equal_reference_and_undo_each_other(
     norms, k = np.array(drawn, np.float32), data.draw(st.integers(0, number))
     if number and bad is not None:
         norms[data.draw(st.integers(0, number - 1))] = bad
-    chosen, places = np.zeros(k, np.uint32), np.zeros(k, np.uint32)
+    chosen, places = poisoned(k, np.uint32), poisoned(k, np.uint32)
     ours, specified = residual.copy(), residual.copy()
     values, due = (poisoned(k * chunk, np.float32) for _ in range(2))
     options = {"chunk": chunk, "hold": hold}
-    finite = take_largest_chunks(norms, ours, chosen, values, **options)
-    assert finite == reference.take_largest_chunks(norms, specified, places, due, **options)
-    assert finite == bool(np.isfinite(norms).all())
+    take_largest_chunks(norms, ours, chosen, values, **options)
+    reference.take_largest_chunks(norms, specified, places, due, **options)
     assert same_bits(ours, specified)
     assert same_bits(values, due)
-    if not finite:
-        assert same_bits(ours, residual)
-        return
     assert (chosen == places).all()
+    if not np.isfinite(norms).all():
+        assert same_bits(ours, residual)
+        assert not values.any()
+        assert (chosen == NO_CHUNK).all()
+        return
     back = ours.copy()
     add_chunks(values, chosen, back, chunk=chunk)
     assert (back == residual).all()
@@ -90,19 +91,20 @@ def test_more_chunks_than_one_piece_lists_are_chosen_alike() -> None:
     residual = np.arange(1, 70_001, dtype=np.float32)
     chosen, values = np.zeros(50, np.uint32), poisoned(50, np.float32)
     for hold in (True, False):
-        assert take_largest_chunks(norms, residual, chosen, values, chunk=1, hold=hold)
+        take_largest_chunks(norms, residual, chosen, values, chunk=1, hold=hold)
         assert chosen.tolist() == np.sort(np.argsort(-norms)[:50]).tolist()
         assert (values == (0 if hold else chosen + 1)).all()
     assert np.count_nonzero(residual == 0) == 50
     norms[69_999] = np.nan
-    assert not take_largest_chunks(norms, residual, chosen, values, chunk=1)
+    take_largest_chunks(norms, residual, chosen, values, chunk=1)
     assert (values == 0).all()
+    assert (chosen == NO_CHUNK).all()
 
 
 def test_what_is_taken_leaves_zeros_and_nothing_else_moves() -> None:
     residual, norms = np.arange(1, 11, dtype=np.float32), np.array([3, 1, 2], np.float32)
     values, chosen = poisoned(8, np.float32), np.zeros(2, np.uint32)
-    assert take_largest_chunks(norms, residual, chosen, values, chunk=4)
+    take_largest_chunks(norms, residual, chosen, values, chunk=4)
     assert values.tolist() == [1, 2, 3, 4, 9, 10, 0, 0]
     assert residual.tolist() == [0, 0, 0, 0, 5, 6, 7, 8, 0, 0]
 
@@ -134,10 +136,34 @@ def test_bits_do_not_depend_on_slices() -> None:
 def test_refuses_chunks_that_are_not_there_and_writes_nothing(chosen: list[int]) -> None:
     out, values = np.ones(10, np.float32), np.ones(4 * len(chosen), np.float32)
     numbers = np.array(chosen, np.uint32)
-    with pytest.raises(ValueError, match=f"chunk {chosen[-1]} is not below 3"):
+    with pytest.raises(ValueError, match="below 3"):
         add_chunks(values, numbers, out, chunk=4)
-    assert not reference.add_existing_chunks(values, numbers, out, chunk=4)
     assert (out == 1).all()
+
+
+@given(
+    st.lists(st.sampled_from((0, 1, 2, 3, 4, 2**31, NO_CHUNK)), unique=True),
+    st.sampled_from((4, 5)),
+)
+def test_chunks_that_are_not_there_are_skipped_or_make_all_nan(
+    numbers: list[int], chunk: int
+) -> None:
+    chosen = np.sort(np.array(numbers, np.uint32))
+    values = np.arange(1, chunk * chosen.size + 1, dtype=np.float32)
+    whole = np.random.default_rng(chunk).standard_normal(13).astype(np.float32)
+    due = whole.copy()
+    for number, own in zip(chosen.tolist(), values.reshape(-1, chunk), strict=True):
+        part = due[number * chunk : (number + 1) * chunk]
+        part += np.float32(0.3) * own[: part.size]
+    for missing in ("skip", "nan"):
+        if missing == "nan" and numbers and max(numbers) * chunk >= 13:
+            due[:] = np.nan
+        ours, specified = whole.copy(), whole.copy()
+        add_chunks(values, chosen, ours, chunk=chunk, weight=0.3, missing=missing)
+        options = {"chunk": chunk, "weight": 0.3, "or_nan": missing == "nan"}
+        reference.add_existing_chunks(values, chosen, specified, **options)
+        assert ours.tobytes() == due.tobytes()
+        assert specified.tobytes() == due.tobytes()
 
 
 def test_refuses_sizes_that_do_not_fit() -> None:
@@ -153,3 +179,5 @@ def test_refuses_sizes_that_do_not_fit() -> None:
     many = np.zeros(4, np.uint32)
     with pytest.raises(ValueError, match="can not be chosen"):
         take_largest_chunks(np.ones(3, np.float32), x, many, np.empty(16, np.float32), chunk=4)
+    with pytest.raises(ValueError, match="missing"):
+        add_chunks(np.zeros(4, np.float32), chosen, x, chunk=4, missing="ignore")  # type: ignore[arg-type]

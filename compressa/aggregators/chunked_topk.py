@@ -102,9 +102,6 @@ class ChunkedTopK(Compressor):
         return ChunkedTopKAggregator(self, layout, world)
 
 
-Chosen = npt.NDArray[np.uint32]
-
-
 class ChunkedTopKAggregator(Aggregator):
     """All scopes of one unit: their norms in one all-reduce, their values in another."""
 
@@ -125,9 +122,8 @@ class ChunkedTopKAggregator(Aggregator):
         self._values_of = _parts(self._values, sizes)
         self._sent_of = _parts(self._sent, sizes)
         kept = [hyper.kept(n) for n in elems]
-        room = torch.zeros(sum(kept), dtype=torch.int32, device=world.device)
-        self._room = [part.view(np.uint32) for part in _parts(room, kept)]
-        self._chosen: list[Chosen | None] = [None] * len(elems)
+        no_chunks = torch.full((sum(kept),), -1, dtype=torch.int32, device=world.device)
+        self._chosen = [part.view(np.uint32) for part in _parts(no_chunks, kept)]
         self._sums = [DenseSum(v, world.rank, world.size) for v in (self._norms, self._values)]
         self._scratch = Scratch(world.device)
 
@@ -148,19 +144,15 @@ class ChunkedTopKAggregator(Aggregator):
         self._world.divide(self._sent, self._values)
         yield AllReduce(self._sums[1], self._scratch)
         for i, scope in enumerate(self._scopes):
-            out, chosen = scope.of(gradients), self._chosen[i]
-            if chosen is None:
-                out.fill_(torch.nan)  # some rank overflowed: every rank must see it
-            else:
-                arrays = self._values_of[i], chosen, as_array(out)
-                add_chunks(*arrays, chunk=self._chunks[i], weight=turn.loss_scale)
+            arrays = self._values_of[i], self._chosen[i], as_array(scope.of(gradients))
+            # Without a chunk some rank overflowed: every rank must see it.
+            add_chunks(*arrays, chunk=self._chunks[i], weight=turn.loss_scale, missing="nan")
 
     def rollback(self, turn: Turn) -> None:
         """Put back what was taken."""
         for i, chosen in enumerate(self._chosen):
-            if chosen is not None:
-                arrays = self._sent_of[i], chosen, self._kept_of[i]
-                add_chunks(*arrays, chunk=self._chunks[i])
+            arrays = self._sent_of[i], chosen, self._kept_of[i]
+            add_chunks(*arrays, chunk=self._chunks[i], missing="skip")
 
     def _share_of_norms(self) -> None:
         """Write the norms to the wire's float32, where no finite sum may overflow."""
@@ -169,10 +161,8 @@ class ChunkedTopKAggregator(Aggregator):
 
     def _take(self, i: int) -> None:
         """Choose the chunks of a scope, and move their values out of the residual."""
-        arrays = self._norms_of[i], self._kept_of[i], self._room[i], self._sent_of[i]
-        held = self._residuals.held[i]
-        finite = take_largest_chunks(*arrays, chunk=self._chunks[i], hold=held)
-        self._chosen[i] = self._room[i] if finite else None
+        arrays = self._norms_of[i], self._kept_of[i], self._chosen[i], self._sent_of[i]
+        take_largest_chunks(*arrays, chunk=self._chunks[i], hold=self._residuals.held[i])
 
 
 def _parts(values: torch.Tensor, sizes: Sequence[int]) -> list[npt.NDArray[Any]]:

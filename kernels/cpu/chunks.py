@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, F64, U32
+from ..chunks import NO_CHUNK
 from ..scratch import scratch
 from ..threads import over_slices
 from ._candidates import Entries
@@ -77,6 +78,18 @@ def _take(residual: F32, chosen: U32, values: F32, chunk: int) -> None:
 
 
 @jit
+def _take_chosen(
+    finite: bool, hold: bool, residual: F32, chosen: U32, values: F32, chunk: int
+) -> None:
+    if finite and not hold:
+        _take(residual, chosen, values, chunk)
+    else:
+        _clear(values)
+    if not finite:
+        chosen[:] = NO_CHUNK
+
+
+@jit
 def _take_largest(
     norms: F32,
     residual: F32,
@@ -86,16 +99,12 @@ def _take_largest(
     chosen: U32,
     values: F32,
     chunk: int,
-) -> bool:
+) -> None:
     """All in one, where the norms are no more than one piece of a selection."""
     one, largest = np.float32(1), np.empty(chosen.size, np.float32)
     out = chosen, largest
     finite = select_short(norms, None, (one, one), chosen.size, 0, sample, entries, out) >= 0
-    if finite and not hold:
-        _take(residual, chosen, values, chunk)
-    else:
-        _clear(values)
-    return finite
+    _take_chosen(finite, hold, residual, chosen, values, chunk)
 
 
 @jit
@@ -105,15 +114,15 @@ def _add_weighted(values: F32, out: F32, weight: np.float32) -> None:
 
 
 @jit
-def _give(values: F32, chosen: U32, out: F32, chunk: int, weight: np.float32) -> bool:
+def _give(values: F32, chosen: U32, out: F32, chunk: int, weight: np.float32, or_nan: bool) -> None:
+    if or_nan and chosen.size and np.int64(chosen[chosen.size - 1]) * chunk >= out.size:
+        out[:] = np.float32(np.nan)
+        return
     for k in range(chosen.size):
-        if np.int64(chosen[k]) * chunk >= out.size:
-            return False
-    for k in range(chosen.size):
-        low = int(np.int64(chosen[k])) * chunk
+        low, own = int(np.int64(chosen[k])) * chunk, k * chunk
         size = min(chunk, out.size - low)
-        _add_weighted(view(values, k * chunk, k * chunk + size), view(out, low, low + size), weight)
-    return True
+        if size > 0:
+            _add_weighted(view(values, own, own + size), view(out, low, low + size), weight)
 
 
 def absorb_chunks(
@@ -131,23 +140,20 @@ def absorb_chunks(
 
 def take_largest_chunks(
     norms: F32, residual: F32, chosen: U32, values: F32, *, chunk: int, hold: bool = False
-) -> bool:
+) -> None:
     """See :func:`compressa.kernels.chunks.take_largest_chunks`."""
     if norms.size <= LEAST_PIECE:
         sample = scratch("listing.sample", sample_size(norms.size), np.float32)
         places = sample, room_for(norms.size), chosen, values
-        return bool(_take_largest(norms, residual, hold, *places, chunk))
+        _take_largest(norms, residual, hold, *places, chunk)
+        return
     largest = scratch("chunks.largest", chosen.size, np.float32)
     finite = select_largest(norms, chosen.size, 0, chosen, largest, None, 1.0) >= 0
-    if finite and not hold:
-        _take(residual, chosen, values, chunk)
-    else:
-        _clear(values)
-    return finite
+    _take_chosen(finite, hold, residual, chosen, values, chunk)
 
 
 def add_existing_chunks(
-    values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0
-) -> bool:
-    """Add, as :func:`compressa.kernels.chunks.add_chunks`, if all chunks exist; return whether."""
-    return _give(values, chosen, out, chunk, np.float32(weight))
+    values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0, or_nan: bool = False
+) -> None:
+    """Add the chunks that exist; with ``or_nan``, out is NaN unless the last one does."""
+    _give(values, chosen, out, chunk, np.float32(weight), or_nan)

@@ -15,6 +15,7 @@ constexpr int AT_ONCE = 4;      // loads of 16 bytes that are under way together
 constexpr int PIECE = 1024;     // elements of a chunk that a warp moves
 constexpr int WARPS = CTA / WARP;
 constexpr u32 BELOW_INFINITY = 0x7F800000u;
+constexpr u32 NO_CHUNK = 0xFFFFFFFFu;
 
 struct Source {
     float *x, *residual;
@@ -211,8 +212,7 @@ DEVICE void list_chosen(const float* norms, i64 size, Cut cut, u32* chosen) {
 }
 
 // For one CTA. Nothing is chosen unless all norms are finite.
-KERNEL(
-    choose_chunks, CTA, (const float* norms, i64 size, u32* chosen, i64 most, u32* finite)) {
+KERNEL(choose_chunks, CTA, (const float* norms, i64 size, u32* chosen, i64 most)) {
     __shared__ u32 counts[MOST_BINS];
     Cut cut = {0u, u32(most)};
     for (int digit = 0; digit < DIGITS; ++digit) {
@@ -221,7 +221,8 @@ KERNEL(
             u32 infinite = 0;
             for (u32 bin = BELOW_INFINITY >> digit_shift(0); bin < MOST_BINS; ++bin)
                 infinite += counts[bin];
-            if (threadIdx.x == 0) *finite = infinite == 0;
+            if (infinite)
+                for (i64 i = threadIdx.x; i < most; i += CTA) chosen[i] = NO_CHUNK;
             if (infinite || most == 0) return;
         }
         Found found = bin_of(counts, digit_bins(digit), cut.ties);
@@ -245,23 +246,22 @@ DEVICE Piece piece_of(i64 team, i64 chunk) {
     return {number, begin, int(min(i64(PIECE), chunk - begin))};
 }
 
-// How much of a piece that lies at `place` there is; the last chunk may be short.
+// How much of a piece that lies at `place` there is: the last chunk may be short, and a number may
+// be no chunk's.
 DEVICE int existing(i64 place, i64 n, Piece piece) {
     return int(max(i64(0), min(i64(piece.size), n - place)));
 }
 
 KERNEL(
     take_chunks, CTA,
-    (const u32* finite, float* residual, i64 n, const u32* chosen, i64 count, float* values,
-     i64 chunk, bool hold)) {
+    (float* residual, i64 n, const u32* chosen, i64 count, float* values, i64 chunk, bool hold)) {
     const float zeros[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    bool taken = *finite && !hold;
     for (i64 team = team_number<WARP>(); team < count * pieces_of(chunk);
          team += team_count<WARP>()) {
         Piece piece = piece_of(team, chunk);
         i64 to = piece.number * chunk + piece.begin;
-        i64 place = taken ? i64(chosen[piece.number]) * chunk + piece.begin : 0;
-        int there = taken ? existing(place, n, piece) : 0;
+        i64 place = hold ? n : i64(chosen[piece.number]) * chunk + piece.begin;
+        int there = existing(place, n, piece);
         for (int i = 4 * team_thread<WARP>(); i < piece.size; i += 4 * WARP) {
             float moved[4];
             load4(residual, place + i, there - i, moved);
@@ -271,19 +271,18 @@ KERNEL(
     }
 }
 
-// For one CTA: whether all of some numbers are below a limit.
-KERNEL(are_below, CTA, (const u32* numbers, i64 count, i64 limit, u32* below)) {
-    u32 largest = 0;
-    for (i64 i = threadIdx.x; i < count; i += CTA) largest = max(largest, numbers[i]);
-    largest = team_max<CTA>(largest);
-    if (threadIdx.x == 0) *below = count == 0 || i64(largest) < limit;
+// By all threads; rare, so the grid is the one for the chunks.
+DEVICE void fill_with_nan(float* out, i64 n) {
+    const float nans[4] = {quiet_nan(), quiet_nan(), quiet_nan(), quiet_nan()};
+    for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>())
+        store4(out, i, int(min(i64(4), n - i)), nans);
 }
 
 KERNEL(
     add_chunks, CTA,
-    (const u32* allowed, const float* values, const u32* chosen, i64 count, float* out, i64 n,
-     i64 chunk, float weight)) {
-    if (!*allowed) return;
+    (const float* values, const u32* chosen, i64 count, float* out, i64 n, i64 chunk, float weight,
+     bool or_nan)) {
+    if (or_nan && i64(chosen[count - 1]) * chunk >= n) return fill_with_nan(out, n);
     for (i64 team = team_number<WARP>(); team < count * pieces_of(chunk);
          team += team_count<WARP>()) {
         Piece piece = piece_of(team, chunk);

@@ -1,8 +1,4 @@
-"""Chunks on a GPU; see :mod:`compressa.kernels.chunks`.
-
-`take_largest_chunks` and `add_existing_chunks` return a bool, so they wait for the GPU at their
-end; what is moved does not wait for the host.
-"""
+"""Chunks on a GPU; see :mod:`compressa.kernels.chunks`."""
 
 from __future__ import annotations
 
@@ -10,7 +6,7 @@ import numpy as np
 
 from .._arrays import F32, F64, U32, block_count
 from ._arguments import feedback
-from ._device import CTA, WARP, device, launch
+from ._device import CTA, WARP, launch
 
 _WARPS_TILE = 1024  # elements that a warp absorbs together, of whole chunks
 _PIECE = 1024  # elements of a chunk that a warp moves
@@ -38,16 +34,15 @@ def absorb_chunks(
 
 def take_largest_chunks(
     norms: F32, residual: F32, chosen: U32, values: F32, *, chunk: int, hold: bool = False
-) -> bool:
+) -> None:
     """See :func:`compressa.kernels.chunks.take_largest_chunks`."""
-    finite, count = device().empty(1, np.uint32), np.int64(chosen.size)
-    launch("chunks", "choose_chunks", 1, CTA, norms, np.int64(norms.size), chosen, count, finite)
+    count = np.int64(chosen.size)
+    launch("chunks", "choose_chunks", 1, CTA, norms, np.int64(norms.size), chosen, count)
     launch(
         "chunks",
         "take_chunks",
         chosen.size * block_count(chunk, _PIECE),
         WARP,
-        finite,
         residual,
         np.int64(residual.size),
         chosen,
@@ -56,31 +51,26 @@ def take_largest_chunks(
         np.int64(chunk),
         np.bool_(hold),
     )
-    return bool(device().read(finite))
 
 
 def add_existing_chunks(
-    values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0
-) -> bool:
-    """Add, as :func:`compressa.kernels.chunks.add_chunks`, if all chunks exist; return whether.
+    values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0, or_nan: bool = False
+) -> None:
+    """Add the chunks that exist; with ``or_nan``, out is NaN unless the last one does.
 
     The chunks must be different ones: they are added side by side.
     """
-    exist, count = device().empty(1, np.uint32), np.int64(chosen.size)
-    chunks = np.int64(block_count(out.size, chunk))
-    launch("chunks", "are_below", 1, CTA, chosen, count, chunks, exist)
     launch(
         "chunks",
         "add_chunks",
         chosen.size * block_count(chunk, _PIECE),
         WARP,
-        exist,
         values,
         chosen,
-        count,
+        np.int64(chosen.size),
         out,
         np.int64(out.size),
         np.int64(chunk),
         np.float32(weight),
+        np.bool_(or_nan),
     )
-    return bool(device().read(exist))

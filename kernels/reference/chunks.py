@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from .._arrays import F32, F64, U32
+from ..chunks import NO_CHUNK
 from ._tree import tree_sum
 
 
@@ -25,28 +26,28 @@ def absorb_chunks(
 
 def take_largest_chunks(
     norms: F32, residual: F32, chosen: U32, values: F32, *, chunk: int, hold: bool = False
-) -> bool:
+) -> None:
     """See :func:`compressa.kernels.chunks.take_largest_chunks`."""
     values[:] = 0
     if not np.isfinite(norms).all():
-        return False
+        chosen[:] = NO_CHUNK
+        return
     chosen[:] = np.sort(np.argsort(-norms, kind="stable")[: chosen.size])
     if not hold:
         for place, part in _pairs(values, chosen, residual, chunk):
             place[: part.size] = part
             part[:] = 0
-    return True
 
 
 def add_existing_chunks(
-    values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0
-) -> bool:
-    """Add, as :func:`compressa.kernels.chunks.add_chunks`, if all chunks exist; return whether."""
-    if (chosen.astype(np.int64) * chunk >= out.size).any():
-        return False
+    values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0, or_nan: bool = False
+) -> None:
+    """Add the chunks that exist; with ``or_nan``, out is NaN unless the last one does."""
+    if or_nan and chosen.size and int(chosen[-1]) * chunk >= out.size:
+        out[:] = np.nan
+        return
     for place, part in _pairs(values, chosen, out, chunk):
         part += np.float32(weight) * place[: part.size]
-    return True
 
 
 def _pairs(values: F32, chosen: U32, whole: F32, chunk: int) -> Iterator[tuple[F32, F32]]:
