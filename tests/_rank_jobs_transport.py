@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _rank_jobs import registered
+from _rank_jobs_conform import ManyWeights, digest, gradients
 
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.engine.startup import release_groups
@@ -23,6 +26,8 @@ from compressa.transports.connection import TcpSettings
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.gloo_group import GlooGroupTransport
+from compressa.transports.mpi import MpiTransport
+from compressa.transports.mpi_process import open_communicator
 from compressa.transports.reactor import Reactor
 from compressa.transports.rendezvous import connect_mesh
 from compressa.transports.streams import StreamSettings
@@ -56,9 +61,9 @@ class Answers:
 
 
 class Reacting:
-    """A TCP transport with a reactor on a thread of its own, where all calls to it are made."""
+    """A transport with a reactor on a thread of its own, where all calls to it are made."""
 
-    def __init__(self, transport: TcpTransport) -> None:
+    def __init__(self, transport: TcpTransport | MpiTransport) -> None:
         self.rank, self.size = transport.rank, transport.size
         self.transport = transport
         self._reactor = Reactor()
@@ -116,6 +121,7 @@ def opened(
     silence_s: float = 10.0,
     window: int = 3,
     sums: bool = False,
+    connections: int = 1,
 ) -> Iterator[tuple[Any, list[CompressaError]]]:
     """Open a transport on a group of its own; give it and its failures."""
     group = dist.new_group(backend="gloo")
@@ -127,9 +133,14 @@ def opened(
     elif kind == "tcp":
         tcp = TcpSettings(5, CHUNK_BYTES, window * CHUNK_BYTES, silence_s)
         rank, size = group.rank(), group.size()
-        links = connect_mesh(rank, size, 5, partial(gather, group), 20.0)
+        sockets = connect_mesh(rank, size, 5, partial(gather, group), 20.0, connections)
         backend = BackendSum(group) if sums else None
-        transport = Reacting(TcpTransport(rank, links, tcp, early_bytes, failures.append, backend))
+        made = TcpTransport(rank, sockets, tcp, early_bytes, failures.append, backend)
+        transport = Reacting(made)
+    elif kind == "mpi":
+        comm = open_communicator(group.rank(), group.size(), 5, partial(gather, group), 20.0)
+        backend = BackendSum(group) if sums else None
+        transport = Reacting(MpiTransport(comm, settings, early_bytes, failures.append, backend))
     else:
         transport = GlooGroupTransport(group, settings.epoch)
     try:
@@ -152,9 +163,12 @@ def message(sender: int, receiver: int, unit: int, size: int) -> torch.Tensor:
     return torch.randint(0, 256, (size,), generator=generator, dtype=torch.uint8)
 
 
-def all_to_all(*, kind: str, sizes: list[int], reverse: bool = False) -> dict[str, Any]:
+def all_to_all(
+    *, kind: str, sizes: list[int], reverse: bool = False, connections: int = 1
+) -> dict[str, Any]:
     """Exchange one message of each size with every peer; odd ranks may go backwards."""
-    with opened(kind, early_bytes=(1 << 20) + sum(sizes)) as (transport, failures):
+    early_bytes = (1 << 20) + sum(sizes)
+    with opened(kind, early_bytes, connections=connections) as (transport, failures):
         rank, answers = transport.rank, Answers()
         peers = [peer for peer in range(transport.size) if peer != rank]
         units = list(range(len(sizes)))
@@ -305,7 +319,7 @@ def send_to_who_left(*, kind: str) -> str:
     """Rank 0 only sends, to a rank that has said goodbye; return rank 0's failure."""
     with opened(kind) as (transport, failures):
         if transport.rank == 0:
-            gone = transport.transport if kind == "tcp" else transport
+            gone = transport if kind == "gloo" else transport.transport
             until(lambda: 1 in gone.gone)
             assert not failures  # nothing was due
             exchange = Exchange({1: message(0, 1, 0, 100)}, {})
@@ -321,10 +335,10 @@ def until(what: Callable[[], Any], timeout_s: float = 5.0) -> None:
         time.sleep(0.01)
 
 
-def fail_in_the_middle(*, kind: str, size: int) -> dict[str, Any]:
+def fail_in_the_middle(*, kind: str, size: int, connections: int = 1) -> dict[str, Any]:
     """Rank 0 gives up while rank 1 sends it far more than the kernel holds; both must end."""
     started_s = time.monotonic()
-    with opened(kind) as (transport, failures):
+    with opened(kind, connections=connections) as (transport, failures):
         key, answers = Key(0, 0, 0), Answers()
         buffer = torch.zeros(size, dtype=torch.uint8)
         if transport.rank == 0:
@@ -374,11 +388,11 @@ def all_reduces(*, kind: str, elems: int) -> dict[str, Any]:
     }
 
 
-def reopen(*, kind: str, times: int) -> list[int]:
+def reopen(*, kind: str, times: int, connections: int = 1) -> list[int]:
     """Open and close; return how many files are open each time."""
     files = []
     for _ in range(times):
-        with opened(kind) as (transport, failures):
+        with opened(kind, connections=connections) as (transport, failures):
             key, answers = Key(0, 0, 0), Answers()
             peers = [peer for peer in range(transport.size) if peer != transport.rank]
             exchange = Exchange(
@@ -393,14 +407,33 @@ def reopen(*, kind: str, times: int) -> list[int]:
     return files
 
 
+def trained(*, config: Any) -> dict[str, Any]:
+    """Train two steps; return digests of the mean gradients, and how many sockets are tuned."""
+    net = ManyWeights(2)
+    with registered(net, config) as (wrapped, _):
+        for step in range(2):
+            wrapped(*gradients(2, dist.get_rank(), step)).backward()
+        count = sum(map(keeps_little_unsent, map(int, os.listdir("/proc/self/fd"))))
+    return {"means": [digest(weight.grad) for weight in net.weights], "connections": count}
+
+
+def keeps_little_unsent(file: int) -> bool:
+    """Whether a file is a socket that the TCP transport has made; no others are tuned so."""
+    try:
+        with socket.socket(fileno=os.dup(file)) as link:
+            return link.getsockopt(socket.IPPROTO_TCP, 25) > 0  # TCP_NOTSENT_LOWAT
+    except OSError:
+        return False
+
+
 def close_unattached() -> dict[str, Any]:
     """Close a transport that nobody has attached, twice."""
     group = dist.new_group(backend="gloo")
     failures: list[CompressaError] = []
     before = len(os.listdir("/proc/self/fd"))
-    links = connect_mesh(group.rank(), group.size(), 5, partial(gather, group), 20.0)
+    sockets = connect_mesh(group.rank(), group.size(), 5, partial(gather, group), 20.0)
     settings = TcpSettings(5, CHUNK_BYTES, CHUNK_BYTES, 10.0)
-    transport = TcpTransport(group.rank(), links, settings, 1 << 20, failures.append)
+    transport = TcpTransport(group.rank(), sockets, settings, 1 << 20, failures.append)
     started_s = time.monotonic()
     transport.close(5.0)
     transport.close(5.0)
@@ -410,9 +443,9 @@ def close_unattached() -> dict[str, Any]:
     return {"left": left, "failures": len(failures), "quick": seconds < 3.0}
 
 
-def wait_for_the_dead(*, number: int) -> dict[str, Any]:
+def wait_for_the_dead(*, number: int, connections: int = 1) -> dict[str, Any]:
     """Rank 1 is ended by a signal while rank 0 waits for it and sends to it."""
-    with opened("tcp") as (transport, failures):
+    with opened("tcp", connections=connections) as (transport, failures):
         key = Key(0, 0, 0)
         if transport.rank == 1:
             os.kill(os.getpid(), number)

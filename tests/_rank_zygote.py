@@ -100,7 +100,11 @@ def _serve(link_fd: int, stderr_fd: int) -> None:
     os.close(stderr_fd)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     warnings.filterwarnings("error", module="compressa")
-    link = socket.socket(fileno=link_fd)
+    serve(socket.socket(fileno=link_fd))
+
+
+def serve(link: socket.socket) -> None:
+    """Answer requests until told to stop or the socket closes."""
     while data := link.recv(MESSAGE_BYTES):
         request = json.loads(data)
         if request["function"] is None:

@@ -110,8 +110,8 @@ def test_a_value_out_of_range_is_refused_with_the_range(raw: dict[str, Any], mes
         ({"schedule": {"policy": "lifo"}}, 'one of "fifo", "priority"; did you mean "fifo"?'),
         ({"exchange": {"kind": "allreduce"}}, 'did you mean "all_reduce"?'),
         (
-            {"exchange": {"transport": "mpi"}},
-            'must be one of "auto", "tcp", "gloo", "gloo-group", "nccl"',
+            {"exchange": {"transport": "udp"}},
+            'must be one of "auto", "tcp", "gloo", "gloo-group", "mpi", "nccl"',
         ),
         (
             {"engine": {"device": "gpu"}},
@@ -217,6 +217,10 @@ UNBIASED = {"name": "randomk", "unbiased": True}
         (
             {"exchange": {"credit_bytes": "64KiB"}},
             "credit_bytes: is 65536, less than one chunk; must be at least chunk_bytes = 262144",
+        ),
+        (
+            {"exchange": {"connections": 4, "transport": "gloo"}},
+            "connections: is 4, but the transport gloo makes its own",
         ),
         ({"exchange": {"silence_s": 4}}, "silence_s: is 4; must be more than two heartbeats, 4 s"),
     ],

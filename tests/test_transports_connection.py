@@ -6,107 +6,34 @@ import contextlib
 import os
 import re
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from _tcp_ends import (
+    CHUNK_BYTES,
+    EPOCH,
+    PEER,
+    Bench,
+    Side,
+    content,
+    frame_bytes,
+    receive,
+    reset,
+    stream,
+    tcp_pair,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressa.errors import CompressaError, PayloadError, PeerLost
+from compressa.errors import PayloadError, PeerLost
 from compressa.pacing import Pacer
 from compressa.testing.memory import Guarded
 from compressa.transports.base import Key
-from compressa.transports.connection import Connection, TcpSettings
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
-from compressa.transports.inbox import Inbox
 from compressa.transports.reactor import Reactor
-
-EPOCH = 4
-PEER = 3
-CHUNK_BYTES = 1 << 12
-LIMIT_BYTES = 1 << 20
-
-
-def tcp_pair(buffer_bytes: int | None = None) -> tuple[socket.socket, socket.socket]:
-    """Return both ends of a TCP connection; buffers are the kernel's least if asked for."""
-    with socket.socket() as listener:
-        if buffer_bytes is not None:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
-        listener.bind(("127.0.0.1", 0))
-        listener.listen(1)
-        near = socket.socket()
-        if buffer_bytes is not None:
-            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
-        near.connect(listener.getsockname())
-        far, _ = listener.accept()
-    far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    far.settimeout(10.0)
-    return near, far
-
-
-class Side:
-    """A connection with its inbox, and all that it reported."""
-
-    def __init__(self, reactor: Reactor, link: socket.socket, **how: Any) -> None:
-        limit_bytes = how.pop("limit_bytes", LIMIT_BYTES)
-        given = {"epoch": EPOCH, "chunk_bytes": CHUNK_BYTES, "unsent_bytes": 1 << 14}
-        self.inbox = Inbox(PEER, limit_bytes)
-        self.failures: list[CompressaError] = []
-        self.departures: list[int] = []
-        self.arrived: dict[Key, torch.Tensor] = {}
-        self.order: list[Key] = []
-        self.sent: list[Key] = []
-        self.link = Connection(
-            link,
-            PEER,
-            TcpSettings(**{**given, "silence_s": 10.0, **how}),
-            self.inbox,
-            self.failures.append,
-            self.departures.append,
-        )
-        self.link.attach(reactor)
-
-    def send(self, key: Key, data: torch.Tensor, place: int = 0) -> None:
-        self.link.send(key, data, (key.step, place), partial(self.sent.append, key))
-
-    def expect(self, key: Key, buffer: torch.Tensor, exact: bool = False) -> None:
-        self.inbox.expect(key, buffer, exact, partial(self._arrive, key))
-
-    def _arrive(self, key: Key, filled: torch.Tensor) -> None:
-        assert key not in self.arrived, "a message arrived twice"
-        self.arrived[key] = filled
-        self.order.append(key)
-
-
-class Bench:
-    """A reactor run by hand, a connection on it, and a plain socket at its other end."""
-
-    def __init__(self, buffer_bytes: int | None = None, **how: Any) -> None:
-        self.reactor = Reactor()
-        near, self.far = tcp_pair(buffer_bytes)
-        self.near = Side(self.reactor, near, **how)
-
-    def until(self, what: Callable[[], Any], timeout_s: float = 10.0) -> None:
-        end_s = time.monotonic() + timeout_s
-        while not what():
-            assert time.monotonic() < end_s, "it did not happen"
-            self.reactor.run_once(0.01)
-
-    def settle(self) -> None:
-        """Serve all that has come."""
-        for _ in range(4):
-            self.reactor.run_once(0.005)
-
-    def close(self) -> None:
-        self.near.link.close()
-        self.far.close()
-        self.reactor.close()
 
 
 @pytest.fixture
@@ -127,45 +54,6 @@ def benches() -> Iterator[Callable[..., Bench]]:
     yield make
     for bench in made:
         bench.close()
-
-
-def content(key: Key, length: int) -> torch.Tensor:
-    seed = key.step * 100 + key.unit * 10 + key.stage
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 256, (length,), generator=generator, dtype=torch.uint8)
-
-
-def frame_bytes(frame: Frame, data: torch.Tensor | None = None) -> bytes:
-    header = np.zeros(FRAME_HEADER_BYTES, np.uint8)
-    frame.write(header)
-    return header.tobytes() + (b"" if data is None else data.numpy().tobytes())
-
-
-def stream(key: Key, data: torch.Tensor, chunk: int = CHUNK_BYTES, epoch: int = EPOCH) -> bytes:
-    """The bytes of a message on the wire."""
-    parts = []
-    for start in range(0, data.numel(), chunk):
-        part = data[start : start + chunk]
-        frame = Frame(Kind.DATA, epoch, key, data.numel(), start, part.numel())
-        parts.append(frame_bytes(frame, part))
-    return b"".join(parts)
-
-
-def receive(bench: Bench, size: int) -> bytes:
-    """Read from the far end what the connection sends."""
-    data = b""
-    bench.far.setblocking(False)
-    end_s = time.monotonic() + 10.0
-    while len(data) < size and time.monotonic() < end_s:
-        bench.reactor.run_once(0.001)
-        try:
-            part = bench.far.recv(size - len(data))
-        except BlockingIOError:
-            continue
-        if not part:
-            break
-        data += part
-    return data
 
 
 # What comes is put together
@@ -243,7 +131,7 @@ def test_any_messages_in_any_pieces_arrive_in_their_own_memory(
 def test_a_large_message_is_read_straight_into_place(bench: Bench) -> None:
     """All but what came with the header's read goes around the staging buffer."""
     key, size = Key(0, 0, 0), 8 * CHUNK_BYTES
-    staged = bench.near.link._staging
+    staged = bench.near.link.connections[0]._staging
     staged[:] = 0
     buffer = torch.zeros(size, dtype=torch.uint8)
     bench.near.expect(key, buffer)
@@ -424,12 +312,6 @@ def check_lost(bench: Bench, why: str) -> None:
     assert len(bench.near.failures) == 1
 
 
-def reset(link: socket.socket) -> None:
-    """Close it so that the other end sees a reset, as when a host is rebooted."""
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    link.close()
-
-
 @pytest.mark.parametrize("before", [0, 10, FRAME_HEADER_BYTES + 5])
 def test_a_reset_is_a_loss(before: int, bench: Bench) -> None:
     bench.far.sendall(stream(KEY, content(KEY, 100))[:before])
@@ -504,7 +386,7 @@ def test_after_a_drop_nothing_is_taken_any_more(bench: Bench) -> None:
 
 
 def test_a_close_reaches_the_peer_although_a_forked_process_has_the_socket(bench: Bench) -> None:
-    copy = os.dup(bench.near.link._link.fileno())
+    copy = os.dup(bench.near.link.connections[0]._link.fileno())
     try:
         bench.near.link.close()
         assert bench.far.recv(1) == b""
@@ -535,7 +417,7 @@ def test_an_urgent_message_overtakes_a_long_one_when_the_kernel_is_full(
 
 
 def test_the_kernel_keeps_little_that_it_has_not_sent(benches: Callable[..., Bench]) -> None:
-    link = benches(unsent_bytes=54_321).near.link._link
+    link = benches(unsent_bytes=54_321).near.link.connections[0]._link
     assert link.getsockopt(socket.IPPROTO_TCP, 25) == 54_321  # TCP_NOTSENT_LOWAT
 
 

@@ -70,11 +70,15 @@ u8 = st.integers(0, 40)
 
 
 @settings(max_examples=200)
-@given(hostile=st.lists(st.tuples(st.integers(0, 2), u8, u8, u8), max_size=12), exact=st.booleans())
+@given(
+    hostile=st.lists(st.tuples(st.integers(0, 2), u8, u8, u8), max_size=12),
+    exact=st.booleans(),
+    any_order_bytes=st.one_of(st.none(), st.integers(1, 8)),
+)
 def test_hostile_frames_are_refused_or_stay_in_bounds(
-    hostile: list[tuple[int, int, int, int]], exact: bool
+    hostile: list[tuple[int, int, int, int]], exact: bool, any_order_bytes: int | None
 ) -> None:
-    inbox = Inbox(1, LIMIT_BYTES)
+    inbox = Inbox(1, LIMIT_BYTES, any_order_bytes)
     buffer = Guarded(16, torch.uint8, 0)
     inbox.expect(Key(0, 0, 0), buffer.tensor, exact, lambda filled: None)
     for stage, size, offset, data in hostile:
@@ -141,6 +145,85 @@ def test_a_frame_out_of_turn_is_refused() -> None:
     send(inbox, key, data, 0, 10)
     with pytest.raises(PayloadError, match="byte 20 of a message where byte 10 is due"):
         send(inbox, key, data, 20, 30)
+
+
+def frame_of(start: int, stop: int, size: int) -> Frame:
+    return Frame(Kind.DATA, 0, Key(0, 0, 0), size, start, stop - start)
+
+
+@settings(max_examples=80)
+@given(
+    length=st.integers(1, 200),
+    chunk=st.integers(1, 64),
+    order=st.randoms(use_true_random=False),
+    asked_after=st.integers(0, 20),
+)
+def test_chunks_come_in_any_order_and_end_in_any_other(
+    length: int, chunk: int, order: random.Random, asked_after: int
+) -> None:
+    inbox, key = Inbox(1, LIMIT_BYTES, chunk), Key(0, 0, 0)
+    buffer, data, arrived = Guarded(length, torch.uint8, 0), message(key, length), []
+    pieces = [
+        frame_of(start, min(start + chunk, length), length) for start in range(0, length, chunk)
+    ]
+    events = [(inbox.begin, piece) for piece in pieces]
+    order.shuffle(events)
+    for number in range(2 * len(pieces) + 1):
+        if number == min(asked_after, 2 * len(pieces)):
+            inbox.expect(key, buffer.tensor, True, arrived.append)
+        if not events:
+            break
+        assert not arrived
+        event, piece = events.pop(0)
+        if event == inbox.begin:
+            event(piece)
+            events.insert(order.randint(0, len(events)), (inbox.filled, piece))
+        else:
+            stop = piece.offset_bytes + piece.data_bytes
+            inbox.room(piece)[:] = data[piece.offset_bytes : stop].numpy().data
+            event(piece)
+    assert len(arrived) == 1
+    assert torch.equal(buffer.tensor, data)
+    assert buffer.intact
+
+
+@pytest.mark.parametrize("done", [True, False])
+@pytest.mark.parametrize(
+    ("start", "stop", "said"),
+    [
+        (8, 16, "byte 8 of a message twice"),
+        (4, 12, "8 bytes at 4 of a message of 30, which is not one chunk of 8"),
+        (12, 20, "8 bytes at 12"),
+        (9, 10, "1 bytes at 9"),
+        (16, 20, "4 bytes at 16"),
+        (0, 16, "16 bytes at 0"),
+        (24, 29, "5 bytes at 24"),
+        (22, 30, "8 bytes at 22"),
+        (0, 30, "30 bytes at 0"),
+    ],
+)
+def test_no_byte_counts_twice_and_no_piece_of_a_chunk_counts_at_all(
+    start: int, stop: int, said: str, done: bool
+) -> None:
+    """Over several connections a chunk may be sent again while the first is under way."""
+    inbox, buffer = Inbox(2, LIMIT_BYTES, 8), Guarded(30, torch.uint8, 0)
+    inbox.expect(Key(0, 0, 0), buffer.tensor, True, lambda filled: pytest.fail("it is not whole"))
+    inbox.begin(frame_of(8, 16, 30))
+    if done:
+        inbox.filled(frame_of(8, 16, 30))
+    with pytest.raises(PayloadError, match=f"rank 2 sends {said}"):
+        inbox.accept(frame_of(start, stop, 30), torch.ones(stop - start, dtype=torch.uint8))
+    assert not buffer.tensor.any()
+    for begin, end in [(0, 8), (16, 24)]:
+        inbox.accept(frame_of(begin, end, 30), torch.ones(8, dtype=torch.uint8))
+    assert inbox.waits_for(Key(0, 0, 0))
+
+
+def test_chunks_of_one_message_must_agree_on_its_length() -> None:
+    inbox = Inbox(2, LIMIT_BYTES, 8)
+    inbox.begin(frame_of(8, 16, 30))
+    with pytest.raises(PayloadError, match=r"rank 2 sends 31 bytes .* where 30 are due"):
+        inbox.begin(frame_of(0, 8, 31))
 
 
 def test_nothing_is_written_after_clear() -> None:

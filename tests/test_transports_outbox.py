@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import partial
 
 import torch
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from compressa.transports.base import Key
 from compressa.transports.frames import Kind
-from compressa.transports.outbox import Outbox
+from compressa.transports.outbox import Outbox, OutgoingFrame
 
 EPOCH = 7
 
@@ -46,10 +47,10 @@ def test_every_byte_leaves_once_and_the_most_urgent_first(
         assert 0 < frame.data_bytes == len(data) <= chunk
         received[unit] += data
         last = len(received[unit]) == pushed[unit].numel()
-        assert (sent is not None) == last
-        if sent is not None:
+        sent()
+        assert (unit in finished) == last
+        if last:
             del waiting[unit]
-            sent()
 
     for event in events:
         if event is not None:
@@ -87,6 +88,30 @@ def test_an_urgent_message_comes_between_the_frames_of_a_long_one() -> None:
     while outbox:
         order.append(outbox.next_frame().frame.key.unit)
     assert order == [0, 1, 1, 0, 0, 2]
+
+
+@settings(max_examples=50)
+@given(frames=st.integers(1, 6), order=st.randoms(use_true_random=False))
+def test_a_message_is_sent_once_all_its_frames_are_whichever_is_the_last(
+    frames: int, order: random.Random
+) -> None:
+    outbox, finished = Outbox(EPOCH, 10), list[int]()
+    for unit in range(2):
+        data = content(unit, 10 * frames - 3)
+        outbox.push(Key(0, unit, 0), data, (0, unit), partial(finished.append, unit))
+    under_way: list[OutgoingFrame] = []
+    unsent = [frames, frames]
+    while outbox or under_way:
+        if outbox and (not under_way or order.random() < 0.6):
+            under_way.append(outbox.next_frame())
+            continue
+        item = under_way.pop(order.randrange(len(under_way)))
+        unit = item.frame.key.unit
+        assert unit not in finished
+        item.sent()
+        unsent[unit] -= 1
+        assert (unit in finished) == (not unsent[unit])
+    assert sorted(finished) == [0, 1]
 
 
 def test_what_is_forgotten_is_never_sent() -> None:

@@ -12,19 +12,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from typing import Any
 
 import pytest
 
 from compressa.errors import PeerLost, Timeout, TransportError
 from compressa.transports import door as door_module
-from compressa.transports.door import Door, Entrance
+from compressa.transports.door import Door, Entrance, Place
 from compressa.transports.rendezvous import connect_mesh, local_address
 
 EPOCH = 6
 DEADLINE_S = 20.0
 Seats = list[dict[str, Any]]
-Links = dict[int, socket.socket]
+Links = dict[int, list[socket.socket]]
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +44,7 @@ class Meeting:
         size: Number of ranks.
         before: Called with all that the ranks said of themselves, before any of them knows it.
         said: What some ranks say instead of what they would; they do not take part otherwise.
+        connections: How many between every two ranks.
     """
 
     def __init__(
@@ -50,8 +52,10 @@ class Meeting:
         size: int,
         before: Callable[[Seats], None] | None = None,
         said: dict[int, bytes] | None = None,
+        connections: int = 1,
     ) -> None:
         self.size = size
+        self.connections = connections
         self.before = before
         self.absent = said or {}
         self._texts: dict[int, bytes] = dict(self.absent)
@@ -70,34 +74,42 @@ class Meeting:
             self._met.wait(within_s)
             return [self._texts[r] for r in range(self.size)]
 
-        return connect_mesh(rank, self.size, EPOCH, all_gather, deadline_s)
+        return connect_mesh(rank, self.size, EPOCH, all_gather, deadline_s, self.connections)
 
     def _tell(self) -> None:
         if self.before is not None:
             self.before([json.loads(self._texts[rank]) for rank in range(self.size)])
 
 
-def check_mesh(outcomes: dict[int, Future[Links]]) -> None:
-    """Every two ranks have one connection, with each other; then close all."""
+def check_mesh(outcomes: dict[int, Future[Links]], connections: int = 1) -> None:
+    """Every two ranks have so many connections, numbered alike by both; then close all."""
     meshes = {rank: future.result() for rank, future in outcomes.items()}
     with contextlib.ExitStack() as closing:
         for links in meshes.values():
-            for link in links.values():
+            for link in chain(*links.values()):
                 closing.enter_context(link)
         for rank, links in meshes.items():
             assert sorted(links) == [peer for peer in meshes if peer != rank]
-            for peer, link in links.items():
-                assert link.getblocking()
-                link.sendall(bytes([rank, peer]))
+            for peer, several in links.items():
+                assert len(several) == connections
+                for number, link in enumerate(several):
+                    assert link.getblocking()
+                    link.sendall(bytes([rank, peer, number]))
         for rank, links in meshes.items():
-            for peer, link in links.items():
-                link.settimeout(5.0)
-                assert link.recv(2) == bytes([peer, rank])
+            for peer, several in links.items():
+                for number, link in enumerate(several):
+                    link.settimeout(5.0)
+                    assert link.recv(3) == bytes([peer, rank, number])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5])
 def test_all_ranks_meet(size: int) -> None:
     check_mesh(Meeting(size).hold())
+
+
+@pytest.mark.parametrize(("size", "connections"), [(2, 16), (4, 3)])
+def test_all_ranks_meet_several_times(size: int, connections: int) -> None:
+    check_mesh(Meeting(size, connections=connections).hold(), connections)
 
 
 # Strangers
@@ -119,10 +131,11 @@ def hello(
     secret = lie.get("secret", bytes.fromhex(seats[0]["secret"]))
     epoch = lie.get("epoch", EPOCH)
     nonces = lie.get("nonce", theirs) + NONCE
-    text = lie.get("role", b"caller") + struct.pack("<III", epoch, caller, callee) + nonces
+    number = lie.get("number", 0)
+    text = lie.get("role", b"caller") + struct.pack("<IIII", epoch, caller, callee, number) + nonces
     proof = hmac.digest(secret, text, "sha256")  # by hand, so that no part of it can be lost
-    claimed = lie.get("claimed", caller)
-    return HELLO.pack(lie.get("magic", MAGIC), epoch, claimed, NONCE, proof)
+    claimed = lie.get("claimed", caller), lie.get("claimed number", number)
+    return HELLO.pack(lie.get("magic", MAGIC), epoch, *claimed, NONCE, proof)
 
 
 LIES: dict[str, dict[str, Any]] = {
@@ -136,7 +149,10 @@ LIES: dict[str, dict[str, Any]] = {
     "claims to be who listens": {"caller": 0},
     "claims a rank that is too large": {"caller": 3},
     "claims the largest rank": {"caller": 2**32 - 1},
-    "has another magic": {"magic": b"compressa-tcp-2\0"},
+    "claims another connection than it proves": {"number": 2, "claimed number": 1},
+    "claims one connection too many": {"number": 2},
+    "claims the largest connection": {"number": 2**32 - 1},
+    "has another magic": {"magic": b"compressa-tcp-3\0"},
 }
 
 
@@ -159,12 +175,40 @@ def test_who_lies_is_sent_away_and_the_others_meet(lie: str) -> None:
             answers.append(link.recv(1))
 
     threads: list[threading.Thread] = []
-    check_mesh(Meeting(3, before).hold())
+    check_mesh(Meeting(3, before, connections=2).hold(), 2)
     for thread in threads:
         thread.join(5.0)
     for link in strangers:
         link.close()
     assert answers in ([b""], [])
+
+
+def test_nobody_is_let_in_twice_in_one_place() -> None:
+    """Who has proved connection 0 must prove connection 1; the same again is sent away."""
+    answers: list[bytes] = []
+    links: list[socket.socket] = []
+
+    def attend(seats: Seats) -> None:
+        for number in (0, 0, 1):
+            link = knock(seats[0])
+            links.append(link)
+            with contextlib.suppress(ConnectionError):
+                link.sendall(hello(link, seats, number=number))
+                answers.append(link.recv(door_module._PROOF_BYTES, socket.MSG_WAITALL))
+
+    talks: list[threading.Thread] = []
+
+    def before(seats: Seats) -> None:
+        talks.append(threading.Thread(target=attend, args=(seats,)))
+        talks[0].start()
+
+    seat = json.dumps({"address": "127.0.0.1", "port": 9, "secret": ""}).encode()
+    mesh = Meeting(2, before, said={1: seat}, connections=2).hold()[0].result()
+    talks[0].join(5.0)
+    assert [len(answer) for answer in answers if answer] == [door_module._PROOF_BYTES] * 2
+    assert [link.getpeername() for link in mesh[1]] == [links[n].getsockname() for n in (0, 2)]
+    for link in (*mesh[1], *links):
+        link.close()
 
 
 def test_what_is_told_without_a_lie_is_let_in() -> None:
@@ -189,7 +233,7 @@ def test_what_is_told_without_a_lie_is_let_in() -> None:
     talks[0].join(5.0)
     assert sorted(mesh) == [1]
     assert len(proofs[0]) == door_module._PROOF_BYTES
-    for link in (*mesh.values(), *links):
+    for link in (*mesh[1], *links):
         link.close()
 
 
@@ -266,7 +310,7 @@ def test_who_has_waited_longest_must_go_when_there_are_too_many(
         ThreadPoolExecutor(1) as pool,
         contextlib.ExitStack() as closing,
     ):
-        entrance = Entrance(Door(0, EPOCH, b"s" * 32), listener, [1])
+        entrance = Entrance(Door(0, EPOCH, b"s" * 32), listener, [Place(1, 0)])
         waited = pool.submit(entrance.wait, {}, time.monotonic() + 2.0)
         strangers = [
             closing.enter_context(socket.create_connection(listener.getsockname(), 5.0))
@@ -311,7 +355,7 @@ def failures(outcomes: dict[int, Future[Links]]) -> dict[int, BaseException]:
     for rank, future in outcomes.items():
         error = future.exception()
         if error is None:
-            for link in future.result().values():
+            for link in chain(*future.result().values()):
                 link.close()
         else:
             found[rank] = error

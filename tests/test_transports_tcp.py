@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from _ranks import Group, same
+from _ranks import Group, same, settings
 
 pytestmark = pytest.mark.ranks
 
@@ -36,6 +36,28 @@ def test_messages_match_in_any_order(four: Group) -> None:
 def test_more_than_the_kernels_hold_crosses_in_both_directions(two: Group) -> None:
     for result in two.run(f"{JOBS}.all_to_all", kind="tcp", sizes=[8 << 20, 10, 8 << 20]):
         assert (result["wrong"], result["failures"]) == (0, 0)
+
+
+@pytest.mark.parametrize("connections", [2, 16])
+def test_messages_are_striped_over_several_connections(connections: int, four: Group) -> None:
+    sizes = [1, 511, 512, 513, 5000, 3 << 20]
+    frames = sum(-(-length // 512) for length in sizes)
+    job = f"{JOBS}.all_to_all"
+    for result in four.run(job, kind="tcp", sizes=sizes, reverse=True, connections=connections):
+        assert (result["wrong"], result["failures"]) == (0, 0)
+        overhead = result["sent_bytes"] - result["payload_bytes"]
+        assert overhead == frames * FRAME_HEADER_BYTES * 3
+        assert result["messages"] == len(sizes) * 3
+
+
+def test_training_has_the_same_bits_over_several_connections(two: Group) -> None:
+    results = {}
+    for count in (1, 4):
+        config = settings("int8", exchange={"connections": count})
+        result = same(two.run(f"{JOBS}.trained", config=config))
+        assert result["connections"] == count
+        results[count] = result["means"]
+    assert results[1] == results[4]
 
 
 def test_messages_may_be_shorter_than_their_buffers(two: Group) -> None:
@@ -76,9 +98,11 @@ def test_sending_to_who_has_left_is_a_loss(kind: str, two: Group) -> None:
     assert two.run(f"{JOBS}.send_to_who_left", kind=kind) == [HAS_LEFT, ""]
 
 
-def test_a_rank_that_gives_up_lets_the_other_end(two: Group) -> None:
+@pytest.mark.parametrize("connections", [1, 4])
+def test_a_rank_that_gives_up_lets_the_other_end(connections: int, two: Group) -> None:
     """Rank 0 takes no more, and its memory is its own again; rank 1 hears that it left."""
-    first, second = two.run(f"{JOBS}.fail_in_the_middle", kind="tcp", size=32 << 20)
+    job = f"{JOBS}.fail_in_the_middle"
+    first, second = two.run(job, kind="tcp", size=32 << 20, connections=connections)
     assert first["untouched"]
     assert first["failures"] == []
     assert second["failures"] == ["rank 0 is lost: it has left the training"]
@@ -86,12 +110,15 @@ def test_a_rank_that_gives_up_lets_the_other_end(two: Group) -> None:
     assert max(first["seconds"], second["seconds"]) < 8.0
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("number", "connections"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1), (signal.SIGKILL, 4)]
+)
 def test_a_rank_that_dies_ends_the_wait(
-    number: signal.Signals, fresh: Callable[[int], Group]
+    number: signal.Signals, connections: int, fresh: Callable[[int], Group]
 ) -> None:
     group = fresh(2)
-    started = group.start(f"{JOBS}.wait_for_the_dead", number=int(number))
+    job = f"{JOBS}.wait_for_the_dead"
+    started = group.start(job, number=int(number), connections=connections)
     outcome = group.collect(started[:1], 20.0)[0]
     assert outcome.ok, outcome.explain()
     assert outcome.value["error"].startswith("rank 1 is lost: ")
@@ -108,9 +135,10 @@ def test_the_backend_sums_beside_named_messages(size: int, two: Group, four: Gro
         assert result["sent_bytes"] == 2 * 4 * elems * (size - 1) // size
 
 
-def test_nothing_stays_open(two: Group) -> None:
-    two.run(f"{JOBS}.reopen", kind="tcp", times=2)
-    for files in two.run(f"{JOBS}.reopen", kind="tcp", times=6):
+@pytest.mark.parametrize("connections", [1, 4])
+def test_nothing_stays_open(connections: int, two: Group) -> None:
+    two.run(f"{JOBS}.reopen", kind="tcp", times=2, connections=connections)
+    for files in two.run(f"{JOBS}.reopen", kind="tcp", times=6, connections=connections):
         assert files[-1] <= files[0] + 1
 
 

@@ -107,10 +107,11 @@ class DenseBelow(Section):
 class Exchange(Section):
     """How payloads cross the network."""
 
-    transport: Literal["auto", "tcp", "gloo", "gloo-group", "nccl"] = Field(
+    transport: Literal["auto", "tcp", "gloo", "gloo-group", "mpi", "nccl"] = Field(
         default="auto",
         description="tcp: own sockets on the interface that GLOO_SOCKET_IFNAME names; gloo: "
-        "Gloo's point-to-point; gloo-group: its group calls; nccl: between GPUs, without the host. "
+        "Gloo's point-to-point; gloo-group: its group calls; mpi: between ranks that mpiexec has "
+        "started; nccl: between GPUs, without the host. "
         "auto: nccl if gradients are on GPUs, the model's process group is NCCL's and nothing is "
         "paced (but for a part of the ranks where torch was given a device_id), else tcp.",
     )

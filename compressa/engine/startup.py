@@ -25,9 +25,11 @@ from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Transport
-from compressa.transports.connection import TcpSettings
+from compressa.transports.connection import TcpSettings, frame_sizes
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.gloo_group import GlooGroupTransport
+from compressa.transports.mpi import MpiTransport
+from compressa.transports.mpi_process import load, open_communicator
 from compressa.transports.nccl import NcclTransport
 from compressa.transports.rendezvous import connect_mesh
 from compressa.transports.staged import Staged
@@ -41,7 +43,6 @@ _PLACE = "place"
 _retired: list[dist.ProcessGroup] = []
 _NCCL_PATIENCE = 4.0
 _ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a group is made
-_LEAST_UNSENT_BYTES = 1 << 14
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
 
 
@@ -50,8 +51,11 @@ def choose_transport(config: Config, group: dist.ProcessGroup, device: torch.dev
 
     Raises:
         ConfigError: There is no such transport there.
+        BackendUnavailable: It needs what is not installed.
     """
     wanted = config.exchange.transport
+    if wanted == "mpi":
+        load(group.size())
     on_gpu = device.type == "cuda"
     splits = on_gpu and _would_split(group)
     if wanted == "nccl" and splits:
@@ -298,15 +302,23 @@ def _open_on_host(
         return GlooGroupTransport(group, next(_epochs))
     # A peer may be ahead by a step; no compressor sends more than twice the gradients.
     early_bytes = _EARLY_BYTES + 4 * sum(p.elems * max(p.dtype.itemsize, 4) for p in parameters)
-    if kind == "gloo":
+    if kind in ("gloo", "mpi"):
         window = max(2, exchange.credit_bytes // exchange.chunk_bytes)
         streams = stream_settings(config, exchange.chunk_bytes, window, rate)
-        return GlooTransport(group, streams, early_bytes, failed)
-    unsent_bytes = max(exchange.credit_bytes - exchange.chunk_bytes, _LEAST_UNSENT_BYTES)
-    settings = TcpSettings(
-        next(_epochs), exchange.chunk_bytes, unsent_bytes, exchange.silence_s, Pacer(rate)
+        if kind == "gloo":
+            return GlooTransport(group, streams, early_bytes, failed)
+        comm = open_communicator(
+            control.rank, control.size, streams.epoch, control.all_gather, exchange.deadline_s
+        )
+        return MpiTransport(comm, streams, early_bytes, failed, BackendSum(group))
+    sizes = frame_sizes(exchange.chunk_bytes, exchange.credit_bytes, exchange.connections)
+    settings = TcpSettings(next(_epochs), *sizes, exchange.silence_s, Pacer(rate))
+    sockets = connect_mesh(
+        control.rank,
+        control.size,
+        settings.epoch,
+        control.all_gather,
+        exchange.deadline_s,
+        exchange.connections,
     )
-    links = connect_mesh(
-        control.rank, control.size, settings.epoch, control.all_gather, exchange.deadline_s
-    )
-    return TcpTransport(control.rank, links, settings, early_bytes, failed, BackendSum(group))
+    return TcpTransport(control.rank, sockets, settings, early_bytes, failed, BackendSum(group))

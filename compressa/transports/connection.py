@@ -1,10 +1,10 @@
 """Connection: frames over one TCP socket, without blocking and without a thread.
 
-Sending hands the kernel the memory of a message itself, the most urgent one first. The kernel keeps
-a bounded number of unsent bytes, so what is more urgent overtakes soon. Receiving reads
-headers and small frames through a staging buffer, one call for many, and the rest of large ones
-straight into the memory where they belong; the kernel wakes the reader for the next large
-piece, not for every packet.
+Sending takes a frame when the kernel has room for it, and hands over the memory of the message
+itself. The kernel keeps a bounded number of unsent bytes, so what is more urgent overtakes soon.
+Receiving reads headers and small frames through a staging buffer, one call for many, and the rest
+of large ones straight into the memory where they belong; the kernel wakes the reader for the next
+large piece, not for every packet.
 
 The end of the peer's stream is its goodbye. Between two frames, it has left; within one, or if the
 connection was reset, it is lost.
@@ -17,21 +17,22 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
-import torch
 
 from compressa.errors import CompressaError, PeerLost
 from compressa.pacing import Pacer
-from compressa.transports.base import Key
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 from compressa.transports.inbox import Inbox
-from compressa.transports.outbox import Outbox
+from compressa.transports.outbox import OutgoingFrame
 from compressa.transports.reactor import READ, WRITE, Reactor
 
 _STAGING_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 17  # a wake-up and a read cost as much as some 10 kB
 _TURN_BYTES = 1 << 20  # then the other peers have their turn
+_LEAST_FRAME_BYTES = 1 << 15
+_LEAST_UNSENT_BYTES = 1 << 14
 _NOTSENT_LOWAT = 25  # Linux's TCP_NOTSENT_LOWAT, which Python 3.11 does not name
 
 
@@ -42,7 +43,7 @@ class TcpSettings:
     Attributes:
         epoch: Epoch of the transport.
         chunk_bytes: Most bytes of data in a frame.
-        unsent_bytes: Most bytes that the kernel holds and has not sent.
+        unsent_bytes: Most bytes that the kernel holds of one connection and has not sent.
         silence_s: Sent bytes that nobody confirms for so long end the connection.
         pacer: Holds back what is sent, to all peers together.
     """
@@ -54,6 +55,36 @@ class TcpSettings:
     pacer: Pacer = field(default_factory=lambda: Pacer(None))
 
 
+def frame_sizes(chunk_bytes: int, credit_bytes: int, connections: int) -> tuple[int, int]:
+    """Share out what may be handed over for one peer and not be overtaken.
+
+    Args:
+        chunk_bytes: Most bytes of a frame, if there is one connection.
+        credit_bytes: Most bytes that are in the kernel, unsent, or in a frame under way.
+        connections: How many share them.
+
+    Returns:
+        `TcpSettings.chunk_bytes` and `unsent_bytes`; not so small that calls cost more than bytes.
+
+    Example:
+        >>> frame_sizes(256 << 10, 512 << 10, 4)
+        (65536, 65536)
+    """
+    chunk = max(chunk_bytes // connections, min(chunk_bytes, _LEAST_FRAME_BYTES))
+    return chunk, max(credit_bytes // connections - chunk, _LEAST_UNSENT_BYTES)
+
+
+class Source(Protocol):
+    """Where frames come from; several connections may share one."""
+
+    def take(self) -> OutgoingFrame | None:
+        """Return what is to be sent next, now; None if there is nothing."""
+
+    @property
+    def over(self) -> bool:
+        """Whether there will never be anything again."""
+
+
 class Connection:
     """Both directions between this rank and one peer; used by the reactor's thread alone.
 
@@ -61,6 +92,7 @@ class Connection:
         link: Connected stream socket; closed with this object.
         peer: Rank at the other end.
         settings: Sizes and times.
+        source: What is sent. The own stream ends when that is over.
         inbox: Where messages go.
         failed: Called once, when the peer is lost or sends nonsense.
         left: Called once, when the peer has ended its stream.
@@ -71,6 +103,7 @@ class Connection:
         link: socket.socket,
         peer: int,
         settings: TcpSettings,
+        source: Source,
         inbox: Inbox,
         failed: Callable[[CompressaError], None],
         left: Callable[[int], None],
@@ -78,16 +111,14 @@ class Connection:
         self._link = link
         self._peer = peer
         self._settings = settings
+        self._source = source
         self._inbox = inbox
         self._failed = failed
         self._left = left
-        self._outbox = Outbox(settings.epoch, settings.chunk_bytes)
         self._parts: list[memoryview] = []
         self._sent: Callable[[], None] | None = None
         self._header = np.zeros(FRAME_HEADER_BYTES, dtype=np.uint8)
-        self._paused = False  # until the pacer lets the frame go
         self._full = False  # until the kernel has room again
-        self._ending = False
         self._writing = self._reading = True
         self._deaf = False
         self._staging = np.zeros(_STAGING_BYTES, dtype=np.uint8)
@@ -100,11 +131,6 @@ class Connection:
         _tune(link, settings)
 
     @property
-    def messages(self) -> int:
-        """Messages sent so far."""
-        return self._outbox.messages
-
-    @property
     def open(self) -> bool:
         """Whether either direction may still carry something."""
         return self._writing or self._reading
@@ -114,28 +140,31 @@ class Connection:
         self._reactor = reactor
         self._watch()
 
-    def send(
-        self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]
-    ) -> None:
-        """Send a message; `sent` is called when `buffer` may be reused."""
-        self._outbox.push(key, buffer, place, sent)
-        self._flush()
+    def flush(self) -> None:
+        """Hand frames to the kernel until it takes no more, and end the stream after the last."""
+        try:
+            while self._writing and not self._full and self._begin():
+                self._push()
+        except OSError as error:
+            self._lose(error)
 
-    def finish(self, *, drop: bool = False) -> None:
-        """End the own stream, after what is queued; `drop` ends it after the frame under way.
+    def drop(self) -> None:
+        """Let go of all memory that was lent, and take nothing that comes any more.
 
-        With `drop`, nothing that comes is taken any more either.
+        What is left of the frame under way is sent all the same.
         """
-        self._ending = True
-        if drop:
-            self._drop()
-        self._flush()
+        self.ignore()
+        self._sent = None
+        self._parts = [memoryview(bytes(part)) for part in self._parts]
+
+    def ignore(self) -> None:
+        """Take nothing that comes any more; read it, so that the peer can end."""
+        self._deaf, self._staged = True, 0
 
     def close(self) -> None:
         """End both directions now."""
         self._writing = self._reading = False
         self._parts.clear()
-        self._outbox.clear()
         if self._link.fileno() < 0:
             return
         self._watch()
@@ -144,52 +173,21 @@ class Connection:
             self._link.shutdown(socket.SHUT_RDWR)
         self._link.close()
 
-    def _drop(self) -> None:
-        """Forget what is queued, and all memory that was lent."""
-        self._deaf, self._staged = True, 0
-        self._sent = None
-        self._outbox.clear()
-        if self._paused:  # nothing of the frame has been sent
-            self._paused = False
-            self._parts.clear()
-        self._parts = [memoryview(bytes(part)) for part in self._parts]
-
     # Sending
 
-    def _flush(self) -> None:
-        """Hand frames to the kernel until it takes no more."""
-        try:
-            while self._writing and not (self._paused or self._full) and self._begin():
-                self._push()
-        except OSError as error:
-            self._lose(error)
-
     def _begin(self) -> bool:
-        """Have a frame to push; return whether there is one, to be pushed now."""
+        """Have a frame to push; return whether there is one."""
         if self._parts:
             return True
-        if not self._outbox:
-            if self._ending:
-                self._writing = False
-                self._link.shutdown(socket.SHUT_WR)
-            return False
-        frame, data, self._sent = self._outbox.next_frame()
-        frame.write(self._header)
-        self._parts = [self._header.data, data]
-        return not self._paced(FRAME_HEADER_BYTES + frame.data_bytes)
-
-    def _paced(self, size: int) -> bool:
-        """Whether a frame must wait for its turn; a timer goes on with it then."""
-        until_s = self._settings.pacer.reserve(size)
-        if until_s is None or self._reactor is None:
-            return False
-        self._paused = True
-        self._reactor.call_at(until_s, self._go_on)
-        return True
-
-    def _go_on(self) -> None:
-        self._paused = False
-        self._flush()
+        item = self._source.take()
+        if item is not None:
+            frame, data, self._sent = item
+            frame.write(self._header)
+            self._parts = [self._header.data, data]
+        elif self._source.over:
+            self._writing = False
+            self._link.shutdown(socket.SHUT_WR)
+        return item is not None
 
     def _push(self) -> None:
         """Push as much of the frame as the kernel takes."""
@@ -213,7 +211,7 @@ class Connection:
     def _ready(self, events: int) -> None:
         if events & WRITE and self._writing:
             self._full = False
-            self._flush()
+            self.flush()
             self._watch()
         if events & READ and self._reading:
             try:
@@ -222,7 +220,7 @@ class Connection:
                 self._lose(error)
             except CompressaError as error:
                 # Where the next frame would begin cannot be known any more.
-                self._deaf, self._staged = True, 0
+                self.ignore()
                 self._failed(error)
 
     def _read(self) -> None:
@@ -271,6 +269,7 @@ class Connection:
         settings = self._settings
         frame = read_frame(header, settings.epoch, settings.chunk_bytes, self._peer)
         if frame.kind is Kind.DATA:
+            self._inbox.begin(frame)
             self._frame, self._received = frame, 0
 
     def _place(self) -> memoryview:

@@ -1,9 +1,9 @@
 """Door: both ends of a new connection prove that they know a secret, by HMACs over nonces.
 
-The called rank sends a nonce; the caller answers with its rank, the epoch, a nonce of its own and
-a proof over all of it; the called rank answers with its proof. A proof names both ranks, the epoch
-and the role, so that it serves once, in one place. Whoever fails is sent away, and whoever says
-nothing delays nobody.
+The called rank sends a nonce; the caller answers with its rank, which of its connections this is,
+the epoch, a nonce of its own and a proof over all of it; the called rank answers with its proof. A
+proof names both ranks, the connection, the epoch and the role, so that it serves once, in one
+place. Whoever fails is sent away, and whoever says nothing delays nobody.
 """
 
 from __future__ import annotations
@@ -22,12 +22,24 @@ from typing import NamedTuple
 
 from compressa.errors import Timeout
 
-_MAGIC = b"compressa-tcp-1\0"
+_MAGIC = b"compressa-tcp-2\0"
 _NONCE_BYTES = 16
 _PROOF_BYTES = hashlib.sha256().digest_size
-_HELLO = struct.Struct(f"<16sII{_NONCE_BYTES}s{_PROOF_BYTES}s")
+_HELLO = struct.Struct(f"<16sIII{_NONCE_BYTES}s{_PROOF_BYTES}s")
 _MOST_STRANGERS = 64  # connections that may be open and prove nothing
 _PATIENCE_S = 0.5  # for which each of them may stay at least
+
+
+class Place(NamedTuple):
+    """A connection that a rank is to have.
+
+    Attributes:
+        peer: Rank at the other end.
+        number: Which of those between the two it is, from 0.
+    """
+
+    peer: int
+    number: int
 
 
 class Door(NamedTuple):
@@ -43,17 +55,17 @@ class Door(NamedTuple):
     epoch: int
     secret: bytes
 
-    def proof(self, role: bytes, caller: int, callee: int, nonces: bytes) -> bytes:
+    def proof(self, role: bytes, caller: int, callee: int, number: int, nonces: bytes) -> bytes:
         """Return what only somebody who knows the secret can say."""
-        text = role + struct.pack("<III", self.epoch, caller, callee) + nonces
+        text = role + struct.pack("<IIII", self.epoch, caller, callee, number) + nonces
         return hmac.digest(self.secret, text, "sha256")
 
-    def knock(self, link: socket.socket, peer: int, end_s: float) -> None:
+    def knock(self, link: socket.socket, place: Place, end_s: float) -> None:
         """Prove this rank to a peer that was called, and have it prove itself.
 
         Args:
             link: A blocking socket, connected to where the peer listens.
-            peer: The peer's rank.
+            place: The peer, and which connection to it this is.
             end_s: Until when, on `time.monotonic`.
 
         Raises:
@@ -62,10 +74,11 @@ class Door(NamedTuple):
         """
         theirs = _receive(link, _NONCE_BYTES, end_s)
         nonces = theirs + secrets.token_bytes(_NONCE_BYTES)
-        proof = self.proof(b"caller", self.rank, peer, nonces)
-        link.sendall(_HELLO.pack(_MAGIC, self.epoch, self.rank, nonces[_NONCE_BYTES:], proof))
+        proof = self.proof(b"caller", self.rank, *place, nonces)
+        own = nonces[_NONCE_BYTES:]
+        link.sendall(_HELLO.pack(_MAGIC, self.epoch, self.rank, place.number, own, proof))
         answer = _receive(link, _PROOF_BYTES, end_s)
-        if not hmac.compare_digest(answer, self.proof(b"callee", self.rank, peer, nonces)):
+        if not hmac.compare_digest(answer, self.proof(b"callee", self.rank, *place, nonces)):
             raise ConnectionError("it does not know the secret")
         link.settimeout(None)
 
@@ -81,8 +94,8 @@ class _Guest:
         link.setblocking(False)
         link.sendall(self._nonce)  # a new connection has room for it
 
-    def listen(self, door: Door, missing: Sequence[int]) -> int | None:
-        """Take what has come; return its rank once that is proved.
+    def listen(self, door: Door, missing: Sequence[Place]) -> Place | None:
+        """Take what has come; return its place once that is proved.
 
         Raises:
             OSError: It gave up, or is a stranger.
@@ -90,26 +103,27 @@ class _Guest:
         self._hello += _part(self.link, _HELLO.size - len(self._hello))
         if len(self._hello) < _HELLO.size:
             return None
-        magic, epoch, peer, theirs, proof = _HELLO.unpack(self._hello)
-        expected = door.proof(b"caller", peer, door.rank, self._nonce + theirs)
-        known = magic == _MAGIC and epoch == door.epoch and peer in missing
+        magic, epoch, peer, number, theirs, proof = _HELLO.unpack(self._hello)
+        place, nonces = Place(peer, number), self._nonce + theirs
+        expected = door.proof(b"caller", peer, door.rank, number, nonces)
+        known = magic == _MAGIC and epoch == door.epoch and place in missing
         if not (hmac.compare_digest(proof, expected) and known):
             raise ConnectionError("a stranger")
-        self.link.sendall(door.proof(b"callee", peer, door.rank, self._nonce + theirs))
+        self.link.sendall(door.proof(b"callee", peer, door.rank, number, nonces))
         self.link.setblocking(True)
-        return int(peer)
+        return place
 
 
 class Entrance:
-    """Lets the ranks in that are expected, many at a time.
+    """Lets the connections in that are expected, each once, many at a time.
 
     Args:
         door: Who this rank is, and what the others must know.
         listener: Where they connect to; not closed here.
-        expected: Their ranks.
+        expected: Their places.
     """
 
-    def __init__(self, door: Door, listener: socket.socket, expected: Sequence[int]) -> None:
+    def __init__(self, door: Door, listener: socket.socket, expected: Sequence[Place]) -> None:
         self._door = door
         self._listener = listener
         self._missing = list(expected)
@@ -117,8 +131,8 @@ class Entrance:
         self._guests: deque[_Guest] = deque()
         self._selector = selectors.DefaultSelector()
 
-    def wait(self, links: dict[int, socket.socket], end_s: float) -> None:
-        """Put a blocking socket of every expected rank into `links`.
+    def wait(self, links: dict[Place, socket.socket], end_s: float) -> None:
+        """Put a blocking socket for every expected place into `links`.
 
         Raises:
             Timeout: Some did not come until `end_s`, on `time.monotonic`.
@@ -133,10 +147,11 @@ class Entrance:
             for guest in self._guests:
                 guest.link.close()
 
-    def _receive_guests(self, links: dict[int, socket.socket], end_s: float) -> None:
+    def _receive_guests(self, links: dict[Place, socket.socket], end_s: float) -> None:
         if time.monotonic() >= end_s:
-            names = ", ".join(map(str, self._missing))
-            raise Timeout(tuple(self._missing), f"ranks {names} did not connect in time")
+            ranks = sorted({place.peer for place in self._missing})
+            names = ", ".join(map(str, ranks))
+            raise Timeout(tuple(ranks), f"ranks {names} did not connect in time")
         for key, _ in self._selector.select(time_left(end_s)):
             if key.data is None:
                 self._open()
@@ -160,15 +175,15 @@ class Entrance:
             self._guests.append(guest)
             self._selector.register(link, selectors.EVENT_READ, guest)
 
-    def _hear(self, guest: _Guest, links: dict[int, socket.socket]) -> None:
+    def _hear(self, guest: _Guest, links: dict[Place, socket.socket]) -> None:
         try:
-            peer = guest.listen(self._door, self._missing)
+            place = guest.listen(self._door, self._missing)
         except OSError:
             self._part_with(guest).close()
             return
-        if peer is not None:
-            self._missing.remove(peer)
-            links[peer] = self._part_with(guest)
+        if place is not None:
+            self._missing.remove(place)
+            links[place] = self._part_with(guest)
 
     def _part_with(self, guest: _Guest) -> socket.socket:
         self._selector.unregister(guest.link)

@@ -2,6 +2,10 @@
 
 A message can come before its receiver asks for it: a peer may be ahead by as much as a step.
 It is then kept aside, within a limit, and copied when it is asked for.
+
+No byte of a message is taken twice, so it is whole when as many have been written as it has.
+Where frames come over one connection, each must begin where the one before it ended. Over
+several they overtake each other: each must then be one whole chunk, which had not begun yet.
 """
 
 from __future__ import annotations
@@ -26,9 +30,11 @@ class _Message:
 
     buffer: torch.Tensor
     message_bytes: int = -1
-    received_bytes: int = 0
     arrived: Arrived | None = None
     owed: bool = True
+    begun_bytes: int = 0
+    received_bytes: int = 0
+    begun: set[int] = field(default_factory=set)  # offsets, where chunks come in any order
     memory: memoryview = field(init=False)
 
     def __post_init__(self) -> None:
@@ -45,11 +51,13 @@ class Inbox:
     Args:
         peer: The peer's rank, for messages.
         limit_bytes: Most bytes of a message that nobody has asked for yet.
+        any_order_bytes: Length of the chunks, if they may come in any order; else None.
     """
 
-    def __init__(self, peer: int, limit_bytes: int) -> None:
+    def __init__(self, peer: int, limit_bytes: int, any_order_bytes: int | None = None) -> None:
         self._peer = peer
         self._limit_bytes = limit_bytes
+        self._any_order_bytes = any_order_bytes
         self._early_bytes = 0
         self._messages: dict[Key, _Message] = {}
         self._lock = threading.Lock()
@@ -74,7 +82,7 @@ class Inbox:
             message = self._messages.get(key)
             if message is None:
                 length = buffer.numel() if exact else -1
-                self._messages[key] = _Message(buffer, length, 0, arrived, owed)
+                self._messages[key] = _Message(buffer, length, arrived, owed)
                 return
             self._check_length(key, message.message_bytes, buffer, exact)
             self._adopt(message, buffer)
@@ -95,19 +103,26 @@ class Inbox:
             PayloadError: It contradicts what is expected, exceeds the limit, or is empty.
         """
         with self._lock:
+            self._begin(frame)
             self._room(frame)[:] = data.numpy().data
             arrived = self._filled(frame)
         if arrived is not None:
             arrived()
 
-    def room(self, frame: Frame) -> memoryview:
-        """Return where a frame's data belongs, to be written there instead of handed in.
-
-        It may be asked for again until `filled` is called, and may have moved by then, with what
-        has been written.
+    def begin(self, frame: Frame) -> None:
+        """Reserve the room of a frame whose data is to be written there, instead of handed in.
 
         Raises:
             PayloadError: As for `accept`.
+        """
+        with self._lock:
+            self._begin(frame)
+
+    def room(self, frame: Frame) -> memoryview:
+        """Return where the data of a frame that has begun belongs.
+
+        It may be asked for again until `filled` is called, and may have moved by then, with what
+        has been written.
         """
         with self._lock:
             return self._room(frame)
@@ -136,13 +151,22 @@ class Inbox:
         with self._lock:
             self._messages.clear()
 
-    def _room(self, frame: Frame) -> memoryview:
+    def _begin(self, frame: Frame) -> None:
         if frame.data_bytes == 0:
             # Empty messages are never sent; taken in, they would count towards no limit.
             raise PayloadError(f"rank {self._peer} sends a frame of data that holds none")
         message = self._messages.get(frame.key) or self._early(frame)
-        self._check_frame(message, frame)
-        return message.memory[frame.offset_bytes : frame.offset_bytes + frame.data_bytes]
+        self._check_message(message, frame)
+        if self._any_order_bytes is None:
+            self._check_next(message, frame)
+            message.begun_bytes += frame.data_bytes
+        else:
+            self._check_chunk(message, frame, self._any_order_bytes)
+            message.begun.add(frame.offset_bytes)
+
+    def _room(self, frame: Frame) -> memoryview:
+        memory = self._messages[frame.key].memory
+        return memory[frame.offset_bytes : frame.offset_bytes + frame.data_bytes]
 
     def _filled(self, frame: Frame) -> Callable[[], None] | None:
         """Count a frame; return what to call if its message is complete and was asked for."""
@@ -182,18 +206,30 @@ class Inbox:
                 f"of step {key.step}, where {'' if exact else 'at most '}{due} are due"
             )
 
-    def _check_frame(self, message: _Message, frame: Frame) -> None:
+    def _check_message(self, message: _Message, frame: Frame) -> None:
         if message.message_bytes < 0:
             self._check_length(frame.key, frame.message_bytes, message.buffer, exact=False)
             message.message_bytes = frame.message_bytes
         elif frame.message_bytes != message.message_bytes:
             due = message.buffer[: message.message_bytes]
             self._check_length(frame.key, frame.message_bytes, due, exact=True)
-        if frame.offset_bytes != message.received_bytes:
+
+    def _check_next(self, message: _Message, frame: Frame) -> None:
+        if frame.offset_bytes != message.begun_bytes:
             raise PayloadError(
                 f"rank {self._peer} sends byte {frame.offset_bytes} of a message where byte "
-                f"{message.received_bytes} is due"
+                f"{message.begun_bytes} is due"
             )
+
+    def _check_chunk(self, message: _Message, frame: Frame, chunk_bytes: int) -> None:
+        offset, length = frame.offset_bytes, frame.data_bytes
+        if offset % chunk_bytes or length != min(chunk_bytes, frame.message_bytes - offset):
+            raise PayloadError(
+                f"rank {self._peer} sends {length} bytes at {offset} of a message of "
+                f"{frame.message_bytes}, which is not one chunk of {chunk_bytes}"
+            )
+        if offset in message.begun:
+            raise PayloadError(f"rank {self._peer} sends byte {offset} of a message twice")
 
 
 def _wrapped(key: Key) -> Key:

@@ -23,6 +23,7 @@ class MeshTransport(TaggedTransport):
         epoch: Epoch of the transport.
         early_bytes: Most bytes that one peer may send before anybody waits for them.
         failed: Called once, from any thread, when a peer is lost or sends nonsense.
+        any_order_bytes: Length of the chunks that a peer may send in any order; None if it may not.
     """
 
     def __init__(
@@ -32,12 +33,15 @@ class MeshTransport(TaggedTransport):
         epoch: int,
         early_bytes: int,
         failed: Callable[[CompressaError], None],
+        any_order_bytes: int | None = None,
     ) -> None:
         super().__init__()
         self.rank = rank
         self.size = size
         self.epoch = epoch
-        self.inboxes = {peer: Inbox(peer, early_bytes) for peer in range(size) if peer != rank}
+        self.inboxes = {
+            peer: Inbox(peer, early_bytes, any_order_bytes) for peer in range(size) if peer != rank
+        }
         self._failed = failed
         self._lock = threading.Lock()
         self._dead = False

@@ -24,6 +24,13 @@ class _Message:
     memory: memoryview = field(compare=False)
     sent: Callable[[], None] = field(compare=False)
     offset: int = field(default=0, compare=False)
+    under_way: int = field(default=0, compare=False)
+
+    def handed_over(self) -> None:
+        """Note that one of its frames has left; the last to be taken need not be the last."""
+        self.under_way -= 1
+        if not self.under_way and self.offset == len(self.memory):
+            self.sent()
 
 
 class OutgoingFrame(NamedTuple):
@@ -32,16 +39,16 @@ class OutgoingFrame(NamedTuple):
     Attributes:
         frame: Its header.
         data: `frame.data_bytes` bytes of the message's own memory.
-        sent: To be called when `data` may be reused and its message is complete, else None.
+        sent: To be called when `data` may be reused; completes the message with its other frames.
     """
 
     frame: Frame
     data: memoryview
-    sent: Callable[[], None] | None
+    sent: Callable[[], None]
 
 
 class Outbox:
-    """Messages to one peer; without locks.
+    """Messages to one peer; without locks. Several may take frames and send them side by side.
 
     Args:
         epoch: Epoch of the transport.
@@ -71,14 +78,14 @@ class Outbox:
         total, offset = len(message.memory), message.offset
         length = min(self._chunk_bytes, total - offset)
         message.offset += length
-        finished = message.offset == total
-        if finished:
+        message.under_way += 1
+        if message.offset == total:
             heapq.heappop(self._heap)
             self.messages += 1
         return OutgoingFrame(
             Frame(Kind.DATA, self._epoch, message.key, total, offset, length),
             message.memory[offset : offset + length],
-            message.sent if finished else None,
+            message.handed_over,
         )
 
     def clear(self) -> None:

@@ -1,8 +1,8 @@
-"""Rendezvous: one TCP connection between every two ranks, and with nobody else.
+"""Rendezvous: TCP connections between every two ranks, and with nobody else.
 
 Every rank listens on one address of its own and tells it to the others over a channel that they
-already have. Each connects to the ranks below it. Both ends of a connection prove that they know
-a secret which rank 0 drew and the channel carried; see `door`.
+already have. Each connects to the ranks below it, once or several times. Both ends of a connection
+prove that they know a secret which rank 0 drew and the channel carried; see `door`.
 
 The address is that of the interface named by GLOO_SOCKET_IFNAME, or else what this host's name
 stands for, as for Gloo.
@@ -18,11 +18,12 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product, starmap
 from typing import NamedTuple
 
 from compressa.errors import PeerLost, Timeout, TransportError
-from compressa.transports.door import Door, Entrance, time_left
+from compressa.transports.door import Door, Entrance, Place, time_left
 
 AllGather = Callable[[bytes, str, float], list[bytes]]
 
@@ -39,8 +40,13 @@ class _Seat(NamedTuple):
 
 
 def connect_mesh(
-    rank: int, size: int, epoch: int, all_gather: AllGather, deadline_s: float
-) -> dict[int, socket.socket]:
+    rank: int,
+    size: int,
+    epoch: int,
+    all_gather: AllGather,
+    deadline_s: float,
+    connections: int = 1,
+) -> dict[int, list[socket.socket]]:
     """Connect this rank to every other; all ranks must call it together.
 
     Args:
@@ -49,9 +55,10 @@ def connect_mesh(
         epoch: The same on every rank.
         all_gather: Brings bytes of every rank to every rank, within a deadline.
         deadline_s: For the whole, in seconds.
+        connections: How many between every two ranks; the same on every rank.
 
     Returns:
-        A connected, blocking socket for every other rank.
+        Connected, blocking sockets for every other rank, in the same order at both ends.
 
     Raises:
         Timeout: A rank did not come in time.
@@ -59,24 +66,30 @@ def connect_mesh(
     """
     end_s = time.monotonic() + deadline_s
     with contextlib.ExitStack() as undo:
-        listener = undo.enter_context(_listen(size))
+        listener = undo.enter_context(_listen(size * connections))
         address, port = listener.getsockname()[:2]
         secret = secrets.token_hex(_SECRET_BYTES) if rank == 0 else ""
         own = json.dumps({"address": address, "port": port, "secret": secret})
         answers = all_gather(own.encode(), "addresses", deadline_s)
         seats = [_read_seat(text, peer) for peer, text in enumerate(answers)]
         door = Door(rank, epoch, bytes.fromhex(json.loads(answers[0])["secret"]))
-        links: dict[int, socket.socket] = {}
+        links: dict[Place, socket.socket] = {}
         undo.callback(_close_all, links)
-        for peer in range(rank):
-            links[peer] = _connect(door, peer, seats[peer], end_s)
-        Entrance(door, listener, range(rank + 1, size)).wait(links, end_s)
+        numbers = range(connections)
+        for place in _places(range(rank), numbers):
+            links[place] = _connect(door, place, seats[place.peer], end_s)
+        Entrance(door, listener, _places(range(rank + 1, size), numbers)).wait(links, end_s)
         listener.close()
         undo.pop_all()
-        return links
+        others = [peer for peer in range(size) if peer != rank]
+        return {peer: [links[place] for place in _places([peer], numbers)] for peer in others}
 
 
-def _close_all(links: dict[int, socket.socket]) -> None:
+def _places(peers: Iterable[int], numbers: Iterable[int]) -> list[Place]:
+    return list(starmap(Place, product(peers, numbers)))
+
+
+def _close_all(links: dict[Place, socket.socket]) -> None:
     for link in links.values():
         link.close()
 
@@ -147,12 +160,12 @@ def _read_seat(text: bytes, peer: int) -> _Seat:
     return seat
 
 
-def _connect(door: Door, peer: int, seat: _Seat, end_s: float) -> socket.socket:
+def _connect(door: Door, place: Place, seat: _Seat, end_s: float) -> socket.socket:
     """Connect to a rank that listens already, and let both prove themselves."""
-    link: socket.socket | None = None
+    peer, link = place.peer, None
     try:
         link = socket.create_connection(seat, time_left(end_s))
-        door.knock(link, peer, end_s)
+        door.knock(link, place, end_s)
     except TimeoutError as error:
         _drop(link)
         raise Timeout((peer,), f"rank {peer} at {seat.address} did not answer in time") from error

@@ -1,7 +1,7 @@
 """TcpTransport: named messages over plain TCP sockets, all driven by one thread.
 
-A connection to every other rank, no thread of its own: the communication thread's reactor serves
-the sockets, so that between a message's arrival and the next step of its program there is no
+A link to every other rank, no thread of its own: the communication thread's reactor serves the
+sockets, so that between a message's arrival and the next step of its program there is no
 other thread. Dense sums are left to Gloo's all-reduce, which moves bytes without Python.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -18,7 +18,8 @@ from compressa.collectives.base import BackendAllReduce
 from compressa.errors import CompressaError, PeerLost
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, Traffic
-from compressa.transports.connection import Connection, TcpSettings
+from compressa.transports.connection import TcpSettings
+from compressa.transports.link import Link
 from compressa.transports.mesh import MeshTransport
 from compressa.transports.reactor import Reactor
 
@@ -28,7 +29,7 @@ class TcpTransport(MeshTransport):
 
     Args:
         rank: This rank.
-        links: A connected socket for every other rank; owned from now on.
+        sockets: For every other rank, equally many connected sockets; owned from now on.
         settings: Sizes and times of the connections.
         early_bytes: Most bytes that one peer may send before anybody waits for them.
         failed: Called once, when a peer is lost or sends nonsense.
@@ -38,27 +39,31 @@ class TcpTransport(MeshTransport):
     def __init__(
         self,
         rank: int,
-        links: Mapping[int, socket.socket],
+        sockets: Mapping[int, Sequence[socket.socket]],
         settings: TcpSettings,
         early_bytes: int,
         failed: Callable[[CompressaError], None],
         backend_sum: BackendSum | None = None,
     ) -> None:
-        super().__init__(rank, len(links) + 1, settings.epoch, early_bytes, failed)
+        striped = any(len(several) > 1 for several in sockets.values())
+        any_order_bytes = settings.chunk_bytes if striped else None
+        super().__init__(
+            rank, len(sockets) + 1, settings.epoch, early_bytes, failed, any_order_bytes
+        )
         self._settings = settings
         self._sum = backend_sum
         self._reactor: Reactor | None = None
         self._silent: set[int] = set()
-        self._connections = {
-            peer: Connection(link, peer, settings, self.inboxes[peer], self.link_failed, self.leave)
-            for peer, link in links.items()
+        self._links = {
+            peer: Link(several, peer, settings, self.inboxes[peer], self.link_failed, self.leave)
+            for peer, several in sockets.items()
         }
 
     def attach(self, reactor: Reactor) -> None:
         """Have a reactor serve the sockets; every other call is for its thread."""
         self._reactor = reactor
-        for connection in self._connections.values():
-            connection.attach(reactor)
+        for link in self._links.values():
+            link.attach(reactor)
 
     @property
     def sums(self) -> bool:
@@ -70,7 +75,7 @@ class TcpTransport(MeshTransport):
     ) -> None:
         """Send at once what the kernel takes."""
         self.must_be_here(peer)
-        self._connections[peer].send(key, buffer, (key.step, place), sent)
+        self._links[peer].send(key, buffer, (key.step, place), sent)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Sum with Gloo's own algorithm."""
@@ -80,14 +85,14 @@ class TcpTransport(MeshTransport):
     @property
     def traffic(self) -> Traffic:
         """Frames, and what the backend's sums must have sent."""
-        connections = self._connections.values()
-        sent = sum(connection.sent_bytes for connection in connections)
+        links = self._links.values()
         summed = 0 if self._sum is None else self._sum.sent_bytes
-        return Traffic(sent + summed, sum(connection.messages for connection in connections))
+        sent = sum(link.sent_bytes for link in links)
+        return Traffic(sent + summed, sum(link.messages for link in links))
 
     def end_link(self, peer: int, *, drop: bool) -> None:
-        """End the own stream to the peer."""
-        self._connections[peer].finish(drop=drop)
+        """End the own streams to the peer."""
+        self._links[peer].finish(drop=drop)
 
     def fail(self, error: CompressaError) -> None:
         """Drop what is queued and say goodbye; nothing more is expected of a lost peer."""
@@ -97,19 +102,18 @@ class TcpTransport(MeshTransport):
 
     def close(self, timeout_s: float) -> None:
         """Say goodbye to everyone and wait for theirs. The reactor must not run any more."""
-        connections = self._connections.values()
         if self._reactor is None:
             with contextlib.closing(Reactor()) as reactor:
                 self.attach(reactor)
                 self.close(timeout_s)
             return
-        for connection in connections:
-            connection.finish()
+        for link in self._links.values():
+            link.finish()
         end_s = time.monotonic() + timeout_s
-        awaited = [c for peer, c in self._connections.items() if peer not in self._silent]
-        while any(c.open for c in awaited) and time.monotonic() < end_s:
+        awaited = [link for peer, link in self._links.items() if peer not in self._silent]
+        while any(link.open for link in awaited) and time.monotonic() < end_s:
             self._reactor.poll(max(0.0, end_s - time.monotonic()))
-        for connection in connections:
-            connection.close()
+        for link in self._links.values():
+            link.close()
         if self._sum is not None:
             self._sum.close()

@@ -1,0 +1,169 @@
+"""Link: all TCP connections between this rank and one peer, over which messages are striped.
+
+Clouds limit each connection, and one window does not fill a fast and long line. So a message is
+cut into frames, and each goes out on whichever connection has room: a slow one takes fewer. They
+all take from one outbox, the most urgent message first.
+
+The peer has left when all its streams have ended between two frames; it is lost, with all
+connections, when one of them breaks.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+
+import torch
+
+from compressa.errors import CompressaError, PeerLost
+from compressa.transports.base import Key
+from compressa.transports.connection import Connection, TcpSettings
+from compressa.transports.frames import FRAME_HEADER_BYTES
+from compressa.transports.inbox import Inbox
+from compressa.transports.outbox import Outbox, OutgoingFrame
+from compressa.transports.reactor import Reactor
+
+
+class Link:
+    """Both directions between this rank and one peer; used by the reactor's thread alone.
+
+    Args:
+        sockets: Connected stream sockets; closed with this object.
+        peer: Rank at the other end.
+        settings: Sizes and times.
+        inbox: Where messages go; it must take frames in any order if there are several sockets.
+        failed: Called when the peer is lost or sends nonsense; what comes after is ignored.
+        left: Called once, when the peer has ended all its streams.
+    """
+
+    def __init__(
+        self,
+        sockets: Sequence[socket.socket],
+        peer: int,
+        settings: TcpSettings,
+        inbox: Inbox,
+        failed: Callable[[CompressaError], None],
+        left: Callable[[int], None],
+    ) -> None:
+        self._pacer = settings.pacer
+        self._outbox = Outbox(settings.epoch, settings.chunk_bytes)
+        self._held: OutgoingFrame | None = None  # taken, until the pacer lets it go
+        self._paused = False
+        self._ending = False
+        self._ended = 0
+        self._reactor: Reactor | None = None
+        self._failed = failed
+        self._left = left
+        self.connections = [
+            Connection(link, peer, settings, self, inbox, self._fail, self._end) for link in sockets
+        ]
+
+    @property
+    def messages(self) -> int:
+        """Messages sent so far."""
+        return self._outbox.messages
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes sent so far, with headers."""
+        return sum(connection.sent_bytes for connection in self.connections)
+
+    @property
+    def open(self) -> bool:
+        """Whether any direction may still carry something."""
+        return any(connection.open for connection in self.connections)
+
+    def attach(self, reactor: Reactor) -> None:
+        """Begin; `reactor` calls from now on."""
+        self._reactor = reactor
+        for connection in self.connections:
+            connection.attach(reactor)
+
+    def send(
+        self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]
+    ) -> None:
+        """Send a message; `sent` is called when `buffer` may be reused."""
+        self._outbox.push(key, buffer, place, sent)
+        self._flush()
+
+    def finish(self, *, drop: bool = False) -> None:
+        """End the own streams, after what is queued; `drop` ends them after the frames under way.
+
+        With `drop`, nothing that comes is taken any more either.
+        """
+        self._ending = True
+        if drop:
+            self._forget()
+            for connection in self.connections:
+                connection.drop()
+        self._flush()
+
+    def close(self) -> None:
+        """End all directions now."""
+        self._forget()
+        for connection in self.connections:
+            connection.close()
+
+    # What the connections ask for
+
+    def take(self) -> OutgoingFrame | None:
+        """Return the next frame, if there is one and its turn has come."""
+        if self._paused:
+            return None
+        item, self._held = self._held, None
+        if item is None and self._outbox:
+            item = self._outbox.next_frame()
+            if self._must_wait(FRAME_HEADER_BYTES + item.frame.data_bytes):
+                self._held, item = item, None
+        return item
+
+    @property
+    def over(self) -> bool:
+        """Whether all has been taken that will ever be sent."""
+        return self._ending and not self._waiting
+
+    @property
+    def _waiting(self) -> bool:
+        return self._held is not None or bool(self._outbox)
+
+    def _must_wait(self, size: int) -> bool:
+        """Whether a frame must wait for its turn; a timer goes on with it then.
+
+        Only one waits at a time, and what is more urgent comes right behind it.
+        """
+        until_s = self._pacer.reserve(size)
+        if until_s is None or self._reactor is None:
+            return False
+        self._paused = True
+        self._reactor.call_at(until_s, self._go_on)
+        return True
+
+    def _go_on(self) -> None:
+        self._paused = False
+        self._flush()
+
+    def _flush(self) -> None:
+        """Have every connection that has room take what waits."""
+        for connection in self.connections:
+            if self._waiting or self._ending:
+                connection.flush()
+
+    def _forget(self) -> None:
+        self._held = None
+        self._outbox.clear()
+
+    # What the connections tell
+
+    def _fail(self, error: CompressaError) -> None:
+        """One connection has failed: messages can not be completed over the others either."""
+        if isinstance(error, PeerLost):
+            self.close()
+        for connection in self.connections:
+            connection.ignore()
+        self._failed(error)
+
+    def _end(self, peer: int) -> None:
+        """The peer has ended one stream."""
+        self._ended += 1
+        if self._ended == len(self.connections):
+            self._left(peer)
