@@ -1,9 +1,11 @@
 # python docs/performance_table.py
-"""Write the figures of docs/performance.md from the committed measurements of the kernels.
+"""Write the figures of docs/performance.md from the committed measurements.
 
 Everything between `<!-- kernels:begin -->` and `<!-- kernels:end -->` comes from the files that
 `compressa bench kernels --json docs/measurements/kernels.json` leaves; targets are those of
-`compressa.bench.CASES`. Several files, one for each size perhaps, are taken together.
+`compressa.bench.CASES`. Several files, one for each size perhaps, are taken together. What stands
+between `<!-- exchange:begin -->` and its end comes from the file that
+`compressa bench exchange --json docs/measurements/exchange.json` leaves.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from compressa.bench import CASES, Measurement, Row, read, scaling, targets
+from compressa.bench.network import records, tables
 
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "performance.md"
 MEASUREMENTS = DOCS / "measurements"
-BEGIN, END = "<!-- kernels:begin -->", "<!-- kernels:end -->"
 NONE_YET = "No measurement is committed yet.\n"
 
 
@@ -112,28 +114,54 @@ def _plots(folder: Path) -> str:
     return "".join(f"![Time by number of elements](measurements/{file.name})\n" for file in files)
 
 
+def exchange_block(folder: Path = MEASUREMENTS) -> str:
+    """Return what stands between the two comments of exchanges.
+
+    Args:
+        folder: Holds the file; without it, the block says so.
+    """
+    file = folder / "exchange.json"
+    if not file.exists():
+        return NONE_YET
+    measurement = records.read(file)
+    head = measurement.header
+    versions = ", ".join(f"{name} {text}" for name, text in sorted(head.versions.items()))
+    machine = f"{head.cpu}, {head.cores} cores, {head.system}"
+    parts = [f"Measured {head.timestamp:%Y-%m-%d} on {machine}; {versions}.\n"]
+    numbers = tables.TARGET_NUMBERS
+    titles = (*tables.TARGET_TITLES[:-1], "target met")
+    parts.append(_markdown(titles, numbers, tables.targets(measurement)))
+    for network in measurement.networks:
+        titles, cells = tables.times(network, measurement.rows)
+        parts += [tables.describe(network) + ".\n", _markdown(titles, set(titles[1:]), cells)]
+    parts += [f"{tables.BUSY_NOTE}\n".replace("*", "\\*", 1)]
+    parts += [f"Not measured, {line}\n" for line in tables.omissions(measurement)]
+    return "\n".join(parts)
+
+
 def _markdown(titles: Sequence[str], numbers: set[str], cells: Sequence[Sequence[str]]) -> str:
     rules = ["---:" if title in numbers else "---" for title in titles]
     return "".join("| " + " | ".join(line) + " |\n" for line in (titles, rules, *cells))
 
 
-def with_figures(page: str, block: str) -> str:
-    """Return the page's text with the block between the comments.
+def with_figures(page: str, block: str, name: str = "kernels") -> str:
+    """Return the page's text with the block between the comments of that name.
 
     Raises:
         ValueError: It does not have each comment once, in order.
     """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise ValueError(f"the page must hold {BEGIN} and {END} once each, in this order")
-    return f"{before}{BEGIN}\n\n{block}\n{END}{after}"
+    first, last = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
+    before, begin, rest = page.partition(first)
+    _, end, after = rest.partition(last)
+    if not begin or not end or first in rest or last in after:
+        raise ValueError(f"the page must hold {first} and {last} once each, in this order")
+    return f"{before}{first}\n\n{block}\n{last}{after}"
 
 
 def main() -> None:
     """Bring the page up to date."""
-    text = PAGE.read_text(encoding="utf-8")
-    PAGE.write_text(with_figures(text, figures_block()), encoding="utf-8")
+    text = with_figures(PAGE.read_text(encoding="utf-8"), figures_block())
+    PAGE.write_text(with_figures(text, exchange_block(), "exchange"), encoding="utf-8")
 
 
 if __name__ == "__main__":

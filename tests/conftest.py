@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from unittest import mock
@@ -20,15 +21,17 @@ settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def shared_libraries(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Emulated kernels are compiled once for all processes."""
-    with mock.patch.dict(os.environ, {SHARED: str(tmp_path_factory.mktemp("cuda"))}):
-        yield
+def pytest_configure(config: pytest.Config) -> None:
+    """Emulated kernels are compiled once for all processes, workers of this run among them."""
+    if SHARED not in os.environ:
+        folder = tempfile.mkdtemp(prefix="compressa-cuda-")
+        os.environ[SHARED] = folder
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        config.add_cleanup(lambda: os.environ.pop(SHARED, None))
 
 
 @pytest.fixture(scope="session")
-def pools(shared_libraries: None) -> Iterator[Pools]:
+def pools() -> Iterator[Pools]:
     """Long-lived groups of ranks, by world size."""
     made = Pools(Zygote())
     yield made

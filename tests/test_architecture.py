@@ -80,7 +80,16 @@ FLOORS = {
     },
     "hooks": {"checkpoint", "compressor", "config", "engine", "transports"},
     "testbed": set(),
-    "bench": {"aggregators", "codecs", "compressor", "compressors"},
+    "bench": {
+        "aggregators",
+        "codecs",
+        "collectives",
+        "compressor",
+        "compressors",
+        "config",
+        "engine",
+        "testbed",
+    },
 }
 
 

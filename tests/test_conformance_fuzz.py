@@ -14,6 +14,8 @@ from compressa.codecs import TopK
 from compressa.testing.hostile import CodecFuzz
 from compressa.testing.hostile_rounds import RoundFuzz
 
+pytestmark = pytest.mark.alone
+
 TESTS = Path(__file__).parent
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import (
     AwareDatetime,
@@ -26,6 +26,8 @@ from compressa.errors import ConfigError
 
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 Benchmark = Literal["kernels", "kernels-scaling", "kernels-fixed-cost", "kernels-launch"]
+
+Model = TypeVar("Model", bound=BaseModel)
 
 _AT = " @ "
 
@@ -118,7 +120,7 @@ class Measurement(_Strict):
     rows: list[Row]
 
 
-def write(path: Path, measurement: Measurement) -> None:
+def write(path: Path, measurement: BaseModel) -> None:
     """Write a file whole, or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
@@ -132,13 +134,27 @@ def read(path: Path) -> Measurement:
     Raises:
         ConfigError: It cannot be read, or is no measurement; the message names the place.
     """
+    return read_as(Measurement, path, "compressa bench")
+
+
+def read_as(kind: type[Model], path: Path, command: str) -> Model:
+    """Read and check a file of one kind.
+
+    Args:
+        kind: What it should hold.
+        path: The file.
+        command: What writes such files.
+
+    Raises:
+        ConfigError: It cannot be read, or is of another kind; the message names the place.
+    """
     try:
-        return Measurement.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
         raise ConfigError(
-            f"{path} is no measurement of `compressa bench`: {place}: {first['msg']}"
+            f"{path} is no measurement of `{command}`: {place}: {first['msg']}"
         ) from error

@@ -1,4 +1,4 @@
-"""`compressa bench`: what compressors cost on this machine."""
+"""`compressa bench`: what compressors cost on this machine, and exchanges on its testbed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ from compressa.bench import Bench, Case, Row, launches, scaling, targets, write
 from compressa.bench.device import BenchDevice, device_named
 from compressa.bench.launches import LAUNCHES, LaunchCase
 from compressa.bench.table import cases_on
+from compressa.cli.bench_exchange import EPILOG, exchange
 from compressa.errors import ConfigError
 
 bench_app = typer.Typer(
     no_args_is_help=True, epilog="Example: compressa bench kernels --case 'int8*' --json int8.json"
 )
+
+bench_app.command(epilog=EPILOG)(exchange)
 
 _Device = Literal["cpu", "cuda"]
 _COLOURS = {"met": "green", "missed": "red"}
@@ -27,7 +30,7 @@ _COLOURS = {"met": "green", "missed": "red"}
 
 @bench_app.callback()
 def bench() -> None:
-    """Measure what compressors cost on this machine."""
+    """Measure what compressors cost on this machine, and exchanges between hosts."""
 
 
 @bench_app.command(epilog='Example: compressa bench kernels --case "int8*" --json int8.json')

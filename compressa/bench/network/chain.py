@@ -1,0 +1,60 @@
+"""Times chains of operations on a rank. Needs no more than the standard library."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+LEAST_CHAIN_S = 0.05
+"""A chain takes so long, at least: ranks leave a barrier some tenths of a millisecond apart."""
+
+_LEAST_CHAINS, _MOST_CHAINS = 3, 7
+_LONG = 2.0  # where one operation takes so many budgets, it is not repeated
+_MOST_OPERATIONS = 2000
+
+
+def timed(
+    call: Callable[[], object],
+    verify: Callable[[], object],
+    barrier: Callable[[], object],
+    slowest: Callable[[float], float],
+    budget_s: float,
+    clock: Callable[[], float] = time.perf_counter,
+) -> tuple[list[float], int]:
+    """Time operations that all ranks do together; all must call this.
+
+    The first one is checked, and warms up; if it takes very long, it is all there is.
+
+    Args:
+        call: Does one.
+        verify: Looks at what the first one did.
+        barrier: Waits for all ranks.
+        slowest: Gives the largest of the numbers that the ranks call it with.
+        budget_s: Seconds for all of it.
+        clock: Tells seconds.
+
+    Returns:
+        Seconds of an operation on this rank, by chain; and how many operations there were.
+    """
+
+    def sample(count: int) -> float:
+        barrier()
+        begin_s = clock()
+        for _ in range(count):
+            call()
+        return (clock() - begin_s) / count
+
+    first_s = sample(1)
+    verify()
+    if slowest(first_s) >= _LONG * budget_s:
+        return [first_s], 1
+    samples_s = [sample(1)]
+    usual_s = max(slowest(samples_s[0]), 1e-7)
+    count = min(math.ceil(LEAST_CHAIN_S / usual_s), _MOST_OPERATIONS)
+    if count > 1:
+        samples_s = []
+    fit = min(int(budget_s / (count * usual_s)), _MOST_CHAINS)
+    while len(samples_s) < max(fit, _LEAST_CHAINS if usual_s < budget_s else 1):
+        samples_s.append(sample(count))
+    return samples_s, 1 + count * len(samples_s) + (count > 1)

@@ -1,0 +1,161 @@
+"""What `compressa bench exchange` leaves behind: one JSON file, checked when it is read.
+
+Targets are not written down: `targets` works out what meets them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
+
+from compressa.bench import machine
+from compressa.bench.network.methods import Maker, Verb
+from compressa.bench.records import Positive, read_as
+from compressa.collectives.cost import Link
+
+Share = Annotated[FiniteFloat, Field(ge=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Spread(_Strict):
+    """The median of several times, and how far they lie apart."""
+
+    median_s: Positive
+    p20_s: Positive
+    p80_s: Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.p20_s <= self.median_s <= self.p80_s:
+            raise ValueError("p20_s <= median_s <= p80_s does not hold")
+        return self
+
+
+class Network(_Strict):
+    """Hosts and their links, as they were found before the rows were measured.
+
+    `line_bytes_per_s` is the goodput of one plain TCP stream between two of the hosts.
+    `message_s`, `byte_s` and `reduce_s` are what the cost model takes: fitted to exchanges of two
+    ranks at two sizes, and to additions of all ranks at the same time.
+    """
+
+    hosts: Annotated[int, Field(ge=2)]
+    link: str
+    rate_bits_per_s: Positive | None
+    line_bytes_per_s: Positive
+    message_s: Share
+    byte_s: Positive
+    reduce_s: Positive
+
+    @property
+    def cost(self) -> Link:
+        """The link of the cost model."""
+        return Link(self.message_s, self.byte_s, self.reduce_s)
+
+
+class Row(_Spread):
+    """One method on one size. Times and bytes are those of one operation.
+
+    Of each chain of operations the slowest rank counts. `formula_bytes` pass the busiest port by
+    the method's formula, and `line_rate_share` is the time they take at line rate, over the
+    median; `counted_bytes` is what all hosts' interfaces have sent, `load` the share of the
+    machine's processors that were busy, by whatever.
+    """
+
+    hosts: Annotated[int, Field(ge=2)]
+    link: str
+    method: str
+    by: Maker
+    verb: Verb
+    size_bytes: PositiveInt
+    operations: PositiveInt = Field(description="in all, warming up included")
+    formula_bytes: Positive
+    line_rate_share: Positive
+    predicted_s: Positive | None
+    counted_bytes: NonNegativeInt | None
+    load: Share
+    timestamp: AwareDatetime
+
+    @property
+    def error(self) -> float | None:
+        """How far the predicted time is off, as a share of the measured one."""
+        return None if self.predicted_s is None else abs(self.predicted_s / self.median_s - 1)
+
+
+class Omitted(_Strict):
+    """What was not measured, and why; a size of None stands for all of them."""
+
+    hosts: Annotated[int, Field(ge=2)]
+    link: str | None
+    method: str
+    size_bytes: PositiveInt | None
+    why: str
+
+
+class Header(_Strict):
+    """Where, when and how."""
+
+    format: Literal["compressa.bench.exchange"] = "compressa.bench.exchange"
+    format_version: Literal[1] = 1
+    cpu: str
+    cores: PositiveInt
+    memory_bytes: PositiveInt
+    system: str
+    versions: dict[str, str]
+    threads_per_rank: Literal[1] = 1
+    budget_s: Positive
+    longest_s: Positive
+    timestamp: AwareDatetime
+
+
+class ExchangeMeasurement(_Strict):
+    """The whole file."""
+
+    header: Header
+    networks: list[Network]
+    rows: list[Row]
+    omitted: list[Omitted]
+
+
+def header(budget_s: float, longest_s: float, versions: dict[str, str]) -> Header:
+    """Return the header of what is measured here and now.
+
+    Args:
+        budget_s: Seconds for a row.
+        longest_s: Longest operation.
+        versions: Of what is measured, beside our own.
+    """
+    facts = machine.header(())
+    return Header(
+        cpu=facts.cpu,
+        cores=facts.cores,
+        memory_bytes=facts.memory_bytes,
+        system=facts.system,
+        versions=facts.versions | versions,
+        budget_s=budget_s,
+        longest_s=longest_s,
+        timestamp=facts.timestamp,
+    )
+
+
+def read(path: Path) -> ExchangeMeasurement:
+    """Read and check a file.
+
+    Raises:
+        ConfigError: It cannot be read, or is no measurement; the message names the place.
+    """
+    return read_as(ExchangeMeasurement, path, "compressa bench exchange")

@@ -1,0 +1,120 @@
+"""Starts the ranks on a testbed's hosts: ours by themselves, MPI's by mpiexec."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from compressa.bench.network.ranks import Started
+from compressa.testbed import Testbed
+
+_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+# `-m` would import torch with the packages around the rank: stand-ins take their places.
+_BARE = """
+import runpy, sys, types
+folder = sys.argv.pop(1)
+for name in ("compressa", "compressa.bench", "compressa.bench.network"):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder + "/" + name.replace(".", "/").partition("/")[2]]
+runpy.run_module("compressa.bench.network.rank_mpi", run_name="__main__", alter_sys=True)
+"""
+# Stands in for ssh: mpiexec calls it as `[-x] HOST COMMAND...`.
+_ENTER = """#!{python} -IS
+import os, sys
+words = [word for word in sys.argv[1:] if word != "-x"]
+enter = {enter!r}[words[0]]
+os.execvp(enter[0], [*enter, " ".join(words[1:])])
+"""
+
+
+def start_ranks(
+    bed: Testbed, folder: Path, path: Path, most_bytes: int, deadline_s: float
+) -> list[Started]:
+    """Start one rank on every host, each with one thread.
+
+    Args:
+        bed: Where.
+        folder: For logs.
+        path: The driver's socket.
+        most_bytes: The largest message.
+        deadline_s: Longest wait of theirs.
+    """
+    words = [sys.executable, "-m", "compressa.bench.network.rank"]
+    words += [str(path), str(most_bytes), str(deadline_s)]
+    meeting = {
+        "WORLD_SIZE": str(len(bed.hosts)),
+        "MASTER_ADDR": bed.hosts[0].address,
+        "MASTER_PORT": str(_free_port()),
+    }
+    started = []
+    for rank in range(len(bed.hosts)):
+        log = folder / f"rank{rank}.log"
+        env = {"RANK": str(rank), **meeting, **_THREADS}
+        started.append(Started(f"rank {rank}", _spawn(bed, rank, words, env, log), log))
+    return started
+
+
+def missing_mpi() -> str:
+    """Say why MPI can not be measured here; nothing if it can."""
+    if importlib.util.find_spec("mpi4py") is None or _mpiexec() is None:
+        return "mpi4py or mpiexec is not installed: pip install 'compressa[mpi]'"
+    return "" if os.geteuid() == 0 else "mpiexec can enter other hosts only as root"
+
+
+def start_mpi(bed: Testbed, folder: Path, path: Path) -> Sequence[Started]:
+    """Start MPI's ranks, one on every host, isolated so that they use the links."""
+    mpiexec = _mpiexec()
+    assert mpiexec is not None
+    enter = {
+        host.name: bed.command(i, ["/bin/sh", "-c"], cwd=None, isolate=True)
+        for i, host in enumerate(bed.hosts)
+    }
+    script, log = folder / "enter", folder / "mpi.log"
+    script.write_text(_ENTER.format(python=sys.executable, enter=enter))
+    script.chmod(0o700)
+    names = ",".join(host.name for host in bed.hosts)
+    words = [mpiexec, "-launcher", "ssh", "-launcher-exec", str(script), "-hosts", names]
+    words += ["-ppn", "1", "-n", str(len(bed.hosts)), "-iface", bed.hosts[0].interface]
+    home = str(Path(__file__).resolve().parents[2])
+    words += [sys.executable, "-c", _BARE, home, str(path)]
+    return [Started("mpiexec", _spawn(bed, 0, words, _THREADS, log, isolate=True), log)]
+
+
+def _mpiexec() -> str | None:
+    beside = Path(sys.executable).with_name("mpiexec")
+    return str(beside) if beside.exists() else shutil.which("mpiexec")
+
+
+def _spawn(
+    bed: Testbed,
+    host: int,
+    words: Sequence[str],
+    env: dict[str, str],
+    log: Path,
+    *,
+    isolate: bool = False,
+) -> subprocess.Popen[bytes]:
+    with log.open("wb") as stream:
+        return bed.spawn(
+            host,
+            words,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
+            isolate=isolate,
+        )
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port

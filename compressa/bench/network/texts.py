@@ -1,0 +1,27 @@
+"""Sizes and times as people write them."""
+
+from __future__ import annotations
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size with the largest unit that leaves a whole number.
+
+    Example:
+        >>> size_text(8192), size_text(100_000_000), size_text(1 << 20), size_text(1500)
+        ('8 KiB', '100 MB', '1 MiB', '1500 B')
+    """
+    units = (("MiB", 1 << 20), ("MB", 10**6), ("KiB", 1 << 10), ("kB", 1000))
+    fits = ((name, unit) for name, unit in units if size_bytes and size_bytes % unit == 0)
+    name, unit = next(fits, ("B", 1))
+    return f"{size_bytes // unit} {name}"
+
+
+def ms_text(seconds: float) -> str:
+    """Return milliseconds, with about three digits.
+
+    Example:
+        >>> ms_text(0.000123), ms_text(0.0123), ms_text(1.23)
+        ('0.12', '12.3', '1,230')
+    """
+    ms = 1e3 * seconds
+    return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:,.0f}"

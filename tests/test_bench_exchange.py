@@ -1,0 +1,345 @@
+"""What `compressa bench exchange` counts, judges and writes down; ranks that die; no network."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from compressa.bench import write
+from compressa.bench.network import run, tables, targets, wire
+from compressa.bench.network.chain import LEAST_CHAIN_S, timed
+from compressa.bench.network.methods import BY_NAME, METHODS, least_bytes
+from compressa.bench.network.ranks import Ranks, Started
+from compressa.bench.network.records import (
+    ExchangeMeasurement,
+    Network,
+    Omitted,
+    Row,
+    header,
+    read,
+)
+from compressa.bench.network.wire import Ask
+from compressa.cli.bench import bench_app
+from compressa.errors import BackendUnavailable, ConfigError, TransportError
+
+ROOT = Path(__file__).resolve().parents[1]
+NETWORK = Network(
+    hosts=4,
+    link="1gbit",
+    rate_bits_per_s=1e9,
+    line_bytes_per_s=1.19e8,
+    message_s=1e-4,
+    byte_s=1 / 1.19e8,
+    reduce_s=1e-10,
+)
+
+
+def row(method: str, size_bytes: int, median_s: float, **changes: Any) -> Row:
+    known, network = BY_NAME[method], NETWORK
+    formula_bytes = known.formula_bytes(size_bytes, network.hosts)
+    fields: dict[str, Any] = {
+        "hosts": network.hosts,
+        "link": network.link,
+        "method": method,
+        "by": known.by,
+        "verb": known.verb,
+        "size_bytes": size_bytes,
+        "median_s": median_s,
+        "p20_s": median_s,
+        "p80_s": median_s,
+        "operations": 10,
+        "formula_bytes": formula_bytes,
+        "line_rate_share": formula_bytes / network.line_bytes_per_s / median_s,
+        "predicted_s": None,
+        "counted_bytes": 10 * size_bytes,
+        "load": 0.5,
+        "timestamp": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    }
+    return Row(**(fields | changes))
+
+
+def whole(*rows: Row, network: Network = NETWORK) -> ExchangeMeasurement:
+    head = header(1.0, 10.0, {"torch": "2.13"})
+    return ExchangeMeasurement(header=head, networks=[network], rows=list(rows), omitted=[])
+
+
+def at_line_rate(method: str, share: float, **changes: Any) -> Row:
+    size_bytes = 4_000_000
+    line_s = BY_NAME[method].formula_bytes(size_bytes, 4) / NETWORK.line_bytes_per_s
+    return row(method, size_bytes, line_s / share, **changes)
+
+
+class TestChain:
+    """How often operations are done, and what is said of it."""
+
+    @pytest.mark.parametrize(
+        ("call_s", "samples"), [(1e-4, 7), (0.01, 7), (0.2, 5), (0.5, 3), (1.2, 1), (5.0, 1)]
+    )
+    def test_all_operations_are_counted_and_chains_long_enough(
+        self, call_s: float, samples: int
+    ) -> None:
+        done, verified, now_s, lengths = 0, [], [0.0], []
+
+        def call() -> None:
+            nonlocal done
+            done += 1
+            now_s[0] += call_s
+
+        def barrier() -> None:
+            lengths.append(done)
+
+        found, operations = timed(
+            call, lambda: verified.append(done), barrier, lambda s: s, 1.0, lambda: now_s[0]
+        )
+        assert found == pytest.approx([call_s] * samples)
+        assert operations == done
+        assert verified == [1]
+        if samples > 1:
+            assert (done - lengths[-1]) * call_s >= LEAST_CHAIN_S * 0.99
+
+
+class TestMethods:
+    """What methods send."""
+
+    @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+    @pytest.mark.parametrize("ranks", range(2, 10))
+    def test_no_formula_is_below_what_has_to_be_sent(self, method: Any, ranks: int) -> None:
+        n = 1 << 20
+        least = least_bytes(method.verb, n, ranks)
+        assert method.formula_bytes(n, ranks) >= least * (1 - 1e-9)
+        assert method.sent_bytes(n, ranks) >= ranks * least * (1 - 1e-9)
+
+    def test_what_passes_the_interfaces_by_is_found_out(self) -> None:
+        ring = BY_NAME["ring"]
+        run.check_counted(ring, 1000, 4, 0.98 * 6000)
+        with pytest.raises(TransportError, match=r"ring .* 6000 bytes.* 100: it does not use"):
+            run.check_counted(ring, 1000, 4, 100)
+
+    def test_what_would_take_too_long_or_too_much_memory_is_left_out(self) -> None:
+        settings = run.Settings(hosts=[4], links=["1gbit"], sizes_bytes=[4], longest_s=1.0)
+        why = run.ExchangeBench(settings)._too_much
+        assert why(BY_NAME["ring"], 60_000_000, NETWORK) == ""
+        assert why(BY_NAME["ring"], 100_000_000, NETWORK) == "1 s for one operation"
+        assert why(BY_NAME["all_to_all"], 15_000_000, NETWORK) == ""
+        assert why(BY_NAME["all_to_all"], 60_000_000, NETWORK) == "2 s for one operation"
+        assert "memory" in why(BY_NAME["all_gather"], 1 << 40, NETWORK)
+
+
+class TestRecords:
+    """What is written can be read, and nothing else can."""
+
+    def test_a_measurement_is_read_as_it_was_written(self, tmp_path: Path) -> None:
+        left_out = Omitted(hosts=8, link=None, method="ring", size_bytes=None, why="of a reason")
+        measured = whole(row("ring", 1024, 1e-3))
+        measured = measured.model_copy(update={"omitted": [left_out]})
+        write(tmp_path / "out.json", measured)
+        assert read(tmp_path / "out.json") == measured
+        assert measured.header.versions.keys() >= {"compressa", "torch", "python"}
+
+    def test_other_files_are_refused(self, tmp_path: Path) -> None:
+        file = tmp_path / "out.json"
+        text = whole(row("ring", 1024, 1e-3)).model_dump_json()
+        for wrong in (
+            text.replace('"format_version":1', '"format_version":2'),
+            text.replace('"load"', '"loads"'),
+            text.replace('"p20_s":0.001', '"p20_s":0.002'),
+        ):
+            file.write_text(wrong)
+            with pytest.raises(ConfigError, match="no measurement of `compressa bench exchange`"):
+                read(file)
+
+
+class TestTargets:
+    """What rows are judged to reach."""
+
+    @staticmethod
+    def verdict(name: str, measured: ExchangeMeasurement) -> targets.Verdict:
+        (found,) = [v for v in targets.verdicts(measured) if v.target == name]
+        return found
+
+    def test_the_row_farthest_from_line_rate_decides(self) -> None:
+        rows = [at_line_rate("ring", 0.96), at_line_rate("tree", 0.5), row("ring", 1024, 1.0)]
+        found = self.verdict("all_reduce, of line rate", whole(*rows))
+        assert (found.reached, found.at, found.met) == ("0.96", "ring, 4 MB", True)
+        found = self.verdict(
+            "all_reduce, of line rate", whole(*rows, at_line_rate("scatter_reduce", 0.94))
+        )
+        assert (found.at, found.met) == ("scatter_reduce, 4 MB", False)
+
+    def test_busy_processors_excuse_many_hosts_only(self) -> None:
+        busy = at_line_rate("ring", 0.5, load=0.95)
+        assert self.verdict("all_reduce, of line rate", whole(busy)).met is False
+        eight = NETWORK.model_copy(update={"hosts": 8})
+        rows = [busy.model_copy(update={"hosts": 8}), at_line_rate("ring", 0.96, hosts=8)]
+        name = "all_reduce, of line rate"
+        assert self.verdict(name, whole(*rows, network=eight)).met is True
+        found = self.verdict(name, whole(rows[0], network=eight))
+        assert found.met is None
+        assert "processors busy in 1 of 1 rows" in found.at
+
+    def test_nothing_is_asked_of_unshaped_links(self) -> None:
+        unshaped = NETWORK.model_copy(update={"rate_bits_per_s": None})
+        assert targets.verdicts(whole(at_line_rate("ring", 0.5), network=unshaped)) == []
+
+    def test_small_sums_stand_beside_the_best_of_the_others(self) -> None:
+        rows = [
+            row("tree", 1024, 3e-3),
+            row("ring", 1024, 2e-3),
+            row("auto", 1024, 9e-3),
+            row("gloo all_reduce", 1024, 4e-3),
+            row("mpi Allreduce", 1024, 1.1e-3),
+            row("ring", 1 << 16, 9.0),
+        ]
+        found = self.verdict("small, of Gloo and MPI", whole(*rows))
+        assert (found.reached, found.at, found.met) == ("1.82", "ring, 1 KiB", True)
+        faster = whole(*rows[:4], row("mpi Allreduce", 1024, 0.9e-3))
+        assert self.verdict("small, of Gloo and MPI", faster).met is False
+
+    @pytest.mark.parametrize(("auto_s", "met"), [(2.1e-3, True), (2.3e-3, False)])
+    def test_auto_stands_beside_ours_and_gloo(self, auto_s: float, met: bool) -> None:
+        others = [row("gloo all_reduce", 1024, 2e-3), row("mpi Allreduce", 1024, 1e-3)]
+        measured = whole(row("auto", 1024, auto_s), row("ring", 1024, 4e-3), *others)
+        assert self.verdict("auto, of ours and Gloo", measured).met is met
+
+    def test_the_model_is_judged_by_large_rows(self) -> None:
+        rows = [
+            row("ring", 1 << 20, 1.0, predicted_s=1.05),
+            row("tree", 1 << 20, 1.0, predicted_s=0.96),
+            row("round_robin", 1 << 20, 1.0, predicted_s=0.7),
+            row("ring", 1024, 1.0, predicted_s=9.0),
+        ]
+        assert self.verdict("model, median error", whole(*rows)).reached == "5%"
+        found = self.verdict("model, worst error", whole(*rows))
+        assert (found.reached, found.at, found.met) == ("30%", "round_robin, 1 MiB", False)
+
+    def test_tables_have_times_shares_and_marks(self) -> None:
+        rows = [row("ring", 1024, 1.234e-3), at_line_rate("ring", 0.96, load=0.95)]
+        measured = whole(*rows, row("gloo all_reduce", 1024, 0.5))
+        titles, lines = tables.times(NETWORK, measured.rows)
+        assert titles == ("ms (of line rate)", "1 KiB", "4 MB")
+        assert lines == [("ring", "1.23", "52.5 (0.96)*"), ("gloo all_reduce", "500", "-")]
+        assert ("ring, 4 MB", "met") in {line[-2:] for line in tables.targets(measured)}
+
+
+def python_ranks(folder: Path, code: str) -> Callable[[Path], list[Started]]:
+    """Two ranks that say hello, and then run some code with `wire` and `number`."""
+    begin = "import runpy, sys, time; number = int(sys.argv[2]); "
+    begin += f"wire = runpy.run_path({wire.__file__!r})['Wire'](sys.argv[1], number)\n"
+
+    def start(path: Path) -> list[Started]:
+        started = []
+        for number in range(2):
+            log = folder / f"{number}.log"
+            words = [sys.executable, "-c", begin + code, str(path), str(number)]
+            with log.open("wb") as stream:
+                process = subprocess.Popen(words, stdout=stream, stderr=stream)
+            started.append(Started(f"rank {number}", process, log))
+        return started
+
+    return start
+
+
+class TestRanks:
+    """Answers come from all ranks, or an error with the reason."""
+
+    def test_the_slowest_rank_counts(self, tmp_path: Path) -> None:
+        code = "wire.serve('7', lambda ask: ([1.0 + number, 4.0 - number], ask.size_bytes))"
+        with Ranks(2, tmp_path, python_ranks(tmp_path, code), 20.0) as ranks:
+            assert ranks.version == "7"
+            assert ranks.ask(Ask("ring", 5, 1.0), 10.0) == ([2.0, 4.0], 5)
+
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [
+            ("print('last words') or sys.exit(3)", r"rank 1 ended with status 3\n  last words"),
+            ("1 / 0", r"ZeroDivisionError"),
+            ("time.sleep(60)", r"ranks 1 did not finish ring of 5 bytes within 1 s"),
+        ],
+    )
+    def test_a_rank_that_fails_ends_the_wait(self, answer: str, said: str, tmp_path: Path) -> None:
+        code = f"wire.serve('', lambda ask: ({answer}) if number else ([1.0], 1))"
+        with (
+            pytest.raises(TransportError, match=said),
+            Ranks(2, tmp_path, python_ranks(tmp_path, code), 20.0) as ranks,
+        ):
+            ranks.ask(Ask("ring", 5, 1.0), 1.0 if "sleep" in answer else 10.0)
+
+    def test_ranks_that_do_not_come_are_ended(self, tmp_path: Path) -> None:
+        start = python_ranks(tmp_path, "time.sleep(60)")
+        kept: list[Started] = []
+
+        def starting(path: Path) -> list[Started]:
+            kept.extend(start(path))
+            return kept
+
+        with pytest.raises(TransportError, match="ranks 0, 1 did not start within 1 s"):
+            Ranks(2, tmp_path, starting, 0.5)
+        assert all(started.process.returncode is not None for started in kept)
+
+
+def command(*words: str) -> str:
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(bench_app, ["exchange", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--what", "rong"], "no name matches 'rong'; there are: .*ring.*mpi Allgather"),
+        (["--size", "5"], "multiple of 4"),
+        (["--size", "many"], "must be a size"),
+        (["--link", "fast"], "is not a link"),
+    ],
+)
+def test_a_wrong_option_is_refused(words: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        command(*words)
+
+
+def test_without_namespaces_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BackendUnavailable("Network namespaces are not permitted here; run as root")
+
+    monkeypatch.setattr(run, "open_testbed", refuse)
+    with pytest.raises(BackendUnavailable, match=r"between network namespaces only.* run as root"):
+        command("--quick")
+
+
+class TestPage:
+    """What the page quotes."""
+
+    SCRIPT = runpy.run_path(str(ROOT / "docs" / "performance_table.py"))
+
+    def test_it_has_the_figures_of_the_committed_measurement(self) -> None:
+        page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
+        block = self.SCRIPT["exchange_block"]()
+        assert self.SCRIPT["with_figures"](page, block, "exchange") == page, (
+            "run python docs/performance_table.py"
+        )
+
+    def test_figures_come_with_machine_versions_and_targets(self, tmp_path: Path) -> None:
+        assert self.SCRIPT["exchange_block"](tmp_path) == "No measurement is committed yet.\n"
+        left_out = {"hosts": 8, "link": "1gbit", "method": "ring", "size_bytes": 1 << 20}
+        measured = whole(at_line_rate("ring", 0.96)).model_copy(
+            update={"omitted": [Omitted(**left_out, why="12 s for one operation")]}
+        )
+        write(tmp_path / "exchange.json", measured)
+        block = self.SCRIPT["exchange_block"](tmp_path)
+        head = measured.header
+        for fact in (head.cpu, f"{head.timestamp:%Y-%m-%d}", *head.versions.values()):
+            assert fact in block
+        assert "4 hosts, 1gbit: line rate 119.0 MB/s; a message 100 us" in block
+        assert "| ring | 52.5 (0.96) |" in block
+        assert "| all_reduce, of line rate | 4 | 1gbit | 0.96 | 0.95 | ring, 4 MB | met |" in block
+        assert "too long for --longest: ring 1 MiB on 8 hosts at 1gbit." in block

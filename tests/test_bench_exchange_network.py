@@ -1,0 +1,54 @@
+"""`compressa bench exchange` on two real hosts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from compressa.bench.network.methods import METHODS
+from compressa.bench.network.records import read
+from compressa.bench.network.start import missing_mpi
+from compressa.cli.bench import bench_app
+from compressa.testbed._records import read_records
+
+missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
+    pytest.mark.skipif(bool(missing), reason=f"needs the programs {missing}"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("COMPRESSA_TESTBED_DIR", str(tmp_path / "testbeds"))
+    yield
+    assert read_records() == []
+
+
+def test_all_methods_are_measured_between_two_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    words = ["--hosts", "2", "--link", "1gbit", "--size", "32KiB"]
+    words += ["--budget", "0.01", "--json", str(file)]
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(bench_app, ["exchange", *words])
+    assert result.exit_code == 0, result.exception or result.output
+    measured = read(file)
+    wanted = {method.name for method in METHODS if method.by != "mpi" or not missing_mpi()}
+    rows = {(row.method, row.size_bytes): row for row in measured.rows}
+    assert set(rows) == {(name, 1 << 15) for name in wanted}
+    (network,) = measured.networks
+    assert 0.7e8 < network.line_bytes_per_s < 1.3e8
+    for row in measured.rows:
+        assert row.counted_bytes is not None
+        assert row.counted_bytes >= 0.97 * 2 * row.size_bytes  # each way, at least once
+        assert row.line_rate_share < 1
+        assert row.predicted_s is None or row.predicted_s > 0
+    for name in wanted:
+        assert name in result.stdout
+    assert "auto, of ours and Gloo" in result.stdout
+    assert "all_reduce, of line rate" not in result.stdout  # which is asked from 4 MB on
