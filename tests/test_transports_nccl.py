@@ -124,9 +124,10 @@ def owner() -> Owner:
 
 
 @pytest.fixture(autouse=True)
-def no_guard_stays() -> Iterator[None]:
+def no_thread_stays() -> Iterator[None]:
+    before = threading.enumerate()
     yield
-    assert not [t for t in threading.enumerate() if t.name.startswith("compressa")]
+    assert not [t for t in threading.enumerate() if t not in before]
 
 
 @pytest.fixture
