@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_collectives_direct import run_all
 
-from compressa.collectives import Compute, Exchange, Program
+from compressa.collectives import Exchange, Program
 from compressa.collectives.accumulator import Accumulator, Span
 from compressa.collectives.algorithms import ALGORITHMS, Algorithm, AllReduce, segmented
 from compressa.collectives.cost import Link, Stage
@@ -19,7 +19,6 @@ from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
 from compressa.collectives.team import Team
 from compressa.config import sections
-from compressa.engine.driver import Driver, Task
 from compressa.testing.inputs import generator
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.loopback import Loopback
@@ -27,26 +26,6 @@ from compressa.transports.loopback import Loopback
 CPU = torch.device("cpu")
 IN_RANK_ORDER = ["all_to_all", "master_worker", "round_robin"]
 OF_FEW_HOPS = ["halving_doubling", "recursive_doubling", "tree"]
-
-
-def run_all(loopback: Loopback, program: Callable[[int], Program[Any]]) -> list[Any]:
-    """Run one program per rank; return what each ended with ("unfinished" if it did not)."""
-    ends: list[Any] = ["unfinished"] * loopback.size
-    clock = loopback.clock
-
-    def compute(task: Task, operation: Compute, done: Callable[[Any, None], None]) -> None:
-        done(operation.work(), None)
-
-    def post(event: Callable[[], None]) -> None:
-        clock.at(clock.now_s, event)
-
-    for rank, transport in enumerate(loopback.transports):
-        driver = Driver(transport, compute, post, lambda: clock.now_s, 60.0)
-        transport.failed = driver.fail
-        task = Task(0, "u", 0, program(rank), partial(ends.__setitem__, rank))
-        clock.at(0.0, partial(driver.start, task))
-    clock.run()
-    return ends
 
 
 def sum_with(

@@ -6,7 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_collectives_algorithms import due_s, run_all
+from test_collectives_algorithms import due_s
+from test_collectives_direct import run_all
 
 from compressa.collectives import Program
 from compressa.collectives.broadcast import BROADCASTS, Broadcast, multi_source, ring, segmented

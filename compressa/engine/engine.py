@@ -25,7 +25,7 @@ from compressa.engine.driver import Task
 from compressa.engine.lanes import Lane, Mark, resources_for
 from compressa.engine.phase import Phase
 from compressa.engine.programs import unit_program
-from compressa.engine.startup import agree_on_order, threads_of
+from compressa.engine.startup import agree_on_order, networks_of, threads_of
 from compressa.engine.stats import Ledger, Stats
 from compressa.engine.sums import Sums
 from compressa.engine.unit_runtime import UnitRuntime, all_delivered_finite
@@ -77,8 +77,7 @@ class Engine:
         self._config = config
         self._transport = transport
         self._control = control
-        hosts = () if control is None else [place.network for place in control.places]
-        self._sums = Sums(transport, config.exchange.algorithm, hosts)
+        self._sums = Sums(transport, config.exchange.algorithm, networks_of(control))
         self._ledger = Ledger()
         self._lock = threading.Lock()
         self._error: CompressaError | None = None  # of every call from now on

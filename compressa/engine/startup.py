@@ -239,6 +239,11 @@ def threads_of(control: Control | None) -> int:
     return default_threads(rank, places, launched_here())
 
 
+def networks_of(control: Control | None) -> list[str]:
+    """Return, by rank, what is the same for ranks that reach each other without a network."""
+    return [] if control is None else [place.network for place in control.places]
+
+
 def agree_on_order(
     control: Control, step: int, ordered: Sequence[tuple[int, int]], deadline_s: float
 ) -> None:

@@ -148,8 +148,7 @@ class Sender:
             self._send_frame(group, slot, Frame(kind, self._settings.epoch), None)
             return not closing
         self._send_frame(group, slot, item.frame, item.data)
-        if item.sent is not None:
-            item.sent()
+        item.sent()
         return True
 
     def _send_frame(
