@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from compressa.aggregators.base import AllGather, AllReduce, Request, Round, Verb
 from compressa.bench.network.methods import ADD, HOP, HOPS
-from compressa.bench.network.session import Session
 from compressa.collectives.accumulator import Span
 from compressa.collectives.algorithms import ALGORITHMS, segmented
 from compressa.collectives.base import Exchange, Program
@@ -20,6 +19,7 @@ from compressa.collectives.dense import DenseValues
 from compressa.collectives.direct import peers
 from compressa.collectives.scratch import Scratch
 from compressa.collectives.team import Team
+from compressa.engine.session import Session
 from compressa.engine.sums import Sums
 
 
