@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= tests
 
-.PHONY: install check test fuzz bench gpu demo coverage clean
+.PHONY: install check test fuzz stress bench gpu demo coverage clean
 
 install: .venv/installed
 
@@ -30,6 +30,10 @@ test: install
 # 100,000 hostile payloads for every compressor; make fuzz FUZZ="--compressor topk --seed 1"
 fuzz: install
 	$(BIN)/python tests/fuzz.py $(FUZZ)
+
+# 100 faults in a row on real ranks, in some 10 minutes; make stress STRESS="--seed 1 --only 7"
+stress: install
+	$(BIN)/python tests/stress.py $(STRESS)
 
 bench: install
 	$(BIN)/compressa bench kernels --scaling --json results/bench/kernels.json

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
         Timeout,
         TransportError,
     )
-    from compressa.hooks import Handle, register_comm_hook
+    from compressa.hooks import Handle, broadcast, register_comm_hook
+    from compressa.parameter_server import open_parameter_server
 
     __version__: str
 
@@ -43,7 +44,9 @@ _HOMES = {
     "Stats": "compressa.engine.stats",
     "Timeout": "compressa.errors",
     "TransportError": "compressa.errors",
+    "broadcast": "compressa.hooks",
     "load_config": "compressa.config",
+    "open_parameter_server": "compressa.parameter_server",
     "register_comm_hook": "compressa.hooks",
 }
 
@@ -60,7 +63,9 @@ __all__ = [
     "Stats",
     "Timeout",
     "TransportError",
+    "broadcast",
     "load_config",
+    "open_parameter_server",
     "register_comm_hook",
 ]
 

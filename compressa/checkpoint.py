@@ -59,14 +59,27 @@ def write_rank(path: Path, rank: int, state: State) -> str:
 
 
 def write_manifest(
-    path: Path, step: int, digests: Sequence[str], parameters: Sequence[ParameterInfo]
+    path: Path,
+    step: int,
+    digests: Sequence[str],
+    parameters: Sequence[ParameterInfo],
+    link: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the manifest, after every rank's file is there; remove files of earlier saves."""
+    """Write the manifest, after every rank's file is there; remove files of earlier saves.
+
+    Args:
+        path: The checkpoint's folder.
+        step: The next step.
+        digests: By rank, the SHA-256 of its file.
+        parameters: The model's.
+        link: The figures by which algorithms were chosen, as JSON; None if there were none.
+    """
     manifest = {
         "format": FORMAT,
         "step": step,
         "ranks": len(digests),
         "sha256": list(digests),
+        "link": link,
         "parameters": layout_of(parameters),
     }
     _replace(path / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -89,6 +102,7 @@ def read_manifest(path: Path, parameters: Sequence[ParameterInfo]) -> dict[str, 
             "step": int(manifest["step"]),
             "ranks": int(manifest["ranks"]),
             "sha256": [str(digest) for digest in manifest["sha256"]],
+            "link": manifest.get("link"),
         }
         saved = dict(manifest["parameters"])
     except (OSError, ValueError, KeyError, TypeError) as error:

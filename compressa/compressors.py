@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from compressa.aggregators.acpsgd import ACPSGD
 from compressa.aggregators.chunked_topk import ChunkedTopK
+from compressa.aggregators.gtopk import GTopK
 from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.loco import LoCo
 from compressa.aggregators.powersgd import PowerSGD
@@ -159,6 +160,12 @@ _ROWS = (
         Family.ONE_BIT,
     ),
     Entry(TopK, "The largest elements and their indices.", "Aji & Heafield 2017", Family.SPARSE),
+    Entry(
+        GTopK,
+        "The largest elements of the ranks' sum, on a tree: as few for many ranks as for two.",
+        "Shi et al. 2019",
+        Family.SPARSE,
+    ),
     Entry(
         DGC,
         "About k large elements, by a threshold from a sample.",

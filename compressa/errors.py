@@ -16,6 +16,11 @@ from __future__ import annotations
 class CompressaError(Exception):
     """Base class of all errors raised by Compressa."""
 
+    def locate(self, where: str) -> None:
+        """Add to the message what was going on, once."""
+        if where not in str(self):
+            self.args = (f"{self}; {where}", *self.args[1:])
+
 
 class ConfigError(CompressaError):
     """The configuration is invalid, or is not the same on every rank."""

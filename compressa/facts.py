@@ -14,7 +14,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 from compressa import plugins
 from compressa.aggregators import choose_exchange
-from compressa.aggregators.base import Merge, State, Verb, World
+from compressa.aggregators.base import Merge, Round, State, Verb, World
 from compressa.codecs import Bias, Biased, Codec, Contraction, Fixed, Unbiased
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS, Entry
@@ -188,7 +188,7 @@ class _Used:
     @property
     def exchange(self) -> str:
         """Its rounds, such as "2 x all-reduce"."""
-        verbs = Counter(round_.verb.value.replace("_", "-") for round_ in self._rounds)
+        verbs = Counter(map(_verb, self._rounds))
         return ", ".join(verb if n == 1 else f"{n} x {verb}" for verb, n in verbs.items())
 
     @property
@@ -209,6 +209,12 @@ class _Used:
         """Bytes per element that survive a step."""
         vectors = self._state.vectors.values()
         return sum(v.numel() * v.element_size() for v in vectors) / _PARAMETER.elems
+
+
+def _verb(round_: Round) -> str:
+    """Return what a round asks of the network, and by which algorithm if it must be one."""
+    verb = round_.verb.value.replace("_", "-")
+    return f"{verb} by {round_.algorithm}" if round_.algorithm else verb
 
 
 def _wrappers(compressor: Compressor, wrapped: type[Compressor]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from compressa.bench import CASES, Measurement, Row, read, scaling, targets
 from compressa.bench.network import records, tables
+from compressa.bench.network.part_tables import part_tables
 
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "performance.md"
@@ -133,7 +134,10 @@ def exchange_block(folder: Path = MEASUREMENTS) -> str:
     parts.append(_markdown(titles, numbers, tables.targets(measurement)))
     for network in measurement.networks:
         titles, cells = tables.times(network, measurement.rows)
-        parts += [tables.describe(network) + ".\n", _markdown(titles, set(titles[1:]), cells)]
+        if cells:
+            parts += [tables.describe(network) + ".\n", _markdown(titles, set(titles[1:]), cells)]
+    for part in part_tables(measurement):
+        parts += [part.caption + ".\n", _markdown(part.titles, set(part.titles[1:]), part.lines)]
     parts += [f"{tables.BUSY_NOTE}\n".replace("*", "\\*", 1)]
     parts += [f"Not measured, {line}\n" for line in tables.omissions(measurement)]
     return "\n".join(parts)

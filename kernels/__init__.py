@@ -58,6 +58,7 @@ from .philox import Noise, random_halves, random_words
 from .prefix import starts_with, write_prefix
 from .select import select_above, select_at
 from .sidco import select_sidco
+from .sparse_sum import sum_sparse
 from .strata import multiply_by_strata, stratified_indices
 from .topk import return_unsent, scatter_add, select_top_k
 
@@ -136,6 +137,7 @@ __all__ = [
     "sum_fp8",
     "sum_natural",
     "sum_signs",
+    "sum_sparse",
     "take_largest_chunks",
     "two_means_dequantize",
     "two_means_quantize",

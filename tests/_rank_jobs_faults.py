@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import logging
 import os
 import signal
+import socket
 import time
+import weakref
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from _rank_jobs import _optimizer, alive_threads, digest, registered
+from _rank_jobs import _optimizer, _stores, alive_threads, digest, registered
 from _rank_models import build, loss_of
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
+from compressa.transports.door import Entrance
 
 _kept: list[Any] = []
 
@@ -209,6 +216,17 @@ def train_after_close(*, config: Any) -> None:
     loss_of(wrapped, rank, 1, torch.float32).backward()
 
 
+def train_and_drop_the_model(*, config: Any) -> bool:
+    """Train a step, close and drop the model; return whether it is gone."""
+    net = build("mlp", dist.get_rank())
+    with registered(net, config) as (wrapped, _):
+        loss_of(wrapped, dist.get_rank(), 0, torch.float32).backward()
+        model = weakref.ref(wrapped)
+    del wrapped, _
+    gc.collect()
+    return model() is None
+
+
 def resources() -> Mapping[str, int]:
     """Count threads, sockets and files of this process."""
     return {
@@ -222,3 +240,62 @@ def register_alone(*, config: Any) -> None:
     """Register while the other ranks do not; DDP itself is told to compare nothing."""
     wrapped = DistributedDataParallel(build("mlp", 0), init_sync=False)
     compressa.register_comm_hook(wrapped, config)
+
+
+def train_among_strangers(*, config: Any, wire: list[int], steps: int = 20) -> dict[str, Any]:
+    """Train while strangers connect to wherever this process listens, and send some bytes.
+
+    They come to the transport's door before the ranks do, and to what is open afterwards, but for
+    the store of torch's launcher, in every step.
+    """
+    rank, data = dist.get_rank(), bytes(wire)
+    strangers: list[socket.socket] = []
+    logged: list[str] = []
+    wait = Entrance.wait
+
+    def besieged(self: Entrance, *arguments: Any) -> None:
+        strangers.append(_visit(self._listener.getsockname(), data))
+        wait(self, *arguments)
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(f"{record.name}: {record.getMessage()}")
+
+    logger, listener = logging.getLogger("compressa"), Listener()
+    logger.addHandler(listener)
+    net = build("mlp", rank)
+    try:
+        with mock.patch.object(Entrance, "wait", besieged), registered(net, config) as (model, _):
+            seats = [seat for seat in listening() if seat[1] not in [s.port for s in _stores]]
+            optimizer = _optimizer(net)
+            for step in range(steps):
+                strangers += [_visit(seat, data) for seat in seats]
+                optimizer.zero_grad()
+                loss_of(model, rank, step, torch.float32).backward()
+                optimizer.step()
+    finally:
+        logger.removeHandler(listener)
+        for stranger in strangers:
+            stranger.close()
+    return {"parameters": digest(net), "logged": logged, "visits": len(strangers)}
+
+
+def _visit(seat: tuple[str, int], data: bytes) -> socket.socket:
+    link = socket.create_connection(seat, 5.0)
+    link.sendall(data)
+    return link
+
+
+def listening() -> list[tuple[str, int]]:
+    """Return where this process listens, over IPv4."""
+    own = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(f"/proc/self/fd/{name}"))
+    seats = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+            address, port = fields[1].split(":")
+            seats.append((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
+    return seats

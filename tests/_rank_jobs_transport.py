@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -23,7 +24,7 @@ from compressa.errors import CompressaError, PayloadError
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Key, Received, Traffic
 from compressa.transports.connection import TcpSettings
-from compressa.transports.frames import FRAME_HEADER_BYTES
+from compressa.transports.frames import FRAME_HEADER_BYTES, Frame
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.gloo_group import GlooGroupTransport
 from compressa.transports.mpi import MpiTransport
@@ -285,6 +286,30 @@ def wrong_length(*, kind: str, sent: int, due: int) -> str:
             said = str(failures[0]) if failures else str(answers.wait(key))
         dist.barrier()
         return said
+
+
+def flip_each_header_bit(*, kind: str) -> list[int]:
+    """Rank 0 flips another bit of the header in each message; return those not refused."""
+    write, taken = Frame.write, []
+
+    def broken(self: Frame, buffer: Any) -> None:
+        write(self, buffer)
+        buffer[self.key.step // 8] ^= 1 << self.key.step % 8
+
+    with opened(kind) as (transport, _):
+        for bit in range(8 * FRAME_HEADER_BYTES):
+            answers, key = Answers(), Key(bit, 0, 0)
+            if transport.rank == 0:
+                with mock.patch.object(Frame, "write", broken):
+                    exchange = Exchange({1: message(0, 1, 0, 9)}, {}, True, {1: 9})
+                    transport.exchange(key, exchange, 0, answers.done(key))
+            else:
+                exchange = Exchange({}, {0: torch.zeros(9, dtype=torch.uint8)}, False)
+                transport.exchange(key, exchange, 0, answers.done(key))
+            if not isinstance(answers.wait(key), PayloadError):
+                taken.append(bit)
+        dist.barrier()
+    return taken
 
 
 def idle(*, seconds: float, kind: str = "gloo") -> dict[str, Any]:

@@ -39,7 +39,9 @@ _PRELOADED = (
     "_rank_jobs",
     "_rank_jobs_faults",
     "_rank_jobs_mass",
+    "_rank_jobs_reform",
     "_rank_jobs_state",
+    "_rank_jobs_stress",
     "_rank_jobs_switch",
     "_rank_jobs_transport",
 )

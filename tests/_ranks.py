@@ -169,12 +169,11 @@ class Process:
             AssertionError: It runs longer; with the stacks of its threads.
         """
         end_s = time.monotonic() + timeout_s
-        while self.exit_code is None:
+        while (code := self.exit_code) is None:
             if time.monotonic() > end_s:
                 raise AssertionError(f"rank {self.rank} does not end:\n{self.stacks()}")
             time.sleep(0.01)
-        assert self._exit_code is not None
-        return self._exit_code
+        return code
 
     def stacks(self) -> str:
         """Return stderr with the stacks of all threads."""

@@ -8,6 +8,7 @@ import pytest
 
 from compressa.aggregators.acpsgd import ACPSGD
 from compressa.aggregators.chunked_topk import ChunkedTopK
+from compressa.aggregators.gtopk import GTopK
 from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.aggregators.scalecom import ScaleCom
@@ -78,6 +79,9 @@ VARIANTS: dict[str, Compressor] = {
     "intsgd-32": IntSGD(bits=32),
     "signsgd-alternate": SignSGD(ties="alternate"),
     "chunked-topk-small-chunks": ChunkedTopK(density=0.3, chunk=64),
+    "gtopk-float16": GTopK(density=0.2, value_dtype="float16"),
+    "gtopk-elias-fano": GTopK(density=0.05, value_dtype="bfloat16", indices="elias_fano"),
+    "gtopk-all": GTopK(density=1.0),
     "scalecom-dense": ScaleCom(density=0.2),
     "scalecom-filtered": ScaleCom(density=0.2, beta=0.3),
     "thc-small-chunks": THC(chunk=256, levels=51, clip=3.0),

@@ -37,6 +37,7 @@ _VIEWS = {
 _WAITS = {"item", "tolist", "__bool__", "__float__", "__int__", "cpu", "equal", "masked_select"}
 _WAITS |= {"nonzero", "__repr__", "allclose", "is_nonzero", "__contains__", "__format__"}
 _FACTS = {"data_ptr", "numel", "dim", "size", "stride", "is_contiguous", "storage_offset"}
+_FACTS |= {"is_conj", "is_neg"}
 _FACTS |= {"element_size", "is_floating_point", "__len__", "__hash__", "type", "untyped_storage"}
 _MIXES = {"copy_", "to", "cpu", "cuda"}
 

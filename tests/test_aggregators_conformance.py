@@ -21,9 +21,9 @@ def test_compressor_conforms_among_ranks(compressor: Compressor) -> None:
 @pytest.mark.parametrize(
     ("compressor", "due"),
     [
-        (ErrorFeedback(codec=Int8()), ["all_gather", "scatter_reduce"]),
-        (ErrorFeedback(codec=OneBit()), ["all_gather", "scatter_reduce"]),
-        (ErrorFeedback(codec=Bf16()), ["all_gather", "scatter_reduce"]),
+        (ErrorFeedback(codec=Int8()), ["all_gather", "scatter_reduce", "per_hop"]),
+        (ErrorFeedback(codec=OneBit()), ["all_gather", "scatter_reduce", "per_hop"]),
+        (ErrorFeedback(codec=Bf16()), ["all_gather", "scatter_reduce", "per_hop"]),
         (ErrorFeedback(codec=TopK()), ["all_gather"]),
         (ErrorFeedback(codec=RandomK()), ["all_reduce", "all_gather"]),
         (PowerSGD(), ["auto"]),

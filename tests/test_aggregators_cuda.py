@@ -22,6 +22,7 @@ from emulated_torch import DEVICE, Stream, emulated_torch, on_cpu, on_gpu
 
 from compressa.aggregators.base import CPU, State, Turn, World
 from compressa.aggregators.chunked_topk import ChunkedTopK
+from compressa.aggregators.gtopk import GTopK
 from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.scalecom import ScaleCom
 from compressa.aggregators.signsgd import Signs, SignSGD
@@ -182,6 +183,9 @@ RULES = {
 }
 FORMS: dict[str, Compressor] = {
     "chunked_topk-many": ChunkedTopK(density=0.3, chunk=64),
+    "gtopk-float16": GTopK(density=0.2, value_dtype="float16", indices="elias_fano"),
+    "gtopk-bits": GTopK(density=0.1, indices="bits"),
+    "gtopk-all": GTopK(density=1.0),
     "intsgd-wide": IntSGD(bits=32),
     "scalecom-filtered": ScaleCom(density=0.2, beta=0.3),
     "signsgd-alternate": SignSGD(ties="alternate"),

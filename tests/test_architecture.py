@@ -79,6 +79,15 @@ FLOORS = {
         "wrappers",
     },
     "hooks": {"checkpoint", "compressor", "config", "engine", "transports"},
+    "parameter_server": {
+        "aggregators",
+        "codecs",
+        "collectives",
+        "compressor",
+        "config",
+        "engine",
+        "wrappers",
+    },
     "testbed": set(),
     "bench": {
         "aggregators",
@@ -89,6 +98,7 @@ FLOORS = {
         "config",
         "engine",
         "testbed",
+        "transports",
     },
 }
 
@@ -145,7 +155,9 @@ def test_public_names_are_pinned() -> None:
         "Stats",
         "Timeout",
         "TransportError",
+        "broadcast",
         "load_config",
+        "open_parameter_server",
         "register_comm_hook",
     ]
     for name in compressa.__all__:

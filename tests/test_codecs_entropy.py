@@ -345,11 +345,13 @@ def test_the_library_is_not_imported_before_it_is_needed() -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-@pytest.mark.parametrize("exchange", ["auto", "all_reduce", "all_gather", "scatter_reduce"])
+@pytest.mark.parametrize(
+    "exchange", ["auto", "all_reduce", "all_gather", "scatter_reduce", "per_hop"]
+)
 def test_what_is_summed_on_its_way_is_left_alone(exchange: str, size: int) -> None:
     for codec in (c for c in ALL.values() if isinstance(c, Codec)):
         dense = isinstance(codec, NoCompression)
-        summed = choose_exchange(codec, size, exchange) == "all_reduce" or dense
+        summed = choose_exchange(codec, size, exchange) in ("all_reduce", "per_hop") or dense
         assert can_shorten(codec, exchange) == (not summed)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_collectives_direct import run_all
 
-from compressa.collectives import Exchange, Program
+from compressa.collectives import Compute, Exchange, Program
 from compressa.collectives.accumulator import Accumulator, Span
 from compressa.collectives.algorithms import ALGORITHMS, Algorithm, AllReduce, segmented
 from compressa.collectives.cost import Link, Stage
@@ -144,6 +144,30 @@ def exchanges(algorithm: Algorithm, size: int) -> set[int]:
 
     sum_all(Loopback(size), counted, [torch.zeros(100) for _ in range(size)])
     return set(counts)
+
+
+@pytest.mark.parametrize("name", sorted(ALGORITHMS))
+def test_plain_values_are_computed_with_only_to_be_added(name: str) -> None:
+    """What is sent lies where the values are: nobody waits for a thread that makes it."""
+    loopback, values = Loopback(4), [torch.ones(64) for _ in range(4)]
+    stages: list[str] = []
+
+    def noted(rank: int) -> Program[None]:
+        team, span = Team.everyone(rank, 4), Span(0, 64)
+        program = ALGORITHMS[name].all_reduce(DenseValues(values[rank]), span, team, Scratch(CPU))
+        answer: Any = None
+        while True:
+            try:
+                operation = program.send(answer)
+            except StopIteration:
+                return
+            if isinstance(operation, Compute):
+                stages.append(operation.stage)
+            answer = yield operation
+
+    assert run_all(loopback, noted) == [None] * 4
+    assert stages
+    assert set(stages) == {"decode"}
 
 
 def test_a_configuration_can_name_each() -> None:

@@ -9,11 +9,20 @@ from hypothesis import strategies as st
 from test_collectives_algorithms import due_s
 from test_collectives_direct import run_all
 
-from compressa.collectives import Program
-from compressa.collectives.broadcast import BROADCASTS, Broadcast, multi_source, ring, segmented
+from compressa.collectives import Program, barrier, broadcast_streams
+from compressa.collectives.broadcast import (
+    ASSUMED,
+    BROADCASTS,
+    Broadcast,
+    chosen,
+    multi_source,
+    ring,
+    segmented,
+)
 from compressa.collectives.broadcast_multi_source import best_rounds
 from compressa.collectives.broadcast_ring import best_chunks
 from compressa.collectives.cost import Link
+from compressa.collectives.passing import pass_hop
 from compressa.collectives.team import Team
 from compressa.testing.inputs import generator
 from compressa.transports.loopback import Loopback
@@ -111,3 +120,94 @@ def test_sources_that_are_not_places_are_refused(name: str, sources: list[int]) 
     program = BROADCASTS[name].broadcast(some_bytes(8), Team.everyone(0, 3), sources)
     with pytest.raises(ValueError, match="not different places"):
         next(program)
+
+
+def bring_streams(size: int, sources: list[int], size_bytes: int, chunks: int) -> float:
+    """Have sources bring bytes of their own, see that all have them; return how long it took."""
+    loopback = Loopback(size, message_s=LINK.message_s, bandwidth_bytes_per_s=1 / LINK.byte_s)
+    due = {source: some_bytes(size_bytes) ^ source for source in sources}
+    held = [
+        {s: due[s].clone() if s == rank else torch.zeros_like(due[s]) for s in sources}
+        for rank in range(size)
+    ]
+
+    def program(rank: int) -> Program[None]:
+        return broadcast_streams.broadcast(held[rank], Team.everyone(rank, size), chunks)
+
+    assert run_all(loopback, program) == [None] * size
+    assert all(torch.equal(own[source], due[source]) for own in held for source in sources)
+    return loopback.clock.now_s
+
+
+@settings(max_examples=25)
+@given(
+    ranks=st.integers(1, 9).flatmap(lambda n: st.permutations(range(n))),
+    count=st.integers(1, 9),
+    size_bytes=st.sampled_from([0, 1, 64, 1000]),
+    chunks=st.integers(1, 5),
+)
+def test_streams_of_several_sources_come_to_all(
+    ranks: list[int], count: int, size_bytes: int, chunks: int
+) -> None:
+    bring_streams(len(ranks), ranks[:count], size_bytes, chunks)
+
+
+@pytest.mark.parametrize(("size", "count"), [(4, 4), (8, 8), (8, 1), (8, 3), (5, 2)])
+def test_streams_take_as_long_as_their_stages_say(size: int, count: int) -> None:
+    size_bytes, chunks = 1 << 17, 16
+    sources = [i * size // count for i in range(count)]
+    due = due_s(broadcast_streams.stages(size_bytes, size, count, chunks), LINK)
+    took_s = bring_streams(size, sources, size_bytes, chunks)
+    assert took_s <= 1.02 * due
+    floor_s = (count - (count == size)) * size_bytes * LINK.byte_s
+    assert took_s >= floor_s
+
+
+def test_four_sources_that_also_receive_reach_the_floor() -> None:
+    size_bytes = 1 << 19
+    took_s = bring_streams(4, [0, 1, 2, 3], size_bytes, 8)
+    assert 3 * size_bytes * LINK.byte_s / took_s > 0.95
+
+
+@pytest.mark.parametrize("choice", ["ring", "k_nomial", "scatter", "multi_source", "auto"])
+@pytest.mark.parametrize(("size", "sources"), [(1, [0]), (2, [1]), (7, [2, 3]), (4, [0, 1, 2, 3])])
+def test_what_is_chosen_by_name_brings_the_bytes(
+    choice: str, size: int, sources: list[int]
+) -> None:
+    algorithm = chosen(choice, 20_000, size, len(sources))  # type: ignore[arg-type]
+    bring(algorithm.broadcast, size, sources, some_bytes(20_000))
+
+
+@pytest.mark.parametrize("size_bytes", [10, 10_000, 1_000_000, 1 << 25])
+@pytest.mark.parametrize(("ranks", "sources"), [(2, 1), (8, 1), (8, 3), (64, 1)])
+def test_no_choice_takes_less_than_what_is_chosen_by_itself(
+    size_bytes: int, ranks: int, sources: int
+) -> None:
+    auto, *others = (
+        ASSUMED.time_s(
+            chosen(choice, size_bytes, ranks, sources).stages(size_bytes, ranks, sources)
+        )  # type: ignore[arg-type]
+        for choice in ("auto", "ring", "k_nomial", "scatter", "multi_source")
+    )
+    assert auto == min(others)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8, 13])
+def test_nobody_passes_a_barrier_before_all_have_come(size: int) -> None:
+    come: list[int] = []
+    loopback = Loopback(size, message_s=1e-3, bandwidth_bytes_per_s=1e6)
+
+    def program(rank: int) -> Program[None]:
+        word = torch.zeros(1, dtype=torch.uint8)
+        for hop in range(size - 1):  # each comes after the one before it
+            incoming = {hop: word} if rank == hop + 1 else {}
+            if rank == hop:
+                come.append(rank)
+            yield from pass_hop({hop + 1: word} if rank == hop else {}, incoming)
+        if rank == size - 1:
+            come.append(rank)
+        yield from barrier.barrier(Team.everyone(rank, size), torch.device("cpu"))
+        assert len(come) == size
+
+    assert run_all(loopback, program) == [None] * size
+    assert len(barrier.stages(size)) == (size - 1).bit_length()

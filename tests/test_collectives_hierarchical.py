@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_aggregators_encoded_sum import holder
 from test_collectives_algorithms import (
     CPU,
     due_s,
@@ -15,13 +16,11 @@ from test_collectives_algorithms import (
 )
 
 from compressa.codecs import Int8
-from compressa.codecs.base import Draw
 from compressa.collectives import Program
 from compressa.collectives.accumulator import Span
 from compressa.collectives.algorithms import ALGORITHMS, segmented
 from compressa.collectives.cost import Link
 from compressa.collectives.dense import DenseValues
-from compressa.collectives.encoded import EncodedValues
 from compressa.collectives.hierarchical import Topology, by_host, hierarchical, stages
 from compressa.collectives.scratch import Scratch
 from compressa.testing.inputs import generator
@@ -65,7 +64,7 @@ def test_every_rank_ends_with_the_same_bits(across: str, inside: str) -> None:
         def program(
             rank: int, topology: Topology = topology, values: list[torch.Tensor] = values
         ) -> Program[None]:
-            outside = EncodedValues(codec, values[rank], Draw(1, 2, 3, 0, rank))
+            outside = holder(codec, values[rank], rank)
             within = DenseValues(values[rank]) if inside == "dense" else outside
             span, algorithm = Span(0, 3000), ALGORITHMS[across]
             return by_host(within, outside, span, rank, Scratch(CPU), topology, algorithm)

@@ -207,6 +207,34 @@ UNBIASED = {"name": "randomk", "unbiased": True}
             "powersgd exchanges in rounds of its own",
         ),
         (
+            {"compressor": "topk", "exchange": {"kind": "per_hop"}},
+            'exchange.kind: is "per_hop", but the statistics of topk span a whole parameter',
+        ),
+        (
+            {"compressor": "powersgd", "exchange": {"kind": "per_hop"}},
+            "powersgd exchanges in rounds of its own",
+        ),
+        (
+            {"compressor": "int8", "exchange": {"kind": "per_hop", "algorithm": "backend"}},
+            'exchange.algorithm: is "backend", but no backend decodes and encodes at every hop',
+        ),
+        (
+            {"compressor": "int8", "exchange": {"kind": "per_hop"}, "momentum": {"factor": 0.9}},
+            "momentum.factor: is 0.9, but where sums are encoded at every hop no rank knows",
+        ),
+        (
+            {"compressor": "int8", "exchange": {"kind": "per_hop"}, "feedback": {"kind": "ef21"}},
+            "for which every payload must reach every rank",
+        ),
+        (
+            {"compressor": "int8", "exchange": {"kind": "per_hop", "inside": "bf16"}},
+            'exchange.inside: is "bf16", but only with exchange.kind = "per_hop" and',
+        ),
+        (
+            {"compressor": "int8", "exchange": {"algorithm": "hierarchical", "inside": "fp16"}},
+            'exchange.inside: is "fp16", but only with',
+        ),
+        (
             {
                 "compressor": "bf16",
                 "exchange": {"kind": "all_reduce"},

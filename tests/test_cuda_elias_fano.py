@@ -65,6 +65,24 @@ def test_nothing_is_written_where_the_indices_are_refused(
         check_parts(indices, n, low_bits, shift, int(indices[-1]))
 
 
+@given(index_sets(), st.integers(0, 9))
+def test_an_index_that_is_too_large_writes_nothing_beside_where_nobody_looks(
+    case: tuple[Indices, int], shift: int
+) -> None:
+    indices, n = case
+    low_bits = (n // indices.size).bit_length() - 1
+    ours, low, high = rooms(indices, n, low_bits, shift)
+    due = ours.copy()
+    reference.write_parts(indices, n, low_bits, due[low], due[high], True)
+    wrong = indices.copy()
+    wrong[-1] = 0xFFFFFFFF
+    elias_fano.write_parts(wrong, n, low_bits, ours[low], ours[high], False)
+    bits = [np.unpackbits(part[high], bitorder="little").nonzero()[0] for part in (ours, due)]
+    assert bits[0][: indices.size - 1].tolist() == bits[1][:-1].tolist()
+    ours[high], due[high], ours[low], due[low] = 0, 0, 0, 0
+    assert same_bits(ours, due)
+
+
 @given(index_sets(), st.sampled_from((0, 1, 5, 8)), st.integers(0, 3))
 def test_joined_parts_equal_reference(case: tuple[Indices, int], low_bits: int, shift: int) -> None:
     indices, size = case[0], case[0].size

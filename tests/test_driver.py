@@ -15,6 +15,7 @@ from ordered_loopback import OrderedLoopback
 
 from compressa.codecs import Int8, NoCompression, TopK
 from compressa.collectives import Compute, Exchange
+from compressa.collectives.base import Together
 from compressa.compressor import Compressor
 from compressa.engine.driver import Driver, Task
 from compressa.errors import PayloadError, PeerLost, Timeout
@@ -112,6 +113,27 @@ def test_tagged_operations_start_at_once_and_carry_their_place() -> None:
     ]
     bench.transport.launches[1][2]({})
     assert bench.transport.launches[2][:2] == (Key(0, 1, 1), 2)
+
+
+def test_programs_side_by_side_take_turns_and_no_two_exchanges_share_a_name() -> None:
+    def inner() -> Generator[Any, Any, None]:
+        yield Together([exchanges(2), exchanges(2)], 2)
+
+    def outer() -> Generator[Any, Any, None]:
+        yield Exchange({}, {})
+        yield Together([inner(), inner(), inner()], 4)
+        yield Exchange({}, {})
+
+    bench = Bench()
+    bench.start(0, outer())
+    stages: list[list[int]] = []
+    while bench.transport.launches:
+        launches, bench.transport.launches = bench.transport.launches, []
+        stages.append(sorted(key.stage for key, _, _ in launches))
+        for _, _, done in launches:
+            done({})
+    assert stages == [[0], [1, 2, 3, 4, 5, 6], [7, 8, 9, 10, 11, 12], [13]]
+    assert bench.ends == {0: None}
 
 
 def test_ordered_operations_wait_for_what_the_plan_puts_first() -> None:

@@ -12,7 +12,7 @@ import torch
 from _ranks import Group, settings
 
 from compressa.engine import cores
-from compressa.engine.cores import Place, default_threads, own_place, work_alone
+from compressa.engine.cores import Place, default_threads, has_core, own_place, work_alone
 
 CORES = len(os.sched_getaffinity(0))
 
@@ -41,6 +41,24 @@ def test_ranks_share_the_cores_that_they_may_both_use(
     places: list[Place], launched: int, threads: int
 ) -> None:
     assert default_threads(0, places, launched) == threads
+
+
+@pytest.mark.parametrize(
+    ("places", "launched", "own"),
+    [
+        ([place(0, 1)], 1, True),
+        ([place(0, 1)] * 2, 1, True),
+        ([place(0, 1)] * 3, 1, False),
+        ([place(0, 1), place(0, 1, machine="b")], 1, True),
+        ([place(0), place(1)], 2, True),
+        ([place(*range(8), usable=1)] * 2, 1, False),
+        ([place(0, 1)], 3, False),
+    ],
+)
+def test_a_rank_has_a_core_where_there_are_as_many_as_ranks(
+    places: list[Place], launched: int, own: bool
+) -> None:
+    assert has_core(0, places, launched) is own
 
 
 def test_a_place_survives_its_message() -> None:

@@ -58,6 +58,7 @@ def cases() -> list[object]:
             found.append(pytest.param(with_feedback(compressor), "auto", id=f"{name}-feedback"))
             if compressor.granularity in (Granularity.ELEMENT, Granularity.BLOCK):
                 found.append(pytest.param(compressor, "scatter_reduce", id=f"{name}-scattered"))
+    found.append(pytest.param(with_feedback(Int8()), "per_hop", id="int8-per-hop"))
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -11,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from _ranks import Group, Outcome, settings
+from _ranks import Group, Outcome, same, settings
 
 pytestmark = pytest.mark.ranks
 
@@ -288,3 +290,29 @@ def test_nothing_is_left_behind(transport: str, fresh: Callable[[int], Group]) -
         assert last["ours"] == 0
         assert last["threads"] <= first["threads"] + 1
         assert last["files"] <= first["files"] + 2
+
+
+def test_a_model_that_is_dropped_is_freed(two: Group) -> None:
+    assert two.run("_rank_jobs_faults.train_and_drop_the_model", config=impatient()) == [True, True]
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"",
+        random.Random(3).randbytes(500),
+        struct.pack("<Q", 1 << 63) * 30,
+    ],
+    ids=["nothing", "random bytes", "a length of 2^63"],
+)
+def test_training_goes_on_among_strangers(wire: bytes, fresh: Callable[[int], Group]) -> None:
+    group, config = fresh(2), impatient(transport="tcp")
+    results = group.run(
+        "_rank_jobs_faults.train_among_strangers", config=config, wire=list(wire), steps=20
+    )
+    plain = group.run("_rank_jobs.train", config=config, steps=20)
+    assert same([r["parameters"] for r in results]) == same([r["parameters"] for r in plain])
+    (said,) = results[0]["logged"]
+    assert said.startswith("compressa.transports.door: rank 0 refused a connection from ")
+    assert results[1]["logged"] == []  # nobody has to be let in there
+    assert all(result["visits"] >= 20 for result in results)

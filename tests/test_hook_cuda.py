@@ -52,6 +52,10 @@ NEVER_WAITING: dict[str, tuple[Any, dict[str, Any]]] = {
         {"name": "chunked_topk", "density": 0.1, "chunk": 64},
         {"transport": "nccl"},
     ),
+    "gtopk": (
+        {"name": "gtopk", "density": 0.1, "value_dtype": "float16"},
+        {"transport": "nccl"},
+    ),
     **{
         f"topk, {dtype} and {indices}": (
             {"name": "topk", "density": 0.1, "value_dtype": dtype, "indices": indices},
@@ -97,6 +101,10 @@ def test_a_step_whose_layout_depends_on_the_data_waits_for_numbers(two: Group) -
             for i in ("bits", "bitmap", "elias_fano")
         ),
         ("dgc", "all_gather", "wrong indices"),
+        *(
+            ({"name": "gtopk", "density": 0.1, "indices": i}, "auto", "wrong indices")
+            for i in ("bits", "bitmap", "elias_fano")
+        ),
         ("scalecom", "auto", "wrong indices of the leader"),
     ],
 )

@@ -53,6 +53,7 @@ def feedback(compressor: str, **sections: Any) -> dict[str, Any]:
         ("onebit", "scatter_reduce"),
         ("int4", "scatter_reduce"),
         ("randomk", "all_reduce"),
+        ("int4", "per_hop"),
     ],
 )
 def test_every_exchange_conserves_mass(compressor: str, kind: str, two: Group) -> None:

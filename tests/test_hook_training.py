@@ -74,6 +74,31 @@ def test_a_hierarchy_crosses_between_hosts_by_few_ranks(
     assert [result["heard"] for result in results] == heard
 
 
+@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+def test_sums_that_are_encoded_at_every_hop_train(algorithm: str, four: Group) -> None:
+    exchange = {"transport": "tcp", "kind": "per_hop", "algorithm": algorithm}
+    config = settings("int8", exchange=exchange)
+    results = four.run("_rank_jobs.train", config=config, steps=40, lr=0.1)
+    check_run(results, steps=40)
+    losses = results[0]["losses"]
+    assert sum(losses[-10:]) < 0.95 * sum(losses[:10])
+
+
+def test_what_crosses_between_hosts_is_encoded_and_what_does_not_is_dense(four: Group) -> None:
+    def sent_bytes(compressor: str, inside: str = "none", kind: str = "per_hop") -> int:
+        exchange = {"transport": "tcp", "algorithm": "hierarchical", "kind": kind, "inside": inside}
+        options = {"hosts": list("abab"), "config": settings(compressor, exchange=exchange)}
+        results = four.run("_rank_jobs_cores.train_on_hosts", steps=2, **options)
+        check_run(results, steps=2)
+        assert [result["heard"] for result in results] == [[1, 2], [0, 3], [0, 3], [1, 2]]
+        return int(results[0]["stats"]["sent_bytes"])
+
+    dense, across, both = sent_bytes("none"), sent_bytes("int4"), sent_bytes("int4", "bf16")
+    # Dense: of n bytes, n inside and n / 2 across. Then n / 2 is an eighth, then n is a half.
+    assert 0.6 < across / dense < 0.8
+    assert 0.3 < both / dense < 0.5
+
+
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_every_compressor_learns_on_two_ranks(compressor: str, two: Group) -> None:
     config = settings(compressor, schedule={"policy": "priority"})

@@ -42,6 +42,7 @@ ALGORITHMS = (
     "prefix",
     "select",
     "sidco",
+    "sparse_sum",
     "strata",
     "topk",
 )

@@ -140,6 +140,20 @@ def test_set_link_changes_the_rate_under_running_processes() -> None:
     assert taken_s["unshaped"] < 0.02
 
 
+def test_each_connection_is_held_to_its_limit_and_all_together_to_the_link() -> None:
+    with open_testbed(hosts=3, link="20mbit of 30mbit", kind="netns", self_check=False) as bed:
+        one, two = (bed.link.seconds_for(96_000 * n, n) for n in (1, 2))
+        found = {m.what: m.taken_s for m in bed.self_check() if m.n_bytes in (170_000, 192_000)}
+        assert found["host 0 to host 1"] == pytest.approx(one * 170 / 96, rel=0.2)
+        assert found["host 0 to all"] == pytest.approx(two, rel=0.2)
+        for link in ("40mbit", "10mbit of 40mbit", "20mbit of 40mbit"):
+            bed.set_link(link)
+            with Probes(bed) as probes:
+                probes.transfer([(0, 1)], 1000)
+                begin_s, end_s = probes.transfer([(0, 1)], 250_000)[0]
+            assert end_s - begin_s == pytest.approx(bed.link.seconds_for(250_000), rel=0.3)
+
+
 def test_two_testbeds_at_once_do_not_meet(bed: Testbed) -> None:
     with open_testbed(hosts=2, link="unshaped", kind="netns") as other:
         assert not {h.address for h in bed.hosts} & {h.address for h in other.hosts}

@@ -60,6 +60,32 @@ def test_a_link_is_read_back_from_its_own_text(rate: int) -> None:
     assert LinkSpec.parse(str(link)) == link
 
 
+@given(st.integers(10**5, 10**11), st.integers(10**5, 10**11))
+def test_what_a_connection_can_have_is_read_back_too(one: int, other: int) -> None:
+    each, whole = sorted((float(one), float(other)))
+    link = LinkSpec(rate_bits_per_s=whole, connection_bits_per_s=each)
+    assert LinkSpec.parse(str(link)) == link
+    for connections in (1, 2, 1000):
+        share = min(whole, connections * each)
+        assert link.seconds_for(1000, connections) == pytest.approx(8000 / share)
+
+
+@pytest.mark.parametrize("text", ["2gbit of 1gbit", "1gbit of unshaped", "1gbit of", "1gbit of 2"])
+def test_no_connection_can_have_more_than_its_link(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"250mbit of 1gbit|A connection cannot have"):
+        LinkSpec.parse(text)
+
+
+def test_senders_can_not_limit_their_connections() -> None:
+    link = "1mbit of 2mbit"
+    with pytest.raises(ConfigError, match=r'use kind="netns"'):
+        open_testbed(hosts=2, link=link, kind="loopback", self_check=False)
+    with open_testbed(hosts=2, link="2mbit", kind="loopback", self_check=False) as bed:
+        with pytest.raises(ConfigError, match=r'use kind="netns"'):
+            bed.set_link(link)
+        assert str(bed.link) == "2mbit"
+
+
 @given(st.floats(1e5, 1e11))
 def test_the_bucket_holds_a_merged_packet_and_is_small_beside_170_kb(rate: float) -> None:
     link = LinkSpec(rate_bits_per_s=rate)

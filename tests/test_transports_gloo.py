@@ -69,3 +69,8 @@ def test_idle_ranks_are_not_lost(two: Group) -> None:
 def test_a_goodbye_ends_the_wait(two: Group) -> None:
     failures = two.run(f"{JOBS}.leave_early")
     assert failures == ["rank 1 is lost: it has left the training", ""]
+
+
+def test_no_bit_of_a_group_calls_header_may_be_another(two: Group) -> None:
+    every_bit = list(range(8 * FRAME_HEADER_BYTES))
+    assert two.run(f"{JOBS}.flip_each_header_bit", kind="gloo-group") == [every_bit, []]

@@ -145,3 +145,76 @@ def test_a_run_repeats_its_bits_and_its_times() -> None:
     assert runs[0][0] == runs[1][0] > 0
     for first, second in zip(runs[0][1], runs[1][1], strict=True):
         assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def arrivals(loopback: Loopback, sizes: dict[tuple[int, int], int]) -> dict[tuple[int, int], float]:
+    """Send messages between ranks, at once; return when each arrived."""
+    times: dict[tuple[int, int], float] = {}
+    for (sender, receiver), size in sizes.items():
+        length = size - FRAME_HEADER_BYTES
+
+        def note(answer: Any, pair: tuple[int, int] = (sender, receiver)) -> None:
+            times[pair] = loopback.clock.now_s
+
+        there, here = loopback.transports[receiver], loopback.transports[sender]
+        key = Key(0, 10 * sender + receiver, 0)
+        there.exchange(key, Exchange({}, {sender: buffer(length)}), 0, note)
+        here.exchange(key, Exchange({receiver: buffer(length)}, {}), 0, lambda answer: None)
+    loopback.clock.run()
+    return times
+
+
+def test_ports_may_differ() -> None:
+    """A slow port on either side settles how long a message takes, and holds nobody else up."""
+    rates = [1e3, 1e6, 1e4]
+    loopback = Loopback(3, latency_s=0.5, bandwidth_bytes_per_s=lambda rank, _: rates[rank])
+    times = arrivals(loopback, {(0, 1): 1000, (1, 2): 1000, (2, 0): 1000})
+    assert times == pytest.approx({(0, 1): 1.5, (1, 2): 0.6, (2, 0): 1.5})
+
+
+def test_a_bandwidth_may_change_in_time() -> None:
+    loopback = Loopback(2, bandwidth_bytes_per_s=lambda _, time_s: 1000.0 if time_s < 1 else 100.0)
+    assert arrivals(loopback, {(0, 1): 1000}) == pytest.approx({(0, 1): 1.0})
+    assert arrivals(loopback, {(1, 0): 1000}) == pytest.approx({(1, 0): 11.0})
+
+
+def test_delayed_messages_are_overtaken() -> None:
+    def delay(sender: int, receiver: int, time_s: float) -> float:
+        return 2.0 if sender == 0 else 0.0
+
+    loopback = Loopback(3, latency_s=0.5, bandwidth_bytes_per_s=1000, delay=delay)
+    times = arrivals(loopback, {(0, 2): 1000, (1, 2): 1000})
+    assert times == pytest.approx({(0, 2): 3.5, (1, 2): 1.5})
+
+
+@pytest.mark.parametrize("silence_s", [0.0, 0.25])
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
+def test_survivors_know_a_loss_at_its_time(share: float, silence_s: float) -> None:
+    """At whichever part of a step it happens."""
+    slow: dict[str, Any] = {"latency_s": 1e-3, "bandwidth_bytes_per_s": 1e5}
+    undisturbed = LoopbackWorld(4, MODEL, Int8(), loopback=Loopback(4, **slow))
+    undisturbed.step(model_gradients(4, 0))
+    at_s = share * undisturbed.virtual_time_s
+
+    loopback = Loopback(4, **slow)
+    world = LoopbackWorld(4, MODEL, Int8(), loopback=loopback)
+    known: dict[int, float] = {}
+    for transport in loopback.transports:
+        tell = transport.failed
+
+        def failed(error: CompressaError, rank: int = transport.rank, tell: Any = tell) -> None:
+            known.setdefault(rank, loopback.clock.now_s)
+            tell(error)
+
+        transport.failed = failed
+    loopback.lose(2, at_s=at_s, silence_s=silence_s)
+    with pytest.raises(PeerLost, match="rank 2 is lost"):
+        world.step(model_gradients(4, 0))
+    assert known == pytest.approx(dict.fromkeys((0, 1, 3), at_s + silence_s))
+    for rank in (0, 1, 3):
+        error = world.errors()[rank]
+        if error is None:  # all of it had come before the silence was over
+            assert silence_s
+            continue
+        assert isinstance(error, PeerLost)
+        assert error.rank == 2

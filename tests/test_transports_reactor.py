@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import threading
 import time
@@ -153,3 +154,63 @@ def test_a_poll_leaves_what_was_posted(reactor: Reactor) -> None:
     assert seen == []
     reactor.run_once(5.0)
     assert seen == [1]
+
+
+class _Sleeps:
+    """A selector that notes how long each call may sleep, and never sleeps longer than asked."""
+
+    def __init__(self, reactor: Reactor) -> None:
+        self.asked_s: list[float] = []
+        self._selector = reactor._selector
+        reactor._selector = self  # type: ignore[assignment]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._selector, name)
+
+    def select(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
+        self.asked_s.append(timeout_s)
+        return self._selector.select(timeout_s)
+
+
+def test_it_sleeps_at_once_while_nothing_is_due(reactor: Reactor) -> None:
+    reactor.stay_awake(60.0, lambda: False)
+    sleeps = _Sleeps(reactor)
+    reactor.run_once(0.01)
+    assert sleeps.asked_s == [0.01]
+
+
+def test_what_is_due_soon_is_served_without_sleep(
+    reactor: Reactor, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    near, far = pair
+    seen: list[bytes] = []
+    reactor.watch(near, READ, lambda events: seen.append(near.recv(8)))
+    reactor.stay_awake(60.0, lambda: not seen)
+    sleeps = _Sleeps(reactor)
+    sender = threading.Timer(0.02, lambda: far.send(b"here"))
+    sender.start()
+    reactor.run_once(60.0)
+    sender.join()
+    assert seen == [b"here"]
+    assert len(sleeps.asked_s) > 1
+    assert set(sleeps.asked_s) == {0.0}
+
+
+def test_after_a_long_wait_it_sleeps_at_once_and_after_a_short_one_it_looks_first(
+    reactor: Reactor, pair: tuple[socket.socket, socket.socket]
+) -> None:
+    near, far = pair
+    reactor.watch(near, READ, lambda events: near.recv(8))
+    reactor.stay_awake(0.001, lambda: True)
+    reactor.run_once(0.01)
+    sleeps = _Sleeps(reactor)
+    reactor.run_once(0.01)
+    assert sleeps.asked_s == [0.0, 0.01], "the last wait was in vain"
+    reactor.stay_awake(60.0, lambda: True)
+    far.send(b"at once")
+    reactor.run_once(0.01)
+    reactor.stay_awake(0.001, lambda: True)
+    sleeps.asked_s.clear()
+    reactor.run_once(0.01)
+    assert sleeps.asked_s.count(0.0) > 1, "the last wait was short"
+    assert sleeps.asked_s[-1] == 0.01

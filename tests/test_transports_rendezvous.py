@@ -6,6 +6,7 @@ import contextlib
 import hmac
 import json
 import os
+import random
 import socket
 import struct
 import threading
@@ -157,7 +158,9 @@ LIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_who_lies_is_sent_away_and_the_others_meet(lie: str) -> None:
+def test_who_lies_is_sent_away_and_the_others_meet(
+    lie: str, caplog: pytest.LogCaptureFixture
+) -> None:
     strangers: list[socket.socket] = []
     answers: list[bytes] = []
 
@@ -181,6 +184,9 @@ def test_who_lies_is_sent_away_and_the_others_meet(lie: str) -> None:
     for link in strangers:
         link.close()
     assert answers in ([b""], [])
+    (record,) = caplog.records
+    assert record.name == "compressa.transports.door"
+    assert "rank 0 refused a connection from ('127.0.0.1', " in record.getMessage()
 
 
 def test_nobody_is_let_in_twice_in_one_place() -> None:
@@ -241,6 +247,14 @@ def send_nothing(link: socket.socket) -> None:
     pass
 
 
+def send_random_bytes(link: socket.socket) -> None:
+    link.sendall(random.Random(0).randbytes(1000))
+
+
+def send_an_absurd_length(link: socket.socket) -> None:
+    link.sendall(struct.pack("<Q", 1 << 63) * 20)
+
+
 def send_half_a_hello(link: socket.socket) -> None:
     link.sendall(MAGIC)
 
@@ -258,8 +272,21 @@ def reset(link: socket.socket) -> None:
     link.close()
 
 
-@pytest.mark.parametrize("conduct", [send_nothing, send_half_a_hello, send_garbage, hang_up, reset])
-def test_strangers_delay_nobody(conduct: Callable[[socket.socket], None]) -> None:
+@pytest.mark.parametrize(
+    "conduct",
+    [
+        send_nothing,
+        send_half_a_hello,
+        send_garbage,
+        send_random_bytes,
+        send_an_absurd_length,
+        hang_up,
+        reset,
+    ],
+)
+def test_strangers_delay_nobody_and_are_logged(
+    conduct: Callable[[socket.socket], None], caplog: pytest.LogCaptureFixture
+) -> None:
     """Two of them are at every rank's door before the ranks themselves."""
     strangers: list[socket.socket] = []
 
@@ -274,9 +301,13 @@ def test_strangers_delay_nobody(conduct: Callable[[socket.socket], None]) -> Non
     assert time.monotonic() - started_s < 5.0
     for link in strangers:
         link.close()
+    said = [record.getMessage() for record in caplog.records]
+    # Rank 2 waits for nobody, and opens its door for nobody; who has hung up may be gone unseen.
+    assert {text.split(" refused")[0] for text in said} <= {"rank 0", "rank 1"}
+    assert said or conduct in (hang_up, reset)
 
 
-def test_a_flood_of_silent_strangers_keeps_nobody_out() -> None:
+def test_a_flood_of_silent_strangers_keeps_nobody_out(caplog: pytest.LogCaptureFixture) -> None:
     strangers: list[socket.socket] = []
     over = threading.Event()
 
@@ -298,6 +329,7 @@ def test_a_flood_of_silent_strangers_keeps_nobody_out() -> None:
     floods[0].join(10.0)
     for link in strangers:
         link.close()
+    assert len(caplog.records) <= door_module._MOST_LOGGED + 1
 
 
 def test_who_has_waited_longest_must_go_when_there_are_too_many(

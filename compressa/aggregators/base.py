@@ -18,6 +18,7 @@ import torch
 
 from compressa.aggregators import narrow
 from compressa.codecs.payload import check_countable
+from compressa.collectives.accumulator import Accumulator, Span
 from compressa.collectives.base import Combine
 from compressa.collectives.scratch import Scratch
 from compressa.parameters import ParameterInfo
@@ -31,6 +32,7 @@ class Verb(Enum):
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
+    SUM = "sum"
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,18 @@ class Round:
         dtype: Dtype of the values on the wire; uint8 for payloads.
         capacity_bytes: Most bytes of this rank's whole contribution.
         dense: Whether a backend's own all-reduce can carry it.
+        algorithm: Of a sum, the name of the algorithm that must carry it; else the configured one.
+        segmented: Of a sum, whether it may be cut into segments that follow each other.
+        inside_bytes: Of a sum, most bytes of a message that stays within a host, if it differs.
     """
 
     verb: Verb
     dtype: torch.dtype
     capacity_bytes: int
     dense: bool = False
+    algorithm: str | None = None
+    segmented: bool = False
+    inside_bytes: int | None = None
 
     def check(self) -> None:
         """Raise ConfigError if no message can be as long."""
@@ -71,7 +79,25 @@ class AllGather:
     exact: bool
 
 
-Request = AllReduce | AllGather
+@dataclass(frozen=True)
+class Sum:
+    """Request: sum over all ranks, by an algorithm that adds up on the way; `values` hold the sum.
+
+    Attributes:
+        values: What is summed, and the messages it travels as.
+        span: Of which elements.
+        scratch: Memory for what comes in.
+        inside: Makes the messages that stay within a host, of the same values, if they differ; its
+            spans may begin where those of `values` may.
+    """
+
+    values: Accumulator
+    span: Span
+    scratch: Scratch
+    inside: Accumulator | None = None
+
+
+Request = AllReduce | AllGather | Sum
 Rounds = Generator[Request, Any, None]
 
 
@@ -182,9 +208,11 @@ class World:
         rank: This rank.
         size: Number of ranks.
         seed: Seed of the counter-based random bits.
-        exchange: How codecs are exchanged: "auto", "all_reduce", "all_gather" or
-            "scatter_reduce".
+        exchange: How codecs are exchanged: "auto", "all_reduce", "all_gather", "scatter_reduce" or
+            "per_hop".
         state: This rank's state.
+        inside: What makes the messages of a sum that stay within a host, where its algorithm knows
+            hosts: "none", "bf16" or "fp16".
     """
 
     rank: int
@@ -192,6 +220,7 @@ class World:
     seed: int
     exchange: str
     state: State
+    inside: str = "none"
 
     @property
     def device(self) -> torch.device:

@@ -235,6 +235,11 @@ class OwnedResidual:
         residual.close(values)
         return length
 
+    @property
+    def kept(self) -> torch.Tensor:
+        """What `restore` keeps: the own part where it is finite, else the residual as it was."""
+        return self._kept
+
     def restore(self) -> None:
         """Keep what a skipped step would have left had nothing arrived."""
         self._residual.close(self._kept)

@@ -208,6 +208,7 @@ class ScopePayload:
         payload: torch.Tensor,
         *,
         owner: bool = False,
+        rank: int = -1,
     ) -> torch.Tensor:
         """Encode all scopes of `gradients`; return the filled front of `payload`.
 
@@ -216,17 +217,18 @@ class ScopePayload:
             turn: The step.
             payload: Memory for the payload.
             owner: Whether they are the mean, which the owner of a shard encodes.
+            rank: Whose random bits are drawn; this rank's own if not given.
         """
         at_once = self._at_once
         encoder = at_once.encoder(gradients, turn, payload) if at_once else None
         if encoder:
             scale = 1.0 if self._feedback is None else turn.loss_scale
-            encoder.encode(self.draw(self.scopes[0], turn, owner=owner), scale)
+            encoder.encode(self.draw(self.scopes[0], turn, owner=owner, rank=rank), scale)
             return self.seal(payload, turn, self.body_bytes)
         offset = HEADER_BYTES
         for scope, residual in zip(self.scopes, self.residuals, strict=True):
             place = self.place(payload, offset, scope)
-            x, draw = scope.of(gradients), self.draw(scope, turn, owner=owner)
+            x, draw = scope.of(gradients), self.draw(scope, turn, owner=owner, rank=rank)
             length = encode(self.codec, x, residual, place, draw, turn)
             offset = self.advance(payload, offset, length)
         return self.seal(payload, turn, offset - HEADER_BYTES)

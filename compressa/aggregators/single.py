@@ -6,6 +6,7 @@ from compressa.aggregators.base import Aggregator, World
 from compressa.aggregators.dense import Dense
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.gather import Gathered
+from compressa.aggregators.per_hop import PerHop
 from compressa.aggregators.reducible import Reducible
 from compressa.aggregators.scatter import Scattered
 from compressa.codecs.base import Codec
@@ -57,4 +58,6 @@ def single(
         return Reducible(codec, layout, world, feedback=feedback)
     if kind == "all_gather":
         return Gathered(codec, layout, world, feedback=feedback)
+    if kind == "per_hop":
+        return PerHop(codec, layout, world, feedback=feedback)
     return Scattered(codec, layout, world, feedback=feedback)

@@ -22,6 +22,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "report": ("compressa.cli.report:report_app", "Table, plots and HTML of results."),
     "bench": ("compressa.cli.bench:bench_app", "What compressors cost, beside memory's speed."),
     "config": ("compressa.cli.config:config_app", "Check, show and describe configurations."),
+    "explain": (
+        "compressa.cli.explain:explain_app",
+        "Which exchanges a configuration means, and how long they should take.",
+    ),
     "compressors": (
         "compressa.cli.compressors:compressors_app",
         "What there is to choose from, and the page of each.",

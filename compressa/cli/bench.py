@@ -16,6 +16,8 @@ from compressa.bench.device import BenchDevice, device_named
 from compressa.bench.launches import LAUNCHES, LaunchCase
 from compressa.bench.table import cases_on
 from compressa.cli.bench_exchange import EPILOG, exchange
+from compressa.cli.bench_link import EPILOG as LINK_EPILOG
+from compressa.cli.bench_link import link
 from compressa.errors import ConfigError
 
 bench_app = typer.Typer(
@@ -23,6 +25,7 @@ bench_app = typer.Typer(
 )
 
 bench_app.command(epilog=EPILOG)(exchange)
+bench_app.command(epilog=LINK_EPILOG)(link)
 
 _Device = Literal["cpu", "cuda"]
 _COLOURS = {"met": "green", "missed": "red"}

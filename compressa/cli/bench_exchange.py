@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,39 +12,53 @@ from rich.table import Table
 
 from compressa.bench import write
 from compressa.bench.network import tables
-from compressa.bench.network.records import ExchangeMeasurement
-from compressa.bench.network.run import ExchangeBench, Settings
+from compressa.bench.network.part_tables import part_tables
+from compressa.bench.network.parts import PARTS
+from compressa.bench.network.plan import Settings
+from compressa.bench.network.records import ExchangeMeasurement, read
+from compressa.bench.network.run import ExchangeBench
 from compressa.config.sizes import parse_bytes
 from compressa.errors import ConfigError
 from compressa.testbed import LinkSpec
 
-T = TypeVar("T")
-
 EPILOG = "Example: compressa bench exchange --hosts 4 --link 1gbit --what 'r*' --json r.json"
 
-_HOSTS, _LINKS = (2, 4, 8), ("100mbit", "1gbit", "unshaped")
-_SIZES = ("1KiB", "16KiB", "256KiB", "1MiB", "4MB", "16MB", "100MB")
-_QUICK_HOSTS, _QUICK_LINKS, _QUICK_SIZES = (2,), ("1gbit",), ("1KiB", "16KiB", "4MB")
+_QUICK: dict[str, Any] = {
+    "parts": ["sums"],
+    "hosts": [2],
+    "links": ["1gbit"],
+    "sizes_bytes": [1 << 10, 1 << 14, 4_000_000],
+}
 _BUDGET_S, _QUICK_BUDGET_S = 0.5, 0.2
 _COLOURS = {"met": "green", "missed": "red"}
 
 
 def exchange(
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help=f"What to measure, several times: {', '.join(PARTS)}; all if left out."),
+    ] = None,
     hosts: Annotated[
         list[int] | None,
-        typer.Option(min=2, help="Hosts; may be given several times. 2, 4 and 8 if left out."),
+        typer.Option(min=2, help="Hosts, several times, instead of those of the parts."),
     ] = None,
     link: Annotated[
         list[str] | None,
-        typer.Option(help="Speed of each link, several times. 100mbit, 1gbit, unshaped."),
+        typer.Option(help="Speed of each link, several times, instead of those of the parts."),
     ] = None,
     size: Annotated[
         list[str] | None,
-        typer.Option(help='Bytes, several times, such as "64KiB" or 4e6. From 1 KiB to 100 MB.'),
+        typer.Option(help='Bytes, several times, such as "64KiB" or 4e6, instead of the parts\'.'),
     ] = None,
     what: Annotated[str, typer.Option(help="Only methods whose names match this pattern.")] = "*",
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
+    ] = None,
+    update: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write to this file; rows of it that are not measured again stay."
+        ),
     ] = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="2 hosts at 1 Gbit/s and three sizes: half a minute.")
@@ -58,32 +72,38 @@ def exchange(
 ) -> None:
     """Time collectives between hosts on shaped links, side by side in one run.
 
-    Ours, Gloo's own and, where mpi4py and mpiexec are installed, MPI's own; one rank on each
-    host, one thread for each rank. "Of line rate" is the time that the bytes of a method's formula
-    take in one plain TCP stream, over the time taken; docs/performance.md says how it is measured.
+    Ours, Gloo's own and, with the extra bench-peers and as root, MPI's and Ray's own; one rank on
+    each host, one thread for each rank. "Of line rate" is the time that the bytes of a method's
+    formula take in one plain TCP stream, over the time taken; docs/performance.md says how it is
+    measured.
 
-    Needs network namespaces: Linux, and root or user namespaces. All of it takes a quarter of an
-    hour.
+    Parts, and their minutes: sums (20), compressed (2), broadcast (3), transfer (3), striping (1),
+    hosts (4). Needs network namespaces: Linux, and root or user namespaces.
     """
-    default_budget = _QUICK_BUDGET_S if quick else _BUDGET_S
+    if json_file is not None and update is not None:
+        raise ConfigError("--json writes a new file and --update an older one: give one of them")
     settings = Settings(
-        hosts=_once(hosts or (_QUICK_HOSTS if quick else _HOSTS)),
-        links=_once(map(_link, link or (_QUICK_LINKS if quick else _LINKS))),
-        sizes_bytes=_once(map(_bytes, size or (_QUICK_SIZES if quick else _SIZES))),
-        pattern=what,
-        budget_s=budget or default_budget,
+        budget_s=budget or (_QUICK_BUDGET_S if quick else _BUDGET_S),
         longest_s=longest,
+        pattern=what,
+        **(_QUICK if quick else {})
+        | _given(
+            parts=part,
+            hosts=hosts,
+            links=link and [str(LinkSpec.parse(text)) for text in link],
+            sizes_bytes=size and [_bytes(text) for text in size],
+        ),
     )
-    measurement = _measure(settings, json_file)
-    _show(Console(), measurement)
+    _show(Console(), _measure(settings, json_file or update, _read(update)))
 
 
-def _once(values: Iterable[T]) -> list[T]:
-    return list(dict.fromkeys(values))
+def _given(**options: Sequence[Any] | None) -> dict[str, Any]:
+    """Leave out what was left out, and what was given twice."""
+    return {name: list(dict.fromkeys(several)) for name, several in options.items() if several}
 
 
-def _link(text: str) -> str:
-    return str(LinkSpec.parse(text))
+def _read(update: Path | None) -> ExchangeMeasurement | None:
+    return None if update is None or not update.exists() else read(update)
 
 
 def _bytes(text: str) -> int:
@@ -97,29 +117,39 @@ def _bytes(text: str) -> int:
     return size_bytes
 
 
-def _measure(settings: Settings, json_file: Path | None) -> ExchangeMeasurement:
+def _measure(
+    settings: Settings, file: Path | None, older: ExchangeMeasurement | None
+) -> ExchangeMeasurement:
     """Measure all, and keep the file up to date, so that a run that is ended leaves a part."""
 
+    def measured(bench: ExchangeBench) -> ExchangeMeasurement:
+        newer = bench.measurement()
+        return newer if older is None else older.updated(newer)
+
     def kept(bench: ExchangeBench) -> None:
-        if json_file is not None:
-            write(json_file, bench.measurement())
+        if file is not None:
+            write(file, measured(bench))
 
     with Console(stderr=True).status("measuring") as status:
         bench = ExchangeBench(settings, status.update, kept)
         bench.run()
     kept(bench)
-    return bench.measurement()
+    return measured(bench)
 
 
 def _show(console: Console, measurement: ExchangeMeasurement) -> None:
     for network in measurement.networks:
         titles, lines = tables.times(network, measurement.rows)
         console.print(f"\n{tables.describe(network)}", highlight=False)
-        console.print(_table(titles, set(titles[1:]), lines))
+        if lines:
+            console.print(_table(titles, set(titles[1:]), lines))
+    for part in part_tables(measurement):
+        console.print(f"\n{part.caption}", highlight=False)
+        console.print(_table(part.titles, set(part.titles[1:]), part.lines))
     console.print(f"\n{tables.BUSY_NOTE}\n", highlight=False)
     console.print(_table(tables.TARGET_TITLES, tables.TARGET_NUMBERS, tables.targets(measurement)))
     for line in tables.omissions(measurement):
-        console.print(f"Not measured, {line}", highlight=False)
+        console.print(f"Not measured, {line}", highlight=False, markup=False)
 
 
 def _table(titles: Sequence[str], numbers: set[str], lines: Sequence[tuple[str, ...]]) -> Table:

@@ -51,7 +51,7 @@ def check(
 
     config = load_config(file)
     if model is not None:
-        _show_assignment(config, _build_model(model))
+        _show_assignment(config, build_model(model))
     typer.echo(f"OK: {file}")
 
 
@@ -78,7 +78,7 @@ def schema() -> None:
     typer.echo(json.dumps(config_schema(), indent=2))
 
 
-def _build_model(place: str) -> nn.Module:
+def build_model(place: str) -> nn.Module:
     """Return the model that `module:callable` makes.
 
     Raises:

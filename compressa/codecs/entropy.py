@@ -195,7 +195,7 @@ class Entropy(Codec):
 def can_shorten(codec: Codec, exchange: str) -> bool:
     """Whether an exchange moves the codec's payloads as they are.
 
-    Not so where a plain all-reduce sums them on their way. A gradient that is not compressed is
+    Not so where they are summed on their way. A gradient that is not compressed is
     summed in every exchange.
 
     Args:
@@ -203,5 +203,5 @@ def can_shorten(codec: Codec, exchange: str) -> bool:
         exchange: The `kind` of a configuration.
     """
     exact = codec.reduce is not None and codec.reduce.dtype.itemsize == 4
-    summed = exchange == "all_reduce" or (exchange == "auto" and exact)
+    summed = exchange in ("all_reduce", "per_hop") or (exchange == "auto" and exact)
     return not summed and not isinstance(codec, NoCompression)

@@ -84,6 +84,11 @@ class Accumulator(ABC):
     def quick(self, elems: int) -> bool:
         """Whether any of the calls below, for so many, is faster than handing it to a thread."""
 
+    @property
+    def in_place(self) -> bool:
+        """Whether messages are the values where they are, so that making one takes no time."""
+        return False
+
     @abstractmethod
     def give(self, span: Span) -> torch.Tensor:
         """Return the values so far, for a rank that adds them to its own.
@@ -106,6 +111,15 @@ class Accumulator(ABC):
 
         It is taken from the first to the last, so that ranks that name the same order get the same
         bits. What `before` holds may be overwritten.
+        """
+
+    def check(  # noqa: B027 - plain values are always in order
+        self, span: Span, message: torch.Tensor, sender: int
+    ) -> None:
+        """Look at what another rank gives or shares, before it is added or held.
+
+        Raises:
+            PayloadError: It can not be what the sender owes.
         """
 
     @abstractmethod

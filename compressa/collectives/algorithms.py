@@ -23,6 +23,9 @@ from compressa.collectives.cost import Stage
 from compressa.collectives.scratch import Scratch
 from compressa.collectives.team import Team
 
+_SEGMENT_BYTES = 256 << 10  # of a rank's part: what goes in one message
+_MOST_SEGMENTS = 8
+
 AllReduce = Callable[[Accumulator, Span, Team, Scratch], Program[None]]
 """Sums a span over a team; every rank of it ends with the same bits.
 
@@ -53,8 +56,15 @@ ALGORITHMS = {
 }
 
 
+def segments_of(size_bytes: int, ranks: int) -> int:
+    """Return into how many segments a sum is best cut."""
+    return max(1, min(size_bytes // ranks // _SEGMENT_BYTES, _MOST_SEGMENTS))
+
+
 def segmented(algorithm: Algorithm, segments: int) -> AllReduce:
     """Cut what is summed into several: while one is on the wire, another is added up."""
+    if segments == 1:
+        return algorithm.all_reduce
 
     def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
         parts = span.cut(segments, values.align_elems)

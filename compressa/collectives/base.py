@@ -30,12 +30,15 @@ class Exchange:
         exact: Whether each message fills its buffer (else it may be shorter).
         capacity_bytes: For each peer that is sent to, the length of the buffer in which it
             receives.
+        grace_s: Seconds that it may take beyond the deadline; infinite where nothing is due yet,
+            and it may wait for as long as its peers live.
     """
 
     outgoing: Mapping[int, torch.Tensor]
     incoming: Mapping[int, torch.Tensor]
     exact: bool = True
     capacity_bytes: Mapping[int, int] = field(default_factory=dict)
+    grace_s: float = 0.0
 
     @property
     def outgoing_bytes(self) -> int:

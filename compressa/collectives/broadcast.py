@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -19,10 +19,13 @@ from compressa.collectives import (
     broadcast_scatter,
 )
 from compressa.collectives.base import Program, Together
-from compressa.collectives.cost import Stage
+from compressa.collectives.cost import Link, Stage
 from compressa.collectives.hop import idle
 from compressa.collectives.passing import check_sources, cut
 from compressa.collectives.team import Team
+
+ASSUMED = Link(message_s=3e-4, byte_s=8e-9)
+"""1 Gbit/s, and what a message takes beside its bytes; what is chosen must not be measured."""
 
 Broadcast = Callable[[torch.Tensor, Team, Sequence[int]], Program[None]]
 """Brings uint8 memory from some places of a team (not ranks) to the others, in place.
@@ -80,11 +83,21 @@ def segmented(algorithm: BroadcastAlgorithm, segments: int) -> Broadcast:
     """Cut the bytes into several: while one is awaited, another is on the wire."""
 
     def broadcast(data: torch.Tensor, team: Team, sources: Sequence[int]) -> Program[None]:
+        check_sources(team, sources)
         parts = cut(data, segments)
         programs = [algorithm.broadcast(part, team, sources) for part in parts]
         yield Together(programs, len(algorithm.stages(0, team.size, len(sources))))
 
     return broadcast
+
+
+def pipelined(algorithm: BroadcastAlgorithm, chunks: int) -> BroadcastAlgorithm:
+    """Cut the bytes into chunks that pass one after the other, each as the algorithm says."""
+
+    def stages(size_bytes: int, ranks: int, sources: int) -> list[Stage]:
+        return algorithm.stages(-(-size_bytes // chunks), ranks, sources) * chunks
+
+    return BroadcastAlgorithm(segmented(algorithm, chunks), stages)
 
 
 def ring(chunks: int) -> BroadcastAlgorithm:
@@ -112,10 +125,45 @@ def multi_source(rounds: int) -> BroadcastAlgorithm:
 
 BROADCASTS = {
     "binomial": k_nomial(2),
+    "binomial_pipelined": pipelined(k_nomial(2), 8),
     "multi_source": multi_source(1),
     "multi_source_rounds": multi_source(4),
     "quadrinomial": k_nomial(4),
+    "quadrinomial_pipelined": pipelined(k_nomial(4), 8),
     "ring_direct": ring(1),
     "ring_pipelined": ring(16),
     "scatter_all_gather": shared_out(broadcast_scatter.broadcast, broadcast_scatter.stages),
 }
+
+Choice = Literal["auto", "ring", "k_nomial", "scatter", "multi_source"]
+
+
+def chosen(
+    choice: Choice, size_bytes: int, ranks: int, sources: int, link: Link = ASSUMED
+) -> BroadcastAlgorithm:
+    """Return an algorithm, cut as the link asks for.
+
+    Args:
+        choice: Which; "auto" for the one that takes the least time by its formula.
+        size_bytes: Of what is to be brought.
+        ranks: Number of ranks.
+        sources: How many of them hold it.
+        link: Between the ranks.
+
+    Example:
+        >>> chosen("auto", 100, 8, 1) == chosen("k_nomial", 100, 8, 1)
+        True
+    """
+    served = -(-ranks // sources)
+    chunks = broadcast_ring.best_chunks(size_bytes, served, link)
+    rounds = broadcast_multi_source.best_rounds(size_bytes, ranks, sources, link)
+    algorithms = {
+        "k_nomial": BROADCASTS["binomial"],
+        "ring": ring(chunks),
+        "scatter": BROADCASTS["scatter_all_gather"],
+        "multi_source": multi_source(rounds),
+    }
+    if choice != "auto":
+        return algorithms[choice]
+    times_s = [link.time_s(row.stages(size_bytes, ranks, sources)) for row in algorithms.values()]
+    return list(algorithms.values())[times_s.index(min(times_s))]

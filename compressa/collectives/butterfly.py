@@ -64,4 +64,4 @@ def folded(size_bytes: int, ranks: int, core: list[Stage]) -> list[Stage]:
     """What each hop costs, with those of the fold around those of the core."""
     if 1 << lg_core(ranks) == ranks:
         return core
-    return [Stage(1, size_bytes, size_bytes), *core, Stage(1, size_bytes)]
+    return [Stage(1, size_bytes, size_bytes, "in"), *core, Stage(1, size_bytes, way="out")]

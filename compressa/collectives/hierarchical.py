@@ -81,23 +81,25 @@ class Topology:
         return Team(ranks, ranks.index(rank))
 
 
-def hierarchical(topology: Topology, across: Algorithm) -> Algorithm:
+def hierarchical(
+    topology: Topology, across: Algorithm, inside: Accumulator | None = None
+) -> Algorithm:
     """Make an algorithm of two levels.
 
     Args:
         topology: All ranks of the team that it will be used for.
         across: Sums between hosts.
+        inside: Makes the messages within a host, of the same values, if they differ; see `by_host`.
     """
 
     def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
         if set(team.ranks) != set(topology):
             raise ValueError(f"the topology {topology.hosts} is not that of {list(team.ranks)}")
         rank = team.at(team.place)
-        return by_host(values, values, span, rank, scratch, topology, across)
+        return by_host(inside or values, values, span, rank, scratch, topology, across)
 
     def all_stages(size_bytes: int, ranks: int) -> list[Stage]:
-        inside, outside = stages(size_bytes, topology, across)
-        return inside + outside
+        return in_order(*stages(size_bytes, topology, across))
 
     return Algorithm(all_reduce, all_stages)
 
@@ -179,3 +181,9 @@ def stages(
         inside = ring.stages(size_bytes, topology.most)
         return inside, across.stages(size_bytes // topology.most, hosts)
     return tree.stages(size_bytes, topology.most), across.stages(size_bytes, hosts)
+
+
+def in_order(inside: Sequence[Stage], outside: Sequence[Stage]) -> list[Stage]:
+    """All hops as they come: half of those within a host, those between hosts, the other half."""
+    half = len(inside) // 2
+    return [*inside[:half], *outside, *inside[half:]]

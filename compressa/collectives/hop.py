@@ -6,13 +6,16 @@ ends; in some of them it may have nothing to say, or nothing to hear.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.collectives.scratch import Scratch
+
+T = TypeVar("T")
 
 Finals = dict[Span, torch.Tensor]
 """The messages that the result consists of, as their owners made them, as far as they are known.
@@ -29,7 +32,7 @@ def idle(hops: int = 1) -> Program[None]:
 
 def give_hop(values: Accumulator, peer: int, span: Span) -> Program[None]:
     """Give partial sums away, and hear nothing."""
-    message = yield Compute(lambda: values.give(span), "encode", values.quick(span.elems))
+    message = yield from _made(values, lambda: values.give(span), span.elems)
     yield Exchange({peer: message}, {}, values.exact, {peer: values.capacity_bytes(span)})
 
 
@@ -56,7 +59,7 @@ def reduce_hop(
         return {peer: values.give(part) for peer, part in outgoing.items()}
 
     elems = sum(part.elems for part in outgoing.values())
-    messages = yield Compute(give, "encode", values.quick(elems))
+    messages = yield from _made(values, give, elems)
     capacity = {peer: values.capacity_bytes(part) for peer, part in outgoing.items()}
     yield from _add(values, scratch, messages, capacity, span, after, before)
 
@@ -116,12 +119,15 @@ def share_hop(
     }
     received = yield Exchange(messages, rooms, values.exact, capacity)
     came: Finals = {}
+    senders: dict[Span, int] = {}
     for peer, spans in kept.items():
         came |= _parted(values, received[peer], spans)
+        senders |= dict.fromkeys(spans, peer)
     finals |= came
 
     def take() -> None:
         for span, message in came.items():
+            values.check(span, message, senders[span])
             values.take(span, message)
 
     if came:
@@ -129,10 +135,16 @@ def share_hop(
 
 
 def _share(values: Accumulator, span: Span, author: Author) -> Program[torch.Tensor]:
-    message: torch.Tensor = yield Compute(
-        lambda: values.share(span, author), "encode", values.quick(span.elems)
-    )
+    message = yield from _made(values, lambda: values.share(span, author), span.elems)
     return message
+
+
+def _made(values: Accumulator, make: Callable[[], T], elems: int) -> Program[T]:
+    """Make messages of so many elements."""
+    if values.in_place:
+        return make()
+    made: T = yield Compute(make, "encode", values.quick(elems))
+    return made
 
 
 def _add(
@@ -150,6 +162,8 @@ def _add(
     received = yield Exchange(messages, rooms, values.exact, capacity)
 
     def add() -> None:
+        for peer in peers:
+            values.check(span, received[peer], peer)
         values.add(span, [received[p] for p in after], [received[p] for p in before])
 
     if peers:

@@ -31,4 +31,4 @@ def stages(size_bytes: int, ranks: int) -> list[Stage]:
     """What each hop costs."""
     workers = ranks - 1
     port = workers * size_bytes
-    return [Stage(workers, port, port), Stage(workers, port)] if workers else []
+    return [Stage(workers, port, port, "in"), Stage(workers, port, way="out")] if workers else []

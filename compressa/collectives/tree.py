@@ -73,4 +73,5 @@ def hops(ranks: int) -> int:
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
     """What each hop costs."""
     count = hops(ranks)
-    return [Stage(1, size_bytes, size_bytes)] * count + [Stage(1, size_bytes)] * count
+    reducing, sharing = Stage(1, size_bytes, size_bytes, "in"), Stage(1, size_bytes, way="out")
+    return [reducing] * count + [sharing] * count

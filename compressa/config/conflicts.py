@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from compressa.codecs._zstandard import missing_library
-from compressa.codecs.base import Biased, Codec, Unbiased
+from compressa.codecs.base import Biased, Codec, Fixed, Unbiased
 from compressa.codecs.entropy import can_shorten
 from compressa.compressor import Compressor, Granularity
 from compressa.config.mistakes import Mistake, Path
@@ -36,6 +36,7 @@ class _Use(NamedTuple):
 def conflicts(config: Config) -> list[Mistake]:
     """Return every impossible combination in a configuration whose parts are valid."""
     found = [*_exchange_conflicts(config), *_wire_id_conflicts(_uses(config))]
+    found += _hop_conflicts(config)
     for use in _uses(config):
         found += _feedback_conflicts(use)
         found += _kind_conflicts(use, config.exchange.kind)
@@ -143,7 +144,7 @@ def _sum_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
 
 def _estimate_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
     """Whoever shall keep the mean of all estimates must see every change."""
-    if use.feedback == "ef21" and kind in ("all_reduce", "scatter_reduce"):
+    if use.feedback == "ef21" and kind in ("all_reduce", "scatter_reduce", "per_hop"):
         yield Mistake(
             use.feedback_path,
             f'is "ef21", for which every payload must reach every rank, but exchange.kind is '
@@ -179,6 +180,14 @@ def _momentum_conflicts(config: Config) -> Iterator[Mistake]:
             place,
             f"is {config.momentum.factor:g}, but in a scatter-reduce every rank contributes its "
             'own shard whole, which leaves no velocity there; use exchange.kind = "auto"',
+            (place, _KIND),
+        )
+    if config.momentum.factor and config.exchange.kind == "per_hop":
+        place = ("momentum", "factor")
+        yield Mistake(
+            place,
+            f"is {config.momentum.factor:g}, but where sums are encoded at every hop no rank knows "
+            'what became of its own velocity; use exchange.kind = "auto"',
             (place, _KIND),
         )
 
@@ -218,11 +227,36 @@ def _why_not(compressor: Compressor, kind: str) -> str:
         own = kind not in ("auto", "all_reduce")
         return f"{name} exchanges in rounds of its own" if own else ""
     whole = compressor.granularity in (Granularity.PARAMETER, Granularity.MATRIX)
-    if kind == "scatter_reduce" and whole:
+    if kind in ("scatter_reduce", "per_hop") and whole:
         return f"the statistics of {name} span a whole parameter, which no rank may cut"
     if kind == "all_reduce" and compressor.reduce is None:
         return f"payloads of {name} can not be summed before they are decoded"
+    if kind == "per_hop" and not isinstance(compressor.size, Fixed):
+        return f"the length of a payload of {name} is not known beforehand"
     return ""
+
+
+def _hop_conflicts(config: Config) -> Iterator[Mistake]:
+    """No backend encodes on the way, and a host's own messages are told apart by one algorithm."""
+    kind, algorithm, inside = (("exchange", key) for key in ("kind", "algorithm", "inside"))
+    exchange = config.exchange
+    if exchange.kind == "per_hop" and exchange.algorithm == "backend":
+        yield Mistake(
+            algorithm,
+            'is "backend", but no backend decodes and encodes at every hop; use "auto", or another '
+            "algorithm",
+            (algorithm, kind),
+        )
+    if exchange.inside == "none":
+        return
+    if exchange.kind != "per_hop" or exchange.algorithm != "hierarchical":
+        yield Mistake(
+            inside,
+            f'is "{exchange.inside}", but only with exchange.kind = "per_hop" and '
+            'exchange.algorithm = "hierarchical" do messages within a host differ from others; use '
+            '"none"',
+            (inside, kind, algorithm),
+        )
 
 
 def _wire_id_conflicts(uses: Iterable[_Use]) -> Iterator[Mistake]:
@@ -256,6 +290,13 @@ def _exchange_conflicts(config: Config) -> Iterator[Mistake]:
             f"is {exchange.connections}, but the transport {exchange.transport} makes its own; use "
             'exchange.transport = "tcp", or leave it out',
             (("exchange", "connections"), ("exchange", "transport")),
+        )
+    if exchange.broadcast == "multicast" and exchange.transport in ("nccl", "gloo-group"):
+        yield Mistake(
+            ("exchange", "broadcast"),
+            f'is "multicast", which asks for lost packets by messages that come in any order, and '
+            f'exchange.transport = "{exchange.transport}" has none; use "tcp"',
+            (("exchange", "broadcast"), ("exchange", "transport")),
         )
     if exchange.silence_s <= 2 * exchange.heartbeat_s:
         yield Mistake(

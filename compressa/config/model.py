@@ -65,9 +65,10 @@ class Config(Section):
         """Return all settings that must agree on every rank, as plain JSON values.
 
         Defaults are filled in and sizes are numbers, so that two files that mean the same
-        give the same values. Where traces are written may differ, and is left out.
+        give the same values. Where traces are written and a link's file is may differ, and is
+        left out: rank 0's file counts.
         """
-        return self.model_dump(mode="json", exclude={"trace"})
+        return self.model_dump(mode="json", exclude={"trace": True, "exchange": {"link"}})
 
     def plugin_versions(self) -> dict[str, str]:
         """Return the versions of the other packages whose compressors are named, by package."""

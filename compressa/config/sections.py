@@ -14,7 +14,7 @@ from compressa.config.choices import AnyCompressor, choice
 from compressa.config.sizes import Bytes
 
 FeedbackKind = Literal["auto", "error", "scaled", "ef21", "none"]
-ExchangeKind = Literal["auto", "all_reduce", "all_gather", "scatter_reduce"]
+ExchangeKind = Literal["auto", "all_reduce", "all_gather", "scatter_reduce", "per_hop"]
 Algorithm = Literal[
     "auto",
     "backend",
@@ -34,6 +34,10 @@ NONE: dict[str, JsonValue] = {"default": {"name": "none"}}
 def none() -> AnyCompressor:
     """Return the choice of no compression."""
     return choice("none")
+
+
+def _text_path(value: object) -> object:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 class Feedback(Section):
@@ -118,14 +122,37 @@ class Exchange(Section):
     kind: ExchangeKind = Field(
         default="auto",
         description="auto: the cheapest that the compressor allows; scatter_reduce: each rank "
-        "sums a part and shares it compressed.",
+        "sums a part and shares it compressed; per_hop: payloads are decoded, added and encoded "
+        "anew at every hop of exchange.algorithm.",
     )
     algorithm: Algorithm = Field(
         default="auto",
         description="How sums of plain values cross the network (compressor none, fp16, bf16, and "
-        "what else a plain all-reduce may sum): backend: as Gloo, NCCL or MPI sums by itself; the "
-        "others are compressa's own (hierarchical: by ring within each host, directly across "
-        "hosts). auto: the backend's from 1 MiB on, if it has one, else round_robin.",
+        "what else a plain all-reduce may sum), and sums of kind per_hop: backend: as Gloo, NCCL "
+        "or MPI sums by itself, plain values only; the others are compressa's own (hierarchical: "
+        "by ring within each host, directly across hosts). auto: by exchange.link, if it is given; "
+        "else the backend's from 1 MiB on, if it has one, and round_robin below; for kind per_hop "
+        "halving_doubling up to 16 KiB and for a power of two of ranks, else ring.",
+    )
+    inside: Literal["none", "bf16", "fp16"] = Field(
+        default="none",
+        description="What makes the messages within a host smaller, with kind per_hop and "
+        "algorithm hierarchical; across hosts the compressor does.",
+    )
+    link: Annotated[str | None, BeforeValidator(_text_path)] = Field(
+        default=None,
+        description='A file of `compressa bench link` for this network: algorithm = "auto" then '
+        "takes what is predicted to be fastest for a sum's size and the number of ranks. Only rank "
+        "0's counts; checkpoints keep its figures, and a resumed run of as many ranks goes on with "
+        "them.",
+    )
+    broadcast: Literal["auto", "ring", "k_nomial", "scatter", "multi_source", "multicast"] = Field(
+        default="auto",
+        description="How compressa.broadcast brings parameters to ranks that lack them: along a "
+        "ring in chunks; down a tree, each rank doubling those that have them (k_nomial); shared "
+        "out, then gathered (scatter); round a ring that all sources feed (multi_source); by IP "
+        "multicast on the interface that GLOO_SOCKET_IFNAME names, what is lost being sent again. "
+        "auto: by size and number of ranks, never multicast.",
     )
     unit_bytes: Bytes = Field(
         default=4 << 20,
@@ -199,10 +226,11 @@ class Engine(Section):
     seed: Annotated[int, Ge(0), Lt(2**32)] = Field(
         default=0, description="Seed of all random bits; yours are left alone."
     )
-
-
-def _text_path(value: object) -> object:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    recover: bool = Field(
+        default=False,
+        description="Whether training can go on without ranks that were lost (handle.reform): "
+        "each step keeps a copy of what it changes, as large as the residuals.",
+    )
 
 
 class Trace(Section):

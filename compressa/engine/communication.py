@@ -12,13 +12,13 @@ from typing import Any
 from compressa.collectives.base import Compute
 from compressa.engine.driver import ComputeDone, Driver, Task
 from compressa.engine.lanes import Lane, resources_for
-from compressa.errors import CompressaError, TransportError
+from compressa.errors import CompressaError, Timeout, TransportError
 from compressa.kernels.threads import Team
 from compressa.schedulers import Plan
 from compressa.transports.base import Transport
 from compressa.transports.reactor import Reactor
 
-_TICK_S = 0.5
+_TICK_S = 0.25
 _PAUSE_S = 0.05
 _SETTLE_S = 10.0
 
@@ -55,6 +55,7 @@ class Communication:
         self._lane = lane
         self._reactor = Reactor()
         self._closing = False
+        self._threads = threads
         self._pool = ThreadPoolExecutor(
             threads, thread_name_prefix="compressa-codec", initializer=self._enlist
         )
@@ -70,6 +71,10 @@ class Communication:
     def observe(self, wire: Callable[[Task, float], None]) -> None:
         """Have `wire` called with each finished exchange and its duration in seconds."""
         self._driver.observe(wire)
+
+    def serve(self, attach: Callable[[Reactor], None]) -> None:
+        """Have the reactor serve further sockets; `attach` is called on its thread."""
+        self.post(lambda: attach(self._reactor))
 
     def post(self, event: Callable[[], None]) -> None:
         """Have a function called on the communication thread."""
@@ -105,6 +110,13 @@ class Communication:
                 raise self._error or error from None
             self.fail(error)
             raise
+
+    def idle(self, timeout_s: float) -> bool:
+        """Wait until no worker thread computes anything; return whether that is so in time."""
+        meeting = threading.Barrier(self._threads + 1)
+        for _ in range(self._threads):  # who comes has finished what it did before
+            self._pool.submit(_meet, meeting, timeout_s)
+        return _meet(meeting, timeout_s)
 
     def close(self, timeout_s: float) -> None:
         """End the threads and the transport.
@@ -170,6 +182,8 @@ class Communication:
             return
         # The others are told who is to blame before this rank's goodbye can look like the cause.
         self._error = self._judge(self._reason or error)
+        if not isinstance(self._error, Timeout):  # which says it itself
+            self._error.locate(self._driver.position)
         try:
             # Nothing may write to gradients any more when their owners hear of it.
             self._transport.fail(self._error)
@@ -198,6 +212,14 @@ class Communication:
             failure = _wrapped(error)
         self._timed(task, operation.stage, started_s, time.perf_counter() - started_s)
         return value, failure
+
+
+def _meet(meeting: threading.Barrier, timeout_s: float) -> bool:
+    try:
+        meeting.wait(timeout_s)
+    except threading.BrokenBarrierError:
+        return False
+    return True
 
 
 def _wrapped(error: Exception) -> CompressaError:

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from compressa.collectives.base import Exchange
 from compressa.engine.cores import Place
+from compressa.engine.link_file import Shared
 from compressa.errors import CompressaError, PeerLost, Timeout, TransportError
 from compressa.transports.base import Key, Received
 from compressa.transports.gloo import GlooTransport
@@ -31,7 +32,7 @@ _PARTING = Key(0xFFFFFFFE, 0, 0)
 _ABORT_BYTES = 2048
 _LENGTH_BYTES = 8
 _MOST_BYTES = 1 << 26
-_VERDICT_S = 1.0
+_VERDICT_S = 0.5
 
 
 class Control:
@@ -45,12 +46,16 @@ class Control:
         rank: This rank.
         size: Number of ranks.
         places: Where each rank runs, once all have said it.
+        link: What is known of the network, once rank 0 has said it.
+        epoch: That of the transport to come, once all have agreed on it.
     """
 
     def __init__(self, group: dist.ProcessGroup, settings: StreamSettings) -> None:
         self.rank = group.rank()
         self.size = group.size()
         self.places: list[Place] = []
+        self.link = Shared()
+        self.epoch = 0
         self._lock = threading.Lock()
         self._first: CompressaError | None = None
         self._settled = threading.Event()
@@ -112,6 +117,8 @@ class Control:
                 self._first = self._blame(error)
             first = self._first
         self._abort(first)
+        if isinstance(first, Timeout) and isinstance(error, TransportError):
+            return error if isinstance(error, Timeout) else first
         return first if isinstance(first, PeerLost) else error
 
     def part(self, deadline_s: float) -> None:
@@ -143,6 +150,7 @@ class Control:
         end_s = time.monotonic() + deadline_s
         while not finished.wait(0.05):
             if self._first is not None:
+                self._first.locate(f"rank {self.rank} waited for the others' {what}")
                 raise self._first
             if time.monotonic() > end_s:
                 ranks = tuple(self._transport.missing(key))
@@ -169,7 +177,9 @@ class Control:
 
     def _abort(self, error: CompressaError) -> None:
         culprit = error.rank if isinstance(error, PeerLost) else self.rank
-        text = json.dumps({"rank": culprit, "reason": str(error)[:1000]}).encode()
+        waited_for = list(error.ranks) if isinstance(error, Timeout) else None
+        said = {"rank": culprit, "reason": str(error)[:1000], "waited_for": waited_for}
+        text = json.dumps(said).encode()
         for peer in self._peers:
             if peer != culprit:
                 self._transport.send(peer, _ABORT, _as_tensor(text), 0, lambda: None)
@@ -179,9 +189,13 @@ class Control:
         try:
             message = json.loads(_as_bytes(data))
             culprit, reason = int(message["rank"]), str(message["reason"])
+            ranks = message["waited_for"]
+            waited_for = None if ranks is None else tuple(map(int, ranks))
         except (ValueError, KeyError, TypeError):
-            culprit, reason = peer, "it sent an abort that cannot be read"
-        if reason.startswith(f"rank {culprit} "):
+            culprit, reason, waited_for = peer, "it sent an abort that cannot be read", None
+        if waited_for is not None:  # who waits is not to blame
+            self._record(Timeout(waited_for, reason))
+        elif reason.startswith(f"rank {culprit} "):
             self._record(PeerLost(culprit, reason))
         else:
             self._record(PeerLost(culprit, f"rank {culprit} gave up: {reason}"))

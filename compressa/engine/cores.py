@@ -73,11 +73,27 @@ def default_threads(rank: int, places: Sequence[Place], launched: int = 1) -> in
         launched: Ranks that were launched on its machine; those that are not in the group are
             taken to run on the same cores.
     """
+    return max(1, min(_share(rank, places, launched), _MOST_THREADS))
+
+
+def has_core(rank: int, places: Sequence[Place], launched: int = 1) -> bool:
+    """Return whether a rank has a core that no other needs, to look for messages without sleep.
+
+    Args:
+        rank: As for `default_threads`; likewise the others.
+        places: See rank.
+        launched: See rank.
+    """
+    return _share(rank, places, launched) >= 1
+
+
+def _share(rank: int, places: Sequence[Place], launched: int) -> int:
+    """A rank's share of its cores; nothing if there are fewer than ranks."""
     own = places[rank]
     local = [place for place in places if place.machine == own.machine]
     sharing = sum(not own.cores.isdisjoint(place.cores) for place in local)
     sharing += max(0, launched - len(local))
-    return max(1, min(own.usable // sharing, _MOST_THREADS))
+    return own.usable // sharing
 
 
 def launched_here() -> int:

@@ -39,7 +39,9 @@ class Task:
         program: The generator.
         finished: Called once, with None or the error.
         stage: Number of the next exchange.
-        waits_since_s: When the exchange that it waits for was launched; None if it does not.
+        stride: By how much the number after that is larger: programs side by side take turns.
+        waits_since_s: From when on the exchange that it waits for is given until the deadline; None
+            if there is none.
     """
 
     unit: int
@@ -48,6 +50,7 @@ class Task:
     program: Program[None]
     finished: Finished
     stage: int = 0
+    stride: int = 1
     waits_since_s: float | None = None
 
     @property
@@ -106,6 +109,7 @@ class Driver:
         self._now_s = now_s
         self._deadline_s = deadline_s
         self._tasks: dict[Task, None] = {}  # in the order in which they began
+        self._step = -1
         self._plan = Plan(())
         self._ordered = _OrderedQueue()
         self._observe: Callable[[Task, float], None] = lambda task, seconds: None
@@ -127,6 +131,7 @@ class Driver:
     def start(self, task: Task) -> None:
         """Begin a program."""
         self._tasks[task] = None
+        self._step = task.step
         self._advance(task, None)
 
     def fail(self, error: BaseException) -> None:
@@ -136,6 +141,14 @@ class Driver:
         for task in tasks:
             task.program.close()
             task.finished(error)
+
+    @property
+    def position(self) -> str:
+        """Where this rank is, for people."""
+        who = f"rank {self._transport.rank} was"
+        for task in sorted(self._tasks, key=lambda task: task.waits_since_s is None):
+            return f"{who} in {_described(task)}"
+        return f"{who} {'before its first step' if self._step < 0 else f'after step {self._step}'}"
 
     def expired(self) -> CompressaError | None:
         """Return an error if an exchange has waited for longer than the deadline."""
@@ -147,8 +160,7 @@ class Driver:
                 return Timeout(
                     ranks,
                     f"rank {self._transport.rank} waited {self._deadline_s:g} s for {who} in "
-                    f"stage {task.stage} of unit {task.unit} ({task.name}), step {task.step}; "
-                    "if a rank may be late by more, raise exchange.deadline_s",
+                    f"{_described(task)}; if a rank may be late by more, raise exchange.deadline_s",
                 )
         return None
 
@@ -179,9 +191,9 @@ class Driver:
             self._launch(task, operation)
 
     def _spread(self, task: Task, operation: Together) -> None:
-        """Start programs side by side, each with stages of its own."""
+        """Start programs side by side; the first stages of all come before the second of any."""
         first, count = task.stage, len(operation.programs)
-        task.stage += count * operation.stages
+        task.stage += count * operation.stages * task.stride
         under_way = set(range(count))
 
         def finished(index: int, error: BaseException | None) -> None:
@@ -192,7 +204,8 @@ class Driver:
         for index, program in enumerate(operation.programs):
             if task in self._tasks:
                 part = replace(task, program=program, finished=partial(finished, index))
-                part.stage = first + index * operation.stages
+                part.stage = first + index * task.stride
+                part.stride = count * task.stride
                 self.start(part)
         if not count:
             self._advance(task, None)
@@ -211,7 +224,9 @@ class Driver:
             self._launch(*item)
 
     def _launch(self, task: Task, operation: Operation) -> None:
-        started_s = task.waits_since_s = self._now_s()
+        started_s = self._now_s()
+        grace_s = operation.grace_s if isinstance(operation, Exchange) else 0.0
+        task.waits_since_s = started_s + grace_s
 
         def done(result: Any) -> None:
             self._post(lambda: self._exchanged(task, result, started_s))
@@ -235,5 +250,9 @@ class Driver:
             self._finish(task, result)
             return
         self._observe(task, self._now_s() - started_s)
-        task.stage += 1
+        task.stage += task.stride
         self._advance(task, result)
+
+
+def _described(task: Task) -> str:
+    return f"stage {task.stage} of unit {task.unit} ({task.name}), step {task.step}"

@@ -17,17 +17,19 @@ from functools import partial
 import torch
 
 from compressa.aggregators.base import State, Turn, World
+from compressa.collectives.choice import Costs
 from compressa.compressor import Compressor
 from compressa.config import Config
+from compressa.engine.arrivals import Arrivals
 from compressa.engine.communication import Communication
 from compressa.engine.control import Control
 from compressa.engine.driver import Task
-from compressa.engine.lanes import Lane, Mark, resources_for
-from compressa.engine.phase import Phase
+from compressa.engine.lanes import Lane, resources_for
+from compressa.engine.phase import Phase, breakpoints
 from compressa.engine.programs import unit_program
-from compressa.engine.startup import agree_on_order, networks_of, threads_of
+from compressa.engine.startup import agree_on_order, sums_of, threads_of
 from compressa.engine.stats import Ledger, Stats
-from compressa.engine.sums import Sums
+from compressa.engine.undo import Undo
 from compressa.engine.unit_runtime import UnitRuntime, all_delivered_finite
 from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
@@ -56,6 +58,8 @@ class Engine:
         threads: Number of threads that encode and decode.
         lane: As given.
         tracer: What records spans.
+        undo: What takes back a step that failed; None unless `engine.recover` asks for it.
+        interrupted: Whether the step that began last was not completed.
     """
 
     def __init__(
@@ -77,17 +81,16 @@ class Engine:
         self._config = config
         self._transport = transport
         self._control = control
-        self._sums = Sums(transport, config.exchange.algorithm, networks_of(control))
+        self._sums = sums_of(config, transport, control)
         self._ledger = Ledger()
         self._lock = threading.Lock()
         self._error: CompressaError | None = None  # of every call from now on
         self._failure: CompressaError | None = None
-        self._gradients: dict[str, torch.Tensor] = {}
-        self._marks: dict[str, Mark] = {}
-        self._waiting: dict[int, int] = {}
-        self._tickets: dict[Future[None], set[int]] = {}
+        self._arrivals = Arrivals()
         self._turn = Turn(0)
         self._rollback: Phase | None = None
+        self.undo = Undo(self.state) if config.engine.recover else None
+        self.interrupted = False
         self._communication = Communication(
             transport,
             self.threads,
@@ -135,10 +138,10 @@ class Engine:
         ticket: Future[None] = Future()
         mark = self.lane.mark(gradients.values())
         with self._lock:
-            if step != self._turn.step or not any(self._waiting.values()):
+            if step != self._turn.step or not self._arrivals.expected:
                 self._begin(step, loss_scale, hold_zeros)
-            ready = self._arrive(gradients, mark, ticket)
-        if not ready and not self._tickets.get(ticket):
+            ready = [self._task(unit) for unit in self._arrivals.arrive(gradients, mark, ticket)]
+        if not ready and not self._arrivals.owes(ticket):
             ticket.set_result(None)
         for task in ready:
             self._communication.start(task)
@@ -162,6 +165,11 @@ class Engine:
         """Return what was measured since the start."""
         traffic = self._transport.traffic
         return self._ledger.snapshot(traffic.sent_bytes, traffic.messages)
+
+    @property
+    def compressors(self) -> Mapping[str, Compressor]:
+        """By parameter name, with all that was switched."""
+        return self._compressors
 
     @property
     def control(self) -> Control | None:
@@ -193,7 +201,7 @@ class Engine:
 
     def attempt(self, compressors: Mapping[str, Compressor]) -> None:
         """Raise what would go wrong if other compressors were in force; change nothing."""
-        for step in sorted({0, *_breakpoints(compressors)}):
+        for step in sorted({0, *breakpoints(compressors)}):
             self._build(step, compressors, State(self.lane.device))
 
     def switch(self, compressors: Mapping[str, Compressor], step: int) -> None:
@@ -220,6 +228,30 @@ class Engine:
             self._phase.end(step)
             self._switch_step, self._switched = step, compressors
 
+    def succeed(self, old: Engine) -> None:
+        """Go on with a switch that was announced to an engine with the same compressors."""
+        self._switch_step, self._switched = old._switch_step, old._switched
+
+    def adopt(self, costs: Costs | None) -> None:
+        """Choose algorithms by these figures from the next step on, the same on every rank."""
+        self._sums.costs = costs
+        self._expected = -1  # whichever step is next is planned anew
+
+    def retire(self) -> None:
+        """Have the state as it was before the step that is not complete, if one is.
+
+        Raises:
+            StateError: A worker thread goes on for too long.
+        """
+        if not self._communication.idle(self._config.exchange.deadline_s):
+            raise StateError("a unit is still being encoded: the state can not be taken over")
+        with self._lock:
+            self.interrupted |= self._arrivals.open
+            if not self.interrupted:
+                self._give_back()
+            elif self.undo is not None:
+                self.undo.restore()
+
     def close(self) -> None:
         """End threads and transports. Ranks may close at different times.
 
@@ -239,7 +271,7 @@ class Engine:
             self.tracer.write(self._transport.rank)
 
     def _begin(self, step: int, loss_scale: float | None, hold_zeros: bool) -> None:
-        if any(self._waiting.values()) or self._tickets:
+        if self._arrivals.open:
             raise StateError(
                 f"step {step} began before every gradient of step {self._turn.step} was "
                 "combined; submit all parameters of a step, and wait for them, first"
@@ -250,9 +282,12 @@ class Engine:
         self._expected = step + 1
         self._turn = Turn(step, self._transport.epoch, loss_scale or 1.0, hold_zeros)
         self._rollback = self._phase if loss_scale is not None else None
-        self._waiting = {i: len(unit.names) for i, unit in enumerate(self._phase.units)}
+        self._arrivals.begin(self._phase)
         self._ledger.steps += 1
         self.step = step
+        if self.undo is not None:
+            with self.lane.current():
+                self.undo.keep(step)
 
     def _give_back(self) -> None:
         """If the last step overflowed under loss scaling, its optimizer step was skipped."""
@@ -265,16 +300,16 @@ class Engine:
                     unit.aggregator.rollback(self._turn)
 
     def _build(self, step: int, compressors: Mapping[str, Compressor], state: State) -> Phase:
-        exchange, engine = self._config.exchange, self._config.engine
-        transport = self._transport
-        world = World(transport.rank, transport.size, engine.seed, exchange.kind, state)
+        exchange, seed = self._config.exchange, self._config.engine.seed
+        rank, size = self._transport.rank, self._transport.size
+        world = World(rank, size, seed, exchange.kind, state, exchange.inside)
         with self.lane.current(), resources_for("residuals and payloads"):
             return Phase(self.parameters, compressors, step, exchange, world, self._sums)
 
     def _first_phase(self) -> Phase:
         """Enter step 0; all state is there from then on, so that any checkpoint holds the same."""
         try:
-            for step in sorted(_breakpoints(self._compressors)):
+            for step in sorted(breakpoints(self._compressors)):
                 self._build(step, self._compressors, self.state)
             return self._enter(0)
         except BaseException:
@@ -301,40 +336,17 @@ class Engine:
             return self._build(step, self._compressors, self.state)
         self._switch_step = None
         self.state.claimed.clear()
-        for any_step in sorted({0, *_breakpoints(self._switched)}):
+        for any_step in sorted({0, *breakpoints(self._switched)}):
             self._build(any_step, self._switched, self.state)
-        for later in sorted(b for b in _breakpoints(self._compressors) if b > step):
+        for later in sorted(b for b in breakpoints(self._compressors) if b > step):
             self._build(later, self._compressors, self.state)
         phase = self._build(step, self._compressors, self.state)
         self.state.forget()
         return phase
 
-    def _arrive(
-        self, gradients: Mapping[str, torch.Tensor], mark: Mark, ticket: Future[None]
-    ) -> list[Task]:
-        """Note gradients; return the tasks of the units that are complete now."""
-        ready, owed = [], set()
-        for name, gradient in gradients.items():
-            units = self._phase.units_of.get(name, [])
-            if name in self._gradients or not any(self._waiting[i] for i in units):
-                raise StateError(f"{name!r} is unknown, or was submitted twice in one step")
-            self._gradients[name], self._marks[name] = gradient, mark
-            for unit in units:
-                owed.add(unit)
-                self._waiting[unit] -= 1
-                if self._waiting[unit] == 0:
-                    ready.append(self._task(unit))
-        if owed:
-            self._tickets[ticket] = owed
-        return ready
-
     def _task(self, index: int) -> Task:
         unit, turn = self._phase.units[index], self._turn
-        gradients = {name: self._gradients[name] for name in unit.names}
-        marks = {self._marks[name] for name in unit.names}
-        for name in unit.names:  # nobody else's from the last unit on: DDP may free its bucket
-            if not any(self._waiting[i] for i in self._phase.units_of[name]):
-                del self._gradients[name], self._marks[name]
+        gradients, marks = self._arrivals.take(index)
         check = self._rollback is not None
 
         def collect() -> list[torch.Tensor]:
@@ -348,9 +360,7 @@ class Engine:
             turn,
             self._sums,
         )
-        payload = sum(round_.capacity_bytes for round_ in unit.aggregator.rounds)
-        dense = unit.layout.elems * unit.layout.dtype.itemsize
-        self._ledger.add_unit(unit.label, dense, payload)
+        self._ledger.add_unit(unit.label, unit.dense_bytes, unit.payload_bytes)
         return Task(index, unit.layout.name, turn.step, program, partial(self._finished, index))
 
     def _finished(self, index: int, error: BaseException | None) -> None:
@@ -360,13 +370,8 @@ class Engine:
                 error = CompressaError(f"an internal error ended a unit: {error!r}")
             self._communication.fail(error)
             return
-        done = []
         with self._lock:
-            for ticket, units in list(self._tickets.items()):
-                units.discard(index)
-                if not units:
-                    del self._tickets[ticket]
-                    done.append(ticket)
+            done = self._arrivals.done(index)
         for ticket in done:
             ticket.set_result(None)
 
@@ -378,7 +383,8 @@ class Engine:
         """On the communication thread: nothing more will be combined."""
         self._error = self._failure = error
         with self._lock:
-            tickets, self._tickets = list(self._tickets), {}
+            self.interrupted = self._arrivals.open
+            tickets = self._arrivals.give_up()
         for ticket in tickets:
             ticket.set_exception(error)
 
@@ -392,7 +398,3 @@ class Engine:
 
     def _unit(self, task: Task) -> UnitRuntime:
         return self._phase.units[task.unit]
-
-
-def _breakpoints(compressors: Mapping[str, Compressor]) -> set[int]:
-    return {step for compressor in compressors.values() for step in compressor.breakpoints}

@@ -37,9 +37,8 @@ class Phase:
         sums: Sums,
     ) -> None:
         now = {p.name: compressors[p.name].at(step).for_parameter(p) for p in parameters}
-        breakpoints = {b for c in compressors.values() for b in c.breakpoints if b > step}
         self._first_step = step
-        self._end_step = min(breakpoints, default=None)
+        self._end_step = min((b for b in breakpoints(compressors) if b > step), default=None)
         self.sums = sums
         self.units = [
             UnitRuntime(unit, world)
@@ -82,3 +81,8 @@ class Phase:
             for stage in self.sums.ordered(unit.aggregator.rounds)
         }
         return [key for key in plan.order if key in chosen]
+
+
+def breakpoints(compressors: Mapping[str, Compressor]) -> set[int]:
+    """Return the steps at which one of several compressors changes."""
+    return {step for compressor in compressors.values() for step in compressor.breakpoints}

@@ -6,8 +6,9 @@ benchmarks) runs its programs here: the same driver, deadlines and errors as gra
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
 from typing import Any, Self
@@ -15,14 +16,15 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from compressa.collectives.base import Program
-from compressa.config import Config
+from compressa.config import Config, first_difference
 from compressa.engine import startup
 from compressa.engine.communication import Communication
 from compressa.engine.driver import Task
 from compressa.engine.lanes import Lane
-from compressa.errors import CompressaError, Timeout
+from compressa.errors import CompressaError, ConfigError, Timeout
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import Plan, Transfer
+from compressa.transports.reactor import Reactor
 
 _MARGIN_S = 10.0  # the communication thread's own deadline comes first: it knows whom it waits for
 _CLOSE_S = 5.0
@@ -35,21 +37,34 @@ class Session:
         config: Says which transport, and how long a wait may be. All ranks' must be equal.
         group: Who takes part.
         elems: How many float32 values a step brings at most: a peer may be ahead by so much.
-        threads: How many threads encode and decode.
+        threads: How many threads encode and decode; None for as many as an engine would have.
+        lane: Where the programs' memory is, and in which order the device works on it; the CPU's
+            if not given.
+        failure: Why this rank can not take part after all, which the others are told.
 
     Attributes:
         rank: This rank's place in the group.
         size: Number of ranks.
         transport: Carries the exchanges.
+        lane: What was given.
 
     Raises:
-        ConfigError: The ranks do not agree, or there is no such transport.
+        ConfigError: The ranks do not agree, or there is no such transport; on every rank.
         Timeout: Not all ranks open one.
+        CompressaError: The failure that was given.
     """
 
     def __init__(
-        self, config: Config, group: dist.ProcessGroup, elems: int, threads: int = 1
+        self,
+        config: Config,
+        group: dist.ProcessGroup,
+        elems: int,
+        threads: int | None = 1,
+        *,
+        lane: Lane | None = None,
+        failure: CompressaError | None = None,
     ) -> None:
+        self.lane = lane or Lane()
         self._deadline_s = config.exchange.deadline_s
         self._groups: list[dist.ProcessGroup] = []
         # Whom the transport tells that it has failed: kept until somebody can act upon it.
@@ -57,7 +72,8 @@ class Session:
         self._tell: Callable[[CompressaError], object] = lost.append
         self._step = 0
         try:
-            self._open(config, group, [ParameterInfo(0, "values", (elems,))], threads)
+            parameters = [ParameterInfo(0, "values", (elems,))]
+            self._open(config, group, parameters, threads, failure)
         except BaseException:
             startup.release_groups(self._groups)
             raise
@@ -69,34 +85,55 @@ class Session:
         config: Config,
         group: dist.ProcessGroup,
         parameters: Sequence[ParameterInfo],
-        threads: int,
+        threads: int | None,
+        failure: CompressaError | None,
     ) -> None:
-        lane = Lane()
-        kind = startup.choose_transport(config, group, lane.device)
         self._groups.append(startup.new_group(config, group, "gloo"))
         self._control = startup.open_control(config, self._groups[0])
         try:
             self.rank, self.size = self._control.rank, self._control.size
-            own = startup.digest(config, None, parameters, kind)
-            startup.agree(self._control, own, self._deadline_s)
-            self._groups.append(startup.new_group(config, group, "gloo"))
+            kind = self._agree_on_transport(config, group, parameters, failure)
+            own_backend = "nccl" if kind == "nccl" else "gloo"
+            self._groups.append(startup.new_group(config, group, own_backend))
             self.transport = startup.open_transport(
-                config, self._groups[1], self._control, parameters, self._failed, kind, lane
+                config, self._groups[1], self._control, parameters, self._failed, kind, self.lane
             )
             self._communication = Communication(
                 self.transport,
-                threads,
+                threads or startup.threads_of(self._control),
                 self._deadline_s,
                 self._control.verdict,
                 _ignore,
                 _ignore,
-                lane,
+                self.lane,
             )
         except BaseException:
             self._control.close(_CLOSE_S)
             raise
         self._tell = self._communication.fail
         self._control.listen(self._failed)
+
+    def _agree_on_transport(
+        self,
+        config: Config,
+        group: dist.ProcessGroup,
+        parameters: Sequence[ParameterInfo],
+        failure: CompressaError | None,
+    ) -> str:
+        """Return which, when all ranks have said that they can and want the same."""
+        kind = ""
+        try:
+            kind = startup.choose_transport(config, group, self.lane.device)
+        except CompressaError as error:
+            failure = failure or error
+        text = None if failure is None else str(failure)
+        own = startup.digest(config, text, parameters, kind)
+        try:
+            startup.agree(self._control, own, self._deadline_s)
+        finally:
+            if failure is not None:
+                raise failure
+        return kind
 
     def __enter__(self) -> Self:
         """Return the session."""
@@ -156,14 +193,54 @@ class Session:
         self._step += 1
         self.wait(self.start(program, step=self._step))
 
+    def fail(self, error: CompressaError) -> None:
+        """End everything under way with an error, here and on all other ranks."""
+        self._communication.fail(error)
+
+    def agree(self, own: Mapping[str, Any]) -> None:
+        """Compare what all ranks say, as JSON.
+
+        Raises:
+            ConfigError: They differ; on every rank, with the first difference.
+        """
+        texts = self.all_gather(json.dumps(own).encode(), "settings")
+        settings = [json.loads(text) for text in texts]
+        for rank, other in enumerate(settings):
+            difference = first_difference(settings[0], other)
+            if difference is not None:
+                path, first, value = difference
+                raise ConfigError(
+                    f"the ranks differ in {path}: rank 0 has {first!r}, rank {rank} has {value!r}"
+                )
+
+    def serve(self, attach: Callable[[Reactor], None]) -> None:
+        """Have the communication thread serve further sockets; `attach` is called on it."""
+        self._communication.serve(attach)
+
+    def all_gather(self, data: bytes, what: str) -> list[bytes]:
+        """Bring every rank's bytes to every rank, over the control channel.
+
+        Args:
+            data: This rank's.
+            what: What messages of errors call it.
+
+        Raises:
+            TransportError: Some rank did not call it in time, or is gone.
+        """
+        return self._control.all_gather(data, what, self._deadline_s)
+
+    @property
+    def hosts(self) -> int:
+        """How many machines, or network namespaces, the ranks are on."""
+        return len({place.network for place in self._control.places})
+
     def barrier(self) -> None:
         """Wait for all ranks."""
-        self._control.all_gather(b"here", "barrier", self._deadline_s)
+        self.all_gather(b"here", "barrier")
 
     def slowest(self, seconds: float) -> float:
         """Return the largest number of all ranks."""
-        texts = self._control.all_gather(repr(seconds).encode(), "time", self._deadline_s)
-        return max(float(text) for text in texts)
+        return max(float(text) for text in self.all_gather(repr(seconds).encode(), "time"))
 
     def close(self) -> None:
         """End threads and connections. Ranks may close at different times."""

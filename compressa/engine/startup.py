@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from importlib.metadata import version
 from typing import Any
@@ -18,9 +17,12 @@ import torch.distributed as dist
 
 from compressa.config import Config, first_difference
 from compressa.engine.control import Control
-from compressa.engine.cores import Place, default_threads, launched_here, own_place
+from compressa.engine.cores import Place, default_threads, has_core, launched_here, own_place
 from compressa.engine.lanes import CudaLane, Lane
-from compressa.errors import CompressaError, ConfigError, Timeout
+from compressa.engine.link_file import Shared
+from compressa.engine.rollcall import RollCall
+from compressa.engine.sums import Sums
+from compressa.errors import CompressaError, ConfigError
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
 from compressa.transports.backend_sum import BackendSum
@@ -36,13 +38,15 @@ from compressa.transports.staged import Staged
 from compressa.transports.streams import StreamSettings
 from compressa.transports.tcp import TcpTransport
 
-_epochs = itertools.count(1)  # every registration of this process takes the next one
+_reached_epoch = 0  # the latest of this process; others may have seen more, or fewer
+_CONTROL_EPOCH = 0  # nothing older can come over the sockets of a group that is new
 _CONTROL_CHUNK_BYTES = 1 << 16
-_GROUP_MARGIN_S = 5.0
-_PLACE = "place"
+_GROUP_MARGIN_S = 0.5
+_PLACE, _EPOCH, _LINK = "place", "epoch", "link"
 _retired: list[dist.ProcessGroup] = []
 _NCCL_PATIENCE = 4.0
 _ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a group is made
+_POLL_S = 150e-6  # a small message, and what both ends do with it; a sleep costs some 50 us
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
 
 
@@ -91,14 +95,23 @@ def _is_part(group: dist.ProcessGroup) -> bool:
 
 
 def new_group(config: Config, group: dist.ProcessGroup, backend: str) -> dist.ProcessGroup:
-    """Create a process group of the ranks of `group`, who must all do so together."""
+    """Create a process group of the ranks of `group`, who must all do so together.
+
+    Raises:
+        Timeout: They do not, or one of them is lost.
+    """
     # The engine's own deadline comes first: it knows whom it waits for.
     nccl = backend == "nccl"
     patience = _NCCL_PATIENCE if nccl else 1.0
     timeout = timedelta(seconds=patience * config.exchange.deadline_s + _GROUP_MARGIN_S)
     _bury_retired()
-    try:
-        with _left_alone_by_torch() if nccl else contextlib.nullcontext():
+    device = torch.cuda.current_device() if nccl else None
+
+    def create() -> dist.ProcessGroup:
+        with contextlib.ExitStack() as stack:
+            if device is not None:
+                stack.enter_context(torch.cuda.device(device))  # each thread has one of its own
+                stack.enter_context(_left_alone_by_torch())
             made: dist.ProcessGroup = dist.new_group(
                 dist.get_process_group_ranks(group),
                 timeout=timeout,
@@ -106,13 +119,9 @@ def new_group(config: Config, group: dist.ProcessGroup, backend: str) -> dist.Pr
                 pg_options=_nccl_options(timeout) if nccl else None,
                 use_local_synchronization=_is_part(group),
             )
-    except RuntimeError as error:
-        raise Timeout(
-            (),
-            f"not every rank called register_comm_hook within {timeout.total_seconds():g} s "
-            f"({str(error).splitlines()[0]}); call it on all ranks of the model's process group",
-        ) from error
-    return made
+        return made
+
+    return RollCall(group, patience * config.exchange.deadline_s).together(create)
 
 
 @contextlib.contextmanager
@@ -171,18 +180,22 @@ def _bury_retired() -> None:
 
 
 def stream_settings(
-    config: Config, chunk_bytes: int, window: int, rate_bits_per_s: float | None = None
+    config: Config,
+    epoch: int,
+    chunk_bytes: int,
+    window: int,
+    rate_bits_per_s: float | None = None,
 ) -> StreamSettings:
     """Return what all streams of one transport share."""
     exchange, pacer = config.exchange, Pacer(rate_bits_per_s)
     return StreamSettings(
-        next(_epochs), chunk_bytes, window, exchange.heartbeat_s, exchange.silence_s, pacer
+        epoch, chunk_bytes, window, exchange.heartbeat_s, exchange.silence_s, pacer
     )
 
 
 def open_control(config: Config, group: dist.ProcessGroup) -> Control:
     """Open the control channel."""
-    return Control(group, stream_settings(config, _CONTROL_CHUNK_BYTES, 4))
+    return Control(group, stream_settings(config, _CONTROL_EPOCH, _CONTROL_CHUNK_BYTES, 4))
 
 
 def digest(
@@ -209,16 +222,33 @@ def digest(
     }
 
 
-def agree(control: Control, own: dict[str, Any], deadline_s: float) -> None:
+def agree(
+    control: Control,
+    own: dict[str, Any],
+    deadline_s: float,
+    link: Mapping[str, Any] | None = None,
+) -> None:
     """Compare all ranks' digests; and learn where the ranks run, which may differ.
+
+    They also agree on the next epoch: a rank that joins others has seen fewer.
+
+    Args:
+        control: The control channel; told what was learnt.
+        own: This rank's digest.
+        deadline_s: Longest wait.
+        link: What this rank says of the network (`compressa.engine.link_file`); rank 0's counts.
 
     Raises:
         ConfigError: They differ, or a rank has none; on every rank, with the first difference.
     """
-    message = json.dumps({**own, _PLACE: own_place().message()})
+    next_epoch = _reached_epoch + 1
+    about = {_PLACE: own_place().message(), _EPOCH: next_epoch, _LINK: link}
+    message = json.dumps({**own, **about})
     texts = control.all_gather(message.encode(), "start-up digest", deadline_s)
     digests = [json.loads(text) for text in texts]
     places = [digest.pop(_PLACE, None) for digest in digests]
+    epochs = [digest.pop(_EPOCH, 0) for digest in digests]
+    links = [digest.pop(_LINK, None) for digest in digests]
     for rank, other in enumerate(digests):
         if other["error"] is not None and rank != control.rank:
             raise ConfigError(f"rank {rank} cannot start: {other['error']}")
@@ -231,6 +261,14 @@ def agree(control: Control, own: dict[str, Any], deadline_s: float) -> None:
                 "start all ranks with the same configuration, model and library versions"
             )
     control.places = [Place.of(place) for place in places]
+    control.link = Shared.of(links[0])
+    control.epoch = _reach(max(epochs))
+
+
+def _reach(epoch: int) -> int:
+    global _reached_epoch
+    _reached_epoch = epoch
+    return epoch
 
 
 def threads_of(control: Control | None) -> int:
@@ -239,9 +277,15 @@ def threads_of(control: Control | None) -> int:
     return default_threads(rank, places, launched_here())
 
 
-def networks_of(control: Control | None) -> list[str]:
-    """Return, by rank, what is the same for ranks that reach each other without a network."""
-    return [] if control is None else [place.network for place in control.places]
+def sums_of(config: Config, transport: Transport, control: Control | None) -> Sums:
+    """Return what carries the rounds of this configuration's aggregators."""
+    algorithm = config.exchange.algorithm
+    if control is None:
+        return Sums(transport, algorithm)
+    # The same for ranks that reach each other without a network.
+    networks = [place.network for place in control.places]
+    costs = control.link.costs(config.schedule.pace_bits_per_s)
+    return Sums(transport, algorithm, networks, costs)
 
 
 def agree_on_order(
@@ -289,7 +333,7 @@ def open_transport(
         return _open_on_host(config, group, control, parameters, failed, kind)
     if kind == "nccl":
         deadline_s = config.exchange.deadline_s
-        return NcclTransport(group, next(_epochs), lane.stream, deadline_s, failed, control.part)
+        return NcclTransport(group, control.epoch, lane.stream, deadline_s, failed, control.part)
     return Staged(_open_on_host(config, group, control, parameters, failed, kind), lane.stream)
 
 
@@ -304,12 +348,12 @@ def _open_on_host(
     exchange = config.exchange
     rate = config.schedule.pace_bits_per_s
     if kind == "gloo-group":
-        return GlooGroupTransport(group, next(_epochs))
+        return GlooGroupTransport(group, control.epoch)
     # A peer may be ahead by a step; no compressor sends more than twice the gradients.
     early_bytes = _EARLY_BYTES + 4 * sum(p.elems * max(p.dtype.itemsize, 4) for p in parameters)
     if kind in ("gloo", "mpi"):
         window = max(2, exchange.credit_bytes // exchange.chunk_bytes)
-        streams = stream_settings(config, exchange.chunk_bytes, window, rate)
+        streams = stream_settings(config, control.epoch, exchange.chunk_bytes, window, rate)
         if kind == "gloo":
             return GlooTransport(group, streams, early_bytes, failed)
         comm = open_communicator(
@@ -317,7 +361,8 @@ def _open_on_host(
         )
         return MpiTransport(comm, streams, early_bytes, failed, BackendSum(group))
     sizes = frame_sizes(exchange.chunk_bytes, exchange.credit_bytes, exchange.connections)
-    settings = TcpSettings(next(_epochs), *sizes, exchange.silence_s, Pacer(rate))
+    poll_s = _POLL_S if has_core(control.rank, control.places, launched_here()) else 0.0
+    settings = TcpSettings(control.epoch, *sizes, exchange.silence_s, Pacer(rate), poll_s)
     sockets = connect_mesh(
         control.rank,
         control.size,

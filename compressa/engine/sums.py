@@ -1,7 +1,14 @@
 """Sums: by which algorithm a round's values are summed over the ranks, by which exchanges.
 
-The choice is a function of the configuration, the size and the number of ranks: algorithms add up
-in different orders, and neither a bit nor a plan may depend on time.
+The choice is a function of the configuration, the size, the number of ranks and, where the
+configuration names a measured link, of its figures, which all ranks share: algorithms add up in
+different orders, and neither a bit nor a plan may depend on time.
+
+An all-reduce of a Combine goes direct, or, where its values are plain and in one place, by the
+configured algorithm or the backend. A Sum of an Accumulator goes by the algorithm that its round
+names, else by the configured one: its messages may be a codec's, which no backend can add. Its
+stages are as large as those messages, not as the values. It is cut into segments, so that one is
+on the wire while another is added up, where its round allows it.
 """
 
 from __future__ import annotations
@@ -9,14 +16,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from compressa.aggregators.base import AllGather, Request, Round, Verb
+from compressa.aggregators.base import AllGather, Request, Round, Sum, Verb
 from compressa.collectives import direct
-from compressa.collectives.accumulator import Span
-from compressa.collectives.algorithms import ALGORITHMS, segmented
+from compressa.collectives.accumulator import Accumulator, Span
+from compressa.collectives.algorithms import ALGORITHMS, Algorithm, segmented, segments_of
 from compressa.collectives.base import BackendAllReduce, Exchange, Program
+from compressa.collectives.choice import DIRECT, Costs
 from compressa.collectives.dense import DenseValues
-from compressa.collectives.hierarchical import Topology, hierarchical
+from compressa.collectives.hierarchical import Topology, hierarchical, in_order
+from compressa.collectives.hierarchical import stages as by_host_stages
 from compressa.collectives.team import Team
+from compressa.errors import ConfigError
 from compressa.schedulers import Transfer
 from compressa.transports.base import Transport
 
@@ -26,8 +36,9 @@ below it two hops of ours beat the 2 (P - 1) of a ring."""
 
 _DIRECT = "direct"
 _BACKEND = "backend"
-_SEGMENT_BYTES = 256 << 10  # of a rank's part: what goes in one message
-_MOST_SEGMENTS = 8
+_HIERARCHICAL = "hierarchical"
+_ACROSS = ALGORITHMS["round_robin"]
+_SMALL_SUM_BYTES = 16 << 10  # up to here messages count, not the bytes of ranks beyond a power of 2
 
 
 class Sums:
@@ -38,17 +49,23 @@ class Sums:
         algorithm: For sums of plain values: "auto", "backend", "hierarchical", or a name of
             `ALGORITHMS`.
         hosts: By rank, what is the same for ranks that share a host; each has its own if not given.
+        costs: What sums take on this network, the same on every rank: "auto" goes by it.
+
+    Attributes:
+        costs: As given. It may change between two steps, after which plans are made anew.
     """
 
     def __init__(
-        self, transport: Transport, algorithm: str = "auto", hosts: Sequence[str] = ()
+        self,
+        transport: Transport,
+        algorithm: str = "auto",
+        hosts: Sequence[str] = (),
+        costs: Costs | None = None,
     ) -> None:
+        self.costs = costs
         self._transport = transport
         self._chosen = algorithm
-        self._algorithms = dict(ALGORITHMS)
-        if algorithm == "hierarchical":
-            topology = Topology.of(hosts or list(map(str, range(transport.size))))
-            self._algorithms[algorithm] = hierarchical(topology, ALGORITHMS["round_robin"])
+        self._topology = Topology.of(hosts or list(map(str, range(transport.size))))
 
     def transfers(self, unit: int, rounds: Sequence[Round]) -> list[Transfer]:
         """List the exchanges that a unit's program will launch, in order.
@@ -70,7 +87,7 @@ class Sums:
         first = 0
         for round_ in rounds if self._transport.size > 1 else ():
             count = len(self._stage_bytes(round_))
-            if everything or self._way(round_) == _BACKEND:
+            if everything or self.way(round_) == _BACKEND:
                 stages += range(first, first + count)
             first += count
         return stages
@@ -83,30 +100,65 @@ class Sums:
                 request.payload, request.incoming, rank, size, exact=request.exact
             )
             return gathered
-        values, way = request.combine.dense, self._way(round_)
+        if isinstance(request, Sum):
+            yield from self._sum(request, round_)
+            return None
+        values, way = request.combine.dense, self.way(round_)
         if values is None or way == _DIRECT:
             yield from direct.all_reduce(request.combine, request.scratch, rank, size)
         elif way == _BACKEND:
             yield BackendAllReduce(values)
         else:
-            all_reduce = segmented(self._algorithms[way], self._segments(round_))
+            all_reduce = segmented(self._algorithm(way), self._segments(round_))
             span, team = Span(0, values.numel()), Team.everyone(rank, size)
             yield from all_reduce(DenseValues(values), span, team, request.scratch)
         return None
 
-    def _way(self, round_: Round) -> str:
+    def _sum(self, request: Sum, round_: Round) -> Program[None]:
+        """Sum an accumulator's values; in a world of one they are the sum."""
+        rank, size = self._transport.rank, self._transport.size
+        if size > 1:
+            algorithm = self._algorithm(self.way(round_), request.inside)
+            all_reduce = segmented(algorithm, self._segments(round_))
+            team = Team.everyone(rank, size)
+            yield from all_reduce(request.values, request.span, team, request.scratch)
+
+    def way(self, round_: Round) -> str:
+        """Return by what a round's values are brought together, if it is a sum of any kind.
+
+        That is "direct", "backend", "hierarchical", or one of `ALGORITHMS`.
+        """
+        if round_.verb is Verb.SUM:
+            return round_.algorithm or self._way_of_sum(round_)
         if not round_.dense or self._transport.size == 1:
             return _DIRECT
-        if self._chosen == "round_robin":
-            return _DIRECT  # the same, without a copy of what arrives
+        return self._fastest(round_.capacity_bytes) if self._chosen == "auto" else self._chosen
+
+    def _fastest(self, size_bytes: int) -> str:
+        """What the link's figures predict; without any, what is mostly right."""
+        if self.costs is not None:
+            size, backend = self._transport.size, self._transport.sums
+            return self.costs.best(size_bytes, size, backend=backend)
+        large = size_bytes >= BACKEND_SUM_FROM_BYTES
+        return _BACKEND if large and self._transport.sums else DIRECT
+
+    def _way_of_sum(self, round_: Round) -> str:
+        """The configured algorithm; else one that sums as few ranks' errors as may be at once."""
+        if self._chosen == _BACKEND:
+            raise ConfigError(
+                'exchange.algorithm = "backend": no backend adds up what a codec makes; '
+                'choose "auto" or another algorithm'
+            )
         if self._chosen != "auto":
             return self._chosen
-        large = round_.capacity_bytes >= BACKEND_SUM_FROM_BYTES
-        return _BACKEND if large and self._transport.sums else _DIRECT
+        size = self._transport.size
+        butterfly = size.bit_count() == 1 or round_.capacity_bytes <= _SMALL_SUM_BYTES
+        return "halving_doubling" if butterfly else "ring"
 
     def _segments(self, round_: Round) -> int:
-        part = round_.capacity_bytes // self._transport.size
-        return max(1, min(part // _SEGMENT_BYTES, _MOST_SEGMENTS))
+        if round_.verb is Verb.SUM and not round_.segmented:
+            return 1
+        return segments_of(round_.capacity_bytes, self._transport.size)
 
     def _stage_bytes(self, round_: Round) -> list[int]:
         """How much a rank sends in each exchange of a round, at most."""
@@ -114,11 +166,20 @@ class Sums:
         if round_.verb is Verb.ALL_GATHER:
             return [size * (ranks - 1)]
         part = size * (ranks - 1) // ranks
-        way = self._way(round_)
+        way = self.way(round_)
         if way == _BACKEND:
             return [2 * part]
         if way == _DIRECT:
             return [part] * direct.STAGES_ALL_REDUCE
         segments = self._segments(round_)
-        stages = self._algorithms[way].stages(size // segments, ranks)
-        return [int(stage.port_bytes) for stage in stages] * segments
+        stages = self._algorithm(way).stages(size // segments, ranks)
+        if way == _HIERARCHICAL and round_.inside_bytes is not None:
+            inside, _ = by_host_stages(round_.inside_bytes // segments, self._topology, _ACROSS)
+            _, outside = by_host_stages(size // segments, self._topology, _ACROSS)
+            stages = in_order(inside, outside)
+        return [int(stage.port_bytes) for stage in stages for _ in range(segments)]
+
+    def _algorithm(self, way: str, inside: Accumulator | None = None) -> Algorithm:
+        if way == _HIERARCHICAL:
+            return hierarchical(self._topology, _ACROSS, inside)
+        return ALGORITHMS[way]

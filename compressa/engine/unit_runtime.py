@@ -59,6 +59,16 @@ class UnitRuntime:
         self._values, self._sources = [], []
 
     @property
+    def dense_bytes(self) -> int:
+        """Bytes of its gradients."""
+        return self.layout.elems * self.layout.dtype.itemsize
+
+    @property
+    def payload_bytes(self) -> int:
+        """Most bytes of what it contributes to a step."""
+        return sum(round_.capacity_bytes for round_ in self.aggregator.rounds)
+
+    @property
     def finite(self) -> bool:
         """Whether all that was delivered last is finite, if that was to be checked.
 

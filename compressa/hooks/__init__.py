@@ -2,5 +2,6 @@
 
 from compressa.hooks.handle import Handle
 from compressa.hooks.register import register_comm_hook
+from compressa.hooks.replicas import broadcast
 
-__all__ = ["Handle", "register_comm_hook"]
+__all__ = ["Handle", "broadcast", "register_comm_hook"]

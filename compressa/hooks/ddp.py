@@ -8,6 +8,7 @@ is instead of DDP's reading of a failed future.
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotation of `bucket`
 # with the class itself.
+import weakref
 from concurrent.futures import Future
 from typing import Any
 
@@ -39,7 +40,7 @@ class DDPHook:
         names: dict[int, str],
         scaler: Any,
     ) -> None:
-        self._model = model
+        self._model = weakref.ref(model)  # DDP's reducer holds this object, beyond any collector
         self._engine = engine
         self._handle = handle
         self._names = names
@@ -92,8 +93,11 @@ class DDPHook:
         The loss scale does not change between this and the backward pass. On a GPU, to read it is
         to wait for the optimizer, which is better done now than in the middle of backward.
         """
-        self._engine.check()
-        if not self._model.require_backward_grad_sync:
+        self._handle.check()
+        if self._engine is not self._handle.engine:  # what was under way is over
+            self._engine, self._pending = self._handle.engine, []
+        model = self._model()
+        if model is None or not model.require_backward_grad_sync:
             return  # gradients of this pass go nowhere yet
         scaled = self._scaler is not None and self._scaler.is_enabled()
         self._loss_scale = float(self._scaler.get_scale()) if scaled else None

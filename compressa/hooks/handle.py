@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import warnings
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,11 +12,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from compressa import checkpoint
 from compressa.compressor import Compressor
 from compressa.config import (
     Config,
+    ConfigWarning,
     Source,
     assign,
     first_difference,
@@ -24,8 +27,10 @@ from compressa.config import (
 )
 from compressa.engine import startup
 from compressa.engine.engine import Engine
+from compressa.engine.link_file import Shared
 from compressa.engine.stats import Stats
 from compressa.errors import CompressaError, ConfigError, StateError
+from compressa.hooks.reform import check_recoverable, reform
 
 _STEP = "step"
 _STEPS_AHEAD = 2
@@ -39,17 +44,22 @@ class Handle:
     """
 
     def __init__(
-        self, engine: Engine, config: Config, groups: Sequence[dist.ProcessGroup] = ()
+        self,
+        engine: Engine,
+        config: Config,
+        groups: Sequence[dist.ProcessGroup],
+        model: weakref.ref[DistributedDataParallel],
     ) -> None:
         self.config = config
+        self._model = model
         self._engine = engine
         self._groups = list(groups)
         self._deadline_s = config.exchange.deadline_s
         self._closed = False
+        self._link = Shared() if engine.control is None else engine.control.link
+        self._retired = False
         self.next_step = 0
-        # Threads that wait inside the network library must end before the interpreter does.
-        self._at_exit = weakref.ref(self)
-        atexit.register(_close_at_exit, self._at_exit)
+        self._end_at_exit()
 
     @property
     def engine(self) -> Engine:
@@ -114,13 +124,17 @@ class Handle:
 
         def finish() -> str:
             if self._rank == 0:
-                checkpoint.write_manifest(folder, self.next_step, digests, parameters)
+                link = self._link.record()
+                checkpoint.write_manifest(folder, self.next_step, digests, parameters, link)
             return ""
 
         self._together("manifest", finish)
 
     def load(self, path: str | Path) -> None:
         """Read a checkpoint of this model, of any number of ranks. Collective.
+
+        If it is of as many ranks, algorithms are chosen by the figures that it was saved with, and
+        not by the file that `exchange.link` names now, so that the run repeats its bits.
 
         Raises:
             StateError: It cannot be read, or is of another model or compressor; on every rank.
@@ -135,12 +149,15 @@ class Handle:
         def read() -> str:
             manifest = checkpoint.read_manifest(folder, self._engine.parameters)
             values.update(checkpoint.read_state(folder, manifest, state, self._rank, size))
-            return str(manifest["step"])
+            Shared.saved(manifest["link"], folder / checkpoint.MANIFEST)
+            return json.dumps({key: manifest[key] for key in ("step", "ranks", "link")})
 
-        steps = self._together("checkpoint", read)
+        answer = json.loads(self._together("checkpoint", read)[0])
         # Every rank could read its part: only now does any of them change.
         checkpoint.fill(state, values)
-        self.next_step = int(steps[0])
+        self.next_step = int(answer["step"])
+        if answer["ranks"] == size:
+            self._go_on_with(Shared.saved(answer["link"], folder / checkpoint.MANIFEST))
 
     def switch(self, source: Source, at_step: int | None = None) -> int:
         """Compress in another way from a step on. Collective; call it between two steps.
@@ -194,6 +211,53 @@ class Handle:
         self._engine.switch(compressors, step)
         return step
 
+    def reform(self, group: dist.ProcessGroup) -> int | None:
+        """Go on without ranks that were lost, with this model and its residuals. Collective.
+
+        To be called on all survivors after an error, with `engine.recover = true`. The step that
+        failed has left no trace in the residuals, and is the next one: run it again. What survivors
+        owe is multiplied by P'/P, so that it keeps its share of the mean; what the lost ranks
+        owed is lost. DDP goes on over the new group: it makes its buckets anew and broadcasts
+        buffers there. Statistics begin anew.
+
+        Args:
+            group: The survivors, each of which is in it: made by `torch.distributed.new_group` with
+                `use_local_synchronization=True`, or the default group of a new
+                `init_process_group`.
+
+        Returns:
+            None if all have the same parameters. Else the survivors had not all finished the
+            same step, and the returned rank of the new group has the parameters, buffers and
+            optimizer state that all must take over before they go on; see `compressa.broadcast`.
+
+        Raises:
+            StateError: There is nothing to go back to: go on from a checkpoint. On every rank, if
+                the survivors have come too far apart.
+            TransportError: A survivor is lost, or does not come; it can be called again.
+
+        Example:
+            >>> alive = [0, 2]                                                # doctest: +SKIP
+            >>> group = dist.new_group(alive, use_local_synchronization=True)  # doctest: +SKIP
+            >>> source = handle.reform(group)                                 # doctest: +SKIP
+        """
+        model = self._model()
+        if model is None:
+            raise StateError("handle.reform: the model does not exist any more")
+        check_recoverable(self._engine)
+        if not self._retired:
+            self._engine.retire()
+            self._retired = True
+            self._end()
+        made = reform(self._engine, self.config, self.next_step, group)
+        # Not before: torch names a group by how many there are, and takes no name twice.
+        startup.release_groups(self._groups)
+        self._engine, self._groups, self.next_step = made.engine, made.groups, made.step
+        self._engine.adopt(self._link.costs(self.config.schedule.pace_bits_per_s))
+        self._retired = self._closed = False
+        self._end_at_exit()
+        model._update_process_group(group)  # type: ignore[no-untyped-call]
+        return made.source
+
     def close(self) -> None:
         """End all threads. The model must not be trained with this hook afterwards.
 
@@ -201,11 +265,43 @@ class Handle:
             TransportError: The network library does not let go of a lost connection; what it
                 holds stays until the process ends.
         """
+        self._end()
+        startup.release_groups(self._groups)
+
+    def _end(self) -> None:
         if not self._closed:
             self._closed = True
             atexit.unregister(_close_at_exit)
             self._engine.close()
-            startup.release_groups(self._groups)
+
+    def _end_at_exit(self) -> None:
+        """Threads that wait inside the network library must end before the interpreter does."""
+        self._at_exit = weakref.ref(self)
+        atexit.register(_close_at_exit, self._at_exit)
+
+    def check(self) -> None:
+        """Raise what keeps the next step from being trained, if anything does.
+
+        Raises:
+            ConfigError: The file that `exchange.link` names is missing, and no checkpoint was
+                loaded that has its figures.
+            CompressaError: The engine has failed.
+        """
+        self._link.check()
+        self._engine.check()
+
+    def _go_on_with(self, link: Shared) -> None:
+        """Choose algorithms by the figures of a checkpoint."""
+        before, self._link = self._link, link
+        lacking = before.figures is None and link.figures is not None
+        if self.config.exchange.link is not None and before != link and not lacking:
+            warnings.warn(
+                "exchange.link: the checkpoint's figures stay in force instead of those of "
+                f"{self.config.exchange.link}, so that the run repeats its bits",
+                ConfigWarning,
+                stacklevel=3,
+            )
+        self._engine.adopt(link.costs(self.config.schedule.pace_bits_per_s))
 
     @property
     def _rank(self) -> int:

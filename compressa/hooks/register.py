@@ -7,20 +7,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from compressa.compressor import Compressor
 from compressa.config import Config, Source, assign, load_config, parameter_infos
-from compressa.engine import startup
-from compressa.engine.control import Control
-from compressa.engine.engine import Engine
 from compressa.engine.lanes import Lane, lane_of
+from compressa.engine.opening import open_engine
 from compressa.errors import BackendUnavailable, CompressaError, StateError
 from compressa.hooks.ddp import DDPHook, ddp_hook
 from compressa.hooks.handle import Handle
 from compressa.parameters import ParameterInfo
-from compressa.transports.alone import Alone
 
 _registered: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
@@ -52,18 +48,10 @@ def register_comm_hook(
     parameters = parameter_infos(model.module)
     loaded, compressors, lane, failure = _load(config, model.module, parameters)
     settings = loaded or Config()
-    if model.process_group.size() == 1:
-        if failure is not None:
-            raise failure
-        handle = Handle(Engine(parameters, compressors, settings, Alone(), lane=lane), settings)
-    else:
-        groups: list[dist.ProcessGroup] = []
-        try:
-            engine = _start(settings, compressors, failure, parameters, lane, model, groups)
-        except BaseException:
-            startup.release_groups(groups)
-            raise
-        handle = Handle(engine, settings, groups)
+    engine, groups = open_engine(
+        settings, compressors, parameters, lane, model.process_group, failure
+    )
+    handle = Handle(engine, settings, groups, weakref.ref(model))
     _install(model, handle, scaler)
     return handle
 
@@ -132,73 +120,3 @@ def _device(config: Config, module: torch.nn.Module) -> torch.device:
             f'where they are: move the model before you wrap it, or set engine.device = "auto"'
         )
     return device
-
-
-def _start(
-    config: Config,
-    compressors: dict[str, Compressor],
-    failure: CompressaError | None,
-    parameters: Sequence[ParameterInfo],
-    lane: Lane,
-    model: DistributedDataParallel,
-    groups: list[dist.ProcessGroup],
-) -> Engine:
-    """Open the channels, compare the ranks, and start the engine; add to `groups` what is made."""
-    ranks = model.process_group
-    groups.append(startup.new_group(config, ranks, "gloo"))
-    control = startup.open_control(config, groups[0])
-    try:
-        kind, failure = _transport(config, ranks, lane, failure)
-        text = str(failure) if failure is not None else None
-        _agree(control, startup.digest(config, text, parameters, kind), failure, config)
-        groups.append(startup.new_group(config, ranks, "nccl" if kind == "nccl" else "gloo"))
-        failed = _Late()
-        transport = startup.open_transport(
-            config, groups[1], control, parameters, failed, kind, lane
-        )
-        engine = Engine(parameters, compressors, config, transport, control, lane)
-        failed.connect(engine.fail)
-        return engine
-    except BaseException:
-        control.close(2.0)
-        raise
-
-
-def _transport(
-    config: Config, ranks: dist.ProcessGroup, lane: Lane, failure: CompressaError | None
-) -> tuple[str, CompressaError | None]:
-    """Choose the transport; a failure is kept until the other ranks have heard of it."""
-    try:
-        return startup.choose_transport(config, ranks, lane.device), failure
-    except CompressaError as error:
-        return "", failure or error
-
-
-def _agree(
-    control: Control, own: dict[str, Any], failure: CompressaError | None, config: Config
-) -> None:
-    try:
-        startup.agree(control, own, config.exchange.deadline_s)
-    except CompressaError:
-        if failure is None:
-            raise
-    if failure is not None:
-        raise failure
-
-
-class _Late:
-    """Passes a transport's failure on to an engine that is made after it."""
-
-    def __init__(self) -> None:
-        self._error: CompressaError | None = None
-        self._target: Any = None
-
-    def __call__(self, error: CompressaError) -> None:
-        self._error = error
-        if self._target is not None:
-            self._target(error)
-
-    def connect(self, target: Any) -> None:
-        self._target = target
-        if self._error is not None:
-            target(self._error)

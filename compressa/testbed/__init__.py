@@ -13,6 +13,7 @@ processes on loopback and `bed.notice` says what that means for results.
 """
 
 from compressa.pacing import Pacer
+from compressa.testbed._probing import Probes
 from compressa.testbed._records import sweep as sweep_testbeds
 from compressa.testbed.base import Testbed
 from compressa.testbed.host import Counters, Host
@@ -37,6 +38,7 @@ __all__ = [
     "Measurement",
     "NetnsTestbed",
     "Pacer",
+    "Probes",
     "Testbed",
     "TestbedStatus",
     "attach_testbed",

@@ -2,6 +2,7 @@
 
 Every host has one interface, eth0, whose other end is a port of a bridge in a namespace of its
 own. A token bucket on eth0 limits what the host sends; one on the port limits what it receives.
+Where connections are limited, eth0 has one for each; see `_classes`.
 There is no route and no address outside the testbed's /24, so nothing leaves it.
 """
 
@@ -15,6 +16,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Sequence
 
 from compressa.errors import BackendUnavailable
+from compressa.testbed._classes import class_lines
 from compressa.testbed.link import LinkSpec
 
 INTERFACE = "eth0"
@@ -96,14 +98,19 @@ def shape(enter: Enter, hosts: int, link: LinkSpec, *, shaped_before: bool) -> N
     Raises:
         BackendUnavailable: The kernel has no token bucket filter, or refuses.
     """
-    _shape(enter(0), [_port(i) for i in range(hosts)], link, shaped_before)
+    _shape(enter(0), [_port(i) for i in range(hosts)], link.without_limit, shaped_before)
     for i in range(hosts):
         _shape(enter(i + 1), [INTERFACE], link, shaped_before)
 
 
 def _shape(enter: list[str], devices: list[str], link: LinkSpec, shaped_before: bool) -> None:
-    _batch(enter, "ip", [f"link set {d} gso_max_size {link.gso_max_bytes}" for d in devices])
-    if link.rate_bits_per_s is not None:
+    gso_bytes = link.of_connection.gso_max_bytes
+    _batch(enter, "ip", [f"link set {d} gso_max_size {gso_bytes}" for d in devices])
+    if link.connection_bits_per_s is not None:
+        before = [f"qdisc del dev {d} root" for d in devices if shaped_before]
+        lines = [line for d in devices for line in class_lines(d, link)]
+        _batch(enter, "tc", before + lines)
+    elif link.rate_bits_per_s is not None:
         bucket = (
             f"rate {link.rate_bits_per_s:.0f}bit burst {link.burst_bytes}b "
             f"limit {link.queue_bytes}b"
@@ -130,6 +137,7 @@ def _run(argv: list[str], text: str = "") -> str:
         words = " ".join((done.stderr or done.stdout).split())
         raise BackendUnavailable(
             f"The network could not be made ({words}); the kernel needs bridge, veth and sch_tbf, "
-            "and this user root or user namespaces."
+            "for limits of connections also sch_htb and cls_u32, and this user root or user "
+            "namespaces."
         )
     return done.stdout

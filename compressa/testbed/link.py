@@ -41,34 +41,46 @@ class LinkSpec:
     Attributes:
         rate_bits_per_s: Bits per second on the wire (Ethernet frames, headers included), or None
             for an unshaped link.
+        connection_bits_per_s: What each connection can have of it, as many clouds limit them; None
+            for all of it.
 
     Raises:
-        ConfigError: The rate is not between 100 kbit/s and 100 Gbit/s.
+        ConfigError: The rate is not between 100 kbit/s and 100 Gbit/s, or that of a connection is
+            above it.
 
     Example:
         >>> LinkSpec.parse("100mbit").rate_bits_per_s
         100000000.0
         >>> str(LinkSpec.parse("2.5 Gbit/s")), str(LinkSpec.parse("unshaped"))
         ('2.5gbit', 'unshaped')
+        >>> LinkSpec.parse("250mbit of 1gbit").seconds_for(1_000_000, connections=2)
+        0.016
     """
 
     rate_bits_per_s: float | None
+    connection_bits_per_s: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse rates that a token bucket cannot hold."""
-        rate = self.rate_bits_per_s
-        if rate is not None and not _LOWEST_BITS_PER_S <= rate <= _HIGHEST_BITS_PER_S:
+        for rate in (self.rate_bits_per_s, self.connection_bits_per_s):
+            if rate is not None and not _LOWEST_BITS_PER_S <= rate <= _HIGHEST_BITS_PER_S:
+                raise ConfigError(
+                    f"A link of {rate:g} bit/s cannot be shaped; choose between 100kbit and "
+                    '100gbit, or "unshaped".'
+                )
+        if (self.connection_bits_per_s or 0.0) > (self.rate_bits_per_s or 0.0):
             raise ConfigError(
-                f"A link of {rate:g} bit/s cannot be shaped; choose between 100kbit and 100gbit, "
-                'or "unshaped".'
+                f"A connection cannot have {self.connection_bits_per_s:g} bit/s of a link of "
+                f"{self.rate_bits_per_s or 0:g} bit/s; give the link a rate at least as high."
             )
 
     @classmethod
     def parse(cls, text: str | LinkSpec) -> LinkSpec:
-        """Read "100mbit", "1gbit", "2.5 Gbit/s" or "unshaped"; a LinkSpec is returned as it is.
+        """Read "100mbit", "2.5 Gbit/s", "unshaped" or "250mbit of 1gbit".
 
         Args:
-            text: A number and one of bit, kbit, mbit, gbit (powers of 1000), in any case.
+            text: A number and one of bit, kbit, mbit, gbit (powers of 1000), in any case; before
+                "of", what a connection can have. A LinkSpec is returned as it is.
 
         Raises:
             ConfigError: The text is none of these, or the rate is out of range.
@@ -78,22 +90,34 @@ class LinkSpec:
         plain = text.strip().lower()
         if plain == "unshaped":
             return cls(rate_bits_per_s=None)
-        match = _TEXT.fullmatch(plain)
-        if match is None:
+        whole, *connection = reversed(plain.split(" of ", 1))
+        matches = [_TEXT.fullmatch(part.strip()) for part in (whole, *connection)]
+        rates = [_bits_per_s(match) for match in matches if match is not None]
+        if len(rates) < len(matches):
             raise ConfigError(
                 f'"{text}" is not a link; write a number with kbit, mbit or gbit, such as '
-                '"100mbit" or "1gbit", or write "unshaped".'
+                '"100mbit", "1gbit" or "250mbit of 1gbit", or write "unshaped".'
             )
-        rate_bits_per_s = round(float(match["number"]) * _UNITS[match["unit"]])
-        return cls(rate_bits_per_s=float(rate_bits_per_s))
+        return cls(rate_bits_per_s=rates[0], connection_bits_per_s=rates[1] if connection else None)
 
     def __str__(self) -> str:
         """The shortest text that `parse` reads back as the same link."""
-        rate = self.rate_bits_per_s
-        if rate is None:
+        if self.rate_bits_per_s is None:
             return "unshaped"
-        unit = max((u for u in _UNITS if _UNITS[u] <= rate), key=_UNITS.__getitem__)
-        return f"{rate / _UNITS[unit]:.12g}{unit}"
+        own = _text(self.rate_bits_per_s)
+        connection = self.connection_bits_per_s
+        return own if connection is None else f"{_text(connection)} of {own}"
+
+    @property
+    def without_limit(self) -> LinkSpec:
+        """The link itself, whatever a connection can have of it."""
+        return LinkSpec(rate_bits_per_s=self.rate_bits_per_s)
+
+    @property
+    def of_connection(self) -> LinkSpec:
+        """A link of which one connection can have all that it can have of this one."""
+        limit = self.connection_bits_per_s
+        return LinkSpec(rate_bits_per_s=self.rate_bits_per_s if limit is None else limit)
 
     @property
     def burst_bytes(self) -> int:
@@ -114,6 +138,18 @@ class LinkSpec:
         """Bytes that wait at one end of the link before packets are dropped."""
         return max(_QUEUE_LEAST_BYTES, round((self.rate_bits_per_s or 0.0) / 8 * _QUEUE_S))
 
-    def seconds_for(self, n_bytes: float) -> float:
-        """Time that `n_bytes` take at this rate; 0 on an unshaped link."""
-        return 0.0 if self.rate_bits_per_s is None else n_bytes * 8 / self.rate_bits_per_s
+    def seconds_for(self, n_bytes: float, connections: int = 1) -> float:
+        """Time that `n_bytes` take over so many connections; 0 on an unshaped link."""
+        if self.rate_bits_per_s is None:
+            return 0.0
+        limit = self.connection_bits_per_s or self.rate_bits_per_s
+        return n_bytes * 8 / min(self.rate_bits_per_s, connections * limit)
+
+
+def _bits_per_s(match: re.Match[str]) -> float:
+    return float(round(float(match["number"]) * _UNITS[match["unit"]]))
+
+
+def _text(bits_per_s: float) -> str:
+    unit = max((u for u in _UNITS if _UNITS[u] <= bits_per_s), key=_UNITS.__getitem__)
+    return f"{bits_per_s / _UNITS[unit]:.12g}{unit}"

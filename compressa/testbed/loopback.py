@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, final
 
+from compressa.errors import ConfigError
 from compressa.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
 from compressa.testbed._keeper_client import Keeper, start_keeper
 from compressa.testbed._records import Record
@@ -38,10 +39,10 @@ class LoopbackTestbed(Testbed):
     def set_link(self, link: LinkSpec | str) -> None:
         """Tell running processes, which take it over with `Pacer.reload`, and those to come."""
         self._check_open()
-        link = LinkSpec.parse(link)
-        self._record = dataclasses.replace(self._record, link=str(link))
+        record = dataclasses.replace(self._record, link=str(LinkSpec.parse(link)))
+        write_pace(record)
+        self._record = record
         self._record.write()
-        write_pace(self._record)
 
     def counters(self) -> None:
         """Return None: all hosts share one interface, and its bytes cannot be told apart."""
@@ -85,11 +86,20 @@ def make_loopback(record: Record) -> LoopbackTestbed:
 
 
 def write_pace(record: Record) -> None:
-    """Write the rate that the processes of a loopback testbed must keep; readers see it whole."""
+    """Write the rate that the processes of a loopback testbed must keep; readers see it whole.
+
+    Raises:
+        ConfigError: Connections are to be limited.
+    """
     part = record.pace_file.with_suffix(".pace-part")
     part.write_text(_pace_text(LinkSpec.parse(record.link)))
     part.replace(record.pace_file)
 
 
 def _pace_text(link: LinkSpec) -> str:
+    if link.connection_bits_per_s is not None:
+        raise ConfigError(
+            f'"{link}": a sender can not limit each of its connections; use kind="netns", or a '
+            "link without such a limit."
+        )
     return "" if link.rate_bits_per_s is None else f"{link.rate_bits_per_s:.0f}"

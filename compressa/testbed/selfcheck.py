@@ -80,7 +80,7 @@ def check_links(bed: Testbed) -> list[Measurement]:
 
 
 def _plan(bed: Testbed, probes: Probes, ring: Sequence[tuple[int, int]]) -> list[Measure]:
-    rate = bed.link.rate_bits_per_s or 0.0
+    rate = bed.link.of_connection.rate_bits_per_s or 0.0
     large_bytes = min(_LARGE_BYTES, int(rate / 8 * _LARGE_S))
     sizes = [_SMALL_BYTES, _MIDDLE_BYTES, large_bytes]
     shortest_s = _SHORTEST_S[bed.kind]
@@ -137,7 +137,7 @@ def _fan(bed: Testbed, probes: Probes, host_index: int, *, outward: bool) -> lis
     others = [i for i in range(len(bed.hosts)) if i != host_index]
     flows = [(host_index, i) if outward else (i, host_index) for i in others]
     each_bytes = _FAN_BYTES // len(flows)
-    nominal_s = bed.link.seconds_for(each_bytes * len(flows))
+    nominal_s = bed.link.seconds_for(each_bytes * len(flows), connections=len(flows))
     runs = [probes.transfer(flows, each_bytes) for _ in range(_repeats(nominal_s))]
     taken_s = statistics.median(max(e for _, e in run) - min(b for b, _ in run) for run in runs)
     what = f"host {host_index} {'to' if outward else 'from'} all"

@@ -18,7 +18,7 @@ from compressa.testing.rank import Gradients
 from compressa.testing.world import LoopbackWorld
 from compressa.transports.loopback import Loopback
 
-EXCHANGES = ("all_reduce", "all_gather", "scatter_reduce")
+EXCHANGES = ("all_reduce", "all_gather", "scatter_reduce", "per_hop")
 DTYPES = (torch.float16, torch.bfloat16, torch.float64)
 
 

@@ -30,12 +30,16 @@ class RoundFuzz:
         compressor: Of all ranks.
         seed: Of the mutations.
         exchange: As in `compressa.aggregators.World`.
+        algorithm: As in the configuration's `exchange`.
     """
 
-    def __init__(self, compressor: Compressor, seed: int, exchange: str = "auto") -> None:
-        self.name = f"{compressor.name}, {exchange}"
+    def __init__(
+        self, compressor: Compressor, seed: int, exchange: str = "auto", algorithm: str = "auto"
+    ) -> None:
+        self.name = f"{compressor.name}, {exchange}, {algorithm}"
         self.tally = Tally()
-        self._compressor, self._exchange = compressor, exchange
+        self._compressor = compressor
+        self._exchange, self._algorithm = exchange, algorithm
         self._mutator = Mutator(seed)
         self._gradients = [
             {p.name: torch.randn(p.shape, generator=generator(rank)) for p in _PARAMETERS}
@@ -93,4 +97,6 @@ class RoundFuzz:
         return torch.from_numpy(room[: self._mutator.mutate(data.numpy(), other, room)])
 
     def _new_ranks(self) -> Lockstep:
-        return Lockstep(_RANKS, _PARAMETERS, self._compressor, exchange=self._exchange)
+        how, algorithm = self._exchange, self._algorithm
+        made = self._compressor
+        return Lockstep(_RANKS, _PARAMETERS, made, exchange=how, algorithm=algorithm)

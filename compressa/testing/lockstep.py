@@ -35,6 +35,7 @@ class Lockstep:
         parameters: The model's parameters.
         compressor: For all of them.
         exchange: As in `compressa.aggregators.World`.
+        algorithm: As in the configuration's `exchange`.
         unit_bytes: Dense bytes at which a unit is full.
 
     Attributes:
@@ -49,12 +50,13 @@ class Lockstep:
         compressor: Compressor,
         *,
         exchange: str = "auto",
+        algorithm: str = "auto",
         unit_bytes: int = 1 << 30,
     ) -> None:
         self.states = [State() for _ in range(size)]
         self.next_step = 0
         # These transports are asked for rank and size only.
-        self._sums = [Sums(transport) for transport in Loopback(size).transports]
+        self._sums = [Sums(transport, algorithm) for transport in Loopback(size).transports]
         now = {p.name: compressor.at(0).for_parameter(p) for p in parameters}
         units = build_units(parameters, now, unit_bytes, 1, unit_bytes)
         worlds = [World(rank, size, 0, exchange, state) for rank, state in enumerate(self.states)]

@@ -40,6 +40,7 @@ class Rules(NamedTuple):
     seed: int
     deadline_s: float
     device: torch.device
+    hosts: str
     replan: Callable[[int, Plan], Plan]
 
 
@@ -69,7 +70,8 @@ class LoopbackRank:
         self._transport: Transport = transport
         if rules.device.type == "cuda":
             self._transport = Staged(transport, torch.cuda.current_stream(), _waiting(clock))
-        self._sums = Sums(self._transport, rules.exchange.algorithm)
+        hosts = rules.hosts[: transport.size]
+        self._sums = Sums(self._transport, rules.exchange.algorithm, hosts)
         self._unfinished: set[int] = set()
         self._driver = Driver(
             self._transport,
@@ -118,7 +120,8 @@ class LoopbackRank:
 
     def _build(self, step: int) -> Phase:
         rules, transport = self._rules, self._transport
-        world = World(self.rank, transport.size, rules.seed, rules.exchange.kind, self.state)
+        kind, inside = rules.exchange.kind, rules.exchange.inside
+        world = World(self.rank, transport.size, rules.seed, kind, self.state, inside)
         return Phase(rules.parameters, rules.compressors, step, rules.exchange, world, self._sums)
 
     def _task(self, index: int, turn: Turn) -> Task:

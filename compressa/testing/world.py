@@ -34,6 +34,10 @@ class LoopbackWorld:
         parameters: The model's parameters, in its order.
         compressors: One for all parameters, or by parameter name.
         exchange: As in `compressa.aggregators.World`.
+        algorithm: As in the configuration's `exchange`.
+        hosts: By rank, a letter that is the same for ranks that share a host; each has its own if
+            not given. A larger world may come to need more of them.
+        inside: As in `compressa.aggregators.World`.
         unit_bytes: Dense bytes at which a unit is full, whatever is left after compression.
         policy: Name of the scheduler.
         seed: Seed of the counter-based random bits.
@@ -54,6 +58,9 @@ class LoopbackWorld:
         compressors: Compressor | Mapping[str, Compressor],
         *,
         exchange: str = "auto",
+        algorithm: str = "auto",
+        hosts: str = "",
+        inside: str = "none",
         unit_bytes: int = 2048,
         policy: str = "fifo",
         seed: int = 0,
@@ -70,6 +77,9 @@ class LoopbackWorld:
         self.next_step = 0
         self._settings: dict[str, Any] = {
             "exchange": exchange,
+            "algorithm": algorithm,
+            "hosts": hosts,
+            "inside": inside,
             "unit_bytes": unit_bytes,
             "policy": policy,
             "seed": seed,
@@ -78,13 +88,15 @@ class LoopbackWorld:
         }
         sizes = {
             "kind": exchange,
+            "algorithm": algorithm,
+            "inside": inside,
             "unit_bytes": unit_bytes,
             "unit_payload_bytes": 1,
             "unit_dense_bytes": unit_bytes,
         }
         config = Exchange.model_validate(sizes)
         self._rules = Rules(
-            self.parameters, compressors, config, policy, seed, deadline_s, device, replan
+            self.parameters, compressors, config, policy, seed, deadline_s, device, hosts, replan
         )
         self._turn = Turn(0)
         clock = self.loopback.clock

@@ -23,13 +23,14 @@ class BackendSum:
         self._group: dist.ProcessGroup | None = group
         self._lock = threading.Lock()
         self._under_way = 0
+        self._closed = False
         self.sent_bytes = 0
 
     def close(self) -> None:
         """Let go of the group, which ends with its last reference; not in the middle of a sum."""
         with self._lock:
-            if not self._under_way:
-                self._group = None
+            self._closed = True
+            self._let_go()
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Sum with Gloo's own algorithm; the bytes are those of a ring."""
@@ -50,9 +51,14 @@ class BackendSum:
     def _report(self, future: torch.futures.Future[object], done: Done) -> None:
         with self._lock:
             self._under_way -= 1
+            self._let_go()
         try:
             future.value()
         except RuntimeError as error:
             done(call_failed("the backend's all-reduce", error))
             return
         done({})
+
+    def _let_go(self) -> None:
+        if self._closed and not self._under_way:
+            self._group = None

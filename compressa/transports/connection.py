@@ -46,6 +46,7 @@ class TcpSettings:
         unsent_bytes: Most bytes that the kernel holds of one connection and has not sent.
         silence_s: Sent bytes that nobody confirms for so long end the connection.
         pacer: Holds back what is sent, to all peers together.
+        poll_s: For how long to look for what is due before sleeping.
     """
 
     epoch: int
@@ -53,6 +54,7 @@ class TcpSettings:
     unsent_bytes: int
     silence_s: float
     pacer: Pacer = field(default_factory=lambda: Pacer(None))
+    poll_s: float = 0.0
 
 
 def frame_sizes(chunk_bytes: int, credit_bytes: int, connections: int) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 The called rank sends a nonce; the caller answers with its rank, which of its connections this is,
 the epoch, a nonce of its own and a proof over all of it; the called rank answers with its proof. A
 proof names both ranks, the connection, the epoch and the role, so that it serves once, in one
-place. Whoever fails is sent away, and whoever says nothing delays nobody.
+place. Whoever fails is sent away, which is logged, and whoever says nothing delays nobody.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import logging
 import secrets
 import selectors
 import socket
@@ -28,6 +29,10 @@ _PROOF_BYTES = hashlib.sha256().digest_size
 _HELLO = struct.Struct(f"<16sIII{_NONCE_BYTES}s{_PROOF_BYTES}s")
 _MOST_STRANGERS = 64  # connections that may be open and prove nothing
 _PATIENCE_S = 0.5  # for which each of them may stay at least
+_MOST_LOGGED = 20  # one by one; a flood must not fill the log as well
+_SAID_NOTHING = "it did not prove itself in time"
+
+_log = logging.getLogger(__name__)
 
 
 class Place(NamedTuple):
@@ -86,8 +91,9 @@ class Door(NamedTuple):
 class _Guest:
     """Somebody at the door who has not proved who it is."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, address: object) -> None:
         self.link = link
+        self.address = address
         self.since_s = time.monotonic()
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         self._hello = b""
@@ -106,9 +112,12 @@ class _Guest:
         magic, epoch, peer, number, theirs, proof = _HELLO.unpack(self._hello)
         place, nonces = Place(peer, number), self._nonce + theirs
         expected = door.proof(b"caller", peer, door.rank, number, nonces)
-        known = magic == _MAGIC and epoch == door.epoch and place in missing
-        if not (hmac.compare_digest(proof, expected) and known):
-            raise ConnectionError("a stranger")
+        if magic != _MAGIC:
+            raise ConnectionError("it does not speak this protocol")
+        if not hmac.compare_digest(proof, expected):
+            raise ConnectionError("it does not know the secret")
+        if epoch != door.epoch or place not in missing:
+            raise ConnectionError("it is not expected, or is here already")
         self.link.sendall(door.proof(b"callee", peer, door.rank, number, nonces))
         self.link.setblocking(True)
         return place
@@ -129,6 +138,7 @@ class Entrance:
         self._missing = list(expected)
         self._most_guests = len(expected) + _MOST_STRANGERS
         self._guests: deque[_Guest] = deque()
+        self._refused = 0
         self._selector = selectors.DefaultSelector()
 
     def wait(self, links: dict[Place, socket.socket], end_s: float) -> None:
@@ -143,9 +153,12 @@ class Entrance:
             while self._missing:
                 self._receive_guests(links, end_s)
         finally:
+            while self._guests:
+                self._refuse(self._guests[0], _SAID_NOTHING)
             self._selector.close()
-            for guest in self._guests:
-                guest.link.close()
+            if self._refused > _MOST_LOGGED:
+                more = self._refused - _MOST_LOGGED
+                _log.warning("rank %d refused %d more connections", self._door.rank, more)
 
     def _receive_guests(self, links: dict[Place, socket.socket], end_s: float) -> None:
         if time.monotonic() >= end_s:
@@ -164,11 +177,11 @@ class Entrance:
             if time.monotonic() - self._guests[0].since_s < _PATIENCE_S:
                 time.sleep(0.01)  # a flood must not wash out a rank that is about to speak
                 return
-            self._part_with(self._guests[0]).close()
+            self._refuse(self._guests[0], _SAID_NOTHING)
         with contextlib.suppress(BlockingIOError, ConnectionError):  # it has gone already
-            link, _ = self._listener.accept()
+            link, address = self._listener.accept()
             try:
-                guest = _Guest(link)
+                guest = _Guest(link, address)
             except OSError:
                 link.close()
                 return
@@ -178,12 +191,19 @@ class Entrance:
     def _hear(self, guest: _Guest, links: dict[Place, socket.socket]) -> None:
         try:
             place = guest.listen(self._door, self._missing)
-        except OSError:
-            self._part_with(guest).close()
+        except OSError as error:
+            self._refuse(guest, error.strerror or str(error))
             return
         if place is not None:
             self._missing.remove(place)
             links[place] = self._part_with(guest)
+
+    def _refuse(self, guest: _Guest, why: str) -> None:
+        self._part_with(guest).close()
+        self._refused += 1
+        if self._refused <= _MOST_LOGGED:
+            rank, whose = self._door.rank, guest.address
+            _log.warning("rank %d refused a connection from %s: %s", rank, whose, why)
 
     def _part_with(self, guest: _Guest) -> socket.socket:
         self._selector.unregister(guest.link)

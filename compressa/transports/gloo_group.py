@@ -37,6 +37,7 @@ class GlooGroupTransport(Transport):
         self._sent_bytes = 0
         self._messages = 0
         self._under_way: set[Key] = set()
+        self._closed = False
         self._lock = threading.Lock()
 
     def ordered(self, operation: Operation) -> bool:
@@ -92,8 +93,8 @@ class GlooGroupTransport(Transport):
         """Let go of the group, which ends with its last reference; not in the middle of a call."""
         self._sum.close()
         with self._lock:
-            if not self._under_way:
-                self._group = None
+            self._closed = True
+            self._let_go()
 
     def _pack(self, key: Key, exchange: Exchange) -> tuple[torch.Tensor, list[int]]:
         """Lay out headers and messages; a peer's share is as long as its buffer for it."""
@@ -127,6 +128,10 @@ class GlooGroupTransport(Transport):
                     f"rank {peer} launched {frame.key} where this rank launched {key}: their "
                     "plans differ"
                 )
+            if frame != frame._replace(
+                kind=Kind.DATA, message_bytes=frame.data_bytes, offset_bytes=0
+            ):
+                raise PayloadError(f"rank {peer} sent a part of a message in a group call: {frame}")
             if exchange.exact and frame.data_bytes != buffer.numel():
                 raise PayloadError(
                     f"rank {peer} sent {frame.data_bytes} bytes where {buffer.numel()} are due"
@@ -142,6 +147,7 @@ class GlooGroupTransport(Transport):
         def report(future: torch.futures.Future[object]) -> None:
             with self._lock:
                 self._under_way.discard(key)
+                self._let_go()
             try:
                 future.value()
                 result: Received | CompressaError = unpack()
@@ -154,3 +160,7 @@ class GlooGroupTransport(Transport):
         with self._lock:
             self._under_way.add(key)
         work.get_future().add_done_callback(report)
+
+    def _let_go(self) -> None:
+        if self._closed and not self._under_way:
+            self._group = None

@@ -5,6 +5,9 @@ port is free, arrives `latency_s` later, and occupies its receiver's port, as so
 free, while its bytes come in. The latency of messages under way overlaps; `message_s` is what
 each costs on both ports besides its bytes, the `a` of the usual cost formulas. Events at equal
 times happen in the order in which they were made, so a run is repeatable bit for bit.
+
+What goes wrong in networks can be had on purpose: ports that differ and change in time, messages
+that are delayed, and ranks that are lost at a time.
 """
 
 from __future__ import annotations
@@ -17,12 +20,18 @@ from dataclasses import dataclass, field
 
 import torch
 
-from compressa.collectives.base import BackendAllReduce
+from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.errors import CompressaError, PeerLost, StateError
 from compressa.transports.base import Done, Key, Traffic
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
 from compressa.transports.inbox import Inbox
 from compressa.transports.tagged import TaggedTransport
+
+Bandwidth = float | Callable[[int, float], float]
+"""Bytes per second of each port; or of a rank's port at a time: (rank, time_s) -> bytes/s."""
+
+Delay = Callable[[int, int, float], float]
+"""(sender, receiver, time at which a message leaves) -> seconds that it takes longer."""
 
 
 @dataclass
@@ -55,8 +64,15 @@ class Loopback:
         size: Number of ranks.
         latency_s: Time from one port to another.
         message_s: Time that a message occupies a port besides its bytes.
-        bandwidth_bytes_per_s: Of each port, each way.
+        bandwidth_bytes_per_s: Of each port, each way; or a function of rank and time, whose answer
+            holds for all of a message that begins then.
+        delay: What messages take besides; they may overtake each other.
         clock: The clock; a new one if not given.
+
+    Example:
+        >>> slow_from_1_s = lambda rank, time_s: 1e6 if rank == 2 and time_s >= 1 else 1e9
+        >>> loopback = Loopback(4, latency_s=1e-4, bandwidth_bytes_per_s=slow_from_1_s)
+        >>> loopback.lose(3, at_s=2.0, silence_s=0.5)
     """
 
     def __init__(
@@ -65,7 +81,8 @@ class Loopback:
         *,
         latency_s: float = 0.0,
         message_s: float = 0.0,
-        bandwidth_bytes_per_s: float = math.inf,
+        bandwidth_bytes_per_s: Bandwidth = math.inf,
+        delay: Delay | None = None,
         clock: VirtualClock | None = None,
     ) -> None:
         self.size = size
@@ -73,13 +90,29 @@ class Loopback:
         self._latency_s = latency_s
         self._message_s = message_s
         self._bandwidth = bandwidth_bytes_per_s
+        self._delay = delay
         self._leaves_free_s = [0.0] * size
         self._enters_free_s = [0.0] * size
         self.transports = [LoopbackTransport(self, rank) for rank in range(size)]
 
-    def lose(self, rank: int) -> None:
-        """Cut a rank off: nothing reaches it or comes from it any more."""
+    def lose(self, rank: int, *, at_s: float | None = None, silence_s: float = 0.0) -> None:
+        """Cut a rank off: nothing reaches it or comes from it any more.
+
+        Args:
+            rank: The rank.
+            at_s: When; now if not given.
+            silence_s: How much later the others know it.
+        """
+        if at_s is not None:
+            self.clock.at(at_s, lambda: self.lose(rank, silence_s=silence_s))
+            return
         self.transports[rank].lost = True
+        if silence_s:
+            self.clock.at(self.clock.now_s + silence_s, lambda: self._tell(rank))
+        else:
+            self._tell(rank)
+
+    def _tell(self, rank: int) -> None:
         for transport in self.transports:
             if not transport.lost:
                 transport.fail(PeerLost(rank, f"rank {rank} is lost: its connection was closed"))
@@ -88,18 +121,28 @@ class Loopback:
         self, sender: int, receiver: int, size_bytes: int, arrive: Callable[[], None]
     ) -> float:
         """Occupy both ports for a message; return the time at which it has left."""
-        duration_s = self._message_s + size_bytes / self._bandwidth
         leave_s = max(self.clock.now_s, self._leaves_free_s[sender])
-        self._leaves_free_s[sender] = leave_s + duration_s
+        left_s = leave_s + self._occupied_s(sender, leave_s, size_bytes)
+        self._leaves_free_s[sender] = left_s
+        way_s = self._latency_s
+        if self._delay is not None:
+            way_s += self._delay(sender, receiver, leave_s)
 
         def enter() -> None:
             # Only now: a message that comes earlier, though sent later, must not wait for this.
             enter_s = max(self.clock.now_s, self._enters_free_s[receiver])
-            self._enters_free_s[receiver] = enter_s + duration_s
-            self.clock.at(enter_s + duration_s, arrive)
+            entered_s = enter_s + self._occupied_s(receiver, enter_s, size_bytes)
+            self._enters_free_s[receiver] = entered_s
+            self.clock.at(max(entered_s, left_s + way_s), arrive)
 
-        self.clock.at(leave_s + self._latency_s, enter)
-        return leave_s + duration_s
+        self.clock.at(leave_s + way_s, enter)
+        return left_s
+
+    def _occupied_s(self, rank: int, time_s: float, size_bytes: int) -> float:
+        """How long a message that begins at a time occupies a rank's port."""
+        bandwidth = self._bandwidth
+        rate = bandwidth(rank, time_s) if callable(bandwidth) else bandwidth
+        return self._message_s + size_bytes / rate
 
 
 class _Inboxes(dict[int, Inbox]):
@@ -119,6 +162,7 @@ class LoopbackTransport(TaggedTransport):
         self.size = world.size
         self.epoch = 0
         self.lost = False
+        self._error: CompressaError | None = None
         self.failed: Callable[[CompressaError], None] = lambda error: None
         self._world = world
         self._sent_bytes = 0
@@ -177,8 +221,19 @@ class LoopbackTransport(TaggedTransport):
         """Messages, with a frame header each."""
         return Traffic(self._sent_bytes, self._messages)
 
+    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+        """As its base, unless the transport is dead.
+
+        Raises:
+            CompressaError: It is; the error that ended it.
+        """
+        if self._error is not None:
+            raise self._error
+        super().exchange(key, exchange, place, done)
+
     def fail(self, error: CompressaError) -> None:
         """Forget what is under way, and tell whoever listens."""
+        self._error = self._error or error
         for inbox in self._inboxes.values():
             inbox.clear()
         self.failed(error)

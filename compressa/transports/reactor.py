@@ -32,6 +32,9 @@ class Reactor:
         self._posted: deque[Callback] = deque()
         self._timers: list[tuple[float, int, Callback]] = []
         self._numbers = itertools.count()
+        self._due: Callable[[], bool] = lambda: False
+        self._poll_s = 0.0
+        self._soon = True  # whether what was due last came soon
         self._runner: int | None = None
         self._woken = False
         self._waker, self._wakes = socket.socketpair()
@@ -66,6 +69,18 @@ class Reactor:
         else:
             self._selector.register(link, events, ready)
 
+    def stay_awake(self, poll_s: float, due: Callable[[], bool]) -> None:
+        """Look for so long before each sleep, while something is due that may come any moment.
+
+        To fall asleep and be woken takes longer than a short message needs. Where the last wait was
+        longer than this, there is no use in it, and the loop sleeps at once.
+
+        Args:
+            poll_s: For how long.
+            due: Whether anything is due now.
+        """
+        self._poll_s, self._due = poll_s, due
+
     def run_once(self, timeout_s: float) -> None:
         """Call back all that is due; wait for at most `timeout_s` if nothing is."""
         self._runner = threading.get_ident()
@@ -78,10 +93,21 @@ class Reactor:
         if self._timers:
             timeout_s = min(timeout_s, max(0.0, self._timers[0][0] - time.monotonic()))
             timeout_s = self._wait_precisely(timeout_s)
-        for key, events in self._selector.select(timeout_s):
+        for key, events in self._select(timeout_s):
             key.data(events)
         while self._timers and self._timers[0][0] <= time.monotonic():
             heapq.heappop(self._timers)[2]()
+
+    def _select(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout_s <= 0 or not self._poll_s or not self._due():
+            return self._selector.select(timeout_s)
+        begin_s = time.monotonic()
+        ready = self._selector.select(0.0)
+        while self._soon and not ready and time.monotonic() < begin_s + self._poll_s:
+            ready = self._selector.select(0.0)
+        ready = ready or self._selector.select(timeout_s)
+        self._soon = time.monotonic() < begin_s + self._poll_s
+        return ready
 
     def close(self) -> None:
         """Free what is held; functions posted from now on are never called."""

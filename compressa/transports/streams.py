@@ -128,6 +128,8 @@ class Sender:
                 self._wait_for(slot)
         except RuntimeError as error:
             self._failed(lost(self._peer, error, self._settings.silence_s))
+        finally:
+            self._works.clear()  # each keeps all connections of its group open
 
     def _wait_for(self, slot: int) -> None:
         work = self._works[slot]
@@ -212,7 +214,7 @@ class Receiver:
             return self._take(staging)
         except CompressaError as error:
             self._deaf = True
-            self._failed(error)
+            self._failed(error.with_traceback(None))  # whose frames would hold the group
             return True
 
     def _post(self, group: dist.ProcessGroup, staging: torch.Tensor) -> dist.Work:

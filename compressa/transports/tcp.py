@@ -62,6 +62,7 @@ class TcpTransport(MeshTransport):
     def attach(self, reactor: Reactor) -> None:
         """Have a reactor serve the sockets; every other call is for its thread."""
         self._reactor = reactor
+        reactor.stay_awake(self._settings.poll_s, lambda: bool(self._pending))
         for link in self._links.values():
             link.attach(reactor)
 

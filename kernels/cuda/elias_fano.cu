@@ -4,14 +4,16 @@
 #include "_bitmap.cuh"
 #include "_values.cuh"
 
+// An index that is too large for the part is left out: who packs without a check may have indices
+// whose own check is on its way.
 KERNEL(
     set_highs, CTA,
-    (const u32* indices, i64 n, int low_bits, u8* high, const u64* refused)) {
+    (const u32* indices, i64 n, int low_bits, u8* high, i64 bits, const u64* refused)) {
     if (refused && *refused) return;
     for (i64 low = team_number<WARP>() * WARP; low < n; low += team_count<WARP>() * WARP) {
         i64 i = low + team_thread<WARP>();
-        i64 place = i < n ? i64(indices[i] >> low_bits) + i : 0;
-        set_bit_of_lane(high, place, i < n);
+        i64 place = i < n ? i64(indices[i] >> low_bits) + i : bits;
+        set_bit_of_lane(high, place, place < bits);
     }
 }
 

@@ -24,7 +24,7 @@ def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: b
         words = threads_for(low.size + 3, 4)
         launch("bitpack", "pack_bits", *words, indices, count, width, low, refused)
     launch("bitpack", "clear_bytes", *bytes_, high, np.int64(high.size), refused)
-    places = indices, count, width, high, refused
+    places = indices, count, width, high, np.int64(8 * high.size), refused
     launch("elias_fano", "set_highs", *threads_for(indices.size, 1), *places)
     return not (check and device().read(refused))
 

@@ -20,6 +20,7 @@ def timed(
     barrier: Callable[[], object],
     slowest: Callable[[float], float],
     budget_s: float,
+    rounds: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> tuple[list[float], int]:
     """Time operations that all ranks do together; all must call this.
@@ -32,6 +33,7 @@ def timed(
         barrier: Waits for all ranks.
         slowest: Gives the largest of the numbers that the ranks call it with.
         budget_s: Seconds for all of it.
+        rounds: How many operations to time, each by itself, whatever the budget; 0 for chains.
         clock: Tells seconds.
 
     Returns:
@@ -47,6 +49,8 @@ def timed(
 
     first_s = sample(1)
     verify()
+    if rounds:
+        return [sample(1) for _ in range(rounds)], 1 + rounds
     if slowest(first_s) >= _LONG * budget_s:
         return [first_s], 1
     samples_s = [sample(1)]

@@ -1,89 +1,62 @@
-"""Methods: the collectives that are compared, what they send and what they should cost."""
+"""Methods: the table of all that is compared; there is a file for each shape of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from typing import get_args
 
+from compressa.bench.network.broadcasts import Broadcast
+from compressa.bench.network.compressed import Compressed
+from compressa.bench.network.gathers import Gather
+from compressa.bench.network.method import Method
+from compressa.bench.network.sums import Sum
+from compressa.bench.network.transfers import Transfer
 from compressa.collectives import round_robin
 from compressa.collectives.algorithms import ALGORITHMS
-from compressa.collectives.cost import Stage
+from compressa.collectives.broadcast import Choice
 
-Maker = Literal["compressa", "gloo", "mpi"]
-Verb = Literal["all_reduce", "all_gather"]
-Stages = Callable[[int, int], list[Stage]]
-MAKERS: tuple[Maker, ...] = ("compressa", "gloo", "mpi")
-
-HOP, ADD = "hop", "add"
-"""What ranks also time, for the cost model: exchanges between two of them, and additions."""
+HOP, PAIR, ADD = "hop", "pair", "add"
+"""What ranks also time, for the cost model: exchanges of all or two of them, and additions."""
 
 HOPS = 4
-"""Exchanges in one `hop`: what starts and ends a program should weigh little."""
+"""Exchanges in one `hop` or `pair`: what starts and ends a program should weigh little."""
 
+SOURCES = (1, 4)
+CONNECTIONS = (1, 2, 4, 8)
 
-@dataclass(frozen=True)
-class Method:
-    """One way to sum over the ranks, or to bring every rank's bytes to all.
-
-    Attributes:
-        name: What rows call it.
-        by: Whose it is.
-        verb: What it does. The size is that of the sum, or of one rank's bytes.
-        stages: What each hop costs, for a size and a number of ranks, where that is known.
-    """
-
-    name: str
-    by: Maker
-    verb: Verb
-    stages: Stages | None = None
-
-    def formula_bytes(self, size_bytes: int, ranks: int) -> float:
-        """Bytes through the busiest port, by the method's own formula.
-
-        Where it is not known how something works, it is what the best way takes.
-        """
-        if self.stages is not None:
-            return sum(stage.port_bytes for stage in self.stages(size_bytes, ranks))
-        return least_bytes(self.verb, size_bytes, ranks)
-
-    def sent_bytes(self, size_bytes: int, ranks: int) -> int:
-        """Bytes that all ranks together send at least."""
-        if self.verb == "all_gather" or self.name == "all_to_all":
-            return ranks * (ranks - 1) * size_bytes
-        if self.name == "recursive_doubling":
-            doublings = ranks.bit_length() - 1
-            core = 1 << doublings
-            return (core * doublings + 2 * (ranks - core)) * size_bytes
-        return 2 * (ranks - 1) * size_bytes
-
-
-def least_bytes(verb: Verb, size_bytes: int, ranks: int) -> float:
-    """Bytes that the busiest port has to carry, whatever is done."""
-    others = ranks - 1
-    return others * size_bytes if verb == "all_gather" else 2 * others / ranks * size_bytes
-
-
-def _gather_stages(size_bytes: int, ranks: int) -> list[Stage]:
-    return [Stage(ranks - 1, (ranks - 1) * size_bytes)]
-
-
-METHODS: Sequence[Method] = (
-    *(Method(name, "compressa", "all_reduce", row.stages) for name, row in ALGORITHMS.items()),
-    Method("scatter_reduce", "compressa", "all_reduce", round_robin.stages),
-    Method("auto", "compressa", "all_reduce"),
-    Method("all_gather", "compressa", "all_gather", _gather_stages),
-    Method("gloo all_reduce", "gloo", "all_reduce"),
-    Method("gloo all_gather", "gloo", "all_gather"),
-    Method("mpi Allreduce", "mpi", "all_reduce"),
-    Method("mpi Allgather", "mpi", "all_gather"),
+ALGORITHM_SUMS = [Sum(name, "compressa", row.stages) for name, row in ALGORITHMS.items()]
+GLOO_SUM = Sum("gloo all_reduce", "gloo")
+SUMS: Sequence[Method] = (
+    *ALGORITHM_SUMS,
+    Sum("scatter_reduce", "compressa", round_robin.stages),
+    Sum("auto", "compressa"),
+    Gather("all_gather", "compressa"),
+    GLOO_SUM,
+    Gather("gloo all_gather", "gloo"),
+    Sum("mpi Allreduce", "mpi"),
+    Gather("mpi Allgather", "mpi"),
 )
-"""All of them; `scatter_reduce` is the engine's, in two exchanges, and `auto` what it chooses."""
+"""`scatter_reduce` is the engine's, in two exchanges, and `auto` what it chooses."""
 
+COMPRESSED: Sequence[Method] = (
+    Compressed("int8", "compressa", "int8", "scatter_reduce"),
+    Compressed("int4", "compressa", "int4", "scatter_reduce"),
+    Compressed("int8 by all_gather", "compressa", "int8", "all_gather"),
+    Compressed("none", "compressa", "none", "auto"),
+)
+BROADCAST: Sequence[Method] = (
+    *(Broadcast.ours(name, sources) for sources in SOURCES for name in get_args(Choice)),
+    Broadcast("gloo broadcast", "gloo"),
+    Broadcast("mpi Bcast", "mpi"),
+)
+TRANSFER: Sequence[Method] = (
+    Transfer("send", "compressa"),
+    Transfer.in_large_frames(),
+    Transfer("torch send", "gloo"),
+    Transfer("mpi Send", "mpi"),
+    Transfer("ray get", "ray"),
+)
+STRIPING: Sequence[Method] = tuple(map(Transfer.striped, CONNECTIONS))
+
+METHODS: Sequence[Method] = (*SUMS, *COMPRESSED, *BROADCAST, *TRANSFER, *STRIPING)
 BY_NAME = {method.name: method for method in METHODS}
-
-
-def memory_bytes(method: Method, size_bytes: int, ranks: int) -> int:
-    """Memory that all ranks together need for it, nearly."""
-    everything = method.verb == "all_gather" or method.name == "all_to_all"
-    return ranks * size_bytes * (ranks + 1 if everything else 3)

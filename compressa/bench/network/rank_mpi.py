@@ -27,23 +27,23 @@ def main() -> None:
 
     def answer(ask: Ask) -> tuple[list[float], int]:
         gc.collect()
-        elems = max(ask.size_bytes // 4, 1)
-        own = np.full(elems, comm.rank + 1, np.float32)
-        call, verify = (_gather if ask.what == "mpi Allgather" else _sum)(MPI, own)
+        call, verify = _MAKE[ask.what](MPI, ask.size_bytes)
         return timed(
             call,
             verify,
             comm.Barrier,
             lambda seconds: float(comm.allreduce(seconds, MPI.MAX)),
             ask.budget_s,
+            ask.rounds,
         )
 
     version = MPI.Get_library_version().splitlines()[0].rstrip("\0")
     Wire(sys.argv[1], comm.rank).serve(" ".join(version.split()), answer)
 
 
-def _sum(mpi: Any, values: npt.NDArray[np.float32]) -> tuple[Call, Call]:
+def _sum(mpi: Any, size_bytes: int) -> tuple[Call, Call]:
     comm = mpi.COMM_WORLD
+    values = _own(comm, size_bytes)
 
     def verify() -> None:
         if (values != comm.size * (comm.size + 1) / 2).any():
@@ -53,8 +53,9 @@ def _sum(mpi: Any, values: npt.NDArray[np.float32]) -> tuple[Call, Call]:
     return lambda: comm.Allreduce(mpi.IN_PLACE, values), verify
 
 
-def _gather(mpi: Any, values: npt.NDArray[np.float32]) -> tuple[Call, Call]:
+def _gather(mpi: Any, size_bytes: int) -> tuple[Call, Call]:
     comm = mpi.COMM_WORLD
+    values = _own(comm, size_bytes)
     parts = np.empty((comm.size, values.size), np.float32)
 
     def verify() -> None:
@@ -62,6 +63,43 @@ def _gather(mpi: Any, values: npt.NDArray[np.float32]) -> tuple[Call, Call]:
             raise ArithmeticError("MPI has brought the wrong bytes")
 
     return lambda: comm.Allgather(values, parts), verify
+
+
+def _broadcast(mpi: Any, size_bytes: int) -> tuple[Call, Call]:
+    comm = mpi.COMM_WORLD
+    values = _own(comm, size_bytes)
+    return lambda: comm.Bcast(values), lambda: _verify_first(values)
+
+
+def _send(mpi: Any, size_bytes: int) -> tuple[Call, Call]:
+    comm = mpi.COMM_WORLD
+    values = _own(comm, size_bytes)
+    if comm.rank == 0:
+        return lambda: comm.Send(values, 1), _nothing
+    if comm.rank == 1:
+        return lambda: comm.Recv(values, 0), lambda: _verify_first(values)
+    return _nothing, _nothing
+
+
+_MAKE: dict[str, Callable[[Any, int], tuple[Call, Call]]] = {
+    "mpi Allreduce": _sum,
+    "mpi Allgather": _gather,
+    "mpi Bcast": _broadcast,
+    "mpi Send": _send,
+}
+
+
+def _own(comm: Any, size_bytes: int) -> npt.NDArray[np.float32]:
+    return np.full(max(size_bytes // 4, 1), comm.rank + 1, np.float32)
+
+
+def _verify_first(values: npt.NDArray[np.float32]) -> None:
+    if (values != 1).any():
+        raise ArithmeticError("MPI has not brought the first rank's values")
+
+
+def _nothing() -> None:
+    """There is nothing to do, or to see."""
 
 
 if __name__ == "__main__":

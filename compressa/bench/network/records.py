@@ -5,6 +5,7 @@ Targets are not written down: `targets` works out what meets them.
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -20,9 +21,10 @@ from pydantic import (
 )
 
 from compressa.bench import machine
-from compressa.bench.network.methods import Maker, Verb
+from compressa.bench.network.method import Maker, Verb
 from compressa.bench.records import Positive, read_as
 from compressa.collectives.cost import Link
+from compressa.errors import ConfigError
 
 Share = Annotated[FiniteFloat, Field(ge=0)]
 
@@ -49,8 +51,8 @@ class Network(_Strict):
     """Hosts and their links, as they were found before the rows were measured.
 
     `line_bytes_per_s` is the goodput of one plain TCP stream between two of the hosts.
-    `message_s`, `byte_s` and `reduce_s` are what the cost model takes: fitted to exchanges of two
-    ranks at two sizes, and to additions of all ranks at the same time.
+    `message_s`, `byte_s` and `reduce_s` are what the cost model takes: fitted to exchanges of all
+    ranks with all others at two sizes, and to additions of all ranks at the same time.
     """
 
     hosts: Annotated[int, Field(ge=2)]
@@ -76,6 +78,7 @@ class Row(_Spread):
     machine's processors that were busy, by whatever.
     """
 
+    part: str = "sums"
     hosts: Annotated[int, Field(ge=2)]
     link: str
     method: str
@@ -97,13 +100,26 @@ class Row(_Spread):
 
 
 class Omitted(_Strict):
-    """What was not measured, and why; a size of None stands for all of them."""
+    """What was not measured, and why; a size or a link of None stands for all of them."""
 
+    part: str = "sums"
     hosts: Annotated[int, Field(ge=2)]
     link: str | None
     method: str
     size_bytes: PositiveInt | None
     why: str
+
+
+class Simulated(_Strict):
+    """An algorithm on ranks that share a virtual clock, each with a port of the given cost."""
+
+    method: str
+    hosts: Annotated[int, Field(ge=2)]
+    size_bytes: PositiveInt
+    message_s: Share
+    byte_s: Positive
+    took_s: Positive
+    predicted_s: Positive
 
 
 class Header(_Strict):
@@ -129,6 +145,38 @@ class ExchangeMeasurement(_Strict):
     networks: list[Network]
     rows: list[Row]
     omitted: list[Omitted]
+    simulated: list[Simulated] = []
+
+    def updated(self, newer: ExchangeMeasurement) -> ExchangeMeasurement:
+        """Return this measurement with what a newer one has measured again, or in addition.
+
+        A network is as it was found last; each row keeps the figures that it had.
+
+        Raises:
+            ConfigError: They are of different machines.
+        """
+        old, new = self.header, newer.header
+        if (old.cpu, old.cores, old.system) != (new.cpu, new.cores, new.system):
+            raise ConfigError(
+                f"rows of {old.cpu}, {old.cores} cores, {old.system} can not be brought up to date "
+                f"with those of {new.cpu}, {new.cores} cores, {new.system}; write another file"
+            )
+        again = {_grid(row) for row in newer.rows} | {_grid(row) for row in newer.omitted}
+        omitted = [row for row in self.omitted if _grid(row) not in again]
+        networks = {(n.hosts, n.link): n for n in (*self.networks, *newer.networks)}
+        simulated = {(s.method, s.hosts): s for s in (*self.simulated, *newer.simulated)}
+        return ExchangeMeasurement(
+            header=new.model_copy(update={"versions": old.versions | new.versions}),
+            networks=sorted(networks.values(), key=lambda n: (n.hosts, n.rate_bits_per_s or inf)),
+            rows=[row for row in self.rows if _grid(row) not in again] + newer.rows,
+            omitted=omitted + newer.omitted,
+            simulated=list(simulated.values()),
+        )
+
+
+def _grid(row: Row | Omitted) -> tuple[object, ...]:
+    """Where in the grid something stands."""
+    return row.part, row.hosts, row.link, row.method, row.size_bytes
 
 
 def header(budget_s: float, longest_s: float, versions: dict[str, str]) -> Header:

@@ -5,23 +5,33 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
 from compressa.bench.machine import memory_bytes as machine_memory_bytes
 from compressa.bench.machine import now
-from compressa.bench.network import methods
-from compressa.bench.network.fit import MOST_BYTES, fitted, line_rate
-from compressa.bench.network.methods import METHODS, Method
+from compressa.bench.network.fit import MOST_BYTES, fitted
+from compressa.bench.network.line import line_rate
+from compressa.bench.network.method import Method
+from compressa.bench.network.plan import Cell, Settings
 from compressa.bench.network.processors import Processors
 from compressa.bench.network.ranks import Ranks, Started
-from compressa.bench.network.records import ExchangeMeasurement, Network, Omitted, Row, header
-from compressa.bench.network.start import missing_mpi, start_mpi, start_ranks
+from compressa.bench.network.records import (
+    ExchangeMeasurement,
+    Network,
+    Omitted,
+    Row,
+    Simulated,
+    header,
+)
+from compressa.bench.network.simulate import simulated
+from compressa.bench.network.start import OTHERS, Others, start_ranks
+from compressa.bench.network.sums import AUTO
 from compressa.bench.network.wire import Ask
 from compressa.bench.timing import Samples
-from compressa.errors import BackendUnavailable, ConfigError, TransportError
+from compressa.collectives.choice import CANDIDATES
+from compressa.engine.link_file import Figures
+from compressa.errors import BackendUnavailable, TransportError
 from compressa.testbed import Testbed, open_testbed
 
 _START_S = 180.0  # eight processes import torch on two cores
@@ -29,42 +39,7 @@ _PATIENCE_S = 60.0
 _PATIENCE = 20.0  # so many times as long as expected a row may take
 _MEMORY_SHARE = 0.25
 _LEAST_COUNTED = 0.97
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What is to be measured.
-
-    Attributes:
-        hosts: Numbers of hosts.
-        links: Speeds of their links, as `LinkSpec` writes them.
-        sizes_bytes: Of what is summed, or of what each rank gives.
-        pattern: That names of methods match.
-        budget_s: Seconds for a row.
-        longest_s: Longest operation, by its formula; the more bytes a method needs than the best,
-            the shorter is its own.
-    """
-
-    hosts: Sequence[int]
-    links: Sequence[str]
-    sizes_bytes: Sequence[int]
-    pattern: str = "*"
-    budget_s: float = 0.5
-    longest_s: float = 10.0
-
-    def __post_init__(self) -> None:
-        """Refuse what matches nothing."""
-        if not self.methods():
-            names = ", ".join(method.name for method in METHODS)
-            raise ConfigError(f"--what: no name matches {self.pattern!r}; there are: {names}")
-
-    def methods(self, *, of_mpi: bool | None = None) -> list[Method]:
-        """Return those that match; all, or MPI's, or all others."""
-        return [
-            method
-            for method in METHODS
-            if fnmatchcase(method.name, self.pattern) and of_mpi in (None, method.by == "mpi")
-        ]
+_MOST_FIT_S = 0.2
 
 
 class ExchangeBench:
@@ -76,7 +51,7 @@ class ExchangeBench:
         kept: Called after each row.
 
     Attributes:
-        networks: That were measured so far; likewise rows and what was omitted.
+        networks: That were measured so far; likewise rows, what was omitted, and simulated.
     """
 
     def __init__(
@@ -88,17 +63,22 @@ class ExchangeBench:
         self.networks: list[Network] = []
         self.rows: list[Row] = []
         self.omitted: list[Omitted] = []
+        self.simulated: list[Simulated] = []
         self._settings = settings
         self._progress = progress
         self._kept = kept
         self._versions: dict[str, str] = {}
         self._processors = Processors()
+        self._figures: Figures | None = None
 
     def measurement(self) -> ExchangeMeasurement:
         """Return all of it so far, as it is written down."""
-        head = header(self._settings.budget_s, self._settings.longest_s, self._versions)
         return ExchangeMeasurement(
-            header=head, networks=self.networks, rows=self.rows, omitted=self.omitted
+            header=header(self._settings.budget_s, self._settings.longest_s, self._versions),
+            networks=self.networks,
+            rows=self.rows,
+            omitted=self.omitted,
+            simulated=self.simulated,
         )
 
     def run(self) -> None:
@@ -108,110 +88,141 @@ class ExchangeBench:
             BackendUnavailable: There are no network namespaces here; the message says why.
             TransportError: A rank died or failed, or the links do not hold their rate.
         """
-        for hosts in self._settings.hosts:
+        if "hosts" in self._settings.parts:
+            self._simulate()
+        for hosts in self._settings.all_hosts():
             self._progress(f"{hosts} hosts: bringing them up")
-            with _opened(hosts, self._settings.links[0]) as bed:
+            with _opened(hosts, self._settings.links_of(hosts)[0]) as bed:
                 self._measure_ours(bed)
-                self._measure_mpi(bed)
+                for others in OTHERS:
+                    self._measure_others(bed, others)
+
+    def _simulate(self) -> None:
+        for method in self._settings.methods("hosts"):
+            for row in simulated(method.name):
+                self._progress(f"virtual clock: {row.method}, {row.hosts} ranks")
+                self.simulated.append(row)
 
     def _measure_ours(self, bed: Testbed) -> None:
         """Ours and Gloo's, on all links; also what each link is like."""
-        settings = self._settings
-        most_bytes = max(*settings.sizes_bytes, MOST_BYTES)
+        settings, hosts = self._settings, len(bed.hosts)
+        most_bytes = max(settings.most_bytes(hosts), MOST_BYTES)
         deadline_s = _PATIENCE_S + _PATIENCE * settings.longest_s
         start = partial(start_ranks, most_bytes=most_bytes, deadline_s=deadline_s)
         with _folder() as folder, _ranks(bed, folder, partial(start, bed, folder)) as ranks:
             self._versions["torch"] = ranks.version
-            for link in settings.links:
+            for link in settings.links_of(hosts):
                 bed.set_link(link)
                 bed.self_check()
                 self._progress(f"{_place(bed)}: line rate and cost model")
-                line_bytes_per_s = line_rate(bed)
-                ask = partial(ranks.ask, patience_s=_PATIENCE_S)
-                network = fitted(bed, line_bytes_per_s, settings.budget_s, ask)
+                network = self._fitted(bed, ranks)
                 self.networks.append(network)
-                self._measure(bed, ranks, network, settings.methods(of_mpi=False))
+                self._measure(ranks, bed, network, lambda method: method.by in _OURS)
 
-    def _measure_mpi(self, bed: Testbed) -> None:
-        """MPI's own, last: its ranks use up a processor each while they wait."""
-        wanted = self._settings.methods(of_mpi=True)
-        missing = missing_mpi() if wanted else ""
+    def _fitted(self, bed: Testbed, ranks: Ranks) -> Network:
+        """Find out what a link is like; from then on `auto` chooses by it."""
+        ask = partial(ranks.ask, patience_s=_PATIENCE_S)
+        line_bytes_per_s, hosts = line_rate(bed), len(bed.hosts)
+        budget_s = min(self._settings.budget_s, _MOST_FIT_S)
+        chooses = any(self._settings.cells(hosts, str(bed.link), lambda m: m.name == AUTO))
+        self._figures = fitted(hosts, budget_s, ask, CANDIDATES if chooses else ())
+        return Network(
+            hosts=hosts,
+            link=str(bed.link),
+            rate_bits_per_s=bed.link.rate_bits_per_s,
+            line_bytes_per_s=line_bytes_per_s,
+            message_s=self._figures.message_s,
+            byte_s=self._figures.byte_s,
+            reduce_s=self._figures.reduce_s,
+        )
+
+    def _measure_others(self, bed: Testbed, others: Others) -> None:
+        """Another library's own, last: its processes may use up processors while they wait."""
+        hosts = len(bed.hosts)
+        here = [network for network in self.networks if network.hosts == hosts]
+        cells = [
+            (network, cell)
+            for network in here
+            for cell in self._settings.cells(hosts, network.link, others.owns)
+        ]
+        missing = others.missing() if cells else ""
         if missing:
-            self._omit_mpi(bed, wanted, missing)
-        if missing or not wanted:
+            self._omit_all(cells, missing)
+        if missing or not cells:
             return
         with _folder() as folder:
             try:
-                started = _ranks(bed, folder, partial(start_mpi, bed, folder))
+                start = partial(others.start, bed, folder)
+                started = Ranks(others.speakers or hosts, folder, start, _START_S)
             except TransportError as error:
-                self._omit_mpi(bed, wanted, f"mpiexec starts nothing: {error}")
+                self._omit_all(cells, f"{others.maker} does not start: {error}")
                 return
             with started as ranks:
-                self._versions["mpi"] = ranks.version
-                for network in self.networks[-len(self._settings.links) :]:
+                self._versions[others.maker] = ranks.version
+                for network in here:
                     bed.set_link(network.link)
-                    self._measure(bed, ranks, network, wanted)
+                    self._measure(ranks, bed, network, others.owns)
 
-    def _omit_mpi(self, bed: Testbed, wanted: Sequence[Method], why: str) -> None:
-        self.omitted += [
-            Omitted(hosts=len(bed.hosts), link=None, method=method.name, size_bytes=None, why=why)
-            for method in wanted
-        ]
+    def _omit_all(self, cells: Sequence[tuple[Network, Cell]], why: str) -> None:
+        for network, cell in cells:
+            self._omit(network, cell, why)
 
     def _measure(
-        self, bed: Testbed, ranks: Ranks, network: Network, wanted: Sequence[Method]
+        self, ranks: Ranks, bed: Testbed, network: Network, wanted: Callable[[Method], bool]
     ) -> None:
-        """Measure one size after the other, so that a noisy time disturbs all methods alike."""
-        for size_bytes in self._settings.sizes_bytes:
-            for method in wanted:
-                why = self._too_much(method, size_bytes, network)
-                if why:
-                    self._omit(network, method, size_bytes, why)
-                    continue
-                self._progress(f"{_place(bed)}: {method.name}, {size_bytes:,} bytes")
-                self.rows.append(self._row(bed, ranks, network, method, size_bytes))
-                self._kept(self)
+        for cell in self._settings.cells(network.hosts, network.link, wanted):
+            why = self._too_much(cell.method, cell.size_bytes, network)
+            if why:
+                self._omit(network, cell, why)
+                continue
+            self._progress(f"{_place(bed)}: {cell.method.name}, {cell.size_bytes:,} bytes")
+            self.rows.append(self._row(bed, ranks, network, cell))
+            self._kept(self)
 
-    def _omit(self, network: Network, method: Method, size_bytes: int, why: str) -> None:
+    def _omit(self, network: Network, cell: Cell, why: str) -> None:
         self.omitted.append(
             Omitted(
+                part=cell.part,
                 hosts=network.hosts,
                 link=network.link,
-                method=method.name,
-                size_bytes=size_bytes,
+                method=cell.method.name,
+                size_bytes=cell.size_bytes,
                 why=why,
             )
         )
 
     def _too_much(self, method: Method, size_bytes: int, network: Network) -> str:
         """Say why something is not measured; nothing if it is."""
+        hosts = network.hosts
+        if hosts < method.least_ranks:
+            return f"it takes {method.least_ranks} hosts"
         room_bytes = _MEMORY_SHARE * machine_memory_bytes()
-        if methods.memory_bytes(method, size_bytes, network.hosts) > room_bytes:
+        if method.memory_bytes(size_bytes, hosts) > room_bytes:
             return "more memory than this machine can spare"
-        formula_bytes = method.formula_bytes(size_bytes, network.hosts)
-        excess = formula_bytes / methods.least_bytes(method.verb, size_bytes, network.hosts)
+        formula_bytes = method.formula_bytes(size_bytes, hosts)
+        excess = formula_bytes / method.floor_bytes(size_bytes, hosts)
         expected_s = formula_bytes / network.line_bytes_per_s
         most_s = self._settings.longest_s / excess
         return f"{expected_s:.0f} s for one operation" if expected_s > most_s else ""
 
-    def _row(
-        self, bed: Testbed, ranks: Ranks, network: Network, method: Method, size_bytes: int
-    ) -> Row:
-        budget_s, hosts = self._settings.budget_s, network.hosts
+    def _row(self, bed: Testbed, ranks: Ranks, network: Network, cell: Cell) -> Row:
+        method, size_bytes, hosts = cell.method, cell.size_bytes, network.hosts
         formula_bytes = method.formula_bytes(size_bytes, hosts)
         line_s = formula_bytes / network.line_bytes_per_s
+        figures = None
+        if method.name == AUTO and self._figures is not None:
+            figures = self._figures.model_dump(mode="json")
+        ask = Ask(method.name, size_bytes, self._settings.budget_s, cell.rounds, figures)
+        expected_s = max(ask.budget_s, cell.rounds * line_s) + line_s
         before_bytes = _sent(bed)
         self._processors.start()
-        ask = Ask(method.name, size_bytes, budget_s)
-        samples_s, operations = ranks.ask(ask, _PATIENCE_S + _PATIENCE * (budget_s + line_s))
+        samples_s, operations = ranks.ask(ask, _PATIENCE_S + _PATIENCE * expected_s)
         load, samples = self._processors.load(), Samples(tuple(samples_s))
         counted_bytes = (_sent(bed) - before_bytes) // operations
         if network.rate_bits_per_s is not None:
             check_counted(method, size_bytes, hosts, counted_bytes)
-        predicted_s = None
-        if method.stages is not None:
-            predicted_s = network.cost.time_s(method.stages(size_bytes, hosts))
         return Row(
+            part=cell.part,
             hosts=hosts,
             link=network.link,
             method=method.name,
@@ -224,11 +235,14 @@ class ExchangeBench:
             operations=operations,
             formula_bytes=formula_bytes,
             line_rate_share=line_s / samples.median,
-            predicted_s=predicted_s,
+            predicted_s=method.predicted_s(network.cost, size_bytes, hosts),
             counted_bytes=counted_bytes,
             load=load,
             timestamp=now(),
         )
+
+
+_OURS = ("compressa", "gloo")
 
 
 def check_counted(method: Method, size_bytes: int, ranks: int, counted_bytes: float) -> None:

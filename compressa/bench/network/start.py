@@ -1,4 +1,4 @@
-"""Starts the ranks on a testbed's hosts: ours by themselves, MPI's by mpiexec."""
+"""Starts the ranks on a testbed's hosts: ours, MPI's by mpiexec, and nodes of Ray."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import NamedTuple
 
+from compressa.bench.network.method import Maker, Method
 from compressa.bench.network.ranks import Started
 from compressa.testbed import Testbed
 
 _THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+_RAY = {"RAY_USAGE_STATS_ENABLED": "0"}
 # `-m` would import torch with the packages around the rank: stand-ins take their places.
 _BARE = """
 import runpy, sys, types
-folder = sys.argv.pop(1)
+folder, name = sys.argv.pop(1), sys.argv.pop(1)
+rank = "compressa.bench.network." + name
 for name in ("compressa", "compressa.bench", "compressa.bench.network"):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder + "/" + name.replace(".", "/").partition("/")[2]]
-runpy.run_module("compressa.bench.network.rank_mpi", run_name="__main__", alter_sys=True)
+runpy.run_module(rank, run_name="__main__", alter_sys=True)
 """
 # Stands in for ssh: mpiexec calls it as `[-x] HOST COMMAND...`.
 _ENTER = """#!{python} -IS
@@ -82,9 +86,59 @@ def start_mpi(bed: Testbed, folder: Path, path: Path) -> Sequence[Started]:
     names = ",".join(host.name for host in bed.hosts)
     words = [mpiexec, "-launcher", "ssh", "-launcher-exec", str(script), "-hosts", names]
     words += ["-ppn", "1", "-n", str(len(bed.hosts)), "-iface", bed.hosts[0].interface]
-    home = str(Path(__file__).resolve().parents[2])
-    words += [sys.executable, "-c", _BARE, home, str(path)]
+    words += [*_bare("rank_mpi"), str(path)]
     return [Started("mpiexec", _spawn(bed, 0, words, _THREADS, log, isolate=True), log)]
+
+
+def missing_ray() -> str:
+    """Say why Ray can not be measured here; nothing if it can."""
+    if importlib.util.find_spec("ray") is None:
+        return "ray is not installed: pip install 'compressa[bench-peers]'"
+    return ""
+
+
+def start_ray(bed: Testbed, folder: Path, path: Path) -> Sequence[Started]:
+    """Start a node of Ray on each of the first two hosts, and what measures on the first.
+
+    They share nothing but the link: no memory, no hostname, no folder.
+    """
+    first, second = (host.address for host in bed.hosts[:2])
+    words = [[*_bare("rank_ray"), str(path), first], [*_bare("ray_node"), first, second]]
+    started = []
+    for host, several in enumerate(words):
+        log = folder / f"ray{host}.log"
+        process = _spawn(bed, host, several, _THREADS | _RAY, log, isolate=True)
+        started.append(Started(f"Ray on host {host}", process, log))
+    return started
+
+
+class Others(NamedTuple):
+    """Processes of another library on a testbed's hosts.
+
+    Attributes:
+        maker: Whose methods they carry out.
+        missing: Says why they cannot be started; nothing if they can.
+        start: Starts them, given hosts, a folder for logs and the driver's socket.
+        speakers: How many of them speak to the driver; 0 for one on each host.
+    """
+
+    maker: Maker
+    missing: Callable[[], str]
+    start: Callable[[Testbed, Path, Path], Sequence[Started]]
+    speakers: int = 0
+
+    def owns(self, method: Method) -> bool:
+        """Whether a method is theirs."""
+        return method.by == self.maker
+
+
+OTHERS = (Others("mpi", missing_mpi, start_mpi), Others("ray", missing_ray, start_ray, 1))
+
+
+def _bare(module: str) -> list[str]:
+    """Words that run a module of this package without what is around it."""
+    home = str(Path(__file__).resolve().parents[2])
+    return [sys.executable, "-c", _BARE, home, module]
 
 
 def _mpiexec() -> str | None:

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from compressa.bench.network.methods import METHODS
 from compressa.bench.network.records import ExchangeMeasurement, Network, Row
-from compressa.bench.network.targets import is_busy, verdicts
-from compressa.bench.network.texts import ms_text, size_text
+from compressa.bench.network.targets import verdicts
+from compressa.bench.network.texts import BUSY_MARK, ms_text, size_text
+from compressa.bench.network.verdict import is_busy, of_part
 
 TARGET_TITLES = ("target", "hosts", "link", "reached", "asked", "at", "")
 TARGET_NUMBERS = {"hosts", "reached", "asked"}
-BUSY_MARK = "*"
 BUSY_NOTE = f"{BUSY_MARK} the machine's processors were busy for 90 % of the time or more."
 
 _SHARE_FROM_BYTES = 1_000_000
@@ -30,6 +30,7 @@ def describe(network: Network) -> str:
 def times(network: Network, rows: Sequence[Row]) -> tuple[Cells, list[Cells]]:
     """Return titles and lines: milliseconds by method and size, and the share of line rate."""
     here = [row for row in rows if (row.hosts, row.link) == (network.hosts, network.link)]
+    here = of_part("sums", here)
     sizes = sorted({row.size_bytes for row in here})
     found = {(row.method, row.size_bytes): row for row in here}
     lines = [

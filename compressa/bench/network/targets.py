@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
-from compressa.bench.network.methods import MAKERS, Maker, Verb
+from compressa.bench.network import part_targets
+from compressa.bench.network.method import MAKERS, Verb
 from compressa.bench.network.records import ExchangeMeasurement, Network, Row
-from compressa.bench.network.texts import size_text
+from compressa.bench.network.verdict import (
+    Verdict,
+    by_size,
+    fastest,
+    is_excused,
+    name_of,
+    of_part,
+    worst,
+)
 
 LEAST_LINE_SHARE, LINE_FROM_BYTES = 0.95, 4_000_000
 AT_LINE_RATE = {"ring", "round_robin", "halving_doubling", "scatter_reduce", "all_gather"}
 MOST_SLOWER, SLOWER_BELOW_BYTES = 2.0, 64 << 10
 MOST_AUTO_SLOWER = 1.1
 MOST_MEDIAN_ERROR, MOST_ERROR, ERROR_ABOVE_BYTES = 0.10, 0.25, 1_000_000
-BUSY = 0.9
-"""From this load on, the processors are the limit, and not the links."""
 
-_MANY_HOSTS, _FAST_BITS_PER_S = 8, 1e9
 _AUTO = "auto"
-
-
-class Verdict(NamedTuple):
-    """One target on one network.
-
-    Attributes:
-        target: What is asked.
-        network: Where.
-        reached: What the worst row has.
-        asked: What it should have.
-        at: Which row that is.
-        met: Whether all have it; None where nothing can be said.
-    """
-
-    target: str
-    network: Network
-    reached: str
-    asked: str
-    at: str
-    met: bool | None
 
 
 def verdicts(measurement: ExchangeMeasurement) -> list[Verdict]:
@@ -48,17 +33,16 @@ def verdicts(measurement: ExchangeMeasurement) -> list[Verdict]:
     for network in measurement.networks:
         place = (network.hosts, network.link)
         rows = [row for row in measurement.rows if (row.hosts, row.link) == place]
-        found += _line_rate(network, rows, "all_reduce")
-        found += _line_rate(network, rows, "all_gather")
-        found += _small(network, rows)
-        found += _auto(network, rows)
-        found += _model(network, rows)
+        sums = of_part("sums", rows)
+        found += _line_rate(network, sums, "all_reduce")
+        found += _line_rate(network, sums, "all_gather")
+        found += _small(network, sums)
+        found += _auto(network, sums)
+        found += _model(network, sums + of_part("hosts", rows))
+        found += part_targets.compressed(network, of_part("compressed", rows))
+        found += part_targets.broadcast(network, of_part("broadcast", rows))
+        found += part_targets.transfer(network, of_part("transfer", rows))
     return found
-
-
-def is_busy(row: Row) -> bool:
-    """Whether the processors were the limit of a row."""
-    return row.load >= BUSY
 
 
 def _line_rate(network: Network, rows: Sequence[Row], verb: Verb) -> Iterator[Verdict]:
@@ -72,38 +56,37 @@ def _line_rate(network: Network, rows: Sequence[Row], verb: Verb) -> Iterator[Ve
     ]
     if not due:
         return
-    crowded = network.hosts >= _MANY_HOSTS and network.rate_bits_per_s >= _FAST_BITS_PER_S
-    counted = [row for row in due if not (crowded and is_busy(row))]
-    worst = min(counted or due, key=lambda row: row.line_rate_share)
-    met = worst.line_rate_share >= LEAST_LINE_SHARE if counted else None
+    counted = [row for row in due if not is_excused(network, row)]
+    least = min(counted or due, key=lambda row: row.line_rate_share)
+    met = least.line_rate_share >= LEAST_LINE_SHARE if counted else None
     left_out = f"; processors busy in {len(due) - len(counted)} of {len(due)} rows"
-    at = _name(worst) + (left_out if len(counted) < len(due) else "")
+    at = name_of(least) + (left_out if len(counted) < len(due) else "")
     target = f"{verb}, of line rate"
     asked = f"{LEAST_LINE_SHARE:.2f}"
-    yield Verdict(target, network, f"{worst.line_rate_share:.2f}", asked, at, met)
+    yield Verdict(target, network, f"{least.line_rate_share:.2f}", asked, at, met)
 
 
 def _small(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
     """Our own algorithms beside the best of the others."""
     small = [row for row in rows if row.size_bytes < SLOWER_BELOW_BYTES and row.method != _AUTO]
     ratios: list[tuple[float, Row]] = []
-    for alike in _by_size(small):
-        ours = _fastest(alike, ["compressa"])
-        theirs = _fastest(alike, [maker for maker in MAKERS if maker != "compressa"])
+    for alike in by_size(small):
+        ours = fastest(alike, ["compressa"])
+        theirs = fastest(alike, [maker for maker in MAKERS if maker != "compressa"])
         if ours and theirs:
             ratios.append((ours.median_s / theirs.median_s, ours))
-    yield from _worst(network, "small, of Gloo and MPI", ratios, MOST_SLOWER)
+    yield from worst(network, "small, of Gloo and MPI", ratios, MOST_SLOWER)
 
 
 def _auto(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
     """What the engine chooses beside what it can choose from: its own, and Gloo's."""
     ratios: list[tuple[float, Row]] = []
-    for alike in _by_size(row for row in rows if row.verb == "all_reduce"):
+    for alike in by_size(row for row in rows if row.verb == "all_reduce"):
         chosen = next((row for row in alike if row.method == _AUTO), None)
-        best = _fastest((row for row in alike if row.method != _AUTO), ["compressa", "gloo"])
+        best = fastest((row for row in alike if row.method != _AUTO), ["compressa", "gloo"])
         if chosen and best:
             ratios.append((chosen.median_s / best.median_s, chosen))
-    yield from _worst(network, "auto, of ours and Gloo", ratios, MOST_AUTO_SLOWER)
+    yield from worst(network, "auto, of ours and Gloo", ratios, MOST_AUTO_SLOWER)
 
 
 def _model(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
@@ -115,34 +98,9 @@ def _model(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
     if not errors:
         return
     middle = statistics.median(error for error, _ in errors)
-    worst, row = max(errors, key=lambda pair: pair[0])
+    largest, row = max(errors, key=lambda pair: pair[0])
     for target, error, most, at in (
         ("model, median error", middle, MOST_MEDIAN_ERROR, f"{len(errors)} rows"),
-        ("model, worst error", worst, MOST_ERROR, _name(row)),
+        ("model, worst error", largest, MOST_ERROR, name_of(row)),
     ):
         yield Verdict(target, network, f"{error:.0%}", f"< {most:.0%}", at, error < most)
-
-
-def _worst(
-    network: Network, target: str, ratios: Sequence[tuple[float, Row]], most: float
-) -> Iterator[Verdict]:
-    if ratios:
-        ratio, row = max(ratios, key=lambda pair: pair[0])
-        yield Verdict(target, network, f"{ratio:.2f}", f"{most:.1f}", _name(row), ratio <= most)
-
-
-def _by_size(rows: Iterable[Row]) -> list[list[Row]]:
-    """Group what does the same with as many bytes."""
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.verb, row.size_bytes), []).append(row)
-    return list(groups.values())
-
-
-def _fastest(rows: Iterable[Row], makers: Sequence[Maker]) -> Row | None:
-    found = [row for row in rows if row.by in makers]
-    return min(found, key=lambda row: row.median_s, default=None)
-
-
-def _name(row: Row) -> str:
-    return f"{row.method}, {size_text(row.size_bytes)}"

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+BUSY_MARK = "*"
+
 
 def size_text(size_bytes: int) -> str:
-    """Return a size with the largest unit that leaves a whole number.
+    """Return a size with the largest unit that leaves a whole number, or one digit of megabytes.
 
     Example:
         >>> size_text(8192), size_text(100_000_000), size_text(1 << 20), size_text(1500)
         ('8 KiB', '100 MB', '1 MiB', '1500 B')
+        >>> size_text(17_100_000)
+        '17.1 MB'
     """
+    if size_bytes > 10**6 and size_bytes % 10**5 == 0:
+        return f"{size_bytes / 1e6:g} MB"
     units = (("MiB", 1 << 20), ("MB", 10**6), ("KiB", 1 << 10), ("kB", 1000))
     fits = ((name, unit) for name, unit in units if size_bytes and size_bytes % unit == 0)
     name, unit = next(fits, ("B", 1))

@@ -20,11 +20,15 @@ class Ask(NamedTuple):
         what: Name of a method.
         size_bytes: Of what is summed, or of what each rank gives.
         budget_s: Seconds for it.
+        rounds: How many operations to time, whatever the budget; 0 for chains of them.
+        figures: What `auto` chooses by, as JSON (`compressa.engine.link_file.Figures`).
     """
 
     what: str
     size_bytes: int
     budget_s: float
+    rounds: int = 0
+    figures: dict[str, Any] | None = None
 
 
 class Wire:

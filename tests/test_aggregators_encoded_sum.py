@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from test_collectives_algorithms import same_bits, sum_with
 
+from compressa.aggregators.base import State, Turn, World
+from compressa.aggregators.encoded_sum import EncodedSum
 from compressa.codecs import (
     AdaComp,
     DeMo,
@@ -23,21 +24,32 @@ from compressa.codecs import (
     TernGrad,
     TopK,
 )
-from compressa.codecs.base import Codec, Draw
+from compressa.codecs.base import Codec
 from compressa.collectives.accumulator import Author, Span
 from compressa.collectives.algorithms import ALGORITHMS, Algorithm, segmented
-from compressa.collectives.encoded import EncodedValues
 from compressa.collectives.hierarchical import Topology, hierarchical
+from compressa.errors import PayloadError
+from compressa.parameters import Layout, ParameterInfo, Segment
+from compressa.testing.codec_checks import DRAW
 from compressa.testing.inputs import generator
 from compressa.transports.loopback import Loopback
 
 ELEMS = 1111
+WHOLE = Span(0, ELEMS)
 CODECS = [Int8(), Int8(rounding="stochastic"), Int4(mapping="maxmin"), Natural(), Fp16(), Fp8()]
 OTHERS = [DeMo(), OneBit(), OneBitSGD(), RandomK(), TernGrad(), TopK()]
 
 
-def draw(rank: int, step: int = 0) -> Draw:
-    return Draw(seed=5, step=step, parameter=3, start=0, rank=rank)
+def holder(
+    codec: Codec, values: torch.Tensor, rank: int, step: int = 0, *, kind: type = EncodedSum
+) -> EncodedSum:
+    """What one rank has of the sum of a parameter's gradients, which are overwritten."""
+    elems = values.numel()
+    layout = Layout(0, (Segment(ParameterInfo(3, "w", (elems,)), 0, elems),))
+    world = World(rank, 16, 5, "per_hop", State())
+    made: EncodedSum = kind(codec, layout, world, None, codec.block_elems)
+    made.begin([values], Turn(step))
+    return made
 
 
 def gradients(size: int) -> list[torch.Tensor]:
@@ -45,7 +57,7 @@ def gradients(size: int) -> list[torch.Tensor]:
 
 
 def summed(algorithm: Algorithm, codec: Codec, values: list[torch.Tensor], step: int = 0) -> None:
-    holders = [EncodedValues(codec, v, draw(rank, step)) for rank, v in enumerate(values)]
+    holders = [holder(codec, own, rank, step) for rank, own in enumerate(values)]
     sum_with(Loopback(len(values)), algorithm.all_reduce, holders, ELEMS)
 
 
@@ -97,32 +109,29 @@ def test_stochastic_errors_average_out_over_steps(name: str) -> None:
 
 
 def test_each_message_has_random_bits_of_its_own() -> None:
-    span, x = Span(0, ELEMS), torch.randn(ELEMS, generator=generator(0))
+    x = torch.randn(ELEMS, generator=generator(0))
     codec = Int8(rounding="stochastic")
 
-    def message(make: Callable[[EncodedValues], torch.Tensor], rank: int = 0) -> bytes:
-        return make(EncodedValues(codec, x.clone(), draw(rank))).numpy().tobytes()
+    def message(make: Callable[[EncodedSum], torch.Tensor], rank: int = 0, step: int = 0) -> bytes:
+        payload = make(holder(codec, x.clone(), rank, step))
+        return payload[24:].numpy().tobytes()  # behind the header
 
     messages = [
-        message(lambda values: values.give(span)),
-        message(lambda values: values.give(span), rank=1),
-        message(lambda values: values.share(span, Author(0))),
-        message(lambda values: values.share(span, Author(1))),
-        message(lambda values: values.share(span, Author(0, 1))),
+        message(lambda values: values.give(WHOLE)),
+        message(lambda values: values.give(WHOLE), rank=1),
+        message(lambda values: values.give(WHOLE), step=1),
+        message(lambda values: values.share(WHOLE, Author(0))),
+        message(lambda values: values.share(WHOLE, Author(1))),
+        message(lambda values: values.share(WHOLE, Author(0, 1))),
     ]
     assert len(set(messages)) == len(messages)
-    assert message(lambda v: v.share(span, Author(0)), rank=1) == messages[2]
-    later = EncodedValues(codec, x.clone(), draw(0))
-    later.begin(replace(draw(0), step=1))
-    assert later.give(span).numpy().tobytes() not in messages
+    assert message(lambda values: values.share(WHOLE, Author(0)), rank=1) == messages[3]
 
 
-class Noted(EncodedValues):
+class Noted(EncodedSum):
     """Notes, for each element, in whose names its messages were made."""
 
-    def __init__(self, rank: int) -> None:
-        super().__init__(Int8(), torch.zeros(ELEMS), draw(rank))
-        self.authors: list[list[Author | None]] = [[] for _ in range(ELEMS)]
+    authors: list[list[Author | None]]
 
     def give(self, span: Span) -> torch.Tensor:
         self._note(span, None)
@@ -137,6 +146,13 @@ class Noted(EncodedValues):
             self.authors[element].append(author)
 
 
+def noted(rank: int) -> Noted:
+    made = holder(Int8(), torch.zeros(ELEMS), rank, kind=Noted)
+    assert isinstance(made, Noted)
+    made.authors = [[] for _ in range(ELEMS)]
+    return made
+
+
 TWO_LEVELS = {
     f"{name} across": hierarchical(Topology(((0, 1, 2), (3, 4, 5), (6, 7, 8))), across)
     for name, across in ALGORITHMS.items()
@@ -145,21 +161,72 @@ TWO_LEVELS = {
 
 @pytest.mark.parametrize("name", [*ALGORITHMS, *TWO_LEVELS])
 def test_no_two_messages_of_an_element_have_the_same_random_bits(name: str) -> None:
-    holders = [Noted(rank) for rank in range(9)]
+    holders = [noted(rank) for rank in range(9)]
     sum_with(Loopback(9), (ALGORITHMS | TWO_LEVELS)[name].all_reduce, holders, ELEMS)
-    for holder in holders:
-        assert all(len(set(authors)) == len(authors) for authors in holder.authors)
+    for own in holders:
+        assert all(len(set(authors)) == len(authors) for authors in own.authors)
 
 
 def test_where_it_is_cut_does_not_matter_but_for_the_order_of_sums() -> None:
     whole, cut = gradients(2), gradients(2)
     for values, segments in ((whole, 1), (cut, 3)):
-        holders = [EncodedValues(Int8(), v, draw(rank)) for rank, v in enumerate(values)]
+        holders = [holder(Int8(), own, rank) for rank, own in enumerate(values)]
         all_reduce = segmented(ALGORITHMS["recursive_doubling"], segments)
         sum_with(Loopback(2), all_reduce, holders, ELEMS)
     assert same_bits([*whole, *cut])
 
 
+def test_segments_are_cut_between_blocks_of_their_own() -> None:
+    codec, elems = Int8(block=32), (40, 7, 96)
+    infos = [ParameterInfo(i, f"p{i}", (n,)) for i, n in enumerate(elems)]
+    layout = Layout(0, tuple(Segment(info, 0, info.elems) for info in infos))
+    world = World(0, 4, 5, "per_hop", State())
+    values = [torch.randn(n, generator=generator(n)) for n in elems]
+    total = EncodedSum(codec, layout, world, None, 32)
+    held = [x.clone() for x in values]
+    total.begin(held, Turn(0))
+    whole, parts = total.give(total.span), total.span.cut(3, total.align_elems)
+    assert total.span == Span(0, 64 + 32 + 96)
+    assert all(span.start % 32 == 0 for span in parts)
+    assert whole.numel() == 24 + sum(-(-codec.wire_bytes(n) // 8) * 8 for n in elems)
+    due = [torch.zeros(n) for n in elems]
+    for x, wanted in zip(values, due, strict=True):
+        place = torch.zeros(codec.wire_bytes(x.numel()), dtype=torch.uint8)
+        codec.encode(x, place, DRAW)
+        codec.decode(place, wanted, DRAW)
+    for span in parts:  # whatever the cuts, it is as if each segment had been encoded alone
+        total.take(span, total.give(span))
+    assert all(torch.equal(x, wanted) for x, wanted in zip(held, due, strict=True))
+
+
 def test_messages_of_unknown_length_are_refused() -> None:
     with pytest.raises(ValueError, match="not known beforehand"):
-        EncodedValues(AdaComp(), torch.zeros(3), draw(0))
+        holder(AdaComp(), torch.zeros(3), 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda m: m[:-8], "says it has a body of"),
+        (lambda m: torch.cat([torch.zeros(8, dtype=torch.uint8), m[8:]]), "begins with 0x0000"),
+        (lambda m: m.index_fill(0, torch.tensor([8]), 9), "has step 9 where 4 is due"),
+        (lambda m: m.index_fill(0, torch.tensor([12]), 7), "has unit 7 where 0 is due"),
+        (lambda m: m.index_fill(0, torch.tensor([3]), 1), "has codec 1 where"),
+    ],
+)
+def test_what_is_not_due_is_refused_with_unit_step_and_sender(
+    change: Callable[[torch.Tensor], torch.Tensor], said: str
+) -> None:
+    own = holder(Int8(), torch.randn(ELEMS, generator=generator(1)), 0, step=4)
+    message = own.give(WHOLE)
+    own.check(WHOLE, message, 2)
+    with pytest.raises(PayloadError, match=r"unit 0 \(w\) in step 4, from rank 2: ") as caught:
+        own.check(WHOLE, change(message), 2)
+    assert said in str(caught.value)
+
+
+def test_a_message_of_another_span_is_refused() -> None:
+    own = holder(Int8(block=8), torch.zeros(ELEMS), 0)
+    first, second = Span(0, 512), Span(512, ELEMS)
+    with pytest.raises(PayloadError, match=r"from rank 3: .* has elems 512 where 599 is due"):
+        own.check(second, own.give(first), 3)

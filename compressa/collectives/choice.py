@@ -1,0 +1,122 @@
+"""Choice: by which algorithm a sum takes the least time on a link, as far as can be predicted.
+
+A candidate's time is that of its formula (see `cost`), times what measurements of the same
+candidate took longer than the formula says, at the nearest sizes that were measured. The backend's
+own all-reduce is taken for a ring, which the measurements then put right. Nothing here depends on
+the rank or on the machine: the arithmetic is Python's, correctly rounded, so the same figures give
+the same choice everywhere.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from compressa.collectives import ring
+from compressa.collectives.algorithms import ALGORITHMS, segments_of
+from compressa.collectives.cost import Link
+
+BACKEND = "backend"
+DIRECT = "round_robin"
+"""What is mostly right for small sums: two hops."""
+
+CANDIDATES = (BACKEND, DIRECT, *(name for name in ALGORITHMS if name != DIRECT))
+"""All that can be chosen; of those that take the same time, the first."""
+
+
+class Point(NamedTuple):
+    """How far a formula is off at one size.
+
+    Attributes:
+        size_bytes: Of the sum.
+        factor: The measured time over that of the formula.
+    """
+
+    size_bytes: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What sums of plain values take on a link.
+
+    Attributes:
+        link: Of the formulas.
+        measured: By candidate, with rising sizes, how far its formula is off; where a candidate is
+            missing, its formula counts.
+    """
+
+    link: Link
+    measured: Mapping[str, Sequence[Point]] = field(default_factory=dict)
+    _best: dict[tuple[int, int, bool], str] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def time_s(self, name: str, size_bytes: int, ranks: int) -> float:
+        """Predict how long a candidate takes for a sum."""
+        return self.factor(name, size_bytes) * formula_s(self.link, name, size_bytes, ranks)
+
+    def factor(self, name: str, size_bytes: int) -> float:
+        """Return how many times what a candidate's formula says it should take."""
+        return _factor(self.measured.get(name, ()), size_bytes)
+
+    def best(self, size_bytes: int, ranks: int, *, backend: bool) -> str:
+        """Return the fastest candidate.
+
+        Args:
+            size_bytes: Of the sum.
+            ranks: How many they are.
+            backend: Whether there is a backend that sums; it counts only where it was measured.
+        """
+        question = (size_bytes, ranks, backend)
+        if question not in self._best:
+            names = self.candidates(backend=backend)
+            self._best[question] = min(names, key=lambda name: self.time_s(name, size_bytes, ranks))
+        return self._best[question]
+
+    def candidates(self, *, backend: bool) -> list[str]:
+        """Return what there is to choose from; see `best`."""
+        known = backend and bool(self.measured.get(BACKEND))
+        return [name for name in CANDIDATES if name != BACKEND or known]
+
+
+def formula_s(link: Link, name: str, size_bytes: int, ranks: int) -> float:
+    """Return what a candidate's formula says of a sum, in the segments in which it is done."""
+    if ranks == 1:
+        return 0.0
+    if name == BACKEND:
+        return link.time_s(ring.stages(size_bytes, ranks))
+    segments = segments_of(size_bytes, ranks)
+    return link.time_s(ALGORITHMS[name].stages(size_bytes // segments, ranks), segments)
+
+
+def points(
+    link: Link, ranks: int, times: Iterable[tuple[str, int, float]]
+) -> dict[str, list[Point]]:
+    """Say how far formulas are off.
+
+    Args:
+        link: Of the formulas.
+        ranks: How many there were.
+        times: Candidates, sizes in bytes and the seconds that were measured.
+    """
+    found: dict[str, list[Point]] = {}
+    for name, size_bytes, seconds in sorted(times):
+        factor = seconds / formula_s(link, name, size_bytes, ranks)
+        found.setdefault(name, []).append(Point(size_bytes, factor))
+    return found
+
+
+def _factor(known: Sequence[Point], size_bytes: int) -> float:
+    """The factor on the line between two points; beyond them, that of the nearest."""
+    if not known:
+        return 1.0
+    if size_bytes <= known[0].size_bytes:
+        return known[0].factor
+    for low, high in itertools.pairwise(known):
+        if size_bytes <= high.size_bytes:
+            share = (size_bytes - low.size_bytes) / (high.size_bytes - low.size_bytes)
+            return (1 - share) * low.factor + share * high.factor
+    return known[-1].factor

@@ -1,0 +1,97 @@
+"""Arrivals: which gradients of a step have come, and what is owed to whoever brought them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+
+import torch
+
+from compressa.engine.lanes import Mark
+from compressa.engine.phase import Phase
+from compressa.errors import StateError
+
+Gradients = dict[str, torch.Tensor]
+
+
+class Arrivals:
+    """The gradients of one step at a time. Not for several threads at once."""
+
+    def __init__(self) -> None:
+        self._phase: Phase | None = None
+        self._gradients: Gradients = {}
+        self._marks: dict[str, Mark] = {}
+        self._waiting: dict[int, int] = {}
+        self._untaken: dict[str, int] = {}
+        self._tickets: dict[Future[None], set[int]] = {}
+
+    @property
+    def expected(self) -> bool:
+        """Whether a gradient of the step has not come."""
+        return any(self._waiting.values())
+
+    @property
+    def open(self) -> bool:
+        """Whether a unit of the step is not done."""
+        return self.expected or bool(self._tickets)
+
+    def begin(self, phase: Phase) -> None:
+        """Begin a step, of which all of a phase's units will be done."""
+        self._phase = phase
+        self._waiting = {i: len(unit.names) for i, unit in enumerate(phase.units)}
+        self._untaken = {name: len(units) for name, units in phase.units_of.items()}
+
+    def arrive(
+        self, gradients: Mapping[str, torch.Tensor], mark: Mark, ticket: Future[None]
+    ) -> list[int]:
+        """Note gradients; return the numbers of the units that are complete now.
+
+        Raises:
+            StateError: One is unknown, or has come before.
+        """
+        assert self._phase is not None, "no step has begun"
+        ready, owed = [], set()
+        for name, gradient in gradients.items():
+            units = self._phase.units_of.get(name, [])
+            if name in self._gradients or not any(self._waiting[i] for i in units):
+                raise StateError(f"{name!r} is unknown, or was submitted twice in one step")
+            self._gradients[name], self._marks[name] = gradient, mark
+            for unit in units:
+                owed.add(unit)
+                self._waiting[unit] -= 1
+                if self._waiting[unit] == 0:
+                    ready.append(unit)
+        if owed:
+            self._tickets[ticket] = owed
+        return ready
+
+    def owes(self, ticket: Future[None]) -> bool:
+        """Whether a unit with what it brought is not done."""
+        return ticket in self._tickets
+
+    def take(self, index: int) -> tuple[Gradients, set[Mark]]:
+        """Return a complete unit's gradients, and the marks of those who brought them."""
+        assert self._phase is not None, "no step has begun"
+        names = self._phase.units[index].names
+        gradients = {name: self._gradients[name] for name in names}
+        marks = {self._marks[name] for name in names}
+        for name in names:  # nobody else's from the last unit on: DDP may free its bucket
+            self._untaken[name] -= 1
+            if not self._untaken[name]:
+                del self._gradients[name], self._marks[name]
+        return gradients, marks
+
+    def done(self, index: int) -> list[Future[None]]:
+        """Note that a unit is done; return the tickets that nothing is owed to any more."""
+        paid = []
+        for ticket, units in list(self._tickets.items()):
+            units.discard(index)
+            if not units:
+                del self._tickets[ticket]
+                paid.append(ticket)
+        return paid
+
+    def give_up(self) -> list[Future[None]]:
+        """Nothing more will be done; return the tickets that something is owed to."""
+        tickets, self._tickets = list(self._tickets), {}
+        return tickets

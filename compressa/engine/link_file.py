@@ -1,0 +1,229 @@
+"""LinkFile: what `compressa bench link` has found out about a network, for `exchange.link`.
+
+Algorithms add up in different orders, so the figures decide about bits. One rank reads the file,
+and all ranks take its figures; checkpoints keep them, and a run that is resumed goes on with those
+of its checkpoint, whatever has become of the file.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from compressa.collectives.choice import CANDIDATES, Costs, points
+from compressa.collectives.cost import Link
+from compressa.config import Config
+from compressa.errors import ConfigError, StateError
+
+COMMAND = "compressa bench link"
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Measured(_Strict):
+    """How long one way of summing took: the median of several times, each of the slowest rank."""
+
+    algorithm: str
+    size_bytes: PositiveInt
+    median_s: Positive
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.algorithm not in CANDIDATES:
+            raise ValueError(f"no algorithm is called {self.algorithm!r}")
+        return self
+
+
+class Figures(_Strict):
+    """What was measured.
+
+    `message_s`, `byte_s` and `reduce_s` are the a, b and g of the cost model, with all ranks at
+    work at the same time; `pair_byte_s` is b between two ranks while the others are silent.
+    """
+
+    ranks: Annotated[int, Field(ge=2)]
+    message_s: Annotated[FiniteFloat, Field(ge=0)]
+    byte_s: Positive
+    reduce_s: Positive
+    pair_byte_s: Positive
+    measured: tuple[Measured, ...]
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        keys = sorted((row.algorithm, row.size_bytes) for row in self.measured)
+        twice = [one for one, other in itertools.pairwise(keys) if one == other]
+        if twice:
+            raise ValueError(f"{twice[0][0]} of {twice[0][1]} bytes is there twice")
+        return self
+
+    @property
+    def link(self) -> Link:
+        """The link of the cost model."""
+        return Link(self.message_s, self.byte_s, self.reduce_s)
+
+    @property
+    def costs(self) -> Costs:
+        """What sums take."""
+        times = ((row.algorithm, row.size_bytes, row.median_s) for row in self.measured)
+        return Costs(self.link, points(self.link, self.ranks, times))
+
+    def costs_at(self, pace_bits_per_s: float | None) -> Costs:
+        """Return what sums take if each rank sends no faster than so."""
+        costs = self.costs
+        if pace_bits_per_s is None:
+            return costs
+        byte_s = max(costs.link.byte_s, 8 / pace_bits_per_s)
+        return replace(costs, link=replace(costs.link, byte_s=byte_s))
+
+
+class LinkFile(Figures):
+    """The whole file: figures, and where, when and how they were measured."""
+
+    format: Literal["compressa.link"] = "compressa.link"
+    format_version: Literal[1] = 1
+    hosts: PositiveInt = Field(description="of which the network namespaces differ")
+    transport: str
+    connections: PositiveInt
+    cpu: str
+    cores: PositiveInt
+    system: str
+    versions: dict[str, str]
+    timestamp: AwareDatetime
+
+    def check_fits(self, transport: str, where: str) -> None:
+        """Raise ConfigError unless it was measured over this transport."""
+        if transport == self.transport:
+            return
+        use = f"measure it with `{COMMAND} --transport {transport}`"
+        if transport == "nccl":
+            use = "NCCL can not be measured yet: leave exchange.link out"
+        raise ConfigError(
+            f"{where}: transport: was measured over {self.transport!r}, and these ranks use "
+            f"{transport!r}; {use}"
+        )
+
+
+def parse(text: str | bytes, where: str) -> LinkFile:
+    """Read and check figures.
+
+    Args:
+        text: JSON.
+        where: What messages call it.
+
+    Raises:
+        ConfigError: They are none; the message names the place, and what would be right.
+    """
+    try:
+        return LinkFile.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise ConfigError(
+            f"{where}: {place}: {first['msg']}; give a file that `{COMMAND} --out FILE` has written"
+        ) from error
+
+
+def read(path: str | Path, where: str = "") -> LinkFile:
+    """Read and check a file.
+
+    Args:
+        path: Where it is.
+        where: What messages say before the path.
+
+    Raises:
+        ConfigError: It cannot be read, or is no such file.
+    """
+    try:
+        text = Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{where}{path}: cannot be read: {error.strerror}; write it with `{COMMAND} --out FILE`"
+        ) from error
+    return parse(text, f"{where}{path}")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What all ranks know of the link that rank 0's configuration names, if it names one.
+
+    Attributes:
+        figures: They, if they are known.
+        missing: Where the file should be, if it is not there.
+    """
+
+    figures: LinkFile | None = None
+    missing: str | None = None
+
+    @classmethod
+    def of(cls, message: Mapping[str, Any] | None) -> Shared:
+        """Return what rank 0 has told; see `offer`."""
+        if message is None:
+            return cls()
+        if "missing" in message:
+            return cls(missing=str(message["missing"]))
+        return cls(LinkFile.model_validate(message["figures"]))
+
+    @classmethod
+    def saved(cls, record: Mapping[str, Any] | None, where: Path) -> Shared:
+        """Return what a checkpoint holds; see `record`.
+
+        Raises:
+            StateError: It holds something else.
+        """
+        if record is None:
+            return cls()
+        try:
+            return cls(LinkFile.model_validate(record))
+        except ValidationError as error:
+            raise StateError(f"{where}: the link's figures are damaged: {error}") from error
+
+    def record(self) -> dict[str, Any] | None:
+        """Return what a checkpoint keeps, as JSON."""
+        return None if self.figures is None else self.figures.model_dump(mode="json")
+
+    def costs(self, pace_bits_per_s: float | None) -> Costs | None:
+        """Return what sums take; see `Figures.costs_at`."""
+        return None if self.figures is None else self.figures.costs_at(pace_bits_per_s)
+
+    def check(self) -> None:
+        """Raise ConfigError if figures are due that nobody has."""
+        if self.missing is not None:
+            raise ConfigError(
+                f"exchange.link: {self.missing}: there is no such file on rank 0; write it with "
+                f"`{COMMAND} --out {self.missing}`, or load a checkpoint, which has the figures"
+            )
+
+
+def offer(config: Config, transport: str) -> dict[str, Any] | None:
+    """Return what rank 0 tells the others of the link that its configuration names.
+
+    A file that is not there is no error yet: a checkpoint that is loaded next may have its figures.
+
+    Raises:
+        ConfigError: The file is wrong, or of another transport.
+    """
+    path = config.exchange.link
+    if path is None:
+        return None
+    if not Path(path).exists():
+        return {"missing": path}
+    figures = read(path, "exchange.link: ")
+    figures.check_fits(transport, f"exchange.link: {path}")
+    return {"figures": figures.model_dump(mode="json")}

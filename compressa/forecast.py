@@ -1,0 +1,196 @@
+"""Forecast: which exchanges a step will consist of, and how long each should take on a link.
+
+Only the network's part: encoding and decoding come on top, and overlap with backward hides some.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from compressa.aggregators.base import Round, State, Verb, World
+from compressa.collectives.algorithms import ALGORITHMS, segments_of
+from compressa.collectives.choice import BACKEND, DIRECT, Costs, formula_s
+from compressa.collectives.cost import Stage
+from compressa.compressor import Compressor
+from compressa.config import Config
+from compressa.engine.sums import Sums
+from compressa.engine.unit_runtime import UnitRuntime
+from compressa.engine.units import build_units
+from compressa.parameters import ParameterInfo
+from compressa.transports.loopback import Loopback, LoopbackTransport
+
+_DENSE_BYTES = 4
+_COLUMNS = 1024
+
+
+class Exchange(NamedTuple):
+    """One round of a unit.
+
+    Attributes:
+        compressor: Who asks for it.
+        gradient_bytes: Of the unit, in float32.
+        way: How it is carried: "all_gather", "scatter_reduce", or the algorithm of a sum.
+        size_bytes: Of what is summed, or of a rank's payload.
+        plain: Whether any algorithm can sum it, and the backend's.
+        seconds: Predicted; None without a link, or where the algorithm has no prediction.
+        dense_s: What the gradient would take in float32 by the best algorithm.
+    """
+
+    compressor: str
+    gradient_bytes: int
+    way: str
+    size_bytes: int
+    plain: bool
+    seconds: float | None
+    dense_s: float | None
+
+
+class Candidate(NamedTuple):
+    """One way of summing so many bytes, and the numbers behind its predicted time.
+
+    Attributes:
+        name: Of the algorithm.
+        messages: Through the busiest port; None of the backend's, which has a way of its own.
+        port_bytes: Likewise.
+        formula_s: What a, b and g say.
+        factor: How much longer it took when it was measured.
+        seconds: Predicted: both together.
+    """
+
+    name: str
+    messages: int | None
+    port_bytes: float | None
+    formula_s: float
+    factor: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What happens on so many ranks.
+
+    Attributes:
+        config: Says what is exchanged how.
+        ranks: How many they are.
+        costs: Of sums on the link; None if no link is known.
+    """
+
+    config: Config
+    ranks: int
+    costs: Costs | None
+
+    def exchanges(
+        self, parameters: Sequence[ParameterInfo], compressors: Mapping[str, Compressor]
+    ) -> Counter[Exchange]:
+        """Count the rounds of a step after any warm-up, in the order in which they come.
+
+        Args:
+            parameters: In the model's order.
+            compressors: By parameter name.
+        """
+        last = max((b for c in compressors.values() for b in c.breakpoints), default=0)
+        now = {p.name: compressors[p.name].at(last).for_parameter(p) for p in parameters}
+        sizes = self.config.exchange
+        units = build_units(
+            parameters, now, sizes.unit_bytes, sizes.unit_payload_bytes, sizes.unit_dense_bytes
+        )
+        world = World(0, self.ranks, self.config.engine.seed, sizes.kind, State())
+        sums, found = self._sums(), Counter[Exchange]()
+        for unit in units:
+            runtime = UnitRuntime(unit, world)
+            gradient_bytes = _DENSE_BYTES * unit.layout.elems
+            for round_ in runtime.aggregator.rounds:
+                found[self._exchange(sums, runtime.label, gradient_bytes, round_)] += 1
+        return found
+
+    def candidates(self, size_bytes: int) -> list[Candidate]:
+        """Return what can sum so many bytes, the fastest first; nothing if no link is known."""
+        costs, ranks = self.costs, self.ranks
+        if costs is None:
+            return []
+        names = costs.candidates(backend=self._backend)
+        found = [_candidate(costs, name, size_bytes, ranks) for name in names]
+        return sorted(found, key=lambda candidate: candidate.seconds)
+
+    @property
+    def _backend(self) -> bool:
+        return self.config.schedule.pace_bits_per_s is None
+
+    def _sums(self) -> Sums:
+        transport = _Imagined(Loopback(self.ranks), 0)
+        transport.offers_sums = self._backend
+        return Sums(transport, self.config.exchange.algorithm, costs=self.costs)
+
+    def _exchange(
+        self, sums: Sums, compressor: str, gradient_bytes: int, round_: Round
+    ) -> Exchange:
+        way = "all_gather" if round_.verb is Verb.ALL_GATHER else sums.way(round_)
+        if way == "direct":
+            way = DIRECT if round_.dense else "scatter_reduce"
+        seconds = dense_s = None
+        if self.costs is not None:
+            seconds = self._seconds(self.costs, way, round_)
+            best = self.costs.best(gradient_bytes, self.ranks, backend=self._backend)
+            dense_s = self.costs.time_s(best, gradient_bytes, self.ranks)
+        size_bytes = round_.capacity_bytes
+        return Exchange(compressor, gradient_bytes, way, size_bytes, round_.dense, seconds, dense_s)
+
+    def _seconds(self, costs: Costs, way: str, round_: Round) -> float | None:
+        size_bytes, ranks = round_.capacity_bytes, self.ranks
+        if round_.dense:
+            known = way in costs.candidates(backend=self._backend)
+            return costs.time_s(way, size_bytes, ranks) if known else None
+        if way in ALGORITHMS:
+            return costs.time_s(way, size_bytes, ranks)
+        return _direct_s(costs, way, size_bytes, ranks)
+
+
+class _Imagined(LoopbackTransport):
+    """One of so many ranks, beside a backend."""
+
+    offers_sums = True
+
+    @property
+    def sums(self) -> bool:
+        """As is said."""
+        return self.offers_sums
+
+
+def _candidate(costs: Costs, name: str, size_bytes: int, ranks: int) -> Candidate:
+    formula = formula_s(costs.link, name, size_bytes, ranks)
+    factor = costs.factor(name, size_bytes)
+    messages = port_bytes = None
+    if name != BACKEND:
+        segments = 1 if name == DIRECT else segments_of(size_bytes, ranks)
+        stages = ALGORITHMS[name].stages(size_bytes, ranks)
+        messages = segments * sum(stage.messages for stage in stages)
+        port_bytes = sum(stage.port_bytes for stage in stages)
+    return Candidate(name, messages, port_bytes, formula, factor, factor * formula)
+
+
+def _direct_s(costs: Costs, way: str, size_bytes: int, ranks: int) -> float | None:
+    """What bringing payloads around takes, or scattering and gathering them, without decoding.
+
+    It is off as much as the sums are that exchange alike.
+    """
+    others = ranks - 1
+    if way == "all_gather":
+        stages, alike = [Stage(others, others * size_bytes)], "all_to_all"
+    elif way == "scatter_reduce":
+        stages, alike = [Stage(others, others / ranks * size_bytes)] * 2, DIRECT
+    else:
+        return None
+    return costs.factor(alike, size_bytes) * costs.link.time_s(stages)
+
+
+def parameter_of(size_bytes: int) -> ParameterInfo:
+    """Return a parameter whose float32 gradient has so many bytes; a matrix, if it can be one."""
+    elems = size_bytes // _DENSE_BYTES
+    whole = elems % _COLUMNS == 0
+    shape = (elems // _COLUMNS, _COLUMNS) if whole else (elems,)
+    return ParameterInfo(0, f"{size_bytes} bytes", shape, torch.float32)

@@ -1,0 +1,153 @@
+"""broadcast: parameters from the ranks that hold them to those that do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+
+from compressa.config import Config, Source, load_config
+from compressa.engine.broadcasting import Sizes, bring_parcels
+from compressa.engine.lanes import Lane, lane_of
+from compressa.engine.parcels import cut_into_parcels
+from compressa.engine.session import Session
+from compressa.errors import CompressaError, ConfigError, StateError
+
+Tensors = torch.nn.Module | Mapping[str, torch.Tensor] | Iterable[torch.Tensor]
+
+
+def broadcast(
+    tensors: Tensors,
+    *,
+    group: dist.ProcessGroup | None = None,
+    sources: Sequence[int] = (0,),
+    config: Source | None = None,
+) -> None:
+    """Have all ranks hold what the sources hold, bit by bit and in place. Collective.
+
+    For initial parameters, in place of what DistributedDataParallel does when it is made
+    (`init_sync=False`), and for ranks that join a training: those that have its state serve those
+    that have not, each a share of them or of the bytes. All ranks compare names, shapes and dtypes
+    before anything is sent, and what they hold afterwards by its checksum.
+
+    What the optimizer and a handle keep is not part of a module. Name an optimizer's tensors in a
+    mapping of their own; ranks that join begin with residuals of zero.
+
+    Tensors on a GPU go by NCCL where `exchange.transport` says so, else through pinned memory in
+    pieces, of which some cross the bus while others are on the wire. Beside the tensors themselves
+    a rank needs some 100 MB at most.
+
+    Args:
+        tensors: A module, for its parameters and buffers; tensors by name; or tensors in an order.
+            Of any dtypes and shapes, the same on every rank.
+        group: Who takes part; all ranks unless given.
+        sources: The ranks of the group that hold the values; all must hold the same.
+        config: Path of a TOML file, a mapping, or a `Config`; `exchange` says how. The defaults
+            unless given.
+
+    Raises:
+        ConfigError: The ranks differ in tensors, sources or configuration, with the first
+            difference; or something given is wrong; on every rank.
+        StateError: There is no process group, or the sources hold different values; what the other
+            ranks hold then is of no use.
+        TransportError: The values could not be brought to all.
+
+    Example:
+        >>> net.load_state_dict(state)                           # doctest: +SKIP
+        >>> compressa.broadcast(net, sources=[0, 1])             # doctest: +SKIP
+        >>> model = DistributedDataParallel(net, init_sync=False)  # doctest: +SKIP
+
+        On ranks 0 and 1 of four, which have trained before; ranks 2 and 3 join them and only make
+        `net`.
+    """
+    ranks = _group_or_world(group)
+    settings, lane, failure = Config(), Lane(), None
+    named: dict[str, torch.Tensor] = {}
+    try:
+        _check_sources(sources, ranks.size())
+        named = _by_name(tensors)
+        settings = load_config({} if config is None else config)
+        lane = _lane(named, settings)
+    except CompressaError as error:
+        failure = error
+    if ranks.size() == 1:
+        if failure is not None:
+            raise failure
+        return
+    sizes = Sizes.of(settings)
+    elems = sizes.window_bytes // torch.float32.itemsize
+    with Session(settings, ranks, elems, sizes.threads, lane=lane, failure=failure) as session:
+        session.agree({"sources": list(sources), "tensors": _described(named)})
+        parcels = cut_into_parcels(named, sizes.parcel_bytes)
+        bring_parcels(session, parcels, sources, settings)
+
+
+def _group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    ranks = group
+    if ranks is None and dist.is_available() and dist.is_initialized():
+        ranks = dist.group.WORLD
+    if not isinstance(ranks, dist.ProcessGroup):
+        raise StateError(
+            "compressa.broadcast needs a process group that this rank is in; call "
+            "torch.distributed.init_process_group first, or give a group"
+        )
+    return ranks
+
+
+def _check_sources(sources: Sequence[int], size: int) -> None:
+    chosen = list(sources)
+    if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(size)):
+        raise ConfigError(
+            f"sources = {chosen} are not different ranks of a group of {size}; name those that "
+            f"hold the values, from 0 to {size - 1}"
+        )
+
+
+def _by_name(tensors: Tensors) -> dict[str, torch.Tensor]:
+    """Return the tensors without their gradients.
+
+    Raises:
+        ConfigError: Some of it is no tensor whose bytes could be sent.
+    """
+    if isinstance(tensors, torch.nn.Module):
+        named = dict([*tensors.named_parameters(), *tensors.named_buffers()])
+    elif isinstance(tensors, Mapping):
+        named = {str(name): tensor for name, tensor in tensors.items()}
+    elif isinstance(tensors, torch.Tensor):
+        named = {"0": tensors}
+    else:
+        named = {str(place): tensor for place, tensor in enumerate(tensors)}
+    for name, tensor in named.items():
+        wrong = _fault(tensor)
+        if wrong:
+            raise ConfigError(f"{name!r} {wrong}; compressa.broadcast takes dense tensors")
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def _fault(tensor: object) -> str:
+    if not isinstance(tensor, torch.Tensor):
+        return f"is of type {type(tensor).__name__}"
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        return f"has the layout {tensor.layout} and the dtype {tensor.dtype}"
+    if tensor.device.type == "meta":
+        return "is on the device meta, and has no values: materialise it first"
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    if tensor.numel() and any(size > 1 and not stride for size, stride in sizes):
+        return "is expanded: several of its elements are one in memory"
+    return ""
+
+
+def _lane(named: Mapping[str, torch.Tensor], config: Config) -> Lane:
+    """Where parcels are: on a GPU if any tensor is, but for multicast, which leaves the host."""
+    devices = [tensor.device for tensor in named.values() if tensor.is_cuda]
+    if not devices or config.exchange.broadcast == "multicast":
+        return Lane()
+    return lane_of(devices[0])
+
+
+def _described(named: Mapping[str, torch.Tensor]) -> dict[str, dict[str, object]]:
+    return {
+        name: {"place": place, "shape": list(tensor.shape), "dtype": str(tensor.dtype)}
+        for place, (name, tensor) in enumerate(named.items())
+    }

@@ -1,0 +1,125 @@
+"""ShardClient: what a worker does with one shard, towards the server that has it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import torch
+
+from compressa.aggregators.base import Turn
+from compressa.collectives.base import Compute, Exchange, Program
+from compressa.parameter_server.coding import ShardCoder
+from compressa.parameter_server.job import Job
+from compressa.parameter_server.keys import Shard
+from compressa.parameter_server.programs import Programs
+from compressa.parameter_server.protocol import LEAD_STEPS
+from compressa.parameter_server.server import Server
+
+_ROOMS = LEAD_STEPS + 1  # the window sees to it that what was in one before is done with
+
+_GRACE_S = 2.0  # the server's own wait, for the other workers, must end first: it knows who is late
+
+
+class ShardClient:
+    """One shard at one worker.
+
+    Args:
+        shard: The shard.
+        coder: The worker's.
+        job: What all ranks have agreed upon.
+        worker: Number of the worker.
+        programs: Of this rank.
+    """
+
+    def __init__(
+        self, shard: Shard, coder: ShardCoder, job: Job, worker: int, programs: Programs
+    ) -> None:
+        self.shard = shard
+        self._coder, self._worker, self._programs = coder, worker, programs
+        self._epoch = job.epoch
+        self._server_rank = job.placement.servers[shard.server]
+        self._push_unit = job.units.push(shard)
+        self._answer_unit = job.units.answer(shard, worker)
+        self._name = f"key {shard.segment.name!r}"
+        self._push_rooms = [coder.buffer() for _ in range(_ROOMS)]
+        self._answer_rooms = [coder.buffer() for _ in range(_ROOMS)]
+        self._encoded: Future[None] = Future()  # of the last push
+        self._encoded.set_result(None)
+        self._expected: dict[int, tuple[torch.Tensor, Future[None]]] = {}
+
+    def push(self, step: int, values: torch.Tensor, own: Server | None) -> Future[None]:
+        """Encode the shard's part of a key's values, after that of the step before, and send it.
+
+        Args:
+            step: The step.
+            values: 1-D; the whole key.
+            own: The server, if it is in this process.
+        """
+        before, self._encoded = self._encoded, Future()
+        encoded, done = self._encoded, self._programs.promise()
+
+        def begin(_: Future[None]) -> None:
+            program = self._pushing(step, values, encoded, own)
+            name = f"push of {self._name}"
+            task = self._programs.start(program, name, step=step, unit=self._push_unit)
+            task.add_done_callback(end)
+
+        def end(task: Future[None]) -> None:
+            _release(encoded)
+            if task.exception() is None:
+                self._programs.keep(done)
+
+        before.add_done_callback(begin)
+        return done
+
+    def pull(self, step: int, out: torch.Tensor, own: Server | None) -> Future[None]:
+        """Expect the server's answer, and decode it to the shard's part of a key's values.
+
+        Args:
+            step: The step.
+            out: 1-D; the whole key.
+            own: The server, if it is in this process.
+        """
+        if own is not None:
+            promise = self._programs.promise()
+            self._expected[step] = (out, promise)
+            return promise
+        name = f"pull of {self._name}"
+        program = self._pulling(step, out)
+        return self._programs.start(program, name, step=step, unit=self._answer_unit)
+
+    def deliver(self, step: int, payload: torch.Tensor) -> None:
+        """Take the answer of the server in this process; on the driver's thread."""
+        out, promise = self._expected.pop(step)
+
+        def program() -> Program[None]:
+            yield self._decoding(step, payload, out)
+            self._programs.keep(promise)
+
+        self._programs.start(program(), f"pull of {self._name}", step=step)
+
+    def _pushing(
+        self, step: int, values: torch.Tensor, encoded: Future[None], own: Server | None
+    ) -> Program[None]:
+        room, turn = self._push_rooms[step % _ROOMS], Turn(step, self._epoch)
+        payload = yield Compute(lambda: self._coder.encode(values, turn, room), "encode")
+        _release(encoded)
+        if own is not None:
+            own.take(self.shard, self._worker, step, payload)
+        else:
+            rank, most_bytes = self._server_rank, self._coder.wire_bytes
+            yield Exchange({rank: payload}, {}, capacity_bytes={rank: most_bytes})
+
+    def _pulling(self, step: int, out: torch.Tensor) -> Program[None]:
+        incoming = {self._server_rank: self._answer_rooms[step % _ROOMS]}
+        received = yield Exchange({}, incoming, self._coder.exact, grace_s=_GRACE_S)
+        yield self._decoding(step, received[self._server_rank], out)
+
+    def _decoding(self, step: int, payload: torch.Tensor, out: torch.Tensor) -> Compute:
+        turn, rank = Turn(step, self._epoch), self._server_rank
+        return Compute(lambda: self._coder.decode(payload, turn, rank, out), "decode")
+
+
+def _release(encoded: Future[None]) -> None:
+    if not encoded.done():
+        encoded.set_result(None)

@@ -1,0 +1,171 @@
+"""Coding: how the values of a key, or of a shard of it, become payloads and values again.
+
+A worker pushes c_i = C(g_i + e_i) and keeps e_i. The server decodes all of them, adds them up in
+the order of workers, divides by P, and answers every pull with C(mean + e), where e is a residual
+of its own. So with feedback on both sides
+
+    sum_t out_t + (1/P) sum_i e_i + e = (1/P) sum_t sum_i g_i
+
+and what a pull brings is the same for all workers, since they decode the same bytes. The random
+bits of a payload depend on the worker, the step and the place in the key alone: neither on which
+rank serves it, nor, where a codec works in blocks, on how many servers there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from compressa.aggregators.base import Turn, World
+from compressa.aggregators.feedback import FeedbackRule, Residual
+from compressa.aggregators.scopes import Scope, ScopePayload, encode
+from compressa.arrays import scratch_tensor
+from compressa.codecs.base import Codec
+from compressa.codecs.none import NoCompression
+from compressa.codecs.payload import HEADER_BYTES
+from compressa.compressor import Compressor
+from compressa.errors import ConfigError
+from compressa.parameters import ParameterInfo, Segment
+from compressa.wrappers import ErrorFeedback
+
+
+@dataclass(frozen=True)
+class Coding:
+    """What compresses a key.
+
+    Attributes:
+        compressor: Says where the key may be cut, and how large its payloads are.
+        codec: Encodes both what is pushed and what is pulled.
+        rule: How both sides keep what they did not send; None if they do not.
+    """
+
+    compressor: Compressor
+    codec: Codec
+    rule: FeedbackRule | None
+
+
+def coding_of(compressor: Compressor, key: ParameterInfo) -> Coding:
+    """Resolve the compressor of a key.
+
+    Raises:
+        ConfigError: A server can not sum what it sends.
+    """
+    if compressor.breakpoints:
+        raise ConfigError(
+            f"key {key.name!r}: a parameter server keeps one compressor for all steps; leave "
+            "warmup out"
+        )
+    own = compressor.for_parameter(key)
+    if isinstance(own, ErrorFeedback):
+        return Coding(own, own.contraction, own.rule)
+    if isinstance(own, Codec):
+        return Coding(own, own, None)
+    raise ConfigError(
+        f"key {key.name!r}: {own.name} is no codec with plain error feedback, whose payloads a "
+        "server could decode and add up by themselves; choose a codec, such as int8, onebit or "
+        "topk, with feedback.kind = auto, error, scaled or none, and no momentum"
+    )
+
+
+class ShardCoder:
+    """Encodes and decodes one shard on one side, and keeps that side's residual.
+
+    Args:
+        number: The shard's number; payloads bear it.
+        segment: The shard.
+        coding: The key's.
+        world: This worker as rank and the number of workers as size; of a server, rank 0.
+        serves: Whether it is a server's: then the residual is as long as the shard, not the key.
+    """
+
+    def __init__(
+        self, number: int, segment: Segment, coding: Coding, world: World, *, serves: bool
+    ) -> None:
+        self.segment = segment
+        self._codec = coding.codec
+        self._world = world
+        self._scope = Scope(0, segment.start, segment)
+        self._payload = ScopePayload(coding.codec, number, [self._scope], world, feedback=None)
+        self._serves = serves
+        self._residual: Residual | None = None
+        if coding.rule is not None and (coding.rule.owner or not serves):
+            kept = _alone(segment) if serves else segment
+            self._residual = Residual(kept, coding.rule, world.state, world.size)
+
+    @property
+    def wire_bytes(self) -> int:
+        """Most bytes of a payload, header included."""
+        return self._payload.wire_bytes
+
+    @property
+    def exact(self) -> bool:
+        """Whether every payload has as many."""
+        return self._payload.exact
+
+    def buffer(self) -> torch.Tensor:
+        """Allocate room for one payload."""
+        return self._payload.buffer()
+
+    def encode(self, values: torch.Tensor, turn: Turn, room: torch.Tensor) -> torch.Tensor:
+        """Encode the shard's part of `values`, with what is left; return the filled front.
+
+        Args:
+            values: 1-D, contiguous, float32; the whole key, or on a server the shard.
+            turn: The step.
+            room: From `buffer`.
+        """
+        payload, scope = self._payload, self._scope
+        place = payload.place(room, HEADER_BYTES, scope)
+        draw = payload.draw(scope, turn, owner=self._serves)
+        length = encode(self._codec, scope.of([values]), self._residual, place, draw, turn)
+        end = payload.advance(room, HEADER_BYTES, length)
+        return payload.seal(room, turn, end - HEADER_BYTES)
+
+    def aggregate(
+        self, pushed: Sequence[torch.Tensor], turn: Turn, room: torch.Tensor
+    ) -> torch.Tensor:
+        """Check all workers' payloads, given by worker, and encode their mean.
+
+        Raises:
+            PayloadError: One of them is not what is due.
+        """
+        for worker, part in enumerate(pushed):
+            self._payload.check(part, turn, worker)
+        mean = scratch_tensor("server.mean", self.segment.elems, torch.float32, self._world.device)
+        if isinstance(self._codec, NoCompression):
+            self._average_exactly(pushed, mean)
+        else:
+            self._payload.average(pushed, [mean], turn)
+        return self.encode(mean, turn, room)
+
+    def decode(self, answer: torch.Tensor, turn: Turn, server: int, out: torch.Tensor) -> None:
+        """Check a server's payload and write it to the shard's part of `out`.
+
+        Args:
+            answer: The payload.
+            turn: The step.
+            server: The rank that sent it, for messages.
+            out: 1-D, contiguous, float32; the whole key.
+
+        Raises:
+            PayloadError: It is not what is due. Nothing has been written.
+        """
+        self._payload.check(answer, turn, server)
+        self._payload.decode(answer, [out], turn, 0)
+
+    def _average_exactly(self, pushed: Sequence[torch.Tensor], mean: torch.Tensor) -> None:
+        """Divide each by P, then add: bit for bit what a dense all-reduce does."""
+        share = scratch_tensor("server.share", mean.numel(), torch.float32, mean.device)
+        for worker, part in enumerate(pushed):
+            values = self._payload.parts(part)[0][1].view(torch.float32)
+            self._world.divide(values, out=share if worker else mean)
+            if worker:
+                mean.add_(share)
+
+
+def _alone(segment: Segment) -> Segment:
+    """Return a shard as if it were all that there is of its key."""
+    whole = ParameterInfo(segment.parameter.index, segment.name, (segment.elems,))
+    return Segment(whole, 0, segment.elems)

@@ -1,0 +1,108 @@
+"""Job: what all ranks of a parameter server have agreed upon."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from compressa.config import Config, assign
+from compressa.errors import ConfigError
+from compressa.parameter_server.coding import coding_of
+from compressa.parameter_server.keys import KeyTable, describe, shard_keys
+from compressa.parameter_server.placement import Placement
+from compressa.parameter_server.protocol import Units
+from compressa.schedulers import Transfer
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that does not change.
+
+    Attributes:
+        table: The keys and their shards.
+        placement: Workers and servers.
+        seed: Of random bits.
+        first_step: The first step that is pushed.
+        epoch: Of the transport.
+        units: Names of messages.
+    """
+
+    table: KeyTable
+    placement: Placement
+    seed: int
+    first_step: int
+    epoch: int = 0
+    units: Units = field(init=False)
+
+    def __post_init__(self) -> None:
+        roles = self.placement
+        units = Units(len(self.table.shards), len(roles.workers), len(roles.servers))
+        object.__setattr__(self, "units", units)
+
+    def facts(self) -> dict[str, Any]:
+        """Return, as JSON, what follows from the arguments of every rank."""
+        keys = {key.name: list(key.shape) for key in self.table.parameters}
+        return {
+            "keys": keys,
+            "order of keys": list(keys),
+            "workers": list(self.placement.workers),
+            "servers": list(self.placement.servers),
+            "first_step": self.first_step,
+        }
+
+    def transfers(self, rank: int) -> Iterator[Transfer]:
+        """List the payloads of a rank's step, the first key's first; requests go before all."""
+        worker, server = self.placement.worker_at(rank), self.placement.server_at(rank)
+        for shard in self.table.shards:
+            coding = self.table.codings[shard.key]
+            size = coding.compressor.payload_bytes((shard.segment.elems,))
+            if worker is not None:
+                yield Transfer(self.units.push(shard), 0, size)
+                if shard.server != server:
+                    yield Transfer(self.units.answer(shard, worker), 0, size)
+            for other in range(len(self.placement.workers)) if shard.server == server else ():
+                yield Transfer(self.units.answer(shard, other), 0, size)
+
+
+def plan_job(
+    config: Config,
+    keys: Mapping[str, Sequence[int] | torch.Tensor],
+    placement: Placement,
+    first_step: int = 0,
+) -> Job:
+    """Resolve a configuration for keys.
+
+    Raises:
+        ConfigError: It can not be had from a parameter server.
+    """
+    _check(config, first_step)
+    infos = describe(keys)
+    assigned = assign(config, infos)
+    codings = tuple(coding_of(assigned[info.name], info) for info in infos)
+    compressors = [coding.compressor for coding in codings]
+    least_bytes = config.exchange.unit_payload_bytes
+    shards = shard_keys(infos, compressors, len(placement.servers), least_bytes)
+    return Job(KeyTable(infos, codings, shards), placement, config.engine.seed, first_step)
+
+
+def _check(config: Config, first_step: int) -> None:
+    exchange = config.exchange
+    if exchange.transport in ("gloo-group", "nccl"):
+        raise ConfigError(
+            f'exchange.transport = "{exchange.transport}" needs all ranks in every exchange, and '
+            'a worker and a server meet alone; use "auto", "tcp", "gloo" or "mpi"'
+        )
+    if exchange.kind not in ("auto", "scatter_reduce") or exchange.algorithm != "auto":
+        raise ConfigError(
+            f'exchange.kind = "{exchange.kind}" and exchange.algorithm = "{exchange.algorithm}": '
+            "a parameter server is a way to exchange by itself; leave both out"
+        )
+    if config.engine.device == "cuda":
+        raise ConfigError(
+            'engine.device = "cuda": a parameter server takes values on the CPU; leave it out'
+        )
+    if first_step < 0:
+        raise ConfigError(f"first_step must not be negative: {first_step}")

@@ -1,0 +1,81 @@
+"""open_parameter_server: from a process group, keys and a configuration to workers and servers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+
+from compressa.config import Config, Source, load_config
+from compressa.engine.session import Session
+from compressa.errors import CompressaError
+from compressa.parameter_server.job import Job, plan_job
+from compressa.parameter_server.placement import place
+from compressa.parameter_server.programs import Programs, Runs
+from compressa.parameter_server.server import Server
+from compressa.parameter_server.worker import Worker
+
+
+def open_parameter_server(
+    group: dist.ProcessGroup,
+    keys: Mapping[str, Sequence[int] | torch.Tensor],
+    config: Source,
+    *,
+    servers: int | Sequence[int] | None = None,
+    colocated: bool = True,
+    first_step: int = 0,
+) -> Worker | Server:
+    """Open a synchronous parameter server. Collective over the ranks of a process group.
+
+    Every key is compressed as a parameter of its name and shape would be. Each key is a message of
+    its own: put small tensors together.
+
+    Args:
+        group: Workers and servers.
+        keys: Shapes, or float32 tensors on the CPU that have them, by name; the most urgent first.
+        config: Path of a TOML file, a mapping, or a `Config`.
+        servers: Ranks of the servers in the group, or how many, which then are the last ranks.
+            Unless given all ranks if colocated, else the last one.
+        colocated: Whether the servers' ranks are workers, too. Else they only serve.
+        first_step: Number of the first step that is pushed.
+
+    Returns:
+        A `Worker`; or on the rank of a dedicated server a `Server`, to be told to `serve`.
+
+    Raises:
+        ConfigError: The arguments are wrong, or differ between ranks; on every rank.
+        Timeout: Not all ranks open it.
+    """
+    failure: CompressaError | None = None
+    settings, job = Config(), None
+    try:
+        settings = load_config(config)
+        roles = place(group.size(), servers, colocated=colocated)
+        job = plan_job(settings, keys, roles, first_step)
+    except CompressaError as error:
+        failure = error
+    # The others must hear of a failure on this rank.
+    session = Session(settings, group, job.table.elems if job else 1, settings.engine.threads)
+    try:
+        session.agree({"error": str(failure) if failure else None, **(job.facts() if job else {})})
+        if failure is not None:
+            raise failure
+        assert job is not None
+        return begin(replace(job, epoch=session.transport.epoch), session)
+    except BaseException:
+        session.close()
+        raise
+
+
+def begin(job: Job, session: Runs) -> Worker | Server:
+    """Begin what this rank does of a job."""
+    session.follow(list(job.transfers(session.rank)), [])
+    programs = Programs(session)
+    worker = job.placement.worker_at(programs.rank)
+    if worker is not None:
+        return Worker(job, worker, programs)
+    server = job.placement.server_at(programs.rank)
+    assert server is not None  # every rank is one or the other, or both
+    return Server(job, server, programs)

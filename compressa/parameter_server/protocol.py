@@ -1,0 +1,176 @@
+"""The protocol between workers and servers, version 1, little-endian.
+
+A worker tells a server what it is about to do by *requests*, which the server takes one by one, in
+their order, and waits for as long as the worker lives:
+
+    byte  0  u16  magic 0x7A73 ("sz")
+    byte  2  u8   version
+    byte  3  u8   kind: 1 push, 2 pull, 3 close
+    byte  4  u32  epoch of the transport
+    byte  8  u32  step, modulo 2^32
+    byte 12  u32  number of keys
+    byte 16  u32  the number of each key
+
+A push is followed by one payload for each of the keys' shards on that server (`ScopePayload`'s
+header, which has the step, too; then what the codec writes). The first worker to announce a step
+of a key starts the clock: the other workers owe theirs within the deadline. A pull is answered with
+one payload for each shard, as soon as the step is complete.
+
+Steps of a key follow each other, and so do the pulls of a worker. A worker may run one step ahead
+(`LEAD_STEPS`): it may push step t when it has the answer of step t - 2 or a later one. So a
+server has at most two steps of a key under way, and remembers the last two that are complete,
+which is all that may still be asked for. Both sides check that.
+
+Bounded staleness will be another answer to the same request: a pull of step t is then met by the
+latest complete step of at least t - s, whose number is in the payload's header, and a worker may
+push when it has an answer of at least t - s - 2.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+
+from compressa.errors import ConfigError, PayloadError
+from compressa.parameter_server.keys import Shard
+
+LEAD_STEPS = 1
+"""How far a worker may push ahead of the step whose answer it has not got yet."""
+
+REMEMBERED_STEPS = LEAD_STEPS + 1
+"""How many complete steps of a key a server can still be asked for."""
+
+MAGIC = 0x7A73
+VERSION = 1
+_HEAD = struct.Struct("<HBBIII")
+_STEPS = 1 << 32
+
+
+class Kind(IntEnum):
+    """What a worker is about to do."""
+
+    PUSH = 1
+    PULL = 2
+    CLOSE = 3
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request.
+
+    Attributes:
+        kind: What it is for.
+        epoch: Of the transport.
+        step: Of the training; 0 to close.
+        keys: Numbers of the keys.
+    """
+
+    kind: Kind
+    epoch: int
+    step: int = 0
+    keys: tuple[int, ...] = ()
+
+    @staticmethod
+    def most_bytes(keys: int) -> int:
+        """Return the length of a request that names so many keys."""
+        return _HEAD.size + 4 * keys
+
+    def written(self) -> torch.Tensor:
+        """Return it as uint8."""
+        head = _HEAD.pack(MAGIC, VERSION, self.kind, self.epoch, self.step % _STEPS, len(self.keys))
+        text = head + struct.pack(f"<{len(self.keys)}I", *self.keys)
+        return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+    @classmethod
+    def read(cls, data: torch.Tensor, epoch: int, sender: int) -> Request:
+        """Read what has arrived.
+
+        Args:
+            data: uint8.
+            epoch: The transport's.
+            sender: Rank that sent it, for messages.
+
+        Raises:
+            PayloadError: It is no request, or of another epoch.
+        """
+        text = data.numpy().tobytes()
+        if len(text) < _HEAD.size:
+            raise PayloadError(f"rank {sender} sends a request of {len(text)} bytes")
+        magic, version, kind, its_epoch, step, count = _HEAD.unpack_from(text)
+        if (magic, version) != (MAGIC, VERSION) or kind not in list(Kind):
+            raise PayloadError(
+                f"rank {sender} sends a request that begins with {magic:#06x}, version {version}, "
+                f"kind {kind}"
+            )
+        if its_epoch != epoch or len(text) != cls.most_bytes(count):
+            raise PayloadError(
+                f"rank {sender} sends a request of epoch {its_epoch} and {len(text)} bytes that "
+                f"names {count} keys, in epoch {epoch}"
+            )
+        keys = struct.unpack_from(f"<{count}I", text, _HEAD.size)
+        return cls(Kind(kind), epoch, step, keys)
+
+
+def unwrapped(wired: int, near: int) -> int:
+    """Return the step that came as `wired` over the wire, of all that it may be the nearest one.
+
+    Example:
+        >>> unwrapped(1, 2**32 - 1) == 2**32 + 1
+        True
+    """
+    half = _STEPS // 2
+    return near + (wired - near + half) % _STEPS - half
+
+
+@dataclass(frozen=True)
+class Units:
+    """Names for messages: the `unit` of their keys. No rank has two exchanges of one name.
+
+    Attributes:
+        shards: Number of shards.
+        workers: Number of workers.
+        servers: Number of servers.
+
+    Raises:
+        ConfigError: There are more than names.
+    """
+
+    shards: int
+    workers: int
+    servers: int
+
+    def __post_init__(self) -> None:
+        if self._turns < 4 * max(self.shards, self._pairs):  # no worker is so far ahead
+            raise ConfigError(
+                f"{self.shards} shards of keys for {self.workers} workers need more than 2^32 "
+                "names of messages; use fewer keys or servers"
+            )
+
+    def push(self, shard: Shard) -> int:
+        """What each worker sends of a shard."""
+        return shard.number
+
+    def answer(self, shard: Shard, worker: int) -> int:
+        """What the server of a shard answers to a worker."""
+        return self.shards + shard.number * self.workers + worker
+
+    def request(self, worker: int, server: int, number: int) -> int:
+        """The request of a worker to a server with a running number."""
+        pair = worker * self.servers + server
+        return self._first_request + number % self._turns * self._pairs + pair
+
+    @property
+    def _pairs(self) -> int:
+        return self.workers * self.servers
+
+    @property
+    def _first_request(self) -> int:
+        return self.shards * (1 + self.workers)
+
+    @property
+    def _turns(self) -> int:
+        """After so many requests a name is used again; by then its message is long gone."""
+        return (2**32 - self._first_request) // self._pairs

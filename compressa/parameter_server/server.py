@@ -1,0 +1,151 @@
+"""Server: sums what workers push, and answers their pulls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import Self
+
+import torch
+
+from compressa.aggregators.base import State, World
+from compressa.collectives.base import Exchange, Program
+from compressa.errors import PayloadError
+from compressa.parameter_server.aggregation import ShardAggregation
+from compressa.parameter_server.coding import ShardCoder
+from compressa.parameter_server.job import Job
+from compressa.parameter_server.keys import Shard
+from compressa.parameter_server.programs import Programs
+from compressa.parameter_server.protocol import Kind, Request
+
+OwnAnswer = Callable[[Shard, int, torch.Tensor], None]
+"""(shard, step, payload): takes the answers to the worker in the same process."""
+
+
+class Server:
+    """The server on one rank; all its work is done on the session's threads.
+
+    Args:
+        job: What all ranks have agreed upon.
+        number: Of this server.
+        programs: Of this rank.
+        own_answer: Takes the answers to the worker of the same rank; None without one.
+
+    Attributes:
+        state: Residuals of the sums.
+        closed: Done when all workers have closed.
+    """
+
+    def __init__(
+        self, job: Job, number: int, programs: Programs, own_answer: OwnAnswer | None = None
+    ) -> None:
+        self.state = State()
+        self.closed: Future[None] = programs.promise()
+        self._job, self._number, self._programs = job, number, programs
+        self._own_answer = own_answer
+        world = World(0, len(job.placement.workers), job.seed, "scatter_reduce", self.state)
+        self._coders = {
+            shard.key: ShardCoder(
+                shard.number, shard.segment, job.table.codings[shard.key], world, serves=True
+            )
+            for shard in job.table.served_by(number)
+        }
+        self._shards = {
+            shard.key: ShardAggregation(
+                shard,
+                self._coders[shard.key],
+                job.placement,
+                job.units,
+                programs,
+                job.first_step,
+                job.epoch,
+                partial(self._answer, shard),
+            )
+            for shard in job.table.served_by(number)
+        }
+        self._working = set(range(len(job.placement.workers)))
+        for worker, rank in enumerate(job.placement.workers):
+            if rank != programs.rank:
+                self._listen(worker, 0)
+
+    def __enter__(self) -> Self:
+        """Return the server."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def serve(self) -> None:
+        """Work until all workers have closed; then close. A dedicated server's whole life.
+
+        Raises:
+            PeerLost: A rank died, or left without closing.
+            Timeout: A worker has not pushed what others have, within the deadline.
+            PayloadError: A worker sent what is not due.
+        """
+        try:
+            self.closed.result()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """End threads and connections; workers that are not done yet lose their server."""
+        self._programs.close()
+
+    def heed(self, worker: int, request: Request) -> None:
+        """Take the next request of a worker; on the driver's thread.
+
+        Raises:
+            PayloadError: It asks for what can not be.
+        """
+        if request.kind is Kind.CLOSE:
+            self._working.discard(worker)
+            if not self._working:
+                self._programs.keep(self.closed)
+            return
+        for key in request.keys:
+            shard = self._shards.get(key)
+            if shard is None:
+                rank = self._job.placement.workers[worker]
+                raise PayloadError(f"rank {rank} names key {key}, which is not kept here")
+            if request.kind is Kind.PUSH:
+                shard.announce(worker, request.step)
+            else:
+                shard.ask(worker, request.step)
+
+    def take(self, shard: Shard, worker: int, step: int, payload: torch.Tensor) -> None:
+        """Take what the worker of the same rank pushes; on the driver's thread."""
+        self._shards[shard.key].take(worker, step, payload)
+
+    def _listen(self, worker: int, number: int) -> None:
+        """Wait for the request of a worker with a running number, and then for the next one."""
+        rank, epoch = self._job.placement.workers[worker], self._job.epoch
+        room = torch.empty(Request.most_bytes(len(self._shards)), dtype=torch.uint8)
+
+        def program() -> Program[None]:
+            received = yield Exchange({}, {rank: room}, exact=False, grace_s=math.inf)
+            request = Request.read(received[rank], epoch, rank)
+            self.heed(worker, request)
+            if request.kind is not Kind.CLOSE:
+                self._listen(worker, number + 1)
+
+        unit = self._job.units.request(worker, self._number, number)
+        self._programs.start(program(), f"requests of rank {rank}", unit=unit)
+
+    def _answer(self, shard: Shard, worker: int, step: int, payload: torch.Tensor) -> None:
+        rank = self._job.placement.workers[worker]
+        if rank == self._programs.rank:
+            assert self._own_answer is not None  # a rank with a worker was given one
+            self._own_answer(shard, step, payload)
+            return
+        capacity_bytes = self._coders[shard.key].wire_bytes
+
+        def program() -> Program[None]:
+            yield Exchange({rank: payload}, {}, capacity_bytes={rank: capacity_bytes})
+
+        name = f"answer to a pull of key {shard.segment.name!r}"
+        unit = self._job.units.answer(shard, worker)
+        self._programs.start(program(), name, step=step, unit=unit)

@@ -1,0 +1,289 @@
+"""Worker: pushes and pulls keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Self
+
+import torch
+
+from compressa.aggregators.base import State, World
+from compressa.collectives.base import Exchange, Program
+from compressa.errors import StateError
+from compressa.parameter_server.client import ShardClient
+from compressa.parameter_server.coding import ShardCoder
+from compressa.parameter_server.job import Job
+from compressa.parameter_server.keys import Shard
+from compressa.parameter_server.programs import Programs
+from compressa.parameter_server.protocol import Kind, Request
+from compressa.parameter_server.server import Server
+from compressa.parameter_server.window import Window
+
+
+@dataclass(eq=False)
+class Handle:
+    """A push or a pull under way, for `Worker.wait`.
+
+    Attributes:
+        step: The step.
+        keys: The names of the keys.
+        values: What a pull writes to, by name; empty for a push.
+    """
+
+    step: int
+    keys: tuple[str, ...]
+    values: dict[str, torch.Tensor] = field(default_factory=dict)
+    _futures: list[Future[None]] = field(default_factory=list, repr=False)
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` returns or raises at once."""
+        return all(future.done() for future in self._futures)
+
+
+class Worker:
+    """The worker on one rank. Its methods are for one thread.
+
+    Args:
+        job: What all ranks have agreed upon.
+        number: Of this worker.
+        programs: Of this rank.
+
+    Attributes:
+        rank: Number of this worker, from 0.
+        size: Number of workers.
+        state: Residuals of what was pushed.
+        server: The server of the same rank, if there is one.
+    """
+
+    def __init__(self, job: Job, number: int, programs: Programs) -> None:
+        self.rank, self.size = number, len(job.placement.workers)
+        self.state = State()
+        self._job, self._programs = job, programs
+        world = World(number, self.size, job.seed, "scatter_reduce", self.state)
+        self._clients = [self._client(shard, world) for shard in job.table.shards]
+        self._windows = [Window(key.name, job.first_step) for key in job.table.parameters]
+        self._requests = [0] * len(job.placement.servers)
+        self._under_way: list[Handle] = []
+        self._closed = False
+        self._own = job.placement.server_at(programs.rank)
+        self.server: Server | None = None
+        if self._own is not None:
+            self.server = Server(job, self._own, programs, self._deliver)
+
+    def __enter__(self) -> Self:
+        """Return the worker."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Close it; after an error without waiting, and the others hear of it."""
+        if kind is None:
+            self.close()
+        else:
+            self._end()
+
+    def push(
+        self,
+        keys: str | Sequence[str],
+        values: torch.Tensor | Sequence[torch.Tensor],
+        *,
+        step: int | None = None,
+    ) -> Handle:
+        """Send this worker's values of some keys; returns at once.
+
+        A step of a key is complete when every worker has pushed it. Steps follow each other; a
+        worker may push step t when it has waited for a pull of step t - 2 or of a later one.
+
+        Args:
+            keys: Names, or one.
+            values: Of each a tensor of the key's shape, float32 on the CPU; not to be changed
+                until the handle has been waited for.
+            step: Number of the step; the next one of the first key unless given.
+
+        Raises:
+            StateError: The step or a value does not fit.
+            CompressaError: Something failed before.
+        """
+        names, numbers = self._look_up(keys)
+        vectors = self._vectors(numbers, _listed(values), into=False)
+        step = self._windows[numbers[0]].pushed + 1 if step is None else step
+        for number in numbers:
+            self._windows[number].check_push(step)
+        for number in numbers:
+            self._windows[number].push(step)
+        futures = self._tell(Kind.PUSH, step, numbers)
+        for number, vector in zip(numbers, vectors, strict=True):
+            for shard in self._shifted(number):
+                client = self._clients[shard.number]
+                futures.append(client.push(step, vector, self._server_of(shard)))
+        return self._begun(Handle(step, names, {}, futures))
+
+    def pull(
+        self,
+        keys: str | Sequence[str],
+        out: torch.Tensor | Sequence[torch.Tensor] | None = None,
+        *,
+        step: int | None = None,
+    ) -> Handle:
+        """Ask for the mean over the workers of what they push; returns at once.
+
+        Args:
+            keys: Names, or one.
+            out: Where the means go, contiguous, otherwise as the values of a push; new tensors
+                unless given.
+            step: Number of the step, which this worker must have pushed; the last one that it has
+                pushed of the first key unless given. Each is pulled once at most, in their order.
+
+        Returns:
+            A handle for `wait`, which returns the means.
+
+        Raises:
+            StateError: The step or a tensor does not fit.
+            CompressaError: Something failed before.
+        """
+        names, numbers = self._look_up(keys)
+        shapes = [self._job.table.parameters[number].shape for number in numbers]
+        tensors = [torch.empty(shape) for shape in shapes] if out is None else _listed(out)
+        vectors = self._vectors(numbers, tensors, into=True)
+        step = self._windows[numbers[0]].pushed if step is None else step
+        for number in numbers:
+            self._windows[number].check_pull(step)
+        for number in numbers:
+            self._windows[number].pull(step)
+        futures = []
+        for number, vector in zip(numbers, vectors, strict=True):
+            for shard in self._shifted(number):
+                client = self._clients[shard.number]
+                futures.append(client.pull(step, vector, self._server_of(shard)))
+        futures += self._tell(Kind.PULL, step, numbers)
+        return self._begun(Handle(step, names, dict(zip(names, tensors, strict=True)), futures))
+
+    def wait(self, handle: Handle) -> dict[str, torch.Tensor]:
+        """Wait for a push or a pull.
+
+        Returns:
+            Of a pull, the means by key; of a push, nothing.
+
+        Raises:
+            PeerLost: A rank died, or left without closing.
+            Timeout: Somebody has not done its part within the deadline.
+            PayloadError: Somebody sent what is not due.
+        """
+        for future in handle._futures:
+            self._programs.wait(future)
+        if handle in self._under_way:
+            self._under_way.remove(handle)
+            for name in handle.values:
+                self._windows[self._job.table.numbers[name]].waited(handle.step)
+        return handle.values
+
+    def close(self) -> None:
+        """Wait for what is under way, say goodbye to the servers, and end.
+
+        A colocated server works until all workers have closed. After a failure, it only ends.
+
+        Raises:
+            CompressaError: Something fails meanwhile.
+        """
+        if self._closed:
+            return
+        try:
+            if self._programs.error is None:
+                self._say_goodbye()
+                if self.server is not None:
+                    self._programs.wait(self.server.closed)
+        finally:
+            self._end()
+
+    def _say_goodbye(self) -> None:
+        for handle in list(self._under_way):
+            self.wait(handle)
+        for future in self._tell(Kind.CLOSE, 0, ()):
+            self._programs.wait(future)
+
+    def _end(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._programs.close()
+
+    def _client(self, shard: Shard, world: World) -> ShardClient:
+        coding = self._job.table.codings[shard.key]
+        coder = ShardCoder(shard.number, shard.segment, coding, world, serves=False)
+        return ShardClient(shard, coder, self._job, self.rank, self._programs)
+
+    def _begun(self, handle: Handle) -> Handle:
+        self._under_way = [h for h in self._under_way if h.values or not h.done] + [handle]
+        return handle
+
+    def _server_of(self, shard: Shard) -> Server | None:
+        """Return a shard's server, if it is in this process."""
+        return self.server if shard.server == self._own else None
+
+    def _deliver(self, shard: Shard, step: int, payload: torch.Tensor) -> None:
+        self._clients[shard.number].deliver(step, payload)
+
+    def _shifted(self, key: int) -> list[Shard]:
+        """Return a key's shards; each worker begins with another server's."""
+        servers = len(self._requests)
+        shards = self._job.table.by_key[key]
+        return sorted(shards, key=lambda shard: (shard.server - self.rank - 1) % servers)
+
+    def _tell(self, kind: Kind, step: int, keys: Sequence[int]) -> list[Future[None]]:
+        """Send a request to every server that it concerns."""
+        table, count = self._job.table, len(self._requests)
+        futures = []
+        for shift in range(count):
+            server = (self.rank + 1 + shift) % count
+            here = tuple(k for k in keys if any(s.server == server for s in table.by_key[k]))
+            if here or kind is Kind.CLOSE:
+                request = Request(kind, self._job.epoch, step, here)
+                futures.append(self._request(server, request))
+        return futures
+
+    def _request(self, server: int, request: Request) -> Future[None]:
+        number, self._requests[server] = self._requests[server], self._requests[server] + 1
+        rank = self._job.placement.servers[server]
+
+        def program() -> Program[None]:
+            if self.server is not None and server == self._own:
+                self.server.heed(self.rank, request)
+            else:
+                yield Exchange({rank: request.written()}, {})
+
+        unit = self._job.units.request(self.rank, server, number)
+        return self._programs.start(program(), f"request to rank {rank}", unit=unit)
+
+    def _look_up(self, keys: str | Sequence[str]) -> tuple[tuple[str, ...], list[int]]:
+        self._programs.check()
+        if self._closed:
+            raise StateError("the worker is closed; open another parameter server")
+        names = (keys,) if isinstance(keys, str) else tuple(keys)
+        known = self._job.table.numbers
+        unknown = [name for name in names if name not in known]
+        if not names or unknown or len(set(names)) != len(names):
+            raise StateError(
+                f"keys {list(names)} are not some of {list(known)[:20]}, each once; name the keys "
+                "that the parameter server was opened with"
+            )
+        return names, [known[name] for name in names]
+
+    def _vectors(
+        self, numbers: Sequence[int], tensors: Sequence[torch.Tensor], *, into: bool
+    ) -> list[torch.Tensor]:
+        if len(tensors) != len(numbers):
+            raise StateError(f"{len(tensors)} tensors are given for {len(numbers)} keys")
+        parameters = [self._job.table.parameters[number] for number in numbers]
+        for key, x in zip(parameters, tensors, strict=True):
+            fits = x.dtype is torch.float32 and x.device.type == "cpu" and x.shape == key.shape
+            if not fits or (into and not x.is_contiguous()):
+                raise StateError(
+                    f"key {key.name!r} needs {'contiguous ' * into}float32 of shape {key.shape} on "
+                    f"the CPU, not {x.dtype} of shape {tuple(x.shape)} on {x.device}"
+                )
+        return [x.detach().contiguous().view(-1) for x in tensors]
+
+
+def _listed(tensors: torch.Tensor | Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else tensors

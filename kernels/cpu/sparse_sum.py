@@ -1,0 +1,35 @@
+"""The sum of two sparse vectors for NumPy arrays; see :mod:`compressa.kernels.sparse_sum`."""
+
+from __future__ import annotations
+
+from .._arrays import F32, U32
+from ._jit import jit
+
+
+@jit
+def _sum(
+    indices_a: U32, values_a: F32, indices_b: U32, values_b: F32, indices: U32, values: F32
+) -> None:
+    a, b, place = 0, 0, 0
+    while a < indices_a.size and b < indices_b.size:
+        first, second = indices_a[a], indices_b[b]
+        indices[place] = min(first, second)
+        if first == second:
+            values[place] = values_a[a] + values_b[b]
+        else:
+            values[place] = values_a[a] if first < second else values_b[b]
+        a += first <= second
+        b += second <= first
+        place += 1
+    rest = place + indices_a.size - a
+    indices[place:rest], values[place:rest] = indices_a[a:], values_a[a:]
+    place, rest = rest, rest + indices_b.size - b
+    indices[place:rest], values[place:rest] = indices_b[b:], values_b[b:]
+    indices[rest:], values[rest:] = 0, 0
+
+
+def sum_sparse(
+    indices_a: U32, values_a: F32, indices_b: U32, values_b: F32, indices: U32, values: F32
+) -> None:
+    """See :func:`compressa.kernels.sparse_sum.sum_sparse`."""
+    _sum(indices_a, values_a, indices_b, values_b, indices, values)

@@ -1,0 +1,203 @@
+"""Jobs that bring parameters from some ranks to others."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from _rank_jobs_cuda import emulated_nccl
+from emulated_torch import as_cuda, current_stream, emulated_torch, on_cpu
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import compressa
+from compressa.collectives import broadcast_multicast
+from compressa.engine import broadcasting, parcels, startup
+from compressa.transports.multicast import MulticastReceiver
+from compressa.transports.staged import Staged
+
+WINDOW_BYTES = 1 << 14
+_PIECE_BYTES = 600
+
+
+def tensors(seed: int) -> dict[str, torch.Tensor]:
+    """Tensors of many kinds, with values that depend on the seed."""
+    made = torch.Generator().manual_seed(seed)
+
+    def bits(*shape: int) -> torch.Tensor:
+        return torch.randint(-(1 << 30), 1 << 30, shape, dtype=torch.int32, generator=made)
+
+    return {
+        "large": bits(300, 70).view(torch.float32),
+        "large and transposed": torch.randn(90, 80, generator=made).t(),
+        "two long rows": torch.randn(2, 5000, generator=made, dtype=torch.float64),
+        "half": bits(9).view(torch.float16),  # NaNs of all kinds among them
+        "none": torch.empty(3, 0),
+        "one": torch.randn((), generator=made),
+        "flags": torch.rand(33, generator=made) > 0.5,
+        "complex": torch.randn(3, dtype=torch.complex64, generator=made),
+        "count": torch.tensor(seed),
+        "odd place": bits(17).view(torch.uint8)[3:],
+    }
+
+
+def bits_of(tensor: torch.Tensor) -> list[int]:
+    flat = tensor.contiguous().reshape(-1)
+    return cast("list[int]", flat.view(torch.uint8).tolist())
+
+
+@contextlib.contextmanager
+def small(window_bytes: int = WINDOW_BYTES) -> Iterator[None]:
+    """Have parcels be short, so that there are many."""
+    sizes = broadcasting.Sizes(window_bytes // 4, window_bytes, 2)
+    with (
+        mock.patch.object(broadcasting.Sizes, "of", return_value=sizes),
+        mock.patch.object(parcels, "SMALL_BYTES", window_bytes // 8),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def losing(every: int) -> Iterator[list[int]]:
+    """Have receivers of multicast lose each so manieth packet; give those that they lost."""
+    take, seen, lost = MulticastReceiver._take, [0], list[int]()
+
+    def sometimes(receiver: MulticastReceiver, packet: memoryview) -> str:
+        seen[0] += 1
+        if every and not seen[0] % every:
+            lost.append(seen[0])
+            return ""
+        return take(receiver, packet)
+
+    with mock.patch.object(MulticastReceiver, "_take", sometimes):
+        yield lost
+
+
+def settings(**exchange: Any) -> dict[str, Any]:
+    return {"exchange": {"deadline_s": 20.0, **exchange}}
+
+
+def bring(
+    *,
+    sources: Sequence[int],
+    exchange: Mapping[str, Any],
+    part: Sequence[int] | None = None,
+    every: int = 0,
+) -> bool | None:
+    """Bring tensors to those that do not hold them; return whether all have come, in place.
+
+    Args:
+        sources: Who holds them, of those who take part.
+        exchange: How.
+        part: Who takes part; all unless given.
+        every: Lose each so manieth packet of multicast.
+    """
+    group = None if part is None else dist.new_group(list(part))
+    if part is not None and dist.get_rank() not in part:
+        return None
+    holds = dist.get_rank(group) in sources
+    held, due = tensors(7 if holds else 8), tensors(7)
+    places = {name: tensor.data_ptr() for name, tensor in held.items()}
+    with small(), losing(every) as lost:
+        compressa.broadcast(held, group=group, sources=sources, config=settings(**exchange))
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("compressa")]
+    assert {name: tensor.data_ptr() for name, tensor in held.items()} == places
+    assert bool(lost) == (every > 0 and not holds)
+    return all(bits_of(held[name]) == bits_of(due[name]) for name in due)
+
+
+def bring_to_gpu(*, sources: Sequence[int], exchange: Mapping[str, Any], seed: int | None) -> bool:
+    """As `bring`, between emulated GPUs, where values come late; one tensor stays on the CPU."""
+    holds = dist.get_rank() in sources
+    on_host, due = tensors(7 if holds else 8), tensors(7)
+    on_host.pop("odd place")  # a view of a GPU's memory at such a place is refused by the emulation
+    with (
+        small(),
+        emulated_torch(seed),
+        emulated_nccl(),
+        mock.patch.object(startup, "Staged", lambda *a: Staged(*a, piece_bytes=_PIECE_BYTES)),
+    ):
+        held = {n: t if n == "count" else as_cuda(t) for n, t in on_host.items()}
+        if holds:
+            late = held["large"]
+            values = late.clone()
+            late.zero_()
+            current_stream().give(lambda: on_cpu(late, share=True).copy_(on_cpu(values)))
+        compressa.broadcast(held, sources=sources, config=settings(**exchange))
+        current_stream().synchronize()
+        came = {name: on_cpu(tensor) for name, tensor in held.items()}
+    return all(bits_of(came[name]) == bits_of(due[name]) for name in came)
+
+
+def bring_module(*, sources: Sequence[int]) -> list[int]:
+    """Bring a module with buffers, wrap it without a synchronisation, train a step."""
+    torch.manual_seed(0 if dist.get_rank() in sources else 1 + dist.get_rank())
+    net = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with torch.no_grad():
+        cast("Any", net[1]).running_mean.normal_()
+    compressa.broadcast(net, sources=sources)
+    model = DistributedDataParallel(net, init_sync=False, broadcast_buffers=False)
+    model(torch.ones(3, 5)).sum().backward()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            assert parameter.grad is not None
+            parameter.sub_(parameter.grad)
+    return [bit for tensor in net.state_dict().values() for bit in bits_of(tensor)]
+
+
+def bring_odd(*, what: str) -> None:
+    """Rank 1 calls it otherwise than rank 0."""
+    odd = dist.get_rank() == 1
+    held: Any = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
+    sources, config = [0], settings()
+    if odd and what == "shape":
+        held["b"] = torch.zeros(4)
+    elif odd and what == "dtype":
+        held["b"] = held["b"].half()
+    elif odd and what == "name":
+        held["c"] = held.pop("b")
+    elif odd and what == "order":
+        held["a"] = held.pop("a")
+    elif odd and what == "sources":
+        sources = [1]
+    elif odd and what == "configuration":
+        config = settings(broadcast="ring")
+    elif odd and what == "broken configuration":
+        config = settings(broadcast="carrier pigeon")
+    elif odd and what == "no tensor":
+        held["b"] = [1, 2]
+    elif odd and what == "sparse":
+        held["b"] = held["b"].to_sparse()
+    elif odd and what == "expanded":
+        held["b"] = torch.zeros(1).expand(2, 2)
+    elif what == "sources that are not there":
+        sources = [0, 2]
+    compressa.broadcast(held, sources=sources, config=config)
+
+
+def bring_from_unlike(*, sources: Sequence[int], exchange: Mapping[str, Any]) -> None:
+    """The last source holds other values than the first."""
+    held = tensors(8 if dist.get_rank() == sources[-1] else 7)
+    with small():
+        compressa.broadcast(held, sources=sources, config=settings(**exchange))
+
+
+def bring_to_deaf(*, deaf: int) -> None:
+    """No packet of multicast reaches a rank."""
+    lose = losing(1) if dist.get_rank() == deaf else contextlib.nullcontext()
+    with small(), lose, mock.patch.object(broadcast_multicast, "DEAF_AFTER", 3):
+        compressa.broadcast(tensors(7), config=settings(broadcast="multicast"))
+
+
+def spoil(*, culprit: int) -> None:
+    """One rank finds other bytes than were sent."""
+    checksum = broadcasting.checksum
+    odd = int(dist.get_rank() == culprit)
+    patch = mock.patch.object(broadcasting, "checksum", lambda data: checksum(data) + odd)
+    with small(), patch:
+        compressa.broadcast(tensors(7), config=settings())

@@ -1,0 +1,147 @@
+"""Jobs of workers and servers."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _rank_jobs import alive_threads
+from _rank_jobs_faults import misbehave
+
+import compressa.parameter_server
+from compressa.errors import CompressaError
+from compressa.parameter_server import Server, Worker, open_parameter_server
+
+Keys = Mapping[str, Sequence[int]]
+
+
+def values_of(worker: int, step: int, keys: Keys) -> list[torch.Tensor]:
+    """Return what a worker pushes in a step."""
+    random = torch.Generator().manual_seed(1000 * step + worker)
+    return [torch.randn(tuple(shape), generator=random) for shape in keys.values()]
+
+
+def digest_of(means: Mapping[str, torch.Tensor]) -> str:
+    """Return the SHA-256 of tensors' bytes."""
+    data = b"".join(mean.numpy().tobytes() for mean in means.values())
+    return hashlib.sha256(data).hexdigest()
+
+
+def train(*, config: Any, keys: Keys, steps: int = 3, **how: Any) -> dict[str, Any]:
+    """Push and pull on workers, serve on servers; return digests, and what threads are left."""
+    node = open_parameter_server(dist.group.WORLD, keys, config, **how)
+    if isinstance(node, Server):
+        node.serve()
+        return {"digests": [], "left": threads_left()}
+    digests = []
+    with node as worker:
+        for step in range(steps):
+            worker.push(list(keys), values_of(worker.rank, step, keys))
+            digests.append(digest_of(worker.wait(worker.pull(list(keys)))))
+    return {"digests": digests, "left": threads_left()}
+
+
+def train_ahead(*, config: Any, keys: Keys, steps: int = 6) -> list[str]:
+    """As `train`, with every worker one step ahead; worker 0 is late now and then."""
+    node = open_parameter_server(dist.group.WORLD, keys, config)
+    assert isinstance(node, Worker)
+    digests, names = [], list(keys)
+    with node as worker:
+        worker.push(names, values_of(worker.rank, 0, keys))
+        for step in range(1, steps):
+            time.sleep(0.05 * (worker.rank == 0 and step % 2))
+            worker.push(names, values_of(worker.rank, step, keys))
+            digests.append(digest_of(worker.wait(worker.pull(names, step=step - 1))))
+        digests.append(digest_of(worker.wait(worker.pull(names))))
+    return digests
+
+
+def threads_left() -> list[str]:
+    """Return our threads that still run, after a moment."""
+    end_s = time.monotonic() + 2.0
+    while alive_threads() and time.monotonic() < end_s:
+        time.sleep(0.01)
+    return alive_threads()
+
+
+def fail(
+    *, config: Any, keys: Keys, culprit: int, how: str, at: int = 2, **options: Any
+) -> dict[str, Any]:
+    """Train until the culprit misbehaves; others return what they saw, and close."""
+    rank = dist.get_rank()
+    node = open_parameter_server(dist.group.WORLD, keys, config, **options)
+    started_s, error = time.monotonic(), None
+    try:
+        if isinstance(node, Server):
+            if rank == culprit:
+                time.sleep(0.5)
+                misbehave(how)
+            node.serve()
+        else:
+            _push_until_failure(node, keys, culprit == rank, how, at)
+    except CompressaError as caught:
+        error = caught
+    seconds = time.monotonic() - started_s
+    again = ""
+    if isinstance(node, Worker):
+        try:
+            node.push(list(keys), values_of(0, 0, keys))
+        except CompressaError as caught:
+            again = str(caught)
+    node.close()
+    return {
+        "type": type(error).__name__,
+        "rank": getattr(error, "rank", None),
+        "message": str(error),
+        "again": again,
+        "seconds": seconds,
+        "left": threads_left(),
+    }
+
+
+def _push_until_failure(worker: Worker, keys: Keys, culprit: bool, how: str, at: int) -> None:
+    for step in range(50):
+        if culprit and step == at:
+            if how == "sleep":
+                time.sleep(4.5)
+            elif how == "leave":
+                worker.__exit__(ZeroDivisionError, None, None)
+                return
+            else:
+                misbehave(how)
+        worker.push(list(keys), values_of(worker.rank, step, keys))
+        worker.wait(worker.pull(list(keys)))
+        time.sleep(0.02)
+
+
+def open_differently(*, config: Any, what: str) -> None:
+    """Open with arguments that differ between ranks, or are wrong on one."""
+    rank = dist.get_rank()
+    keys = {"a": (4,), "b": (5 + rank if what == "shape" else 5,)}
+    if what == "order" and rank:
+        keys = dict(reversed(keys.items()))
+    servers = 9 if what == "one is wrong" and rank == 1 else 1
+    node = open_parameter_server(dist.group.WORLD, keys, config, servers=servers)
+    node.close()
+
+
+def run_example() -> int:
+    """Run the example of the package's docstring; return how many steps it made."""
+    example = (inspect.getdoc(compressa.parameter_server) or "").split("\n\n")[1]
+    steps = 0
+
+    def gradients() -> list[torch.Tensor]:
+        nonlocal steps
+        steps += 1
+        return [torch.ones(1024, 512), torch.ones(512)]
+
+    known = {"dist": dist, "gradients": gradients, "Server": Server}
+    known["open_parameter_server"] = open_parameter_server
+    exec(textwrap.dedent(example).replace("range(100)", "range(3)"), known)
+    return steps

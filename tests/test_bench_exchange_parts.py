@@ -1,0 +1,303 @@
+"""The parts of `compressa bench exchange` beside sums: what is wanted, judged, shown and merged."""
+
+from __future__ import annotations
+
+import itertools
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from compressa.bench import write
+from compressa.bench.network import run, targets
+from compressa.bench.network.broadcasts import places
+from compressa.bench.network.compressed import Compressed
+from compressa.bench.network.method import Method
+from compressa.bench.network.methods import BY_NAME, METHODS
+from compressa.bench.network.part_tables import part_tables
+from compressa.bench.network.parts import GRADIENTS_BYTES, LARGE_BYTES, PARTS
+from compressa.bench.network.pattern import check_pattern, pattern
+from compressa.bench.network.plan import Settings
+from compressa.bench.network.records import (
+    ExchangeMeasurement,
+    Network,
+    Omitted,
+    Row,
+    Simulated,
+    header,
+    read,
+)
+from compressa.bench.network.simulate import LINK, simulated
+from compressa.bench.network.verdict import Verdict
+from compressa.cli.bench import bench_app
+from compressa.collectives.algorithms import ALGORITHMS
+from compressa.errors import ConfigError, TransportError
+
+LINE = 1.19e8
+
+
+def network(hosts: int = 4, link: str = "1gbit") -> Network:
+    rate = None if link == "unshaped" else 1e9 if "1gbit" in link else 1e8
+    return Network(
+        hosts=hosts,
+        link=link,
+        rate_bits_per_s=rate,
+        line_bytes_per_s=LINE,
+        message_s=1e-4,
+        byte_s=1 / LINE,
+        reduce_s=1e-10,
+    )
+
+
+def row(part: str, method: str, size_bytes: int, median_s: float, **changes: Any) -> Row:
+    known, hosts = BY_NAME[method], changes.get("hosts", 4)
+    formula_bytes = known.formula_bytes(size_bytes, hosts)
+    fields: dict[str, Any] = {
+        "part": part,
+        "hosts": hosts,
+        "link": "1gbit",
+        "method": method,
+        "by": known.by,
+        "verb": known.verb,
+        "size_bytes": size_bytes,
+        "median_s": median_s,
+        "p20_s": median_s,
+        "p80_s": median_s,
+        "operations": 4,
+        "formula_bytes": formula_bytes,
+        "line_rate_share": formula_bytes / LINE / median_s,
+        "predicted_s": median_s,
+        "counted_bytes": 10 * size_bytes,
+        "load": 0.5,
+        "timestamp": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
+    }
+    return Row(**(fields | changes))
+
+
+def whole(*rows: Row, networks: list[Network] | None = None) -> ExchangeMeasurement:
+    head = header(1.0, 10.0, {"torch": "2.13"})
+    return ExchangeMeasurement(
+        header=head, networks=networks or [network()], rows=list(rows), omitted=[]
+    )
+
+
+class TestPlan:
+    """Which rows are wanted."""
+
+    @pytest.mark.parametrize("part", PARTS)
+    def test_each_part_can_be_measured_alone(self, part: str) -> None:
+        settings = Settings(parts=[part])
+        wanted = {
+            (cell.part, cell.method.name, hosts, link, cell.size_bytes)
+            for hosts in settings.all_hosts()
+            for link in settings.links_of(hosts)
+            for cell in settings.cells(hosts, link, lambda method: True)
+        }
+        own = PARTS[part]
+        grid = len(own.hosts) * len(own.links) * len(own.sizes_bytes) * len(own.methods)
+        assert len(wanted) == grid
+        assert {place[0] for place in wanted} == {part}
+
+    def test_by_default_every_method_of_every_part_is_wanted(self) -> None:
+        settings = Settings()
+        wanted = {
+            cell.method.name
+            for hosts in settings.all_hosts()
+            for link in settings.links_of(hosts)
+            for cell in settings.cells(hosts, link, lambda method: True)
+        }
+        assert wanted == set(BY_NAME) == {method.name for method in METHODS}
+
+    def test_options_take_the_place_of_what_parts_have(self) -> None:
+        settings = Settings(parts=["sums", "transfer"], hosts=[3], links=["1gbit"], pattern="send")
+        assert settings.all_hosts() == [3]
+        (cell,) = settings.cells(3, "1gbit", lambda method: True)
+        assert (cell.part, cell.method.name, cell.rounds) == ("transfer", "send", 25)
+        assert list(settings.cells(3, "100mbit", lambda method: True)) == []
+        assert settings.most_bytes(3) == LARGE_BYTES
+
+    def test_what_there_is_not_is_refused(self) -> None:
+        with pytest.raises(ConfigError, match="there is no 'sum'; there are: sums, compressed"):
+            Settings(parts=["sum"])
+        with pytest.raises(
+            ConfigError, match="matches 'ring'; there are: send, send in large frames, torch send"
+        ):
+            Settings(parts=["transfer"], pattern="ring")
+
+    def test_too_few_hosts_are_said_to_be_so(self) -> None:
+        why = run.ExchangeBench(Settings())._too_much
+        from_four = BY_NAME["multi_source from 4"]
+        assert why(from_four, 1 << 20, network(4)) == "it takes 5 hosts"
+        assert why(from_four, 1 << 20, network(5)) == ""
+
+
+class TestMethods:
+    """What methods send."""
+
+    def test_compressed_bytes_are_those_of_the_payloads(self) -> None:
+        int8, int4 = BY_NAME["int8"], BY_NAME["int4"]
+        assert isinstance(int8, Compressed)
+        elems = GRADIENTS_BYTES // 4
+        assert int8.wire_bytes(GRADIENTS_BYTES) == pytest.approx(elems * (1 + 4 / 256), rel=1e-4)
+        dense = BY_NAME["gloo all_reduce"].formula_bytes(GRADIENTS_BYTES, 4)
+        assert dense / int8.formula_bytes(GRADIENTS_BYTES, 4) == pytest.approx(3.94, abs=0.01)
+        assert dense / int4.formula_bytes(GRADIENTS_BYTES, 4) == pytest.approx(7.53, abs=0.01)
+
+    def test_sources_are_different_ranks(self) -> None:
+        for ranks in range(1, 10):
+            for sources in range(1, ranks + 1):
+                assert len(set(places(sources, ranks))) == sources
+
+    @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+    def test_what_passes_the_interfaces_by_is_found_out(self, method: Method) -> None:
+        sent_bytes = method.sent_bytes(LARGE_BYTES, 8)
+        run.check_counted(method, LARGE_BYTES, 8, 0.98 * sent_bytes)
+        with pytest.raises(TransportError, match="it does not use the links"):
+            run.check_counted(method, LARGE_BYTES, 8, 0.9 * sent_bytes)
+
+    def test_a_wrong_byte_is_seen(self) -> None:
+        data = pattern(1000)
+        check_pattern("it", data)
+        data[999] += 1
+        with pytest.raises(ArithmeticError, match="it has brought wrong bytes"):
+            check_pattern("it", data)
+        assert not torch.equal(pattern(512)[:256], pattern(512)[256:])
+
+
+class TestTargets:
+    """What rows are judged to reach."""
+
+    @staticmethod
+    def verdict(name: str, measured: ExchangeMeasurement) -> Verdict:
+        (found,) = [v for v in targets.verdicts(measured) if v.target == name]
+        return found
+
+    @pytest.mark.parametrize(
+        ("link", "speed_up", "met"),
+        [("100mbit", 3.36, True), ("100mbit", 3.3, False), ("1gbit", 2.77, True)],
+    )
+    def test_time_saved_is_measured_by_bytes_saved(
+        self, link: str, speed_up: float, met: bool
+    ) -> None:
+        rows = [
+            row("compressed", "gloo all_reduce", GRADIENTS_BYTES, 1.0, link=link),
+            row("compressed", "int8", GRADIENTS_BYTES, 1 / speed_up, link=link),
+            row("compressed", "none", GRADIENTS_BYTES, 9.0, link=link),
+        ]
+        measured = whole(*rows, networks=[network(4, link)])
+        found = self.verdict("compressed, speed-up over Gloo", measured)
+        assert (found.reached, found.at, found.met) == (f"{speed_up:.2f}", "int8, 17.1 MB", met)
+
+    @pytest.mark.parametrize(
+        ("share", "load", "met"), [(0.96, 0.5, True), (0.9, 0.5, False), (0.9, 1.0, None)]
+    )
+    def test_a_broadcast_from_several_sources_is_judged_by_the_floor(
+        self, share: float, load: float, met: bool | None
+    ) -> None:
+        floor_s = LARGE_BYTES / LINE
+        rows = [
+            row("broadcast", "auto from 4", LARGE_BYTES, floor_s / share, hosts=8, load=load),
+            row("broadcast", "auto from 1", LARGE_BYTES, floor_s, hosts=8),
+        ]
+        found = self.verdict("broadcast from 4, of the floor", whole(*rows, networks=[network(8)]))
+        assert (found.reached, found.met) == (f"{share:.2f}", met)
+
+    @pytest.mark.parametrize(("ours_s", "met"), [(0.8404, True), (0.85, False)])
+    def test_a_transfer_is_to_be_the_fastest(self, ours_s: float, met: bool) -> None:
+        rows = [
+            row("transfer", "send", LARGE_BYTES, ours_s),
+            row("transfer", "torch send", LARGE_BYTES, 0.84),
+            row("transfer", "ray get", LARGE_BYTES, 0.9),
+        ]
+        found = self.verdict("transfer, of the fastest other", whole(*rows))
+        assert (found.at, found.met) == ("send, 100 MB, beside torch send", met)
+
+    def test_parts_do_not_judge_each_other(self) -> None:
+        rows = [row("transfer", "send", LARGE_BYTES, 9.0, predicted_s=1.0)]
+        assert targets.verdicts(whole(*rows)) == []
+
+
+class TestTables:
+    """What is shown."""
+
+    def test_every_part_has_its_figures(self) -> None:
+        rows = [
+            row("compressed", "gloo all_reduce", GRADIENTS_BYTES, 1.0),
+            row("compressed", "int8", GRADIENTS_BYTES, 0.5),
+            row("broadcast", "k_nomial from 1", LARGE_BYTES, 3 * LARGE_BYTES / LINE, hosts=8),
+            row("transfer", "ray get", LARGE_BYTES, 1.0, hosts=2, load=0.95),
+            row("striping", "send over 1", 1 << 20, 1.0, hosts=2),
+            row("striping", "send over 4", 1 << 20, 0.25, hosts=2),
+            row("hosts", "ring", 1 << 10, 0.002, hosts=2, predicted_s=0.001),
+            row("hosts", "ring", 1 << 10, 0.004, hosts=3, predicted_s=0.003),
+        ]
+        simulation = Simulated(
+            method="tree",
+            hosts=1024,
+            size_bytes=1 << 16,
+            message_s=1e-4,
+            byte_s=8e-8,
+            took_s=0.1,
+            predicted_s=0.2,
+        )
+        measured = whole(*rows).model_copy(update={"simulated": [simulation]})
+        tables = part_tables(measured)
+        cells = [line for table in tables for line in table.lines]
+        assert ("int8", "500", "2.00", "3.94", "0.51") in cells
+        assert ("k_nomial from 1", "2,521 (0.33)") in cells
+        assert ("ray get", "1,000*", "1,000", "1,000", "3") in cells
+        assert [("1", "1,000", "1.00"), ("4", "250", "4.00")] in [t.lines for t in tables]
+        assert ("ring", "2.00 (1.00)", "4.00 (3.00)") in cells
+        assert ("tree", "100 (200)") in cells
+
+    def test_what_was_not_measured_has_no_table(self) -> None:
+        assert part_tables(whole(row("sums", "ring", 1024, 1.0))) == []
+
+
+class TestUpdates:
+    """A part that is measured again."""
+
+    def test_newer_rows_take_the_place_of_older_ones(self, tmp_path: Path) -> None:
+        kept = row("sums", "ring", 1024, 1.0)
+        again = row("transfer", "send", 1024, 2.0)
+        left_out = Omitted(
+            part="transfer", hosts=4, link="1gbit", method="ray get", size_bytes=1024, why="no"
+        )
+        older = whole(kept, again, networks=[network(2), network(4)])
+        older = older.model_copy(update={"omitted": [left_out]})
+        faster = again.model_copy(update={"p20_s": 1.0, "median_s": 1.5})
+        came = row("transfer", "ray get", 1024, 3.0)
+        newer = whole(faster, came, networks=[network(4), network(8)])
+        newer.header.versions["ray"] = "2.60"
+        found = older.updated(newer)
+        assert found.rows == [kept, faster, came]
+        assert found.omitted == []
+        assert [n.hosts for n in found.networks] == [2, 4, 8]
+        assert found.header.versions.keys() >= {"torch", "ray"}
+        write(tmp_path / "out.json", found)
+        assert read(tmp_path / "out.json") == found
+
+    def test_rows_of_another_machine_are_refused(self) -> None:
+        older = whole(row("sums", "ring", 1024, 1.0))
+        head = older.header.model_copy(update={"cpu": "another"})
+        with pytest.raises(ConfigError, match=r"another, .* can not be brought up to date"):
+            older.model_copy(update={"header": head}).updated(older)
+
+    def test_one_file_is_written(self, tmp_path: Path) -> None:
+        words = ["exchange", "--json", str(tmp_path / "a"), "--update", str(tmp_path / "b")]
+        result = CliRunner().invoke(bench_app, words)
+        assert isinstance(result.exception, ConfigError)
+        assert "give one of them" in str(result.exception)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_virtual_clock_shows_what_each_rank_more_costs(name: str) -> None:
+    rows = list(itertools.islice(simulated(name), 5))
+    assert [row.hosts for row in rows] == [2, 4, 8, 16, 32]
+    for row in rows:
+        assert row.took_s == pytest.approx(row.predicted_s, rel=0.05)
+        stages = ALGORITHMS[name].stages(row.size_bytes, row.hosts)
+        assert row.predicted_s == pytest.approx(LINK.time_s(stages))

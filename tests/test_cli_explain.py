@@ -1,0 +1,149 @@
+"""`compressa explain` shows what is exchanged, by which algorithm, and the numbers behind it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_link_file import favouring, write_link
+
+from compressa import cli
+from compressa.collectives.choice import CANDIDATES, Costs
+from compressa.collectives.cost import Link
+from compressa.config import assign, load_config
+from compressa.forecast import Forecast, parameter_of
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "compressa.toml"
+    path.write_text('compressor = "none"\n')
+    return path
+
+
+def explained(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["explain", *map(str, arguments)])
+    captured = capsys.readouterr()
+    assert end.value.code == 0, captured.err
+    return [" ".join(line.split()) for line in captured.out.splitlines()]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["explain", *map(str, arguments)])
+    assert end.value.code == 1
+    return capsys.readouterr().err
+
+
+def test_it_shows_the_choice_and_the_numbers_behind_it(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_link(tmp_path / "link.json", favouring("tree"))
+    lines = explained(capsys, config, "--link", file, "--size", "1MiB")
+    assert "4 ranks." in lines[0]
+    assert all(text in lines[0] for text in ("a = 100 us", "b = 10 ns", "g = 0.1 ns", "100 MB/s"))
+    assert any(line.startswith("none tree 1 1 MiB 1 MiB ") for line in lines)
+    candidates = [line.split()[0] for line in lines if line.split()[:1] and line[0].islower()]
+    assert set(CANDIDATES) <= set(candidates)
+    ring = next(line.split() for line in lines if line.startswith("ring "))
+    assert ring[1:3] == ["6", "1,572,864"]
+
+
+def test_the_configured_link_is_used_unless_another_is_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = write_link(tmp_path / "first.json", favouring("tree"))
+    other = write_link(tmp_path / "other.json", favouring("ring"))
+    config = tmp_path / "c.toml"
+    config.write_text(f'[exchange]\nlink = "{first}"\n')
+    assert any("none tree" in line for line in explained(capsys, config, "--size", "1MiB"))
+    lines = explained(capsys, config, "--size", "1MiB", "--link", other)
+    assert any("none ring" in line for line in lines)
+
+
+def test_compressed_exchanges_stand_beside_what_dense_ones_take(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_link(tmp_path / "link.json", {**favouring("ring"), "measured": []})
+    config = tmp_path / "c.toml"
+    for compressor, way in (("topk", "all_gather"), ("int8", "scatter_reduce")):
+        config.write_text(f'compressor = "{compressor}"\n')
+        lines = explained(capsys, config, "--link", file, "--size", "16MiB", "--ranks", 8)
+        row = next(line.split() for line in lines if line.startswith(f"{compressor} {way} "))
+        each_ms, dense_ms, gain = (float(word.replace(",", "")) for word in row[-3:])
+        assert gain == pytest.approx(dense_ms / each_ms, rel=0.05)
+        assert gain > 2
+
+
+def test_without_a_link_it_shows_what_is_exchanged(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = explained(capsys, config, "--ranks", 4)
+    assert "compressa bench link --out" in lines[0]
+    assert any(line.startswith("none round_robin 1 64 KiB 64 KiB - - -") for line in lines)
+    assert any(line.startswith("none backend 1 1 MiB 1 MiB - - -") for line in lines)
+
+
+def test_it_shows_the_rounds_of_a_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "explained.py").write_text(
+        "from torch import nn\n"
+        "def build(): return nn.Sequential(nn.Linear(512, 512), nn.Linear(512, 512))\n"
+    )
+    config = tmp_path / "c.toml"
+    config.write_text(
+        'compressor = "powersgd"\n[[rules]]\nmatch = {role = "bias"}\ncompressor = "none"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    lines = explained(capsys, config, "--model", "explained:build", "--ranks", 4)
+    assert any(line.startswith("powersgd ") for line in lines)
+    assert any(line.startswith("none ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--ranks is needed"),
+        (["--ranks", 4, "--model", "a:b", "--size", "1MiB"], "give one of them"),
+        (["--ranks", 4, "--size", "3"], "no size of float32"),
+        (["--ranks", 4, "--size", "much"], "--size must be a size in bytes"),
+        (["--ranks", 4, "--model", "nowhere"], "--model must be"),
+        (["--link", "no.json"], "--link: no.json: cannot be read"),
+    ],
+)
+def test_what_can_not_be_explained_is_refused(
+    arguments: list[Any], message: str, config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refused(capsys, config, *arguments)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 16])
+def test_a_forecast_names_what_the_figures_choose(ranks: int) -> None:
+    costs = Costs(Link(1e-4, 1e-8, 1e-10))
+    config = load_config({})
+    for size_bytes in (4, 4096, 1 << 20, 20 << 20):
+        parameter = parameter_of(size_bytes)
+        exchanges = Forecast(config, ranks, costs).exchanges(
+            [parameter], assign(config, [parameter])
+        )
+        (exchange,) = exchanges
+        assert exchange.way == costs.best(size_bytes, ranks, backend=True)
+        assert exchange.seconds == exchange.dense_s
+
+
+def test_bench_link_says_how_it_is_started(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(SystemExit) as end:
+        cli.main(["bench", "link"])
+    assert end.value.code == 1
+    assert "RANK is not set; start it on all hosts, such as by torchrun" in capsys.readouterr().err

@@ -1,0 +1,95 @@
+"""A measured link on real ranks: all choose alike, a resumed run repeats its bits, `bench link`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _ranks import Group, Pools, same, settings
+from test_link_file import favouring, write_link
+
+from compressa.collectives.choice import CANDIDATES
+from compressa.engine import link_file
+
+pytestmark = pytest.mark.ranks
+
+JOB = "_rank_jobs_link.train_with_link"
+
+
+def dense(**exchange: Any) -> dict[str, Any]:
+    config = settings("none")
+    return {**config, "exchange": {**config["exchange"], **exchange}}
+
+
+def trained(group: Group, config: dict[str, Any], first: Path | None, **how: Any) -> Any:
+    """The parameters that all ranks end with."""
+    path = None if first is None else str(first)
+    results = group.run(JOB, config=config, first=path, **how)
+    return same([result["parameters"] for result in results])
+
+
+def test_all_ranks_choose_by_the_figures_of_rank_0(four: Group, tmp_path: Path) -> None:
+    tree = write_link(tmp_path / "tree.json", favouring("tree"))
+    ring = write_link(tmp_path / "ring.json", favouring("ring"))
+    chosen = trained(four, dense(), tree, others=str(ring))
+    assert chosen == trained(four, dense(algorithm="tree"), None)
+    assert chosen != trained(four, dense(algorithm="ring"), None)
+    assert chosen != trained(four, dense(), None)
+
+
+def test_a_resumed_run_repeats_its_bits_whatever_becomes_of_the_file(
+    pools: Pools, fresh: Callable[[int], Group], tmp_path: Path
+) -> None:
+    file, folder = tmp_path / "link.json", tmp_path / "saved"
+    folder.mkdir()
+    write_link(file, favouring("tree"))
+    straight = trained(pools.get(4), dense(), file, steps=6)
+    trained(pools.get(4), dense(), file, steps=3, save=str(folder))
+    write_link(file, favouring("ring"))
+    resumed = fresh(4)
+    assert trained(resumed, dense(), file, steps=3, load=str(folder)) == straight
+    file.unlink()
+    assert trained(resumed, dense(), file, steps=3, load=str(folder)) == straight
+    assert trained(resumed, dense(), None, steps=3, load=str(folder)) == straight
+
+
+def test_what_is_wrong_with_the_file_ends_the_start_on_every_rank(
+    two: Group, tmp_path: Path
+) -> None:
+    file = tmp_path / "link.json"
+    file.write_text("{}")
+    outcomes = two.errors(JOB, config=dense(), first=str(file))
+    for outcome in outcomes:
+        assert outcome.error is not None
+        assert "exchange.link" in outcome.error["message"]
+        assert "compressa bench link" in outcome.error["message"]
+    write_link(file, {**favouring("tree"), "transport": "mpi"})
+    outcomes = two.errors(JOB, config=dense(), first=str(file))
+    assert all("was measured over 'mpi'" in str(outcome.error) for outcome in outcomes)
+
+
+def test_a_missing_file_ends_the_first_step_on_every_rank(two: Group, tmp_path: Path) -> None:
+    outcomes = two.errors(JOB, config=dense(), first=str(tmp_path / "no.json"))
+    for outcome in outcomes:
+        assert outcome.error is not None
+        assert "no.json: there is no such file on rank 0" in outcome.error["message"]
+
+
+def test_bench_link_writes_what_it_has_measured(two: Group, tmp_path: Path) -> None:
+    out = tmp_path / "link.json"
+    printed, silent = two.run("_rank_jobs_link.bench_link", out=str(out))
+    assert silent == ""
+    figures = link_file.read(out)
+    assert (figures.ranks, figures.hosts, figures.transport) == (2, 1, "tcp")
+    measured = {(row.algorithm, row.size_bytes) for row in figures.measured}
+    assert measured >= {(name, 1 << 10) for name in CANDIDATES}
+    for row in figures.measured:
+        predicted_s = figures.costs.time_s(row.algorithm, row.size_bytes, 2)
+        assert predicted_s == pytest.approx(row.median_s)
+    assert all(f"\n{name} " in printed for name in CANDIDATES)
+    assert "a message" in printed
+    assert f'link = "{out}"' in printed
+    assert json.loads(out.read_text())["format"] == "compressa.link"
