@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 F32: TypeAlias = npt.NDArray[np.float32]
 F64: TypeAlias = npt.NDArray[np.float64]
+I8: TypeAlias = npt.NDArray[np.int8]
 U8: TypeAlias = npt.NDArray[np.uint8]
 U16: TypeAlias = npt.NDArray[np.uint16]
 U32: TypeAlias = npt.NDArray[np.uint32]

@@ -15,6 +15,7 @@ from _rank_jobs import alive_threads
 from _rank_jobs_faults import misbehave
 
 import compressa.parameter_server
+from compressa.engine import session
 from compressa.errors import CompressaError
 from compressa.parameter_server import Server, Worker, open_parameter_server
 
@@ -60,6 +61,21 @@ def train_ahead(*, config: Any, keys: Keys, steps: int = 6) -> list[str]:
             digests.append(digest_of(worker.wait(worker.pull(names, step=step - 1))))
         digests.append(digest_of(worker.wait(worker.pull(names))))
     return digests
+
+
+def close_late(*, config: Any, keys: Keys) -> list[str]:
+    """Have rank 0 close after others have waited for longer than for any program."""
+    node = open_parameter_server(dist.group.WORLD, keys, config)
+    assert isinstance(node, Worker)
+    margin_s, session._MARGIN_S = session._MARGIN_S, -1.5
+    try:
+        with node as worker:
+            worker.push(list(keys), values_of(worker.rank, 0, keys))
+            worker.wait(worker.pull(list(keys)))
+            time.sleep(1.0 if worker.rank == 0 else 0.0)
+    finally:
+        session._MARGIN_S = margin_s
+    return threads_left()
 
 
 def threads_left() -> list[str]:

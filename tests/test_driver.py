@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
@@ -244,3 +245,15 @@ def test_a_rank_lost_in_mid_step_ends_the_step_of_the_others() -> None:
         error = world.errors()[rank]
         assert isinstance(error, PeerLost)
         assert error.rank == 1
+
+
+def test_where_a_rank_was_is_not_said_by_what_may_wait_for_ever() -> None:
+    bench = Bench()
+
+    def idle() -> Generator[Any, Any, None]:
+        yield Exchange({}, {}, grace_s=math.inf)
+
+    bench.start(7, idle(), step=2)
+    assert bench.driver.position == "rank 0 was after step 2"
+    bench.start(1, exchanges(1), step=3)
+    assert bench.driver.position == "rank 0 was in stage 0 of unit 1 (u1), step 3"

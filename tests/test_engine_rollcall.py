@@ -30,9 +30,8 @@ def store() -> Iterator[dist.Store]:
 
 
 def call_of(rank: int, size: int = 3, deadline_s: float = 0.2) -> RollCall:
-    rollcall._calls.clear()
-    group: Any = SimpleNamespace(rank=lambda: rank, size=lambda: size, group_name="g")
-    return RollCall(group, deadline_s)
+    group: Any = mock.Mock(rank=lambda: rank, size=lambda: size, group_name="g")
+    return RollCall(group, deadline_s, "a function")
 
 
 def refuse() -> None:
@@ -45,7 +44,8 @@ def test_what_all_make_together_is_returned(store: dist.Store) -> None:
 
 def test_who_has_not_come_is_named(store: dist.Store) -> None:
     call_of(1).together(lambda: None)
-    with pytest.raises(Timeout, match=r"ranks 2 did not come within 0\.2 s") as caught:
+    said = r"rank 0 waited in a function .* ranks 2 did not come within 0\.2 s"
+    with pytest.raises(Timeout, match=said) as caught:
         call_of(0).together(refuse)
     assert caught.value.ranks == (2,)
 
@@ -67,7 +67,7 @@ def test_a_call_that_does_not_return_is_left_alone(store: dist.Store) -> None:
 
 def test_a_store_that_does_not_answer_is_named(store: dist.Store) -> None:
     over = threading.Event()
-    silent: Any = mock.Mock(set=lambda *_: over.wait(), check=lambda *_: over.wait())
+    silent: Any = mock.Mock(set=lambda *_: over.wait(), clone=lambda: over.wait() and store)
     with (
         mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=silent),
         pytest.raises(Timeout, match=r"the store .* did not answer within"),
@@ -94,7 +94,7 @@ def test_mpi_is_not_finalized_after_a_registration_that_failed(
     fail: Callable[..., Any] = mock.Mock(side_effect=error)
     with (
         mock.patch.object(startup, "new_group", fail),
-        mock.patch.object(opening, "left_behind") as noted,
+        mock.patch.object(startup, "left_behind") as noted,
         pytest.raises(type(error)),
     ):
         opening.open_engine(config, {}, [], Lane(), ranks)

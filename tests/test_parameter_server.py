@@ -361,11 +361,27 @@ def test_no_request_with_another_head_is_taken(byte: int) -> None:
 )
 def test_no_request_out_of_order_is_taken(kind: Kind, step: int, key: int) -> None:
     world = ServerWorld(3, KEYS, servers=1, colocated=False)
-    table = world.workers[0]._job.table
-    by_key = (*table.by_key, table.by_key[0])
-    object.__setattr__(table, "by_key", by_key)
+    world.workers[0]._kept[0] |= {key}
     world.workers[0]._tell(kind, step, [key])
     assert isinstance(refusal(world), PayloadError)
+
+
+def test_a_step_that_the_server_has_forgotten_is_refused() -> None:
+    """A worker hides what it pushes, so that the server does not know how far it is."""
+    world = ServerWorld(3, KEYS, servers=1, colocated=False)
+    liar, tell = world.workers[1], world.workers[1]._tell
+    for step in range(3):
+        if step == 1:
+            liar._tell = lambda kind, step, keys: []  # type: ignore[method-assign]
+        for worker in world.workers:
+            worker.push("b", torch.zeros(7), step=step)
+        world.workers[0].wait(world.workers[0].pull("b"))
+        liar._windows[world.job.table.numbers["b"]].waited(step)
+    tell(Kind.PULL, 0, [world.job.table.numbers["b"]])
+    world.loopback.clock.run()
+    for session in world.sessions:
+        assert isinstance(session.error, PayloadError)
+        assert "rank 1 pulls step 0" in str(session.error)
 
 
 def test_a_worker_that_runs_away_is_stopped_by_the_server() -> None:

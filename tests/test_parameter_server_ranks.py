@@ -66,11 +66,26 @@ def test_the_example_of_the_documentation_runs(pools: Pools) -> None:
     assert pools.get(3).run("_rank_jobs_server.run_example") == [3, 3, 0]
 
 
-@pytest.mark.parametrize("what", ["shape", "order", "one is wrong"])
-def test_ranks_that_do_not_agree_are_refused_and_can_open_again(what: str, two: Group) -> None:
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("shape", "the ranks differ in"),
+        ("order", "the ranks differ in order of keys"),
+        ("one is wrong", "servers = 9 does not name servers among 2 ranks"),
+    ],
+)
+def test_ranks_that_do_not_agree_are_refused_and_can_open_again(
+    what: str, said: str, two: Group
+) -> None:
     outcomes = two.errors("_rank_jobs_server.open_differently", config=impatient(), what=what)
     assert {outcome.error["type"] for outcome in outcomes if outcome.error} == {"ConfigError"}
+    assert all(outcome.error and said in outcome.error["message"] for outcome in outcomes)
     two.run("_rank_jobs_server.open_differently", config=impatient(), what="nothing")
+
+
+def test_a_colocated_server_works_for_as_long_as_some_worker_does(two: Group) -> None:
+    answers = two.run("_rank_jobs_server.close_late", config=impatient(), keys=KEYS)
+    assert answers == [[], []]
 
 
 def check(outcomes: list[Outcome], within_s: float) -> list[dict[str, Any]]:

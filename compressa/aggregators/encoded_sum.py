@@ -23,7 +23,6 @@ from compressa.arrays import scratch_tensor
 from compressa.codecs.base import Codec, Contraction, Draw, Fixed
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.collectives.accumulator import Accumulator, Author, Span
-from compressa.collectives.scratch import Scratch
 from compressa.errors import PayloadError
 from compressa.parameters import Layout
 
@@ -69,7 +68,7 @@ class EncodedSum(Accumulator):
         *self._starts, end = accumulate(padded, initial=0)
         self.span = Span(0, end)
         self._parts: dict[Span, ScopePayload] = {}
-        self._scratch = Scratch(world.device)
+        self._payloads: dict[Span, torch.Tensor] = {}
         self._values: Sequence[torch.Tensor] = ()
         self._turn = Turn(0)
 
@@ -147,7 +146,7 @@ class EncodedSum(Accumulator):
 
     def _encode(self, span: Span, *, keeps: bool, rank: int, shared: bool = False) -> torch.Tensor:
         part, turn = self._part(span), self._turn
-        payload = self._scratch.room(span, part.wire_bytes)
+        payload = self._payload(span)
         if self._residuals is None:
             return part.encode(self._values, turn, payload, owner=shared, rank=rank)
         keeps = keeps and (self._residuals.rule.owner or not shared)
@@ -167,6 +166,12 @@ class EncodedSum(Accumulator):
         if keeps:
             self._residuals.keep(scope, lost)
         return length
+
+    def _payload(self, span: Span) -> torch.Tensor:
+        """Where a span's messages are made; padding is zero, and stays it."""
+        if span not in self._payloads:
+            self._payloads[span] = self._part(span).buffer()
+        return self._payloads[span]
 
     def _part(self, span: Span) -> ScopePayload:
         """What encodes and decodes the messages of a span; the spans of a step come again."""

@@ -98,9 +98,10 @@ class GTopK(Compressor):
 
 @dataclass(frozen=True, kw_only=True)
 class _Message(TopK):
-    """The same codec under the name that was configured, for what is said of wrong messages."""
+    """The same codec under the name that was configured: no payload of topk's passes for one."""
 
     name: ClassVar[str] = "gtopk"
+    wire_id: ClassVar[int] = 26
 
 
 class GTopKAggregator(Aggregator):

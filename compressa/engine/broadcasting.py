@@ -188,6 +188,9 @@ def _open_on_all(
         if isinstance(end, MulticastReceiver):
             session.serve(end.attach)
         yield end
+    except CompressaError as error:
+        session.fail(error)  # first: programs that are under way use the socket
+        raise
     finally:
         if isinstance(end, MulticastReceiver):
             session.serve(end.detach)

@@ -7,6 +7,7 @@ communication thread; the loopback runs one per rank on a virtual clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -146,7 +147,9 @@ class Driver:
     def position(self) -> str:
         """Where this rank is, for people."""
         who = f"rank {self._transport.rank} was"
-        for task in sorted(self._tasks, key=lambda task: task.waits_since_s is None):
+        # A server waits for requests without end, wherever it is.
+        busy = [task for task in self._tasks if task.waits_since_s != math.inf]
+        for task in sorted(busy, key=lambda task: task.waits_since_s is None):
             return f"{who} in {_described(task)}"
         return f"{who} {'before its first step' if self._step < 0 else f'after step {self._step}'}"
 

@@ -13,10 +13,10 @@ from compressa.engine import link_file, startup
 from compressa.engine.control import Control
 from compressa.engine.engine import Engine
 from compressa.engine.lanes import Lane
-from compressa.errors import BackendUnavailable, CompressaError, ConfigError
+from compressa.engine.late import Late
+from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
 from compressa.transports.alone import Alone
-from compressa.transports.mpi_process import left_behind
 
 _CLOSE_S = 0.5  # a failure must be told in time; threads that wait for the lost end by themselves
 
@@ -28,6 +28,8 @@ def open_engine(
     lane: Lane,
     ranks: dist.ProcessGroup,
     failure: CompressaError | None = None,
+    *,
+    caller: str = "register_comm_hook",
 ) -> tuple[Engine, list[dist.ProcessGroup]]:
     """Open the channels, compare the ranks, and start the engine; all ranks must do so together.
 
@@ -38,6 +40,7 @@ def open_engine(
         lane: Where gradients are.
         ranks: Who takes part.
         failure: Why this rank can not, which the others are told.
+        caller: The function that the user called, which an error names.
 
     Returns:
         The engine, and the process groups that were made for it, to be released after it.
@@ -53,12 +56,10 @@ def open_engine(
         return Engine(parameters, compressors, config, Alone(), lane=lane), []
     groups: list[dist.ProcessGroup] = []
     try:
-        return _start(config, compressors, failure, parameters, lane, ranks, groups), groups
+        engine = _start(config, compressors, failure, parameters, lane, ranks, groups, caller)
+        return engine, groups
     except BaseException as error:
-        alike = isinstance(error, ConfigError | BackendUnavailable)  # on every rank
-        if config.exchange.transport == "mpi" and not alike:
-            left_behind()  # whoever is lost will not come to MPI's end either
-        startup.release_groups(groups)
+        startup.give_up(config, groups, error)
         raise
 
 
@@ -70,17 +71,19 @@ def _start(
     lane: Lane,
     ranks: dist.ProcessGroup,
     groups: list[dist.ProcessGroup],
+    caller: str,
 ) -> Engine:
     """Open the channels, compare the ranks, and start the engine; add to `groups` what is made."""
-    groups.append(startup.new_group(config, ranks, "gloo"))
+    groups.append(startup.new_group(config, ranks, "gloo", caller))
     control = startup.open_control(config, groups[0])
     try:
         kind, failure = _transport(config, ranks, lane, failure)
         link, failure = _link(config, kind, control.rank, failure)
         text = str(failure) if failure is not None else None
         _agree(control, startup.digest(config, text, parameters, kind), failure, config, link)
-        groups.append(startup.new_group(config, ranks, "nccl" if kind == "nccl" else "gloo"))
-        failed = _Late()
+        own_backend = "nccl" if kind == "nccl" else "gloo"
+        groups.append(startup.new_group(config, ranks, own_backend, caller))
+        failed = Late()
         transport = startup.open_transport(
             config, groups[1], control, parameters, failed, kind, lane
         )
@@ -126,21 +129,3 @@ def _agree(
             raise
     if failure is not None:
         raise failure
-
-
-class _Late:
-    """Passes a transport's failure on to an engine that is made after it."""
-
-    def __init__(self) -> None:
-        self._error: CompressaError | None = None
-        self._target: Any = None
-
-    def __call__(self, error: CompressaError) -> None:
-        self._error = error
-        if self._target is not None:
-            self._target(error)
-
-    def connect(self, target: Any) -> None:
-        self._target = target
-        if self._error is not None:
-            target(self._error)

@@ -3,15 +3,16 @@
 torch says that a group could not be made, and not by whose absence; and it waits for the store that
 the ranks were started with for as long as that one's connection seems alive. So every rank writes
 down that it has come, all of it happens on a thread that need not be waited for, and who did not
-come in time is named.
+come in time is named. Who that is has to be asked over another connection: a store's serves one
+call after the other, and the one that makes the group is waiting.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
@@ -20,7 +21,9 @@ from compressa.errors import Timeout
 T = TypeVar("T")
 
 _ASK_S = 0.25  # for the store to say who has come
-_calls: Counter[str] = Counter()  # every rank of a group comes to its calls in the same order
+# Every rank of a group comes to its calls in the same order; a group that is made anew, under the
+# same name, may have ranks that were in none before.
+_calls: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
 class RollCall:
@@ -29,14 +32,16 @@ class RollCall:
     Args:
         group: Who must come.
         deadline_s: Until when.
+        caller: The function that the user called, for people.
     """
 
-    def __init__(self, group: dist.ProcessGroup, deadline_s: float) -> None:
+    def __init__(self, group: dist.ProcessGroup, deadline_s: float, caller: str) -> None:
         self._rank, self._size = group.rank(), group.size()
         self._deadline_s = deadline_s
+        self._caller = caller
         self._store = dist.distributed_c10d._get_default_store()
-        number = _calls[group.group_name]
-        _calls[group.group_name] += 1
+        number = _calls.get(group, 0)
+        _calls[group] = number + 1
         self._prefix = f"compressa/{group.group_name}/{number}"
 
     def together(self, call: Callable[[], T]) -> T:
@@ -81,14 +86,15 @@ class RollCall:
             )
         return Timeout(
             tuple(absent) or others,
-            f"rank {self._rank} waited in register_comm_hook for the other ranks: {what}; call it "
-            "on all ranks of the model's process group",
+            f"rank {self._rank} waited in {self._caller} for the other ranks: {what}; call it on "
+            "all ranks of the process group",
         )
 
     def _absent(self) -> list[int]:
         """Who has not come; nobody where the store does not say."""
         try:
-            return [r for r in range(self._size) if not self._store.check([self._key(r)])]
+            store = self._store.clone()
+            return [r for r in range(self._size) if not store.check([self._key(r)])]
         except RuntimeError:
             return []
 

@@ -7,6 +7,7 @@ benchmarks) runs its programs here: the same driver, deadlines and errors as gra
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,12 +22,13 @@ from compressa.engine import startup
 from compressa.engine.communication import Communication
 from compressa.engine.driver import Task
 from compressa.engine.lanes import Lane
+from compressa.engine.late import Late
 from compressa.errors import CompressaError, ConfigError, Timeout
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import Plan, Transfer
 from compressa.transports.reactor import Reactor
 
-_MARGIN_S = 10.0  # the communication thread's own deadline comes first: it knows whom it waits for
+_MARGIN_S = 10.0  # for the communication thread to answer
 _CLOSE_S = 5.0
 
 
@@ -41,6 +43,7 @@ class Session:
         lane: Where the programs' memory is, and in which order the device works on it; the CPU's
             if not given.
         failure: Why this rank can not take part after all, which the others are told.
+        caller: The function that the user called, which an error names.
 
     Attributes:
         rank: This rank's place in the group.
@@ -63,22 +66,18 @@ class Session:
         *,
         lane: Lane | None = None,
         failure: CompressaError | None = None,
+        caller: str = "Session",
     ) -> None:
         self.lane = lane or Lane()
         self._deadline_s = config.exchange.deadline_s
         self._groups: list[dist.ProcessGroup] = []
-        # Whom the transport tells that it has failed: kept until somebody can act upon it.
-        lost: list[CompressaError] = []
-        self._tell: Callable[[CompressaError], object] = lost.append
         self._step = 0
         try:
             parameters = [ParameterInfo(0, "values", (elems,))]
-            self._open(config, group, parameters, threads, failure)
-        except BaseException:
-            startup.release_groups(self._groups)
+            self._open(config, group, parameters, threads, failure, caller)
+        except BaseException as error:
+            startup.give_up(config, self._groups, error)
             raise
-        for error in lost:
-            self._communication.fail(error)
 
     def _open(
         self,
@@ -87,16 +86,18 @@ class Session:
         parameters: Sequence[ParameterInfo],
         threads: int | None,
         failure: CompressaError | None,
+        caller: str,
     ) -> None:
-        self._groups.append(startup.new_group(config, group, "gloo"))
+        self._groups.append(startup.new_group(config, group, "gloo", caller))
         self._control = startup.open_control(config, self._groups[0])
         try:
             self.rank, self.size = self._control.rank, self._control.size
             kind = self._agree_on_transport(config, group, parameters, failure)
             own_backend = "nccl" if kind == "nccl" else "gloo"
-            self._groups.append(startup.new_group(config, group, own_backend))
+            self._groups.append(startup.new_group(config, group, own_backend, caller))
+            failed = Late()
             self.transport = startup.open_transport(
-                config, self._groups[1], self._control, parameters, self._failed, kind, self.lane
+                config, self._groups[1], self._control, parameters, failed, kind, self.lane
             )
             self._communication = Communication(
                 self.transport,
@@ -110,8 +111,8 @@ class Session:
         except BaseException:
             self._control.close(_CLOSE_S)
             raise
-        self._tell = self._communication.fail
-        self._control.listen(self._failed)
+        failed.connect(self.fail)
+        self._control.listen(self.fail)
 
     def _agree_on_transport(
         self,
@@ -177,12 +178,17 @@ class Session:
         Raises:
             CompressaError: It failed.
         """
-        try:
-            future.result(self._deadline_s + _MARGIN_S)
-        except NotDone:
-            raise Timeout(
-                (), f"rank {self.rank}: the communication thread does not answer"
-            ) from None
+        while True:  # every exchange of it has a deadline; how many there are is its own affair
+            try:
+                return future.result(self._deadline_s)
+            except NotDone:
+                self._check_communication()
+
+    def _check_communication(self) -> None:
+        answered = threading.Event()
+        self._communication.post(answered.set)
+        if not answered.wait(_MARGIN_S):
+            raise Timeout((), f"rank {self.rank}: the communication thread does not answer")
 
     def run(self, program: Program[None]) -> None:
         """Run a program as one step, and wait for its end.
@@ -250,9 +256,6 @@ class Session:
         finally:
             self._control.close(max(1.0, _CLOSE_S - (time.monotonic() - begin_s)))
         startup.release_groups(self._groups)
-
-    def _failed(self, error: CompressaError) -> None:
-        self._tell(error)
 
 
 def _ignore(*_: Any) -> None:

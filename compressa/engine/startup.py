@@ -22,7 +22,7 @@ from compressa.engine.lanes import CudaLane, Lane
 from compressa.engine.link_file import Shared
 from compressa.engine.rollcall import RollCall
 from compressa.engine.sums import Sums
-from compressa.errors import CompressaError, ConfigError
+from compressa.errors import BackendUnavailable, CompressaError, ConfigError
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
 from compressa.transports.backend_sum import BackendSum
@@ -31,7 +31,7 @@ from compressa.transports.connection import TcpSettings, frame_sizes
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.gloo_group import GlooGroupTransport
 from compressa.transports.mpi import MpiTransport
-from compressa.transports.mpi_process import load, open_communicator
+from compressa.transports.mpi_process import left_behind, load, open_communicator
 from compressa.transports.nccl import NcclTransport
 from compressa.transports.rendezvous import connect_mesh
 from compressa.transports.staged import Staged
@@ -94,8 +94,16 @@ def _is_part(group: dist.ProcessGroup) -> bool:
     return group.size() != dist.get_world_size()
 
 
-def new_group(config: Config, group: dist.ProcessGroup, backend: str) -> dist.ProcessGroup:
+def new_group(
+    config: Config, group: dist.ProcessGroup, backend: str, caller: str
+) -> dist.ProcessGroup:
     """Create a process group of the ranks of `group`, who must all do so together.
+
+    Args:
+        config: How long to wait.
+        group: Of whom.
+        backend: Of torch's.
+        caller: The function that the user called, which an error names.
 
     Raises:
         Timeout: They do not, or one of them is lost.
@@ -121,7 +129,7 @@ def new_group(config: Config, group: dist.ProcessGroup, backend: str) -> dist.Pr
             )
         return made
 
-    return RollCall(group, patience * config.exchange.deadline_s).together(create)
+    return RollCall(group, patience * config.exchange.deadline_s, caller).together(create)
 
 
 @contextlib.contextmanager
@@ -157,6 +165,14 @@ def release_groups(groups: list[dist.ProcessGroup]) -> None:
     while groups:
         _retire(groups.pop())
     _bury_retired()
+
+
+def give_up(config: Config, groups: list[dist.ProcessGroup], error: BaseException) -> None:
+    """Give back the groups of an opening that has failed."""
+    alike = isinstance(error, ConfigError | BackendUnavailable)  # on every rank
+    if config.exchange.transport == "mpi" and not alike:
+        left_behind()  # whoever is lost will not come to MPI's end either
+    release_groups(groups)
 
 
 def _retire(group: dist.ProcessGroup) -> None:
@@ -267,7 +283,7 @@ def agree(
 
 def _reach(epoch: int) -> int:
     global _reached_epoch
-    _reached_epoch = epoch
+    _reached_epoch = max(_reached_epoch, epoch)  # another thread may have come further
     return epoch
 
 

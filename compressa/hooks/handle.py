@@ -7,6 +7,7 @@ import json
 import warnings
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -271,13 +272,13 @@ class Handle:
     def _end(self) -> None:
         if not self._closed:
             self._closed = True
-            atexit.unregister(_close_at_exit)
+            atexit.unregister(self._at_exit)
             self._engine.close()
 
     def _end_at_exit(self) -> None:
         """Threads that wait inside the network library must end before the interpreter does."""
-        self._at_exit = weakref.ref(self)
-        atexit.register(_close_at_exit, self._at_exit)
+        self._at_exit = partial(_close_at_exit, weakref.ref(self))
+        atexit.register(self._at_exit)
 
     def check(self) -> None:
         """Raise what keeps the next step from being trained, if anything does.

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from compressa import checkpoint
 from compressa.config import Config
+from compressa.engine import startup
 from compressa.engine.engine import Engine
 from compressa.engine.opening import open_engine
 from compressa.engine.undo import handed_over
@@ -81,13 +82,16 @@ def reform(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup
     """
     assert old.undo is not None
     own = _standing(old, next_step)
-    engine, groups = open_engine(config, old.compressors, old.parameters, old.lane, ranks)
+    engine, groups = open_engine(
+        config, old.compressors, old.parameters, old.lane, ranks, caller="handle.reform"
+    )
     try:
         standings = _exchange(engine, own, config.exchange.deadline_s)
         step = min(standing.next_step for standing in standings)
         _check_together(standings, step)
     except BaseException:
         engine.close()
+        startup.release_groups(groups)
         raise
     if own.next_step > step:
         old.undo.restore()

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
+from torch.nn.parameter import is_lazy
 
 from compressa.config import Config, Source, load_config
 from compressa.engine.broadcasting import Sizes, bring_parcels
@@ -64,8 +65,9 @@ def broadcast(
     ranks = _group_or_world(group)
     settings, lane, failure = Config(), Lane(), None
     named: dict[str, torch.Tensor] = {}
+    holders: list[int] = []
     try:
-        _check_sources(sources, ranks.size())
+        holders = _checked(sources, ranks.size())
         named = _by_name(tensors)
         settings = load_config({} if config is None else config)
         lane = _lane(named, settings)
@@ -77,10 +79,18 @@ def broadcast(
         return
     sizes = Sizes.of(settings)
     elems = sizes.window_bytes // torch.float32.itemsize
-    with Session(settings, ranks, elems, sizes.threads, lane=lane, failure=failure) as session:
-        session.agree({"sources": list(sources), "tensors": _described(named)})
+    with Session(
+        settings,
+        ranks,
+        elems,
+        sizes.threads,
+        lane=lane,
+        failure=failure,
+        caller="compressa.broadcast",
+    ) as session:
+        session.agree({"sources": holders, "tensors": _described(named)})
         parcels = cut_into_parcels(named, sizes.parcel_bytes)
-        bring_parcels(session, parcels, sources, settings)
+        bring_parcels(session, parcels, holders, settings)
 
 
 def _group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -95,13 +105,15 @@ def _group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return ranks
 
 
-def _check_sources(sources: Sequence[int], size: int) -> None:
-    chosen = list(sources)
+def _checked(sources: Sequence[int], size: int) -> list[int]:
+    """Return the sources as plain numbers, which may come from an array."""
+    chosen = list(map(int, sources))
     if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(range(size)):
         raise ConfigError(
             f"sources = {chosen} are not different ranks of a group of {size}; name those that "
             f"hold the values, from 0 to {size - 1}"
         )
+    return chosen
 
 
 def _by_name(tensors: Tensors) -> dict[str, torch.Tensor]:
@@ -128,6 +140,8 @@ def _by_name(tensors: Tensors) -> dict[str, torch.Tensor]:
 def _fault(tensor: object) -> str:
     if not isinstance(tensor, torch.Tensor):
         return f"is of type {type(tensor).__name__}"
+    if is_lazy(tensor):
+        return "has no shape yet: run a forward pass first"
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return f"has the layout {tensor.layout} and the dtype {tensor.dtype}"
     if tensor.device.type == "meta":

@@ -104,9 +104,10 @@ class ShardAggregation:
         """
         pushed = self._pushed[worker]
         step = unwrapped(wired_step, pushed)
-        low = max(self._pulled[worker], pushed - REMEMBERED_STEPS)
+        known = max(pushed, self._complete)  # its payload may be there before it says so
+        low = max(self._pulled[worker], known - REMEMBERED_STEPS)
         if not low < step <= pushed:
-            due = f"it has pushed up to {pushed} and pulled up to {self._pulled[worker]}"
+            due = f"it has pushed up to {known} and pulled up to {self._pulled[worker]}"
             raise self._refusal(worker, f"pulls step {wired_step}", due)
         self._pulled[worker] = step
         if step <= self._complete:

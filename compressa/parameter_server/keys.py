@@ -67,6 +67,10 @@ class KeyTable:
         """Return the shards of one server."""
         return [shard for shard in self.shards if shard.server == server]
 
+    def keys_of(self, server: int) -> frozenset[int]:
+        """Return the numbers of the keys that a server has something of."""
+        return frozenset(shard.key for shard in self.served_by(server))
+
     @property
     def elems(self) -> int:
         """Values of all keys together."""

@@ -56,13 +56,18 @@ def open_parameter_server(
         job = plan_job(settings, keys, roles, first_step)
     except CompressaError as error:
         failure = error
-    # The others must hear of a failure on this rank.
-    session = Session(settings, group, job.table.elems if job else 1, settings.engine.threads)
+    elems = job.table.elems if job else 1
+    session = Session(
+        settings,
+        group,
+        elems,
+        settings.engine.threads,
+        failure=failure,
+        caller="open_parameter_server",
+    )
     try:
-        session.agree({"error": str(failure) if failure else None, **(job.facts() if job else {})})
-        if failure is not None:
-            raise failure
-        assert job is not None
+        assert job is not None  # else the failure was raised, here and on the other ranks
+        session.agree(job.facts())
         return begin(replace(job, epoch=session.transport.epoch), session)
     except BaseException:
         session.close()

@@ -64,6 +64,8 @@ class Worker:
         self._job, self._programs = job, programs
         world = World(number, self.size, job.seed, "scatter_reduce", self.state)
         self._clients = [self._client(shard, world) for shard in job.table.shards]
+        self._by_key = [self._in_turn(shards) for shards in job.table.by_key]
+        self._kept = [job.table.keys_of(number) for number in range(len(job.placement.servers))]
         self._windows = [Window(key.name, job.first_step) for key in job.table.parameters]
         self._requests = [0] * len(job.placement.servers)
         self._under_way: list[Handle] = []
@@ -115,9 +117,8 @@ class Worker:
             self._windows[number].push(step)
         futures = self._tell(Kind.PUSH, step, numbers)
         for number, vector in zip(numbers, vectors, strict=True):
-            for shard in self._shifted(number):
-                client = self._clients[shard.number]
-                futures.append(client.push(step, vector, self._server_of(shard)))
+            for client in self._by_key[number]:
+                futures.append(client.push(step, vector, self._server_of(client.shard)))
         return self._begun(Handle(step, names, {}, futures))
 
     def pull(
@@ -154,9 +155,8 @@ class Worker:
             self._windows[number].pull(step)
         futures = []
         for number, vector in zip(numbers, vectors, strict=True):
-            for shard in self._shifted(number):
-                client = self._clients[shard.number]
-                futures.append(client.pull(step, vector, self._server_of(shard)))
+            for client in self._by_key[number]:
+                futures.append(client.pull(step, vector, self._server_of(client.shard)))
         futures += self._tell(Kind.PULL, step, numbers)
         return self._begun(Handle(step, names, dict(zip(names, tensors, strict=True)), futures))
 
@@ -182,7 +182,8 @@ class Worker:
     def close(self) -> None:
         """Wait for what is under way, say goodbye to the servers, and end.
 
-        A colocated server works until all workers have closed. After a failure, it only ends.
+        A colocated server works until all workers have closed, and so long this takes. After a
+        failure, it only ends.
 
         Raises:
             CompressaError: Something fails meanwhile.
@@ -193,7 +194,7 @@ class Worker:
             if self._programs.error is None:
                 self._say_goodbye()
                 if self.server is not None:
-                    self._programs.wait(self.server.closed)
+                    self.server.closed.result()  # however long the others work
         finally:
             self._end()
 
@@ -224,19 +225,20 @@ class Worker:
     def _deliver(self, shard: Shard, step: int, payload: torch.Tensor) -> None:
         self._clients[shard.number].deliver(step, payload)
 
-    def _shifted(self, key: int) -> list[Shard]:
-        """Return a key's shards; each worker begins with another server's."""
-        servers = len(self._requests)
-        shards = self._job.table.by_key[key]
-        return sorted(shards, key=lambda shard: (shard.server - self.rank - 1) % servers)
+    def _in_turn(self, shards: Sequence[Shard]) -> list[ShardClient]:
+        """Return what goes to the servers of a key; each worker begins with another one."""
+        servers = len(self._job.placement.servers)
+        return sorted(
+            (self._clients[shard.number] for shard in shards),
+            key=lambda client: (client.shard.server - self.rank - 1) % servers,
+        )
 
     def _tell(self, kind: Kind, step: int, keys: Sequence[int]) -> list[Future[None]]:
         """Send a request to every server that it concerns."""
-        table, count = self._job.table, len(self._requests)
-        futures = []
+        count, futures = len(self._requests), []
         for shift in range(count):
             server = (self.rank + 1 + shift) % count
-            here = tuple(k for k in keys if any(s.server == server for s in table.by_key[k]))
+            here = tuple(key for key in keys if key in self._kept[server])
             if here or kind is Kind.CLOSE:
                 request = Request(kind, self._job.epoch, step, here)
                 futures.append(self._request(server, request))

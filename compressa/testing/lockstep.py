@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from compressa.aggregators.base import State, Turn, World
-from compressa.collectives.base import Compute, Exchange, Operation, Program
+from compressa.collectives.base import Compute, Exchange, Operation, Program, Together
 from compressa.compressor import Compressor
 from compressa.engine.programs import unit_program
 from compressa.engine.sums import Sums
@@ -99,19 +99,26 @@ def _run(programs: Sequence[Program[None]], touch: Touch) -> None:
     """Run programs that ask for the same exchanges in the same order."""
     asked = [_advance(program, None) for program in programs]
     while asked[0] is not None:
-        answers = _carried([operation for operation in asked if operation is not None], touch)
+        if isinstance(asked[0], Together):
+            together = [operation for operation in asked if isinstance(operation, Together)]
+            for side_by_side in zip(*(each.programs for each in together), strict=True):
+                _run(side_by_side, touch)
+            answers: Sequence[object] = [None] * len(programs)
+        else:
+            exchanges = [operation for operation in asked if isinstance(operation, Exchange)]
+            answers = _carried(exchanges, touch)
         asked = [_advance(*pair) for pair in zip(programs, answers, strict=True)]
 
 
-def _advance(program: Program[None], answer: object) -> Exchange | None:
-    """Run one rank up to its next exchange; None at its end."""
+def _advance(program: Program[None], answer: object) -> Exchange | Together | None:
+    """Run one rank up to its next exchanges; None at its end."""
     try:
         operation: Operation = program.send(answer)
         while isinstance(operation, Compute):
             operation = program.send(operation.work())
     except StopIteration:
         return None
-    assert isinstance(operation, Exchange), "the ranks in lockstep have no backend"
+    assert isinstance(operation, (Exchange, Together)), "the ranks in lockstep have no backend"
     return operation
 
 

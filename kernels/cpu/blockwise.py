@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._arrays import F32, I64, U8, U16, Gradient
+from .._arrays import F32, I8, I64, U8, U16, Gradient
 from ..blockwise import Form
 from ..philox import Noise
 from ..threads import over_slices
@@ -41,7 +41,7 @@ Offset = np.float32 | None
 
 
 @lean
-def _bytes_of(elems: int, bits: int) -> int:
+def bytes_of(elems: int, bits: int) -> int:
     """Bytes that so many codes fill: by a shift, since a block has no time for a division."""
     return (elems * bits + 7) >> 3
 
@@ -94,7 +94,7 @@ def _encode_carefully(
 
 
 @inlined
-def _encode_block(
+def encode_block(
     p: F32,
     grid: tuple[np.float32, Offset],
     shape: Shape,
@@ -121,6 +121,29 @@ def _encode_block(
     encode(shape.bits, p, packed, noise, residual, x, left, position, numbers)
 
 
+@inlined
+def fill_grid(
+    now: Values,
+    left: F32 | None,
+    scale: np.float32,
+    p: F32,
+    x: Values,
+    residual: F32 | None,
+    position: int,
+    shape: Shape,
+) -> tuple[np.float32, np.float32]:
+    """Write p of a block, unless that is x itself; return its unit and offset.
+
+    Asks memory for half of what lies in ``x`` and ``residual`` from ``position``.
+    """
+    if shape.statistic == L2:
+        return norm_grid(fill_squares(now, left, scale, p, x, residual, position), shape)
+    if shape.statistic == CLIPPED:
+        bits, squares = fill_largest_and_squares(now, left, scale, p, x, residual, position)
+        return clipped_grid(np.uint32(bits).view(np.float32), squares, p.size, shape)
+    return grid_of(p, fill_largest(now, left, scale, p, x, residual, position), shape)
+
+
 @lean
 def _quantize(
     x: Values,
@@ -141,21 +164,15 @@ def _quantize(
         left = view(residual, low, high)
         now = view(x, low, high)
         p, ahead = view(place(now, left, room), 0, now.size), low + NEAR
-        if shape.statistic == L2:
-            unit, offset = norm_grid(fill_squares(now, left, scale, p, x, residual, ahead), shape)
-        elif shape.statistic == CLIPPED:
-            bits, squares = fill_largest_and_squares(now, left, scale, p, x, residual, ahead)
-            unit, offset = clipped_grid(np.uint32(bits).view(np.float32), squares, p.size, shape)
-        else:
-            unit, offset = grid_of(p, fill_largest(now, left, scale, p, x, residual, ahead), shape)
+        unit, offset = fill_grid(now, left, scale, p, x, residual, ahead, shape)
         scales[b] = unit
         if offsets is not None:
             offsets[b] = offset
         at = drawn_at(key, low, high, drawn)
         noise = view(drawn, at, at + high - low)
-        start, stop = _bytes_of(low, shape.bits), _bytes_of(high, shape.bits)
-        fetch(codes, start + _bytes_of(NEAR, shape.bits), stop + _bytes_of(NEAR, shape.bits))
-        _encode_block(
+        start, stop = bytes_of(low, shape.bits), bytes_of(high, shape.bits)
+        fetch(codes, start + bytes_of(NEAR, shape.bits), stop + bytes_of(NEAR, shape.bits))
+        encode_block(
             p,
             (unit, only_with(offsets, offset)),
             shape,
@@ -188,6 +205,29 @@ def _decode(
             out[i] = weight * _decoded(np.float32(np.float32(q[i]) - zero), unit, offset)
 
 
+@inlined
+def decode_block(
+    codes: U8,
+    signed: I8,
+    unit: np.float32,
+    offset: Offset,
+    weight: np.float32,
+    add: bool,
+    out: F32,
+    bytes_: U8,
+    shape: Shape,
+) -> None:
+    """Decode the codes of a block, which are given as bytes without a sign and with one."""
+    zero, grid = np.float32(shape.zero), (unit, offset)
+    if shape.bits == 8 and offset is None:
+        _decode(signed, zero, grid, weight, add, out)
+    elif shape.bits == 8:
+        _decode(codes, zero, grid, weight, add, out)
+    else:
+        unpack_planes(codes, shape.bits, bytes_)
+        _decode(bytes_, zero, grid, weight, add, out)
+
+
 @lean
 def _dequantize(
     codes: U8,
@@ -199,20 +239,58 @@ def _dequantize(
     bytes_: U8,
     shape: Shape,
 ) -> None:
-    signed, zero = codes.view(np.int8), np.float32(shape.zero)
+    signed = codes.view(np.int8)
     for b in range(scales.size):
         low, high = b * shape.block, min((b + 1) * shape.block, out.size)
-        grid = scales[b], only_with(offsets, np.float32(0) if offsets is None else offsets[b])
-        part = view(out, low, high)
+        start, stop = bytes_of(low, shape.bits), bytes_of(high, shape.bits)
         fetch(out, low + AHEAD, high + AHEAD)
-        if shape.bits == 8 and offsets is None:
-            _decode(view(signed, low, high), zero, grid, weight, add, part)
-        elif shape.bits == 8:
-            _decode(view(codes, low, high), zero, grid, weight, add, part)
-        else:
-            packed = view(codes, _bytes_of(low, shape.bits), _bytes_of(high, shape.bits))
-            unpack_planes(packed, shape.bits, bytes_)
-            _decode(bytes_, zero, grid, weight, add, part)
+        decode_block(
+            view(codes, start, stop),
+            view(signed, start, stop),
+            scales[b],
+            only_with(offsets, np.float32(0) if offsets is None else offsets[b]),
+            weight,
+            add,
+            view(out, low, high),
+            bytes_,
+            shape,
+        )
+
+
+@inlined
+def add_blocks(
+    codes: I64,
+    scales: I64,
+    offsets: I64 | None,
+    low: int,
+    out: F32,
+    weight: np.float32,
+    bytes_: U8,
+    shape: Shape,
+) -> None:
+    """Add the block that begins at element ``low`` of each payload.
+
+    The payloads' codes, units and offsets are given by the addresses where they begin.
+    """
+    signed, unit = bytes_.view(np.int8), 4 * (low // shape.block)
+    start = bytes_of(low, shape.bits)
+    size = bytes_of(low + out.size, shape.bits) - start
+    for i in range(codes.size):
+        packed = at(bytes_, codes[i] + start, size)
+        fetch(packed, AHEAD, AHEAD + size)
+        decode_block(
+            packed,
+            at(signed, codes[i] + start, size),
+            at(out, scales[i] + unit, 1)[0],
+            only_with(
+                offsets, np.float32(0) if offsets is None else at(out, offsets[i] + unit, 1)[0]
+            ),
+            weight,
+            True,
+            out,
+            bytes_,
+            shape,
+        )
 
 
 @lean
@@ -228,32 +306,12 @@ def _sum(
     shape: Shape,
 ) -> None:
     """Blocks from element low to high; arrays are given by the addresses where they begin."""
-    signed, zero = bytes_.view(np.int8), np.float32(shape.zero)
     for low in range(elems[0], elems[1], shape.block):
         high = min(low + shape.block, elems[1])
-        unit = 4 * (low // shape.block)
-        start = _bytes_of(low, shape.bits)
-        size = _bytes_of(high, shape.bits) - start
         at_sums = first_of_sums(rounded, low)
         part = view(sums, at_sums, at_sums + high - low)
         part[:] = np.float32(0)
-        for i in range(codes.size):
-            scale = at(sums, scales[i] + unit, 1)[0]
-            grid = (
-                scale,
-                only_with(
-                    offsets, np.float32(0) if offsets is None else at(sums, offsets[i] + unit, 1)[0]
-                ),
-            )
-            packed = at(bytes_, codes[i] + start, size)
-            fetch(packed, AHEAD, AHEAD + size)
-            if shape.bits == 8 and offsets is None:
-                _decode(at(signed, codes[i] + start, size), zero, grid, weight, True, part)
-            elif shape.bits == 8:
-                _decode(packed, zero, grid, weight, True, part)
-            else:
-                unpack_planes(packed, shape.bits, bytes_)
-                _decode(bytes_, zero, grid, weight, True, part)
+        add_blocks(codes, scales, offsets, low, part, weight, bytes_, shape)
         finish(part, rounded, low)
 
 

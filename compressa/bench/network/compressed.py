@@ -112,10 +112,10 @@ def _open(
     """Open an engine over all ranks, as registering a hook does; what it uses is to be released."""
     world, deadline_s = dist.group.WORLD, config.exchange.deadline_s
     assert world is not None
-    groups = [startup.new_group(config, world, "gloo")]
+    groups = [startup.new_group(config, world, "gloo", "the benchmark")]
     control = startup.open_control(config, groups[0])
     startup.agree(control, startup.digest(config, None, parameters, "tcp"), deadline_s)
-    groups.append(startup.new_group(config, world, "gloo"))
+    groups.append(startup.new_group(config, world, "gloo", "the benchmark"))
     engines: list[Engine] = []
 
     def failed(error: CompressaError) -> None:

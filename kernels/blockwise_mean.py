@@ -1,0 +1,106 @@
+"""The mean of one rank's own values and of what the others sent, quantised by `blockwise` again.
+
+The owner of a shard does this in every step of a compressed reduction. Here each block goes
+through all of it while it lies in the first-level cache; done one after the other, each part would
+pass over memory. The bits are those of
+
+    absorb_residual(x, residual, kept, scale)             with `owned`
+    x *= weight
+    dequantize_blockwise(..., x, weight=weight, add=True) for each that was sent, in order
+    residual[:] = 0                                       with `owned`
+    quantize_blockwise(x, ..., residual=residual, scale=mean_scale)
+    residual = kept, wherever x is infinite or NaN        with `owned`
+    dequantize_blockwise(..., x)                          of the mean
+
+For arrays on a CPU only: a GPU takes all scopes at once at each of these stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ._arrays import F32, U8, check_array, check_feedback, check_scale
+from ._backends import backend
+from .blockwise import Form, check_payload
+from .philox import Noise, check_noise
+
+
+class Packed(NamedTuple):
+    """A payload.
+
+    Attributes:
+        codes: uint8[form.code_bytes(n)].
+        scales: float32[ceil(n / block)].
+        offsets: As many with the statistic "range"; else None.
+    """
+
+    codes: U8
+    scales: F32
+    offsets: F32 | None
+
+
+class Owned(NamedTuple):
+    """What is kept of an own share.
+
+    Attributes:
+        residual: float32[n]; added to the values, and then what the mean lost.
+        kept: float32[n], overwritten; see `absorb_residual`.
+        scale: Loss scale that the values carry, and neither of the two does.
+        mean_scale: What the mean carries and its error, as it is kept, does not.
+    """
+
+    residual: F32
+    kept: F32
+    scale: float
+    mean_scale: float
+
+
+def average_blockwise(
+    x: F32,
+    sent: Sequence[Packed],
+    mean: Packed,
+    *,
+    form: Form,
+    weight: float,
+    noise: Noise | None = None,
+    owned: Owned | None = None,
+) -> None:
+    """Average, quantise the mean, and write what it decodes to where the own values were.
+
+    Example:
+        >>> import numpy as np
+        >>> x, form = np.float32([127, 2]), Form(bits=8, block=8)
+        >>> sent = Packed(np.array([1, 2], np.int8).view(np.uint8), np.float32([1]), None)
+        >>> mean = Packed(np.empty(2, np.uint8), np.empty(1, np.float32), None)
+        >>> average_blockwise(x, [sent], mean, form=form, weight=0.5)
+        >>> mean.codes.tolist(), mean.scales.tolist(), x.tolist()
+        ([127, 4], [0.5039370059967041], [64.0, 2.0157480239868164])
+
+    Args:
+        x: float32[n]: the own values; overwritten.
+        sent: What others sent, in the order in which it is added.
+        mean: Overwritten.
+        form: What all codes look like.
+        weight: Factor on the own values and on those that were sent.
+        noise: The random numbers of stochastic rounding; None to round to nearest.
+        owned: What the own share keeps from step to step; None for no feedback.
+
+    Raises:
+        TypeError: A dtype is wrong.
+        ValueError: A shape, a layout, ``noise`` or a scale is wrong.
+    """
+    check_array("x", x, np.float32, writable=True)
+    for packed in sent:
+        check_payload(x.size, *packed, form, writable=False)
+    check_payload(x.size, *mean, form, writable=True)
+    check_noise(noise, x.size)
+    if owned is not None:
+        check_feedback(owned.residual, x.size, owned.scale)
+        check_array("kept", owned.kept, np.float32, x.shape, writable=True)
+        check_scale(owned.mean_scale)
+    arrays = [array for packed in (mean, *sent) for array in packed]
+    kernel = backend("blockwise_mean", x, *arrays, *(owned[:2] if owned else ()))
+    kernel.average_blockwise(x, sent, mean, form=form, weight=weight, noise=noise, owned=owned)

@@ -1,0 +1,157 @@
+"""The mean of quantised values for NumPy arrays; see :mod:`compressa.kernels.blockwise_mean`.
+
+Made of the loops of `blockwise`, for a block at a time, which memory gives and takes once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .._arrays import F32, I64, U8, U16
+from ..blockwise import Form
+from ..blockwise_mean import Owned, Packed
+from ..philox import Noise
+from ..threads import over_slices
+from ._absent import only_with
+from ._feedback import effective, factors_of, magnitude_bits
+from ._grid import Shape, shape_of
+from ._jit import inlined, lean
+from ._noise import Key, drawn_at, noise_buffer, noise_key
+from ._payloads import addresses
+from ._prefetch import AHEAD, NEAR, fetch
+from ._view import view
+from .blockwise import add_blocks, bytes_of, decode_block, encode_block, fill_grid
+
+_INFINITY = np.uint32(0x7F800000)
+_ONE = np.float32(1)
+Addresses = tuple[I64, I64, I64 | None]
+
+
+@inlined
+def _own_share(
+    x: F32, left: F32 | None, saved: F32 | None, scale: np.float32, weight: np.float32, p: F32
+) -> None:
+    """Write the own share of the mean, and note what to keep if nothing comes of it."""
+    back = np.float32(_ONE / scale)
+    for i in range(p.size):
+        own = effective(x, left, scale, i)
+        if left is not None:
+            saved[i] = own * back if magnitude_bits(own) < _INFINITY else left[i]
+        p[i] = np.float32(own * weight)
+    if left is not None:
+        left[:] = np.float32(0)
+
+
+@inlined
+def _with_none_left(p: F32, left: F32 | None) -> None:
+    """Add the residual, which is 0 now: it turns -0 into 0, and all else stays as it is."""
+    if left is not None:
+        for i in range(p.size):
+            p[i] = np.float32(p[i] + left[i])
+
+
+@inlined
+def _keep_where_infinite(p: F32, unit: np.float32, left: F32 | None, saved: F32 | None) -> None:
+    if left is not None and unit != unit:
+        for i in range(p.size):
+            if magnitude_bits(p[i]) >= _INFINITY:
+                left[i] = saved[i]
+
+
+@lean
+def _average(
+    x: F32,
+    sent: Addresses,
+    first: int,
+    codes: U8,
+    scales: F32,
+    offsets: F32 | None,
+    residual: F32 | None,
+    kept: F32 | None,
+    factors: tuple[np.float32, np.float32, np.float32],
+    key: Key | None,
+    drawn: U16 | None,
+    room: F32,
+    bytes_: U8,
+    shape: Shape,
+) -> None:
+    """All blocks of x; the payloads' element ``first`` belongs to its element 0."""
+    signed = codes.view(np.int8)
+    scale, weight, back = factors
+    for b in range(scales.size):
+        low, high = b * shape.block, min((b + 1) * shape.block, x.size)
+        now, left, saved = view(x, low, high), view(residual, low, high), view(kept, low, high)
+        start, stop = bytes_of(low, shape.bits), bytes_of(high, shape.bits)
+        packed, p, ahead = view(codes, start, stop), view(room, 0, high - low), low + NEAR
+        fetch(kept, low + AHEAD, high + AHEAD)
+        _own_share(now, left, saved, scale, weight, p)
+        add_blocks(*sent, first + low, p, weight, bytes_, shape)
+        _with_none_left(p, left)
+        unit, offset = fill_grid(p, None, _ONE, p, x, residual, ahead, shape)
+        scales[b] = unit
+        if offsets is not None:
+            offsets[b] = offset
+        some, at = only_with(offsets, offset), drawn_at(key, low, high, drawn)
+        encode_block(
+            p,
+            (unit, some),
+            shape,
+            view(drawn, at, at + high - low),
+            left,
+            back,
+            x,
+            residual,
+            ahead + shape.block // 2,
+            packed,
+            bytes_,
+        )
+        _keep_where_infinite(p, unit, left, saved)
+        decode_block(
+            packed, view(signed, start, stop), unit, some, _ONE, False, now, bytes_, shape
+        )
+
+
+def average_blockwise(
+    x: F32,
+    sent: Sequence[Packed],
+    mean: Packed,
+    *,
+    form: Form,
+    weight: float,
+    noise: Noise | None = None,
+    owned: Owned | None = None,
+) -> None:
+    """See :func:`compressa.kernels.blockwise_mean.average_blockwise`."""
+    shape, begins = shape_of(form), _addresses(sent, mean)
+    scale, mean_scale = (1.0, 1.0) if owned is None else owned[2:]
+    factors = np.float32(scale), np.float32(weight), factors_of(mean_scale)[1]
+
+    def work(low: int, high: int) -> None:
+        blocks = slice(low // form.block, -(-high // form.block))
+        _average(
+            x[low:high],
+            begins,
+            low,
+            mean.codes[low * form.bits // 8 : -(-high * form.bits // 8)],
+            mean.scales[blocks],
+            None if mean.offsets is None else mean.offsets[blocks],
+            None if owned is None else owned.residual[low:high],
+            None if owned is None else owned.kept[low:high],
+            factors,
+            noise_key(noise, low),
+            noise_buffer(noise, form.block),
+            np.empty(form.block, np.float32),
+            np.empty(form.block + 8, np.uint8),
+            shape,
+        )
+
+    over_slices(x.size, form.block, work)
+
+
+def _addresses(sent: Sequence[Packed], mean: Packed) -> Addresses:
+    codes, scales = ([packed[k] for packed in sent] for k in (0, 1))
+    offsets = [packed.offsets for packed in sent if packed.offsets is not None]
+    least = None if mean.offsets is None else addresses(offsets)
+    return addresses(codes), addresses(scales), least
