@@ -145,8 +145,11 @@ class Forecast:
         if round_.dense:
             known = way in costs.candidates(backend=self._backend)
             return costs.time_s(way, size_bytes, ranks) if known else None
-        if way in ALGORITHMS:
+        if way in ALGORITHMS and round_.segmented:
             return costs.time_s(way, size_bytes, ranks)
+        if way in ALGORITHMS:
+            stages = ALGORITHMS[way].stages(size_bytes, ranks)
+            return costs.factor(way, size_bytes) * costs.link.time_s(stages)
         return _direct_s(costs, way, size_bytes, ranks)
 
 
@@ -166,9 +169,8 @@ def _candidate(costs: Costs, name: str, size_bytes: int, ranks: int) -> Candidat
     factor = costs.factor(name, size_bytes)
     messages = port_bytes = None
     if name != BACKEND:
-        segments = 1 if name == DIRECT else segments_of(size_bytes, ranks)
         stages = ALGORITHMS[name].stages(size_bytes, ranks)
-        messages = segments * sum(stage.messages for stage in stages)
+        messages = segments_of(size_bytes, ranks) * sum(stage.messages for stage in stages)
         port_bytes = sum(stage.port_bytes for stage in stages)
     return Candidate(name, messages, port_bytes, formula, factor, factor * formula)
 

@@ -32,6 +32,7 @@ from .blockwise_list import (
     quantize_blockwise_list,
     sum_blockwise_list,
 )
+from .blockwise_mean import Owned, Packed, average_blockwise
 from .casts import narrow, sum_casts, widen
 from .chunks import absorb_chunks, add_chunks, take_largest_chunks
 from .dct import ChunkForm, add_coefficients, are_places, keep_coefficients
@@ -73,6 +74,8 @@ __all__ = [
     "Form",
     "KernelUnavailable",
     "Noise",
+    "Owned",
+    "Packed",
     "SignForm",
     "absorb_chunks",
     "absorb_residual",
@@ -80,6 +83,7 @@ __all__ = [
     "add_coefficients",
     "all_finite",
     "are_places",
+    "average_blockwise",
     "block_count",
     "check_increasing",
     "check_indices",

@@ -17,6 +17,7 @@ from compressa.kernels import (
     adacomp,
     bitpack,
     blockwise,
+    blockwise_mean,
     casts,
     chunks,
     dct,
@@ -74,6 +75,20 @@ def compile_blockwise(kinds: Kinds) -> None:
         for total in kinds(out):
             least_of_each = None if offsets is None else [offsets]
             blockwise.sum_blockwise([codes], [scales], total, form=form, offsets=least_of_each)
+
+
+def compile_blockwise_mean() -> None:
+    """The mean of an owner: with and without what it keeps, to nearest and stochastic."""
+    x, residual, kept = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    owned, noise = blockwise_mean.Owned(residual, kept, 1.0, 1.0), philox.Noise(0, 0, 0, 0)
+    for form in (blockwise.Form(bits=8, block=256, statistic=s) for s in blockwise.STATISTICS[:2]):
+        codes, blocks = np.zeros(form.code_bytes(_ELEMS), np.uint8), -(-_ELEMS // form.block)
+        scales, least = np.zeros(blocks, np.float32), np.zeros(blocks, np.float32)
+        packed = blockwise_mean.Packed(codes, scales, least if form.statistic == "range" else None)
+        for memory, drawn in ((None, None), (owned, None), (None, noise)):
+            blockwise_mean.average_blockwise(
+                x, [packed], packed, form=form, weight=1.0, noise=drawn, owned=memory
+            )
 
 
 def compile_casts(kinds: Kinds) -> None:
@@ -261,6 +276,7 @@ _FOR_KINDS = (
     compile_selections,
 )
 _OTHERS = (
+    compile_blockwise_mean,
     compile_sparse,
     compile_low_rank,
     compile_feedback,

@@ -68,6 +68,8 @@ def go_on_without(
                 source = handle.reform(group)
                 assert source is None
                 assert handle.next_step == step
+                if len(alive) > 1:  # as who has fallen behind takes over parameters
+                    compressa.broadcast(net, group=group)
                 _check_state(before, handle, len(alive) / (len(alive) + 1))
                 balance = _Balance(handle, group)
                 continue

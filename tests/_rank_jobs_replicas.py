@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 from unittest import mock
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from _rank_jobs_cuda import emulated_nccl
@@ -16,8 +19,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
-from compressa.collectives import broadcast_multicast
-from compressa.engine import broadcasting, parcels, startup
+from compressa.collectives import barrier, broadcast_multicast
+from compressa.collectives.base import Compute, Program
+from compressa.collectives.team import Team
+from compressa.engine import broadcasting, parcels, session, startup
 from compressa.transports.multicast import MulticastReceiver
 from compressa.transports.staged import Staged
 
@@ -173,6 +178,8 @@ def bring_odd(*, what: str) -> None:
         held["b"] = [1, 2]
     elif odd and what == "sparse":
         held["b"] = held["b"].to_sparse()
+    elif odd and what == "lazy":
+        held["b"] = nn.LazyLinear(2).weight
     elif odd and what == "expanded":
         held["b"] = torch.zeros(1).expand(2, 2)
     elif what == "sources that are not there":
@@ -201,3 +208,36 @@ def spoil(*, culprit: int) -> None:
     patch = mock.patch.object(broadcasting, "checksum", lambda data: checksum(data) + odd)
     with small(), patch:
         compressa.broadcast(tensors(7), config=settings())
+
+
+def bring_while_some_are_away(*, away: Sequence[int]) -> None:
+    """Some ranks never come."""
+    if dist.get_rank() not in away:
+        compressa.broadcast(tensors(7), config=settings(deadline_s=1.0))
+
+
+def take_longer_than_the_deadline() -> float:
+    """Run a program of many short exchanges; return by how often the deadline it took longer."""
+    deadline_s = 0.1
+
+    def program() -> Program[None]:
+        for _ in range(24):
+            yield Compute(partial(time.sleep, deadline_s / 2), "encode")
+            yield from barrier.barrier(Team.everyone(opened.rank, opened.size), opened.lane.device)
+
+    config = compressa.load_config(settings())
+    with (
+        mock.patch.object(session, "_MARGIN_S", 1.0),
+        session.Session(config, cast("Any", dist.group.WORLD), 1) as opened,
+    ):
+        opened._deadline_s = deadline_s
+        begin_s = time.monotonic()
+        opened.run(program())
+        return (time.monotonic() - begin_s) / deadline_s
+
+
+def bring_from_an_array_of_sources() -> bool:
+    """Sources as other libraries number them."""
+    held = tensors(7 + dist.get_rank())
+    compressa.broadcast(held, sources=cast("Any", np.array([0])), config=settings())
+    return all(bits_of(held[name]) == bits_of(due) for name, due in tensors(7).items())

@@ -64,15 +64,15 @@ def train_ahead(*, config: Any, keys: Keys, steps: int = 6) -> list[str]:
 
 
 def close_late(*, config: Any, keys: Keys) -> list[str]:
-    """Have rank 0 close after others have waited for longer than for any program."""
+    """Have rank 0 close later than any exchange may take, and the thread for it to answer."""
     node = open_parameter_server(dist.group.WORLD, keys, config)
     assert isinstance(node, Worker)
-    margin_s, session._MARGIN_S = session._MARGIN_S, -1.5
+    margin_s, session._MARGIN_S = session._MARGIN_S, 0.5
     try:
         with node as worker:
             worker.push(list(keys), values_of(worker.rank, 0, keys))
             worker.wait(worker.pull(list(keys)))
-            time.sleep(1.0 if worker.rank == 0 else 0.0)
+            time.sleep(2.0 if worker.rank == 0 else 0.0)
     finally:
         session._MARGIN_S = margin_s
     return threads_left()

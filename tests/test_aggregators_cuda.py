@@ -242,6 +242,12 @@ def test_codecs_are_summed_alike(name: str) -> None:
     check(COMPRESSORS[name].compressor(), exchange="all_reduce")
 
 
+@pytest.mark.parametrize("rule", [None, RULES["int8"]], ids=["without", "int8"])
+def test_codecs_are_added_alike_at_every_hop(rule: FeedbackRule | None) -> None:
+    codec = Int8(block=32)
+    check(codec if rule is None else ErrorFeedback(codec=codec, rule=rule), exchange="per_hop")
+
+
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("codec", CODECS.values(), ids=CODECS)
 def test_residuals_are_kept_alike(codec: Codec, rule: FeedbackRule) -> None:

@@ -176,6 +176,17 @@ def test_where_it_is_cut_does_not_matter_but_for_the_order_of_sums() -> None:
     assert same_bits([*whole, *cut])
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_segments_of_no_elements_share_no_memory_with_others(name: str) -> None:
+    """With 3 blocks, several of 8 segments begin at the same place."""
+    values, block = gradients(3), 512
+    due = torch.stack(values).sum(0)
+    holders = [holder(Int8(block=block), own, rank) for rank, own in enumerate(values)]
+    sum_with(Loopback(3), segmented(ALGORITHMS[name], 8), holders, ELEMS)
+    assert same_bits(values)
+    assert (values[0] - due).norm() < 0.05 * due.norm()
+
+
 def test_segments_are_cut_between_blocks_of_their_own() -> None:
     codec, elems = Int8(block=32), (40, 7, 96)
     infos = [ParameterInfo(i, f"p{i}", (n,)) for i, n in enumerate(elems)]

@@ -30,6 +30,7 @@ from compressa.testing.inputs import generator
 from compressa.testing.lockstep import Lockstep
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.loopback import Loopback
+from compressa.wrappers import MomentumCorrection
 
 F32 = npt.NDArray[np.float32]
 
@@ -210,6 +211,27 @@ def test_sums_overflow_only_where_the_mean_does() -> None:
     given = [torch.full((ELEMS,), 3e38)] * 4
     for mean in step(world, given):
         assert mean[:20].tolist() == 20 * [float(np.float32(3e38))]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_with_momentum_it_sums_velocities_and_masks_none(size: int) -> None:
+    hyper, factor = GTopK(density=0.05), 0.5
+    ours, plain = (
+        LoopbackWorld(size, [VECTOR], compressor)
+        for compressor in (MomentumCorrection(compressor=hyper, factor=factor), hyper)
+    )
+    velocities = [torch.zeros(ELEMS) for _ in range(size)]
+    for number in range(5):
+        given = gradients(size, number)
+        velocities = [factor * u + g for u, g in zip(velocities, given, strict=True)]
+        means = step(ours, [512 * g for g in given], loss_scale=512.0)
+        due = step(plain, [512 * u for u in velocities], loss_scale=512.0)
+        assert all(torch.equal(*pair) for pair in zip(means, due, strict=True))
+        if number == 2:
+            ours.rollback()
+            plain.rollback()
+        for rank in range(size):
+            assert torch.equal(residual(ours, rank), residual(plain, rank))
 
 
 @pytest.mark.parametrize("value_dtype", ["float32", "float16"])

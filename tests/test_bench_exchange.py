@@ -191,7 +191,7 @@ class TestTargets:
         assert found.met is None
         assert "processors busy in 1 of 1 rows" in found.at
 
-    def test_nothing_is_asked_of_unshaped_links(self) -> None:
+    def test_no_line_rate_is_asked_of_unshaped_links(self) -> None:
         unshaped = NETWORK.model_copy(update={"rate_bits_per_s": None})
         assert targets.verdicts(whole(at_line_rate("ring", 0.5), network=unshaped)) == []
 
@@ -205,7 +205,8 @@ class TestTargets:
             row("ring", 1 << 16, 9.0),
         ]
         found = self.verdict("small, of Gloo and MPI", whole(*rows))
-        assert (found.reached, found.at, found.met) == ("1.82", "ring, 1 KiB", True)
+        at = "ring, 1 KiB, beside mpi Allreduce"
+        assert (found.reached, found.at, found.met) == ("1.82", at, True)
         faster = whole(*rows[:4], row("mpi Allreduce", 1024, 0.9e-3))
         assert self.verdict("small, of Gloo and MPI", faster).met is False
 

@@ -206,9 +206,12 @@ class TestTargets:
         assert (found.reached, found.met) == (f"{share:.2f}", met)
 
     @pytest.mark.parametrize(("ours_s", "met"), [(0.8404, True), (0.85, False)])
-    def test_a_transfer_is_to_be_the_fastest(self, ours_s: float, met: bool) -> None:
+    def test_a_transfer_with_default_settings_is_to_be_the_fastest(
+        self, ours_s: float, met: bool
+    ) -> None:
         rows = [
             row("transfer", "send", LARGE_BYTES, ours_s),
+            row("transfer", "send in large frames", LARGE_BYTES, 0.1),
             row("transfer", "torch send", LARGE_BYTES, 0.84),
             row("transfer", "ray get", LARGE_BYTES, 0.9),
         ]
@@ -279,6 +282,18 @@ class TestUpdates:
         assert found.header.versions.keys() >= {"torch", "ray"}
         write(tmp_path / "out.json", found)
         assert read(tmp_path / "out.json") == found
+
+    def test_what_can_not_be_measured_again_stays(self) -> None:
+        older = whole(row("transfer", "mpi Send", 1024, 1.0))
+        refused = [
+            Omitted(
+                part="transfer", hosts=4, link="1gbit", method=name, size_bytes=1024, why="no root"
+            )
+            for name in ("mpi Send", "ray get")
+        ]
+        found = older.updated(whole().model_copy(update={"omitted": refused}))
+        assert found.rows == older.rows
+        assert [row.method for row in found.omitted] == ["ray get"]
 
     def test_rows_of_another_machine_are_refused(self) -> None:
         older = whole(row("sums", "ring", 1024, 1.0))

@@ -6,13 +6,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_link_file import favouring, write_link
 
 from compressa import cli
+from compressa.aggregators import Round, Verb
+from compressa.collectives import tree
+from compressa.collectives.algorithms import segments_of
 from compressa.collectives.choice import CANDIDATES, Costs
 from compressa.collectives.cost import Link
 from compressa.config import assign, load_config
+from compressa.engine.sums import Sums
 from compressa.forecast import Forecast, parameter_of
+from compressa.transports.loopback import Loopback
 
 
 @pytest.fixture(autouse=True)
@@ -137,6 +143,27 @@ def test_a_forecast_names_what_the_figures_choose(ranks: int) -> None:
         (exchange,) = exchanges
         assert exchange.way == costs.best(size_bytes, ranks, backend=True)
         assert exchange.seconds == exchange.dense_s
+
+
+@pytest.mark.parametrize("size_bytes", [4096, 16 << 20])
+def test_candidates_have_as_many_messages_as_are_planned(size_bytes: int) -> None:
+    """At the busiest port of a ring one in each exchange, of round_robin one to each other rank."""
+    candidates = Forecast(load_config({}), 4, Costs(Link(1e-4, 1e-8))).candidates(size_bytes)
+    messages = {candidate.name: candidate.messages for candidate in candidates}
+    (transport, *_) = Loopback(4).transports
+    plain = Round(Verb.ALL_REDUCE, torch.float32, size_bytes, dense=True)
+    for name, each in (("ring", 1), ("tree", 1), ("round_robin", 3), ("all_to_all", 3)):
+        assert messages[name] == each * len(Sums(transport, name).transfers(0, [plain])), name
+
+
+def test_a_sum_that_is_not_cut_is_forecast_in_one_piece() -> None:
+    link, parameter = Link(1e-4, 1e-8, 1e-10), parameter_of(256 << 20)
+    config = load_config({"compressor": "gtopk", "exchange": {"unit_bytes": "1GiB"}})
+    found = Forecast(config, 4, Costs(link)).exchanges([parameter], assign(config, [parameter]))
+    ((exchange, count),) = found.items()
+    assert (exchange.way, count) == ("tree", 1)
+    assert segments_of(exchange.size_bytes, 4) > 1
+    assert exchange.seconds == link.time_s(tree.stages(exchange.size_bytes, 4))
 
 
 def test_bench_link_says_how_it_is_started(

@@ -40,6 +40,31 @@ def test_mass_survives_switches_between_compressors(two: Group, tmp_path: Path) 
     same([r["digest"] for r in results])
 
 
+@pytest.mark.parametrize(
+    ("first", "kind", "second"), [("gtopk", "auto", "int8"), ("onebit", "per_hop", "int8")]
+)
+def test_mass_survives_switches_to_and_from_sums_by_hops(
+    first: str, kind: str, second: str, two: Group, tmp_path: Path
+) -> None:
+    config = settings(first)
+    config["exchange"] = {**config["exchange"], "kind": kind}
+    compressors = [second, "none", first]
+    results = two.run(
+        "_rank_jobs_switch.switching",
+        config=config,
+        switches=[(2 * i, {"compressor": name}, None) for i, name in enumerate(compressors)],
+        steps=8,
+        folder=str(tmp_path),
+    )
+    for result in results:
+        assert max(result["errors"]) < 3 * ROUNDING
+        assert set(result["compressors"]) == {first, second, "none"}
+        assert result["kept"][4] == 0
+        assert result["kept"][5] == 0
+        assert all(result["kept"][step] > 0 for step in (1, 3, 7))
+    same([r["digest"] for r in results])
+
+
 def test_state_that_nobody_keeps_any_more_is_dropped(two: Group, tmp_path: Path) -> None:
     config = settings("topk", momentum={"factor": 0.5}, feedback={"dtype": "bfloat16"})
     results = two.run(

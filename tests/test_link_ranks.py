@@ -56,6 +56,17 @@ def test_a_resumed_run_repeats_its_bits_whatever_becomes_of_the_file(
     assert trained(resumed, dense(), None, steps=3, load=str(folder)) == straight
 
 
+def test_a_run_without_figures_goes_on_without_though_a_file_is_named_now(
+    four: Group, tmp_path: Path
+) -> None:
+    file, folder = write_link(tmp_path / "link.json", favouring("ring")), tmp_path / "saved"
+    folder.mkdir()
+    straight = trained(four, dense(), None, steps=6)
+    trained(four, dense(), None, steps=3, save=str(folder))
+    assert trained(four, dense(), file, steps=3, load=str(folder)) == straight
+    assert trained(four, dense(), file, steps=6) != straight
+
+
 def test_what_is_wrong_with_the_file_ends_the_start_on_every_rank(
     two: Group, tmp_path: Path
 ) -> None:

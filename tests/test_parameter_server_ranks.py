@@ -84,7 +84,8 @@ def test_ranks_that_do_not_agree_are_refused_and_can_open_again(
 
 
 def test_a_colocated_server_works_for_as_long_as_some_worker_does(two: Group) -> None:
-    answers = two.run("_rank_jobs_server.close_late", config=impatient(), keys=KEYS)
+    config = impatient(deadline_s=1.0)
+    answers = two.run("_rank_jobs_server.close_late", config=config, keys=KEYS)
     assert answers == [[], []]
 
 

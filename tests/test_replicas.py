@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -71,6 +72,7 @@ def test_a_module_is_wrapped_without_another_synchronisation(two: Group) -> None
         ("no tensor", "'b' is of type list"),
         ("sparse", "'b' has the layout torch.sparse_coo"),
         ("expanded", "'b' is expanded"),
+        ("lazy", "'b' has no shape yet"),
         ("sources that are not there", "from 0 to 1"),
     ],
 )
@@ -106,6 +108,24 @@ def test_multicast_that_does_not_get_through_is_an_error_that_names_the_fix(four
         assert "rank 2 heard nothing of 3 bursts" in outcome.error["message"]
         assert "GLOO_SOCKET_IFNAME" in outcome.error["message"]
         assert outcome.seconds < 10.0
+
+
+def test_who_does_not_come_is_named_and_nobody_else(fresh: Callable[[int], Group]) -> None:
+    group = fresh(3)
+    outcomes = group.outcomes("_rank_jobs_replicas.bring_while_some_are_away", away=[1])
+    assert outcomes[1].ok
+    for outcome in (outcomes[0], outcomes[2]):
+        assert outcome.error is not None
+        assert outcome.error["ranks"] == [1], outcome.explain()
+        assert "waited in compressa.broadcast for" in outcome.error["message"]
+
+
+def test_a_program_may_take_longer_than_each_of_its_exchanges(two: Group) -> None:
+    assert min(two.run("_rank_jobs_replicas.take_longer_than_the_deadline")) > 11
+
+
+def test_sources_may_come_from_an_array(two: Group) -> None:
+    assert two.run("_rank_jobs_replicas.bring_from_an_array_of_sources") == [True] * 2
 
 
 def test_a_world_of_one_has_nothing_to_bring(fresh: Any) -> None:

@@ -150,8 +150,9 @@ def test_each_connection_is_held_to_its_limit_and_all_together_to_the_link() -> 
             bed.set_link(link)
             with Probes(bed) as probes:
                 probes.transfer([(0, 1)], 1000)
-                begin_s, end_s = probes.transfer([(0, 1)], 250_000)[0]
-            assert end_s - begin_s == pytest.approx(bed.link.seconds_for(250_000), rel=0.3)
+                spans = [probes.transfer([(0, 1)], 250_000)[0] for _ in range(3)]
+            taken_s = min(end_s - begin_s for begin_s, end_s in spans)  # others only lengthen it
+            assert taken_s == pytest.approx(bed.link.seconds_for(250_000), rel=0.3)
 
 
 def test_two_testbeds_at_once_do_not_meet(bed: Testbed) -> None:

@@ -7,10 +7,12 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from unittest import mock
 
 import pytest
 import torch
 
+from compressa.engine import broadcasting
 from compressa.errors import PeerLost, TransportError
 from compressa.testing.inputs import generator
 from compressa.transports.multicast import (
@@ -209,3 +211,12 @@ def test_an_address_is_read_as_it_was_drawn(address: Address) -> None:
 def test_an_address_that_can_not_be_read_is_refused(text: bytes) -> None:
     with pytest.raises(PeerLost, match="rank 2"):
         Address.read(text, 2)
+
+
+def test_programs_that_use_a_socket_are_ended_before_it_is_closed() -> None:
+    session, end = mock.Mock(), mock.Mock(spec=MulticastReceiver)
+    session.all_gather.return_value = [b"", b""]
+    with pytest.raises(TransportError), broadcasting._open_on_all(session, lambda: end):
+        raise TransportError("rank 1 heard nothing")
+    names = [name for name, _, _ in session.method_calls]
+    assert names == ["all_gather", "serve", "fail", "serve"]

@@ -37,7 +37,8 @@ def test_every_byte_leaves_once_and_the_most_urgent_first(
     received: list[bytes] = []
 
     def take() -> None:
-        frame, data, sent = outbox.next_frame()
+        item = outbox.next_frame()
+        frame, data = item.frame, item.data
         unit = frame.key.unit
         # Urgency first, then age: units are numbered in the order in which they were pushed.
         assert (waiting[unit], unit) == min((place, age) for age, place in waiting.items())
@@ -47,7 +48,7 @@ def test_every_byte_leaves_once_and_the_most_urgent_first(
         assert 0 < frame.data_bytes == len(data) <= chunk
         received[unit] += data
         last = len(received[unit]) == pushed[unit].numel()
-        sent()
+        item.sent()
         assert (unit in finished) == last
         if last:
             del waiting[unit]
@@ -112,6 +113,30 @@ def test_a_message_is_sent_once_all_its_frames_are_whichever_is_the_last(
         unsent[unit] -= 1
         assert (unit in finished) == (not unsent[unit])
     assert sorted(finished) == [0, 1]
+
+
+@settings(max_examples=50)
+@given(
+    messages=st.lists(st.tuples(lengths, places), min_size=1, max_size=4),
+    turns=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 9)), max_size=20),
+)
+def test_frames_given_back_are_taken_again_as_if_they_had_not_been(
+    messages: list[tuple[int, tuple[int, int]]], turns: list[tuple[int, int]]
+) -> None:
+    outbox, plain = Outbox(EPOCH, 10), Outbox(EPOCH, 10)
+    for unit, (length, place) in enumerate(messages):
+        for box in (outbox, plain):
+            box.push(Key(0, unit, 0), content(unit, length), place, lambda: None)
+    for count, kept in [*turns, (200, 200)]:
+        taken = [outbox.next_frame() for _ in range(count) if outbox]
+        for item in reversed(taken[kept:]):
+            outbox.give_back(item)
+        for item in taken[:kept]:
+            again = plain.next_frame()
+            assert (item.frame, bytes(item.data)) == (again.frame, bytes(again.data))
+        assert outbox.messages == plain.messages
+    assert not outbox
+    assert not plain
 
 
 def test_what_is_forgotten_is_never_sent() -> None:

@@ -21,6 +21,7 @@ from compressa.aggregators.base import State, Turn
 from compressa.aggregators.momentum import Momentum, Velocity
 from compressa.arrays import as_array, scratch_tensor, surely_finite
 from compressa.codecs.base import Codec, Draw
+from compressa.codecs.share import Kept
 from compressa.errors import ConfigError
 from compressa.kernels.feedback import absorb_residual
 from compressa.parameters import Segment
@@ -189,6 +190,14 @@ class OwnedResidual:
         self._residual = residual
         self._kept = torch.zeros(elems, device=residual.device)
         self._held = False
+
+    def lent(self, turn: Turn, ranks: int, *, held: bool) -> Kept | None:
+        """Return what one pass may do `absorb` and `encode` in; None if the rule asks for more."""
+        if held or not self._residual.rule.conserves_mass:
+            return None
+        self._held = False
+        values = self._residual.open(turn)
+        return Kept(values, self._kept, turn.loss_scale, turn.loss_scale / ranks)
 
     def absorb(self, x: torch.Tensor, turn: Turn, *, held: bool) -> None:
         """Add the residual to the own gradient, and note what to keep if the step fails.

@@ -20,10 +20,11 @@ import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.feedback import FeedbackRule, OwnedResidual
-from compressa.aggregators.scopes import Scope, ScopePayload, held_back
+from compressa.aggregators.scopes import Scope, ScopePayload, decode, held_back
 from compressa.arrays import widened
 from compressa.codecs.base import Codec
 from compressa.codecs.payload import HEADER_BYTES
+from compressa.codecs.share import Share
 from compressa.collectives.base import Combine
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Granularity
@@ -112,13 +113,8 @@ class Scattered(Aggregator, Combine):
         for sender, part in arrived.items():
             own.check(part, turn, sender)
         payload = self._sent[self._world.rank]
-        if payload.is_cuda:
-            filled = self._encode_means_at_once(arrived, payload)
-        else:
-            filled = self._encode_means(arrived, payload)
-        self._filled[self._world.rank] = filled
-        # Go on with what the others will decode.
-        own.decode(filled, self._gradients, turn, self._world.rank)
+        encode_means = self._encode_means_at_once if payload.is_cuda else self._encode_means
+        self._filled[self._world.rank] = encode_means(arrived, payload)
 
     def sealed(self, shard: int) -> torch.Tensor:
         """The encoded mean."""
@@ -136,18 +132,45 @@ class Scattered(Aggregator, Combine):
     def _encode_means(
         self, arrived: Mapping[int, torch.Tensor], payload: torch.Tensor
     ) -> torch.Tensor:
-        """Scope by scope, so that each stays in the cache; return the filled payload."""
-        own, turn, weight = self._own, self._turn, 1.0 / self._world.size
+        """Scope by scope, so that each stays in the cache; return the filled payload.
+
+        The gradients go on as what the others will decode.
+        """
+        own, turn = self._own, self._turn
         parts = {sender: own.parts(part) for sender, part in arrived.items()}
         offset = HEADER_BYTES
         for i, scope in enumerate(own.scopes):
-            mean = self._own_share(i)
-            for sender, part in parts.items():
-                draw = own.draw(scope, turn, rank=sender)
-                own.codec.decode_add(part[i][1], mean, weight, draw)
-            length = self._encode_mean(i, mean, own.place(payload, offset, scope))
+            sent = {sender: part[i][1] for sender, part in parts.items()}
+            place = own.place(payload, offset, scope)
+            length = self._average_in_one_pass(i, sent, place)
+            if length is None:
+                length = self._average(i, sent, place)
             offset = own.advance(payload, offset, length)
         return own.seal(payload, turn, offset - HEADER_BYTES)
+
+    def _average_in_one_pass(
+        self, i: int, sent: Mapping[int, torch.Tensor], place: torch.Tensor
+    ) -> int | None:
+        """Do what `_average` does where codec and feedback allow; else do nothing."""
+        own, owned, turn, ranks = self._own, self._owned[i], self._turn, self._world.size
+        scope, kept = own.scopes[i], None
+        x, draw = scope.of(self._gradients), own.draw(scope, turn, owner=True)
+        if owned is not None:
+            kept = owned.lent(turn, ranks, held=held_back(x, turn))
+        if x.dtype is not torch.float32 or (owned is not None and kept is None):
+            return None
+        return own.codec.average(Share(x, list(sent.values()), place, draw, 1.0 / ranks, kept))
+
+    def _average(self, i: int, sent: Mapping[int, torch.Tensor], place: torch.Tensor) -> int:
+        """Average scope i, encode its mean and decode that; return the payload's length."""
+        own, turn, weight = self._own, self._turn, 1.0 / self._world.size
+        scope, mean = own.scopes[i], self._own_share(i)
+        for sender, payload in sent.items():
+            own.codec.decode_add(payload, mean, weight, own.draw(scope, turn, rank=sender))
+        length = self._encode_mean(i, mean, place)
+        draw = own.draw(scope, turn, owner=True)
+        decode(own.codec, place[:length], scope.of(self._gradients), draw)
+        return length
 
     def _encode_means_at_once(
         self, arrived: Mapping[int, torch.Tensor], payload: torch.Tensor
@@ -161,14 +184,20 @@ class Scattered(Aggregator, Combine):
             own.decode_add(part, means, weight, turn, sender)
         # What is widened lies elsewhere in each step: a list of it would be made for one use.
         if not any(self._owned) and all(x.dtype is torch.float32 for x in self._gradients):
-            return own.encode(means, turn, payload, owner=True)
-        offset = HEADER_BYTES
+            filled = own.encode(means, turn, payload, owner=True)
+        else:
+            filled = self._encode_each(means, payload)
+        own.decode(filled, self._gradients, turn, self._world.rank)
+        return filled
+
+    def _encode_each(self, means: Sequence[torch.Tensor], payload: torch.Tensor) -> torch.Tensor:
+        """Encode means with what is kept of them; return the filled payload."""
+        own, offset = self._own, HEADER_BYTES
         for i, scope in enumerate(own.scopes):
             place = own.place(payload, offset, scope)
-            offset = own.advance(
-                payload, offset, self._encode_mean(i, means[scope.gradient], place)
-            )
-        return own.seal(payload, turn, offset - HEADER_BYTES)
+            length = self._encode_mean(i, means[scope.gradient], place)
+            offset = own.advance(payload, offset, length)
+        return own.seal(payload, self._turn, offset - HEADER_BYTES)
 
     def _own_share(self, i: int) -> torch.Tensor:
         """Return what this rank has of scope i's mean, in float32: memory to add to."""

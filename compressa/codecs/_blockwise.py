@@ -7,14 +7,13 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from compressa.arrays import as_array
-from compressa.codecs._blockwise_list import decoder_of, encoder_of, goes_at_once
+from compressa.codecs._blockwise_list import decoder_of, encoder_of, goes_at_once, works_as
 from compressa.codecs.base import (
     Codec,
     Contraction,
@@ -24,15 +23,11 @@ from compressa.codecs.base import (
     Granularity,
     Item,
 )
+from compressa.codecs.share import Kept, Share
 from compressa.errors import ConfigError
 from compressa.kernels import blockwise
+from compressa.kernels.blockwise_mean import Owned, Packed, average_blockwise
 from compressa.kernels.philox import Noise
-
-
-class _Parts(NamedTuple):
-    scales: npt.NDArray[np.float32]
-    offsets: npt.NDArray[np.float32] | None
-    codes: npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +134,22 @@ class Blockwise(Codec):
             weight=weight,
         )
 
+    def average(self, share: Share) -> int | None:
+        """Block by block."""
+        if not works_as(self, Blockwise):
+            return None
+        elems = share.values.numel()
+        average_blockwise(
+            as_array(share.values),
+            [self._checked_parts(payload, elems) for payload in share.sent],
+            self._parts(as_array(share.payload), elems),
+            form=self.form,
+            weight=share.weight,
+            noise=self._noise(share.draw),
+            owned=None if share.kept is None else _owned(share.kept),
+        )
+        return share.payload.numel()
+
     def encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
         """On a GPU, by one launch."""
         if not goes_at_once(self, Blockwise, items):
@@ -189,17 +200,21 @@ class Blockwise(Codec):
     def _noise(self, draw: Draw) -> Noise | None:
         return draw.private_noise(self.wire_id) if self.stochastic else None
 
-    def _checked_parts(self, payload: torch.Tensor, elems: int) -> _Parts:
+    def _checked_parts(self, payload: torch.Tensor, elems: int) -> Packed:
         self.check(payload, elems)
         return self._parts(as_array(payload), elems)
 
-    def _parts(self, raw: npt.NDArray[np.uint8], elems: int) -> _Parts:
+    def _parts(self, raw: npt.NDArray[np.uint8], elems: int) -> Packed:
         head_bytes = sum(self.sections(elems)[:-1])
         head, codes = raw[:head_bytes].view(np.float32), raw[head_bytes:]
         if self.form.statistic != "range":
-            return _Parts(head, None, codes)
-        return _Parts(head[: head.size // 2], head[head.size // 2 :], codes)
+            return Packed(codes, head, None)
+        return Packed(codes, head[: head.size // 2], head[head.size // 2 :])
 
     def _in_block(self, elems: int) -> int:
         """Elements of the largest block."""
         return min(self.block, max(elems, 1))
+
+
+def _owned(kept: Kept) -> Owned:
+    return Owned(as_array(kept.residual), as_array(kept.undo), kept.scale, kept.mean_scale)

@@ -26,7 +26,7 @@ from compressa.kernels.blockwise_list import (
 from compressa.kernels.device_array import DeviceArray
 from compressa.kernels.philox import Noise
 
-_BY_ONE_LAUNCH = ("encode", "encode_feedback", "decode", "decode_add", "decode_sum")
+_METHODS = ("encode", "encode_feedback", "decode", "decode_add", "decode_sum")
 
 
 class BlockwiseEncoder(Encoder):
@@ -71,9 +71,13 @@ class BlockwiseDecoder(Decoder):
 
 def goes_at_once(codec: Codec, kind: type, items: Sequence[Item]) -> bool:
     """Whether scopes are taken by one launch, which does what the methods of ``kind`` do."""
-    own = all(getattr(type(codec), name) is getattr(kind, name) for name in _BY_ONE_LAUNCH)
     fit = all(x.values.is_cuda and x.values.numel() <= MOST_ELEMS for x in items)
-    return own and fit and len({x.values.dtype for x in items}) == 1
+    return works_as(codec, kind) and fit and len({x.values.dtype for x in items}) == 1
+
+
+def works_as(codec: Codec, kind: type) -> bool:
+    """Whether what does all that the methods of ``kind`` do serves a codec, which may differ."""
+    return all(getattr(type(codec), name) is getattr(kind, name) for name in _METHODS)
 
 
 def encoder_of(

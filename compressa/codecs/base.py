@@ -22,6 +22,7 @@ from compressa.kernels.philox import Noise
 
 if TYPE_CHECKING:
     from compressa.aggregators.base import Aggregator, World
+    from compressa.codecs.share import Share
     from compressa.parameters import Layout
 
 
@@ -304,6 +305,14 @@ class Codec(Compressor):
         out.zero_()
         for payload, draw in payloads:
             self.decode_add(payload, out, weight, draw)
+
+    def average(self, share: Share) -> int | None:
+        """Decode, average, encode the mean and decode it in one pass over memory, if that can be.
+
+        Returns:
+            The length of the mean's payload; None if there is no such pass, and nothing is done.
+        """
+        return None
 
     def encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
         """Return what encodes scopes at once; None if each goes by itself, as on a CPU.

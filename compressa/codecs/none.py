@@ -60,6 +60,11 @@ class NoCompression(Codec):
         payload.view(torch.float32).copy_(x)
         return payload.numel()
 
+    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """Copy."""
+        self.check(payload, out.numel())
+        out.copy_(payload.view(torch.float32))
+
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:

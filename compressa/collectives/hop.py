@@ -158,7 +158,9 @@ def _add(
 ) -> Program[None]:
     """Send messages, and add those that come: their memory is free again when this has ended."""
     peers, size = [*before, *after], values.capacity_bytes(span)
-    rooms = {p: scratch.room(("partial", i, span.start), size) for i, p in enumerate(peers)}
+    # Where nothing is summed, another segment that begins at the same place may be under way.
+    name = span.start if span.elems else span
+    rooms = {p: scratch.room(("partial", i, name), size) for i, p in enumerate(peers)}
     received = yield Exchange(messages, rooms, values.exact, capacity)
 
     def add() -> None:

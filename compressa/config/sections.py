@@ -131,8 +131,9 @@ class Exchange(Section):
         "what else a plain all-reduce may sum), and sums of kind per_hop: backend: as Gloo, NCCL "
         "or MPI sums by itself, plain values only; the others are compressa's own (hierarchical: "
         "by ring within each host, directly across hosts). auto: by exchange.link, if it is given; "
-        "else the backend's from 1 MiB on, if it has one, and round_robin below; for kind per_hop "
-        "halving_doubling up to 16 KiB and for a power of two of ranks, else ring.",
+        "else the backend's from 1 MiB on, if it has one, and round_robin below; for kind per_hop, "
+        "whatever the link, halving_doubling up to 16 KiB and for a power of two of ranks, else "
+        "ring.",
     )
     inside: Literal["none", "bf16", "fp16"] = Field(
         default="none",
@@ -142,9 +143,9 @@ class Exchange(Section):
     link: Annotated[str | None, BeforeValidator(_text_path)] = Field(
         default=None,
         description='A file of `compressa bench link` for this network: algorithm = "auto" then '
-        "takes what is predicted to be fastest for a sum's size and the number of ranks. Only rank "
-        "0's counts; checkpoints keep its figures, and a resumed run of as many ranks goes on with "
-        "them.",
+        "takes what is predicted to be fastest for the size of a sum of plain values and the "
+        "number of ranks. Only rank 0's counts; checkpoints keep its figures, and a resumed run of "
+        "as many ranks goes on with them.",
     )
     broadcast: Literal["auto", "ring", "k_nomial", "scatter", "multi_source", "multicast"] = Field(
         default="auto",
@@ -178,7 +179,7 @@ class Exchange(Section):
     credit_bytes: Bytes = Field(
         default=512 << 10,
         description="Most bytes handed over for one peer that more urgent ones cannot overtake; "
-        "at least chunk_bytes.",
+        "at least chunk_bytes. What a fast link sends meanwhile does not count.",
     )
     connections: Annotated[int, Ge(1), Le(16)] = Field(
         default=1,

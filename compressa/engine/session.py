@@ -30,6 +30,7 @@ from compressa.transports.reactor import Reactor
 
 _MARGIN_S = 10.0  # for the communication thread to answer
 _CLOSE_S = 5.0
+_GIVE_UP_S = 0.5  # a failure must be told in time
 
 
 class Session:
@@ -109,7 +110,7 @@ class Session:
                 self.lane,
             )
         except BaseException:
-            self._control.close(_CLOSE_S)
+            self._control.close(_GIVE_UP_S)
             raise
         failed.connect(self.fail)
         self._control.listen(self.fail)

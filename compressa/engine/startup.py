@@ -176,12 +176,16 @@ def give_up(config: Config, groups: list[dist.ProcessGroup], error: BaseExceptio
 
 
 def _retire(group: dist.ProcessGroup) -> None:
-    # The user may have destroyed all groups already. A sub-group is named after its ranks
-    # alone; it stays known, so that the next one of these ranks gets another name, and
-    # does not meet what this one left in the store.
-    with contextlib.suppress(ValueError):
+    # The user may have destroyed all groups already. A sub-group is named after its ranks and how
+    # many groups are known. So it stays known, and another in place of one that is destroyed:
+    # no name comes twice, nor differs because some rank has not closed yet.
+    known = dist.distributed_c10d._world.pg_names
+    stand_in: Any = dist.ProcessGroup  # which mypy thinks needs a store
+    with contextlib.suppress(ValueError, KeyError):
         if not _is_part(group):
+            name = known[group]
             dist.destroy_process_group(group)
+            known[stand_in(0, 1)] = name
     _retired.append(group)
 
 

@@ -46,10 +46,11 @@ class Sums:
 
     Args:
         transport: Where operations will be carried out.
-        algorithm: For sums of plain values: "auto", "backend", "hierarchical", or a name of
-            `ALGORITHMS`.
+        algorithm: For sums whose round names none: "auto", "hierarchical", a name of `ALGORITHMS`,
+            or, for those of plain values, "backend".
         hosts: By rank, what is the same for ranks that share a host; each has its own if not given.
-        costs: What sums take on this network, the same on every rank: "auto" goes by it.
+        costs: What sums of plain values take on this network, the same on every rank: for those,
+            "auto" goes by it.
 
     Attributes:
         costs: As given. It may change between two steps, after which plans are made anew.
@@ -143,7 +144,10 @@ class Sums:
         return _BACKEND if large and self._transport.sums else DIRECT
 
     def _way_of_sum(self, round_: Round) -> str:
-        """The configured algorithm; else one that sums as few ranks' errors as may be at once."""
+        """The configured algorithm; else one that sums as few ranks' errors as may be at once.
+
+        It does not go by the link's figures, which say nothing of encoding and decoding.
+        """
         if self._chosen == _BACKEND:
             raise ConfigError(
                 'exchange.algorithm = "backend": no backend adds up what a codec makes; '

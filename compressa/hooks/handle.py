@@ -296,8 +296,9 @@ class Handle:
         before, self._link = self._link, link
         lacking = before.figures is None and link.figures is not None
         if self.config.exchange.link is not None and before != link and not lacking:
+            known = "by the checkpoint's figures" if link.figures else "without figures, as before"
             warnings.warn(
-                "exchange.link: the checkpoint's figures stay in force instead of those of "
+                f"exchange.link: algorithms are chosen {known}, and not by those of "
                 f"{self.config.exchange.link}, so that the run repeats its bits",
                 ConfigWarning,
                 stacklevel=3,

@@ -30,6 +30,8 @@ from compressa.errors import ConfigError
 from compressa.parameters import ParameterInfo, Segment
 from compressa.wrappers import ErrorFeedback
 
+_PIECE_ELEMS = 1 << 15  # stay in the cache
+
 
 @dataclass(frozen=True)
 class Coding:
@@ -157,12 +159,15 @@ class ShardCoder:
 
     def _average_exactly(self, pushed: Sequence[torch.Tensor], mean: torch.Tensor) -> None:
         """Divide each by P, then add: bit for bit what a dense all-reduce does."""
-        share = scratch_tensor("server.share", mean.numel(), torch.float32, mean.device)
-        for worker, part in enumerate(pushed):
-            values = self._payload.parts(part)[0][1].view(torch.float32)
-            self._world.divide(values, out=share if worker else mean)
-            if worker:
-                mean.add_(share)
+        parts = [self._payload.parts(part)[0][1].view(torch.float32) for part in pushed]
+        share = scratch_tensor("server.share", _PIECE_ELEMS, torch.float32, mean.device)
+        pieces = (part.split(_PIECE_ELEMS) for part in (mean, *parts))
+        for total, first, *others in zip(*pieces, strict=True):
+            self._world.divide(first, out=total)
+            for other in others:
+                quotient = share[: total.numel()]
+                self._world.divide(other, out=quotient)
+                total.add_(quotient)
 
 
 def _alone(segment: Segment) -> Segment:

@@ -101,7 +101,7 @@ class Programs:
             promise.set_result(None)
 
     def wait(self, future: Future[None]) -> None:
-        """Wait for a future, within the deadline and a margin.
+        """Wait for a future, for as long as the communication thread answers.
 
         Raises:
             CompressaError: The first failure of this rank.

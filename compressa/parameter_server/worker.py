@@ -117,8 +117,10 @@ class Worker:
             self._windows[number].push(step)
         futures = self._tell(Kind.PUSH, step, numbers)
         for number, vector in zip(numbers, vectors, strict=True):
-            for client in self._by_key[number]:
-                futures.append(client.push(step, vector, self._server_of(client.shard)))
+            futures += [
+                client.push(step, vector, self._server_of(client.shard))
+                for client in self._by_key[number]
+            ]
         return self._begun(Handle(step, names, {}, futures))
 
     def pull(
@@ -136,6 +138,8 @@ class Worker:
                 unless given.
             step: Number of the step, which this worker must have pushed; the last one that it has
                 pushed of the first key unless given. Each is pulled once at most, in their order.
+                A step that is left out is not made up for by later ones, though what others pushed
+                of it is gone from their residuals: a worker that left it out is apart from them.
 
         Returns:
             A handle for `wait`, which returns the means.
@@ -155,8 +159,10 @@ class Worker:
             self._windows[number].pull(step)
         futures = []
         for number, vector in zip(numbers, vectors, strict=True):
-            for client in self._by_key[number]:
-                futures.append(client.pull(step, vector, self._server_of(client.shard)))
+            futures += [
+                client.pull(step, vector, self._server_of(client.shard))
+                for client in self._by_key[number]
+            ]
         futures += self._tell(Kind.PULL, step, numbers)
         return self._begun(Handle(step, names, dict(zip(names, tensors, strict=True)), futures))
 
@@ -194,7 +200,7 @@ class Worker:
             if self._programs.error is None:
                 self._say_goodbye()
                 if self.server is not None:
-                    self.server.closed.result()  # however long the others work
+                    self._programs.wait(self.server.closed)
         finally:
             self._end()
 

@@ -1,10 +1,12 @@
 """Connection: frames over one TCP socket, without blocking and without a thread.
 
-Sending takes a frame when the kernel has room for it, and hands over the memory of the message
-itself. The kernel keeps a bounded number of unsent bytes, so what is more urgent overtakes soon.
-Receiving reads headers and small frames through a staging buffer, one call for many, and the rest
-of large ones straight into the memory where they belong; the kernel wakes the reader for the next
-large piece, not for every packet.
+Sending takes frames when the kernel has room, and hands over the memory of the messages
+themselves. The kernel keeps a bounded number of unsent bytes, so what is more urgent overtakes
+soon. It is offered several frames in one call, which a fast connection drains meanwhile; those that
+it does not begin go back, so that a slow one holds no more than if they came one by one. Receiving
+reads headers and small frames through a staging buffer, one call for many, and the rest of large
+ones straight into the memory where they belong, with the next header behind it; the kernel wakes
+the reader for the next large piece, not for every packet.
 
 The end of the peer's stream is its goodbye. Between two frames, it has left; within one, or if the
 connection was reset, it is lost.
@@ -15,7 +17,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import sys
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,12 +28,13 @@ from compressa.errors import CompressaError, PeerLost
 from compressa.pacing import Pacer
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 from compressa.transports.inbox import Inbox
-from compressa.transports.outbox import OutgoingFrame
+from compressa.transports.outbox import Leaving, OutgoingFrame
 from compressa.transports.reactor import READ, WRITE, Reactor
 
 _STAGING_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 17  # a wake-up and a read cost as much as some 10 kB
 _TURN_BYTES = 1 << 20  # then the other peers have their turn
+_MOST_OFFERED = 16  # frames in one call
 _LEAST_FRAME_BYTES = 1 << 15
 _LEAST_UNSENT_BYTES = 1 << 14
 _NOTSENT_LOWAT = 25  # Linux's TCP_NOTSENT_LOWAT, which Python 3.11 does not name
@@ -82,6 +86,9 @@ class Source(Protocol):
     def take(self) -> OutgoingFrame | None:
         """Return what is to be sent next, now; None if there is nothing."""
 
+    def give_back(self, frames: Sequence[OutgoingFrame]) -> None:
+        """Have again the frames that were taken last, in the order in which they were taken."""
+
     @property
     def over(self) -> bool:
         """Whether there will never be anything again."""
@@ -117,9 +124,9 @@ class Connection:
         self._inbox = inbox
         self._failed = failed
         self._left = left
-        self._parts: list[memoryview] = []
-        self._sent: Callable[[], None] | None = None
-        self._header = np.zeros(FRAME_HEADER_BYTES, dtype=np.uint8)
+        self._leaving: list[Leaving] = []  # the frame that has begun, if any
+        self._handed: deque[Callable[[], None]] = deque()  # to be told that a frame has left
+        self._offered = 1  # frames in the next call
         self._full = False  # until the kernel has room again
         self._writing = self._reading = True
         self._deaf = False
@@ -145,8 +152,12 @@ class Connection:
     def flush(self) -> None:
         """Hand frames to the kernel until it takes no more, and end the stream after the last."""
         try:
-            while self._writing and not self._full and self._begin():
-                self._push()
+            while self._writing and not self._full:
+                frames = self._take()
+                if not frames and not self._leaving:
+                    self._end_if_over()
+                    return
+                self._push(frames)
         except OSError as error:
             self._lose(error)
 
@@ -156,8 +167,10 @@ class Connection:
         What is left of the frame under way is sent all the same.
         """
         self.ignore()
-        self._sent = None
-        self._parts = [memoryview(bytes(part)) for part in self._parts]
+        self._handed.clear()
+        for frame in self._leaving:
+            frame.sent = None
+            frame.parts = [memoryview(bytes(part)) for part in frame.parts]
 
     def ignore(self) -> None:
         """Take nothing that comes any more; read it, so that the peer can end."""
@@ -166,7 +179,8 @@ class Connection:
     def close(self) -> None:
         """End both directions now."""
         self._writing = self._reading = False
-        self._parts.clear()
+        self._leaving.clear()
+        self._handed.clear()
         if self._link.fileno() < 0:
             return
         self._watch()
@@ -177,36 +191,53 @@ class Connection:
 
     # Sending
 
-    def _begin(self) -> bool:
-        """Have a frame to push; return whether there is one."""
-        if self._parts:
-            return True
-        item = self._source.take()
-        if item is not None:
-            frame, data, self._sent = item
-            frame.write(self._header)
-            self._parts = [self._header.data, data]
-        elif self._source.over:
-            self._writing = False
-            self._link.shutdown(socket.SHUT_WR)
-        return item is not None
+    def _take(self) -> list[OutgoingFrame]:
+        """Take as many frames as the kernel may begin."""
+        frames: list[OutgoingFrame] = []
+        while len(frames) < self._offered and (item := self._source.take()) is not None:
+            frames.append(item)
+        return frames
 
-    def _push(self) -> None:
-        """Push as much of the frame as the kernel takes."""
+    def _push(self, frames: list[OutgoingFrame]) -> None:
+        """Offer the frame that has begun and others behind it; give back what does not begin."""
+        queue = [*self._leaving, *map(Leaving, frames)]
+        parts = [part for frame in queue for part in frame.parts]
         try:
-            taken = self._link.sendmsg(self._parts)
+            taken = self._link.sendmsg(parts)
         except BlockingIOError:
             taken = 0
         self.sent_bytes += taken
-        while self._parts and taken >= len(self._parts[0]):
-            taken -= len(self._parts.pop(0))
-        if self._parts:
-            self._parts[0] = self._parts[0][taken:]
-            self._full = True
-            self._watch()
-        elif self._sent is not None:
-            sent, self._sent = self._sent, None
-            sent()
+        if taken == sum(map(len, parts)):
+            self._leaving, whole = [], len(queue)
+            self._offered = min(2 * len(frames) + 1, _MOST_OFFERED)
+        else:
+            whole = self._stop(queue, taken, frames)
+        for frame in queue[:whole]:
+            if frame.sent is not None:
+                self._handed.append(frame.sent)
+        while self._handed:
+            self._handed.popleft()()
+
+    def _stop(self, queue: list[Leaving], taken: int, frames: list[OutgoingFrame]) -> int:
+        """Wait for room; return how many frames have left as a whole."""
+        old, whole = len(queue) - len(frames), 0
+        while taken >= queue[whole].left_bytes:
+            taken -= queue[whole].left_bytes
+            whole += 1
+        if taken:
+            queue[whole].advance(taken)
+        begun = max(whole + (taken > 0), old)
+        self._leaving = queue[whole:begun]
+        self._source.give_back(frames[begun - old :])
+        self._offered = min(2 * (begun - old) + 1, _MOST_OFFERED)
+        self._full = True
+        self._watch()
+        return whole
+
+    def _end_if_over(self) -> None:
+        if self._source.over:
+            self._writing = False
+            self._link.shutdown(socket.SHUT_WR)
 
     # Receiving
 
@@ -230,23 +261,48 @@ class Connection:
         turn = _TURN_BYTES
         while turn > 0 and self._reading:
             direct = self._frame is not None and not self._staged and not self._deaf
-            space = self._place() if direct else self._staging.data[self._staged :]
             try:
-                count = self._link.recv_into(space)
+                count, room = self._read_on() if direct else self._read_staged()
             except BlockingIOError:
                 break
             if not count:
                 self._end()
                 return
             turn -= count
-            if direct:
-                self._fill(count)
-            elif not self._deaf:
-                self._staged += count
+            if not self._deaf:
                 self._sort()
-            if count < len(space):
+            if count < room:
                 break
         self._wake_for_piece()
+
+    def _read_staged(self) -> tuple[int, int]:
+        """Read into the staging buffer; return how much came, and for how much there was room."""
+        space = self._staging.data[self._staged :]
+        count = self._link.recv_into(space)
+        if not self._deaf:
+            self._staged += count
+        return count, len(space)
+
+    def _read_on(self) -> tuple[int, int]:
+        """Read the rest of a frame into place, and what comes behind it into the staging buffer."""
+        rest, behind = self._spaces()
+        count = self._link.recvmsg_into([rest, behind])[0]
+        filled = min(count, len(rest))
+        self._staged = count - filled
+        if filled:
+            self._fill(filled)
+        return count, len(rest) + len(behind)
+
+    def _spaces(self) -> tuple[memoryview, memoryview]:
+        """Where the rest of the frame's data belongs, and room for what comes behind it.
+
+        Where the message goes on, that is a header, whose data is to be read into place as well.
+        """
+        frame = self._frame
+        assert frame is not None
+        goes_on = frame.offset_bytes + frame.data_bytes < frame.message_bytes
+        behind = FRAME_HEADER_BYTES if goes_on else _STAGING_BYTES
+        return self._place(), self._staging.data[:behind]
 
     def _sort(self) -> None:
         """Bring the staged bytes to where they belong."""

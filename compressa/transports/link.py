@@ -11,6 +11,7 @@ connections, when one of them breaks.
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -47,7 +48,7 @@ class Link:
     ) -> None:
         self._pacer = settings.pacer
         self._outbox = Outbox(settings.epoch, settings.chunk_bytes)
-        self._held: OutgoingFrame | None = None  # taken, until the pacer lets it go
+        self._held: deque[OutgoingFrame] = deque()  # the pacer has reserved their turns
         self._paused = False
         self._ending = False
         self._ended = 0
@@ -110,12 +111,26 @@ class Link:
         """Return the next frame, if there is one and its turn has come."""
         if self._paused:
             return None
-        item, self._held = self._held, None
-        if item is None and self._outbox:
-            item = self._outbox.next_frame()
-            if self._must_wait(FRAME_HEADER_BYTES + item.frame.data_bytes):
-                self._held, item = item, None
+        if self._held:
+            return self._held.popleft()
+        if not self._outbox:
+            return None
+        item = self._outbox.next_frame()
+        if self._must_wait(FRAME_HEADER_BYTES + item.frame.data_bytes):
+            self._held.append(item)
+            return None
         return item
+
+    def give_back(self, frames: Sequence[OutgoingFrame]) -> None:
+        """Have frames again that the kernel did not take; what is more urgent may overtake them.
+
+        Those that are paced keep their turns.
+        """
+        if self._held or self._pacer.rate_bits_per_s is not None:
+            self._held.extendleft(reversed(frames))
+            return
+        for item in reversed(frames):
+            self._outbox.give_back(item)
 
     @property
     def over(self) -> bool:
@@ -124,7 +139,7 @@ class Link:
 
     @property
     def _waiting(self) -> bool:
-        return self._held is not None or bool(self._outbox)
+        return bool(self._held or self._outbox)
 
     def _must_wait(self, size: int) -> bool:
         """Whether a frame must wait for its turn; a timer goes on with it then.
@@ -149,7 +164,7 @@ class Link:
                 connection.flush()
 
     def _forget(self) -> None:
-        self._held = None
+        self._held.clear()
         self._outbox.clear()
 
     # What the connections tell

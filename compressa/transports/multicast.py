@@ -134,7 +134,7 @@ class MulticastSender(Sender):
             return self._send_burst(parcel, data, numbers)
 
     def _send_burst(self, parcel: int, data: torch.Tensor, numbers: Sequence[int]) -> int:
-        self._stopped.wait(self._pause_s)
+        self._stopped.wait(min(self._pause_s, self._burst_s))
         memory = data.numpy().data
         begin_s, size_bytes, count = time.monotonic(), 0, 0
         for number in numbers:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from compressa.transports.base import Key
-from compressa.transports.frames import Frame, Kind
+from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
 
 
 @dataclass(order=True)
@@ -39,12 +40,45 @@ class OutgoingFrame(NamedTuple):
     Attributes:
         frame: Its header.
         data: `frame.data_bytes` bytes of the message's own memory.
-        sent: To be called when `data` may be reused; completes the message with its other frames.
+        message: What it is cut from.
     """
 
     frame: Frame
     data: memoryview
-    sent: Callable[[], None]
+    message: _Message
+
+    @property
+    def sent(self) -> Callable[[], None]:
+        """To be called when `data` may be reused; completes the message with its other frames."""
+        return self.message.handed_over
+
+
+class Leaving:
+    """A frame that is being handed to the kernel.
+
+    Attributes:
+        parts: What is left of it.
+        sent: To be called when nothing is; None if nobody waits for it any more.
+    """
+
+    __slots__ = ("parts", "sent")
+
+    def __init__(self, item: OutgoingFrame) -> None:
+        header = np.empty(FRAME_HEADER_BYTES, dtype=np.uint8)
+        item.frame.write(header)
+        self.parts = [header.data, item.data]
+        self.sent: Callable[[], None] | None = item.sent
+
+    @property
+    def left_bytes(self) -> int:
+        """Bytes of the parts."""
+        return sum(map(len, self.parts))
+
+    def advance(self, count: int) -> None:
+        """Note that so many bytes, but not all, have been taken."""
+        while count >= len(self.parts[0]):
+            count -= len(self.parts.pop(0))
+        self.parts[0] = self.parts[0][count:]
 
 
 class Outbox:
@@ -85,8 +119,17 @@ class Outbox:
         return OutgoingFrame(
             Frame(Kind.DATA, self._epoch, message.key, total, offset, length),
             message.memory[offset : offset + length],
-            message.handed_over,
+            message,
         )
+
+    def give_back(self, item: OutgoingFrame) -> None:
+        """Have a frame again: the one that was taken last and has not been given back yet."""
+        message = item.message
+        if message.offset == len(message.memory):
+            heapq.heappush(self._heap, message)
+            self.messages -= 1
+        message.offset = item.frame.offset_bytes
+        message.under_way -= 1
 
     def clear(self) -> None:
         """Forget what was not sent."""

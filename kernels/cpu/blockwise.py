@@ -189,7 +189,7 @@ def _quantize(
 
 @inlined
 def _decode(
-    q: U8,
+    q: U8 | I8,
     zero: np.float32,
     grid: tuple[np.float32, Offset],
     weight: np.float32,

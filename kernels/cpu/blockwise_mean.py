@@ -37,7 +37,7 @@ def _own_share(
     back = np.float32(_ONE / scale)
     for i in range(p.size):
         own = effective(x, left, scale, i)
-        if left is not None:
+        if left is not None and saved is not None:
             saved[i] = own * back if magnitude_bits(own) < _INFINITY else left[i]
         p[i] = np.float32(own * weight)
     if left is not None:
@@ -54,7 +54,7 @@ def _with_none_left(p: F32, left: F32 | None) -> None:
 
 @inlined
 def _keep_where_infinite(p: F32, unit: np.float32, left: F32 | None, saved: F32 | None) -> None:
-    if left is not None and unit != unit:
+    if left is not None and saved is not None and unit != unit:
         for i in range(p.size):
             if magnitude_bits(p[i]) >= _INFINITY:
                 left[i] = saved[i]
@@ -108,9 +108,7 @@ def _average(
             bytes_,
         )
         _keep_where_infinite(p, unit, left, saved)
-        decode_block(
-            packed, view(signed, start, stop), unit, some, _ONE, False, now, bytes_, shape
-        )
+        decode_block(packed, view(signed, start, stop), unit, some, _ONE, False, now, bytes_, shape)
 
 
 def average_blockwise(
@@ -151,7 +149,9 @@ def average_blockwise(
 
 
 def _addresses(sent: Sequence[Packed], mean: Packed) -> Addresses:
-    codes, scales = ([packed[k] for packed in sent] for k in (0, 1))
     offsets = [packed.offsets for packed in sent if packed.offsets is not None]
-    least = None if mean.offsets is None else addresses(offsets)
-    return addresses(codes), addresses(scales), least
+    return (
+        addresses([packed.codes for packed in sent]),
+        addresses([packed.scales for packed in sent]),
+        None if mean.offsets is None else addresses(offsets),
+    )

@@ -9,11 +9,11 @@ from typing import NamedTuple
 from compressa.bench.network.methods import BROADCAST, BY_NAME
 from compressa.bench.network.part_targets import beside_dense, byte_ratio, floor_share
 from compressa.bench.network.records import ExchangeMeasurement, Row, Simulated
+from compressa.bench.network.tables import Cells
 from compressa.bench.network.texts import BUSY_MARK, ms_text, size_text
 from compressa.bench.network.verdict import is_busy, of_part
 from compressa.testbed import LinkSpec
 
-Cells = tuple[str, ...]
 _NONE = "-"
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from compressa.bench.network.method import MAKERS
 from compressa.bench.network.methods import BY_NAME, GLOO_SUM
 from compressa.bench.network.records import Network, Row
 from compressa.bench.network.verdict import (
     Verdict,
-    by_size,
+    beside_others,
     fastest,
     is_excused,
     is_fast,
@@ -69,12 +68,9 @@ def floor_share(row: Row) -> float:
 
 
 def transfer(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
-    """Ours beside the fastest of the others, to two digits."""
-    for alike in by_size(rows):
-        ours = fastest(alike, ["compressa"])
-        theirs = fastest(alike, [maker for maker in MAKERS if maker != "compressa"])
-        if ours and theirs:
-            ratio = round(ours.median_s / theirs.median_s, 2)
-            at = f"{name_of(ours)}, beside {theirs.method}"
-            target, asked = "transfer, of the fastest other", f"{MOST_OF_FASTEST:.2f}"
-            yield Verdict(target, network, f"{ratio:.2f}", asked, at, ratio <= MOST_OF_FASTEST)
+    """Ours beside the fastest of the others, all with their default settings; to two digits."""
+    for ours, theirs in beside_others(row for row in rows if not BY_NAME[row.method].exchange):
+        ratio = round(ours.median_s / theirs.median_s, 2)
+        at = name_of(ours, beside=theirs)
+        target, asked = "transfer, of the fastest other", f"{MOST_OF_FASTEST:.2f}"
+        yield Verdict(target, network, f"{ratio:.2f}", asked, at, ratio <= MOST_OF_FASTEST)

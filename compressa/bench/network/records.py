@@ -150,7 +150,8 @@ class ExchangeMeasurement(_Strict):
     def updated(self, newer: ExchangeMeasurement) -> ExchangeMeasurement:
         """Return this measurement with what a newer one has measured again, or in addition.
 
-        A network is as it was found last; each row keeps the figures that it had.
+        A network is as it was found last; each row keeps the figures that it had, and stays where
+        it can not be measured any more.
 
         Raises:
             ConfigError: They are of different machines.
@@ -161,15 +162,17 @@ class ExchangeMeasurement(_Strict):
                 f"rows of {old.cpu}, {old.cores} cores, {old.system} can not be brought up to date "
                 f"with those of {new.cpu}, {new.cores} cores, {new.system}; write another file"
             )
-        again = {_grid(row) for row in newer.rows} | {_grid(row) for row in newer.omitted}
-        omitted = [row for row in self.omitted if _grid(row) not in again]
+        again = {_grid(row) for row in newer.rows}
+        rows = [row for row in self.rows if _grid(row) not in again] + newer.rows
+        reasons = {_grid(row): row for row in (*self.omitted, *newer.omitted)}
+        measured = {_grid(row) for row in rows}
         networks = {(n.hosts, n.link): n for n in (*self.networks, *newer.networks)}
         simulated = {(s.method, s.hosts): s for s in (*self.simulated, *newer.simulated)}
         return ExchangeMeasurement(
             header=new.model_copy(update={"versions": old.versions | new.versions}),
             networks=sorted(networks.values(), key=lambda n: (n.hosts, n.rate_bits_per_s or inf)),
-            rows=[row for row in self.rows if _grid(row) not in again] + newer.rows,
-            omitted=omitted + newer.omitted,
+            rows=rows,
+            omitted=[row for place, row in reasons.items() if place not in measured],
             simulated=list(simulated.values()),
         )
 

@@ -6,10 +6,12 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from compressa.bench.network import part_targets
-from compressa.bench.network.method import MAKERS, Verb
+from compressa.bench.network.method import Verb
 from compressa.bench.network.records import ExchangeMeasurement, Network, Row
+from compressa.bench.network.sums import AUTO
 from compressa.bench.network.verdict import (
     Verdict,
+    beside_others,
     by_size,
     fastest,
     is_excused,
@@ -23,8 +25,6 @@ AT_LINE_RATE = {"ring", "round_robin", "halving_doubling", "scatter_reduce", "al
 MOST_SLOWER, SLOWER_BELOW_BYTES = 2.0, 64 << 10
 MOST_AUTO_SLOWER = 1.1
 MOST_MEDIAN_ERROR, MOST_ERROR, ERROR_ABOVE_BYTES = 0.10, 0.25, 1_000_000
-
-_AUTO = "auto"
 
 
 def verdicts(measurement: ExchangeMeasurement) -> list[Verdict]:
@@ -68,25 +68,19 @@ def _line_rate(network: Network, rows: Sequence[Row], verb: Verb) -> Iterator[Ve
 
 def _small(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
     """Our own algorithms beside the best of the others."""
-    small = [row for row in rows if row.size_bytes < SLOWER_BELOW_BYTES and row.method != _AUTO]
-    ratios: list[tuple[float, Row]] = []
-    for alike in by_size(small):
-        ours = fastest(alike, ["compressa"])
-        theirs = fastest(alike, [maker for maker in MAKERS if maker != "compressa"])
-        if ours and theirs:
-            ratios.append((ours.median_s / theirs.median_s, ours))
-    yield from worst(network, "small, of Gloo and MPI", ratios, MOST_SLOWER)
+    small = [row for row in rows if row.size_bytes < SLOWER_BELOW_BYTES and row.method != AUTO]
+    yield from worst(network, "small, of Gloo and MPI", beside_others(small), MOST_SLOWER)
 
 
 def _auto(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
     """What the engine chooses beside what it can choose from: its own, and Gloo's."""
-    ratios: list[tuple[float, Row]] = []
+    pairs: list[tuple[Row, Row]] = []
     for alike in by_size(row for row in rows if row.verb == "all_reduce"):
-        chosen = next((row for row in alike if row.method == _AUTO), None)
-        best = fastest((row for row in alike if row.method != _AUTO), ["compressa", "gloo"])
+        chosen = next((row for row in alike if row.method == AUTO), None)
+        best = fastest((row for row in alike if row.method != AUTO), ["compressa", "gloo"])
         if chosen and best:
-            ratios.append((chosen.median_s / best.median_s, chosen))
-    yield from worst(network, "auto, of ours and Gloo", ratios, MOST_AUTO_SLOWER)
+            pairs.append((chosen, best))
+    yield from worst(network, "auto, of ours and Gloo", pairs, MOST_AUTO_SLOWER)
 
 
 def _model(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from compressa.bench.network.method import Maker
+from compressa.bench.network.method import MAKERS, Maker
 from compressa.bench.network.records import Network, Row
 from compressa.bench.network.texts import size_text
 
@@ -70,15 +70,27 @@ def by_size(rows: Iterable[Row]) -> list[list[Row]]:
     return list(groups.values())
 
 
+def beside_others(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
+    """Pair the fastest of ours with the fastest of all others that do the same."""
+    pairs = [
+        (fastest(alike, ["compressa"]), fastest(alike, [m for m in MAKERS if m != "compressa"]))
+        for alike in by_size(rows)
+    ]
+    return [(ours, theirs) for ours, theirs in pairs if ours and theirs]
+
+
 def worst(
-    network: Network, target: str, ratios: Sequence[tuple[float, Row]], most: float
+    network: Network, target: str, pairs: Sequence[tuple[Row, Row]], most: float
 ) -> Iterator[Verdict]:
-    """Judge the largest of several ratios, if there are any."""
-    if ratios:
-        ratio, row = max(ratios, key=lambda pair: pair[0])
-        yield Verdict(target, network, f"{ratio:.2f}", f"{most:.1f}", name_of(row), ratio <= most)
+    """Judge the largest ratio of a row's time to that of the one it is compared with."""
+    if pairs:
+        row, other = max(pairs, key=lambda pair: pair[0].median_s / pair[1].median_s)
+        ratio = row.median_s / other.median_s
+        at = name_of(row, beside=other)
+        yield Verdict(target, network, f"{ratio:.2f}", f"{most:.1f}", at, ratio <= most)
 
 
-def name_of(row: Row) -> str:
-    """Name a row by its method and size."""
-    return f"{row.method}, {size_text(row.size_bytes)}"
+def name_of(row: Row, *, beside: Row | None = None) -> str:
+    """Name a row by its method and size, and what it is compared with."""
+    name = f"{row.method}, {size_text(row.size_bytes)}"
+    return name if beside is None else f"{name}, beside {beside.method}"

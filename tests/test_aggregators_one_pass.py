@@ -1,0 +1,93 @@
+"""A codec that averages in one pass changes no bit of what ranks get and keep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from kernel_cases import same_bits
+
+from compressa.aggregators.feedback import FeedbackRule
+from compressa.codecs import Codec, Int4, Int8
+from compressa.codecs.share import Share
+from compressa.parameters import ParameterInfo
+from compressa.testing import LoopbackWorld
+from compressa.wrappers import ErrorFeedback
+
+MODEL = [ParameterInfo(0, "matrix", (70, 40)), ParameterInfo(1, "vector", (333,))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int4ByStages(Int4):
+    """Int4 in as many passes as there are stages."""
+
+    def average(self, share: Share) -> None:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8ByStages(Int8):
+    """Int8 in as many passes as there are stages."""
+
+    def average(self, share: Share) -> None:
+        return None
+
+
+def outcome(codec: Codec, feedback: bool, ranks: int) -> list[torch.Tensor]:
+    """Means of all steps, and residuals after a step that overflowed and was skipped."""
+    compressor = ErrorFeedback(codec=codec) if feedback else codec
+    world = LoopbackWorld(ranks, MODEL, compressor, exchange="scatter_reduce")
+    found = []
+    for step in range(3):
+        random = torch.Generator().manual_seed(step)
+        gradients = [
+            {p.name: torch.randn(p.shape, generator=random) for p in MODEL} for _ in range(ranks)
+        ]
+        if step == 2:
+            gradients[0]["matrix"][3, 5] = torch.inf
+            gradients[-1]["vector"][7] = torch.nan
+        means = world.step(gradients, loss_scale=8.0, hold_zeros=step == 1)
+        found += [mean for of_rank in means for mean in of_rank.values()]
+        if step == 2:
+            world.rollback()
+        found += [vector.clone() for state in world.states for vector in state.vectors.values()]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("codec", "by_stages", "feedback"),
+    [
+        (Int4(), Int4ByStages(), True),
+        (Int4(mapping="maxmin"), Int4ByStages(mapping="maxmin"), False),
+        (Int8(mapping="maxmin"), Int8ByStages(mapping="maxmin"), True),
+        (Int8(rounding="stochastic"), Int8ByStages(rounding="stochastic"), False),
+    ],
+)
+def test_one_pass_changes_no_bit(codec: Codec, by_stages: Codec, feedback: bool) -> None:
+    pairs = zip(outcome(codec, feedback, 3), outcome(by_stages, feedback, 3), strict=True)
+    assert all(same_bits(one.numpy(), other.numpy()) for one, other in pairs)
+
+
+@pytest.mark.parametrize(
+    ("rule", "passes"),
+    [
+        (FeedbackRule(), True),
+        (FeedbackRule(owner=False), False),
+        (FeedbackRule(dtype="bfloat16"), False),
+        (FeedbackRule(beta=0.5), False),
+        (FeedbackRule(decay=0.5), False),
+        (None, True),
+    ],
+)
+def test_only_a_plain_rule_is_carried_out_in_one_pass(
+    rule: FeedbackRule | None, passes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Share] = []
+    average = Int4.average
+    monkeypatch.setattr(Int4, "average", lambda codec, s: asked.append(s) or average(codec, s))
+    codec = Int4()
+    compressor = codec if rule is None else ErrorFeedback(codec=codec, rule=rule)
+    world = LoopbackWorld(2, MODEL, compressor, exchange="scatter_reduce")
+    world.step([{p.name: torch.ones(p.shape) for p in MODEL}] * 2)
+    assert bool(asked) == passes

@@ -1,0 +1,55 @@
+"""What a handle leaves behind: nothing of its own, and all of others'."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from compressa.config import Config
+from compressa.engine import startup
+from compressa.errors import Timeout
+from compressa.hooks import handle as module
+from compressa.hooks import reform
+from compressa.hooks.handle import Handle
+
+
+class Model:
+    """Something that can be referred to weakly."""
+
+
+def test_to_close_a_handle_leaves_the_ends_of_others() -> None:
+    exits: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
+
+    def unregister(function: Callable[..., object]) -> None:  # all that are equal, as atexit does
+        exits[:] = [entry for entry in exits if entry[0] != function]
+
+    fake = SimpleNamespace(register=lambda f, *a: exits.append((f, a)), unregister=unregister)
+    engines = [mock.Mock(), mock.Mock()]
+    with mock.patch.object(module, "atexit", fake):
+        model: Any = Model()
+        handles = [Handle(engine, Config(), [], weakref.ref(model)) for engine in engines]
+        handles[0].close()
+        for function, arguments in exits.copy():
+            function(*arguments)
+    assert [engine.close.call_count for engine in engines] == [1, 1]
+    assert not exits
+
+
+def test_a_reform_that_fails_half_way_keeps_neither_engine_nor_groups() -> None:
+    opened, groups = mock.Mock(), [mock.Mock()]
+    opened.control.all_gather.side_effect = Timeout((1,), "rank 1 is late")
+    old: Any = mock.Mock(interrupted=True, step=3)
+    with (
+        mock.patch.object(reform, "open_engine", return_value=(opened, groups)),
+        mock.patch.object(startup, "release_groups") as released,
+        pytest.raises(Timeout),
+    ):
+        reform.reform(old, Config(), 3, mock.Mock())
+    opened.close.assert_called_once()
+    released.assert_called_once_with(groups)
+    old.undo.restore.assert_not_called()
