@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from compressa.schedulers import Plan, Transfer
 
-from compressa.collectives.base import Compute, Program
+from compressa.collectives.base import Program
 from compressa.config import load_config
-from compressa.engine.driver import ComputeDone, Driver, Task
+from compressa.engine.driver import Driver, Task
 from compressa.errors import CompressaError, StateError
 from compressa.parameter_server import Server, Worker
 from compressa.parameter_server.job import plan_job
 from compressa.parameter_server.opening import begin
 from compressa.parameter_server.placement import place
+from compressa.testing.rank import compute_now
 from compressa.transports.loopback import Loopback
 
 DEADLINE_S = 60.0
@@ -32,7 +33,7 @@ class LoopbackSession:
         self._clock = loopback.clock
         transport = loopback.transports[rank]
         self.driver = Driver(
-            transport, _compute_now, self._post, lambda: self._clock.now_s, DEADLINE_S
+            transport, compute_now, self._post, lambda: self._clock.now_s, DEADLINE_S
         )
         transport.failed = self.fail
         self.peers: list[LoopbackSession] = [self]
@@ -90,15 +91,6 @@ class LoopbackSession:
 
     def _post(self, event: Any) -> None:
         self._clock.at(self._clock.now_s, event)
-
-
-def _compute_now(task: Task, operation: Compute, done: ComputeDone) -> None:
-    try:
-        value = operation.work()
-    except CompressaError as error:
-        done(None, error)
-    else:
-        done(value, None)
 
 
 class ServerWorld:

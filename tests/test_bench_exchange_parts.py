@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from test_bench_exchange import row as row_of_sums
 from typer.testing import CliRunner
 
 from compressa.bench import write
@@ -53,28 +53,15 @@ def network(hosts: int = 4, link: str = "1gbit") -> Network:
 
 
 def row(part: str, method: str, size_bytes: int, median_s: float, **changes: Any) -> Row:
-    known, hosts = BY_NAME[method], changes.get("hosts", 4)
-    formula_bytes = known.formula_bytes(size_bytes, hosts)
-    fields: dict[str, Any] = {
+    formula_bytes = BY_NAME[method].formula_bytes(size_bytes, changes.get("hosts", 4))
+    own = {
         "part": part,
-        "hosts": hosts,
-        "link": "1gbit",
-        "method": method,
-        "by": known.by,
-        "verb": known.verb,
-        "size_bytes": size_bytes,
-        "median_s": median_s,
-        "p20_s": median_s,
-        "p80_s": median_s,
         "operations": 4,
         "formula_bytes": formula_bytes,
         "line_rate_share": formula_bytes / LINE / median_s,
         "predicted_s": median_s,
-        "counted_bytes": 10 * size_bytes,
-        "load": 0.5,
-        "timestamp": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
     }
-    return Row(**(fields | changes))
+    return row_of_sums(method, size_bytes, median_s, **(own | changes))
 
 
 def whole(*rows: Row, networks: list[Network] | None = None) -> ExchangeMeasurement:

@@ -75,7 +75,7 @@ class LoopbackRank:
         self._unfinished: set[int] = set()
         self._driver = Driver(
             self._transport,
-            _compute_now,
+            compute_now,
             lambda event: clock.at(clock.now_s, event),
             lambda: clock.now_s,
             rules.deadline_s,
@@ -151,7 +151,7 @@ def _waiting(clock: VirtualClock) -> When:
     return when
 
 
-def _compute_now(task: Task, operation: Compute, done: ComputeDone) -> None:
+def compute_now(task: Task, operation: Compute, done: ComputeDone) -> None:
     """Compute where it is asked for; what the engine would call an error, is one here."""
     try:
         value = operation.work()
