@@ -24,8 +24,9 @@ from compressa.engine.arrivals import Arrivals
 from compressa.engine.communication import Communication
 from compressa.engine.control import Control
 from compressa.engine.driver import Task
-from compressa.engine.lanes import Lane, resources_for
-from compressa.engine.phase import Phase, breakpoints
+from compressa.engine.lanes import Lane
+from compressa.engine.phase import Phase
+from compressa.engine.phases import Phases
 from compressa.engine.programs import unit_program
 from compressa.engine.startup import agree_on_order, sums_of, threads_of
 from compressa.engine.stats import Ledger, Stats
@@ -35,7 +36,6 @@ from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
 from compressa.tracing import Tracer
 from compressa.transports.base import Transport
-from compressa.wrappers import Flushed, Warmup
 
 _CLOSE_S = 5.0
 
@@ -77,7 +77,6 @@ class Engine:
         self.step = 0
         self.tracer = Tracer(config.trace.path)
         self.threads = config.engine.threads or self.lane.threads or threads_of(control)
-        self._compressors = compressors
         self._config = config
         self._transport = transport
         self._control = control
@@ -102,9 +101,7 @@ class Engine:
         )
         self._communication.observe(self._carried)
         self._expected = 0
-        self._switch_step: int | None = None
-        self._switched: Mapping[str, Compressor] = {}
-        self._phase = self._first_phase()
+        self._phases, self._phase = self._first_phase(compressors)
         if control is not None:
             control.listen(self.fail)
 
@@ -169,7 +166,7 @@ class Engine:
     @property
     def compressors(self) -> Mapping[str, Compressor]:
         """By parameter name, with all that was switched."""
-        return self._compressors
+        return self._phases.compressors
 
     @property
     def control(self) -> Control | None:
@@ -201,8 +198,7 @@ class Engine:
 
     def attempt(self, compressors: Mapping[str, Compressor]) -> None:
         """Raise what would go wrong if other compressors were in force; change nothing."""
-        for step in sorted({0, *breakpoints(compressors)}):
-            self._build(step, compressors, State(self.lane.device))
+        self._phases.attempt(compressors)
 
     def switch(self, compressors: Mapping[str, Compressor], step: int) -> None:
         """Have other compressors in force from a step on, the same on every rank.
@@ -220,17 +216,12 @@ class Engine:
         with self._lock:
             if step < self._expected:
                 raise StateError(f"step {step} can not have other compressors: it has begun")
-            after = {name: Flushed(compressor=new) for name, new in compressors.items()}
-            self._compressors = {
-                name: Warmup(dense=before, compressor=after[name], steps=step)
-                for name, before in self._compressors.items()
-            }
+            self._phases.switch(compressors, step)
             self._phase.end(step)
-            self._switch_step, self._switched = step, compressors
 
     def succeed(self, old: Engine) -> None:
         """Go on with a switch that was announced to an engine with the same compressors."""
-        self._switch_step, self._switched = old._switch_step, old._switched
+        self._phases.succeed(old._phases)
 
     def adopt(self, costs: Costs | None) -> None:
         """Choose algorithms by these figures from the next step on, the same on every rank."""
@@ -278,7 +269,7 @@ class Engine:
             )
         self._give_back()
         if step != self._expected or not self._phase.covers(step):
-            self._phase = self._enter(step)
+            self._phase = self._enter(self._phases, step)
         self._expected = step + 1
         self._turn = Turn(step, self._transport.epoch, loss_scale or 1.0, hold_zeros)
         self._rollback = self._phase if loss_scale is not None else None
@@ -299,49 +290,25 @@ class Engine:
                 for unit in phase.units:
                     unit.aggregator.rollback(self._turn)
 
-    def _build(self, step: int, compressors: Mapping[str, Compressor], state: State) -> Phase:
-        exchange, seed = self._config.exchange, self._config.engine.seed
-        rank, size = self._transport.rank, self._transport.size
-        world = World(rank, size, seed, exchange.kind, state, exchange.inside)
-        with self.lane.current(), resources_for("residuals and payloads"):
-            return Phase(self.parameters, compressors, step, exchange, world, self._sums)
-
-    def _first_phase(self) -> Phase:
-        """Enter step 0; all state is there from then on, so that any checkpoint holds the same."""
+    def _first_phase(self, compressors: Mapping[str, Compressor]) -> tuple[Phases, Phase]:
+        exchange, transport = self._config.exchange, self._transport
+        rank, size, seed = transport.rank, transport.size, self._config.engine.seed
+        world = World(rank, size, seed, exchange.kind, self.state, exchange.inside)
         try:
-            for step in sorted(breakpoints(self._compressors)):
-                self._build(step, self._compressors, self.state)
-            return self._enter(0)
+            phases = Phases(self.parameters, compressors, exchange, world, self._sums, self.lane)
+            return phases, self._enter(phases, 0)
         except BaseException:
             self._communication.close(_CLOSE_S)
             raise
 
-    def _enter(self, step: int) -> Phase:
+    def _enter(self, phases: Phases, step: int) -> Phase:
         """Begin a phase, or a stretch of steps that does not follow on the last one."""
-        phase = self._build_in_force(step)
+        phase = phases.enter(step)
         plan = phase.plan(self._config.schedule.policy)
         ordered = phase.ordered(plan)
         if self._control is not None:
             agree_on_order(self._control, step, ordered, self._config.exchange.deadline_s)
         self._communication.follow(plan, ordered)
-        return phase
-
-    def _build_in_force(self, step: int) -> Phase:
-        """Build a phase; at a switch, drop state that the new compressors never ask for.
-
-        What they would have kept in phases before the switch stays: a checkpoint holds what a
-        fresh engine asks for.
-        """
-        if self._switch_step is None or step < self._switch_step:
-            return self._build(step, self._compressors, self.state)
-        self._switch_step = None
-        self.state.claimed.clear()
-        for any_step in sorted({0, *breakpoints(self._switched)}):
-            self._build(any_step, self._switched, self.state)
-        for later in sorted(b for b in breakpoints(self._compressors) if b > step):
-            self._build(later, self._compressors, self.state)
-        phase = self._build(step, self._compressors, self.state)
-        self.state.forget()
         return phase
 
     def _task(self, index: int) -> Task:
