@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 import torch
 from compressor_cases import with_feedback
-from emulated_torch import DEVICE, Stream, emulated_torch, on_cpu, on_gpu
+from emulated_streams import DEVICE, Stream
+from emulated_torch import emulated_torch, on_cpu, on_gpu
 
 from compressa.aggregators.base import CPU, State, Turn, World
 from compressa.aggregators.chunked_topk import ChunkedTopK

@@ -10,7 +10,8 @@ from unittest import mock
 import pytest
 import torch
 from emulated_cuda import on_emulated_cuda
-from emulated_torch import DEVICE, Stream, StreamedEmulated, emulated_torch, on_cpu, on_gpu
+from emulated_streams import DEVICE, Stream
+from emulated_torch import StreamedEmulated, emulated_torch, on_cpu, on_gpu
 
 from compressa.aggregators.acpsgd import ACPSGD
 from compressa.aggregators.base import CPU, Aggregator, AllReduce, State, Turn, World

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_torch import DEVICE, StreamedEmulated, emulated_torch, on_cpu, on_gpu
+from emulated_streams import DEVICE
+from emulated_torch import StreamedEmulated, emulated_torch, on_cpu, on_gpu
 
 from compressa.codecs import DGC, TopK
 from compressa.codecs._sparse import IndexFormat

@@ -14,6 +14,7 @@ from compressa.kernels import (
     sum_blockwise,
 )
 from compressa.kernels.blockwise import Statistic
+from compressa.kernels.cpu._stream import LEAST_ELEMS
 from compressa.kernels.reference import blockwise as reference
 from compressa.kernels.threads import Team
 from hypothesis import given
@@ -141,6 +142,21 @@ def test_dequantize_of_any_bytes_equals_reference(
     with np.errstate(all="ignore"):
         reference.dequantize_blockwise(codes, scales, specified, **options)
     assert same_bits(ours, specified)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("form", [Form(bits=b, block=n) for b, n in ((8, 64), (4, 64), (2, 12))])
+def test_a_large_array_is_decoded_to_any_address(form: Form, first: int) -> None:
+    n, random = LEAST_ELEMS + 37, np.random.default_rng(form.bits)
+    codes = random.integers(0, 256, form.code_bytes(n), dtype=np.uint8)
+    scales = random.standard_normal(block_count(n, form.block)).astype(np.float32)
+    memory = poisoned(n + 64, np.float32)
+    first += -memory.ctypes.data // memory.itemsize % 16  # from the beginning of a cache line
+    before, specified = memory.copy(), np.empty(n, np.float32)
+    dequantize_blockwise(codes, scales, memory[first : first + n], form=form)
+    reference.dequantize_blockwise(codes, scales, specified, form=form)
+    before[first : first + n] = specified
+    assert same_bits(memory, before)
 
 
 @given(moderate, plain_forms)

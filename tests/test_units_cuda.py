@@ -1,6 +1,7 @@
 """Units of many small parameters on an emulated GPU: one launch takes all scopes of a payload.
 
-What they leave is what a CPU leaves, which takes scope by scope, bit for bit.
+What they leave is what a CPU leaves that takes scope by scope, bit for bit; and so is what a CPU
+leaves that knows where all scopes lie.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from unittest import mock
 import emulated_cuda
 import pytest
 import torch
-from emulated_torch import DEVICE, StreamedEmulated, as_cuda, emulated_torch, on_cpu, on_gpu
+from emulated_streams import DEVICE
+from emulated_torch import StreamedEmulated, as_cuda, emulated_torch, on_cpu, on_gpu
 
 from compressa.aggregators.at_once import AtOnce
 from compressa.aggregators.base import CPU, State, Turn, World
@@ -97,11 +99,15 @@ class Unit:
         device: torch.device = DEVICE,
         rule: FeedbackRule | None = None,
         ranks: int = 2,
+        *,
+        at_once: bool | None = None,
     ) -> None:
         self.state = State(device)
         world = World(0, ranks, 11, "all_gather", self.state)
         scopes = whole_scopes(layout_of(sizes))
-        self.scopes = ScopePayload(codec, 3, scopes, world, feedback=rule)
+        known = AtOnce if at_once or (at_once is None and device != CPU) else lambda *args: None
+        with mock.patch("compressa.aggregators.scopes.AtOnce", known):
+            self.scopes = ScopePayload(codec, 3, scopes, world, feedback=rule)
         self._payloads = [self.scopes.buffer() for _ in range(ranks)]
 
     def step(self, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
@@ -124,10 +130,15 @@ def same(ours: Sequence[torch.Tensor], due: Sequence[torch.Tensor]) -> bool:
 
 
 def steps_of(
-    codec: Codec, device: torch.device, rule: FeedbackRule | None, dtype: torch.dtype
+    codec: Codec,
+    device: torch.device,
+    rule: FeedbackRule | None,
+    dtype: torch.dtype,
+    *,
+    at_once: bool | None = None,
 ) -> list[list[Any]]:
     """What each of three steps leaves; the gradients of the last lie elsewhere."""
-    unit, found = Unit(codec, MANY, device, rule), []
+    unit, found = Unit(codec, MANY, device, rule, at_once=at_once), []
     bucket: list[torch.Tensor] = []
     for step in range(3):
         new = gradients_of(MANY, step, dtype)
@@ -313,10 +324,33 @@ def test_a_payload_of_another_length_is_refused() -> None:
                 unit.scopes.average([payload, wrong], gradients, Turn(0))
 
 
-def test_a_cpu_goes_scope_by_scope() -> None:
-    with mock.patch.object(AtOnce, "__init__", side_effect=AssertionError):
-        unit = Unit(Int8(block=32), SIZES, CPU)
-        unit.step(gradients_of(SIZES, 0, torch.float32), Turn(0))
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+@pytest.mark.parametrize("rule", [None, RULE], ids=["plain", "feedback"])
+def test_a_cpu_that_knows_its_scopes_leaves_what_they_leave_one_by_one(
+    name: str, dtype: torch.dtype, rule: FeedbackRule | None
+) -> None:
+    due, found = (
+        steps_of(CODECS[name], CPU, rule, dtype, at_once=at_once) for at_once in (False, True)
+    )
+    assert all(same(*pair) for pair in zip(found, due, strict=True))
+
+
+def test_what_a_cpu_knows_of_scopes_is_made_once_and_keeps_none_of_their_memory() -> None:
+    codec = Int8(block=32)
+    unit, gradients = Unit(codec, SIZES, CPU, RULE, 1, at_once=True), []
+    made = mock.Mock(side_effect=codec.encoder)
+    with mock.patch.object(Int8, "encoder", made):
+        for step in range(6):
+            if step % 3 == 0:
+                gradients = gradients_of(SIZES, step, torch.float32)
+            unit.step(gradients, Turn(step))
+    assert made.call_count == 2
+    made.reset_mock()
+    let_go = [weakref.ref(x) for x in (*gradients, *unit.state.vectors.values())]
+    gradients.clear()
+    unit.state.vectors.clear()
+    gc.collect()
+    assert not [x for x in let_go if x() is not None]
 
 
 WHOLE = {f"p{i}": (size,) for i, size in enumerate(SIZES)} | {"weight": (40, 60)}

@@ -1,6 +1,6 @@
-"""AtOnce: scopes of a unit that a GPU takes by one launch; see `compressa.codecs.base.Encoder`.
+"""AtOnce: scopes of a unit that are taken by one call; see `compressa.codecs.base.Encoder`.
 
-A bucket of DDP's mostly stays where it is, so what a launch takes is worked out once. Where memory
+A bucket of DDP's mostly stays where it is, so what a call takes is worked out once. Where memory
 is another one than before, as after DDP has rebuilt its buckets, it is worked out anew.
 """
 

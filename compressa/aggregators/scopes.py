@@ -181,7 +181,7 @@ class ScopePayload:
         self._feedback = feedback
         self._lengths_tell_all = self.exact and type(codec).check is Codec.check
         self._at_once: AtOnce | None = None
-        if world.device.type == "cuda" and self.exact and self.scopes:
+        if self.exact and self.scopes and type(codec).encoder is not Codec.encoder:
             *starts, end = accumulate(map(_aligned, self._sizes), initial=HEADER_BYTES)
             self._at_once = AtOnce(codec, self.scopes, starts, end, world.state, feedback)
 

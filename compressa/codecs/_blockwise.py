@@ -141,7 +141,7 @@ class Blockwise(Codec):
         elems = share.values.numel()
         average_blockwise(
             as_array(share.values),
-            [self._checked_parts(payload, elems) for payload in share.sent],
+            [self._parts(as_array(payload), elems) for payload in share.sent],
             self._parts(as_array(share.payload), elems),
             form=self.form,
             weight=share.weight,
@@ -151,13 +151,13 @@ class Blockwise(Codec):
         return share.payload.numel()
 
     def encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
-        """On a GPU, by one launch."""
+        """In one call, on a GPU by one launch."""
         if not goes_at_once(self, Blockwise, items):
             return None
         return encoder_of(self, items, payload, self.form, self._noise)
 
     def decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
-        """On a GPU, by one launch."""
+        """In one call, on a GPU by one launch."""
         if not goes_at_once(self, Blockwise, items):
             return None
         return decoder_of(self, items, payload_bytes, self.form)

@@ -1,7 +1,8 @@
-"""Codecs with a unit per block on a GPU: all scopes of a unit by one launch."""
+"""Codecs with a unit per block: all scopes of a unit at once, on a GPU by one launch."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, cast
@@ -70,9 +71,14 @@ class BlockwiseDecoder(Decoder):
 
 
 def goes_at_once(codec: Codec, kind: type, items: Sequence[Item]) -> bool:
-    """Whether scopes are taken by one launch, which does what the methods of ``kind`` do."""
-    fit = all(x.values.is_cuda and x.values.numel() <= MOST_ELEMS for x in items)
+    """Whether scopes are taken by one call, which does what the methods of ``kind`` do."""
+    fit = all(_fits(x.values) for x in items)
     return works_as(codec, kind) and fit and len({x.values.dtype for x in items}) == 1
+
+
+def _fits(values: torch.Tensor) -> bool:
+    """On a CPU, 16 bits are made of float32 piece by piece, each in the cache."""
+    return values.numel() <= MOST_ELEMS and (values.is_cuda or values.dtype is torch.float32)
 
 
 def works_as(codec: Codec, kind: type) -> bool:
@@ -120,10 +126,13 @@ def decoder_of(
 
 
 def unowned(x: torch.Tensor) -> npt.NDArray[Any]:
-    """Return a tensor's memory on a GPU, in an array that does not keep it allocated.
+    """Return a tensor's memory in an array that does not keep it allocated.
 
     What stays from step to step may not: gradients that are let go between steps, and made anew
     elsewhere, would take their memory twice.
     """
     array: Any = as_array(x)
-    return cast("npt.NDArray[Any]", DeviceArray(array.pointer, array.size, array.dtype, None))
+    if x.is_cuda:
+        return cast("npt.NDArray[Any]", DeviceArray(array.pointer, array.size, array.dtype, None))
+    memory = (ctypes.c_uint8 * array.nbytes).from_address(x.data_ptr())
+    return np.frombuffer(memory, array.dtype) if array.size else array

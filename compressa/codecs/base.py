@@ -315,9 +315,10 @@ class Codec(Compressor):
         return None
 
     def encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
-        """Return what encodes scopes at once; None if each goes by itself, as on a CPU.
+        """Return what encodes scopes at once; None if each goes by itself.
 
-        To start a kernel takes Python and a GPU longer than a small scope takes the kernel.
+        To find out where all arrays of a small scope lie takes Python longer than their kernel,
+        and to start that takes a GPU longer.
 
         Args:
             items: The scopes, with all arrays that a payload needs.

@@ -137,14 +137,14 @@ class OneBit(Codec):
         )
 
     def encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
-        """On a GPU, by one launch."""
+        """In one call, on a GPU by one launch."""
         if not goes_at_once(self, OneBit, items):
             return None
         form = onebit.SignForm(block=self.block)
         return encoder_of(self, items, payload, form, lambda draw: None)
 
     def decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
-        """On a GPU, by one launch."""
+        """In one call, on a GPU by one launch."""
         if not goes_at_once(self, OneBit, items):
             return None
         return decoder_of(self, items, payload_bytes, onebit.SignForm(block=self.block))

@@ -72,6 +72,6 @@ def hops(ranks: int) -> int:
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
     """What each hop costs."""
-    count = hops(ranks)
-    reducing, sharing = Stage(1, size_bytes, size_bytes, "in"), Stage(1, size_bytes, way="out")
-    return [reducing] * count + [sharing] * count
+    branches = [min(1 << hop, ranks - (1 << hop)) for hop in range(hops(ranks))]
+    reducing = [Stage(1, size_bytes, size_bytes, "in", hops(branch)) for branch in branches]
+    return reducing + [Stage(1, size_bytes, way="out")] * len(branches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +28,7 @@ class Shape(NamedTuple):
     clip: float
 
 
+@cache
 def shape_of(form: Form) -> Shape:
     statistic = STATISTICS.index(form.statistic)
     return Shape(

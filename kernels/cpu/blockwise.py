@@ -27,10 +27,11 @@ from ._feedback import (
 )
 from ._grid import CLIPPED, L2, Shape, clipped_grid, grid_of, norm_grid, shape_of
 from ._jit import inlined, lean
-from ._nibbles import pack_planes, unpack_planes
+from ._nibbles import bytes_of, pack_planes, unpack_planes
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
 from ._prefetch import AHEAD, NEAR, fetch
+from ._stream import room_to_stream, settle, stream
 from ._values import bits_of
 from ._view import view
 
@@ -38,12 +39,6 @@ _SMALL = np.float32(2.0**-100)
 _LIFT = np.float32(2.0**64)
 _ONE = np.float32(1)
 Offset = np.float32 | None
-
-
-@lean
-def bytes_of(elems: int, bits: int) -> int:
-    """Bytes that so many codes fill: by a shift, since a block has no time for a division."""
-    return (elems * bits + 7) >> 3
 
 
 @lean
@@ -237,13 +232,17 @@ def _dequantize(
     weight: np.float32,
     add: bool,
     bytes_: U8,
+    room: F32,
     shape: Shape,
 ) -> None:
-    signed = codes.view(np.int8)
+    """Blocks are made in ``room``, if there is any, and go to ``out`` past the cache."""
+    signed, past = codes.view(np.int8), room.size > 0
     for b in range(scales.size):
         low, high = b * shape.block, min((b + 1) * shape.block, out.size)
         start, stop = bytes_of(low, shape.bits), bytes_of(high, shape.bits)
-        fetch(out, low + AHEAD, high + AHEAD)
+        part = view(out, low, high)
+        if not past:
+            fetch(out, low + AHEAD, high + AHEAD)
         decode_block(
             view(codes, start, stop),
             view(signed, start, stop),
@@ -251,10 +250,14 @@ def _dequantize(
             only_with(offsets, np.float32(0) if offsets is None else offsets[b]),
             weight,
             add,
-            view(out, low, high),
+            view(room, 0, high - low) if past else part,
             bytes_,
             shape,
         )
+        if past:
+            stream(room, part)
+    if past:
+        settle()
 
 
 @inlined
@@ -366,8 +369,9 @@ def dequantize_blockwise(
         blocks = slice(low // form.block, -(-high // form.block))
         packed = codes[low * form.bits // 8 : -(-high * form.bits // 8)]
         some = None if offsets is None else offsets[blocks]
-        room = np.empty(form.block + 8, np.uint8)
-        _dequantize(packed, scales[blocks], some, out[low:high], factor, add, room, shape)
+        bytes_, part = np.empty(form.block + 8, np.uint8), out[low:high]
+        room = np.empty(0, np.float32) if add else room_to_stream(part, form.block)
+        _dequantize(packed, scales[blocks], some, part, factor, add, bytes_, room, shape)
 
     over_slices(out.size, form.block, work)
 

@@ -18,11 +18,12 @@ from ._absent import only_with
 from ._feedback import effective, factors_of, magnitude_bits
 from ._grid import Shape, shape_of
 from ._jit import inlined, lean
+from ._nibbles import bytes_of
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._payloads import addresses
 from ._prefetch import AHEAD, NEAR, fetch
 from ._view import view
-from .blockwise import add_blocks, bytes_of, decode_block, encode_block, fill_grid
+from .blockwise import add_blocks, decode_block, encode_block, fill_grid
 
 _INFINITY = np.uint32(0x7F800000)
 _ONE = np.float32(1)
