@@ -8,6 +8,7 @@ from _ranks import Group, same
 pytestmark = pytest.mark.ranks
 
 JOBS = "_rank_jobs_transport"
+ENDS = "_rank_jobs_transport_ends"
 FRAME_HEADER_BYTES = 32
 
 
@@ -67,7 +68,7 @@ def test_idle_ranks_are_not_lost(two: Group) -> None:
 
 
 def test_a_goodbye_ends_the_wait(two: Group) -> None:
-    failures = two.run(f"{JOBS}.leave_early")
+    failures = two.run(f"{ENDS}.leave_early")
     assert failures == ["rank 1 is lost: it has left the training", ""]
 
 

@@ -58,7 +58,7 @@ def chunks(wire: bytes) -> list[tuple[Frame, bytes]]:
     found, place = [], 0
     while place < len(wire):
         header = np.frombuffer(wire, np.uint8, FRAME_HEADER_BYTES, place)
-        frame = read_frame(header, EPOCH, CHUNK_BYTES, PEER)
+        frame = read_frame(header.data, EPOCH, CHUNK_BYTES, PEER)
         place += FRAME_HEADER_BYTES + frame.data_bytes
         found.append((frame, wire[place - frame.data_bytes : place]))
     assert place == len(wire)

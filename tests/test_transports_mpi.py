@@ -15,6 +15,7 @@ from compressa.errors import BackendUnavailable, ConfigError, Timeout
 from compressa.transports import mpi_process
 
 JOBS = "_rank_jobs_transport"
+ENDS = "_rank_jobs_transport_ends"
 HAS_LEFT = "rank 1 is lost: it has left the training"
 FRAME_HEADER_BYTES = 32
 SOME_GOODBYES = [FRAME_HEADER_BYTES * count for count in range(4)]  # to who was done before
@@ -92,8 +93,8 @@ class TestAmongFour:
             assert over_mpi[0] == results[0][0][0]
 
     def test_nothing_stays_open(self, many: MpiGroup) -> None:
-        many.run(f"{JOBS}.reopen", kind="mpi", times=2)
-        for files in many.run(f"{JOBS}.reopen", kind="mpi", times=6):
+        many.run(f"{ENDS}.reopen", kind="mpi", times=2)
+        for files in many.run(f"{ENDS}.reopen", kind="mpi", times=6):
             assert files[-1] <= files[0] + 1
 
 
@@ -142,13 +143,13 @@ class TestBetweenTwo:
             assert max(shares.values()) < 0.04, shares
 
     def test_a_goodbye_ends_the_wait(self, pair: MpiGroup) -> None:
-        assert pair.run(f"{JOBS}.leave_early", kind="mpi") == [HAS_LEFT, ""]
+        assert pair.run(f"{ENDS}.leave_early", kind="mpi") == [HAS_LEFT, ""]
 
     def test_sending_to_who_has_left_is_a_loss(self, pair: MpiGroup) -> None:
-        assert pair.run(f"{JOBS}.send_to_who_left", kind="mpi") == [HAS_LEFT, ""]
+        assert pair.run(f"{ENDS}.send_to_who_left", kind="mpi") == [HAS_LEFT, ""]
 
     def test_a_rank_that_gives_up_lets_the_other_end(self, pair: MpiGroup) -> None:
-        first, second = pair.run(f"{JOBS}.fail_in_the_middle", kind="mpi", size=4 << 20)
+        first, second = pair.run(f"{ENDS}.fail_in_the_middle", kind="mpi", size=4 << 20)
         assert first["untouched"]
         assert first["failures"] == []
         assert second["failures"] == ["rank 0 is lost: it has left the training"]
@@ -157,6 +158,7 @@ class TestBetweenTwo:
 
 @under_mpiexec
 @pytest.mark.ranks
+@pytest.mark.alone
 def test_survivors_of_a_killed_rank_name_it_and_end() -> None:
     """MPI_Finalize would wait for it for ever, and its file in shared memory would stay."""
     with mpi_group(3, faults=True) as group:

@@ -11,7 +11,8 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from emulated_torch import DEVICE, Event, emulated_torch, on_cpu, on_gpu
+from emulated_streams import DEVICE, Event
+from emulated_torch import emulated_torch, on_cpu, on_gpu
 
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.errors import PayloadError, Timeout, TransportError

@@ -90,7 +90,7 @@ def begins(wire: bytes) -> list[tuple[int, Frame]]:
     found, place = [], 0
     while place < len(wire):
         header = np.frombuffer(wire, np.uint8, FRAME_HEADER_BYTES, place)
-        frame = read_frame(header, EPOCH, CHUNK_BYTES, PEER)
+        frame = read_frame(header.data, EPOCH, CHUNK_BYTES, PEER)
         found.append((place, frame))
         place += FRAME_HEADER_BYTES + frame.data_bytes
     assert place == len(wire)

@@ -10,7 +10,8 @@ from unittest import mock
 
 import pytest
 import torch
-from emulated_torch import DEVICE, Event, Stream, emulated_torch, on_cpu, on_gpu
+from emulated_streams import DEVICE, Event, Stream
+from emulated_torch import emulated_torch, on_cpu, on_gpu
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError, TransportError

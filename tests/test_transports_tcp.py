@@ -11,6 +11,7 @@ from _ranks import Group, same, settings
 pytestmark = pytest.mark.ranks
 
 JOBS = "_rank_jobs_transport"
+ENDS = "_rank_jobs_transport_ends"
 FRAME_HEADER_BYTES = 32
 HAS_LEFT = "rank 1 is lost: it has left the training"
 
@@ -90,18 +91,18 @@ def test_idle_ranks_are_not_lost_and_send_nothing(two: Group) -> None:
 
 
 def test_a_goodbye_ends_the_wait(two: Group) -> None:
-    assert two.run(f"{JOBS}.leave_early", kind="tcp") == [HAS_LEFT, ""]
+    assert two.run(f"{ENDS}.leave_early", kind="tcp") == [HAS_LEFT, ""]
 
 
 @pytest.mark.parametrize("kind", ["gloo", "tcp"])
 def test_sending_to_who_has_left_is_a_loss(kind: str, two: Group) -> None:
-    assert two.run(f"{JOBS}.send_to_who_left", kind=kind) == [HAS_LEFT, ""]
+    assert two.run(f"{ENDS}.send_to_who_left", kind=kind) == [HAS_LEFT, ""]
 
 
 @pytest.mark.parametrize("connections", [1, 4])
 def test_a_rank_that_gives_up_lets_the_other_end(connections: int, two: Group) -> None:
     """Rank 0 takes no more, and its memory is its own again; rank 1 hears that it left."""
-    job = f"{JOBS}.fail_in_the_middle"
+    job = f"{ENDS}.fail_in_the_middle"
     first, second = two.run(job, kind="tcp", size=32 << 20, connections=connections)
     assert first["untouched"]
     assert first["failures"] == []
@@ -117,7 +118,7 @@ def test_a_rank_that_dies_ends_the_wait(
     number: signal.Signals, connections: int, fresh: Callable[[int], Group]
 ) -> None:
     group = fresh(2)
-    job = f"{JOBS}.wait_for_the_dead"
+    job = f"{ENDS}.wait_for_the_dead"
     started = group.start(job, number=int(number), connections=connections)
     outcome = group.collect(started[:1], 20.0)[0]
     assert outcome.ok, outcome.explain()
@@ -137,13 +138,13 @@ def test_the_backend_sums_beside_named_messages(size: int, two: Group, four: Gro
 
 @pytest.mark.parametrize("connections", [1, 4])
 def test_nothing_stays_open(connections: int, two: Group) -> None:
-    two.run(f"{JOBS}.reopen", kind="tcp", times=2, connections=connections)
-    for files in two.run(f"{JOBS}.reopen", kind="tcp", times=6, connections=connections):
+    two.run(f"{ENDS}.reopen", kind="tcp", times=2, connections=connections)
+    for files in two.run(f"{ENDS}.reopen", kind="tcp", times=6, connections=connections):
         assert files[-1] <= files[0] + 1
 
 
 def test_a_transport_that_was_never_attached_can_be_closed(two: Group) -> None:
-    assert same(two.run(f"{JOBS}.close_unattached")) == {
+    assert same(two.run(f"{ENDS}.close_unattached")) == {
         "left": 0,
         "failures": 0,
         "quick": True,

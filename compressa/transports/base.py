@@ -36,6 +36,7 @@ class Key(NamedTuple):
 
 
 Received = dict[int, torch.Tensor]
+Left = Callable[[Key, float, float], None]
 Done = Callable[[Received | CompressaError], None]
 
 
@@ -69,6 +70,14 @@ class Transport(ABC):
         """Learn who runs the thread that everything else is called from.
 
         A transport with sockets of its own has the reactor serve them.
+        """
+
+    def observe(self, left: Left) -> None:  # noqa: B027 - only some know it
+        """Have a function called with each message that has left, where that is known.
+
+        Args:
+            left: Gets the name, and when the first byte and the last were handed to the network, on
+                `time.perf_counter`; from any thread.
         """
 
     @abstractmethod

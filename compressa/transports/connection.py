@@ -18,17 +18,14 @@ import contextlib
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
-
-import numpy as np
 
 from compressa.errors import CompressaError, PeerLost
 from compressa.pacing import Pacer
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 from compressa.transports.inbox import Inbox
-from compressa.transports.outbox import Leaving, OutgoingFrame
+from compressa.transports.outbox import Leaving, OutgoingFrame, Source
 from compressa.transports.reactor import READ, WRITE, Reactor
 
 _STAGING_BYTES = 1 << 16
@@ -80,20 +77,6 @@ def frame_sizes(chunk_bytes: int, credit_bytes: int, connections: int) -> tuple[
     return chunk, max(credit_bytes // connections - chunk, _LEAST_UNSENT_BYTES)
 
 
-class Source(Protocol):
-    """Where frames come from; several connections may share one."""
-
-    def take(self) -> OutgoingFrame | None:
-        """Return what is to be sent next, now; None if there is nothing."""
-
-    def give_back(self, frames: Sequence[OutgoingFrame]) -> None:
-        """Have again the frames that were taken last, in the order in which they were taken."""
-
-    @property
-    def over(self) -> bool:
-        """Whether there will never be anything again."""
-
-
 class Connection:
     """Both directions between this rank and one peer; used by the reactor's thread alone.
 
@@ -130,7 +113,7 @@ class Connection:
         self._full = False  # until the kernel has room again
         self._writing = self._reading = True
         self._deaf = False
-        self._staging = np.zeros(_STAGING_BYTES, dtype=np.uint8)
+        self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._staged = 0
         self._frame: Frame | None = None
         self._received = 0  # bytes of the frame's data
@@ -152,12 +135,16 @@ class Connection:
     def flush(self) -> None:
         """Hand frames to the kernel until it takes no more, and end the stream after the last."""
         try:
-            while self._writing and not self._full:
+            more = True
+            while more and self._writing and not self._full:
                 frames = self._take()
-                if not frames and not self._leaving:
-                    self._end_if_over()
-                    return
-                self._push(frames)
+                more = len(frames) == self._offered
+                if len(frames) == 1 and not self._leaving:
+                    self._push_one(frames[0])
+                elif frames or self._leaving:
+                    self._push(frames)
+            if self._writing and not (more or self._leaving):
+                self._end_if_over()
         except OSError as error:
             self._lose(error)
 
@@ -197,6 +184,19 @@ class Connection:
         while len(frames) < self._offered and (item := self._source.take()) is not None:
             frames.append(item)
         return frames
+
+    def _push_one(self, item: OutgoingFrame) -> None:
+        """Offer a frame by itself, as most short messages are."""
+        try:
+            taken = self._link.sendmsg((item.frame.pack(), item.data))
+        except BlockingIOError:
+            taken = 0
+        self.sent_bytes += taken
+        if taken == FRAME_HEADER_BYTES + item.frame.data_bytes:
+            self._offered = 3
+            item.sent()
+        else:
+            self._stop([Leaving(item)], taken, [item])
 
     def _push(self, frames: list[OutgoingFrame]) -> None:
         """Offer the frame that has begun and others behind it; give back what does not begin."""
@@ -277,7 +277,7 @@ class Connection:
 
     def _read_staged(self) -> tuple[int, int]:
         """Read into the staging buffer; return how much came, and for how much there was room."""
-        space = self._staging.data[self._staged :]
+        space = self._staging[self._staged :]
         count = self._link.recv_into(space)
         if not self._deaf:
             self._staged += count
@@ -302,33 +302,43 @@ class Connection:
         assert frame is not None
         goes_on = frame.offset_bytes + frame.data_bytes < frame.message_bytes
         behind = FRAME_HEADER_BYTES if goes_on else _STAGING_BYTES
-        return self._place(), self._staging.data[:behind]
+        return self._place(), self._staging[:behind]
 
     def _sort(self) -> None:
         """Bring the staged bytes to where they belong."""
-        begin, end = 0, self._staged
+        staging, begin, end = self._staging, 0, self._staged
         while begin < end:
-            if self._frame is None:
-                if end - begin < FRAME_HEADER_BYTES:
-                    break
-                self._begin_frame(self._staging[begin:])
-                begin += FRAME_HEADER_BYTES
-            if self._frame is None:
-                continue  # it was an idle one
-            room = self._place()
-            count = min(len(room), end - begin)
-            room[:count] = self._staging.data[begin : begin + count]
-            begin += count
-            self._fill(count)
-        self._staging[: end - begin] = self._staging[begin:end].copy()
+            if self._frame is not None:
+                begin += self._fill_from(staging[begin:end])
+            elif begin + FRAME_HEADER_BYTES <= end:
+                begin += self._begin_frame(staging[begin:end])
+            else:
+                break
         self._staged = end - begin
+        if self._staged:
+            staging[: end - begin] = bytes(staging[begin:end])
 
-    def _begin_frame(self, header: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
+    def _begin_frame(self, staged: memoryview) -> int:
+        """Read a header, with the data behind it if all of that is here; return how much it was."""
         settings = self._settings
-        frame = read_frame(header, settings.epoch, settings.chunk_bytes, self._peer)
-        if frame.kind is Kind.DATA:
-            self._inbox.begin(frame)
-            self._frame, self._received = frame, 0
+        frame = read_frame(staged, settings.epoch, settings.chunk_bytes, self._peer)
+        end = FRAME_HEADER_BYTES + frame.data_bytes
+        if frame.kind is not Kind.DATA:
+            return FRAME_HEADER_BYTES
+        if end <= len(staged):
+            self._inbox.accept(frame, staged[FRAME_HEADER_BYTES:end])
+            return end
+        self._inbox.begin(frame)
+        self._frame, self._received = frame, 0
+        return FRAME_HEADER_BYTES
+
+    def _fill_from(self, staged: memoryview) -> int:
+        """Copy what has come of the frame's data; return how much it was."""
+        room = self._place()
+        count = min(len(room), len(staged))
+        room[:count] = staged[:count]
+        self._fill(count)
+        return count
 
     def _place(self) -> memoryview:
         """Where the rest of the frame's data belongs."""

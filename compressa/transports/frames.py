@@ -33,7 +33,6 @@ VERSION = 1
 _FORMAT = struct.Struct("<HBBIIIHHIII")
 FRAME_HEADER_BYTES = _FORMAT.size
 
-
 _NOWHERE = Key(0, 0, 0)
 
 
@@ -43,6 +42,9 @@ class Kind(IntEnum):
     DATA = 0
     IDLE = 1
     GOODBYE = 2
+
+
+_KINDS = {kind.value: kind for kind in Kind}
 
 
 class Frame(NamedTuple):
@@ -64,18 +66,19 @@ class Frame(NamedTuple):
     offset_bytes: int = 0
     data_bytes: int = 0
 
+    def pack(self) -> bytes:
+        """Return the header's bytes."""
+        step, unit, stage, part = self.key
+        name = (step & 0xFFFFFFFF, unit, stage, part)
+        sizes = (self.message_bytes, self.offset_bytes, self.data_bytes)
+        return _FORMAT.pack(MAGIC, VERSION, self.kind, self.epoch, *name, *sizes)
+
     def write(self, buffer: npt.NDArray[np.uint8]) -> None:
         """Write the header to the front of `buffer`."""
-        key = self.key
-        sizes = (self.message_bytes, self.offset_bytes, self.data_bytes)
-        head = (MAGIC, VERSION, self.kind, self.epoch)
-        name = (key.step & 0xFFFFFFFF, key.unit, key.stage, key.part)
-        _FORMAT.pack_into(buffer.data, 0, *head, *name, *sizes)
+        buffer.data[:FRAME_HEADER_BYTES] = self.pack()
 
 
-def read_frame(
-    buffer: npt.NDArray[np.uint8], epoch: int, most_data_bytes: int, sender: int
-) -> Frame:
+def read_frame(buffer: memoryview, epoch: int, most_data_bytes: int, sender: int) -> Frame:
     """Read and check the header at the front of `buffer`.
 
     Args:
@@ -88,20 +91,19 @@ def read_frame(
         PayloadError: It is not a frame of this version and epoch, or its sizes contradict
             each other.
     """
-    fields = _FORMAT.unpack_from(buffer.data, 0)
-    magic, version, kind, got_epoch, step, unit, stage, part = fields[:8]
-    message_bytes, offset_bytes, data_bytes = fields[8:]
-    source = f"a frame from rank {sender}"
+    fields = _FORMAT.unpack_from(buffer)
+    magic, version, number, got_epoch, step, unit, stage, part, total, offset, length = fields
+    kind = _KINDS.get(number)
     if magic != MAGIC or version != VERSION:
-        raise PayloadError(f"{source} has magic {magic:#06x} and version {version}")
+        raise _refused(sender, f"has magic {magic:#06x} and version {version}")
     if got_epoch != epoch:
-        raise PayloadError(f"{source} is of epoch {got_epoch}, this is epoch {epoch}")
-    if kind not in Kind.__members__.values():
-        raise PayloadError(f"{source} is of unknown kind {kind}")
-    if data_bytes > most_data_bytes or offset_bytes + data_bytes > message_bytes:
-        raise PayloadError(
-            f"{source} has {data_bytes} bytes at {offset_bytes} of a message of {message_bytes}"
-        )
-    return Frame(
-        Kind(kind), got_epoch, Key(step, unit, stage, part), message_bytes, offset_bytes, data_bytes
-    )
+        raise _refused(sender, f"is of epoch {got_epoch}, this is epoch {epoch}")
+    if kind is None:
+        raise _refused(sender, f"is of unknown kind {number}")
+    if length > most_data_bytes or offset + length > total:
+        raise _refused(sender, f"has {length} bytes at {offset} of a message of {total}")
+    return Frame(kind, epoch, Key(step, unit, stage, part), total, offset, length)
+
+
+def _refused(sender: int, why: str) -> PayloadError:
+    return PayloadError(f"a frame from rank {sender} {why}")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from compressa.collectives.base import BackendAllReduce
 from compressa.errors import CompressaError
 from compressa.transports.backend_sum import BackendSum
-from compressa.transports.base import Done, Key, Traffic
+from compressa.transports.base import Done, Key, Left, Traffic
 from compressa.transports.mesh import MeshTransport
 from compressa.transports.streams import Receiver, Sender, StreamSettings, silent
 
@@ -51,6 +51,11 @@ class GlooTransport(MeshTransport):
         }
         for thread in self._threads():
             thread.start()
+
+    def observe(self, left: Left) -> None:
+        """Ask the senders."""
+        for sender in self._senders.values():
+            sender.observe(left)
 
     @property
     def sums(self) -> bool:

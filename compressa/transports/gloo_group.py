@@ -122,7 +122,7 @@ class GlooGroupTransport(Transport):
         received = {}
         for peer, buffer in exchange.incoming.items():
             part = parts[peer]
-            frame = read_frame(part.numpy(), self.epoch, buffer.numel(), peer)
+            frame = read_frame(part.numpy().data, self.epoch, buffer.numel(), peer)
             if frame.key != key._replace(step=key.step & 0xFFFFFFFF):
                 raise PayloadError(
                     f"rank {peer} launched {frame.key} where this rank launched {key}: their "

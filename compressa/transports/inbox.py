@@ -13,7 +13,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 
@@ -23,8 +22,10 @@ from compressa.transports.frames import Frame
 
 Arrived = Callable[[torch.Tensor], None]
 
+_MOST_STEP = 0xFFFFFFFF  # a frame has 32 bits for it
 
-@dataclass
+
+@dataclass(slots=True)
 class _Message:
     """A message under way; either side may come first."""
 
@@ -43,6 +44,12 @@ class _Message:
     @property
     def complete(self) -> bool:
         return self.received_bytes == self.message_bytes
+
+    @property
+    def filled(self) -> torch.Tensor:
+        """The front of the buffer that it fills."""
+        whole = self.message_bytes == len(self.memory)
+        return self.buffer if whole else self.buffer[: self.message_bytes]
 
 
 class Inbox:
@@ -90,24 +97,24 @@ class Inbox:
             if not message.complete:
                 return
             del self._messages[key]
-        arrived(message.buffer[: message.message_bytes])
+        arrived(message.filled)
 
-    def accept(self, frame: Frame, data: torch.Tensor) -> None:
+    def accept(self, frame: Frame, data: memoryview) -> None:
         """Take a frame's data.
 
         Args:
             frame: Its header, already checked by itself.
-            data: uint8 of `frame.data_bytes` bytes; copied.
+            data: `frame.data_bytes` bytes; copied.
 
         Raises:
             PayloadError: It contradicts what is expected, exceeds the limit, or is empty.
         """
         with self._lock:
-            self._begin(frame)
-            self._room(frame)[:] = data.numpy().data
-            arrived = self._filled(frame)
+            message = self._begin(frame)
+            self._room(message, frame)[:] = data
+            arrived = self._filled(message, frame)
         if arrived is not None:
-            arrived()
+            arrived(message.filled)
 
     def begin(self, frame: Frame) -> None:
         """Reserve the room of a frame whose data is to be written there, instead of handed in.
@@ -125,14 +132,17 @@ class Inbox:
         has been written.
         """
         with self._lock:
-            return self._room(frame)
+            return self._room(self._messages[frame.key], frame)
 
     def filled(self, frame: Frame) -> None:
         """Note that all of a frame's data has been written to its room."""
         with self._lock:
-            arrived = self._filled(frame)
+            message = self._messages.get(frame.key)
+            if message is None:
+                return  # forgotten meanwhile
+            arrived = self._filled(message, frame)
         if arrived is not None:
-            arrived()
+            arrived(message.filled)
 
     def waits_for(self, key: Key) -> bool:
         """Whether a message was asked for and is not complete."""
@@ -151,7 +161,7 @@ class Inbox:
         with self._lock:
             self._messages.clear()
 
-    def _begin(self, frame: Frame) -> None:
+    def _begin(self, frame: Frame) -> _Message:
         if frame.data_bytes == 0:
             # Empty messages are never sent; taken in, they would count towards no limit.
             raise PayloadError(f"rank {self._peer} sends a frame of data that holds none")
@@ -163,21 +173,18 @@ class Inbox:
         else:
             self._check_chunk(message, frame, self._any_order_bytes)
             message.begun.add(frame.offset_bytes)
+        return message
 
-    def _room(self, frame: Frame) -> memoryview:
-        memory = self._messages[frame.key].memory
-        return memory[frame.offset_bytes : frame.offset_bytes + frame.data_bytes]
+    def _room(self, message: _Message, frame: Frame) -> memoryview:
+        return message.memory[frame.offset_bytes : frame.offset_bytes + frame.data_bytes]
 
-    def _filled(self, frame: Frame) -> Callable[[], None] | None:
-        """Count a frame; return what to call if its message is complete and was asked for."""
-        message = self._messages.get(frame.key)
-        if message is None:
-            return None  # forgotten meanwhile
+    def _filled(self, message: _Message, frame: Frame) -> Arrived | None:
+        """Count a frame; return whom to tell if its message is complete and was asked for."""
         message.received_bytes += frame.data_bytes
-        if not message.complete or message.arrived is None:
-            return None
-        del self._messages[frame.key]
-        return partial(message.arrived, message.buffer[: message.message_bytes])
+        if message.received_bytes == message.message_bytes and message.arrived is not None:
+            del self._messages[frame.key]
+            return message.arrived
+        return None
 
     def _early(self, frame: Frame) -> _Message:
         """Make room for a message that nobody has asked for yet."""
@@ -233,4 +240,4 @@ class Inbox:
 
 
 def _wrapped(key: Key) -> Key:
-    return key._replace(step=key.step & 0xFFFFFFFF)
+    return key if key.step <= _MOST_STEP else key._replace(step=key.step & _MOST_STEP)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from compressa.errors import CompressaError, PeerLost
-from compressa.transports.base import Key
+from compressa.transports.base import Key, Left
 from compressa.transports.connection import Connection, TcpSettings
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.inbox import Inbox
@@ -79,6 +79,10 @@ class Link:
         self._reactor = reactor
         for connection in self.connections:
             connection.attach(reactor)
+
+    def observe(self, left: Left) -> None:
+        """Have a function called with each message that has left; see `Transport.observe`."""
+        self._outbox.observe(left)
 
     def send(
         self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]

@@ -17,6 +17,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -25,6 +26,7 @@ from compressa.errors import CompressaError, PeerLost, StateError
 from compressa.transports.base import Done, Key, Traffic
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
 from compressa.transports.inbox import Inbox
+from compressa.transports.loopback_port import Port
 from compressa.transports.tagged import TaggedTransport
 
 Bandwidth = float | Callable[[int, float], float]
@@ -68,6 +70,11 @@ class Loopback:
             holds for all of a message that begins then.
         delay: What messages take besides; they may overtake each other.
         clock: The clock; a new one if not given.
+        chunk_bytes: Most bytes that leave in one piece; messages leave whole, in the order in which
+            they were sent, if not given. Else the most urgent one goes first, chunk by chunk, each
+            of which takes `message_s`.
+        credit_bytes: Most bytes that have been handed over to a port and have not left, which
+            nothing overtakes; one chunk if not given.
 
     Example:
         >>> slow_from_1_s = lambda rank, time_s: 1e6 if rank == 2 and time_s >= 1 else 1e9
@@ -84,9 +91,13 @@ class Loopback:
         bandwidth_bytes_per_s: Bandwidth = math.inf,
         delay: Delay | None = None,
         clock: VirtualClock | None = None,
+        chunk_bytes: int | None = None,
+        credit_bytes: int | None = None,
     ) -> None:
         self.size = size
         self.clock = clock or VirtualClock()
+        self._chunk_bytes = chunk_bytes
+        self._credit_bytes = credit_bytes or chunk_bytes or 0
         self._latency_s = latency_s
         self._message_s = message_s
         self._bandwidth = bandwidth_bytes_per_s
@@ -117,10 +128,21 @@ class Loopback:
             if not transport.lost:
                 transport.fail(PeerLost(rank, f"rank {rank} is lost: its connection was closed"))
 
+    def port(self, rank: int) -> Port | None:
+        """Return a new way out for a rank; None where messages leave whole."""
+        if self._chunk_bytes is None:
+            return None
+        return Port(partial(self.carry, rank), self._chunk_bytes, self._credit_bytes)
+
     def carry(
-        self, sender: int, receiver: int, size_bytes: int, arrive: Callable[[], None]
-    ) -> float:
-        """Occupy both ports for a message; return the time at which it has left."""
+        self,
+        sender: int,
+        receiver: int,
+        size_bytes: int,
+        left: Callable[[], None],
+        arrive: Callable[[], None],
+    ) -> None:
+        """Occupy both ports for a message; call back when it has left, and when it is there."""
         leave_s = max(self.clock.now_s, self._leaves_free_s[sender])
         left_s = leave_s + self._occupied_s(sender, leave_s, size_bytes)
         self._leaves_free_s[sender] = left_s
@@ -136,7 +158,7 @@ class Loopback:
             self.clock.at(max(entered_s, left_s + way_s), arrive)
 
         self.clock.at(leave_s + way_s, enter)
-        return left_s
+        self.clock.at(left_s, left)
 
     def _occupied_s(self, rank: int, time_s: float, size_bytes: int) -> float:
         """How long a message that begins at a time occupies a rank's port."""
@@ -168,6 +190,7 @@ class LoopbackTransport(TaggedTransport):
         self._sent_bytes = 0
         self._messages = 0
         self._inboxes = _Inboxes()
+        self._port = world.port(rank)
 
     @property
     def sums(self) -> bool:
@@ -191,13 +214,15 @@ class LoopbackTransport(TaggedTransport):
             if not (self.lost or receiver.lost):
                 receiver.deliver(self.rank, frame, data)
 
-        left_s = self._world.carry(self.rank, peer, size + FRAME_HEADER_BYTES, arrive)
-        self._world.clock.at(left_s, sent)
+        if self._port is None:
+            self._world.carry(self.rank, peer, size + FRAME_HEADER_BYTES, sent, arrive)
+        else:
+            self._port.send(peer, size, (key.step, place), sent, arrive)
 
     def deliver(self, sender: int, frame: Frame, data: torch.Tensor) -> None:
         """Take a message that has arrived."""
         try:
-            self._inboxes[sender].accept(frame, data)
+            self._inboxes[sender].accept(frame, data.numpy().data)
         except CompressaError as error:
             self.fail(error)
 

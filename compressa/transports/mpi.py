@@ -24,7 +24,7 @@ import torch
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.errors import CompressaError, PayloadError, PeerLost
 from compressa.transports.backend_sum import BackendSum
-from compressa.transports.base import Done, Key, Traffic, call_failed
+from compressa.transports.base import Done, Key, Left, Traffic, call_failed
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 from compressa.transports.mesh import MeshTransport
 from compressa.transports.mpi_process import left_behind
@@ -128,6 +128,11 @@ class MpiTransport(MeshTransport):
         """Start, and look soon whether something has come."""
         super().exchange(key, exchange, place, done)
         self._expect()
+
+    def observe(self, left: Left) -> None:
+        """Ask the links."""
+        for link in self._links.values():
+            link.outbox.observe(left)
 
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]
@@ -342,7 +347,7 @@ class MpiTransport(MeshTransport):
             self._slots.append(first.slot)
 
     def _understand(self, peer: int, arrived: _Arriving) -> None:
-        frame = read_frame(arrived.slot.array, self.epoch, self._settings.chunk_bytes, peer)
+        frame = read_frame(arrived.slot.memory, self.epoch, self._settings.chunk_bytes, peer)
         end = FRAME_HEADER_BYTES + frame.data_bytes
         if end != arrived.size:
             raise PayloadError(
@@ -351,4 +356,4 @@ class MpiTransport(MeshTransport):
         if frame.kind is Kind.GOODBYE:
             self.leave(peer)
         elif frame.kind is Kind.DATA and not self._links[peer].deaf:
-            self.inboxes[peer].accept(frame, arrived.slot.tensor[FRAME_HEADER_BYTES:end])
+            self.inboxes[peer].accept(frame, arrived.slot.memory[FRAME_HEADER_BYTES:end])

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 
-from compressa.transports.base import Key
-from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
+from compressa.transports.base import Key, Left
+from compressa.transports.frames import Frame, Kind
 
 
-@dataclass(order=True)
+@dataclass(order=True, slots=True)
 class _Message:
     """A message under way; ordered by urgency, then by age."""
 
@@ -26,6 +27,7 @@ class _Message:
     sent: Callable[[], None] = field(compare=False)
     offset: int = field(default=0, compare=False)
     under_way: int = field(default=0, compare=False)
+    left_s: float = field(default=0.0, compare=False)
 
     def handed_over(self) -> None:
         """Note that one of its frames has left; the last to be taken need not be the last."""
@@ -53,6 +55,20 @@ class OutgoingFrame(NamedTuple):
         return self.message.handed_over
 
 
+class Source(Protocol):
+    """Where frames come from; several connections may share one."""
+
+    def take(self) -> OutgoingFrame | None:
+        """Return what is to be sent next, now; None if there is nothing."""
+
+    def give_back(self, frames: Sequence[OutgoingFrame]) -> None:
+        """Have again the frames that were taken last, in the order in which they were taken."""
+
+    @property
+    def over(self) -> bool:
+        """Whether there will never be anything again."""
+
+
 class Leaving:
     """A frame that is being handed to the kernel.
 
@@ -64,9 +80,7 @@ class Leaving:
     __slots__ = ("parts", "sent")
 
     def __init__(self, item: OutgoingFrame) -> None:
-        header = np.empty(FRAME_HEADER_BYTES, dtype=np.uint8)
-        item.frame.write(header)
-        self.parts = [header.data, item.data]
+        self.parts = [memoryview(item.frame.pack()), item.data]
         self.sent: Callable[[], None] | None = item.sent
 
     @property
@@ -94,22 +108,32 @@ class Outbox:
         self._chunk_bytes = chunk_bytes
         self._heap: list[_Message] = []
         self._ages = itertools.count()
+        self._left: Left | None = None
         self.messages = 0
 
     def __bool__(self) -> bool:
         return bool(self._heap)
+
+    def observe(self, left: Left) -> None:
+        """Have a function called with each message that has left; see `Transport.observe`."""
+        self._left = left
 
     def push(
         self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]
     ) -> None:
         """Queue a message; the one with the smallest `place` goes first."""
         memory = buffer.numpy().data
-        heapq.heappush(self._heap, _Message(place, next(self._ages), key, memory, sent))
+        message = _Message(place, next(self._ages), key, memory, sent)
+        if self._left is not None:
+            message.sent = partial(_report, self._left, message, sent)
+        heapq.heappush(self._heap, message)
 
     def next_frame(self) -> OutgoingFrame:
         """Take a frame of the most urgent message; there must be one."""
         message = self._heap[0]
         total, offset = len(message.memory), message.offset
+        if not offset:
+            message.left_s = time.perf_counter()
         length = min(self._chunk_bytes, total - offset)
         message.offset += length
         message.under_way += 1
@@ -134,3 +158,8 @@ class Outbox:
     def clear(self) -> None:
         """Forget what was not sent."""
         self._heap.clear()
+
+
+def _report(left: Left, message: _Message, sent: Callable[[], None]) -> None:
+    left(message.key, message.left_s, time.perf_counter())
+    sent()

@@ -23,7 +23,7 @@ import torch
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError
-from compressa.transports.base import Done, Key, Received, Traffic, Transport
+from compressa.transports.base import Done, Key, Left, Received, Traffic, Transport
 from compressa.transports.reactor import Reactor
 from compressa.transports.watcher import Callback, Watcher
 
@@ -70,6 +70,10 @@ class Staged(Transport):
             self._watcher = Watcher(reactor.post, self._stream.device)
             self._when = self._watcher.when
         self._inner.attach(reactor)
+
+    def observe(self, left: Left) -> None:
+        """Have the inner transport's pieces reported: their names differ in the part only."""
+        self._inner.observe(left)
 
     def ordered(self, operation: Operation) -> bool:
         """As the inner transport: what is launched in order leaves the GPU in order."""

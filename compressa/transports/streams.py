@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from compressa.errors import CompressaError, PeerLost
 from compressa.pacing import Pacer
-from compressa.transports.base import Key
+from compressa.transports.base import Key, Left
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Outbox
@@ -109,6 +109,10 @@ class Sender:
         with self._wake:
             self._outbox.push(key, buffer, place, sent)
             self._wake.notify()
+
+    def observe(self, left: Left) -> None:
+        """Have a function called with each message that has left; see `Transport.observe`."""
+        self._outbox.observe(left)
 
     def close(self, *, drop: bool = False) -> None:
         """Send what is queued (or drop it), then goodbye, then end."""
@@ -226,13 +230,13 @@ class Receiver:
     def _take(self, staging: torch.Tensor) -> bool:
         """Handle one frame; return whether there may be more."""
         settings = self._settings
-        frame = read_frame(staging.numpy(), settings.epoch, settings.chunk_bytes, self._peer)
+        frame = read_frame(staging.numpy().data, settings.epoch, settings.chunk_bytes, self._peer)
         if frame.kind is Kind.GOODBYE:
             self._left(self._peer)
             return False
         if frame.kind is Kind.DATA and not self._deaf:
-            data = staging[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + frame.data_bytes]
-            self._inbox.accept(frame, data)
+            end = FRAME_HEADER_BYTES + frame.data_bytes
+            self._inbox.accept(frame, staging.numpy().data[FRAME_HEADER_BYTES:end])
         return True
 
 

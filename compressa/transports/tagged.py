@@ -17,12 +17,13 @@ from compressa.transports.base import Done, Key, Received, Transport
 class _Pending:
     """One exchange under way: crosses off its messages, then reports once."""
 
+    __slots__ = ("_done", "_lock", "_received", "_unheard", "_unsent")
+
     def __init__(
         self, outgoing: Iterable[int], incoming: Iterable[int], received: Received, done: Done
     ) -> None:
         self._unsent = set(outgoing)
         self._unheard = set(incoming)
-        self._launched = False
         self._received = received
         self._done = done
         self._lock = threading.Lock()
@@ -37,27 +38,16 @@ class _Pending:
         with self._lock:
             self._received[peer] = buffer
             self._unheard.discard(peer)
-            finished = self._finished
+            finished = not (self._unheard or self._unsent)
         if finished:
             self._done(self._received)
 
     def sent(self, peer: int) -> None:
         with self._lock:
             self._unsent.discard(peer)
-            finished = self._finished
+            finished = not (self._unheard or self._unsent)
         if finished:
             self._done(self._received)
-
-    def launched(self) -> None:
-        with self._lock:
-            self._launched = True
-            finished = self._finished
-        if finished:
-            self._done(self._received)
-
-    @property
-    def _finished(self) -> bool:
-        return self._launched and not (self._unsent or self._unheard)
 
 
 class TaggedTransport(Transport):
@@ -71,17 +61,22 @@ class TaggedTransport(Transport):
         return isinstance(operation, BackendAllReduce)
 
     def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
-        """Post the receives, then queue the sends. Empty messages are not sent at all."""
+        """Post the receives, then queue the sends. Empty messages are not sent at all.
+
+        Each peer is crossed off after its own call here, so nothing is done before the last one.
+        """
         outgoing = {p: b for p, b in exchange.outgoing.items() if b.numel()}
         incoming = {p: b for p, b in exchange.incoming.items() if b.numel()}
         empty = {p: b for p, b in exchange.incoming.items() if not b.numel()}
+        if not (outgoing or incoming):
+            done(empty)
+            return
         pending = _Pending(outgoing, incoming, empty, partial(self._finish, key, done))
         self._pending[key] = pending
         for peer, buffer in incoming.items():
             self.receive(peer, key, buffer, exchange.exact, partial(pending.arrived, peer))
         for peer, buffer in outgoing.items():
             self.send(peer, key, buffer, place, partial(pending.sent, peer))
-        pending.launched()
 
     def missing(self, key: Key) -> Sequence[int]:
         """Return the peers whose message has not come, or that have not taken theirs."""

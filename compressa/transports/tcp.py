@@ -17,7 +17,7 @@ import torch
 from compressa.collectives.base import BackendAllReduce
 from compressa.errors import CompressaError, PeerLost
 from compressa.transports.backend_sum import BackendSum
-from compressa.transports.base import Done, Key, Traffic
+from compressa.transports.base import Done, Key, Left, Traffic
 from compressa.transports.connection import TcpSettings
 from compressa.transports.link import Link
 from compressa.transports.mesh import MeshTransport
@@ -65,6 +65,11 @@ class TcpTransport(MeshTransport):
         reactor.stay_awake(self._settings.poll_s, lambda: bool(self._pending))
         for link in self._links.values():
             link.attach(reactor)
+
+    def observe(self, left: Left) -> None:
+        """Ask the links."""
+        for link in self._links.values():
+            link.observe(left)
 
     @property
     def sums(self) -> bool:

@@ -1,0 +1,100 @@
+"""A port on the virtual clock that sends chunks, the most urgent message first."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from compressa.transports.frames import FRAME_HEADER_BYTES
+
+
+@dataclass(order=True)
+class Outgoing:
+    """A message on its way; ordered by urgency, then by age.
+
+    Attributes:
+        place: What is smallest goes first.
+        age: How many came before it.
+        peer: Whom it is for.
+        left_bytes: What has not been handed over.
+        sent: Called when its last byte has left.
+        arrived: Called when all of it is there.
+    """
+
+    place: tuple[int, int]
+    age: int
+    peer: int = field(compare=False)
+    left_bytes: int = field(compare=False)
+    sent: Callable[[], None] = field(compare=False)
+    arrived: Callable[[], None] = field(compare=False)
+    _under_way: int = field(default=0, compare=False)
+
+    def take(self, size_bytes: int) -> None:
+        """Hand a chunk over."""
+        self.left_bytes -= size_bytes
+        self._under_way += 1
+
+    def chunk_arrived(self) -> None:
+        """Note that a chunk is there; they may come in any order."""
+        self._under_way -= 1
+        if not self.left_bytes and not self._under_way:
+            self.arrived()
+
+
+Carry = Callable[[int, int, Callable[[], None], Callable[[], None]], None]
+
+
+class Port:
+    """One rank's way out.
+
+    Args:
+        carry: Carries so many bytes to a peer, after all that it was given before, and calls back
+            when they have left and when they are there.
+        chunk_bytes: Most bytes of a chunk.
+        credit_bytes: Most bytes that are handed over and have not left, which nothing overtakes;
+            one chunk may be.
+    """
+
+    def __init__(self, carry: Carry, chunk_bytes: int, credit_bytes: int) -> None:
+        self._carry = carry
+        self._chunk_bytes = chunk_bytes
+        self._credit_bytes = credit_bytes
+        self._waiting: list[Outgoing] = []
+        self._ages = itertools.count()
+        self._unsent_bytes = 0
+
+    def send(
+        self,
+        peer: int,
+        size_bytes: int,
+        place: tuple[int, int],
+        sent: Callable[[], None],
+        arrived: Callable[[], None],
+    ) -> None:
+        """Queue a message."""
+        message = Outgoing(place, next(self._ages), peer, size_bytes, sent, arrived)
+        heapq.heappush(self._waiting, message)
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Hand chunks over while the window has room."""
+        while self._waiting:
+            message = self._waiting[0]
+            size = min(self._chunk_bytes, message.left_bytes)
+            if self._unsent_bytes and self._unsent_bytes + size > self._credit_bytes:
+                return
+            message.take(size)
+            if not message.left_bytes:
+                heapq.heappop(self._waiting)
+            self._unsent_bytes += size
+            left = partial(self._left, message, size, last=not message.left_bytes)
+            self._carry(message.peer, size + FRAME_HEADER_BYTES, left, message.chunk_arrived)
+
+    def _left(self, message: Outgoing, size: int, *, last: bool) -> None:
+        self._unsent_bytes -= size
+        if last:
+            message.sent()
+        self._hand_over()
