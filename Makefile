@@ -21,11 +21,15 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/typecheck.py
 
-# First what needs a core, on all of them; then what starts ranks, shapes links or tells the time. Of
-# a part of the tests there may be none of either, which is status 5.
+# First what needs a core, on all of them; then what starts ranks, which wait for one another most of
+# the time, two tests at a time; then what shapes links or tells the time, alone. Of a part of the
+# tests there may be none of one kind, which is status 5. What one of the many processes has compiled
+# of Python's files the others load.
+test: export PYTHONDONTWRITEBYTECODE =
 test: install
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not (ranks or netns or alone)" $(TESTS) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -m "ranks or netns or alone" $(TESTS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not (netns or alone)" $(TESTS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -m "netns or alone" $(TESTS) || [ $$? -eq 5 ]
 
 # 100,000 hostile payloads for every compressor; make fuzz FUZZ="--compressor topk --seed 1"
 fuzz: install

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from contextlib import ExitStack
 from unittest import mock
 
 import pytest
+import torch
 from _ranks import Group, Pools, Zygote
 from compressa.kernels.cuda._device import running_on
 from emulated_cuda import SHARED, Emulated
@@ -22,12 +24,27 @@ settings.load_profile("shared-machine")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Emulated kernels are compiled once for all processes, workers of this run among them."""
+    """Workers take one core each; emulated kernels are compiled once for all processes and runs."""
+    if hasattr(config, "workerinput"):
+        torch.set_num_threads(1)  # its threads spin, and would take the cores of other workers
     if SHARED not in os.environ:
-        folder = tempfile.mkdtemp(prefix="compressa-cuda-")
-        os.environ[SHARED] = folder
-        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        os.environ[SHARED] = _kept_or_temporary(config)
         config.add_cleanup(lambda: os.environ.pop(SHARED, None))
+
+
+def _kept_or_temporary(config: pytest.Config) -> str:
+    """Name a folder for emulated kernels: in pytest's cache, or of this run if it has none."""
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        return str(config.cache.mkdir("cuda"))
+    folder = tempfile.mkdtemp(prefix="compressa-cuda-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    return folder
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays to the end, so the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

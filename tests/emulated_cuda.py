@@ -27,7 +27,7 @@ on_emulated_cuda = pytest.mark.usefixtures("emulated_cuda")
 """The mark of a test module whose kernels run here; see `conftest.py`."""
 
 SHARED = "COMPRESSA_TEST_LIBRARIES"
-"""Names the folder that all processes of a test run share."""
+"""Names the folder that all processes of a test run share, and later runs find again."""
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.h")
 # Libraries of one process share nothing: two sources may have kernels of one name. What hears of
@@ -46,14 +46,14 @@ def _own_folder() -> TemporaryDirectory[str]:
 
 
 def _folder() -> Path:
-    """Where libraries are: of all processes of a test run, or of this one."""
+    """Where libraries are: of all processes of test runs, or of this one."""
     return Path(os.environ.get(SHARED) or _own_folder().name)
 
 
 @cache
 def _built(text: str) -> tuple[Path, str]:
     """Compile the text of a ``.cu`` file, each text once; return what g++ says."""
-    name = sha256(text.encode()).hexdigest()[:16]
+    name = sha256(f"{HEADER.read_text()}{FLAGS}{LIBRARIES}{text}".encode()).hexdigest()[:16]
     built = _folder() / f"{name}.so"
     with open(_folder() / f"{name}.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it

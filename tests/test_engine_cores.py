@@ -94,6 +94,7 @@ def test_quotas_of_control_groups_count(
     assert own_place().usable == usable
 
 
+@pytest.mark.ranks
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_of_one_machine_divide_its_cores(size: int, two: Group, four: Group) -> None:
     group = two if size == 2 else four
@@ -102,6 +103,7 @@ def test_ranks_of_one_machine_divide_its_cores(size: int, two: Group, four: Grou
         assert answer["workers"] <= answer["threads"]
 
 
+@pytest.mark.ranks
 @pytest.mark.skipif(CORES < 2, reason="needs two cores")
 def test_ranks_with_cores_of_their_own_keep_them(two: Group) -> None:
     first, *others = sorted(os.sched_getaffinity(0))
@@ -109,11 +111,13 @@ def test_ranks_with_cores_of_their_own_keep_them(two: Group) -> None:
     assert [answer["threads"] for answer in answers] == [1, min(len(others), 8)]
 
 
+@pytest.mark.ranks
 def test_ranks_that_only_the_launcher_knows_count_too(two: Group) -> None:
     for answer in two.run("_rank_jobs_cores.hired", config=settings("int8"), launched=2 * CORES):
         assert answer["threads"] == 1
 
 
+@pytest.mark.ranks
 def test_what_the_user_says_is_done(two: Group) -> None:
     config = settings("int8", engine={"threads": 3})
     for answer in two.run("_rank_jobs_cores.hired", config=config):
@@ -121,6 +125,7 @@ def test_what_the_user_says_is_done(two: Group) -> None:
         assert answer["workers"] <= 3
 
 
+@pytest.mark.ranks
 def test_torch_adds_no_threads_to_the_workers_and_keeps_the_users_elsewhere(two: Group) -> None:
     config = settings("powersgd", engine={"threads": 2})
     for answer in two.run("_rank_jobs_cores.hired", config=config, torch_threads=3):
