@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         TransportError,
     )
     from compressa.hooks import Handle, broadcast, register_comm_hook
+    from compressa.overlap import OverlappedDataParallel
     from compressa.parameter_server import open_parameter_server
 
     __version__: str
@@ -38,6 +39,7 @@ _HOMES = {
     "Config": "compressa.config",
     "ConfigError": "compressa.errors",
     "Handle": "compressa.hooks",
+    "OverlappedDataParallel": "compressa.overlap",
     "PayloadError": "compressa.errors",
     "PeerLost": "compressa.errors",
     "StateError": "compressa.errors",
@@ -57,6 +59,7 @@ __all__ = [
     "Config",
     "ConfigError",
     "Handle",
+    "OverlappedDataParallel",
     "PayloadError",
     "PeerLost",
     "StateError",

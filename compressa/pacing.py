@@ -1,50 +1,158 @@
-"""A rate limit inside the sending process, for machines that allow no shaped network.
+"""A rate limit inside the sending process: a token bucket, which processes of a host may share.
 
-The loopback fallback of the testbed has no link to shape. What a program can do by itself is to
-hold back each of its own sends for as long as the wire would have needed. That paces only senders
-that call it: Compressa's own transport does, the hooks that PyTorch ships cannot.
+Where `schedule.pace_bits_per_s` is set, transports ask it before each frame. The bucket fills at
+the rate and holds a burst at most; a frame leaves when its bytes are in it, and takes them out. So
+in any time t no more than rate * t + burst leaves, whoever sends and in whatever pieces. It is kept
+as one number, the time at which it would have been empty (the "theoretical arrival time" of the
+generic cell rate algorithm, ITU-T I.371), so that several processes can share it through eight
+bytes of a file.
 
-The rate comes from the environment of the process, and from a file that the testbed rewrites when
+The testbed uses it as well: its loopback fallback has no link to shape. What a program can do by
+itself is to hold back each of its own sends for as long as the wire would have needed. That paces
+only senders that call it: Compressa's own transports do, the hooks that PyTorch ships cannot. That
+rate comes from the environment of the process, and from a file that the testbed rewrites when
 `set_link` changes the link of ranks that are already running.
 """
 
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import final
+from typing import Protocol, final
 
 from compressa.errors import ConfigError
 
 PACE_VARIABLE = "COMPRESSA_PACE_BITS_PER_S"
 PACE_FILE_VARIABLE = "COMPRESSA_PACE_FILE"
 _LATE_S = 0.0003
+_BURST_S = 0.001
+_LEAST_BURST_BYTES = 16 << 10
+_LOCK_S = 0.02
+_TRY_S = 0.0002
+_TIME = struct.Struct("<d")
+
+
+def default_burst_bytes(rate_bits_per_s: float) -> int:
+    """Return what may leave at once unless said otherwise: 1 ms of the rate, at least 16 KiB.
+
+    A wake-up is late by some 0.1 ms, which the bucket makes good; a window of 10 ms, in which
+    queues are looked at, sees little of so short a burst.
+    """
+    return max(_LEAST_BURST_BYTES, round(rate_bits_per_s / 8 * _BURST_S))
+
+
+class EmptyAt(Protocol):
+    """Keeps the time at which a bucket would have been empty."""
+
+    def change(self, change: Callable[[float], float]) -> float:
+        """Replace the time by what a function makes of it, one caller at a time; return it."""
+
+
+@final
+class OwnEmptyAt:
+    """For the threads of one process."""
+
+    def __init__(self) -> None:
+        self._time_s = 0.0
+        self._lock = threading.Lock()
+
+    def change(self, change: Callable[[float], float]) -> float:
+        """Change it under a lock."""
+        with self._lock:
+            self._time_s = change(self._time_s)
+            return self._time_s
+
+
+@final
+class SharedEmptyAt:
+    """For the processes of one host, whose `time.monotonic` is the same: in a file, under a lock.
+
+    The file may be unlinked when all have opened it. Who dies with the lock loses it. Who holds it
+    for more than 20 ms was stopped: the others go on without it meanwhile, since a frame too many
+    is better than a standstill.
+
+    Args:
+        path: The file; it need not hold anything yet.
+
+    Raises:
+        OSError: It cannot be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import fcntl  # there is none on Windows
+
+        self._flock = fcntl.flock
+        self._take, self._leave = fcntl.LOCK_EX | fcntl.LOCK_NB, fcntl.LOCK_UN
+        self._file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._thread = threading.Lock()
+        weakref.finalize(self, os.close, self._file)
+
+    def change(self, change: Callable[[float], float]) -> float:
+        """Change it under a lock of all processes."""
+        with self._thread:
+            locked = self._locked()
+            try:
+                data = os.pread(self._file, _TIME.size, 0)
+                before_s = _TIME.unpack(data)[0] if len(data) == _TIME.size else 0.0
+                time_s = change(before_s)
+                os.pwrite(self._file, _TIME.pack(time_s), 0)
+            finally:
+                if locked:
+                    self._flock(self._file, self._leave)
+        return time_s
+
+    def _locked(self) -> bool:
+        end_s = time.monotonic() + _LOCK_S
+        while True:
+            try:
+                self._flock(self._file, self._take)
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    return False
+                time.sleep(_TRY_S)
+            else:
+                return True
 
 
 @final
 class Pacer:
     """Delays a sender so that it never exceeds a rate. Safe to call from several threads.
 
-    After `wait(n)` returns, `n` bytes have had their time on the wire, behind all bytes of earlier
-    calls. A wake-up that was up to 0.3 ms late is made good by the next call; there is no other
-    burst. Pace in pieces that take half a millisecond or more: sleeping costs some 0.1 ms.
+    Without a burst, `n` bytes have had their time on the wire when `wait(n)` returns, behind all
+    bytes of earlier calls. A wake-up that was up to 0.3 ms late is made good by the next call; an
+    idle sender saves nothing up. Pace in pieces that take half a millisecond or more: sleeping
+    costs some 0.1 ms. With one, it is a token bucket: who was idle may send a burst at once. Pace
+    in pieces not larger than the burst then.
 
     Args:
         rate_bits_per_s: The rate, or None for no limit.
+        burst_bytes: What may leave at once.
+        empty_at: Where the bucket is kept, if others share it.
+        now_s: Tells the time.
 
     Example:
         >>> pacer = Pacer(8e6)
         >>> pacer.wait(1000)  # one millisecond
+        >>> Pacer(8e6, burst_bytes=3000).reserve(1000)  # at once
     """
 
-    def __init__(self, rate_bits_per_s: float | None) -> None:
+    def __init__(
+        self,
+        rate_bits_per_s: float | None,
+        burst_bytes: int = 0,
+        empty_at: EmptyAt | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._rate_bits_per_s = rate_bits_per_s
+        self._burst_bytes = burst_bytes
         self._file: Path | None = None
-        self._free_at_s = 0.0
-        self._lock = threading.Lock()
+        self._empty_at = empty_at or OwnEmptyAt()
+        self._now_s = now_s
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Pacer:
@@ -98,15 +206,24 @@ class Pacer:
             The time of `time.monotonic` at which they have had their time on the wire, and may
             be sent; None for now.
         """
-        if self._rate_bits_per_s is None:
+        rate = self._rate_bits_per_s
+        if rate is None:
             return None
-        with self._lock:
-            now_s = time.monotonic()
-            # A sender that comes back this soon was late waking up, not idle.
-            idle = now_s - self._free_at_s > _LATE_S
-            begin_s = now_s if idle else self._free_at_s
-            self._free_at_s = until_s = begin_s + n_bytes * 8 / self._rate_bits_per_s
-        return until_s if until_s > now_s else None
+
+        def emptied(empty_s: float) -> float:
+            begin_s = _behind(empty_s, self._now_s(), self._burst_bytes * 8 / rate)
+            return begin_s + n_bytes * 8 / rate
+
+        until_s = self._empty_at.change(emptied)
+        return until_s if until_s > self._now_s() else None
+
+
+def _behind(empty_s: float, now_s: float, burst_s: float) -> float:
+    """When a bucket is empty that was so at a time, and has filled up to a burst at most since."""
+    if burst_s:
+        return max(empty_s, now_s - burst_s)
+    # A sender that comes back this soon was late waking up, not idle.
+    return empty_s if now_s - empty_s <= _LATE_S else now_s
 
 
 def _rate(text: str) -> float | None:

@@ -10,10 +10,64 @@ if __name__ != "compressa.schedulers":
         "(`pip install -e .`) and import compressa.schedulers"
     )
 
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from compressa.schedulers.auto import auto
+from compressa.schedulers.conditions import Conditions
+from compressa.schedulers.credit import credit, credit_bytes
 from compressa.schedulers.fifo import fifo
-from compressa.schedulers.plan import Plan, Transfer
+from compressa.schedulers.launches import launches
+from compressa.schedulers.link import Link
+from compressa.schedulers.merge import merge
+from compressa.schedulers.partition import chunk_bytes
+from compressa.schedulers.plan import Name, Plan, Transfer
+from compressa.schedulers.predict import Leg, Prediction, predict
 from compressa.schedulers.priority import priority
+from compressa.schedulers.profile import Profile, UnitTimes
+from compressa.schedulers.staggered import Slot, slots, staggered
 
-POLICIES = {"fifo": fifo, "priority": priority}
 
-__all__ = ["POLICIES", "Plan", "Transfer", "fifo", "priority"]
+class Policy(Protocol):
+    """What all policies are: pure functions; the order of the transfers makes no difference."""
+
+    def __call__(
+        self, transfers: Sequence[Transfer], conditions: Conditions = ..., first_step: int = ...
+    ) -> Plan:
+        """Plan a step."""
+
+
+POLICIES: Mapping[str, Policy] = {
+    "fifo": fifo,
+    "priority": priority,
+    "credit": credit,
+    "merge": merge,
+    "staggered": staggered,
+    "auto": auto,
+}
+
+__all__ = [
+    "POLICIES",
+    "Conditions",
+    "Leg",
+    "Link",
+    "Name",
+    "Plan",
+    "Policy",
+    "Prediction",
+    "Profile",
+    "Slot",
+    "Transfer",
+    "UnitTimes",
+    "auto",
+    "chunk_bytes",
+    "credit",
+    "credit_bytes",
+    "fifo",
+    "launches",
+    "merge",
+    "predict",
+    "priority",
+    "slots",
+    "staggered",
+]

@@ -1,22 +1,34 @@
-"""What a scheduler is told, and what it answers."""
+"""What a scheduler is told of transfers, and what it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+Name = tuple[int, int]
+"""(unit, stage) of a transfer."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """One message exchange of one unit: a stage of its program.
+
+    Times are seconds from the start of backward, and durations.
 
     Attributes:
         unit: Number of the unit; units are numbered in the order in which backward readies
             them.
-        stage: Number of the exchange within the unit's program; each waits for the one before.
+        stage: Number of the exchange within the unit's program.
         wire_bytes: Bytes that one rank sends in it.
-        ready_s: Expected time from the start of backward to readiness; 0 if unknown.
-        need_s: Expected time at which the next forward needs the result; 0 if unknown.
+        ready_s: When backward has readied the unit; 0 if unknown.
+        need_s: When the next forward needs the unit's result, if it has not waited before; 0 if
+            unknown. A unit's times are those of its first stage.
+        encode_s: What is computed before it can leave.
+        decode_s: What is computed once its answer is there, before the stage that waits for it or,
+            after the last, before the result is there.
+        after: Stage of the unit whose answer it waits for, -1 for none; left out: the one before.
+            Of a sum in n segments, every stage waits for the n-th before.
     """
 
     unit: int
@@ -24,43 +36,57 @@ class Transfer:
     wire_bytes: int
     ready_s: float = 0.0
     need_s: float = 0.0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    after: int | None = None
+
+    @property
+    def waits_for(self) -> int:
+        """Stage of the unit that it waits for; -1 if none."""
+        return self.stage - 1 if self.after is None else self.after
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A total order over the transfers of a step, the same on every rank.
+    """A total order over the transfers of a step, the same on every rank, and how to follow it.
 
-    On tagged transports a transfer's place is its priority among those that are ready; on
-    ordered ones it is the order of launches.
+    A plan changes when bytes move, never what is computed: what is compressed together and the
+    order of sums are settled before.
 
     Attributes:
-        order: (unit, stage), first to last.
+        order: (unit, stage), first to last: a transfer's priority among those that are ready. It
+            is no order of launches where all ranks must have one; see `launches`.
         first_step: First step that follows this plan.
+        chunk_bytes: Most bytes of a payload that go out in one piece; None: as the transport does.
+        credit_bytes: Most bytes handed over for one peer that more urgent ones cannot overtake;
+            None: as the transport does.
+        groups: Transfers that leave in one message, once all of a group are ready, with the
+            priority of the most urgent; each has two at least, and none is in two.
+        starts_s: By host, then as `order`: seconds from the start of backward before which that
+            host does not begin a transfer. Empty: whenever it is ready.
+        policy: What made it, for people.
+        reason: Why so, for people.
     """
 
-    order: tuple[tuple[int, int], ...]
+    order: tuple[Name, ...]
     first_step: int = 0
-    places: dict[tuple[int, int], int] = field(init=False, repr=False, compare=False)
+    chunk_bytes: int | None = None
+    credit_bytes: int | None = None
+    groups: tuple[tuple[Name, ...], ...] = ()
+    starts_s: tuple[tuple[float, ...], ...] = ()
+    policy: str = ""
+    reason: str = ""
 
     def __post_init__(self) -> None:
-        places = {key: place for place, key in enumerate(self.order)}
-        if len(places) != len(self.order):
+        if len(set(self.order)) != len(self.order):
             raise ValueError("a plan names the same (unit, stage) twice")
-        object.__setattr__(self, "places", places)
+        grouped = [name for group in self.groups for name in group]
+        if len(set(grouped)) != len(grouped) or any(name not in self.places for name in grouped):
+            raise ValueError("a group of a plan names what is in another, or not in the plan")
+        if any(len(starts) != len(self.order) for starts in self.starts_s):
+            raise ValueError("a plan must have as many starts for a host as transfers")
 
-
-STAGE_LAG_UNITS = 2
-
-
-def staggered(units: Iterable[int], transfers: Iterable[Transfer]) -> tuple[tuple[int, int], ...]:
-    """Order transfers by their unit's place, later stages a few places later.
-
-    A stage cannot start before the answer to the previous one is back. Placing it
-    `STAGE_LAG_UNITS` units later fills the wire with other units meanwhile.
-    """
-    place = {unit: index for index, unit in enumerate(units)}
-
-    def key(transfer: Transfer) -> tuple[int, int]:
-        return place[transfer.unit] + STAGE_LAG_UNITS * transfer.stage, -transfer.stage
-
-    return tuple((t.unit, t.stage) for t in sorted(transfers, key=key))
+    @cached_property
+    def places(self) -> Mapping[Name, int]:
+        """Place of each transfer in the order."""
+        return {name: place for place, name in enumerate(self.order)}

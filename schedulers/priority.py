@@ -1,21 +1,53 @@
-"""priority: what the next forward needs first goes first (ByteScheduler; Peng et al., 2019)."""
+"""priority: what the next forward needs first goes first (P3; Jayarajan et al., 2019).
+
+A transfer is due as long before its unit is needed as its answer and all that comes after it take.
+Sending what is due first makes the largest lateness smallest, if all else can be preempted at once
+(Horn, 1974; with tails, Jackson). Without chunks it cannot: `credit` adds what that takes.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from compressa.schedulers.plan import Plan, Transfer, staggered
+import numpy as np
+from compressa.schedulers.columns import Columns, Integers
+from compressa.schedulers.conditions import UNKNOWN, Conditions
+from compressa.schedulers.draft import Draft
+from compressa.schedulers.link import Link
+from compressa.schedulers.plan import Plan, Transfer
 
 
-def priority(transfers: Sequence[Transfer], first_step: int = 0) -> Plan:
+def priority(
+    transfers: Sequence[Transfer], conditions: Conditions = UNKNOWN, first_step: int = 0
+) -> Plan:
     """Plan by need: measured need times where known, else the last unit readied goes first.
 
     Args:
         transfers: All transfers of one step.
+        conditions: Its link says how much earlier than the need something is due; and what is
+            fixed there counts.
         first_step: First step that follows the plan.
 
     Returns:
         The plan; a pure function of the arguments.
     """
-    need = {t.unit: (t.need_s, -t.unit) for t in transfers if t.stage == 0}
-    return Plan(staggered(sorted(need, key=need.__getitem__), transfers), first_step)
+    columns = Columns.of(transfers)
+    return draft_priority(columns, conditions).plan(columns, first_step)
+
+
+def draft_priority(columns: Columns, conditions: Conditions) -> Draft:
+    """Draft a plan by need."""
+    return Draft(
+        "priority",
+        by_need(columns, conditions.link),
+        conditions.chunk_bytes,
+        conditions.credit_bytes,
+    )
+
+
+def by_need(columns: Columns, link: Link | None) -> Integers:
+    """Return the rows, what is due first first."""
+    due_s = columns.need_s
+    if due_s.any():
+        due_s = due_s - columns.tails_s(link)
+    return np.lexsort((columns.stage, -columns.unit, due_s))

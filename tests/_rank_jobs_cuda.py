@@ -23,17 +23,8 @@ import _rank_jobs
 import torch
 import torch.distributed as dist
 from _rank_models import loss_of
-from emulated_torch import (
-    DEVICE,
-    UNFINISHED,
-    Event,
-    Stream,
-    StreamedEmulated,
-    as_cuda,
-    current_stream,
-    emulated_torch,
-    on_cpu,
-)
+from emulated_streams import DEVICE, UNFINISHED, Event, Stream, current_stream
+from emulated_torch import StreamedEmulated, as_cuda, emulated_torch, on_cpu
 
 import compressa.hooks.register
 from compressa.engine import startup

@@ -14,7 +14,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from _rank_jobs_cuda import emulated_nccl
-from emulated_torch import as_cuda, current_stream, emulated_torch, on_cpu
+from emulated_streams import current_stream
+from emulated_torch import as_cuda, emulated_torch, on_cpu
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -11,7 +11,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from compressa.schedulers import Plan
+from compressa.schedulers import Name, Plan
 
 from compressa.aggregators.base import Turn
 from compressa.aggregators.scalecom import ScaleComAggregator
@@ -21,7 +21,7 @@ from compressa.codecs.topk import TopK
 from compressa.engine.communication import Communication
 from compressa.engine.driver import Task
 from compressa.engine.engine import Engine
-from compressa.engine.phase import Phase
+from compressa.engine.phase import Course, Phase
 
 
 @contextlib.contextmanager
@@ -70,21 +70,25 @@ def drop_one_element() -> Iterator[None]:
         yield
 
 
+def _renamed(course: Course, other: Callable[[Name], Name]) -> Course:
+    order, launches = (tuple(map(other, names)) for names in (course.plan.order, course.launches))
+    return Course(Plan(order, course.plan.first_step), launches)
+
+
 @contextlib.contextmanager
 def swap_two_equal_units_unseen() -> Iterator[None]:
     """Rank 1 launches two units of equal size in the other order, and no plan is compared."""
     plan = Phase.plan
 
-    def broken(self: Phase, policy: str) -> Plan:
-        made = plan(self, policy)
+    def broken(self: Phase, *args: Any) -> Course:
+        made = plan(self, *args)
         sizes = [unit.layout.elems for unit in self.units]
         pairs = itertools.combinations(range(len(sizes)), 2)
         first, second = next((a, b) for a, b in pairs if sizes[a] == sizes[b])
         if dist.get_rank() != 1:
             return made
         names = {first: second, second: first}
-        order = tuple((names.get(unit, unit), stage) for unit, stage in made.order)
-        return Plan(order, made.first_step)
+        return _renamed(made, lambda name: (names.get(name[0], name[0]), name[1]))
 
     with (
         mock.patch.object(Phase, "plan", broken),
@@ -98,13 +102,13 @@ def swap_two_units_on_rank_1() -> Iterator[None]:
     """Rank 1 follows a plan in which the first two places are exchanged."""
     plan = Phase.plan
 
-    def broken(self: Phase, policy: str) -> Plan:
-        made = plan(self, policy)
+    def broken(self: Phase, *args: Any) -> Course:
+        made = plan(self, *args)
         if dist.get_rank() != 1:
             return made
-        first, second = [transfer for transfer in made.order if transfer[1] == 0][:2]
+        first, second = [transfer for transfer in made.launches if transfer[1] == 0][:2]
         swapped = {first: second, second: first}
-        return Plan(tuple(swapped.get(t, t) for t in made.order), made.first_step)
+        return _renamed(made, lambda name: swapped.get(name, name))
 
     with mock.patch.object(Phase, "plan", broken):
         yield

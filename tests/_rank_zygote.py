@@ -44,6 +44,7 @@ _PRELOADED = (
     "_rank_jobs_stress",
     "_rank_jobs_switch",
     "_rank_jobs_transport",
+    "_rank_jobs_transport_ends",
 )
 
 

@@ -78,7 +78,8 @@ FLOORS = {
         "transports",
         "wrappers",
     },
-    "hooks": {"checkpoint", "compressor", "config", "engine", "transports"},
+    "hooks": {"checkpoint", "compressor", "config", "engine", "tracing", "transports"},
+    "overlap": {"compressor", "config", "engine", "hooks"},
     "parameter_server": {
         "aggregators",
         "codecs",
@@ -89,6 +90,7 @@ FLOORS = {
         "wrappers",
     },
     "testbed": set(),
+    "tracing": set(),
     "bench": {
         "aggregators",
         "codecs",
@@ -97,6 +99,7 @@ FLOORS = {
         "compressors",
         "config",
         "engine",
+        "parameter_server",
         "testbed",
         "transports",
     },
@@ -149,6 +152,7 @@ def test_public_names_are_pinned() -> None:
         "Config",
         "ConfigError",
         "Handle",
+        "OverlappedDataParallel",
         "PayloadError",
         "PeerLost",
         "StateError",

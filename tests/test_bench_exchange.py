@@ -83,7 +83,8 @@ class TestChain:
     """How often operations are done, and what is said of it."""
 
     @pytest.mark.parametrize(
-        ("call_s", "samples"), [(1e-4, 7), (0.01, 7), (0.2, 5), (0.5, 3), (1.2, 1), (5.0, 1)]
+        ("call_s", "samples"),
+        [(1e-4, 7), (0.01, 7), (0.2, 5), (0.5, 3), (1.2, 1), (5.0, 1), (20.0, 1)],
     )
     def test_all_operations_are_counted_and_chains_long_enough(
         self, call_s: float, samples: int

@@ -133,6 +133,16 @@ class TestMethods:
         assert dense / int8.formula_bytes(GRADIENTS_BYTES, 4) == pytest.approx(3.94, abs=0.01)
         assert dense / int4.formula_bytes(GRADIENTS_BYTES, 4) == pytest.approx(7.53, abs=0.01)
 
+    def test_servers_have_what_all_workers_push_and_colocated_ones_share_it(self) -> None:
+        size, wire = 4_000_000, 1_015_625  # int8 with a scale for each block of 256
+        for name, payload in (("none", size), ("int8", wire)):
+            busiest = {where: f"server {name} {where}" for where in ("2+1", "3+1", "colocated")}
+            found = {w: BY_NAME[m].formula_bytes(size, 4) / payload for w, m in busiest.items()}
+            assert found == pytest.approx({"2+1": 2, "3+1": 3, "colocated": 1.5}, rel=1e-4)
+            assert BY_NAME[busiest["2+1"]].formula_bytes(size, 8) / payload == pytest.approx(
+                2, rel=1e-4
+            )
+
     def test_sources_are_different_ranks(self) -> None:
         for ranks in range(1, 10):
             for sources in range(1, ranks + 1):
@@ -217,6 +227,8 @@ class TestTables:
         rows = [
             row("compressed", "gloo all_reduce", GRADIENTS_BYTES, 1.0),
             row("compressed", "int8", GRADIENTS_BYTES, 0.5),
+            row("server", "gloo all_reduce", 4_000_000, 0.09),
+            row("server", "server none 3+1", 4_000_000, 12_000_000 / LINE / 0.8),
             row("broadcast", "k_nomial from 1", LARGE_BYTES, 3 * LARGE_BYTES / LINE, hosts=8),
             row("transfer", "ray get", LARGE_BYTES, 1.0, hosts=2, load=0.95),
             row("striping", "send over 1", 1 << 20, 1.0, hosts=2),
@@ -237,6 +249,7 @@ class TestTables:
         tables = part_tables(measured)
         cells = [line for table in tables for line in table.lines]
         assert ("int8", "500", "2.00", "3.94", "0.51") in cells
+        assert ("server none 3+1", "126", "101", "0.80", "0.71") in cells
         assert ("k_nomial from 1", "2,521 (0.33)") in cells
         assert ("ray get", "1,000*", "1,000", "1,000", "3") in cells
         assert [("1", "1,000", "1.00"), ("4", "250", "4.00")] in [t.lines for t in tables]

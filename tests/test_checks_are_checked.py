@@ -20,6 +20,7 @@ from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs import Codec, Int8, NoCompression, TopK
 from compressa.codecs.payload import check_header
 from compressa.compressor import Compressor
+from compressa.engine.phase import Course
 from compressa.errors import PayloadError
 from compressa.parameters import ParameterInfo
 from compressa.testing import (
@@ -374,12 +375,15 @@ def same_gradients(size: int) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def swap_on_rank_one(rank: int, plan: Plan) -> Plan:
+def swap_on_rank_one(rank: int, course: Course) -> Course:
     if rank != 1:
-        return plan
+        return course
     turned = {0: 1, 1: 0}
-    order = tuple((turned.get(unit, unit), stage) for unit, stage in plan.order)
-    return Plan(order, plan.first_step)
+    order, launches = (
+        tuple((turned.get(unit, unit), stage) for unit, stage in names)
+        for names in (course.plan.order, course.launches)
+    )
+    return Course(Plan(order, course.plan.first_step), launches)
 
 
 def test_tagged_transports_tolerate_a_plan_that_swaps_two_units_on_one_rank() -> None:
@@ -404,7 +408,7 @@ def test_ordered_transports_find_swapped_units_by_their_payload_header() -> None
 
 def test_swapped_dense_sums_on_ordered_transports_are_found_by_the_mass_check() -> None:
     """Raw values bear no header: the sum of unrelated tensors is silent, but mass is missing."""
-    for replan, finding in ((lambda rank, plan: plan, None), (swap_on_rank_one, "neither")):
+    for replan, finding in ((lambda rank, course: course, None), (swap_on_rank_one, "neither")):
         world = LoopbackWorld(
             3, SAME, NoCompression(), unit_bytes=256, loopback=OrderedLoopback(3), replan=replan
         )

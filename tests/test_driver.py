@@ -215,7 +215,7 @@ def test_a_computations_error_ends_its_program_only() -> None:
 
 def test_observer_is_told_how_long_each_exchange_took() -> None:
     bench, seen = Bench(), []
-    bench.driver.observe(lambda task, seconds: seen.append((task.unit, seconds)))
+    bench.driver.observe(lambda task, _, launched_s, seconds: seen.append((task.unit, seconds)))
     bench.start(3, exchanges(1))
     bench.now_s = 2.5
     bench.transport.launches[0][2]({})

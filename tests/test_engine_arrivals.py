@@ -11,7 +11,8 @@ import pytest
 import torch
 from compressa.kernels import check_indices
 from compressa.kernels.cuda import answers_come_later
-from emulated_torch import DEVICE, Event, Stream, StreamedEmulated, emulated_torch, on_gpu
+from emulated_streams import DEVICE, Event, Stream
+from emulated_torch import StreamedEmulated, emulated_torch, on_gpu
 from torch import nn
 
 from compressa.arrays import as_array

@@ -11,7 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from compressa.kernels import KernelUnavailable
-from emulated_torch import DEVICE, emulated_torch, on_cpu, on_gpu
+from emulated_streams import DEVICE
+from emulated_torch import emulated_torch, on_cpu, on_gpu
 from torch import nn
 
 from compressa.codecs import Int8

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from compressa.codecs import Bf16, NoCompression
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.errors import CompressaError, PayloadError, StateError, Timeout
-from compressa.parameter_server.protocol import Kind
+from compressa.parameter_server.keys import MOST_SHARDS
+from compressa.parameter_server.protocol import Kind, Request
 from compressa.parameters import ParameterInfo
 from compressa.testing.inputs import generator
 from compressa.testing.world import LoopbackWorld
@@ -447,6 +448,75 @@ def test_pushes_and_pulls_of_many_keys_overlap() -> None:
     loopback.clock.run()
     one_way_s = 4 / 2 * count * 4 * elems * byte_s
     assert loopback.clock.now_s == pytest.approx(one_way_s, rel=0.08)
+
+
+def let_requests_overtake(world: ServerWorld, rank: int) -> None:
+    """Send payloads a moment later, since the network of the virtual clock knows no urgency."""
+    transport, clock = world.loopback.transports[rank], world.loopback.clock
+    send, first = transport.send, world.job.units.request(0, 0, 0)
+
+    def urgently(peer: int, key: Key, buffer: torch.Tensor, *rest: Any) -> None:
+        wait_s = 0.0 if key.unit >= first else 1e-9
+        clock.at(clock.now_s + wait_s, lambda: send(peer, key, buffer, *rest))
+
+    transport.send = urgently  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("workers", "servers", "colocated"), [(1, 1, False), (3, 1, False), (2, 2, False), (4, 4, True)]
+)
+def test_a_large_key_is_on_its_way_back_while_it_is_pushed(
+    workers: int, servers: int, colocated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("compressa.parameter_server.keys.SHARD_BYTES", 1 << 12)
+    elems, byte_s, size = servers << 14, 1e-6, workers + (not colocated) * servers
+    loopback = Loopback(size, bandwidth_bytes_per_s=1 / byte_s)
+    how = {"servers": servers, "colocated": colocated}
+    world = ServerWorld(size, {"x": (elems,)}, loopback=loopback, **how)
+    for rank in range(size):
+        let_requests_overtake(world, rank)
+    for worker in world.workers:
+        worker.push("x", torch.zeros(elems))
+        worker.pull("x")
+    loopback.clock.run()
+    others = workers - colocated
+    one_way_s = max(servers - colocated, others) / servers * 4 * elems * byte_s
+    if colocated:
+        one_way_s *= 2  # each port carries pushes and answers both ways
+    assert one_way_s <= loopback.clock.now_s <= (1 + 1.5 / MOST_SHARDS) * one_way_s
+
+
+@pytest.mark.parametrize("name", ["none", "int8", "topk", "qsgd"])
+def test_how_often_a_key_is_cut_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layouts = LAYOUTS[1:3]
+    due = [run(ServerWorld(keys=KEYS, config=config(name), **how), 3) for how in layouts]
+    monkeypatch.setattr("compressa.parameter_server.keys.SHARD_BYTES", 64)
+    for how, means in zip(layouts, due, strict=True):
+        world = ServerWorld(keys=KEYS, config=config(name), **how)
+        several = max(len(shards) for shards in world.job.table.by_key)
+        assert name == "topk" or several > len(world.servers)
+        for mean, expected in zip(run(world, 3), means, strict=True):
+            same([expected, mean])
+        world.close()
+
+
+def test_small_keys_are_announced_and_asked_for_in_one_request_to_each_server() -> None:
+    keys = {f"key {i}": (7,) for i in range(20)}
+    whole = {"exchange": {"unit_payload_bytes": 1000}}
+    world = ServerWorld(4, keys, whole, servers=2, colocated=False)
+    transport, first = world.loopback.transports[0], world.job.units.request(0, 0, 0)
+    requests: list[tuple[int, int]] = []
+    send = transport.send
+
+    def noted(peer: int, key: Key, buffer: torch.Tensor, *rest: Any) -> None:
+        if key.unit >= first:
+            requests.append((peer, buffer.numel()))
+        send(peer, key, buffer, *rest)
+
+    transport.send = noted  # type: ignore[method-assign]
+    world.step([{name: torch.zeros(7) for name in keys}] * 2)
+    length = Request.most_bytes(10)
+    assert sorted(requests) == [(2, length), (2, length), (3, length), (3, length)]
 
 
 def test_urgent_keys_go_first() -> None:

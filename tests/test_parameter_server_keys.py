@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from compressa.config import load_config
 from compressa.errors import ConfigError
 from compressa.parameter_server.job import Job, plan_job
-from compressa.parameter_server.keys import Shard
+from compressa.parameter_server.keys import MOST_SHARDS, SHARD_BYTES, Shard
 from compressa.parameter_server.placement import place
 from compressa.parameter_server.protocol import Kind, Request, Units, unwrapped
 
@@ -80,6 +80,31 @@ def test_a_large_key_is_at_all_servers_but_for_what_can_not_be_cut() -> None:
         large = job_of(keys, 4, compressor, 1 << 10).table.by_key[0]
         assert len(large) == (1 if compressor["name"] == "topk" else 4)
         assert len(job_of(keys, 4, compressor, 1 << 10).table.by_key[1]) == 1
+
+
+@given(
+    elems=st.integers(1, 5_000_000),
+    servers=st.integers(1, 5),
+    compressor=st.sampled_from(COMPRESSORS),
+)
+def test_a_servers_part_is_cut_by_its_size_alone(
+    elems: int, servers: int, compressor: dict[str, Any]
+) -> None:
+    job = job_of({"x": (elems,)}, servers, compressor, 1 << 10)
+    (shards,) = job.table.by_key
+    assert [shard.segment.start for shard in shards[1:]] == [s.segment.stop for s in shards[:-1]]
+    assert (shards[0].segment.start, shards[-1].segment.stop) == (0, elems)
+    block = job.table.codings[0].compressor.block_elems
+    for server in {shard.server for shard in shards}:
+        own = [shard for shard in shards if shard.server == server]
+        assert [shard.place for shard in own] == list(range(len(own)))
+        sizes = [bytes_of(job, shard) for shard in own]
+        assert len(own) <= MOST_SHARDS
+        assert len(own) == 1 or min(sizes) >= SHARD_BYTES / 2
+        cuttable = compressor["name"] != "topk" and len(own) < MOST_SHARDS
+        assert not cuttable or max(sizes) <= 2 * SHARD_BYTES + 8 * block
+        lengths = [shard.segment.elems for shard in own]
+        assert max(lengths) - min(lengths) <= 2 * block
 
 
 @given(size=st.integers(1, 12), servers=st.integers(1, 12), colocated=st.booleans())

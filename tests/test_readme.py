@@ -83,7 +83,7 @@ def test_commands_and_their_options_exist(
     monkeypatch.setenv("COLUMNS", "200")
     mine = own_part(command)
     words = [word for word in mine if re.fullmatch("[a-z]+", word)]
-    words = words[:2] if words[0] in ("bench", "config", "testbed") else words[:1]
+    words = words[:2] if words[0] in ("bench", "config", "testbed", "trace") else words[:1]
     with pytest.raises(SystemExit) as caught:
         cli.main([*words, "--help"])
     assert caught.value.code == 0

@@ -10,7 +10,8 @@ from unittest import mock
 
 import pytest
 import torch
-from emulated_torch import Stream, as_cuda, emulated_torch, on_cpu, on_gpu
+from emulated_streams import Stream
+from emulated_torch import as_cuda, emulated_torch, on_cpu, on_gpu
 
 from compressa.aggregators.base import State, World
 from compressa.codecs import NoCompression

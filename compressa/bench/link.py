@@ -113,7 +113,12 @@ class Run:
         self._progress(f"{ask.what}, {ask.size_bytes:,} bytes")
         operation = prepare(ask.what, ask.size_bytes, session)
         times_s, operations = timed(
-            operation.call, operation.verify, session.barrier, session.slowest, ask.budget_s
+            operation.call,
+            operation.verify,
+            session.barrier,
+            session.slowest,
+            ask.budget_s,
+            ask.rounds,
         )
         operation.close()
         return [session.slowest(seconds) for seconds in times_s], operations

@@ -77,8 +77,8 @@ def exchange(
     formula take in one plain TCP stream, over the time taken; docs/performance.md says how it is
     measured.
 
-    Parts, and their minutes: sums (20), compressed (2), broadcast (3), transfer (3), striping (1),
-    hosts (4). Needs network namespaces: Linux, and root or user namespaces.
+    Parts, and their minutes: sums (20), compressed (2), server (3), broadcast (3), transfer (3),
+    striping (1), hosts (4). Needs network namespaces: Linux, and root or user namespaces.
     """
     if json_file is not None and update is not None:
         raise ConfigError("--json writes a new file and --update an older one: give one of them")

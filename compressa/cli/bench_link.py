@@ -12,7 +12,7 @@ from rich.table import Table
 
 from compressa.bench import write
 from compressa.bench.link import Check, opened
-from compressa.bench.network.texts import ms_text, size_text
+from compressa.bench.network.texts import ms_text, size_text, spread_text
 from compressa.config import load_config
 from compressa.engine.link_file import LinkFile
 
@@ -75,6 +75,7 @@ def describe(figures: LinkFile) -> str:
         f"{1e6 * figures.message_s:.0f} us, a byte {1e9 * figures.byte_s:.3g} ns "
         f"({1e-6 / figures.byte_s:,.0f} MB/s; {1e-6 / figures.pair_byte_s:,.0f} MB/s between two "
         f"ranks alone), to add a byte {1e9 * figures.reduce_s:.2g} ns"
+        f"{spread_text(figures.byte_spread)}"
     )
 
 

@@ -45,6 +45,7 @@ def conflicts(config: Config) -> list[Mistake]:
     found += _entropy_conflicts(config)
     found += _pace_conflicts(config)
     found += _momentum_conflicts(config)
+    found += _trace_conflicts(config)
     found += _warmup_conflicts(config)
     # Two rules may run into the same wall.
     return list(dict.fromkeys(found))
@@ -69,6 +70,12 @@ def _uses(config: Config) -> Iterator[_Use]:
 def _pace_conflicts(config: Config) -> Iterator[Mistake]:
     path: Path = ("schedule", "pace_bits_per_s")
     if config.schedule.pace_bits_per_s is None:
+        if config.schedule.burst_bytes is not None:
+            yield Mistake(
+                ("schedule", "burst_bytes"),
+                "is set, but nothing is paced; set schedule.pace_bits_per_s, or leave it out",
+                (("schedule", "burst_bytes"),),
+            )
         return
     if config.exchange.transport == "nccl":
         yield Mistake(
@@ -82,6 +89,14 @@ def _pace_conflicts(config: Config) -> Iterator[Mistake]:
             'is set, but no backend can be paced; use exchange.algorithm = "auto", or leave it out',
             (path, ("exchange", "algorithm")),
         )
+
+
+def _trace_conflicts(config: Config) -> Iterator[Mistake]:
+    steps, place = config.trace.steps, ("trace", "steps")
+    if steps is not None and config.trace.path is None:
+        yield Mistake(place, "is set, but not trace.path; set it, or leave this out", (place,))
+    if steps is not None and steps[0] > steps[1]:
+        yield Mistake(place, f"must be the first step and the last, not {list(steps)}", (place,))
 
 
 def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:

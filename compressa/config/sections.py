@@ -6,11 +6,12 @@ import os
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BeforeValidator, Field, JsonValue
+from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from compressa.codecs.entropy import MOST_LEVEL
 from compressa.config.base import Listed, Section
 from compressa.config.choices import AnyCompressor, choice
+from compressa.config.places import board_place, link_name
 from compressa.config.sizes import Bytes
 
 FeedbackKind = Literal["auto", "error", "scaled", "ef21", "none"]
@@ -198,6 +199,27 @@ class Exchange(Section):
     )
 
 
+class Share(Section):
+    """A link that several jobs share: one sends while the others compute.
+
+    Jobs that know the same name at the same place send in turns, a step at a time. A job that is
+    alone does not wait.
+    """
+
+    name: Annotated[str, AfterValidator(link_name)] = Field(
+        description="Of the link: letters, digits, dots, hyphens and underscores."
+    )
+    at: Annotated[str, AfterValidator(board_place)] = Field(
+        description="Where the jobs meet: file:///folder, which they can all write to, or "
+        "tcp://host:port, a TCPStore that the first job on that host serves."
+    )
+    longest_wait_s: Annotated[float, Gt(0)] = Field(
+        default=10.0,
+        description="Longest that a step waits for its turn; it waits for what a step usually "
+        "takes, if that is less.",
+    )
+
+
 class Schedule(Section):
     """Which unit goes next, and how fast."""
 
@@ -205,10 +227,31 @@ class Schedule(Section):
         default="fifo",
         description="fifo: as gradients appear; priority: in the order of use.",
     )
+    profile_steps: int = Field(
+        default=5,
+        ge=1,
+        description="How many steps are measured before the first plan that goes by measured times "
+        "is made; each later one goes by as many.",
+    )
+    replan_steps: int = Field(
+        default=100,
+        ge=1,
+        description="After how many steps it is looked whether times have changed, and a new plan "
+        "is made if they have.",
+    )
     pace_bits_per_s: Annotated[float, Gt(0)] | None = Field(
         default=None,
-        description="Most bits per second that this rank sends; sums are then never left to the "
-        "backend, which cannot be paced. Not given: as fast as the network takes them.",
+        description="Most bits per second that the ranks of a host send together over one "
+        "interface; sums are then never left to the backend, which cannot be paced. Not given: as "
+        "fast as the network takes them.",
+    )
+    burst_bytes: Annotated[Bytes, Ge(2048)] | None = Field(
+        default=None,
+        description="Most bytes that leave at once where sending is paced; messages are cut to fit "
+        "into it. Not given: what pace_bits_per_s brings in 1 ms, at least 16 KiB.",
+    )
+    share: Share | None = Field(
+        default=None, description="With which other jobs the link is shared; left out: with none."
     )
 
 
@@ -238,5 +281,11 @@ class Trace(Section):
     """What is recorded."""
 
     path: Annotated[str | None, BeforeValidator(_text_path)] = Field(
-        default=None, description="Where each rank writes its trace; left out: nowhere."
+        default=None,
+        description="Where each rank writes its trace, with its number in the name; left out: "
+        "nowhere.",
+    )
+    steps: Annotated[tuple[Annotated[int, Ge(0)], Annotated[int, Ge(0)]], Listed()] | None = Field(
+        default=None,
+        description="The first and the last step that are recorded; all if left out.",
     )

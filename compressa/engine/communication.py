@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 from compressa.collectives.base import Compute
-from compressa.engine.driver import ComputeDone, Driver, Task
+from compressa.engine.driver import Carried, ComputeDone, Driver, Task
+from compressa.engine.gate import Gate
 from compressa.engine.lanes import Lane, resources_for
 from compressa.errors import CompressaError, Timeout, TransportError
 from compressa.kernels.threads import Team
@@ -60,7 +61,8 @@ class Communication:
             threads, thread_name_prefix="compressa-codec", initializer=self._enlist
         )
         self._team = Team(self._pool, threads)  # what idles helps with a large unit
-        self._driver = Driver(transport, self._compute, self.post, time.monotonic, deadline_s)
+        self._driver = Driver(transport, self._compute, self.post, time.perf_counter, deadline_s)
+        self._gate: Gate | None = None
         self._reason: CompressaError | None = None
         self._error: CompressaError | None = None
         self._settled = threading.Event()
@@ -68,9 +70,23 @@ class Communication:
         self._thread = threading.Thread(target=self._run, name="compressa-comm", daemon=True)
         self._thread.start()
 
-    def observe(self, wire: Callable[[Task, float], None]) -> None:
-        """Have `wire` called with each finished exchange and its duration in seconds."""
-        self._driver.observe(wire)
+    def observe(self, carried: Carried) -> None:
+        """Have a function called with each finished exchange; see `Driver.observe`."""
+        self._driver.observe(carried)
+
+    def pass_through(self, gate: Gate | None) -> None:
+        """Have exchanges begin when a gate lets them; owned from now on, before the first one."""
+        self._gate = gate
+        self._driver.pass_through(gate)
+
+    def step_over(self) -> None:
+        """All of a step has been exchanged; on the communication thread."""
+        if self._gate is not None:
+            self._gate.over()
+
+    def call_at(self, time_s: float, event: Callable[[], None]) -> None:
+        """Have a function called on the communication thread at a time of `time.monotonic`."""
+        self.post(lambda: self._reactor.call_at(time_s, partial(self._call, event)))
 
     def serve(self, attach: Callable[[Reactor], None]) -> None:
         """Have the reactor serve further sockets; `attach` is called on its thread."""
@@ -127,6 +143,8 @@ class Communication:
         self.post(self._end)
         self._thread.join(timeout_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._gate is not None:
+            self._gate.close()
         if self._thread.is_alive():
             raise TransportError(
                 f"the communication thread has not ended within {timeout_s:g} s: it waits in the "
@@ -210,7 +228,9 @@ class Communication:
             failure = error
         except Exception as error:
             failure = _wrapped(error)
-        self._timed(task, operation.stage, started_s, time.perf_counter() - started_s)
+        ended_s = time.perf_counter()
+        self._timed(task, operation.stage, started_s, ended_s - started_s)
+        task.waiting_since_s = ended_s
         return value, failure
 
 

@@ -12,7 +12,7 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -29,10 +29,52 @@ from compressa.transports.streams import StreamSettings
 
 _ABORT = Key(0xFFFFFFFF, 0, 0)
 _PARTING = Key(0xFFFFFFFE, 0, 0)
+_SIGNAL = Key(0xFFFFFFFD, 0, 0)
 _ABORT_BYTES = 2048
 _LENGTH_BYTES = 8
 _MOST_BYTES = 1 << 26
 _VERDICT_S = 0.5
+_LOOK_S = 0.05
+
+
+class Awaited:
+    """Small messages that are under way.
+
+    Args:
+        control: Carries them.
+        key: Their name.
+        what: What messages of errors call them.
+    """
+
+    def __init__(self, control: Control, key: Key, what: str) -> None:
+        self._control = control
+        self._key = key
+        self._what = what
+        self._answer: list[Received | CompressaError] = []
+        self._finished = threading.Event()
+
+    def done(self, result: Received | CompressaError) -> None:
+        """To be called once, from any thread, with what came."""
+        self._answer.append(result)
+        self._finished.set()
+
+    def wait(self, deadline_s: float) -> Received:
+        """Return what came, when all is here.
+
+        Raises:
+            Timeout: Some rank has sent nothing in time.
+            PeerLost: Some rank is gone.
+        """
+        end_s = time.monotonic() + deadline_s
+        while not self._finished.wait(_LOOK_S):
+            self._control.look(self._what)
+            if time.monotonic() > end_s:
+                ranks = tuple(self._control.missing(self._key))
+                who = ", ".join(map(str, ranks))
+                raise Timeout(ranks, f"ranks {who} sent no {self._what} within {deadline_s:g} s")
+        if isinstance(self._answer[0], CompressaError):
+            raise self._answer[0]
+        return self._answer[0]
 
 
 class Control:
@@ -104,6 +146,35 @@ class Control:
         parts = self._exchange(Key(number, 0, 1), _as_tensor(data), sizes, what, deadline_s)
         return [data if r == self.rank else _as_bytes(parts[r]) for r in range(self.size)]
 
+    def exchange(
+        self, outgoing: Mapping[int, bytes], most_bytes: Mapping[int, int], what: str
+    ) -> Awaited:
+        """Begin to send some ranks something, and to hear from some; does not block.
+
+        All ranks must call this and `all_gather` in the same order.
+
+        Args:
+            outgoing: By rank that is sent to; not empty.
+            most_bytes: How much may come, by rank that is heard from.
+            what: What messages of errors call it.
+        """
+        data = {peer: _as_tensor(message) for peer, message in outgoing.items()}
+        return self._start(Key(next(self._numbers), 0, 0), data, most_bytes, what)
+
+    def signal(self, number: int) -> None:
+        """Send every other rank a signal, for which it may wait already, or will; from any thread.
+
+        Args:
+            number: Each is sent once.
+        """
+        for peer in self._peers:
+            self._transport.send(peer, _signal(number), _as_tensor(b"\0"), 0, lambda: None)
+
+    def await_signal(self, peer: int, number: int, heard: Callable[[], None]) -> None:
+        """Have a function called, from any thread, when a rank's signal has come."""
+        buffer = torch.zeros(1, dtype=torch.uint8)
+        self._transport.listen(peer, _signal(number), buffer, lambda _: heard())
+
     def verdict(self, error: CompressaError) -> CompressaError:
         """Say who is to blame for a failure, and tell the others.
 
@@ -121,6 +192,16 @@ class Control:
             return error if isinstance(error, Timeout) else first
         return first if isinstance(first, PeerLost) else error
 
+    def look(self, what: str) -> None:
+        """Raise the first failure, if there is one, to whoever waits for something."""
+        if self._first is not None:
+            self._first.locate(f"rank {self.rank} waited for the others' {what}")
+            raise self._first
+
+    def missing(self, key: Key) -> Sequence[int]:
+        """Return the ranks that something under way still waits for."""
+        return self._transport.missing(key)
+
     def part(self, deadline_s: float) -> None:
         """Wait until every rank calls this, as the last thing before `close`; or is gone.
 
@@ -137,28 +218,22 @@ class Control:
     def _exchange(
         self, key: Key, data: torch.Tensor, sizes: dict[int, int], what: str, deadline_s: float
     ) -> Received:
-        incoming = {p: torch.zeros(size, dtype=torch.uint8) for p, size in sizes.items()}
-        answer: list[Received | CompressaError] = []
-        finished = threading.Event()
+        awaited = self._start(key, dict.fromkeys(self._peers, data), sizes, what, exact=True)
+        return awaited.wait(deadline_s)
 
-        def done(result: Received | CompressaError) -> None:
-            answer.append(result)
-            finished.set()
-
-        exchange = Exchange(dict.fromkeys(self._peers, data), incoming)
-        self._transport.exchange(key, exchange, 0, done)
-        end_s = time.monotonic() + deadline_s
-        while not finished.wait(0.05):
-            if self._first is not None:
-                self._first.locate(f"rank {self.rank} waited for the others' {what}")
-                raise self._first
-            if time.monotonic() > end_s:
-                ranks = tuple(self._transport.missing(key))
-                who = ", ".join(map(str, ranks))
-                raise Timeout(ranks, f"ranks {who} sent no {what} within {deadline_s:g} s")
-        if isinstance(answer[0], CompressaError):
-            raise answer[0]
-        return answer[0]
+    def _start(
+        self,
+        key: Key,
+        outgoing: Mapping[int, torch.Tensor],
+        most_bytes: Mapping[int, int],
+        what: str,
+        *,
+        exact: bool = False,
+    ) -> Awaited:
+        incoming = {p: torch.zeros(size, dtype=torch.uint8) for p, size in most_bytes.items()}
+        awaited = Awaited(self, key, what)
+        self._transport.exchange(key, Exchange(outgoing, incoming, exact), 0, awaited.done)
+        return awaited
 
     def _wait_for_reason(self, error: TransportError) -> None:
         end_s = time.monotonic() + _VERDICT_S
@@ -209,6 +284,10 @@ class Control:
         self._settled.set()
         if listener is not None:
             listener(error)
+
+
+def _signal(number: int) -> Key:
+    return _SIGNAL._replace(unit=number & 0xFFFFFFFF)
 
 
 def _as_tensor(data: bytes) -> torch.Tensor:

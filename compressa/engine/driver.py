@@ -21,6 +21,7 @@ from compressa.collectives.base import (
     Program,
     Together,
 )
+from compressa.engine.gate import Gate
 from compressa.errors import CompressaError, Timeout
 from compressa.schedulers import Plan
 from compressa.transports.base import Key, Transport
@@ -43,6 +44,7 @@ class Task:
         stride: By how much the number after that is larger: programs side by side take turns.
         waits_since_s: From when on the exchange that it waits for is given until the deadline; None
             if there is none.
+        waiting_since_s: When its last operation ended, and so it began to wait for the next.
     """
 
     unit: int
@@ -53,6 +55,7 @@ class Task:
     stage: int = 0
     stride: int = 1
     waits_since_s: float | None = None
+    waiting_since_s: float = 0.0
 
     @property
     def key(self) -> Key:
@@ -61,6 +64,7 @@ class Task:
 
 
 ComputeIn = Callable[[Task, Compute, ComputeDone], None]
+Carried = Callable[[Task, Operation, float, float], None]
 
 
 @dataclass
@@ -113,7 +117,8 @@ class Driver:
         self._step = -1
         self._plan = Plan(())
         self._ordered = _OrderedQueue()
-        self._observe: Callable[[Task, float], None] = lambda task, seconds: None
+        self._gate: Gate | None = None
+        self._observe: Carried = lambda task, operation, launched_s, seconds: None
 
     def follow(self, plan: Plan, ordered: Sequence[tuple[int, int]]) -> None:
         """Follow a plan from its first step on.
@@ -125,9 +130,18 @@ class Driver:
         self._plan = plan
         self._ordered = _OrderedQueue(ordered, plan.first_step)
 
-    def observe(self, wire: Callable[[Task, float], None]) -> None:
-        """Have `wire` called with each finished exchange and its duration in seconds."""
-        self._observe = wire
+    def observe(self, carried: Carried) -> None:
+        """Have a function called with each finished exchange.
+
+        Args:
+            carried: Gets the task, the operation, when it was launched, and its duration in
+                seconds; `Task.waiting_since_s` still says from when on it had waited for that.
+        """
+        self._observe = carried
+
+    def pass_through(self, gate: Gate | None) -> None:
+        """Have exchanges begin when a gate lets them."""
+        self._gate = gate
 
     def start(self, task: Task) -> None:
         """Begin a program."""
@@ -202,6 +216,7 @@ class Driver:
         def finished(index: int, error: BaseException | None) -> None:
             under_way.discard(index)
             if task in self._tasks and (error is not None or not under_way):
+                task.waiting_since_s = self._now_s()
                 self._computed(task, None, error)
 
         for index, program in enumerate(operation.programs):
@@ -227,12 +242,20 @@ class Driver:
             self._launch(*item)
 
     def _launch(self, task: Task, operation: Operation) -> None:
+        if self._gate is None:
+            self._begin(task, operation)
+        else:
+            self._gate.enter(task.step, lambda: self._begin(task, operation))
+
+    def _begin(self, task: Task, operation: Operation) -> None:
+        if task not in self._tasks:
+            return  # all has failed while it was held back
         started_s = self._now_s()
         grace_s = operation.grace_s if isinstance(operation, Exchange) else 0.0
         task.waits_since_s = started_s + grace_s
 
         def done(result: Any) -> None:
-            self._post(lambda: self._exchanged(task, result, started_s))
+            self._post(lambda: self._exchanged(task, operation, result, started_s))
 
         try:
             if isinstance(operation, Exchange):
@@ -244,7 +267,7 @@ class Driver:
             self._ordered.order = ()  # what comes after it would meet the wrong partner
             self._finish(task, error)
 
-    def _exchanged(self, task: Task, result: Any, started_s: float) -> None:
+    def _exchanged(self, task: Task, operation: Operation, result: Any, started_s: float) -> None:
         if task not in self._tasks:
             return
         task.waits_since_s = None
@@ -252,7 +275,9 @@ class Driver:
             task.program.close()
             self._finish(task, result)
             return
-        self._observe(task, self._now_s() - started_s)
+        ended_s = self._now_s()
+        self._observe(task, operation, started_s, ended_s - started_s)
+        task.waiting_since_s = ended_s
         task.stage += task.stride
         self._advance(task, result)
 

@@ -17,6 +17,7 @@ from functools import partial
 import torch
 
 from compressa.aggregators.base import State, Turn, World
+from compressa.collectives.base import Operation
 from compressa.collectives.choice import Costs
 from compressa.compressor import Compressor
 from compressa.config import Config
@@ -27,9 +28,12 @@ from compressa.engine.driver import Task
 from compressa.engine.lanes import Lane
 from compressa.engine.phase import Phase
 from compressa.engine.phases import Phases
+from compressa.engine.planning import Planning
 from compressa.engine.programs import unit_program
 from compressa.engine.startup import agree_on_order, sums_of, threads_of
 from compressa.engine.stats import Ledger, Stats
+from compressa.engine.timeline import Timeline
+from compressa.engine.turns import gate_for
 from compressa.engine.undo import Undo
 from compressa.engine.unit_runtime import UnitRuntime, all_delivered_finite
 from compressa.errors import CompressaError, StateError
@@ -57,7 +61,7 @@ class Engine:
         step: The step that began last.
         threads: Number of threads that encode and decode.
         lane: As given.
-        tracer: What records spans.
+        planning: What makes plans, and knows the one in force.
         undo: What takes back a step that failed; None unless `engine.recover` asks for it.
         interrupted: Whether the step that began last was not completed.
     """
@@ -75,7 +79,6 @@ class Engine:
         self.lane = lane or Lane()
         self.state = State(self.lane.device)
         self.step = 0
-        self.tracer = Tracer(config.trace.path)
         self.threads = config.engine.threads or self.lane.threads or threads_of(control)
         self._config = config
         self._transport = transport
@@ -100,6 +103,10 @@ class Engine:
             self.lane,
         )
         self._communication.observe(self._carried)
+        self._communication.pass_through(gate_for(config, control, self._communication))
+        self._timeline = Timeline(Tracer(transport.rank, transport.size))
+        transport.observe(self._timeline.left)
+        self.planning = Planning(control, config.schedule, config.exchange.deadline_s)
         self._expected = 0
         self._phases, self._phase = self._first_phase(compressors)
         if control is not None:
@@ -137,7 +144,9 @@ class Engine:
         with self._lock:
             if step != self._turn.step or not self._arrivals.expected:
                 self._begin(step, loss_scale, hold_zeros)
-            ready = [self._task(unit) for unit in self._arrivals.arrive(gradients, mark, ticket)]
+            complete = self._arrivals.arrive(gradients, mark, ticket)
+            self._timeline.arrived(step, gradients.keys(), complete)
+            ready = [self._task(unit) for unit in complete]
         if not ready and not self._arrivals.owes(ticket):
             ticket.set_result(None)
         for task in ready:
@@ -156,12 +165,19 @@ class Engine:
         for future in futures:
             future.result()
         self.lane.join()
-        self._ledger.exposed_s += time.perf_counter() - started_s
+        seconds = time.perf_counter() - started_s
+        self._ledger.exposed_s += seconds
+        self._timeline.waited(self.step, started_s, seconds)
 
     def stats(self) -> Stats:
         """Return what was measured since the start."""
         traffic = self._transport.traffic
         return self._ledger.snapshot(traffic.sent_bytes, traffic.messages)
+
+    @property
+    def tracer(self) -> Tracer:
+        """What records where time goes."""
+        return self._timeline.tracer
 
     @property
     def compressors(self) -> Mapping[str, Compressor]:
@@ -220,7 +236,8 @@ class Engine:
             self._phase.end(step)
 
     def succeed(self, old: Engine) -> None:
-        """Go on with a switch that was announced to an engine with the same compressors."""
+        """Go on with the trace of an engine with the same compressors, and a switch to come."""
+        self._timeline.tracer = old.tracer
         self._phases.succeed(old._phases)
 
     def adopt(self, costs: Costs | None) -> None:
@@ -259,7 +276,6 @@ class Engine:
         finally:
             if self._control is not None:
                 self._control.close(_CLOSE_S)
-            self.tracer.write(self._transport.rank)
 
     def _begin(self, step: int, loss_scale: float | None, hold_zeros: bool) -> None:
         if self._arrivals.open:
@@ -267,9 +283,17 @@ class Engine:
                 f"step {step} began before every gradient of step {self._turn.step} was "
                 "combined; submit all parameters of a step, and wait for them, first"
             )
+        self.tracer.begin_step(step)
         self._give_back()
         if step != self._expected or not self._phase.covers(step):
             self._phase = self._enter(self._phases, step)
+        try:
+            course = self.planning.begin(step)
+        except CompressaError as error:
+            self._communication.fail(error)
+            raise
+        if course is not None:
+            self._communication.follow(*course)
         self._expected = step + 1
         self._turn = Turn(step, self._transport.epoch, loss_scale or 1.0, hold_zeros)
         self._rollback = self._phase if loss_scale is not None else None
@@ -304,15 +328,16 @@ class Engine:
     def _enter(self, phases: Phases, step: int) -> Phase:
         """Begin a phase, or a stretch of steps that does not follow on the last one."""
         phase = phases.enter(step)
-        plan = phase.plan(self._config.schedule.policy)
-        ordered = phase.ordered(plan)
+        course = self.planning.enter(phase, step)
         if self._control is not None:
-            agree_on_order(self._control, step, ordered, self._config.exchange.deadline_s)
-        self._communication.follow(plan, ordered)
+            agree_on_order(self._control, step, course.launches, self._config.exchange.deadline_s)
+        self._communication.follow(*course)
+        self._timeline.follow(phase)
         return phase
 
     def _task(self, index: int) -> Task:
         unit, turn = self._phase.units[index], self._turn
+        self.planning.profiler.ready(index)
         gradients, marks = self._arrivals.take(index)
         check = self._rollback is not None
 
@@ -328,7 +353,9 @@ class Engine:
             self._sums,
         )
         self._ledger.add_unit(unit.label, unit.dense_bytes, unit.payload_bytes)
-        return Task(index, unit.layout.name, turn.step, program, partial(self._finished, index))
+        task = Task(index, unit.layout.name, turn.step, program, partial(self._finished, index))
+        task.waiting_since_s = time.perf_counter()
+        return task
 
     def _finished(self, index: int, error: BaseException | None) -> None:
         """On the communication thread: one unit is done, or failed."""
@@ -339,6 +366,9 @@ class Engine:
             return
         with self._lock:
             done = self._arrivals.done(index)
+            over = not self._arrivals.open
+        if over:
+            self._communication.step_over()
         for ticket in done:
             ticket.set_result(None)
 
@@ -357,11 +387,12 @@ class Engine:
 
     def _timed(self, task: Task, stage: str, started_s: float, seconds: float) -> None:
         self._ledger.add_time(self._unit(task).label, stage, seconds)
-        self.tracer.span(stage, task.name, task.step, started_s, seconds)
+        self.planning.profiler.computed(task.unit, stage, seconds)
+        self._timeline.computed(task, stage, started_s, seconds)
 
-    def _carried(self, task: Task, seconds: float) -> None:
+    def _carried(self, task: Task, operation: Operation, launched_s: float, seconds: float) -> None:
         self._ledger.add_time(self._unit(task).label, "wire", seconds)
-        self.tracer.span("wire", task.name, task.step, time.perf_counter() - seconds, seconds)
+        self._timeline.carried(task, operation, launched_s, seconds)
 
     def _unit(self, task: Task) -> UnitRuntime:
         return self._phase.units[task.unit]

@@ -30,6 +30,9 @@ from compressa.config import Config
 from compressa.errors import ConfigError, StateError
 
 COMMAND = "compressa bench link"
+MOST_SPREAD = 0.1
+"""Figures of which rounds differ by more were disturbed: they should be measured again."""
+
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 
 
@@ -56,6 +59,8 @@ class Figures(_Strict):
 
     `message_s`, `byte_s` and `reduce_s` are the a, b and g of the cost model, with all ranks at
     work at the same time; `pair_byte_s` is b between two ranks while the others are silent.
+    `byte_spread` is how far b lay apart from round to round, as a share of it; None in files that
+    are from before there were rounds.
     """
 
     ranks: Annotated[int, Field(ge=2)]
@@ -63,6 +68,7 @@ class Figures(_Strict):
     byte_s: Positive
     reduce_s: Positive
     pair_byte_s: Positive
+    byte_spread: Annotated[FiniteFloat, Field(ge=0)] | None = None
     measured: tuple[Measured, ...]
 
     @model_validator(mode="after")
@@ -72,6 +78,11 @@ class Figures(_Strict):
         if twice:
             raise ValueError(f"{twice[0][0]} of {twice[0][1]} bytes is there twice")
         return self
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether rounds disagree so much that it should be measured again."""
+        return (self.byte_spread or 0.0) > MOST_SPREAD
 
     @property
     def link(self) -> Link:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from compressa.aggregators.base import World
 from compressa.compressor import Compressor
@@ -12,7 +14,28 @@ from compressa.engine.sums import Sums
 from compressa.engine.unit_runtime import UnitRuntime
 from compressa.engine.units import build_units
 from compressa.parameters import ParameterInfo
-from compressa.schedulers import POLICIES, Plan
+from compressa.schedulers import (
+    POLICIES,
+    Conditions,
+    Name,
+    Plan,
+    Profile,
+    Transfer,
+    UnitTimes,
+    launches,
+)
+
+
+class Course(NamedTuple):
+    """What all ranks do alike.
+
+    Attributes:
+        plan: Which of the ready exchanges goes first.
+        launches: The order of those that all ranks must launch in one.
+    """
+
+    plan: Plan
+    launches: Sequence[Name]
 
 
 class Phase:
@@ -64,23 +87,49 @@ class Phase:
         """End before a step, which something else is in force from."""
         self._end_step = step if self._end_step is None else min(step, self._end_step)
 
-    def plan(self, policy: str) -> Plan:
-        """Plan a step with one of the schedulers' policies."""
-        steps = [
-            transfer
-            for index, unit in enumerate(self.units)
-            for transfer in self.sums.transfers(index, unit.aggregator.rounds)
-        ]
-        return POLICIES[policy](steps, first_step=self._first_step)
+    def transfers(self, profile: Profile | None = None) -> list[Transfer]:
+        """List the exchanges of a step, with their times as far as they are known."""
+        result: list[Transfer] = []
+        for index, unit in enumerate(self.units):
+            stages = self.sums.transfers(index, unit.aggregator.rounds)
+            if profile is not None and stages:
+                stages = _timed(stages, profile, profile.units[index])
+            result += stages
+        return result
 
-    def ordered(self, plan: Plan) -> list[tuple[int, int]]:
-        """Return the part of a plan that must be launched in order."""
-        chosen = {
+    def plan(self, policy: str, first_step: int, profile: Profile | None = None) -> Course:
+        """Plan a step with one of the schedulers' policies.
+
+        Args:
+            policy: Which.
+            first_step: First step that follows the plan.
+            profile: What steps were measured to be like; None if nothing was.
+        """
+        compute_s = profile.step_s if profile else 0.0
+        conditions, transfers = Conditions(self.sums.wire, compute_s), self.transfers(profile)
+        plan = POLICIES[policy](transfers, conditions, first_step)
+        in_turn = self.ordered()
+        order = [name for name in launches(transfers, plan, conditions) if name in in_turn]
+        return Course(plan, order)
+
+    def ordered(self) -> set[Name]:
+        """Return the exchanges that all ranks must launch in one order."""
+        return {
             (index, stage)
             for index, unit in enumerate(self.units)
             for stage in self.sums.ordered(unit.aggregator.rounds)
         }
-        return [key for key in plan.order if key in chosen]
+
+
+def _timed(stages: list[Transfer], profile: Profile, times: UnitTimes) -> list[Transfer]:
+    """Give a unit's exchanges its times: those of its codec lie before the first, and between."""
+    need_s = profile.backward_s + times.need_s
+    decode_s = times.decode_s / len(stages)
+    same = [
+        replace(transfer, ready_s=times.ready_s, need_s=need_s, decode_s=decode_s)
+        for transfer in stages
+    ]
+    return [replace(same[0], encode_s=times.encode_s), *same[1:]]
 
 
 def breakpoints(compressors: Mapping[str, Compressor]) -> set[int]:

@@ -20,6 +20,7 @@ from compressa.engine.control import Control
 from compressa.engine.cores import Place, default_threads, has_core, launched_here, own_place
 from compressa.engine.lanes import CudaLane, Lane
 from compressa.engine.link_file import Shared
+from compressa.engine.pace import host_pacer, paced_chunk_bytes
 from compressa.engine.rollcall import RollCall
 from compressa.engine.sums import Sums
 from compressa.errors import BackendUnavailable, CompressaError, ConfigError
@@ -204,10 +205,10 @@ def stream_settings(
     epoch: int,
     chunk_bytes: int,
     window: int,
-    rate_bits_per_s: float | None = None,
+    pacer: Pacer | None = None,
 ) -> StreamSettings:
     """Return what all streams of one transport share."""
-    exchange, pacer = config.exchange, Pacer(rate_bits_per_s)
+    exchange, pacer = config.exchange, pacer or Pacer(None)
     return StreamSettings(
         epoch, chunk_bytes, window, exchange.heartbeat_s, exchange.silence_s, pacer
     )
@@ -366,23 +367,24 @@ def _open_on_host(
     kind: str,
 ) -> Transport:
     exchange = config.exchange
-    rate = config.schedule.pace_bits_per_s
     if kind == "gloo-group":
         return GlooGroupTransport(group, control.epoch)
+    pacer = host_pacer(config.schedule, control, exchange.deadline_s)
+    chunk_bytes = paced_chunk_bytes(config.schedule, exchange.chunk_bytes)
     # A peer may be ahead by a step; no compressor sends more than twice the gradients.
     early_bytes = _EARLY_BYTES + 4 * sum(p.elems * max(p.dtype.itemsize, 4) for p in parameters)
     if kind in ("gloo", "mpi"):
-        window = max(2, exchange.credit_bytes // exchange.chunk_bytes)
-        streams = stream_settings(config, control.epoch, exchange.chunk_bytes, window, rate)
+        window = max(2, exchange.credit_bytes // chunk_bytes)
+        streams = stream_settings(config, control.epoch, chunk_bytes, window, pacer)
         if kind == "gloo":
             return GlooTransport(group, streams, early_bytes, failed)
         comm = open_communicator(
             control.rank, control.size, streams.epoch, control.all_gather, exchange.deadline_s
         )
         return MpiTransport(comm, streams, early_bytes, failed, BackendSum(group))
-    sizes = frame_sizes(exchange.chunk_bytes, exchange.credit_bytes, exchange.connections)
+    sizes = frame_sizes(chunk_bytes, exchange.credit_bytes, exchange.connections)
     poll_s = _POLL_S if has_core(control.rank, control.places, launched_here()) else 0.0
-    settings = TcpSettings(control.epoch, *sizes, exchange.silence_s, Pacer(rate), poll_s)
+    settings = TcpSettings(control.epoch, *sizes, exchange.silence_s, pacer, poll_s)
     sockets = connect_mesh(
         control.rank,
         control.size,

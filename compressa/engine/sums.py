@@ -27,7 +27,7 @@ from compressa.collectives.hierarchical import Topology, hierarchical, in_order
 from compressa.collectives.hierarchical import stages as by_host_stages
 from compressa.collectives.team import Team
 from compressa.errors import ConfigError
-from compressa.schedulers import Transfer
+from compressa.schedulers import Link, Transfer
 from compressa.transports.base import Transport
 
 BACKEND_SUM_FROM_BYTES = 1 << 20
@@ -68,6 +68,14 @@ class Sums:
         self._chosen = algorithm
         self._topology = Topology.of(hosts or list(map(str, range(transport.size))))
 
+    @property
+    def wire(self) -> Link | None:
+        """The network as schedulers see it; None if nothing was measured."""
+        if self.costs is None:
+            return None
+        link = self.costs.link
+        return Link(1 / link.byte_s, link.message_s, link.message_s)
+
     def transfers(self, unit: int, rounds: Sequence[Round]) -> list[Transfer]:
         """List the exchanges that a unit's program will launch, in order.
 
@@ -77,8 +85,10 @@ class Sums:
         result: list[Transfer] = []
         for round_ in rounds if self._transport.size > 1 else ():
             round_.check()
-            sizes = self._stage_bytes(round_)
-            result += [Transfer(unit, len(result) + i, size) for i, size in enumerate(sizes)]
+            first, turns = len(result), self._turns(round_)
+            for i, size in enumerate(self._stage_bytes(round_)):
+                after = first - 1 if i < turns else first + i - turns
+                result.append(Transfer(unit, first + i, size, after=after))
         return result
 
     def ordered(self, rounds: Sequence[Round]) -> list[int]:
@@ -158,6 +168,11 @@ class Sums:
         size = self._transport.size
         butterfly = size.bit_count() == 1 or round_.capacity_bytes <= _SMALL_SUM_BYTES
         return "halving_doubling" if butterfly else "ring"
+
+    def _turns(self, round_: Round) -> int:
+        """How many stages of a round follow each other without waiting for each other."""
+        whole = round_.verb is Verb.ALL_GATHER or self.way(round_) in (_BACKEND, _DIRECT)
+        return 1 if whole else self._segments(round_)
 
     def _segments(self, round_: Round) -> int:
         if round_.verb is Verb.SUM and not round_.segmented:

@@ -6,7 +6,8 @@ import atexit
 import json
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,11 @@ class Handle:
         config: Config,
         groups: Sequence[dist.ProcessGroup],
         model: weakref.ref[DistributedDataParallel],
+        quiesce: Callable[[], None] | None = None,
     ) -> None:
         self.config = config
         self._model = model
+        self._quiesce = quiesce
         self._engine = engine
         self._groups = list(groups)
         self._deadline_s = config.exchange.deadline_s
@@ -60,6 +63,7 @@ class Handle:
         self._link = Shared() if engine.control is None else engine.control.link
         self._retired = False
         self.next_step = 0
+        self.trace(config.trace.path, config.trace.steps)
         self._end_at_exit()
 
     @property
@@ -71,13 +75,43 @@ class Handle:
         """Return what was measured on this rank since registration."""
         return self._engine.stats()
 
+    def trace(
+        self, path: str | Path | None, steps: tuple[int, int] | None = None
+    ) -> AbstractContextManager[object]:
+        """Record where the time of each step goes on this rank, unit by unit, from now on.
+
+        The file is for ui.perfetto.dev, and for `compressa trace summary`. It is written when
+        recording ends: at the end of a `with` block, after the last of `steps`, when another
+        trace begins or this one is ended with `handle.trace(None)`, at `close`, and at exit.
+
+        Args:
+            path: Written to `<stem>-rank<rank><suffix>`; None to record nothing from now on.
+            steps: The first and the last step to be recorded; all if not given.
+
+        Returns:
+            What ends it, in a `with` statement.
+
+        Raises:
+            ConfigError: Nothing can be written there, or there are no such steps.
+            StateError: What was recorded until now can not be written.
+
+        Example:
+            >>> with handle.trace("trace.json"):  # doctest: +SKIP
+            ...     train(steps=20)
+        """
+        tracer = self._engine.tracer
+        if path is None:
+            tracer.stop()
+            return nullcontext()
+        return tracer.start(path, steps)
+
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: residuals, factors and the step.
 
         It is rank-local: the keys begin with the rank, so that torch's distributed checkpoint
         keeps every rank's part (this object is a `Stateful`). The tensors are the live ones.
         """
-        self._engine.settle()
+        self._settle()
         prefix = f"rank{self._engine.transport.rank}/"
         state = {prefix + key: vector for key, vector in self._engine.state.vectors.items()}
         return {**state, prefix + _STEP: torch.tensor(self.next_step)}
@@ -88,7 +122,7 @@ class Handle:
         Raises:
             StateError: It is another rank's, or another model's.
         """
-        self._engine.settle()
+        self._settle()
         prefix = f"rank{self._engine.transport.rank}/"
         vectors = self._engine.state.vectors
         due = {prefix + key for key in vectors} | {prefix + _STEP}
@@ -115,7 +149,7 @@ class Handle:
             StateError: Some rank could not write; on every rank.
         """
         folder = Path(path)
-        self._engine.settle()
+        self._settle()
 
         def write() -> str:
             return checkpoint.write_rank(folder, self._rank, self._engine.state)
@@ -141,7 +175,7 @@ class Handle:
             StateError: It cannot be read, or is of another model or compressor; on every rank.
         """
         folder = Path(path)
-        self._engine.settle()
+        self._settle()
         size = self._engine.transport.size
 
         state = self._engine.state
@@ -183,6 +217,8 @@ class Handle:
         Example:
             >>> handle.switch({"compressor": "int8"}, at_step=1000)  # doctest: +SKIP
         """
+        if self._quiesce is not None:
+            self._quiesce()
         step = self.next_step + _STEPS_AHEAD if at_step is None else at_step
         wanted: list[tuple[Config, dict[str, Compressor]]] = []
 
@@ -268,6 +304,7 @@ class Handle:
         """
         self._end()
         startup.release_groups(self._groups)
+        self._engine.tracer.stop()
 
     def _end(self) -> None:
         if not self._closed:
@@ -304,6 +341,12 @@ class Handle:
                 stacklevel=3,
             )
         self._engine.adopt(link.costs(self.config.schedule.pace_bits_per_s))
+
+    def _settle(self) -> None:
+        """Have state be final: nothing is under way, and what a skipped step sent is back."""
+        if self._quiesce is not None:
+            self._quiesce()
+        self._engine.settle()
 
     @property
     def _rank(self) -> int:

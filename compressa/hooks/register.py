@@ -17,6 +17,7 @@ from compressa.errors import BackendUnavailable, CompressaError, StateError
 from compressa.hooks.ddp import DDPHook, ddp_hook
 from compressa.hooks.handle import Handle
 from compressa.parameters import ParameterInfo
+from compressa.tracing import place_of
 
 _registered: weakref.WeakSet[DistributedDataParallel] = weakref.WeakSet()
 
@@ -46,7 +47,7 @@ def register_comm_hook(
     """
     _check_model(model)
     parameters = parameter_infos(model.module)
-    loaded, compressors, lane, failure = _load(config, model.module, parameters)
+    loaded, compressors, lane, failure = load_for(config, model.module, parameters)
     settings = loaded or Config()
     engine, groups = open_engine(
         settings, compressors, parameters, lane, model.process_group, failure
@@ -82,12 +83,19 @@ def _install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> Non
     _registered.add(model)
 
 
-def _load(
+def load_for(
     source: Source, module: torch.nn.Module, parameters: Sequence[ParameterInfo]
 ) -> tuple[Config | None, dict[str, Compressor], Lane, CompressaError | None]:
-    """Load; a failure is kept until the other ranks have heard of it."""
+    """Load a configuration for a module.
+
+    Returns:
+        The configuration, compressors by parameter name, where gradients will be, and, if
+        something failed, why: to be kept until the other ranks have heard of it.
+    """
     try:
         config = load_config(source)
+        if config.trace.path is not None:
+            place_of(config.trace.path)  # where nothing can be written, nothing begins
         lane = lane_of(_device(config, module))
         return config, assign(config, parameters), lane, None
     except CompressaError as error:

@@ -11,7 +11,7 @@ import torch
 from compressa.config import Config, assign
 from compressa.errors import ConfigError
 from compressa.parameter_server.coding import coding_of
-from compressa.parameter_server.keys import KeyTable, describe, shard_keys
+from compressa.parameter_server.keys import MOST_SHARDS, KeyTable, describe, shard_keys
 from compressa.parameter_server.placement import Placement
 from compressa.parameter_server.protocol import Units
 from compressa.schedulers import Transfer
@@ -84,7 +84,8 @@ def plan_job(
     codings = tuple(coding_of(assigned[info.name], info) for info in infos)
     compressors = [coding.compressor for coding in codings]
     least_bytes = config.exchange.unit_payload_bytes
-    shards = shard_keys(infos, compressors, len(placement.servers), least_bytes)
+    most_shards = 1 if placement.workers == placement.servers else MOST_SHARDS
+    shards = shard_keys(infos, compressors, len(placement.servers), least_bytes, most_shards)
     return Job(KeyTable(infos, codings, shards), placement, config.engine.seed, first_step)
 
 

@@ -4,8 +4,14 @@ Every key with enough bytes is cut into nearly equal parts, one for each server,
 its compressor; the largest part goes to the server that has least so far. So all servers share
 each large key, whose push then has all their ports, and small keys fill up what is uneven. The
 servers' payload bytes differ by no more than the largest part of a key that not all of them
-share, or by a block. It is a pure function of the keys, the configuration and the number of
-servers.
+share, or by a block.
+
+A server's part of a large key is cut once more, into shards of `SHARD_BYTES` of payload or more: so
+while one of them is pushed, the one before it is summed, and the one before that is on its way
+back. With S of them a key takes (S+1)/S of its way to the server, where it took twice that way.
+Where every worker is a server as well, pushes and answers fill ports both ways without that.
+
+All of it is a pure function of the keys, the configuration and who works and serves.
 """
 
 from __future__ import annotations
@@ -21,6 +27,9 @@ from compressa.errors import ConfigError
 from compressa.parameter_server.coding import Coding
 from compressa.parameters import ParameterInfo, Segment
 
+SHARD_BYTES, MOST_SHARDS = 64 << 10, 16
+"""Payload of a shard, at least; and how many one server has of a key, at most."""
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -31,12 +40,14 @@ class Shard:
         key: Number of the key.
         server: Number of the server.
         segment: The values.
+        place: Among the shards that the same server has of the key.
     """
 
     number: int
     key: int
     server: int
     segment: Segment
+    place: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,6 +121,7 @@ def shard_keys(
     compressors: Sequence[Compressor],
     servers: int,
     least_bytes: int,
+    most_shards: int = MOST_SHARDS,
 ) -> tuple[Shard, ...]:
     """Give every part of every key to a server.
 
@@ -118,33 +130,34 @@ def shard_keys(
         compressors: What compresses each, resolved for it.
         servers: Number of servers.
         least_bytes: A key is cut into fewer parts, if they would have fewer bytes of payload.
+        most_shards: That one server has of a key.
     """
     loads = [0] * servers
-    owned: list[tuple[int, int, Segment]] = []
+    owned: list[tuple[int, int, Segment, int]] = []
     for key, (parameter, compressor) in enumerate(zip(parameters, compressors, strict=True)):
-        parts = _cut(parameter, compressor, servers, least_bytes)
+        whole = Segment(parameter, 0, parameter.elems)
+        parts = _cut(whole, compressor, servers, least_bytes)
         sizes = {part: compressor.payload_bytes(_shape(part)) for part in parts}
         largest_first = sorted(parts, key=lambda part: -sizes[part])
         idlest_first = sorted(range(servers), key=loads.__getitem__)
         taken = dict(zip(largest_first, idlest_first, strict=False))
         for part in parts:
             loads[taken[part]] += sizes[part]
-            owned.append((key, taken[part], part))
+            shards = _cut(part, compressor, most_shards, SHARD_BYTES)
+            owned += [(key, taken[part], shard, place) for place, shard in enumerate(shards)]
     return tuple(Shard(i, *shard) for i, shard in enumerate(owned))
 
 
-def _cut(
-    parameter: ParameterInfo, compressor: Compressor, servers: int, least_bytes: int
-) -> list[Segment]:
-    """Cut one key into at most `servers` parts that are equal to within a block."""
+def _cut(whole: Segment, compressor: Compressor, most: int, least_bytes: int) -> list[Segment]:
+    """Cut a segment on blocks into at most so many parts, which are equal to within a block."""
     if compressor.granularity in (Granularity.PARAMETER, Granularity.MATRIX):
-        return [Segment(parameter, 0, parameter.elems)]
+        return [whole]
     block = compressor.block_elems
-    blocks = -(-parameter.elems // block)
-    worth = compressor.payload_bytes(parameter.shape) // max(least_bytes, 1)
-    parts = max(1, min(servers, blocks, worth))
-    edges = [min(blocks * i // parts * block, parameter.elems) for i in range(parts + 1)]
-    return [Segment(parameter, start, stop) for start, stop in itertools.pairwise(edges)]
+    blocks = -(-whole.elems // block)
+    worth = compressor.payload_bytes(_shape(whole)) // max(least_bytes, 1)
+    parts = max(1, min(most, blocks, worth))
+    edges = [min(blocks * i // parts * block, whole.elems) for i in range(parts + 1)]
+    return [whole.part(start, stop) for start, stop in itertools.pairwise(edges)]
 
 
 def _shape(part: Segment) -> tuple[int, ...]:

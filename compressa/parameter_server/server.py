@@ -47,15 +47,15 @@ class Server:
         self._own_answer = own_answer
         world = World(0, len(job.placement.workers), job.seed, "scatter_reduce", self.state)
         self._coders = {
-            shard.key: ShardCoder(
+            shard.number: ShardCoder(
                 shard.number, shard.segment, job.table.codings[shard.key], world, serves=True
             )
             for shard in job.table.served_by(number)
         }
         self._shards = {
-            shard.key: ShardAggregation(
+            shard.number: ShardAggregation(
                 shard,
-                self._coders[shard.key],
+                self._coders[shard.number],
                 job.placement,
                 job.units,
                 programs,
@@ -65,6 +65,9 @@ class Server:
             )
             for shard in job.table.served_by(number)
         }
+        self._by_key: dict[int, list[ShardAggregation]] = {}
+        for aggregation in self._shards.values():
+            self._by_key.setdefault(aggregation.shard.key, []).append(aggregation)
         self._working = set(range(len(job.placement.workers)))
         for worker, rank in enumerate(job.placement.workers):
             if rank != programs.rank:
@@ -107,23 +110,23 @@ class Server:
                 self._programs.keep(self.closed)
             return
         for key in request.keys:
-            shard = self._shards.get(key)
-            if shard is None:
+            if key not in self._by_key:
                 rank = self._job.placement.workers[worker]
                 raise PayloadError(f"rank {rank} names key {key}, which is not kept here")
-            if request.kind is Kind.PUSH:
-                shard.announce(worker, request.step)
-            else:
-                shard.ask(worker, request.step)
+            for shard in self._by_key[key]:
+                if request.kind is Kind.PUSH:
+                    shard.announce(worker, request.step)
+                else:
+                    shard.ask(worker, request.step)
 
     def take(self, shard: Shard, worker: int, step: int, payload: torch.Tensor) -> None:
         """Take what the worker of the same rank pushes; on the driver's thread."""
-        self._shards[shard.key].take(worker, step, payload)
+        self._shards[shard.number].take(worker, step, payload)
 
     def _listen(self, worker: int, number: int) -> None:
         """Wait for the request of a worker with a running number, and then for the next one."""
         rank, epoch = self._job.placement.workers[worker], self._job.epoch
-        room = torch.empty(Request.most_bytes(len(self._shards)), dtype=torch.uint8)
+        room = torch.empty(Request.most_bytes(len(self._by_key)), dtype=torch.uint8)
 
         def program() -> Program[None]:
             received = yield Exchange({}, {rank: room}, exact=False, grace_s=math.inf)
@@ -141,7 +144,7 @@ class Server:
             assert self._own_answer is not None  # a rank with a worker was given one
             self._own_answer(shard, step, payload)
             return
-        capacity_bytes = self._coders[shard.key].wire_bytes
+        capacity_bytes = self._coders[shard.number].wire_bytes
 
         def program() -> Program[None]:
             yield Exchange({rank: payload}, {}, capacity_bytes={rank: capacity_bytes})

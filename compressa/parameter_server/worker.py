@@ -232,12 +232,17 @@ class Worker:
         self._clients[shard.number].deliver(step, payload)
 
     def _in_turn(self, shards: Sequence[Shard]) -> list[ShardClient]:
-        """Return what goes to the servers of a key; each worker begins with another one."""
+        """Return what goes to the servers of a key; each worker begins with another one.
+
+        All of them get their first shard before one gets its second: so all have something to sum.
+        """
         servers = len(self._job.placement.servers)
-        return sorted(
-            (self._clients[shard.number] for shard in shards),
-            key=lambda client: (client.shard.server - self.rank - 1) % servers,
-        )
+        return [
+            self._clients[shard.number]
+            for shard in sorted(
+                shards, key=lambda s: (s.place, (s.server - self.rank - 1) % servers)
+            )
+        ]
 
     def _tell(self, kind: Kind, step: int, keys: Sequence[int]) -> list[Future[None]]:
         """Send a request to every server that it concerns."""

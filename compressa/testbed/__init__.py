@@ -29,6 +29,7 @@ from compressa.testbed.manage import (
 )
 from compressa.testbed.netns import NetnsTestbed
 from compressa.testbed.selfcheck import Measurement
+from compressa.testbed.watch import Queue, QueueReader, Watch, burstiness
 
 __all__ = [
     "Counters",
@@ -39,9 +40,13 @@ __all__ = [
     "NetnsTestbed",
     "Pacer",
     "Probes",
+    "Queue",
+    "QueueReader",
     "Testbed",
     "TestbedStatus",
+    "Watch",
     "attach_testbed",
+    "burstiness",
     "list_testbeds",
     "open_testbed",
     "start_testbed",

@@ -74,9 +74,9 @@ def build(enter: Enter, net_paths: Sequence[str], addresses: Sequence[str]) -> N
     lines = ["link add br0 type bridge stp_state 0 mcast_snooping 0"]
     lines += ["link set br0 addrgenmode none", "link set br0 up"]
     for i, path in enumerate(net_paths[1:]):
-        lines.append(f"link add {_port(i)} type veth peer name {INTERFACE} netns {path}")
-        lines.append(f"link set {_port(i)} master br0 addrgenmode none")
-        lines.append(f"link set {_port(i)} up")
+        lines.append(f"link add {port(i)} type veth peer name {INTERFACE} netns {path}")
+        lines.append(f"link set {port(i)} master br0 addrgenmode none")
+        lines.append(f"link set {port(i)} up")
     _batch(enter(0), "ip", lines)
     for i, address in enumerate(addresses):
         lines = ["link set lo up", f"link set {INTERFACE} addrgenmode none"]
@@ -98,7 +98,7 @@ def shape(enter: Enter, hosts: int, link: LinkSpec, *, shaped_before: bool) -> N
     Raises:
         BackendUnavailable: The kernel has no token bucket filter, or refuses.
     """
-    _shape(enter(0), [_port(i) for i in range(hosts)], link.without_limit, shaped_before)
+    _shape(enter(0), [port(i) for i in range(hosts)], link.without_limit, shaped_before)
     for i in range(hosts):
         _shape(enter(i + 1), [INTERFACE], link, shaped_before)
 
@@ -120,7 +120,8 @@ def _shape(enter: list[str], devices: list[str], link: LinkSpec, shaped_before: 
         _batch(enter, "tc", [f"qdisc del dev {d} root" for d in devices])
 
 
-def _port(host_index: int) -> str:
+def port(host_index: int) -> str:
+    """Name the bridge's end of a host's link."""
     return f"h{host_index}"
 
 

@@ -19,6 +19,7 @@ from compressa.testbed._scripts import script_argv
 from compressa.testbed.base import Testbed
 from compressa.testbed.host import Counters
 from compressa.testbed.link import LinkSpec
+from compressa.testbed.watch import QueueReader
 
 _STATISTICS = ("tx_bytes", "rx_bytes", "tx_packets", "rx_packets")
 
@@ -69,6 +70,34 @@ class NetnsTestbed(Testbed):
         if not self._statistics:
             self._statistics = [self._open_statistics(i) for i in range(len(self.hosts))]
         return [Counters(*(int(os.pread(fd, 32, 0)) for fd in fds)) for fds in self._statistics]
+
+    def queue(self, host_index: int) -> QueueReader:
+        """Open the queue that waits for a host's link, at the bridge's end: the server's port.
+
+        Raises:
+            ConfigError: There is no such host.
+        """
+        self.check_host(host_index)
+        return QueueReader(_entering(self._record)(0), _network.port(host_index))
+
+    def retransmitted(self) -> list[int]:
+        """Return how many TCP segments each host has sent again (TcpRetransSegs of `nstat`).
+
+        Raises:
+            BackendUnavailable: The kernel does not tell.
+        """
+        return [self._retransmitted(i) for i in range(len(self.hosts))]
+
+    def _retransmitted(self, host_index: int) -> int:
+        words = [*_entering(self._record)(host_index + 1), "cat", "/proc/net/snmp"]
+        text = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        rows = [line.split() for line in text.splitlines() if line.startswith("Tcp:")]
+        try:
+            return int(dict(zip(*rows, strict=True))["RetransSegs"])
+        except (TypeError, ValueError, KeyError) as error:
+            raise BackendUnavailable(
+                f"The TCP counters of host {host_index} cannot be read."
+            ) from error
 
     def _open_statistics(self, host_index: int) -> list[int]:
         folder = f"/sys/class/net/{self.hosts[host_index].interface}/statistics"

@@ -16,12 +16,11 @@ from compressa.collectives.base import Compute
 from compressa.compressor import Compressor
 from compressa.config import Exchange
 from compressa.engine.driver import ComputeDone, Driver, Task
-from compressa.engine.phase import Phase
+from compressa.engine.phase import Course, Phase
 from compressa.engine.programs import unit_program
 from compressa.engine.sums import Sums
 from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
-from compressa.schedulers import Plan
 from compressa.transports.base import Transport
 from compressa.transports.loopback import LoopbackTransport, VirtualClock
 from compressa.transports.staged import Staged, When
@@ -41,7 +40,7 @@ class Rules(NamedTuple):
     deadline_s: float
     device: torch.device
     hosts: str
-    replan: Callable[[int, Plan], Plan]
+    replan: Callable[[int, Course], Course]
 
 
 class LoopbackRank:
@@ -96,8 +95,8 @@ class LoopbackRank:
             return
         self.state.claimed.clear()  # what is claimed then, is kept in this phase
         self.phase = self._build(step)
-        plan = self._rules.replan(self.rank, self.phase.plan(self._rules.policy))
-        self._driver.follow(plan, self.phase.ordered(plan))
+        course = self._rules.replan(self.rank, self.phase.plan(self._rules.policy, step))
+        self._driver.follow(*course)
 
     def starter(
         self, gradients: Mapping[str, torch.Tensor], turn: Turn, order: Sequence[int]

@@ -19,9 +19,9 @@ from compressa import checkpoint
 from compressa.aggregators.base import CPU, State, Turn
 from compressa.compressor import Compressor
 from compressa.config import Exchange
+from compressa.engine.phase import Course
 from compressa.errors import StateError, Timeout
 from compressa.parameters import ParameterInfo
-from compressa.schedulers import Plan
 from compressa.testing.rank import Gradients, LoopbackRank, Rules
 from compressa.transports.loopback import Loopback
 
@@ -44,7 +44,7 @@ class LoopbackWorld:
         loopback: The network; ideal (no latency, unlimited bandwidth) if not given.
         deadline_s: Virtual seconds after which a wait is a `Timeout`.
         device: Where all ranks have their gradients and state.
-        replan: Changes the plan of a rank (rank, plan) -> plan; for fault injection.
+        replan: Changes what a rank follows (rank, course) -> course; for fault injection.
 
     Attributes:
         loopback: The network and its virtual clock.
@@ -67,7 +67,7 @@ class LoopbackWorld:
         loopback: Loopback | None = None,
         deadline_s: float = 60.0,
         device: torch.device = CPU,
-        replan: Callable[[int, Plan], Plan] = lambda rank, plan: plan,
+        replan: Callable[[int, Course], Course] = lambda rank, course: course,
     ) -> None:
         if isinstance(compressors, Compressor):
             compressors = {parameter.name: compressors for parameter in parameters}

@@ -10,7 +10,7 @@ LEAST_CHAIN_S = 0.05
 """A chain takes so long, at least: ranks leave a barrier some tenths of a millisecond apart."""
 
 _LEAST_CHAINS, _MOST_CHAINS = 3, 7
-_LONG = 2.0  # where one operation takes so many budgets, it is not repeated
+_LONG = 10.0  # where one operation takes so many budgets, it is not repeated
 _MOST_OPERATIONS = 2000
 
 
@@ -25,7 +25,8 @@ def timed(
 ) -> tuple[list[float], int]:
     """Time operations that all ranks do together; all must call this.
 
-    The first one is checked, and warms up; if it takes very long, it is all there is.
+    The first one is checked, and warms up: windows open, and memory is touched for the first time.
+    Only if it takes very long, it is all there is.
 
     Args:
         call: Does one.

@@ -67,7 +67,7 @@ class Compressed(Method):
     def operation(self, size_bytes: int, session: Session) -> Operation:
         """Combine random gradients, each rank's its own."""
         elems, rank, size = size_bytes // 4, session.rank, session.size
-        values = _random(rank, elems)
+        values = random_values(rank, elems)
         parts = values.split(_LAYER_ELEMS)
         infos = [ParameterInfo(i, f"layer{i}", part.shape) for i, part in enumerate(parts)]
         gradients = {info.name: part for info, part in zip(infos, parts, strict=True)}
@@ -84,9 +84,9 @@ class Compressed(Method):
             startup.release_groups(groups)
 
         def verify() -> None:
-            given = [_random(other, elems) for other in range(size)]
+            given = [random_values(other, elems) for other in range(size)]
             mean = torch.stack(given).mean(0)
-            most = max(float(one.abs().max()) for one in given) / self._levels
+            most = max(float(one.abs().max()) for one in given) / levels(self.compressor)
             if not bool(((values - mean).abs() <= most).all()):
                 raise ArithmeticError(f"{self.name}: a mean is off by more than {most:g}")
             checksum = f"{zlib.crc32(values.numpy().tobytes()):08x}".encode()
@@ -95,14 +95,15 @@ class Compressed(Method):
 
         return Operation(call, verify, close)
 
-    @property
-    def _levels(self) -> int:
-        """By how many times a block's largest value exceeds the error of two quantisations."""
-        bits: int = getattr(COMPRESSORS[self.compressor].compressor, "bits", _EXACT_BITS)
-        return (1 << bits - 1) - 1
+
+def levels(compressor: str) -> int:
+    """By how many times a block's largest value exceeds the error of two quantisations."""
+    bits: int = getattr(COMPRESSORS[compressor].compressor, "bits", _EXACT_BITS)
+    return (1 << bits - 1) - 1
 
 
-def _random(rank: int, elems: int) -> torch.Tensor:
+def random_values(rank: int, elems: int) -> torch.Tensor:
+    """Return what a rank gives, float32; other ranks know it, too."""
     return torch.randn(elems, generator=torch.Generator().manual_seed(rank))
 
 

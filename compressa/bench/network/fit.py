@@ -4,27 +4,36 @@ a and b come from exchanges of every rank with every other, all at the same time
 what ranks that share a machine or a switch take from each other is in them. g comes from additions
 of all ranks at the same time. Then every way of summing is timed at a few sizes, which says how far
 the formulas are off.
+
+Whatever else uses the network or the processors for a moment disturbs what is timed in it. So each
+thing is timed in several rounds, of which each has all of them, and of each the median over the
+rounds counts: it lies among what the undisturbed rounds have, for as long as they are most of them.
+`byte_spread` says how far the rounds' own b lie apart. Where that is far there is another go.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from compressa.bench.network.methods import ADD, HOP, HOPS, PAIR
 from compressa.bench.network.wire import Ask
 from compressa.collectives.choice import CANDIDATES, DIRECT, formula_s
 from compressa.collectives.cost import Link
-from compressa.engine.link_file import Figures, Measured
+from compressa.engine.link_file import MOST_SPREAD, Figures, Measured
 
 MOST_BYTES = 16 << 20
-_SMALL_BYTES, _MIDDLE_BYTES, _LEAST_LARGE_BYTES = 1 << 10, 256 << 10, 1 << 20
+_SMALL_BYTES, _MIDDLE_BYTES, _LEAST_LARGE_BYTES = 1 << 10, 256 << 10, 512 << 10
 _LARGE_S = 0.1
 _ADD_BYTES = 4 << 20
+LEAST_ROUNDS, MOST_ROUNDS = 3, 5
+_ROUNDS_S = 8.0  # slow networks have fewer rounds
 SIZES_BYTES = (1 << 10, 16 << 10, 256 << 10, 2 << 20, 8 << 20)
 LONGEST_S = 0.4  # of a sum that is timed: larger ones are off by as much
 
 Measure = Callable[[Ask], tuple[list[float], int]]
+Times = Mapping[tuple[str, int], float]
+"""Seconds, by what was timed and its size in bytes."""
 
 
 def fitted(
@@ -39,24 +48,36 @@ def fitted(
         candidates: The ways of summing that are timed.
     """
 
-    def median_s(what: str, size_bytes: int) -> float:
-        return statistics.median(measure(Ask(what, size_bytes, budget_s))[0])
+    def median_s(ask: Ask) -> float:
+        return statistics.median(measure(ask)[0])
 
-    def hop_s(what: str, size_bytes: int) -> float:
-        return median_s(what, size_bytes) / HOPS
-
-    middle_s = hop_s(HOP, _MIDDLE_BYTES)
+    middle_s = median_s(Ask(HOP, _MIDDLE_BYTES, budget_s)) / HOPS
     large_bytes = int(_MIDDLE_BYTES * min(_LARGE_S / middle_s, MOST_BYTES / _MIDDLE_BYTES))
     large_bytes = max(large_bytes, _LEAST_LARGE_BYTES)
-    times_s = {
-        what: [(size, hop_s(what, size)) for size in (_SMALL_BYTES, large_bytes)]
-        for what in (HOP, PAIR)
-    }
-    several_s, byte_s = line_through(*times_s[HOP])
-    link = Link(several_s / (ranks - 1), byte_s, median_s(ADD, _ADD_BYTES) / _ADD_BYTES)
+    several = _several(middle_s / _MIDDLE_BYTES * large_bytes)
+
+    def timed() -> Times:
+        share_s = budget_s / several
+        found = {(ADD, _ADD_BYTES): median_s(Ask(ADD, _ADD_BYTES, share_s))}
+        for what in (HOP, PAIR):
+            small, large = (what, _SMALL_BYTES), (what, large_bytes)
+            found[small] = median_s(Ask(*small, share_s)) / HOPS
+            found[large] = median_s(Ask(*large, share_s, rounds=1)) / HOPS
+        return found
+
+    rounds = [timed() for _ in range(several)]
+    if byte_spread(rounds) > MOST_SPREAD:
+        rounds += [timed() for _ in range(several)]
+    times = middle(rounds)
+    several_s, byte_s = _line(times, HOP)
+    link = Link(several_s / (ranks - 1), byte_s, times[ADD, _ADD_BYTES] / _ADD_BYTES)
     measured = tuple(
-        Measured(algorithm=name, size_bytes=size, median_s=median_s(what, size))
-        for name, what, size in sums(link, ranks)
+        Measured(
+            algorithm=name,
+            size_bytes=size_bytes,
+            median_s=median_s(Ask(what, size_bytes, budget_s)),
+        )
+        for name, what, size_bytes in sums(link, ranks)
         if name in candidates
     )
     return Figures(
@@ -64,7 +85,8 @@ def fitted(
         message_s=link.message_s,
         byte_s=link.byte_s,
         reduce_s=link.reduce_s,
-        pair_byte_s=line_through(*times_s[PAIR])[1],
+        pair_byte_s=_line(times, PAIR)[1],
+        byte_spread=byte_spread(rounds),
         measured=measured,
     )
 
@@ -84,6 +106,31 @@ def method_of(candidate: str) -> str:
     return "scatter_reduce" if candidate == DIRECT else candidate
 
 
+def middle(rounds: Sequence[Times]) -> Times:
+    """Return the median of each thing over the rounds, which all have the same things.
+
+    Example:
+        >>> middle([{("hop", 1): 2.0}, {("hop", 1): 90.0}, {("hop", 1): 3.0}])
+        {('hop', 1): 3.0}
+    """
+    return {key: statistics.median(times[key] for times in rounds) for key in rounds[0]}
+
+
+def byte_spread(rounds: Sequence[Times]) -> float:
+    """Say how far b lies apart from round to round, as a share of its median.
+
+    A quarter of the rounds is left out at both ends: so many may be disturbed without harm.
+
+    Example:
+        >>> rounds = [{("hop", 0): 0.0, ("hop", 1): b} for b in (0.9, 1.0, 1.0, 1.02, 1.6)]
+        >>> round(byte_spread(rounds), 3)
+        0.02
+    """
+    found = sorted(_line(times, HOP)[1] for times in rounds)
+    out = len(found) // 4
+    return (found[-1 - out] - found[out]) / statistics.median(found)
+
+
 def line_through(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, float]:
     """Return the seconds of a message and of a byte, from the times of two sizes.
 
@@ -94,3 +141,16 @@ def line_through(small: tuple[int, float], large: tuple[int, float]) -> tuple[fl
     (small_bytes, small_s), (large_bytes, large_s) = small, large
     byte_s = (large_s - small_s) / (large_bytes - small_bytes)
     return max(0.0, round(small_s - small_bytes * byte_s, 12)), byte_s
+
+
+def _line(times: Times, what: str) -> tuple[float, float]:
+    small, large = sorted(
+        (size, seconds) for (name, size), seconds in times.items() if name == what
+    )
+    return line_through(small, large)
+
+
+def _several(large_s: float) -> int:
+    """How many rounds there are: each times two large things, of which the first warms up."""
+    round_s = 2 * 2 * HOPS * large_s
+    return max(LEAST_ROUNDS, min(MOST_ROUNDS, int(_ROUNDS_S / round_s)))

@@ -15,7 +15,7 @@ from compressa.collectives.cost import Link, Stage
 from compressa.engine.session import Session
 
 Maker = Literal["compressa", "gloo", "mpi", "ray"]
-Verb = Literal["all_reduce", "all_gather", "broadcast", "transfer"]
+Verb = Literal["all_reduce", "all_gather", "broadcast", "transfer", "push_pull"]
 MAKERS: tuple[Maker, ...] = ("compressa", "gloo", "mpi", "ray")
 
 

@@ -9,6 +9,7 @@ from compressa.bench.network.broadcasts import Broadcast
 from compressa.bench.network.compressed import Compressed
 from compressa.bench.network.gathers import Gather
 from compressa.bench.network.method import Method
+from compressa.bench.network.servers import Served
 from compressa.bench.network.sums import Sum
 from compressa.bench.network.transfers import Transfer
 from compressa.collectives import round_robin
@@ -56,7 +57,23 @@ TRANSFER: Sequence[Method] = (
     Transfer("mpi Send", "mpi"),
     Transfer("ray get", "ray"),
 )
+SERVER: Sequence[Method] = tuple(
+    method
+    for name in ("none", "int8")
+    for method in (
+        Served.dedicated(name, workers=2, servers=1),
+        Served.dedicated(name, workers=3, servers=1),
+        Served.colocated(name),
+    )
+)
 STRIPING: Sequence[Method] = tuple(map(Transfer.striped, CONNECTIONS))
 
-METHODS: Sequence[Method] = (*SUMS, *COMPRESSED, *BROADCAST, *TRANSFER, *STRIPING)
+METHODS: Sequence[Method] = (
+    *SUMS,
+    *COMPRESSED,
+    *SERVER,
+    *BROADCAST,
+    *TRANSFER,
+    *STRIPING,
+)
 BY_NAME = {method.name: method for method in METHODS}

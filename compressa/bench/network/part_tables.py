@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from compressa.bench.network.methods import BROADCAST, BY_NAME
+from compressa.bench.network.methods import BROADCAST, BY_NAME, GLOO_SUM
 from compressa.bench.network.part_targets import beside_dense, byte_ratio, floor_share
 from compressa.bench.network.records import ExchangeMeasurement, Row, Simulated
 from compressa.bench.network.tables import Cells
@@ -36,6 +36,7 @@ def part_tables(measurement: ExchangeMeasurement) -> list[Table]:
     rows = sorted(measurement.rows, key=_order)
     tables = [
         *_compressed(of_part("compressed", rows)),
+        *_server(of_part("server", rows)),
         *_broadcast(of_part("broadcast", rows)),
         *_transfer(of_part("transfer", rows)),
         *_striping(of_part("striping", rows)),
@@ -61,6 +62,18 @@ def _compressed(rows: Sequence[Row]) -> Iterator[Table]:
             figures = f"{speed_up:.2f}", f"{ratio:.2f}", f"{speed_up / ratio:.2f}"
             lines.append((row.method, _ms(row), *figures))
         yield Table(f"{size} of gradients, from values to means: {place}", titles, lines)
+
+
+def _server(rows: Sequence[Row]) -> Iterator[Table]:
+    titles = ("method", "ms", "floor ms", "of the floor", "speed-up over Gloo")
+    for place, here in _grouped(rows):
+        dense_s = [row.median_s for row in here if row.method == GLOO_SUM.name]
+        lines = []
+        for row in here:
+            share, speed_up = row.line_rate_share, (f"{s / row.median_s:.2f}" for s in dense_s)
+            floor = ms_text(share * row.median_s)
+            lines.append((row.method, _ms(row), floor, f"{share:.2f}", next(speed_up, _NONE)))
+        yield Table(f"A value through a parameter server: {place}", titles, lines)
 
 
 def _broadcast(rows: Sequence[Row]) -> Iterator[Table]:

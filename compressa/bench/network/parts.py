@@ -54,6 +54,14 @@ PARTS: Mapping[str, Part] = {
         (GRADIENTS_BYTES,),
         _FEW_ROUNDS,
     ),
+    "server": Part(
+        "a value pushed to a parameter server and pulled, beside Gloo's sum over all hosts",
+        (methods.GLOO_SUM, *methods.SERVER),
+        (4,),
+        _SHAPED,
+        (4_000_000, 16_000_000),
+        _FEW_ROUNDS,
+    ),
     "broadcast": Part(
         "100 MB from one source, and from four",
         methods.BROADCAST,

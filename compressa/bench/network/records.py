@@ -53,6 +53,7 @@ class Network(_Strict):
     `line_bytes_per_s` is the goodput of one plain TCP stream between two of the hosts.
     `message_s`, `byte_s` and `reduce_s` are what the cost model takes: fitted to exchanges of all
     ranks with all others at two sizes, and to additions of all ranks at the same time.
+    `byte_spread` is how far the rounds of that fit disagree about a byte, as a share of it.
     """
 
     hosts: Annotated[int, Field(ge=2)]
@@ -62,6 +63,7 @@ class Network(_Strict):
     message_s: Share
     byte_s: Positive
     reduce_s: Positive
+    byte_spread: Share | None = None
 
     @property
     def cost(self) -> Link:

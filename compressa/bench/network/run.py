@@ -134,6 +134,7 @@ class ExchangeBench:
             message_s=self._figures.message_s,
             byte_s=self._figures.byte_s,
             reduce_s=self._figures.reduce_s,
+            byte_spread=self._figures.byte_spread,
         )
 
     def _measure_others(self, bed: Testbed, others: Others) -> None:

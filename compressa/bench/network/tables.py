@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from compressa.bench.network.methods import METHODS
 from compressa.bench.network.records import ExchangeMeasurement, Network, Row
 from compressa.bench.network.targets import verdicts
-from compressa.bench.network.texts import BUSY_MARK, ms_text, size_text
+from compressa.bench.network.texts import BUSY_MARK, ms_text, size_text, spread_text
 from compressa.bench.network.verdict import is_busy, of_part
 
 TARGET_TITLES = ("target", "hosts", "link", "reached", "asked", "at", "")
@@ -23,7 +23,7 @@ def describe(network: Network) -> str:
     return (
         f"{network.hosts} hosts, {network.link}: line rate {network.line_bytes_per_s / 1e6:.1f} "
         f"MB/s; a message {1e6 * network.message_s:.0f} us, a byte {1e9 * network.byte_s:.2f} ns, "
-        f"to add a byte {1e9 * network.reduce_s:.2f} ns"
+        f"to add a byte {1e9 * network.reduce_s:.2f} ns{spread_text(network.byte_spread)}"
     )
 
 

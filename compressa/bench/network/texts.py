@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from compressa.engine.link_file import MOST_SPREAD
+
 BUSY_MARK = "*"
 
 
@@ -31,3 +33,16 @@ def ms_text(seconds: float) -> str:
     """
     ms = 1e3 * seconds
     return f"{ms:.2f}" if ms < 10 else f"{ms:.1f}" if ms < 100 else f"{ms:,.0f}"
+
+
+def spread_text(byte_spread: float | None) -> str:
+    """Say how far rounds of a fit disagree; nothing where that is not known.
+
+    Example:
+        >>> spread_text(0.012), spread_text(0.31)
+        ('; rounds differ by 1 %', '; rounds differ by 31 %: disturbed, measure again')
+    """
+    if byte_spread is None:
+        return ""
+    again = ": disturbed, measure again" if byte_spread > MOST_SPREAD else ""
+    return f"; rounds differ by {100 * byte_spread:.0f} %{again}"

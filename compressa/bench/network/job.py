@@ -1,0 +1,124 @@
+"""One rank of a job that computes and communicates: `python -m compressa.bench.network.job TEXT`.
+
+TEXT is a `Work` as JSON; the environment says who the rank is and where the job's ranks meet. There
+is no model: computing is a wait of a given time, since several jobs would otherwise fight for the
+processors of one machine, and communicating is the engine's own step over parameters of a given
+size. A rank writes "ready" when it has warmed up, begins when it reads a line, and then writes how
+long its steps took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from compressa.config import assign, load_config
+from compressa.engine.lanes import Lane
+from compressa.engine.opening import open_engine
+from compressa.engine.startup import release_groups
+from compressa.parameters import ParameterInfo
+
+_PARAMETERS = 8
+_WARM_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a job does.
+
+    Attributes:
+        elems: Elements of its gradients, all together.
+        compute_s: How long a step computes before its gradients are there; None for as long as its
+            communication takes, which is then measured first.
+        steps: How many steps are timed; a third more follow, so that other jobs are not alone
+            while theirs are timed.
+        config: Of compressa.
+        deadline_s: Longest wait for the job's other ranks to start.
+    """
+
+    elems: int
+    compute_s: float | None
+    steps: int
+    config: dict[str, Any]
+    deadline_s: float = 60.0
+
+    def text(self) -> str:
+        """Write it as JSON."""
+        return json.dumps(asdict(self))
+
+
+class Job:
+    """The rank's engine, and gradients for it.
+
+    Args:
+        work: What the job does.
+    """
+
+    def __init__(self, work: Work) -> None:
+        each = work.elems // _PARAMETERS
+        self._parameters = [ParameterInfo(i, f"p{i}", (each,)) for i in range(_PARAMETERS)]
+        config = load_config(work.config)
+        self._group = dist.group.WORLD
+        assert self._group is not None
+        compressors = assign(config, self._parameters)
+        self._engine, self._groups = open_engine(
+            config, compressors, self._parameters, Lane(), self._group, caller="a benchmark"
+        )
+        self._gradients = {p.name: torch.ones(each) for p in self._parameters}
+        self._step = 0
+
+    def step(self, compute_s: float) -> float:
+        """Compute, communicate; return how long the latter took."""
+        time.sleep(compute_s)
+        begin_s = time.perf_counter()
+        self._engine.wait([self._engine.submit(self._gradients, step=self._step)])
+        self._step += 1
+        return time.perf_counter() - begin_s
+
+    def communication_s(self) -> float:
+        """Measure how long communication takes, on the slowest rank."""
+        seconds = sorted(self.step(0.0) for _ in range(2 * _WARM_STEPS + 1))[_WARM_STEPS]
+        slowest = torch.tensor([seconds])
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return float(slowest)
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.close()
+        release_groups(self._groups)
+
+
+def main(text: str) -> None:
+    """Work as told."""
+    torch.set_num_threads(1)
+    work = Work(**json.loads(text))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=work.deadline_s))
+    job = Job(work)
+    for _ in range(_WARM_STEPS):
+        job.step(0.0)
+    compute_s = job.communication_s() if work.compute_s is None else work.compute_s
+    print("ready", flush=True)
+    sys.stdin.readline()
+    dist.barrier()
+    begin_s, times_s = time.perf_counter(), []
+    for _ in range(work.steps + work.steps // 3):
+        job.step(compute_s)
+        times_s.append(time.perf_counter() - begin_s)
+        begin_s += times_s[-1]
+    print(json.dumps({"compute_s": compute_s, "steps_s": times_s[: work.steps]}), flush=True)
+    job.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
+    sys.stdout.flush()
+    os._exit(0)  # torch's threads may outlive the interpreter, and nothing is left to be done

@@ -1,0 +1,140 @@
+"""`compressa trace`: what a recorded trace amounts to."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from compressa.tracing.summary import Figures, Summary
+
+trace_app = typer.Typer(
+    help="What a trace of training amounts to.",
+    epilog="Example: compressa trace summary trace-rank0.json",
+    no_args_is_help=True,
+)
+
+_MOST_STEPS = 20
+
+
+@trace_app.callback()
+def _group() -> None:
+    """Keep `summary` a command of its own."""
+
+
+@trace_app.command(epilog="Example: compressa trace summary trace-rank0.json trace-rank1.json")
+def summary(
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...", help="What handle.trace, or trace.path, has written; one per rank."
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")] = False,
+) -> None:
+    """Print where the time of the steps went: exposed communication, queueing, an idle link.
+
+    Exposed is for how long the thread that trains waited; the rest of a step is called compute. The
+    link is idle while nothing is on the wire, and it need not be while a unit that is ready has
+    something unsent. An inversion is an exchange that waited to leave while one that the next
+    forward needs later was being sent.
+    """
+    from compressa.tracing.reader import read
+    from compressa.tracing.summary import summarise
+
+    summaries = [summarise(read(file)) for file in files]
+    if as_json:
+        pairs = zip(files, summaries, strict=True)
+        typer.echo(json.dumps([{"file": str(f), **_as_json(s)} for f, s in pairs], indent=2))
+        return
+    _print(files, summaries)
+
+
+def _as_json(summary: Summary) -> dict[str, Any]:
+    def plain(figures: Figures) -> dict[str, Any]:
+        return {**dataclasses.asdict(figures), "compute_s": figures.compute_s}
+
+    return {
+        **dataclasses.asdict(summary),
+        "steps": [{"step": step, **plain(figures)} for step, figures in summary.steps],
+        "total": plain(summary.total),
+        "exposed": [{"name": name, "seconds": seconds} for name, seconds in summary.exposed],
+    }
+
+
+def _print(files: Sequence[Path], summaries: Sequence[Summary]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    rows = [(f"{s.rank}", len(s.steps), s.total) for s in summaries]
+    console.print(_figures_table("rank, mean of its steps", rows))
+    for file, each in zip(files, summaries, strict=True):
+        console.print(f"\n{_headline(file, each)}", highlight=False, soft_wrap=True, markup=False)
+        shown = each.steps[-_MOST_STEPS:]
+        console.print(_figures_table("step", [(f"{step}", 1, figures) for step, figures in shown]))
+        console.print(_queueing_table(each.total))
+        console.print(_exposed_table(each))
+
+
+def _headline(file: Path, summary: Summary) -> str:
+    said = [f"{file}: rank {summary.rank} of {summary.size}, {len(summary.steps)} steps"]
+    if len(summary.steps) > _MOST_STEPS:
+        said.append(f"the last {_MOST_STEPS} are shown")
+    if summary.dropped_steps:
+        said.append(f"{summary.dropped_steps} before them were dropped for want of room")
+    if summary.dropped_spans:
+        said.append(f"{summary.dropped_spans} spans are missing for want of room")
+    return "; ".join(said) + "."
+
+
+def _figures_table(title: str, rows: Sequence[tuple[str, int, Figures]]) -> Table:
+    """Milliseconds, and a number of inversions, per step."""
+    table = _table(
+        title, "step ms", "compute", "exposed", "idle", "idle, ready", "inversions", "ms"
+    )
+    for name, steps, figures in rows:
+        times = (
+            figures.seconds,
+            figures.compute_s,
+            figures.exposed_s,
+            figures.idle_s,
+            figures.idle_ready_s,
+        )
+        each = [_ms(seconds / max(steps, 1)) for seconds in times]
+        inverted = f"{figures.inversions / max(steps, 1):.4g}"
+        table.add_row(name, *each, inverted, _ms(figures.inverted_s / max(steps, 1)))
+    return table
+
+
+def _queueing_table(total: Figures) -> Table:
+    table = _table("\nqueued for", "\ntimes", "\nsum ms", "\n95 % within ms")
+    for what, queueing in total.queueing.items():
+        table.add_row(what, f"{queueing.waits}", _ms(queueing.total_s), _ms(queueing.p95_s))
+    return table
+
+
+def _exposed_table(summary: Summary) -> Table:
+    table = _table("\nwaited for", "\nms in all", "\nper step")
+    for name, seconds in summary.exposed:
+        table.add_row(name, _ms(seconds), _ms(seconds / max(len(summary.steps), 1)))
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    from rich.table import Table
+
+    table = Table(first, box=None, pad_edge=False)
+    for title in others:
+        table.add_column(title, justify="right")
+    return table
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f}"

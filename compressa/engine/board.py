@@ -1,0 +1,172 @@
+"""Boards: a few bytes under a name, which processes that have nothing else in common change.
+
+At file:///folder it is a file in a folder that all can write to, and is there only while it holds
+something. At tcp://host:port it is a value in a TCPStore of torch's, which the first process that
+runs on that host serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import final
+from urllib.parse import urlsplit
+
+from torch.distributed import TCPStore
+
+from compressa.errors import TransportError
+
+Change = Callable[[bytes], bytes]
+
+_MOST_BYTES = 1 << 16
+_WAIT_S = 2.0
+_TRY_S = 0.0005
+_MOST_TRIES = 1000
+_MARK_BYTES = 8
+
+
+class Board(ABC):
+    """Some bytes that several processes change."""
+
+    @abstractmethod
+    def change(self, change: Change) -> None:
+        """Replace the bytes by what a function makes of them, which it may have to do again.
+
+        Args:
+            change: Takes any bytes, at most 64 KiB; returns ASCII.
+
+        Raises:
+            OSError: The board cannot be reached.
+            RuntimeError: Likewise.
+            TransportError: Others are in the way for too long.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it."""
+
+
+@final
+class FileBoard(Board):
+    """A file; a lock on it goes with the process that dies."""
+
+    def __init__(self, path: Path) -> None:
+        import fcntl  # there is none on Windows
+
+        self._path = path
+        self._lock = lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def change(self, change: Change) -> None:
+        """Change it under a lock; no bytes, no file."""
+        end_s = time.monotonic() + _WAIT_S
+        while True:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            file = os.open(self._path, flags, 0o666)
+            try:
+                if self._changed(file, change):
+                    return
+            finally:
+                os.close(file)
+            if time.monotonic() > end_s:
+                raise TransportError(f"{self._path} is locked by another process for too long")
+            time.sleep(_TRY_S)
+
+    def _changed(self, file: int, change: Change) -> bool:
+        try:
+            self._lock(file)
+        except BlockingIOError:
+            return False
+        if not os.fstat(file).st_nlink:
+            return False  # whoever had the lock before has removed it
+        before = os.pread(file, _MOST_BYTES, 0)
+        after = change(before)
+        if not after:
+            os.unlink(self._path)
+        elif after != before:
+            os.pwrite(file, after, 0)
+            os.ftruncate(file, len(after))
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@final
+class StoreBoard(Board):
+    """A value in a TCPStore.
+
+    Raises:
+        OSError: Nobody serves it, and it is not for this host to do so.
+        RuntimeError: Likewise.
+    """
+
+    def __init__(self, host: str, port: int, key: str) -> None:
+        self._key = f"compressa/{key}"
+        self._known = b""
+        timeout = timedelta(seconds=_WAIT_S)
+        served = None
+        if _is_here(host):
+            with contextlib.suppress(RuntimeError):  # somebody else serves it
+                served = TCPStore(
+                    host, port, is_master=True, wait_for_workers=False, timeout=timeout
+                )
+        if served is None:
+            socket.create_connection((host, port), _WAIT_S).close()  # torch would try for longer
+            served = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        self._store: TCPStore | None = served
+
+    def change(self, change: Change) -> None:
+        """Change it unless somebody else has done so meanwhile; then try again."""
+        assert self._store is not None, "the board is closed"
+        for _ in range(_MOST_TRIES):
+            # Two who write the same bytes must not both take the other's for their own.
+            after = secrets.token_hex(_MARK_BYTES).encode() + change(self._known[2 * _MARK_BYTES :])
+            found = self._store.compare_set(self._key, self._known.decode(), after.decode())
+            if found == after:
+                self._known = after
+                return
+            if not found.isascii():
+                self._store.delete_key(self._key)  # no job has written that
+            known = found.isascii() and found != self._known  # else the store has nothing
+            self._known = found if known else b""
+        raise TransportError(f"the value {self._key} changes all the time")
+
+    def close(self) -> None:
+        """Close the connection, and the store if it is served here."""
+        self._store = None
+
+
+def open_board(at: str, name: str) -> Board:
+    """Open a board.
+
+    Args:
+        at: Where; see the module.
+        name: Which one there.
+
+    Raises:
+        OSError: It cannot be reached.
+        RuntimeError: Likewise.
+    """
+    place = urlsplit(at)
+    if place.scheme == "file":
+        return FileBoard(Path(place.path) / f"{name}.line")
+    assert place.hostname is not None, "the configuration has been checked"
+    assert place.port is not None
+    return StoreBoard(place.hostname, place.port, name)
+
+
+def _is_here(host: str) -> bool:
+    """Whether a name is one of this host's own addresses."""
+    with contextlib.suppress(OSError):
+        for family, kind, _, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.bind(place)
+                return True
+    return False

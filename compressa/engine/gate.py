@@ -1,0 +1,66 @@
+"""Gate: holds a step's exchanges back until its turn has come."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+Callback = Callable[[], None]
+
+
+class Turns(Protocol):
+    """Says when a turn has come."""
+
+    def ask(self, turn: int, come: Callback) -> None:
+        """Have `come` called, once or more often, when a turn has come."""
+
+    def over(self) -> None:
+        """The turn that was asked for last is over."""
+
+    def close(self) -> None:
+        """Free what is held."""
+
+
+class Gate:
+    """Holds a step's exchanges back until its turn has come.
+
+    Args:
+        turns: Says when.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        self._turns = turns
+        self._turn = 0
+        self._step: int | None = None  # that has asked for a turn
+        self._open = False
+        self._held: deque[Callback] = deque()
+
+    def enter(self, step: int, begin: Callback) -> None:
+        """Begin an exchange of a step now, or when its turn has come."""
+        if step != self._step:
+            self._step, self._open = step, False
+            self._turn += 1
+            self._turns.ask(self._turn, partial(self._come, self._turn))
+        if self._open and not self._held:
+            begin()
+        else:
+            self._held.append(begin)
+
+    def over(self) -> None:
+        """All of the step has been exchanged."""
+        if self._step is not None:
+            self._step = None
+            self._turns.over()
+
+    def close(self) -> None:
+        """Let go of what is held, and leave the line."""
+        self._held.clear()
+        self._turns.close()
+
+    def _come(self, turn: int) -> None:
+        if turn == self._turn:
+            self._open = True
+            while self._held:
+                self._held.popleft()()

@@ -1,0 +1,204 @@
+"""Planning: all ranks follow plans that are made from what was measured on all of them.
+
+Every so many steps each rank tells rank 0 its profile, beside the step that goes on. At the next
+step rank 0 merges them by the maximum, makes a plan if they have drifted from those that the last
+one was made for, and publishes it. Two steps later all ranks follow it: by then it has come, and
+who has not got it waits. At which steps that is depends on nothing that was measured.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from compressa.config import Schedule
+from compressa.engine.control import Awaited, Control
+from compressa.engine.phase import Course, Phase
+from compressa.engine.profiler import Profiler
+from compressa.errors import PeerLost
+from compressa.schedulers import Name, Plan, Profile
+
+_ROOT = 0
+_AHEAD = 2
+_DRIFT = 0.1
+_SECONDS = np.dtype("<f8")
+_PLACE = np.dtype("<u4")
+_KEEP = b"\0"  # no plan has so few bytes
+
+
+class Planning:
+    """The plans of one phase after another.
+
+    Args:
+        control: Carries profiles and plans; None in a world of one, where nothing is sent.
+        schedule: Says by which policy, and how often.
+        deadline_s: Longest wait for a profile or a plan.
+
+    Attributes:
+        profiler: What measures the steps of the phase in force; `enter` makes it.
+        course: What all ranks follow now.
+        profile: On rank 0, what the last course was made for; None if for nothing that was
+            measured.
+    """
+
+    profiler: Profiler
+    course: Course
+
+    def __init__(self, control: Control | None, schedule: Schedule, deadline_s: float) -> None:
+        self.profile: Profile | None = None
+        self._control = control
+        self._schedule = schedule
+        self._deadline_s = deadline_s
+        self._round = 0
+        self._profiles: Awaited | None = None
+        self._plan: Awaited | None = None
+        self._own = _KEEP
+        self._needs: Mapping[str, float] = {}
+        self._forward_s = 0.0
+
+    def forward(self, needs: Mapping[str, float], forward_s: float) -> None:
+        """Note when the forward needs parameters; it is the same for all steps to come.
+
+        Args:
+            needs: Seconds of computing from its start until each is used first, by name; those that
+                are missing are needed at once.
+            forward_s: Seconds of computing until its end.
+        """
+        self._needs, self._forward_s = dict(needs), forward_s
+        self.profiler.forward(self._needs, forward_s)
+
+    def enter(self, phase: Phase, step: int) -> Course:
+        """Begin a phase, or a stretch of steps that follows on none; return its first plan.
+
+        What was under way is forgotten, on all ranks at the same step.
+        """
+        steps = self._schedule.profile_steps
+        self.profiler = Profiler([unit.names for unit in phase.units], steps)
+        self.profiler.forward(self._needs, self._forward_s)
+        self.profile = None
+        self._phase = phase
+        self._round = step + steps
+        self._profiles = self._plan = None
+        self.course = phase.plan(self._schedule.policy, step)
+        self._names = sorted(self.course.plan.order)
+        return self.course
+
+    def begin(self, step: int) -> Course | None:
+        """Begin a step, after those before it have ended; return its plan if that is a new one.
+
+        Raises:
+            TransportError: A rank's profile, or the plan, has not come in time, or is none.
+        """
+        course = None
+        if self._control is not None and self._schedule.policy != "fifo" and self._names:
+            if step == self._round:
+                self._profiles = self._tell(self._control)
+            elif step == self._round + 1:
+                self._plan = self._publish(self._control, step + _AHEAD)
+            elif step == self._round + 1 + _AHEAD:
+                course = self._take(step)
+                self.course = course or self.course
+                self._round = step + self._schedule.replan_steps
+        self.profiler.begin()
+        return course
+
+    def _tell(self, control: Control) -> Awaited:
+        """Tell rank 0 this rank's profile."""
+        numbers = np.array(self.profiler.profile().numbers(), _SECONDS)
+        if control.rank != _ROOT:
+            return control.exchange({_ROOT: numbers.tobytes()}, {}, "profile")
+        others = range(1, control.size)
+        return control.exchange({}, dict.fromkeys(others, numbers.nbytes), "profile")
+
+    def _publish(self, control: Control, first_step: int) -> Awaited:
+        """On rank 0, tell all others the plan."""
+        if control.rank != _ROOT:
+            most_bytes = _PLACE.itemsize * (2 * len(self._names) + len(self.course.launches))
+            return control.exchange({}, {_ROOT: most_bytes}, "plan")
+        self._own = self._decide(first_step)
+        return control.exchange(dict.fromkeys(range(1, control.size), self._own), {}, "plan")
+
+    def _decide(self, first_step: int) -> bytes:
+        """On rank 0, plan for what all ranks have measured, if that is not as it was."""
+        assert self._profiles is not None, "profiles are told a step before"
+        told = self._profiles.wait(self._deadline_s)
+        profiles = [_profile_of(peer, buffer, self.profiler) for peer, buffer in told.items()]
+        merged = Profile.merged([self.profiler.profile(), *profiles])
+        if self.profile is not None and self.profile.drift(merged) <= _DRIFT:
+            return _KEEP
+        self.profile = merged
+        return written(self._phase.plan(self._schedule.policy, first_step, merged), self._names)
+
+    def _take(self, step: int) -> Course | None:
+        """Return the plan that rank 0 has published, if it is not the one in force."""
+        assert self._plan is not None, "a plan is published two steps before"
+        told = self._plan.wait(self._deadline_s)
+        data = told[_ROOT].numpy().tobytes() if _ROOT in told else self._own
+        if data == _KEEP:
+            return None
+        try:
+            return read(data, self._names, self._phase.ordered(), step)
+        except ValueError as error:
+            raise PeerLost(_ROOT, f"rank {_ROOT} published no plan for these units") from error
+
+
+def written(course: Course, names: Sequence[Name]) -> bytes:
+    """Write a course for transfers that all ranks know, as 32-bit numbers.
+
+    For each place of the plan: which transfer it is of these; then, for each place, that of the
+    first that leaves in one message with it; then the launches.
+    """
+    plan, number = course.plan, {name: i for i, name in enumerate(names)}
+    heads = np.arange(len(plan.order))
+    for group in plan.groups:
+        places = [plan.places[name] for name in group]
+        heads[places] = min(places)
+    order, in_turn = ([number[name] for name in row] for row in (plan.order, course.launches))
+    return np.concatenate([order, heads, in_turn]).astype(_PLACE).tobytes()
+
+
+def read(data: bytes, names: Sequence[Name], ordered: set[Name], first_step: int) -> Course:
+    """Read what `written` wrote.
+
+    Args:
+        data: From outside.
+        names: The transfers of a step.
+        ordered: Those that all ranks must launch in one order.
+        first_step: First step that follows it.
+
+    Raises:
+        ValueError: It is not a course for these transfers.
+    """
+    count = len(names)
+    if len(data) != _PLACE.itemsize * (2 * count + len(ordered)):
+        raise ValueError(f"{len(data)} bytes are no places of {count} transfers")
+    numbers = np.frombuffer(data, _PLACE)
+    order, heads, in_turn = np.split(numbers, [count, 2 * count])
+    if (np.sort(order) != np.arange(count)).any() or (heads > np.arange(count)).any():
+        raise ValueError("each transfer has one place, and the first of its message no later one")
+    if (in_turn >= count).any() or sorted(names[i] for i in in_turn) != sorted(ordered):
+        raise ValueError("the launches are not those that need an order")
+    by_place = [names[i] for i in order]
+    groups: defaultdict[int, list[Name]] = defaultdict(list)
+    for name, head in zip(by_place, heads.tolist(), strict=True):
+        groups[head].append(name)
+    fused = tuple(tuple(group) for group in groups.values() if len(group) > 1)
+    return Course(Plan(tuple(by_place), first_step, groups=fused), [names[i] for i in in_turn])
+
+
+def _profile_of(peer: int, buffer: torch.Tensor, profiler: Profiler) -> Profile:
+    """Check what a rank has told of its steps.
+
+    Raises:
+        PeerLost: It is no profile of as many units.
+    """
+    try:
+        profile = Profile.of(np.frombuffer(buffer.numpy(), _SECONDS).tolist())
+    except ValueError as error:
+        raise PeerLost(peer, f"rank {peer} told a profile that is none: {error}") from error
+    if len(profile.units) != profiler.units:
+        raise PeerLost(peer, f"rank {peer} told a profile of {len(profile.units)} units")
+    return profile

@@ -1,0 +1,247 @@
+"""Reducer: gradients leave as backward readies them, one parameter at a time.
+
+What backward has not reached leaves when the optimizer steps, or when a gradient is read: not at
+the end of backward, which several of them may share, and which there may be several of within one
+(checkpointing that re-enters autograd). As with DistributedDataParallel, it is an error unless
+`find_unused_parameters` was asked for. Then zeros leave, and with them a flag for each parameter,
+as one more parameter of the engine's: a gradient that no rank has is put back to what it was.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from compressa.errors import StateError
+from compressa.hooks.handle import Handle
+from compressa.overlap.arrivals import Arrivals, Gradient
+from compressa.overlap.guards import guard, guard_class, release
+
+USED = "compressa: used on this rank"
+"""Name of the flags, which no parameter of a module can have."""
+
+_OWN_REFERENCES = 2  # of a storage: the gradient's, and that of whoever asks
+
+
+class Reducer:
+    """Submits gradients to the engine, and knows which are under way.
+
+    Args:
+        handle: Keeps the engine and the number of the next step.
+        parameters: What is trained, by name, in the model's order.
+        find_unused: Whether backward may leave parameters out.
+        scaler: The user's loss scaler, if any.
+        read: Called when gradients that are under way are wanted; none given means any.
+
+    Attributes:
+        arrivals: Gradients that have come.
+        current: What was submitted since the last forward pass with synchronisation, by name.
+        reads: How often gradients were wanted before they had been waited for.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        parameters: Mapping[str, torch.nn.Parameter],
+        *,
+        find_unused: bool,
+        scaler: Any,
+        read: Callable[[Sequence[torch.Tensor]], None],
+    ) -> None:
+        self.arrivals = Arrivals()
+        self.current: dict[str, Gradient] = {}
+        self.reads = 0
+        self._handle = handle
+        self._parameters = dict(parameters)
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._find_unused = find_unused
+        self._scaler = scaler
+        self._guarded = guard_class(torch.Tensor, read)
+        self._expecting = False
+        self._reached: set[str] = set()
+        self._flags: tuple[torch.Tensor, Future[None]] | None = None
+        self._loss_scale: float | None = None
+        self._hooks = self._listen()
+
+    def expect(self) -> None:
+        """The next backward's gradients are to be combined, on top of what `p.grad` holds."""
+        self.stay_local()
+        self.current, self.reads = {}, 0
+        self._expecting = True
+        scaled = self._scaler is not None and self._scaler.is_enabled()
+        self._loss_scale = float(self._scaler.get_scale()) if scaled else None
+
+    def stay_local(self) -> None:
+        """The next backward's gradients stay on this rank, on top of what `p.grad` holds."""
+        self.complete()
+        self.settle(g for g in self.current.values() if g.settings is None)
+        self._expecting = False
+
+    def complete(self) -> None:
+        """Have nothing more come in this step; submit what backward has not reached.
+
+        Raises:
+            StateError: It should have; or backward is not over.
+        """
+        if not self._expecting or not self.current:
+            return
+        if torch._C._current_graph_task_id() >= 0:
+            raise StateError(
+                "a gradient was read during backward, when its mean over the ranks can not be "
+                "known; read it afterwards, or register a hook on the tensor for this rank's own"
+            )
+        missing = [name for name in self._parameters if name not in self.current]
+        if missing and not self._find_unused:
+            raise StateError(
+                f"backward has not reached {missing[0]!r}"
+                + (f" and {len(missing) - 1} other parameters" if missing[1:] else "")
+                + "; give OverlappedDataParallel find_unused_parameters=True if that is meant"
+            )
+        reached = [float(name in self._reached) for name in self._parameters]
+        for name in missing:
+            self._submit_missing(name)
+        if self._find_unused:
+            self._submit_flags(reached)
+
+    @property
+    def late(self) -> bool:
+        """Whether a gradient has not come."""
+        return any(not g.over and not g.combined.done() for g in self.current.values())
+
+    def settle(self, gradients: Iterable[Gradient]) -> None:
+        """Wait until gradients have come, and have `p.grad` be their means.
+
+        Raises:
+            CompressaError: The engine has failed.
+        """
+        waited = [gradient for gradient in gradients if not gradient.over]
+        self._handle.engine.wait([gradient.combined for gradient in waited])
+        for gradient in waited:
+            self.release(gradient)
+            p = gradient.parameter
+            if p.grad is gradient.values and not self.used(gradient):
+                p.grad = gradient.before
+
+    def used(self, gradient: Gradient) -> bool:
+        """Whether any rank's backward has reached the parameter."""
+        if gradient.reached or self._flags is None:
+            return True
+        flags, combined = self._flags
+        self._handle.engine.wait([combined])
+        return bool(flags[list(self._parameters).index(gradient.name)] > 0)
+
+    def release(self, gradient: Gradient) -> None:
+        """A gradient has come; nobody needs to wait for it any more."""
+        gradient.over = True
+        release(gradient.values, torch.Tensor)
+
+    def close(self) -> None:
+        """Leave the parameters alone from now on."""
+        for hook in self._hooks:
+            hook.remove()
+        for gradient in self.current.values():
+            self.release(gradient)
+
+    def _listen(self) -> list[Any]:
+        # Parameters keep their hooks for ever; those must not keep all this.
+        reducer = weakref.ref(self)
+
+        def ready(parameter: torch.Tensor) -> None:
+            own = reducer()
+            if own is not None:
+                own._ready(parameter)
+
+        return [
+            p.register_post_accumulate_grad_hook(ready)  # type: ignore[no-untyped-call]
+            for p in self._parameters.values()
+        ]
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        """In backward: a parameter's gradient is there."""
+        name = self._names[id(parameter)]
+        earlier = self.current.get(name)
+        if earlier is not None and (self._expecting or not earlier.over):
+            raise StateError(
+                f"backward has reached {name!r} twice after one forward pass; run a forward pass "
+                "before each backward, use no_sync() for all but the last, and "
+                "use_reentrant=False where checkpoints share parameters"
+            )
+        self._reached.add(name)
+        if self._expecting:
+            self._submit(name, _own(name, parameter))
+
+    def _submit_missing(self, name: str) -> None:
+        parameter = self._parameters[name]
+        if name in self._reached:  # under no_sync()
+            self._submit(name, _own(name, parameter))
+            return
+        before = parameter.grad
+        with torch._C.DisableTorchFunctionSubclass():
+            parameter.grad = torch.zeros_like(parameter)
+        self._submit(name, parameter.grad, before, reached=False)
+
+    def _submit_flags(self, reached: Sequence[float]) -> None:
+        flags = torch.tensor(reached, device=self._handle.engine.lane.device)
+        combined = self._send(USED, flags)
+        self._flags = flags, combined
+        self._end()
+
+    def _submit(
+        self,
+        name: str,
+        values: torch.Tensor,
+        before: torch.Tensor | None = None,
+        *,
+        reached: bool = True,
+    ) -> None:
+        # The engine works on the same memory by another tensor, which nothing guards.
+        combined = self._send(name, values.detach())
+        parameter, step = self._parameters[name], self._handle.next_step
+        gradient = Gradient(parameter, name, step, values, combined, before, reached)
+        self.current[name] = gradient
+        guard(values, self._guarded)
+        self.arrivals.expect(gradient)
+        if not self._find_unused and len(self.current) == len(self._parameters):
+            self._end()
+
+    def _send(self, name: str, values: torch.Tensor) -> Future[None]:
+        return self._handle.engine.submit(
+            {name: values},
+            step=self._handle.next_step,
+            loss_scale=self._loss_scale,
+            hold_zeros=self._find_unused,
+        )
+
+    def _end(self) -> None:
+        self._expecting = False
+        self._reached.clear()
+        self._handle.next_step += 1
+
+
+def _own(name: str, parameter: torch.Tensor) -> torch.Tensor:
+    """Return the gradient, in memory that no other tensor uses.
+
+    Raises:
+        StateError: It is of a kind that can not be combined.
+    """
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.layout is not torch.strided:
+        raise StateError(
+            f"the gradient of {name!r} is sparse, and ranks combine dense ones; make its embedding "
+            "with sparse=False"
+        )
+    if gradient.requires_grad:
+        raise StateError(
+            f"the gradient of {name!r} is part of a graph; leave create_graph=True out of backward"
+        )
+    storage = gradient.untyped_storage()
+    if torch._C._storage_Use_Count(storage._cdata) > _OWN_REFERENCES:
+        # Autograd gives parameters that are added up, or concatenated, views of one gradient.
+        parameter.grad = gradient.clone()
+        return parameter.grad
+    return gradient

@@ -1,0 +1,125 @@
+"""Uses: when the forward pass first uses each parameter, seen by guards.
+
+The first forward passes have all parameters guarded, though nothing is due. What tells of its use
+then is waited for at its use from then on. What does not (C++ reads it directly, or it was not used
+yet) is updated before a forward pass begins, until one sees it used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from compressa.overlap.guards import guard, guard_class, release
+
+_WATCHED_PASSES = 3
+
+Read = Callable[[Sequence[torch.Tensor]], None]
+
+
+class Uses:
+    """Guards parameters, and notes in which order and when a forward pass wants them.
+
+    Args:
+        module: The model.
+        parameters: What is trained, by name.
+        read: Called when guarded parameters are wanted; none given means any.
+
+    Attributes:
+        need_s: By name, in the order of first use: seconds from the start of a forward pass to
+            the first use, without waits for updates; as last seen.
+        forward_s: Seconds that the last forward pass took, without these.
+    """
+
+    def __init__(
+        self, module: nn.Module, parameters: Mapping[str, nn.Parameter], read: Read
+    ) -> None:
+        self.need_s: dict[str, float] = {}
+        self.forward_s = 0.0
+        self._modules = list(module.modules())
+        self._names = {id(p): name for name, p in parameters.items()}
+        self._guarded = guard_class(nn.Parameter, read)
+        self._guardable = {name: p for name, p in parameters.items() if type(p) is nn.Parameter}
+        self._watched: dict[int, nn.Parameter] = {}
+        self._began_s: float | None = None
+        self._passes = 0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a forward pass is."""
+        return self._began_s is not None
+
+    def guardable(self, parameter: nn.Parameter) -> bool:
+        """Whether a parameter can tell: it is no class of its own with behaviour of its own."""
+        return self._names.get(id(parameter)) in self._guardable
+
+    def seen(self, name: str) -> bool:
+        """Whether a parameter tells when it is used."""
+        return name in self.need_s
+
+    def guard(self, parameter: nn.Parameter) -> None:
+        """Have a parameter tell."""
+        guard(parameter, self._guarded)
+
+    @contextlib.contextmanager
+    def forward(self, due: Container[int]) -> Iterator[None]:
+        """A forward pass.
+
+        Args:
+            due: By `id`, parameters that are guarded already.
+        """
+        self._watch(due)
+        self._began_s = time.perf_counter()
+        try:
+            yield
+            self.forward_s = time.perf_counter() - self._began_s
+        finally:
+            self._began_s = None
+            self.stop_watching()
+
+    @contextlib.contextmanager
+    def stalled(self) -> Iterator[None]:
+        """A wait, which does not count."""
+        began_s = time.perf_counter()
+        yield
+        if self._began_s is not None:
+            self._began_s += time.perf_counter() - began_s
+
+    def note(self, parameter: torch.Tensor) -> None:
+        """A parameter is wanted now."""
+        if self._began_s is not None:
+            name = self._names[id(parameter)]
+            self.need_s[name] = time.perf_counter() - self._began_s
+        self._watched.pop(id(parameter), None)
+        release(parameter, nn.Parameter)
+
+    def stop_watching(self) -> None:
+        """Have only parameters be guarded whose updates are due."""
+        for parameter in self._watched.values():
+            release(parameter, nn.Parameter)
+        self._watched.clear()
+
+    def _watch(self, due: Container[int]) -> None:
+        """Guard what is not known yet, or not well: the first pass takes its time."""
+        self._passes += 1
+        if self._passes > _WATCHED_PASSES and len(self.need_s) == len(self._guardable):
+            return
+        compiled = self._compiled()
+        for name, parameter in self._guardable.items():
+            known = self._passes > _WATCHED_PASSES and name in self.need_s
+            if not known and id(parameter) not in due and id(parameter) not in compiled:
+                self._watched[id(parameter)] = parameter
+                self.guard(parameter)
+
+    def _compiled(self) -> set[int]:
+        """Parameters that compiled code reads; another class would have it compiled anew."""
+        return {
+            id(parameter)
+            for module in self._modules
+            if module._compiled_call_impl is not None or type(module).__name__ == "OptimizedModule"
+            for parameter in module.parameters()
+        }

@@ -1,0 +1,23 @@
+"""Tracing: where the time of a step goes, unit by unit and stage by stage.
+
+A `Tracer` records spans, `write` makes a file for Perfetto of them, `read` takes it back, and
+`summarise` says what they amount to.
+"""
+
+from compressa.tracing.events import NO_UNIT, STAGES, WAITS, Span, Trace
+from compressa.tracing.recorder import LEFT, MOST_EVENTS, Recording, Tracer, place_of
+from compressa.tracing.writer import write
+
+__all__ = [
+    "LEFT",
+    "MOST_EVENTS",
+    "NO_UNIT",
+    "STAGES",
+    "WAITS",
+    "Recording",
+    "Span",
+    "Trace",
+    "Tracer",
+    "place_of",
+    "write",
+]

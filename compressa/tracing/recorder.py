@@ -1,0 +1,272 @@
+"""Recorder: spans are kept in memory, and written when recording ends.
+
+To record is to append to a list, from any thread and without a lock. Memory is bounded: whole steps
+are dropped, the oldest first, when a step begins and the list is more than half full; and what
+still does not fit is only counted.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from compressa.errors import ConfigError, StateError
+from compressa.tracing.events import Span, Trace
+from compressa.tracing.writer import write
+
+MOST_EVENTS = 1 << 18
+"""Some 100 MB of memory and of file."""
+
+LEFT = "left"  # not a stage: a message's first and last byte, which belong to a span on the wire
+
+
+class _Begun(NamedTuple):
+    step: int
+    at_s: float
+    events: int  # that came before
+
+
+class Recording:
+    """What one rank records, from `Tracer.start` until it is stopped; ends with a `with` block.
+
+    Args:
+        tracer: What it is stopped by.
+        path: Where it is written to.
+        steps: The first and the last step of interest; None for all.
+        most_events: How many spans are kept.
+    """
+
+    def __init__(
+        self, tracer: Tracer, path: Path, steps: tuple[int, int] | None, most_events: int
+    ) -> None:
+        self.path = path
+        self.steps = steps
+        self._tracer = tracer
+        self._most_events = most_events
+        self._events: deque[Span] = deque()
+        self._begun: deque[_Begun] = deque()
+        self._removed = 0
+        self._dropped_steps = 0
+        self._refused = itertools.count()
+        self._unix_s = _unix_zero_s()
+
+    def __enter__(self) -> Self:
+        """Return it."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """End and write it, unless another one has begun meanwhile."""
+        self._tracer.stop(self)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def add(self, span: Span) -> None:
+        """Keep a span, if there is room."""
+        if len(self._events) < self._most_events:
+            self._events.append(span)
+        else:
+            next(self._refused)
+
+    def begin(self, step: int) -> None:
+        """Note that a step begins, if that is not known, and make room for it."""
+        if self._begun and self._begun[-1].step == step:
+            return
+        events = self._removed + len(self._events)
+        self._begun.append(_Begun(step, time.perf_counter(), events))
+        while len(self._events) > self._most_events // 2 and len(self._begun) > 1:
+            self._drop_first_step()
+
+    def end(self, rank: int, size: int) -> Trace:
+        """Return what was recorded, once."""
+        ended_s = time.perf_counter()
+        spans = _assembled(self._drain())
+        begun = tuple((step, at_s) for step, at_s, _ in self._begun)
+        if self.steps is not None:
+            first, last = self.steps
+            begun = tuple((step, at_s) for step, at_s in begun if first <= step <= last + 1)
+        kept = {step for step, _ in begun if self.steps is None or step <= self.steps[1]}
+        return Trace(
+            rank,
+            size,
+            self._unix_s,
+            tuple(span for span in spans if span.step in kept),
+            begun,
+            ended_s,
+            self._dropped_steps,
+            next(self._refused),
+        )
+
+    def _drop_first_step(self) -> None:
+        self._begun.popleft()
+        for _ in range(self._begun[0].events - self._removed):
+            self._events.popleft()
+        self._removed = self._begun[0].events
+        self._dropped_steps += 1
+
+    def _drain(self) -> list[Span]:
+        """Take all; another thread may be about to add one more."""
+        spans = []
+        while self._events:
+            spans.append(self._events.popleft())
+        return spans
+
+
+class Tracer:
+    """What the engine and its clients tell of their work; off until somebody wants to know.
+
+    Args:
+        rank: This rank.
+        size: Number of ranks.
+        most_events: How many spans are kept.
+    """
+
+    def __init__(self, rank: int, size: int, most_events: int = MOST_EVENTS) -> None:
+        self.rank = rank
+        self.size = size
+        self._most_events = most_events
+        self._recording: Recording | None = None
+        self._on: Recording | None = None
+
+    @property
+    def on(self) -> bool:
+        """Whether anything is recorded now."""
+        return self._on is not None
+
+    def start(self, path: str | Path, steps: tuple[int, int] | None = None) -> Recording:
+        """Record from now on; what was recorded until now is written.
+
+        Args:
+            path: The trace is written to `<stem>-rank<rank><suffix>` beside it.
+            steps: The first and the last step to be recorded; it ends by itself afterwards.
+
+        Raises:
+            ConfigError: Nothing can be written there, or there are no such steps.
+            StateError: What was recorded until now can not be written.
+        """
+        self.stop()
+        if steps is not None and not 0 <= steps[0] <= steps[1]:
+            raise ConfigError(f"trace.steps: the first step and the last, not {list(steps)}")
+        target = place_of(path, self.rank)
+        recording = Recording(self, target, steps, self._most_events)
+        self._recording = recording
+        self._on = recording if steps is None else None
+        atexit.register(self.stop, recording)
+        return recording
+
+    def stop(self, recording: Recording | None = None) -> None:
+        """End what is recorded, and write it.
+
+        Args:
+            recording: Which one; if it has ended, nothing is done. Any, if not given.
+
+        Raises:
+            StateError: It can not be written.
+        """
+        current = self._recording
+        if current is None or recording not in (None, current):
+            return
+        self._recording = self._on = None
+        atexit.unregister(self.stop)
+        try:
+            write(current.end(self.rank, self.size), current.path)
+        except OSError as error:
+            raise StateError(
+                f"the trace can not be written to {current.path}: {error.strerror or error}"
+            ) from error
+
+    def begin_step(self, step: int) -> None:
+        """Note that a step begins, on the thread that trains; if it is told again, once is enough.
+
+        What comes first says it: the forward, where somebody sees it, or else the first gradient.
+        """
+        recording = self._recording
+        if recording is None:
+            return
+        first, last = recording.steps or (step, step)
+        if step > last + 1:  # what a step defers is done in the next
+            self.stop(recording)
+        elif step >= first:
+            self._on = recording
+            recording.begin(step)
+
+    def span(self, stage: str, name: str, step: int, started_s: float, seconds: float) -> None:
+        """Note some time that was spent on something by name, from any thread.
+
+        Args:
+            stage: "apply", or "wait".
+            name: A parameter's, or what is waited for.
+            step: The step that it serves.
+            started_s: When it began, on `time.perf_counter`.
+            seconds: How long it lasted.
+        """
+        self.add(Span(stage, name, step, started_s, seconds))
+
+    def add(self, span: Span) -> None:
+        """Note a span, from any thread."""
+        recording = self._on
+        if recording is not None:
+            recording.add(span)
+
+
+def place_of(path: str | Path, rank: int = 0) -> Path:
+    """Return where a rank's trace is to be written, and make the folder.
+
+    Raises:
+        ConfigError: It can not be made.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"trace.path: no trace can be written to {path.parent}: {error.strerror}"
+        ) from error
+    return path.with_name(f"{path.stem}-rank{rank}{path.suffix or '.json'}")
+
+
+def _unix_zero_s() -> float:
+    """Unix time at the zero of `time.perf_counter`; the best of a few, since any may be late."""
+    found = []
+    for _ in range(5):
+        before_s, unix_s, after_s = time.perf_counter(), time.time(), time.perf_counter()
+        found.append((after_s - before_s, unix_s - (before_s + after_s) / 2))
+    return min(found)[1]
+
+
+def _assembled(spans: list[Span]) -> list[Span]:
+    """Tell the time in the outbox from that on the wire, where it is known when bytes left."""
+    left: dict[tuple[int, int, int], tuple[float, float]] = {}
+    for span in spans:
+        if span.stage == LEFT:
+            key = (span.step, span.unit, span.number)
+            first_s, last_s = left.get(key, (span.started_s, span.ended_s))
+            left[key] = min(first_s, span.started_s), max(last_s, span.ended_s)
+    result = []
+    for span in spans:
+        if span.stage == "wire":
+            result += _told_apart(span, left.get((span.step, span.unit, span.number)))
+        elif span.stage != LEFT:
+            result.append(span)
+    return result
+
+
+def _told_apart(wire: Span, left: tuple[float, float] | None) -> list[Span]:
+    if left is None:
+        return [wire]
+    first_s, last_s = (min(max(time_s, wire.started_s), wire.ended_s) for time_s in left)
+    queued = wire._replace(
+        stage="queued", seconds=first_s - wire.started_s, waits_for="outbox", size_bytes=0, peers=0
+    )
+    carried = wire._replace(started_s=first_s, seconds=wire.ended_s - first_s, sent_s=last_s)
+    return [queued, carried]

@@ -1,0 +1,63 @@
+"""auto: whichever policy is predicted to make the shortest step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from compressa.schedulers.columns import Columns
+from compressa.schedulers.conditions import UNKNOWN, Conditions
+from compressa.schedulers.credit import draft_credit
+from compressa.schedulers.draft import Draft
+from compressa.schedulers.fifo import draft_fifo
+from compressa.schedulers.link import Link
+from compressa.schedulers.merge import fused_if_faster
+from compressa.schedulers.plan import Plan, Transfer
+from compressa.schedulers.predict import Prediction, outlook
+from compressa.schedulers.priority import draft_priority
+from compressa.schedulers.staggered import with_slots
+
+
+def auto(
+    transfers: Sequence[Transfer], conditions: Conditions = UNKNOWN, first_step: int = 0
+) -> Plan:
+    """Plan by credit, merge, priority or fifo, as predicted; of equals, by the first of these.
+
+    Where several hosts send to one parameter server, they have slots, too: the prediction knows
+    one host, and nothing of bursts that meet.
+
+    Args:
+        transfers: All transfers of one step.
+        conditions: Without a link nothing can be predicted; that is by priority then.
+        first_step: First step that follows the plan.
+
+    Returns:
+        The plan, which says why; a pure function of the arguments.
+    """
+    columns = Columns.of(transfers)
+    return draft_auto(columns, conditions).plan(columns, first_step)
+
+
+def draft_auto(columns: Columns, conditions: Conditions) -> Draft:
+    """Draft the plan of the shortest step."""
+    if conditions.link is None:
+        draft = draft_priority(columns, conditions)
+        return replace(draft, reason="priority: the link has not been measured")
+    tried = list(_tries(columns, conditions, conditions.link))
+    draft, ahead = min(tried, key=lambda pair: pair[1].step_s)
+    steps = ", ".join(f"{other.policy} {step.step_s:.6g} s" for other, step in tried)
+    reason = f"{draft.policy}: predicted are {steps}; no plan is below {ahead.ideal_s:.6g} s"
+    return with_slots(columns, replace(draft, reason=reason), conditions)
+
+
+def _tries(
+    columns: Columns, conditions: Conditions, link: Link
+) -> Iterator[tuple[Draft, Prediction]]:
+    credit = draft_credit(columns, conditions)
+    apart = outlook(columns, credit, link, conditions.compute_s)
+    yield credit, apart
+    if not apart.exposed_s:
+        return  # forward never waits: nothing is shorter
+    yield fused_if_faster(credit, apart, conditions, link)
+    for other in (draft_priority(columns, conditions), draft_fifo(columns, conditions)):
+        yield other, outlook(columns, other, link, conditions.compute_s)

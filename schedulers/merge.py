@@ -1,0 +1,145 @@
+"""merge: small transfers leave in one message, if waiting costs less than a startup.
+
+Every message costs a startup besides its bytes. Where the next transfer is ready before the one at
+hand has begun to leave, or less than a startup later, one message for both ends earlier than two
+(the condition of MG-WFBP; Shi et al., 2019). It arrives as a whole, though: what is fused must not
+make any of it later than it is needed, or than the step is anyway.
+
+Only what a chunk can hold is fused, so that messages can be preempted as before; and if, after all,
+the step is predicted to take longer than without, nothing is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+from compressa.schedulers.columns import Columns
+from compressa.schedulers.conditions import UNKNOWN, Conditions
+from compressa.schedulers.credit import draft_credit, sized
+from compressa.schedulers.draft import Draft
+from compressa.schedulers.link import Link
+from compressa.schedulers.partition import chunk_bytes
+from compressa.schedulers.plan import Plan, Transfer
+from compressa.schedulers.predict import Prediction, outlook
+
+
+def merge(
+    transfers: Sequence[Transfer], conditions: Conditions = UNKNOWN, first_step: int = 0
+) -> Plan:
+    """Plan by need, as `credit` does, and fuse what is small.
+
+    Args:
+        transfers: All transfers of one step.
+        conditions: Without a link, nothing is fused.
+        first_step: First step that follows the plan.
+
+    Returns:
+        The plan; a pure function of the arguments.
+    """
+    columns = Columns.of(transfers)
+    return draft_merge(columns, conditions).plan(columns, first_step)
+
+
+def draft_merge(columns: Columns, conditions: Conditions) -> Draft:
+    """Draft a plan by need, and fuse what is small."""
+    apart = draft_credit(columns, conditions)
+    if conditions.link is None:
+        return replace(apart, policy="merge")
+    ahead = outlook(columns, apart, conditions.link, conditions.compute_s)
+    return fused_if_faster(apart, ahead, conditions, conditions.link)[0]
+
+
+def fused_if_faster(
+    apart: Draft, ahead: Prediction, conditions: Conditions, link: Link
+) -> tuple[Draft, Prediction]:
+    """Fuse what is small, unless the step is predicted to take longer.
+
+    Args:
+        apart: The plan in the making, without groups.
+        ahead: The step as it should go with that.
+        conditions: As for any policy.
+        link: Their link.
+
+    Returns:
+        The plan in the making, and the step as it should go.
+    """
+    columns, unfused = ahead.columns, replace(apart, policy="merge")
+    groups = _groups(ahead, conditions, link)
+    if not groups:
+        return unfused, ahead
+    draft = sized(replace(unfused, groups=groups), columns, conditions)
+    fused = outlook(columns, draft, link, ahead.compute_s)
+    return (draft, fused) if fused.step_s <= ahead.step_s else (unfused, ahead)
+
+
+class _Turns:
+    """Units in the order in which their first message begins to leave, if nothing is fused.
+
+    Attributes:
+        rows: Of their first stages.
+        first_bytes: Of these.
+        most_bytes: Of their largest stages.
+        could_s: When the first message can leave.
+        began_s: When it does.
+        latest_s: When its last byte may leave without making the step longer.
+        shapes: Equal for those whose stages can be fused one by one.
+    """
+
+    def __init__(self, ahead: Prediction, link: Link) -> None:
+        columns, launched = ahead.columns, ahead.launched()
+        rows = launched[columns.first[launched] == launched]
+        most_bytes = np.zeros(len(columns), dtype=np.int64)
+        np.maximum.at(most_bytes, columns.first, columns.wire_bytes)
+        latest_s = np.full(len(columns), np.inf)
+        if columns.need_s.any():
+            latest_s = columns.need_s + ahead.exposed_s - columns.tails_s(link)
+        self.rows = rows
+        self.first_bytes = columns.wire_bytes[rows]
+        self.most_bytes = most_bytes[rows]
+        self.could_s, self.began_s = ahead.could_s[rows], ahead.began_s[rows]
+        self.latest_s = latest_s[rows]
+        self.shapes = columns.shapes[rows]
+
+    def pairs(self, link: Link, most_bytes: int) -> list[int]:
+        """Return the units that may be fused with the next; the others surely not."""
+        soon = self.could_s[1:] < self.began_s[:-1] + link.overhead_s
+        small = self.most_bytes[1:] + self.most_bytes[:-1] <= most_bytes
+        alike = self.shapes[1:] == self.shapes[:-1]
+        return np.flatnonzero(soon & small & alike).tolist()
+
+
+def _groups(ahead: Prediction, conditions: Conditions, link: Link) -> list[list[int]]:
+    """Fuse units that follow each other, stage by stage."""
+    if not link.overhead_s:
+        return []
+    columns, turns = ahead.columns, _Turns(ahead, link)
+    best = conditions.chunk_bytes or chunk_bytes(int(columns.wire_bytes.sum()), link)
+    count = np.bincount(columns.first, minlength=len(columns))
+    groups = [turns.rows[begin:end] for begin, end in _runs(turns, link, best)]
+    return [(rows + s).tolist() for rows in groups for s in range(count[rows[0]])]
+
+
+def _runs(turns: _Turns, link: Link, largest_bytes: int) -> Iterator[tuple[int, int]]:
+    """Find the runs of units, two at least, that had better leave together."""
+    first_bytes, most_bytes = turns.first_bytes.tolist(), turns.most_bytes.tolist()
+    could_s, began_s = turns.could_s.tolist(), turns.began_s.tolist()
+    latest_s = turns.latest_s.tolist()
+    begin = end = first = most = 0
+    start_s = due_s = 0.0
+    for unit in turns.pairs(link, largest_bytes):
+        if unit >= end:
+            if end - begin > 1:
+                yield begin, end
+            begin, end = unit, unit + 1
+            first, most = first_bytes[unit], most_bytes[unit]
+            start_s, due_s = began_s[unit], latest_s[unit]
+        joins = unit + 1
+        first, most = first + first_bytes[joins], most + most_bytes[joins]
+        soon = could_s[joins] < start_s + link.overhead_s
+        start_s, due_s = max(start_s, could_s[joins]), min(due_s, latest_s[joins])
+        if soon and most <= largest_bytes and start_s + link.wire_s(first) <= due_s:
+            end = joins + 1
+    if end - begin > 1:
+        yield begin, end

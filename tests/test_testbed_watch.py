@@ -1,0 +1,96 @@
+"""Watches: burstiness is peak over mean, and a port tells what waits before it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compressa.errors import BackendUnavailable
+from compressa.testbed import NetnsTestbed, Probes, Watch, burstiness, open_testbed
+
+STEP_S = 0.0025
+carried = st.lists(st.integers(0, 10_000), min_size=4, max_size=200)
+
+
+def counter(steps: list[int], begin_s: float = 100.0) -> list[tuple[float, int]]:
+    """Readings, four in a window, of a counter that grows by so much between them."""
+    total = accumulate(steps, initial=0)
+    return [(begin_s + i * STEP_S, count) for i, count in enumerate(total)]
+
+
+@given(carried)
+def test_burstiness_is_at_least_one_and_at_most_the_number_of_windows(steps: list[int]) -> None:
+    windows = len(steps) // 4
+    ratio = burstiness(counter(steps))
+    if sum(steps[: 4 * windows]):
+        assert 1 - 1e-6 <= ratio <= windows * (1 + 1e-6)
+        sums = [sum(steps[4 * i : 4 * i + 4]) for i in range(windows)]
+        assert ratio == pytest.approx(max(sums) * windows / sum(sums), rel=1e-3)
+
+
+@given(carried, st.integers(2, 1000))
+def test_burstiness_does_not_depend_on_the_rate(steps: list[int], factor: int) -> None:
+    faster = counter([factor * step for step in steps])
+    assert burstiness(faster) == pytest.approx(burstiness(counter(steps)))
+
+
+def test_a_steady_stream_has_one_and_silence_none() -> None:
+    assert burstiness(counter([100] * 40)) == pytest.approx(1.0)
+    assert burstiness(counter([0] * 40)) == 0.0
+    assert burstiness(counter([100, 0, 0, 0] * 10)) == pytest.approx(1.0)
+    assert burstiness(counter([400, 0, 0, 0, 0, 0, 0, 0] * 10)) == pytest.approx(2.0)
+
+
+def test_too_few_readings_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"do not span 0\.01 s"):
+        burstiness(counter([1, 1]))
+
+
+def test_a_watch_that_cannot_read_says_so_when_it_ends() -> None:
+    def fail() -> int:
+        raise BackendUnavailable("no counters")
+
+    with pytest.raises(BackendUnavailable, match="no counters"), Watch(fail):
+        pass
+
+
+missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
+
+
+@pytest.fixture
+def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetnsTestbed]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPRESSA_TESTBED_DIR", str(tmp_path_factory.mktemp("testbeds")))
+        with open_testbed(hosts=4, link="100mbit", kind="netns", self_check=False) as opened:
+            assert isinstance(opened, NetnsTestbed)
+            yield opened
+
+
+@pytest.mark.netns
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
+@pytest.mark.skipif(bool(missing), reason=f"needs the programs {missing}")
+def test_three_who_send_to_one_fill_the_queue_of_its_port(bed: NetnsTestbed) -> None:
+    with (
+        Probes(bed) as probes,
+        bed.queue(0) as port,
+        bed.queue(1) as other,
+        Watch(port.read) as queue,
+        Watch(bed.counters) as counters,
+    ):
+        probes.transfer([(1, 0), (2, 0), (3, 0)], 400_000)
+        told = other.read()
+    seen = [reading for _, reading in queue.readings]
+    assert max(reading.backlog_bytes for reading in seen) > 50_000
+    assert seen[-1].sent_bytes >= 1_200_000
+    assert told.sent_bytes < 200_000
+    sent = [(time_s, reading[1].tx_bytes) for time_s, reading in counters.readings]
+    assert burstiness(sent) >= 1.0
+    again = bed.retransmitted()
+    assert len(again) == 4
+    assert bool(seen[-1].dropped) <= bool(sum(again[1:]))
