@@ -73,5 +73,6 @@ def sized(draft: Draft, columns: Columns, conditions: Conditions) -> Draft:
 
 
 def _largest(draft: Draft, columns: Columns) -> int:
-    sizes = columns.wire_bytes.tolist()
-    return max(max(sizes, default=0), *(sum(sizes[row] for row in g) for g in draft.groups), 0)
+    sizes: list[int] = columns.wire_bytes.tolist()
+    fused = (sum([sizes[row] for row in group]) for group in draft.groups)
+    return max([0, *sizes, *fused])

@@ -90,3 +90,8 @@ class Plan:
     def places(self) -> Mapping[Name, int]:
         """Place of each transfer in the order."""
         return {name: place for place, name in enumerate(self.order)}
+
+    @cached_property
+    def mates(self) -> Mapping[Name, tuple[Name, ...]]:
+        """The group of each transfer that is in one."""
+        return {name: group for group in self.groups for name in group}

@@ -42,7 +42,7 @@ class Held:
         self.coming.append((dict(gradients), future))
         return future
 
-    def wait(self, futures: Sequence[Future[None]]) -> None:
+    def wait(self, futures: Sequence[Future[None]], name: str = "") -> None:
         """Let gradients come, in any order, until those are there that are waited for."""
         for future in futures:
             self.waits += not future.done()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -63,6 +63,12 @@ class LoopbackSession:
 
         self._post(begin)
         return done
+
+    def now_s(self) -> float:
+        return self._clock.now_s
+
+    def call_at(self, time_s: float, event: Callable[[], None]) -> None:
+        self._clock.at(time_s, event)
 
     def wait(self, future: Future[None]) -> None:
         self._clock.run()

@@ -89,6 +89,14 @@ FLOORS = {
         "engine",
         "wrappers",
     },
+    "simulation": {
+        "aggregators",
+        "collectives",
+        "config",
+        "engine",
+        "tracing",
+        "transports",
+    },
     "testbed": set(),
     "tracing": set(),
     "bench": {

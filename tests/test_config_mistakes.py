@@ -57,6 +57,11 @@ def test_an_unknown_key_is_refused_at_every_level(raw: dict[str, Any], message: 
         ({"compressor": 3}, 'compressor: must be a table such as { name = "int8" }, not 3'),
         ({"compressor": {"name": "topk", "density": "1%"}}, "compressor.density: must be a number"),
         ({"trace": {"path": 4}}, "trace.path: must be a string, not 4"),
+        ({"trace": {"steps": [1, 2]}}, "trace.steps: is set, but not trace.path"),
+        (
+            {"trace": {"path": "t.json", "steps": [3, 2]}},
+            "trace.steps: must be the first step and the last, not [3, 2]",
+        ),
         (rule(match={"name": 3}), "rules[0].match.name: must be a string, not 3"),
         (rule(match={"name": []}), "rules[0].match.name: "),
         (rule(match={"shape": "x"}), 'rules[0].match.shape: must be a list, not "x"'),
@@ -107,7 +112,7 @@ def test_a_value_out_of_range_is_refused_with_the_range(raw: dict[str, Any], mes
             'match.role: "nrom" is not allowed; must be one of "weight", ',
         ),
         (rule(match={"role": ["bias", "b"]}), 'match.role[1]: "b" is not allowed; must be one of'),
-        ({"schedule": {"policy": "lifo"}}, 'one of "fifo", "priority"; did you mean "fifo"?'),
+        ({"schedule": {"policy": "lifo"}}, '"staggered", "auto"; did you mean "fifo"?'),
         ({"exchange": {"kind": "allreduce"}}, 'did you mean "all_reduce"?'),
         (
             {"exchange": {"transport": "udp"}},
@@ -243,7 +248,7 @@ UNBIASED = {"name": "randomk", "unbiased": True}
             'the sum of bf16 by exchange.kind = "all_reduce" rounds in bfloat16',
         ),
         (
-            {"exchange": {"credit_bytes": "64KiB"}},
+            {"exchange": {"credit_bytes": "64KiB", "chunk_bytes": "256KiB"}},
             "credit_bytes: is 65536, less than one chunk; must be at least chunk_bytes = 262144",
         ),
         (

@@ -19,7 +19,7 @@ from compressa.collectives import Compute, Exchange
 from compressa.collectives.base import Together
 from compressa.compressor import Compressor
 from compressa.engine.driver import Driver, Task
-from compressa.errors import PayloadError, PeerLost, Timeout
+from compressa.errors import PayloadError, PeerLost, StateError, Timeout
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import MODEL, model_gradients
@@ -114,6 +114,29 @@ def test_tagged_operations_start_at_once_and_carry_their_place() -> None:
     ]
     bench.transport.launches[1][2]({})
     assert bench.transport.launches[2][:2] == (Key(0, 1, 1), 2)
+
+
+def test_what_leaves_in_one_message_waits_for_all_of_it() -> None:
+    bench = Bench()
+    group = ((0, 0), (2, 0))
+    bench.driver.follow(Plan(((0, 0), (1, 0), (2, 0), (2, 1)), groups=(group,)), [])
+    bench.start(0, exchanges(1))
+    bench.start(1, exchanges(1))
+    assert [key.unit for key, _, _ in bench.transport.launches] == [1]
+    bench.start(2, exchanges(2))
+    assert [key.unit for key, _, _ in bench.transport.launches] == [1, 0, 2]
+    bench.transport.launches[2][2]({})
+    assert bench.transport.launches[3][0] == Key(0, 2, 1)
+
+
+def test_what_waits_for_others_of_its_message_ends_with_the_rest() -> None:
+    bench = Bench()
+    bench.driver.follow(Plan(((0, 0), (1, 0)), groups=(((0, 0), (1, 0)),)), [])
+    bench.start(0, exchanges(1))
+    bench.driver.fail(error := StateError("over"))
+    assert bench.ends == {0: error}
+    bench.start(1, exchanges(1))
+    assert not bench.transport.launches
 
 
 def test_programs_side_by_side_take_turns_and_no_two_exchanges_share_a_name() -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 
 from compressa.config import Config
-from compressa.engine import opening, rollcall, startup
+from compressa.engine import opening, process_groups, rollcall
 from compressa.engine.lanes import Lane
 from compressa.engine.rollcall import RollCall
 from compressa.errors import CompressaError, ConfigError, PayloadError, Timeout
@@ -93,8 +93,8 @@ def test_mpi_is_not_finalized_after_a_registration_that_failed(
     ranks: Any = SimpleNamespace(size=lambda: 2)
     fail: Callable[..., Any] = mock.Mock(side_effect=error)
     with (
-        mock.patch.object(startup, "new_group", fail),
-        mock.patch.object(startup, "left_behind") as noted,
+        mock.patch.object(process_groups, "new_group", fail),
+        mock.patch.object(process_groups, "left_behind") as noted,
         pytest.raises(type(error)),
     ):
         opening.open_engine(config, {}, [], Lane(), ranks)

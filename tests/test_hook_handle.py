@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 
 from compressa.config import Config
-from compressa.engine import startup
+from compressa.engine import process_groups
 from compressa.errors import Timeout
 from compressa.hooks import handle as module
 from compressa.hooks import reform
@@ -46,7 +46,7 @@ def test_a_reform_that_fails_half_way_keeps_neither_engine_nor_groups() -> None:
     old: Any = mock.Mock(interrupted=True, step=3)
     with (
         mock.patch.object(reform, "open_engine", return_value=(opened, groups)),
-        mock.patch.object(startup, "release_groups") as released,
+        mock.patch.object(process_groups, "release_groups") as released,
         pytest.raises(Timeout),
     ):
         reform.reform(old, Config(), 3, mock.Mock())

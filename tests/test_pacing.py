@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from _ranks import Group, same, settings
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -263,3 +264,17 @@ def test_frames_fit_into_the_burst() -> None:
 def test_a_burst_without_a_pace_is_a_mistake() -> None:
     with pytest.raises(ConfigError, match="burst_bytes: is set, but nothing is paced"):
         load_config({"schedule": {"burst_bytes": 4096}})
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_paced_ranks_of_one_host_end_with_the_same_bits(transport: str, two: Group) -> None:
+    config = settings("int8", exchange={"transport": transport})
+    pace = {"pace_bits_per_s": 5e7, "burst_bytes": "4KiB"}
+    job = "_rank_jobs.train"
+    plain = two.run(job, config=config, steps=3)
+    paced = two.run(job, config={**config, "schedule": pace}, steps=3)
+    texts = [same([result["parameters"] for result in results]) for results in (plain, paced)]
+    assert texts[0] == texts[1]
+    folder = Path(tempfile.gettempdir())
+    assert not list(folder.glob("compressa-pace-*"))

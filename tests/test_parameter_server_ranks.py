@@ -55,6 +55,15 @@ def test_workers_get_the_bits_that_they_get_on_a_virtual_clock_and_leave_nothing
         assert answer["left"] == []
 
 
+def test_workers_that_push_in_slots_get_the_same_bits(pools: Pools) -> None:
+    config = settings("int8")
+    slotted = {**config, "schedule": {"server_bits_per_s": 1e8}}
+    answers = pools.get(3).run("_rank_jobs_server.train", config=slotted, keys=KEYS, **DEDICATED)
+    for answer in answers[:2]:
+        assert answer["digests"] == due(3, config, **DEDICATED)
+        assert answer["left"] == []
+
+
 @pytest.mark.parametrize("connections", [1, 3])
 def test_workers_a_step_ahead_of_a_late_one_get_the_same(connections: int, pools: Pools) -> None:
     config = settings("int8", exchange={"connections": connections})

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from _ranks import Group, same, settings
+
+from compressa.tracing.reader import read
 
 pytestmark = pytest.mark.ranks
 
@@ -35,10 +38,14 @@ def recoverable(compressor: Any, **how: Any) -> dict[str, Any]:
     ],
 )
 def test_two_of_three_go_on(
-    compressor: str, how: dict[str, Any], moment: str, fresh: Callable[[int], Group]
+    compressor: str,
+    how: dict[str, Any],
+    moment: str,
+    fresh: Callable[[int], Group],
+    tmp_path: Path,
 ) -> None:
     group = fresh(3)
-    config = recoverable(compressor, **how)
+    config = recoverable(compressor, trace={"path": str(tmp_path / "t.json")}, **how)
     started = group.start(
         "_rank_jobs_reform.go_on_without", config=config, culprits=[1], moment=moment
     )
@@ -57,6 +64,11 @@ def test_two_of_three_go_on(
     for rank in (0, 2):
         group.processes[rank].call(None, {})
         assert group.processes[rank].wait(15.0) == 0, group.processes[rank].stderr
+        # One trace of all steps, under the number that the rank had when it began.
+        trace = read(tmp_path / f"t-rank{rank}.json")
+        assert [step for step, _ in trace.steps] == list(range(8))
+        assert {span.step for span in trace.spans} == set(range(8))
+    assert not (tmp_path / "t-rank1.json").exists()
 
 
 def test_the_last_survivor_goes_on_alone(fresh: Callable[[int], Group]) -> None:

@@ -76,6 +76,7 @@ def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetnsTestbed]:
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
 @pytest.mark.skipif(bool(missing), reason=f"needs the programs {missing}")
 def test_three_who_send_to_one_fill_the_queue_of_its_port(bed: NetnsTestbed) -> None:
+    bed.counters()  # opens them, which takes longer than all the rest
     with (
         Probes(bed) as probes,
         bed.queue(0) as port,

@@ -204,6 +204,10 @@ MISTAKES: dict[str, tuple[Change, str]] = {
         lambda t: t["traceEvents"][2]["args"].update(step=10**400),
         "traceEvents.2.X.args.step: ",
     ),
+    "a wait for nothing": (
+        lambda t: t["traceEvents"][2].update(cat="queued"),
+        'traceEvents.2.X: Value error, what is queued must say "for" what',
+    ),
     "an unknown wait": (
         lambda t: t["traceEvents"][2]["args"].update({"for": "godot"}),
         "traceEvents.2.X.args.for: Input should be 'compress'",

@@ -118,6 +118,12 @@ def test_a_wait_for_one_parameter_is_put_down_to_its_unit() -> None:
     assert exposure(spans) == {"p0.weight (+1)": 6.5, "p1.weight (+1)": 1}
 
 
+def test_a_wait_within_another_counts_once() -> None:
+    waits = [wait(10.8, 16, "no overlap"), wait(10.9, 15), wait(15.5, 16.5, "p0.bias")]
+    found = exposure([*SPANS[:12], *waits])
+    assert found == pytest.approx({"p1.weight (+1)": 0.2, "p0.weight (+1)": 5.5})
+
+
 def test_exposure_shares_out_all_that_was_waited() -> None:
     waits = [wait(0, 0.5), wait(10.8, 16), wait(17, 19)]
     found = exposure([*SPANS[:12], *waits])

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -130,6 +131,32 @@ def test_an_urgent_message_takes_the_first_connection_that_has_room(
     wire = receive(bench, held + 2 * FRAME_BYTES, 1)
     begin = wire.index(frame_bytes(Frame(Kind.DATA, EPOCH, urgent, 100, 0, 100)))
     assert begin <= held + FRAME_BYTES
+
+
+def test_what_is_gathered_leaves_in_fewer_calls_the_most_urgent_first(
+    benches: Callable[..., Bench],
+) -> None:
+    bench = benches(connections=1)
+    keys = [Key(0, unit, 0) for unit in range(3)]
+    places = [2, 0, 1]
+    bench.near.link.gather()
+    for key, place in zip(keys, places, strict=True):
+        bench.near.send(key, content(key, 100), place)
+    bench.settle()
+    assert not bench.near.sent
+    calls, sendmsg = [], socket.socket.sendmsg
+
+    def counted(near: socket.socket, buffers: Any) -> int:
+        calls.append(buffers)
+        return sendmsg(near, buffers)
+
+    with mock.patch.object(socket.socket, "sendmsg", counted):
+        bench.near.link.release()
+    assert len(calls) < len(keys)
+    found = chunks(receive(bench, 3 * (100 + FRAME_HEADER_BYTES)))
+    assert [frame.key for frame, _ in found] == [keys[1], keys[2], keys[0]]
+    bench.near.send(Key(0, 9, 0), content(Key(0, 9, 0), 100))
+    assert len(bench.near.sent) == 4
 
 
 def test_a_goodbye_on_every_connection_comes_after_all_that_is_queued(

@@ -26,6 +26,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "compressa.cli.explain:explain_app",
         "Which exchanges a configuration means, and how long they should take.",
     ),
+    "trace": ("compressa.cli.trace:trace_app", "What a recorded trace of training amounts to."),
+    "simulate": (
+        "compressa.cli.simulate:simulate_app",
+        "How long a measured step would take on other networks, by other schedules.",
+    ),
     "compressors": (
         "compressa.cli.compressors:compressors_app",
         "What there is to choose from, and the page of each.",

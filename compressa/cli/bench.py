@@ -18,6 +18,8 @@ from compressa.bench.table import cases_on
 from compressa.cli.bench_exchange import EPILOG, exchange
 from compressa.cli.bench_link import EPILOG as LINK_EPILOG
 from compressa.cli.bench_link import link
+from compressa.cli.bench_schedule import EPILOG as SCHEDULE_EPILOG
+from compressa.cli.bench_schedule import schedule
 from compressa.errors import ConfigError
 
 bench_app = typer.Typer(
@@ -26,6 +28,7 @@ bench_app = typer.Typer(
 
 bench_app.command(epilog=EPILOG)(exchange)
 bench_app.command(epilog=LINK_EPILOG)(link)
+bench_app.command(epilog=SCHEDULE_EPILOG)(schedule)
 
 _Device = Literal["cpu", "cuda"]
 _COLOURS = {"met": "green", "missed": "red"}

@@ -292,11 +292,11 @@ def _wire_id_conflicts(uses: Iterable[_Use]) -> Iterator[Mistake]:
 
 def _exchange_conflicts(config: Config) -> Iterator[Mistake]:
     exchange = config.exchange
-    if exchange.credit_bytes < exchange.chunk_bytes:
+    chunk, credit = exchange.chunk_bytes, exchange.credit_bytes
+    if chunk is not None and credit is not None and credit < chunk:
         yield Mistake(
             ("exchange", "credit_bytes"),
-            f"is {exchange.credit_bytes}, less than one chunk; must be at least chunk_bytes = "
-            f"{exchange.chunk_bytes}",
+            f"is {credit}, less than one chunk; must be at least chunk_bytes = {chunk}",
             (("exchange", "credit_bytes"), ("exchange", "chunk_bytes")),
         )
     if exchange.connections > 1 and exchange.transport not in ("auto", "tcp"):

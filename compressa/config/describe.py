@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from compressa.config.choices import CHOICES
 from compressa.config.mistakes import MISTAKES, Mistake, Path, nearest, show
@@ -119,10 +121,16 @@ def _say_bounds(error: ErrorDetails) -> str:
     """Name all bounds of the field, not only the one that was hit."""
     *parents, key = error["loc"]
     field = _model_at(parents).model_fields.get(str(key))
-    wanted = bounds_text(field.metadata if field else []) or error["msg"].removeprefix(
-        "Input should be "
-    )
+    wanted = bounds_text(_constraints(field)) or error["msg"].removeprefix("Input should be ")
     return f"must be {wanted}, not {show(error['input'])}"
+
+
+def _constraints(field: FieldInfo | None) -> list[Any]:
+    """Return a field's constraints; those of one that may be left out are with its type."""
+    if field is None:
+        return []
+    inside = [getattr(part, "__metadata__", ()) for part in get_args(field.annotation)]
+    return [*field.metadata, *itertools.chain.from_iterable(inside)]
 
 
 def _say_value(error: ErrorDetails) -> str:

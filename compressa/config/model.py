@@ -33,8 +33,8 @@ class Config(Section):
     pydantic's `ValidationError`.
 
     Example:
-        >>> Config().exchange.chunk_bytes
-        262144
+        >>> Config().exchange.unit_bytes
+        4194304
     """
 
     compressor: AnyCompressor = Field(

@@ -176,11 +176,17 @@ class Exchange(Section):
         "they are not summed on the way; 0: not at all, 1: fastest. Pays on slow links, and needs "
         "the library zstandard: pip install 'compressa[entropy]'.",
     )
-    chunk_bytes: Bytes = Field(default=256 << 10, description="Most bytes of one message.")
-    credit_bytes: Bytes = Field(
-        default=512 << 10,
+    chunk_bytes: Bytes | None = Field(
+        default=None,
+        description="Most bytes of a message that go out in one piece, between which more urgent "
+        "ones overtake. Not given: 256 KiB; or, where schedule.policy is not fifo and "
+        "exchange.link is given, what that link makes best.",
+    )
+    credit_bytes: Bytes | None = Field(
+        default=None,
         description="Most bytes handed over for one peer that more urgent ones cannot overtake; "
-        "at least chunk_bytes. What a fast link sends meanwhile does not count.",
+        "at least chunk_bytes. What a fast link sends meanwhile does not count. Not given: "
+        "512 KiB; or, as for chunk_bytes, the least that keeps that link busy.",
     )
     connections: Annotated[int, Ge(1), Le(16)] = Field(
         default=1,
@@ -223,9 +229,13 @@ class Share(Section):
 class Schedule(Section):
     """Which unit goes next, and how fast."""
 
-    policy: Literal["fifo", "priority"] = Field(
+    policy: Literal["fifo", "priority", "credit", "merge", "staggered", "auto"] = Field(
         default="fifo",
-        description="fifo: as gradients appear; priority: in the order of use.",
+        description="fifo: as gradients appear; priority: in the order of use; credit: as "
+        "priority, in chunks, so that what is urgent waits for one window at most; merge: as "
+        "credit, and small messages leave as one where waiting costs less than a message; "
+        "staggered: as credit, and hosts that send to one parameter server take turns; auto: "
+        "whichever of these is predicted to make the shortest step.",
     )
     profile_steps: int = Field(
         default=5,
@@ -249,6 +259,11 @@ class Schedule(Section):
         default=None,
         description="Most bytes that leave at once where sending is paced; messages are cut to fit "
         "into it. Not given: what pace_bits_per_s brings in 1 ms, at least 16 KiB.",
+    )
+    server_bits_per_s: Annotated[float, Gt(0)] | None = Field(
+        default=None,
+        description="Bits per second that the port of a parameter server takes: its workers then "
+        "push in time slots, one after the other. Not given: all at once.",
     )
     share: Share | None = Field(
         default=None, description="With which other jobs the link is shared; left out: with none."

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import final
 from urllib.parse import urlsplit
 
-from torch.distributed import TCPStore
+from torch._C._distributed_c10d import TCPStore
 
 from compressa.errors import TransportError
 
@@ -61,7 +61,8 @@ class FileBoard(Board):
         import fcntl  # there is none on Windows
 
         self._path = path
-        self._lock = lambda file: fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._flock = fcntl.flock
+        self._take = fcntl.LOCK_EX | fcntl.LOCK_NB
 
     def change(self, change: Change) -> None:
         """Change it under a lock; no bytes, no file."""
@@ -80,7 +81,7 @@ class FileBoard(Board):
 
     def _changed(self, file: int, change: Change) -> bool:
         try:
-            self._lock(file)
+            self._flock(file, self._take)
         except BlockingIOError:
             return False
         if not os.fstat(file).st_nlink:

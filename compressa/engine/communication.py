@@ -102,6 +102,7 @@ class Communication:
 
     def start(self, task: Task) -> None:
         """Begin a program."""
+        task.waiting_since_s = time.perf_counter()
         self.post(lambda: self._start(task))
 
     def fail(self, error: CompressaError) -> None:

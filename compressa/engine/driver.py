@@ -23,7 +23,7 @@ from compressa.collectives.base import (
 )
 from compressa.engine.gate import Gate
 from compressa.errors import CompressaError, Timeout
-from compressa.schedulers import Plan
+from compressa.schedulers import Name, Plan
 from compressa.transports.base import Key, Transport
 
 Finished = Callable[[BaseException | None], None]
@@ -117,6 +117,7 @@ class Driver:
         self._step = -1
         self._plan = Plan(())
         self._ordered = _OrderedQueue()
+        self._gathered: dict[tuple[int, tuple[Name, ...]], list[tuple[Task, Operation]]] = {}
         self._gate: Gate | None = None
         self._observe: Carried = lambda task, operation, launched_s, seconds: None
 
@@ -153,6 +154,7 @@ class Driver:
         """End all programs with an error."""
         tasks, self._tasks = list(self._tasks), {}
         self._ordered.held.clear()
+        self._gathered.clear()
         for task in tasks:
             task.program.close()
             task.finished(error)
@@ -205,7 +207,21 @@ class Driver:
             self._ordered.held[task.key] = (task, operation)
             self._launch_ordered()
         else:
+            self._gather(task, operation)
+
+    def _gather(self, task: Task, operation: Operation) -> None:
+        """Launch; but what leaves in one message with others waits until all of them are here."""
+        group = self._plan.mates.get((task.unit, task.stage))
+        if group is None:
             self._launch(task, operation)
+            return
+        gathered = self._gathered.setdefault((task.step, group), [])
+        gathered.append((task, operation))
+        if len(gathered) == len(group):
+            del self._gathered[task.step, group]
+            with self._transport.together():
+                for item in gathered:
+                    self._launch(*item)
 
     def _spread(self, task: Task, operation: Together) -> None:
         """Start programs side by side; the first stages of all come before the second of any."""

@@ -83,7 +83,7 @@ class Engine:
         self._config = config
         self._transport = transport
         self._control = control
-        self._sums = sums_of(config, transport, control)
+        self._sums = sums_of(config, transport, control, parameters)
         self._ledger = Ledger()
         self._lock = threading.Lock()
         self._error: CompressaError | None = None  # of every call from now on
@@ -104,9 +104,10 @@ class Engine:
         )
         self._communication.observe(self._carried)
         self._communication.pass_through(gate_for(config, control, self._communication))
-        self._timeline = Timeline(Tracer(transport.rank, transport.size))
-        transport.observe(self._timeline.left)
         self.planning = Planning(control, config.schedule, config.exchange.deadline_s)
+        tracer = Tracer(transport.rank, transport.size)
+        self._timeline = Timeline(tracer, lambda: self.planning.profiler.needs_s)
+        transport.observe(self._timeline.left)
         self._expected = 0
         self._phases, self._phase = self._first_phase(compressors)
         if control is not None:
@@ -146,6 +147,7 @@ class Engine:
                 self._begin(step, loss_scale, hold_zeros)
             complete = self._arrivals.arrive(gradients, mark, ticket)
             self._timeline.arrived(step, gradients.keys(), complete)
+            self.planning.profiler.arrived(gradients)
             ready = [self._task(unit) for unit in complete]
         if not ready and not self._arrivals.owes(ticket):
             ticket.set_result(None)
@@ -159,15 +161,16 @@ class Engine:
             raise self._error
         self._communication.judge()
 
-    def wait(self, futures: Sequence[Future[None]]) -> None:
-        """Block until all are done; raise the engine's error if it fails first."""
+    def wait(self, futures: Sequence[Future[None]], name: str = "all gradients") -> None:
+        """Block until all are done, or raise the engine's error; a trace says for what, by name."""
         started_s = time.perf_counter()
         for future in futures:
             future.result()
         self.lane.join()
         seconds = time.perf_counter() - started_s
         self._ledger.exposed_s += seconds
-        self._timeline.waited(self.step, started_s, seconds)
+        self.planning.profiler.waited(seconds)
+        self._timeline.waited(name, self.step, started_s, seconds)
 
     def stats(self) -> Stats:
         """Return what was measured since the start."""
@@ -332,7 +335,7 @@ class Engine:
         if self._control is not None:
             agree_on_order(self._control, step, course.launches, self._config.exchange.deadline_s)
         self._communication.follow(*course)
-        self._timeline.follow(phase)
+        self._timeline.enter(phase)
         return phase
 
     def _task(self, index: int) -> Task:
@@ -353,9 +356,7 @@ class Engine:
             self._sums,
         )
         self._ledger.add_unit(unit.label, unit.dense_bytes, unit.payload_bytes)
-        task = Task(index, unit.layout.name, turn.step, program, partial(self._finished, index))
-        task.waiting_since_s = time.perf_counter()
-        return task
+        return Task(index, unit.layout.name, turn.step, program, partial(self._finished, index))
 
     def _finished(self, index: int, error: BaseException | None) -> None:
         """On the communication thread: one unit is done, or failed."""

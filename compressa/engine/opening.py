@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from compressa.compressor import Compressor
 from compressa.config import Config
-from compressa.engine import link_file, startup
+from compressa.engine import link_file, process_groups, startup
 from compressa.engine.control import Control
 from compressa.engine.engine import Engine
 from compressa.engine.lanes import Lane
@@ -59,7 +59,7 @@ def open_engine(
         engine = _start(config, compressors, failure, parameters, lane, ranks, groups, caller)
         return engine, groups
     except BaseException as error:
-        startup.give_up(config, groups, error)
+        process_groups.give_up(config, groups, error)
         raise
 
 
@@ -74,7 +74,7 @@ def _start(
     caller: str,
 ) -> Engine:
     """Open the channels, compare the ranks, and start the engine; add to `groups` what is made."""
-    groups.append(startup.new_group(config, ranks, "gloo", caller))
+    groups.append(process_groups.new_group(config, ranks, "gloo", caller))
     control = startup.open_control(config, groups[0])
     try:
         kind, failure = _transport(config, ranks, lane, failure)
@@ -82,7 +82,7 @@ def _start(
         text = str(failure) if failure is not None else None
         _agree(control, startup.digest(config, text, parameters, kind), failure, config, link)
         own_backend = "nccl" if kind == "nccl" else "gloo"
-        groups.append(startup.new_group(config, ranks, own_backend, caller))
+        groups.append(process_groups.new_group(config, ranks, own_backend, caller))
         failed = Late()
         transport = startup.open_transport(
             config, groups[1], control, parameters, failed, kind, lane

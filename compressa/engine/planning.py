@@ -70,6 +70,11 @@ class Planning:
         self._needs, self._forward_s = dict(needs), forward_s
         self.profiler.forward(self._needs, forward_s)
 
+    @property
+    def unit_names(self) -> list[str]:
+        """The units of the phase in force, for people."""
+        return [unit.layout.name for unit in self._phase.units]
+
     def enter(self, phase: Phase, step: int) -> Course:
         """Begin a phase, or a stretch of steps that follows on none; return its first plan.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from compressa.schedulers import Profile, UnitTimes
 
@@ -32,8 +33,14 @@ class Profiler:
         self._codec_s = np.full((steps, len(names), 2), np.nan)
         self._needs: Mapping[str, float] = {}
         self._forward_s = 0.0
+        self._columns = {name: i for i, name in enumerate(sorted(set[str]().union(*names)))}
+        self._came_s = np.full((steps, len(self._columns)), np.nan)
+        self._step_s = np.full(steps, np.nan)
+        self._waited_s = np.zeros(steps)
+        self._loss_s = np.full(steps, np.nan)
         self._row = -1
         self._backward_s: float | None = None
+        self._forward_ended_s: float | None = None
         self._begun_s = 0.0
 
     def backward(self) -> None:
@@ -43,15 +50,33 @@ class Profiler:
     def forward(self, needs: Mapping[str, float], forward_s: float) -> None:
         """Note when the forward needs parameters; see `Planning.forward`."""
         self._needs, self._forward_s = needs, forward_s
+        self._forward_ended_s = time.perf_counter()
 
     def begin(self) -> None:
         """Note that the first gradient of a step has come."""
         now_s = time.perf_counter()
-        self._begun_s = now_s if self._backward_s is None else self._backward_s
-        self._backward_s = None
+        begun_s = now_s if self._backward_s is None else self._backward_s
+        if self._row >= 0:
+            self._step_s[self._row] = begun_s - self._begun_s
+        self._begun_s, self._backward_s = begun_s, None
         self._row = (self._row + 1) % len(self._ready_s)
-        self._ready_s[self._row] = np.nan
-        self._codec_s[self._row] = 0.0
+        for rows in (self._ready_s, self._came_s, self._step_s, self._loss_s):
+            rows[self._row] = np.nan
+        for rows in (self._codec_s, self._waited_s):
+            rows[self._row] = 0.0
+        if self._forward_ended_s is not None:
+            self._loss_s[self._row] = max(begun_s - self._forward_ended_s, 0.0)
+        self._forward_ended_s = None
+
+    def arrived(self, names: Iterable[str]) -> None:
+        """Note that gradients have come."""
+        after_s, row = time.perf_counter() - self._begun_s, self._came_s[self._row]
+        for name in names:
+            row[self._columns[name]] = after_s
+
+    def waited(self, seconds: float) -> None:
+        """Note that the training has waited for gradients."""
+        self._waited_s[self._row] += seconds
 
     def ready(self, unit: int) -> None:
         """Note that all gradients of a unit have come."""
@@ -60,6 +85,11 @@ class Profiler:
     def computed(self, unit: int, stage: str, seconds: float) -> None:
         """Note that a unit's codec has computed."""
         self._codec_s[self._row, unit, _ENCODE if stage == "encode" else _DECODE] += seconds
+
+    @property
+    def needs_s(self) -> list[float]:
+        """By unit, when the forward needs it; 0 where nobody has said it."""
+        return [self._need_s(unit) for unit in range(len(self._names))]
 
     def profile(self) -> Profile:
         """Return the median of the steps that were kept, which are complete."""
@@ -74,6 +104,33 @@ class Profiler:
         )
         return Profile(units, self._forward_s, float(ready.max(initial=0.0)))
 
+    def steps(self) -> list[tuple[float, float]]:
+        """Return how long each complete step took until the next began, and what of it was a wait.
+
+        A step lasts from the beginning of backward to that of the next.
+        """
+        complete = ~(np.isnan(self._step_s) | np.isnan(self._ready_s).any(axis=1))
+        pairs = zip(self._step_s[complete].tolist(), self._waited_s[complete].tolist(), strict=True)
+        return [(step_s, min(waited_s, step_s)) for step_s, waited_s in pairs]
+
+    def came_s(self, name: str) -> float:
+        """Return when a parameter's gradient comes, from the start of backward; 0 if unknown."""
+        return _median(self._came_s[:, self._columns[name]])
+
+    def need_s(self, name: str) -> float:
+        """Return when the forward uses a parameter; 0 if nobody has said it."""
+        return self._needs.get(name, 0.0)
+
+    @property
+    def loss_s(self) -> float:
+        """From the end of a forward until backward begins; 0 if nobody has said when it ends."""
+        return _median(self._loss_s)
+
     def _need_s(self, unit: int) -> float:
         """When the first of its parameters is used; at once if nobody has said it."""
         return min((self._needs.get(name, 0.0) for name in self._names[unit]), default=0.0)
+
+
+def _median(values: npt.NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else 0.0

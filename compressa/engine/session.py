@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from compressa.collectives.base import Program
 from compressa.config import Config, first_difference
-from compressa.engine import startup
+from compressa.engine import process_groups, startup
 from compressa.engine.communication import Communication
 from compressa.engine.driver import Task
 from compressa.engine.lanes import Lane
@@ -77,7 +77,7 @@ class Session:
             parameters = [ParameterInfo(0, "values", (elems,))]
             self._open(config, group, parameters, threads, failure, caller)
         except BaseException as error:
-            startup.give_up(config, self._groups, error)
+            process_groups.give_up(config, self._groups, error)
             raise
 
     def _open(
@@ -89,13 +89,13 @@ class Session:
         failure: CompressaError | None,
         caller: str,
     ) -> None:
-        self._groups.append(startup.new_group(config, group, "gloo", caller))
+        self._groups.append(process_groups.new_group(config, group, "gloo", caller))
         self._control = startup.open_control(config, self._groups[0])
         try:
             self.rank, self.size = self._control.rank, self._control.size
             kind = self._agree_on_transport(config, group, parameters, failure)
             own_backend = "nccl" if kind == "nccl" else "gloo"
-            self._groups.append(startup.new_group(config, group, own_backend, caller))
+            self._groups.append(process_groups.new_group(config, group, own_backend, caller))
             failed = Late()
             self.transport = startup.open_transport(
                 config, self._groups[1], self._control, parameters, failed, kind, self.lane
@@ -200,6 +200,14 @@ class Session:
         self._step += 1
         self.wait(self.start(program, step=self._step))
 
+    def now_s(self) -> float:
+        """Tell the time of `call_at`."""
+        return time.monotonic()
+
+    def call_at(self, time_s: float, event: Callable[[], None]) -> None:
+        """Have a function called on the communication thread at a time, or soon after it."""
+        self._communication.call_at(time_s, event)
+
     def fail(self, error: CompressaError) -> None:
         """End everything under way with an error, here and on all other ranks."""
         self._communication.fail(error)
@@ -256,7 +264,7 @@ class Session:
             self._communication.close(_CLOSE_S)
         finally:
             self._control.close(max(1.0, _CLOSE_S - (time.monotonic() - begin_s)))
-        startup.release_groups(self._groups)
+        process_groups.release_groups(self._groups)
 
 
 def _ignore(*_: Any) -> None:

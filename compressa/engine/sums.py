@@ -26,6 +26,7 @@ from compressa.collectives.dense import DenseValues
 from compressa.collectives.hierarchical import Topology, hierarchical, in_order
 from compressa.collectives.hierarchical import stages as by_host_stages
 from compressa.collectives.team import Team
+from compressa.engine.partition import Sizes, wire
 from compressa.errors import ConfigError
 from compressa.schedulers import Link, Transfer
 from compressa.transports.base import Transport
@@ -51,6 +52,7 @@ class Sums:
         hosts: By rank, what is the same for ranks that share a host; each has its own if not given.
         costs: What sums of plain values take on this network, the same on every rank: for those,
             "auto" goes by it.
+        sizes: Into what chunks the transport cuts messages, if it does.
 
     Attributes:
         costs: As given. It may change between two steps, after which plans are made anew.
@@ -62,8 +64,10 @@ class Sums:
         algorithm: str = "auto",
         hosts: Sequence[str] = (),
         costs: Costs | None = None,
+        sizes: Sizes | None = None,
     ) -> None:
         self.costs = costs
+        self._sizes = sizes
         self._transport = transport
         self._chosen = algorithm
         self._topology = Topology.of(hosts or list(map(str, range(transport.size))))
@@ -71,10 +75,7 @@ class Sums:
     @property
     def wire(self) -> Link | None:
         """The network as schedulers see it; None if nothing was measured."""
-        if self.costs is None:
-            return None
-        link = self.costs.link
-        return Link(1 / link.byte_s, link.message_s, link.message_s)
+        return wire(self.costs, self._sizes)
 
     def transfers(self, unit: int, rounds: Sequence[Round]) -> list[Transfer]:
         """List the exchanges that a unit's program will launch, in order.

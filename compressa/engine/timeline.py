@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.engine.driver import Task
@@ -12,7 +12,6 @@ from compressa.tracing import LEFT, Span, Tracer
 from compressa.transports.base import Key
 
 _STAGES = {"encode": "compress", "decode": "decompress"}
-_EVERYTHING = "all gradients"
 
 
 class Timeline:
@@ -20,30 +19,22 @@ class Timeline:
 
     Args:
         tracer: What records them.
+        needs_s: Returns, by unit of the phase in force, when the forward needs it; where that is
+            not known, the last that backward readies is needed first.
     """
 
-    def __init__(self, tracer: Tracer) -> None:
+    def __init__(self, tracer: Tracer, needs_s: Callable[[], Sequence[float]]) -> None:
         self.tracer = tracer
+        self._needs_s = needs_s
         self._phase: Phase | None = None
-        self._place: list[int] = []
+        self._places: dict[int, int] = {}
         self._names: list[tuple[str, ...]] = []
         self._step = -1
         self._first_s: dict[int, float] = {}  # of the step's units
 
-    def follow(self, phase: Phase, need_s: Sequence[float] = ()) -> None:
-        """Have units of a phase from now on, between two steps.
-
-        Args:
-            phase: What is in force.
-            need_s: By unit, when the next forward needs it; if not given, the last that backward
-                readies is needed first.
-        """
-        self._phase = phase
-        count = len(phase.units)
-        needs = need_s or [0.0] * count
-        self._place = [0] * count
-        for place, unit in enumerate(sorted(range(count), key=lambda unit: (needs[unit], -unit))):
-            self._place[unit] = place
+    def enter(self, phase: Phase) -> None:
+        """Have units of a phase from now on, between two steps."""
+        self._phase, self._step = phase, -1
         layouts = [unit.layout for unit in phase.units]
         self._names = [tuple(s.parameter.name for s in layout.segments) for layout in layouts]
 
@@ -53,12 +44,12 @@ class Timeline:
             return
         now_s = time.perf_counter()
         if step != self._step:
-            self._step, self._first_s = step, {}
+            self._step, self._first_s, self._places = step, {}, self._order()
         for name in names:
             for unit in self._phase.units_of[name]:
                 self._first_s.setdefault(unit, now_s)
         for unit in complete:
-            first_s = self._first_s[unit]
+            first_s = self._first_s.pop(unit)
             self.tracer.add(
                 Span(
                     "ready",
@@ -67,7 +58,7 @@ class Timeline:
                     first_s,
                     now_s - first_s,
                     unit,
-                    need=self._place[unit],
+                    need=self._places[unit],
                     parameters=self._names[unit],
                 )
             )
@@ -106,9 +97,15 @@ class Timeline:
             seconds = last_s - first_s
             self.tracer.add(Span(LEFT, "", key.step, first_s, seconds, key.unit, key.stage))
 
-    def waited(self, step: int, started_s: float, seconds: float) -> None:
-        """Note that the training thread has waited for all gradients of a step."""
-        self.tracer.span("wait", _EVERYTHING, step, started_s, seconds)
+    def waited(self, name: str, step: int, started_s: float, seconds: float) -> None:
+        """Note that the training thread has waited."""
+        self.tracer.span("wait", name, step, started_s, seconds)
+
+    def _order(self) -> dict[int, int]:
+        """By unit, its place in the order in which the forward needs them."""
+        needs_s = self._needs_s()
+        order = sorted(range(len(needs_s)), key=lambda unit: (needs_s[unit], -unit))
+        return {unit: place for place, unit in enumerate(order)}
 
     def _queued(self, task: Task, until_s: float, waits_for: str) -> None:
         seconds = until_s - task.waiting_since_s

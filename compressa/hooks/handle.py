@@ -27,11 +27,12 @@ from compressa.config import (
     load_config,
     recompressed,
 )
-from compressa.engine import startup
+from compressa.engine import process_groups
 from compressa.engine.engine import Engine
 from compressa.engine.link_file import Shared
 from compressa.engine.stats import Stats
 from compressa.errors import CompressaError, ConfigError, StateError
+from compressa.hooks.profiles import save_profile
 from compressa.hooks.reform import check_recoverable, reform
 
 _STEP = "step"
@@ -104,6 +105,22 @@ class Handle:
             tracer.stop()
             return nullcontext()
         return tracer.start(path, steps)
+
+    def save_profile(self, path: str | Path) -> None:
+        """Write what steps were measured to be like, for `compressa simulate`. Collective.
+
+        It is of the last `schedule.profile_steps` steps, and of the slowest rank. Rank 0 writes.
+
+        Args:
+            path: Of a JSON file.
+
+        Raises:
+            StateError: No step was measured yet, or rank 0 can not write; on every rank.
+
+        Example:
+            >>> handle.save_profile("profile.json")  # doctest: +SKIP
+        """
+        save_profile(self, self._link, self._together, Path(path))
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: residuals, factors and the step.
@@ -287,7 +304,7 @@ class Handle:
             self._end()
         made = reform(self._engine, self.config, self.next_step, group)
         # Not before: torch names a group by how many there are, and takes no name twice.
-        startup.release_groups(self._groups)
+        process_groups.release_groups(self._groups)
         self._engine, self._groups, self.next_step = made.engine, made.groups, made.step
         self._engine.adopt(self._link.costs(self.config.schedule.pace_bits_per_s))
         self._retired = self._closed = False
@@ -303,7 +320,7 @@ class Handle:
                 holds stays until the process ends.
         """
         self._end()
-        startup.release_groups(self._groups)
+        process_groups.release_groups(self._groups)
         self._engine.tracer.stop()
 
     def _end(self) -> None:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from compressa import checkpoint
 from compressa.config import Config
-from compressa.engine import startup
+from compressa.engine import process_groups
 from compressa.engine.engine import Engine
 from compressa.engine.opening import open_engine
 from compressa.engine.undo import handed_over
@@ -91,7 +91,7 @@ def reform(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup
         _check_together(standings, step)
     except BaseException:
         engine.close()
-        startup.release_groups(groups)
+        process_groups.release_groups(groups)
         raise
     if own.next_step > step:
         old.undo.restore()

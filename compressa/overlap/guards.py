@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 
 Read = Callable[[Sequence[torch.Tensor]], None]
 """Told which guarded tensors are wanted; none if that could not be found out: then any may be."""
@@ -30,6 +31,10 @@ def guard_class(base: type[torch.Tensor], read: Read) -> type[torch.Tensor]:
         read: Called before values are used; it must `release` the tensors, or raise.
     """
 
+    @_disable_dynamo  # a compiler that traces it would take it for done
+    def ask(tensors: Sequence[torch.Tensor]) -> None:
+        read(tensors)
+
     class Guarded(base):  # type: ignore[misc, valid-type]
         """Stands in for the base class while values are due."""
 
@@ -42,14 +47,14 @@ def guard_class(base: type[torch.Tensor], read: Read) -> type[torch.Tensor]:
                 with torch._C.DisableTorchFunctionSubclass():
                     return func(*args, **kwargs)
             found = [t for t in _tensors((args, kwargs)) if type(t) is cls]
-            read(found)
+            ask(found)
             if found:
                 return func(*args, **kwargs)
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-            read([self])
+            ask([self])
             return copy.deepcopy(self, memo)
 
     Guarded.__name__ = Guarded.__qualname__ = base.__name__

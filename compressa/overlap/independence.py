@@ -73,9 +73,9 @@ class Independence:
             for key, value in group.items():
                 if key != "params":
                     kept[f"{key!r} of parameter group {index}"] = _seen(value)
-        for key in self._optimizer.state:
-            if not isinstance(key, torch.Tensor):
-                kept[f"optimizer.state[{key!r}]"] = None
+        for owner in self._optimizer.state:
+            if not isinstance(owner, torch.Tensor):
+                kept[f"optimizer.state[{owner!r}]"] = None
         kept["the state of torch's random numbers"] = torch.get_rng_state()
         return kept
 

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import _broadcast_coalesced
+from torch._compile import _disable_dynamo
 
 from compressa.config import Source
 from compressa.engine.engine import Engine
@@ -38,7 +39,9 @@ class OverlappedDataParallel(nn.Module):
     a forward pass through part of the module, another optimizer. What needs all gradients
     (`clip_grad_norm_`, a `GradScaler`) waits for all; `overlap_ended` counts such steps. Not
     guarded are tensors that share memory with a parameter since before the step, `optimizer.state`,
-    and C++ code that is given a parameter outside of a forward pass: call `flush` before.
+    and C++ code that is given a parameter outside of a forward pass: call `flush` before. A module
+    that is to be compiled must be so before it is wrapped; it has all its parameters when a forward
+    pass begins.
 
     Args:
         module: On its device. What is frozen must be so already.
@@ -125,6 +128,7 @@ class OverlappedDataParallel(nn.Module):
             optimizer.register_load_state_dict_pre_hook(lambda *_: self.flush()),
         ]
 
+    @_disable_dynamo
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module; wait for each parameter where it is first used.
 
@@ -137,8 +141,10 @@ class OverlappedDataParallel(nn.Module):
         self._begin_forward(trains)
         if not trains:
             return self.module(*inputs, **kwargs)
-        with self._uses.forward(self._updates.due):
+        with self._uses.forward(self._updates.due) as watched:
             output = self.module(*inputs, **kwargs)
+        if watched:
+            self._engine().planning.forward(self._uses.need_s, self._uses.forward_s)
         self.flush()  # what this pass did not use must not be due when backward begins
         return output
 

@@ -21,7 +21,7 @@ from compressa.config import (
 )
 from compressa.engine.engine import Engine
 from compressa.engine.opening import open_engine
-from compressa.engine.startup import release_groups
+from compressa.engine.process_groups import release_groups
 from compressa.errors import CompressaError, ConfigError, StateError
 from compressa.hooks import broadcast
 from compressa.hooks.register import load_for

@@ -87,7 +87,7 @@ class Steps:
         if self._reducer.late or not self.updates.independence.begun:
             return self._defer()
         if self._reducer.reads:
-            self.ended["gradients were read before the optimizer's step"] += 1
+            return self._step_at_once("gradients were read before the optimizer's step")
         self._settle()
         return self._takeover.step()
 

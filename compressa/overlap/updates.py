@@ -90,7 +90,7 @@ class Updates:
             if gradient.combined.done():
                 self._apply([gradient])
             else:
-                self._engine().wait([self._reducer.arrivals.next()])
+                self._engine().wait([self._reducer.arrivals.next()], gradient.name)
 
     def flush(self) -> None:
         """Do all due updates."""

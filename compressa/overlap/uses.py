@@ -66,16 +66,19 @@ class Uses:
         guard(parameter, self._guarded)
 
     @contextlib.contextmanager
-    def forward(self, due: Container[int]) -> Iterator[None]:
+    def forward(self, due: Container[int]) -> Iterator[bool]:
         """A forward pass.
 
         Args:
             due: By `id`, parameters that are guarded already.
+
+        Yields:
+            Whether all are, so that the times of all are known afterwards.
         """
         self._watch(due)
         self._began_s = time.perf_counter()
         try:
-            yield
+            yield self._passes <= _WATCHED_PASSES
             self.forward_s = time.perf_counter() - self._began_s
         finally:
             self._began_s = None

@@ -73,8 +73,8 @@ class ShardAggregation:
         self._idle_answers: list[torch.Tensor] = []
         self._busy = False
 
-    def announce(self, worker: int, wired_step: int) -> None:
-        """A worker will push a step: with the first one's begins the wait for all.
+    def announce(self, worker: int, wired_step: int) -> int:
+        """A worker will push a step, which is returned: with the first one's begins the wait.
 
         Raises:
             PayloadError: It is not the step that is due from it.
@@ -90,6 +90,7 @@ class ShardAggregation:
                 self._programs.start(
                     self._receive(due), f"push of {self._what}", step=due, unit=self._unit
                 )
+        return due
 
     def take(self, worker: int, step: int, payload: torch.Tensor) -> None:
         """Take what a worker has pushed; the memory is lent until the step is complete."""

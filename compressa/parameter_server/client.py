@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import torch
@@ -14,6 +15,7 @@ from compressa.parameter_server.keys import Shard
 from compressa.parameter_server.programs import Programs
 from compressa.parameter_server.protocol import LEAD_STEPS
 from compressa.parameter_server.server import Server
+from compressa.parameter_server.slots import WORD_BYTES, ServerTime
 
 _ROOMS = LEAD_STEPS + 1  # the window sees to it that what was in one before is done with
 
@@ -29,10 +31,17 @@ class ShardClient:
         job: What all ranks have agreed upon.
         worker: Number of the worker.
         programs: Of this rank.
+        server_time: The clock of the shard's server.
     """
 
     def __init__(
-        self, shard: Shard, coder: ShardCoder, job: Job, worker: int, programs: Programs
+        self,
+        shard: Shard,
+        coder: ShardCoder,
+        job: Job,
+        worker: int,
+        programs: Programs,
+        server_time: ServerTime,
     ) -> None:
         self.shard = shard
         self._coder, self._worker, self._programs = coder, worker, programs
@@ -40,6 +49,9 @@ class ShardClient:
         self._server_rank = job.placement.servers[shard.server]
         self._push_unit = job.units.push(shard)
         self._answer_unit = job.units.answer(shard, worker)
+        self._in_slots = job.server_bits_per_s is not None
+        self._slot_unit = job.units.slot(shard, worker)
+        self._server_time = server_time
         self._name = f"key {shard.segment.name!r}"
         self._push_rooms = [coder.buffer() for _ in range(_ROOMS)]
         self._answer_rooms = [coder.buffer() for _ in range(_ROOMS)]
@@ -57,10 +69,20 @@ class ShardClient:
         """
         before, self._encoded = self._encoded, Future()
         encoded, done = self._encoded, self._programs.promise()
+        name = f"push of {self._name}"
 
         def begin(_: Future[None]) -> None:
-            program = self._pushing(step, values, encoded, own)
-            name = f"push of {self._name}"
+            if own is not None or not self._in_slots:
+                start(self._pushing(step, values, encoded, own))
+                return
+            program = self._encoding(step, values, encoded, send)
+            task = self._programs.start(program, name, step=step, unit=self._slot_unit)
+            task.add_done_callback(lambda _: _release(encoded))
+
+        def send(payload: torch.Tensor, begin_s: float) -> None:
+            self._programs.call_at(begin_s, lambda: start(self._sending(payload)))
+
+        def start(program: Program[None]) -> None:
             task = self._programs.start(program, name, step=step, unit=self._push_unit)
             task.add_done_callback(end)
 
@@ -101,14 +123,35 @@ class ShardClient:
     def _pushing(
         self, step: int, values: torch.Tensor, encoded: Future[None], own: Server | None
     ) -> Program[None]:
-        room, turn = self._push_rooms[step % _ROOMS], Turn(step, self._epoch)
-        payload = yield Compute(lambda: self._coder.encode(values, turn, room), "encode")
+        payload = yield self._encode(step, values)
         _release(encoded)
         if own is not None:
             own.take(self.shard, self._worker, step, payload)
         else:
-            rank, most_bytes = self._server_rank, self._coder.wire_bytes
-            yield Exchange({rank: payload}, {}, capacity_bytes={rank: most_bytes})
+            yield from self._sending(payload)
+
+    def _encoding(
+        self,
+        step: int,
+        values: torch.Tensor,
+        encoded: Future[None],
+        send: Callable[[torch.Tensor, float], None],
+    ) -> Program[None]:
+        """Encode, and learn when to send."""
+        payload = yield self._encode(step, values)
+        _release(encoded)
+        rank = self._server_rank
+        word = torch.empty(WORD_BYTES, dtype=torch.uint8)
+        received = yield Exchange({}, {rank: word}, grace_s=_GRACE_S)
+        send(payload, self._server_time.begin_s(received[rank], self._programs.now_s()))
+
+    def _encode(self, step: int, values: torch.Tensor) -> Compute:
+        room, turn = self._push_rooms[step % _ROOMS], Turn(step, self._epoch)
+        return Compute(lambda: self._coder.encode(values, turn, room), "encode")
+
+    def _sending(self, payload: torch.Tensor) -> Program[None]:
+        rank, most_bytes = self._server_rank, self._coder.wire_bytes
+        yield Exchange({rank: payload}, {}, capacity_bytes={rank: most_bytes})
 
     def _pulling(self, step: int, out: torch.Tensor) -> Program[None]:
         incoming = {self._server_rank: self._answer_rooms[step % _ROOMS]}

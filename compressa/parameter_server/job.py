@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,8 @@ class Job:
         seed: Of random bits.
         first_step: The first step that is pushed.
         epoch: Of the transport.
+        server_bits_per_s: Rate of a server's port, if workers push in slots.
+        deadline_s: Longest wait.
         units: Names of messages.
     """
 
@@ -35,6 +38,8 @@ class Job:
     seed: int
     first_step: int
     epoch: int = 0
+    server_bits_per_s: float | None = None
+    deadline_s: float = math.inf
     units: Units = field(init=False)
 
     def __post_init__(self) -> None:
@@ -86,7 +91,14 @@ def plan_job(
     least_bytes = config.exchange.unit_payload_bytes
     most_shards = 1 if placement.workers == placement.servers else MOST_SHARDS
     shards = shard_keys(infos, compressors, len(placement.servers), least_bytes, most_shards)
-    return Job(KeyTable(infos, codings, shards), placement, config.engine.seed, first_step)
+    return Job(
+        KeyTable(infos, codings, shards),
+        placement,
+        config.engine.seed,
+        first_step,
+        server_bits_per_s=config.schedule.server_bits_per_s,
+        deadline_s=config.exchange.deadline_s,
+    )
 
 
 def _check(config: Config, first_step: int) -> None:

@@ -26,6 +26,12 @@ class Runs(Protocol):
     def follow(self, transfers: Sequence[Transfer], ordered: Sequence[int]) -> None:
         """Say which exchanges are the most urgent."""
 
+    def now_s(self) -> float:
+        """Tell the time of `call_at`."""
+
+    def call_at(self, time_s: float, event: Callable[[], None]) -> None:
+        """Have a function called at a time, or soon after it."""
+
     def wait(self, future: Future[None]) -> None:
         """Wait for the end of a program."""
 
@@ -80,6 +86,14 @@ class Programs:
             yield from ()
 
         self.start(program(), name)
+
+    def now_s(self) -> float:
+        """Tell the time of `call_at`."""
+        return self._session.now_s()
+
+    def call_at(self, time_s: float, function: Callable[[], None]) -> None:
+        """Have a function called on the driver's thread at a time, or soon after it."""
+        self._session.call_at(time_s, function)
 
     def promise(self) -> Future[None]:
         """Return a future that somebody will complete; or the first failure."""

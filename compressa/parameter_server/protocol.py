@@ -16,6 +16,9 @@ header, which has the step, too; then what the codec writes). The first worker t
 of a key starts the clock: the other workers owe theirs within the deadline. A pull is answered with
 one payload for each shard, as soon as the step is complete.
 
+Where there are time slots (`slots`), the server answers a push with a word for each shard: its time
+in seconds (f64), and how many seconds later (f64) the worker may send that.
+
 Steps of a key follow each other, and so do the pulls of a worker. A worker may run one step ahead
 (`LEAD_STEPS`): it may push step t when it has the answer of step t - 2 or a later one. So a
 server has at most two steps of a key under way, and remembers the last two that are complete,
@@ -157,6 +160,10 @@ class Units:
         """What the server of a shard answers to a worker."""
         return self.shards + shard.number * self.workers + worker
 
+    def slot(self, shard: Shard, worker: int) -> int:
+        """What the server tells a worker of its slot for a shard, where there are slots."""
+        return self.shards * (1 + self.workers) + shard.number * self.workers + worker
+
     def request(self, worker: int, server: int, number: int) -> int:
         """The request of a worker to a server with a running number."""
         pair = worker * self.servers + server
@@ -168,7 +175,7 @@ class Units:
 
     @property
     def _first_request(self) -> int:
-        return self.shards * (1 + self.workers)
+        return self.shards * (1 + 2 * self.workers)
 
     @property
     def _turns(self) -> int:

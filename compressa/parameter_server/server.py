@@ -19,6 +19,7 @@ from compressa.parameter_server.job import Job
 from compressa.parameter_server.keys import Shard
 from compressa.parameter_server.programs import Programs
 from compressa.parameter_server.protocol import Kind, Request
+from compressa.parameter_server.slots import Slots, write_word
 
 OwnAnswer = Callable[[Shard, int, torch.Tensor], None]
 """(shard, step, payload): takes the answers to the worker in the same process."""
@@ -45,6 +46,9 @@ class Server:
         self.closed: Future[None] = programs.promise()
         self._job, self._number, self._programs = job, number, programs
         self._own_answer = own_answer
+        rate = job.server_bits_per_s
+        far = [worker for worker in job.placement.workers if worker != programs.rank]
+        self._slots = Slots(rate, len(far), programs.now_s) if rate else None
         world = World(0, len(job.placement.workers), job.seed, "scatter_reduce", self.state)
         self._coders = {
             shard.number: ShardCoder(
@@ -115,7 +119,7 @@ class Server:
                 raise PayloadError(f"rank {rank} names key {key}, which is not kept here")
             for shard in self._by_key[key]:
                 if request.kind is Kind.PUSH:
-                    shard.announce(worker, request.step)
+                    self._give_slot(shard.shard, worker, shard.announce(worker, request.step))
                 else:
                     shard.ask(worker, request.step)
 
@@ -137,6 +141,22 @@ class Server:
 
         unit = self._job.units.request(worker, self._number, number)
         self._programs.start(program(), f"requests of rank {rank}", unit=unit)
+
+    def _give_slot(self, shard: Shard, worker: int, step: int) -> None:
+        """Tell a worker of another rank when it may send, if there are slots."""
+        rank = self._job.placement.workers[worker]
+        if self._slots is None or rank == self._programs.rank:
+            return
+        size_bytes = self._coders[shard.number].wire_bytes
+        wait_s = self._slots.wait_s(step, shard.number, size_bytes)
+        word = write_word(self._programs.now_s(), wait_s)
+
+        def program() -> Program[None]:
+            yield Exchange({rank: word}, {})
+
+        unit = self._job.units.slot(shard, worker)
+        name = f"slot for key {shard.segment.name!r}"
+        self._programs.start(program(), name, step=step, unit=unit)
 
     def _answer(self, shard: Shard, worker: int, step: int, payload: torch.Tensor) -> None:
         rank = self._job.placement.workers[worker]

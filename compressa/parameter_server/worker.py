@@ -19,6 +19,7 @@ from compressa.parameter_server.keys import Shard
 from compressa.parameter_server.programs import Programs
 from compressa.parameter_server.protocol import Kind, Request
 from compressa.parameter_server.server import Server
+from compressa.parameter_server.slots import ServerTime
 from compressa.parameter_server.window import Window
 
 
@@ -63,6 +64,7 @@ class Worker:
         self.state = State()
         self._job, self._programs = job, programs
         world = World(number, self.size, job.seed, "scatter_reduce", self.state)
+        self._times = [ServerTime(rank, job.deadline_s) for rank in job.placement.servers]
         self._clients = [self._client(shard, world) for shard in job.table.shards]
         self._by_key = [self._in_turn(shards) for shards in job.table.by_key]
         self._kept = [job.table.keys_of(number) for number in range(len(job.placement.servers))]
@@ -218,7 +220,8 @@ class Worker:
     def _client(self, shard: Shard, world: World) -> ShardClient:
         coding = self._job.table.codings[shard.key]
         coder = ShardCoder(shard.number, shard.segment, coding, world, serves=False)
-        return ShardClient(shard, coder, self._job, self.rank, self._programs)
+        time = self._times[shard.server]
+        return ShardClient(shard, coder, self._job, self.rank, self._programs, time)
 
     def _begun(self, handle: Handle) -> Handle:
         self._under_way = [h for h in self._under_way if h.values or not h.done] + [handle]

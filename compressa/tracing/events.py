@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
-STAGES = ("ready", "queued", "compress", "wire", "decompress", "apply", "wait")
+Stage = Literal["ready", "queued", "compress", "wire", "decompress", "apply", "wait"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
 """The tracks. `ready` lasts from a unit's first gradient to its last; `queued` is time in which a
 unit waited for its turn; `wire` lasts from the first byte that leaves to the last that arrives;
 `apply` is the optimizer's; `wait` is the training thread's: exposed communication."""
 
-WAITS = ("compress", "turn", "outbox", "decompress")
+Wait = Literal["compress", "turn", "outbox", "decompress"]
+WAITS: tuple[Wait, ...] = get_args(Wait)
 """What is queued for: a thread that encodes; the launch of an exchange (another thread, or its turn
 in an ordered plan); that the first byte leaves (credit, pace, what is more urgent); a thread that
 decodes."""

@@ -6,7 +6,8 @@ counted from the end of the one before; what is left after the last of them, to 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 from compressa.tracing.events import NO_UNIT, Span
@@ -14,7 +15,7 @@ from compressa.tracing.events import NO_UNIT, Span
 _Unit = tuple[int, int]  # step and number
 
 
-def exposure(spans: Sequence[Span]) -> Counter[str]:
+def exposure(spans: Sequence[Span]) -> dict[str, float]:
     """Return seconds that were waited for each unit, by its name, over all steps."""
     names = {(s.step, s.unit): s.name for s in spans if s.stage == "ready"}
     ended_s = _ends(spans)
@@ -25,15 +26,24 @@ def exposure(spans: Sequence[Span]) -> Counter[str]:
             units_of[span.step].append((span.step, span.unit))
             for parameter in span.parameters:
                 having[span.step, parameter].append((span.step, span.unit))
-    seconds: Counter[str] = Counter()
-    for wait in spans:
-        if wait.stage == "wait":
-            # It is for one parameter, or for all.
-            units = having.get((wait.step, wait.name)) or units_of[wait.step]
-            ends = sorted((ended_s[unit], names[unit]) for unit in units if unit in ended_s)
-            for name, part_s in _shared_out(wait, ends):
-                seconds[name] += part_s
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for wait in _disjoint(span for span in spans if span.stage == "wait"):
+        # It is for one parameter, or for all.
+        units = having.get((wait.step, wait.name)) or units_of[wait.step]
+        ends = sorted((ended_s[unit], names[unit]) for unit in units if unit in ended_s)
+        for name, part_s in _shared_out(wait, ends):
+            seconds[name] += part_s
     return seconds
+
+
+def _disjoint(waits: Iterable[Span]) -> Iterator[Span]:
+    """Count the time of a wait within another once."""
+    until_s = -math.inf
+    for wait in sorted(waits, key=lambda wait: wait.started_s):
+        began_s, ended_s = max(wait.started_s, until_s), wait.ended_s
+        if ended_s > began_s:
+            yield wait._replace(started_s=began_s, seconds=ended_s - began_s)
+            until_s = ended_s
 
 
 def _ends(spans: Iterable[Span]) -> dict[_Unit, float]:

@@ -19,7 +19,7 @@ class Intervals:
     Example:
         >>> busy = Intervals([(0, 2), (1, 3), (5, 6)])
         >>> list(busy), busy.within(2, 6)
-        ([(0, 3), (5, 6)], 2)
+        ([(0, 3), (5, 6)], 2.0)
         >>> list(Intervals([(1, 8)]) - busy)
         [(3, 5), (6, 8)]
     """

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    FiniteFloat,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from compressa.errors import ConfigError
-from compressa.tracing.events import NO_UNIT, STAGES, WAITS, Span, Trace
+from compressa.tracing.events import NO_UNIT, Span, Stage, Trace, Wait
 
 _Time = Annotated[FiniteFloat, Field(ge=0)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -29,7 +23,7 @@ class _Args(_Part):
     step: _Count
     unit: Annotated[int, Field(ge=NO_UNIT, lt=1 << 63)] = NO_UNIT
     exchange: _Count = 0
-    waits_for: Literal[*WAITS, ""] = Field(default="", alias="for")
+    waits_for: Wait | None = Field(default=None, alias="for")
     size_bytes: _Count = Field(default=0, alias="bytes")
     peers: _Count = 0
     sending_us: _Time | None = None
@@ -39,11 +33,17 @@ class _Args(_Part):
 
 class _Complete(_Part):
     ph: Literal["X"]
-    cat: Literal[*STAGES]
+    cat: Stage
     name: str
     ts: _Time
     dur: _Time
     args: _Args
+
+    @model_validator(mode="after")
+    def _waits_for_something(self) -> Self:
+        if self.cat == "queued" and self.args.waits_for is None:
+            raise ValueError('what is queued must say "for" what')
+        return self
 
 
 class _Step(_Part):
@@ -128,7 +128,7 @@ def _span(event: _Complete) -> Span:
         event.dur / 1e6,
         args.unit,
         args.exchange,
-        args.waits_for,
+        args.waits_for or "",
         args.size_bytes,
         args.peers,
         None if sent_us is None else sent_us / 1e6,

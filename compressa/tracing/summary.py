@@ -93,12 +93,13 @@ def summarise(trace: Trace) -> Summary:
     """Work out what a trace amounts to."""
     windows = _windows(trace)
     reckoned = _Reckoned(trace, windows)
+    exposed = sorted(exposure(trace.spans).items(), key=lambda pair: (-pair[1], pair[0]))
     return Summary(
         trace.rank,
         trace.size,
         tuple((window.step, reckoned.figures([window])) for window in windows),
         reckoned.figures(windows),
-        tuple(exposure(trace.spans).most_common(_TOP)),
+        tuple(exposed[:_TOP]),
         trace.dropped_steps,
         trace.dropped_spans,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -99,6 +100,10 @@ class Transport(ABC):
             place: Place in the plan; the smallest goes first among what is ready.
             done: Called once, from any thread, with what was received or the error.
         """
+
+    def together(self) -> AbstractContextManager[None]:
+        """Have exchanges that are started meanwhile leave in as few calls as can be."""
+        return nullcontext()
 
     @abstractmethod
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:

@@ -50,6 +50,7 @@ class Link:
         self._outbox = Outbox(settings.epoch, settings.chunk_bytes)
         self._held: deque[OutgoingFrame] = deque()  # the pacer has reserved their turns
         self._paused = False
+        self._gathers = False
         self._ending = False
         self._ended = 0
         self._reactor: Reactor | None = None
@@ -89,6 +90,16 @@ class Link:
     ) -> None:
         """Send a message; `sent` is called when `buffer` may be reused."""
         self._outbox.push(key, buffer, place, sent)
+        if not self._gathers:
+            self._flush()
+
+    def gather(self) -> None:
+        """Keep what is sent from now on, until `release`."""
+        self._gathers = True
+
+    def release(self) -> None:
+        """Send what was kept, in as few calls as can be."""
+        self._gathers = False
         self._flush()
 
     def finish(self, *, drop: bool = False) -> None:

@@ -22,6 +22,7 @@ class Outgoing:
         left_bytes: What has not been handed over.
         sent: Called when its last byte has left.
         arrived: Called when all of it is there.
+        began: Called when its first byte is handed over, if anybody wants to know.
     """
 
     place: tuple[int, int]
@@ -30,10 +31,14 @@ class Outgoing:
     left_bytes: int = field(compare=False)
     sent: Callable[[], None] = field(compare=False)
     arrived: Callable[[], None] = field(compare=False)
+    began: Callable[[], None] | None = field(default=None, compare=False)
     _under_way: int = field(default=0, compare=False)
 
     def take(self, size_bytes: int) -> None:
         """Hand a chunk over."""
+        if self.began is not None:
+            self.began()
+            self.began = None
         self.left_bytes -= size_bytes
         self._under_way += 1
 
@@ -73,9 +78,10 @@ class Port:
         place: tuple[int, int],
         sent: Callable[[], None],
         arrived: Callable[[], None],
+        began: Callable[[], None] | None = None,
     ) -> None:
         """Queue a message."""
-        message = Outgoing(place, next(self._ages), peer, size_bytes, sent, arrived)
+        message = Outgoing(place, next(self._ages), peer, size_bytes, sent, arrived, began)
         heapq.heappush(self._waiting, message)
         self._hand_over()
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -70,6 +70,17 @@ class TcpTransport(MeshTransport):
         """Ask the links."""
         for link in self._links.values():
             link.observe(left)
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """Have several messages to a peer leave in one call."""
+        for link in self._links.values():
+            link.gather()
+        try:
+            yield
+        finally:
+            for link in self._links.values():
+                link.release()
 
     @property
     def sums(self) -> bool:

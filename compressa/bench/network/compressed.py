@@ -17,7 +17,7 @@ import torch.distributed as dist
 from compressa.bench.network.method import Method, Operation, Verb
 from compressa.compressors import COMPRESSORS
 from compressa.config import Config, assign, load_config
-from compressa.engine import startup
+from compressa.engine import process_groups, startup
 from compressa.engine.engine import Engine
 from compressa.engine.lanes import Lane
 from compressa.engine.session import Session
@@ -81,7 +81,7 @@ class Compressed(Method):
 
         def close() -> None:
             engine.close()
-            startup.release_groups(groups)
+            process_groups.release_groups(groups)
 
         def verify() -> None:
             given = [random_values(other, elems) for other in range(size)]
@@ -113,10 +113,10 @@ def _open(
     """Open an engine over all ranks, as registering a hook does; what it uses is to be released."""
     world, deadline_s = dist.group.WORLD, config.exchange.deadline_s
     assert world is not None
-    groups = [startup.new_group(config, world, "gloo", "the benchmark")]
+    groups = [process_groups.new_group(config, world, "gloo", "the benchmark")]
     control = startup.open_control(config, groups[0])
     startup.agree(control, startup.digest(config, None, parameters, "tcp"), deadline_s)
-    groups.append(startup.new_group(config, world, "gloo", "the benchmark"))
+    groups.append(process_groups.new_group(config, world, "gloo", "the benchmark"))
     engines: list[Engine] = []
 
     def failed(error: CompressaError) -> None:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from compressa.config import assign, load_config
 from compressa.engine.lanes import Lane
 from compressa.engine.opening import open_engine
-from compressa.engine.startup import release_groups
+from compressa.engine.process_groups import release_groups
 from compressa.parameters import ParameterInfo
 
 _PARAMETERS = 8

@@ -53,6 +53,7 @@ class Reply(BaseModel):
     version: str = ""
     samples_s: tuple[float, ...] = ()
     operations: int = 0
+    told: dict[str, Any] = {}
     error: str = ""
 
 
@@ -104,14 +105,27 @@ class Ranks:
         Raises:
             TransportError: A rank died, failed, or did not answer in time.
         """
-        for line in self._lines:
-            with contextlib.suppress(OSError):  # it is dead, which is found out below
-                line.sendall(json.dumps(ask).encode() + b"\n")
-        deadline_s = time.monotonic() + patience_s
         what = f"{ask.what} of {ask.size_bytes} bytes"
-        replies = self._replies("answer", deadline_s, f"did not finish {what}")
+        replies = self.request(ask, what, patience_s)
         samples = zip(*(reply.samples_s for reply in replies), strict=True)
         return [max(several) for several in samples], replies[0].operations
+
+    def request(self, message: Any, what: str, patience_s: float) -> list[Reply]:
+        """Tell all ranks something, as JSON, and wait for the answer of each.
+
+        Args:
+            message: What they are told.
+            what: They do then, for messages.
+            patience_s: How long they may take.
+
+        Raises:
+            TransportError: A rank died, failed, or did not answer in time.
+        """
+        for line in self._lines:
+            with contextlib.suppress(OSError):  # it is dead, which is found out below
+                line.sendall(json.dumps(message).encode() + b"\n")
+        deadline_s = time.monotonic() + patience_s
+        return self._replies("answer", deadline_s, f"did not finish {what}")
 
     def _replies(self, kind: str, deadline_s: float, missing: str) -> list[Reply]:
         """Wait for one of each rank, and return them by rank."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
 from compressa.bench.network.job import Work
-from compressa.errors import TransportError
+from compressa.bench.network.processes import ended, hear, started, tell
 from compressa.testbed import Testbed, Watch, burstiness
 
 _FLOAT_BYTES = 4
@@ -95,47 +94,20 @@ def measure(
 
 def _run(bed: Testbed, works: list[Work]) -> tuple[tuple[Steps, ...], float | None]:
     """Run jobs side by side; they begin together."""
-    ranks = [
-        [_start(bed, host, job, work.text()) for host in range(2)] for job, work in enumerate(works)
-    ]
-    every = [rank for job in ranks for rank in job]
-    try:
-        for rank in every:
-            _line(rank)
+    with ExitStack() as stack:
+        jobs = [
+            stack.enter_context(started(bed, "job", (0, 1), [work.text()] * 2, _FIRST_PORT + job))
+            for job, work in enumerate(works)
+        ]
+        ranks = [rank for job in jobs for rank in job]
+        hear(ranks, _PATIENCE_S)
+        bed.counters()  # opens them
         with Watch(bed.counters) as counters:
-            for rank in every:
-                assert rank.stdin is not None
-                rank.stdin.write("go\n")
-                rank.stdin.flush()
-            results = tuple(_steps([_line(rank) for rank in job]) for job in ranks)
-        for rank in every:
-            rank.wait(_PATIENCE_S)
-    finally:
-        for rank in every:
-            bed.end(rank)
+            tell(ranks, "go")
+            results = tuple(_steps(hear(job, _PATIENCE_S)) for job in jobs)
+        ended(ranks, _PATIENCE_S)
     sent = [(at_s, told[0].tx_bytes) for at_s, told in counters.readings if told is not None]
     return results, burstiness(sent) if sent else None
-
-
-def _start(bed: Testbed, host: int, job: int, text: str) -> subprocess.Popen[Any]:
-    env = {
-        "RANK": str(host),
-        "WORLD_SIZE": "2",
-        "MASTER_ADDR": bed.hosts[0].address,
-        "MASTER_PORT": str(_FIRST_PORT + job),
-        "OMP_NUM_THREADS": "1",
-    }
-    words = [sys.executable, "-m", "compressa.bench.network.job", text]
-    return bed.spawn(host, words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def _line(rank: subprocess.Popen[Any]) -> str:
-    """Read what a rank says next; its own deadlines end the wait for one that hangs."""
-    assert rank.stdout is not None
-    line = str(rank.stdout.readline())
-    if not line:
-        raise TransportError(f"a rank ended with status {rank.wait(_PATIENCE_S)}; see above")
-    return line
 
 
 def _steps(lines: list[str]) -> Steps:

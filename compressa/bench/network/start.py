@@ -51,7 +51,17 @@ def start_ranks(
         deadline_s: Longest wait of theirs.
     """
     words = [sys.executable, "-m", "compressa.bench.network.rank"]
-    words += [str(path), str(most_bytes), str(deadline_s)]
+    return start_each(bed, folder, [*words, str(path), str(most_bytes), str(deadline_s)])
+
+
+def start_each(bed: Testbed, folder: Path, words: Sequence[str]) -> list[Started]:
+    """Start a rank on every host, each with one thread.
+
+    Args:
+        bed: Where.
+        folder: For logs.
+        words: The command that each is; the environment tells it who it is, as torchrun's does.
+    """
     meeting = {
         "WORLD_SIZE": str(len(bed.hosts)),
         "MASTER_ADDR": bed.hosts[0].address,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
@@ -51,19 +51,29 @@ class Wire:
             version: Of the library that is measured.
             answer: Measures a row; what it raises is told, and ends this rank.
         """
-        self._say(kind="hello", version=version)
-        for ask in self._asks():
-            try:
-                samples_s, operations = answer(ask)
-            except Exception as error:
-                self._say(kind="failed", error=f"{type(error).__name__}: {error}")
-                raise
-            self._say(kind="answer", samples_s=samples_s, operations=operations)
 
-    def _asks(self) -> Iterator[Ask]:
+        def told(message: Any) -> dict[str, Any]:
+            samples_s, operations = answer(Ask(*message))
+            return {"samples_s": samples_s, "operations": operations}
+
+        self.converse(version, told)
+
+    def converse(self, version: str, answer: Callable[[Any], dict[str, Any]]) -> None:
+        """Answer whatever is asked until the driver closes the line.
+
+        Args:
+            version: Of the library that is measured.
+            answer: Returns the fields of an answer; what it raises is told, and ends this rank.
+        """
+        self._say(kind="hello", version=version)
         with self._socket.makefile("r", encoding="utf-8") as lines:
             for line in lines:
-                yield Ask(*json.loads(line))
+                try:
+                    fields = answer(json.loads(line))
+                except Exception as error:
+                    self._say(kind="failed", error=f"{type(error).__name__}: {error}")
+                    raise
+                self._say(kind="answer", **fields)
 
     def _say(self, **fields: Any) -> None:
         self._socket.sendall(json.dumps({"rank": self._rank, **fields}).encode() + b"\n")

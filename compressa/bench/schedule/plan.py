@@ -1,0 +1,55 @@
+"""Plan: which cases are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from compressa.errors import ConfigError
+
+PARTS: Mapping[str, str] = {
+    "steps": "training steps beside DDP's and the ideal, for each compressor and each C / (F + B)",
+    "hook": "units through the comm hook alone, pipelined and one after the other",
+    "overhead": "what planning and handing over cost for each chunk, and what a trace costs",
+    "shared": "two jobs on one link, in turns and not; four workers and one parameter server",
+}
+"""By name, what each shows."""
+
+LINKS: Mapping[str, str] = {"none": "200mbit", "bf16": "200mbit", "int8": "100mbit"}
+"""By compressor, the speed of the links on which steps are measured."""
+
+RATIOS = (0.5, 1.0, 2.0)
+"""Of C to F + B."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is to be measured.
+
+    Attributes:
+        parts: Their names.
+        compressors: Of the part "steps".
+        ratios: Of C to F + B, there.
+        budget_s: Seconds for each of its cases, once it is set up.
+        least_rounds: So often each method is measured at least.
+    """
+
+    parts: Sequence[str] = tuple(PARTS)
+    compressors: Sequence[str] = tuple(LINKS)
+    ratios: Sequence[float] = RATIOS
+    budget_s: float = 40.0
+    least_rounds: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse what there is not."""
+        for option, given, known in (
+            ("--part", self.parts, PARTS),
+            ("--compressor", self.compressors, LINKS),
+        ):
+            strangers = [name for name in given if name not in known]
+            if strangers:
+                raise ConfigError(
+                    f"{option}: there is no {strangers[0]!r}; there are: {', '.join(known)}"
+                )
+        if any(not 0 < ratio <= 16 for ratio in self.ratios):
+            raise ConfigError("--ratio: give C / (F + B), more than 0 and at most 16")

@@ -1,0 +1,240 @@
+"""What `compressa bench schedule` leaves behind: one JSON file, checked when it is read.
+
+Targets are not written down: `targets` works out what meets them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from compressa.bench import machine
+from compressa.bench.records import Positive, read_as
+from compressa.errors import ConfigError
+
+Share = Annotated[FiniteFloat, Field(ge=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Spread(_Strict):
+    """The median of several times, and how far they lie apart."""
+
+    median_s: Positive
+    p20_s: Positive
+    p80_s: Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.p20_s <= self.median_s <= self.p80_s:
+            raise ValueError("p20_s <= median_s <= p80_s does not hold")
+        return self
+
+
+class Case(_Strict):
+    """What a compressor's steps have in common, in seconds; the slowest rank counts.
+
+    Computing is measured without communication, and communication without computing, in the same
+    run as the steps. `backward_s` contains the optimizer's update.
+    """
+
+    compressor: str
+    ratio: Positive = Field(description="of C to F + B, as asked for")
+    link: str
+    batch: PositiveInt
+    forward_s: Positive
+    backward_s: Positive
+    communication_s: Positive
+    rounds: PositiveInt
+    timestamp: AwareDatetime
+
+    @property
+    def compute_s(self) -> float:
+        """F + B."""
+        return self.forward_s + self.backward_s
+
+    @property
+    def ideal_s(self) -> float:
+        """The larger of computing and communication."""
+        return max(self.compute_s, self.communication_s)
+
+    @property
+    def reached_ratio(self) -> float:
+        """C / (F + B), as measured."""
+        return self.communication_s / self.compute_s
+
+
+class Step(_Spread):
+    """A step of one method; `load` is the share of the machine's processors that were busy."""
+
+    compressor: str
+    ratio: Positive
+    method: str
+    simulated_s: Positive | None = None
+    load: Share
+    timestamp: AwareDatetime
+
+
+class Pipelined(_Strict):
+    """Units through the comm hook alone: what is there at once, and nothing is computed beside it.
+
+    `encode_s`, `wire_s` and `decode_s` are those of a step, unit after unit.
+    """
+
+    compressor: str
+    link: str
+    units: PositiveInt
+    encode_s: Positive
+    wire_s: Positive
+    decode_s: Positive
+    apart_s: Positive = Field(description="unit after unit")
+    pipelined_s: Positive
+    load: Share
+    timestamp: AwareDatetime
+
+    @property
+    def bound(self) -> float:
+        """By how much pipelining can shorten a step at most."""
+        stages_s = self.encode_s, self.wire_s, self.decode_s
+        return sum(stages_s) / max(stages_s)
+
+    @property
+    def gain(self) -> float:
+        """By how much it does."""
+        return self.apart_s / self.pipelined_s
+
+
+class Overhead(_Strict):
+    """Microseconds of processor time for each chunk."""
+
+    what: str
+    chunks: PositiveInt
+    chunk_us: Positive
+    timestamp: AwareDatetime
+
+
+class Traced(_Strict):
+    """What it costs to record a trace: as a multiple of the same step without."""
+
+    step_s: Positive
+    ratio: Positive
+    ratio_low: Positive
+    ratio_high: Positive
+    cpu_ratio: Positive
+    timestamp: AwareDatetime
+
+
+class Jobs(_Strict):
+    """Two jobs on one link; the steps are multiples of that of a job alone."""
+
+    link: str
+    size_bytes: PositiveInt
+    alone_s: Positive
+    unstaggered: tuple[Positive, ...]
+    staggered: tuple[Positive, ...]
+    burstiness: tuple[Share | None, ...]
+    timestamp: AwareDatetime
+
+
+class Header(_Strict):
+    """Where, when and how."""
+
+    format: Literal["compressa.bench.schedule"] = "compressa.bench.schedule"
+    format_version: Literal[1] = 1
+    cpu: str
+    cores: PositiveInt
+    memory_bytes: PositiveInt
+    system: str
+    versions: dict[str, str]
+    hosts: Literal[2] = 2
+    threads_per_rank: Literal[1] = 1
+    parameters: PositiveInt
+    layers: PositiveInt
+    budget_s: Positive
+    timestamp: AwareDatetime
+
+
+class ScheduleMeasurement(_Strict):
+    """The whole file."""
+
+    header: Header
+    cases: list[Case] = []
+    steps: list[Step] = []
+    pipelined: list[Pipelined] = []
+    overhead: list[Overhead] = []
+    traced: list[Traced] = []
+    jobs: list[Jobs] = []
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        known = {(case.compressor, case.ratio) for case in self.cases}
+        for step in self.steps:
+            if (step.compressor, step.ratio) not in known:
+                raise ValueError(f"a step of {step.compressor} at {step.ratio:g} has no case")
+        return self
+
+    def of(self, case: Case) -> list[Step]:
+        """Return the steps of a case."""
+        place = case.compressor, case.ratio
+        return [step for step in self.steps if (step.compressor, step.ratio) == place]
+
+    def updated(self, newer: ScheduleMeasurement) -> ScheduleMeasurement:
+        """Return this measurement with what a newer one has measured again, or in addition.
+
+        Raises:
+            ConfigError: They are of different machines or models.
+        """
+        old, new = self.header, newer.header
+        for what in ("cpu", "cores", "system", "parameters", "layers"):
+            if getattr(old, what) != getattr(new, what):
+                raise ConfigError(
+                    f"the file's {what} is {getattr(old, what)}, and here it is "
+                    f"{getattr(new, what)}: rows would not be comparable; write another file"
+                )
+        again = {(case.compressor, case.ratio) for case in newer.cases}
+        return ScheduleMeasurement(
+            header=new.model_copy(update={"versions": old.versions | new.versions}),
+            cases=[c for c in self.cases if (c.compressor, c.ratio) not in again] + newer.cases,
+            steps=[s for s in self.steps if (s.compressor, s.ratio) not in again] + newer.steps,
+            pipelined=newer.pipelined or self.pipelined,
+            overhead=newer.overhead or self.overhead,
+            traced=newer.traced or self.traced,
+            jobs=newer.jobs or self.jobs,
+        )
+
+
+def header(versions: dict[str, str], parameters: int, layers: int, budget_s: float) -> Header:
+    """Return the header of what is measured here and now."""
+    facts = machine.header(())
+    return Header(
+        cpu=facts.cpu,
+        cores=facts.cores,
+        memory_bytes=facts.memory_bytes,
+        system=facts.system,
+        versions=facts.versions | versions,
+        parameters=parameters,
+        layers=layers,
+        budget_s=budget_s,
+        timestamp=facts.timestamp,
+    )
+
+
+def read(path: Path) -> ScheduleMeasurement:
+    """Read and check a file.
+
+    Raises:
+        ConfigError: It cannot be read, or is no measurement; the message names the place.
+    """
+    return read_as(ScheduleMeasurement, path, "compressa bench schedule")

@@ -1,0 +1,222 @@
+"""`compressa simulate`: how long a measured step would take elsewhere, policy by policy."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from compressa.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from compressa.engine.profile_file import ProfileFile
+    from compressa.simulation import Scenario, Simulated
+
+simulate_app = typer.Typer()
+
+_POLICIES = ("fifo", "priority", "credit", "merge", "auto")
+_TIME = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|ms|s)\s*", re.IGNORECASE)
+_SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@simulate_app.command(
+    epilog="Example: compressa simulate --profile profile.json --hosts 64 --bandwidth 10gbit"
+)
+def simulate(
+    profile: Annotated[
+        Path, typer.Option(metavar="FILE", help="What `handle.save_profile` has written.")
+    ],
+    hosts: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many, with a rank each; as many ranks as were measured."),
+    ] = None,
+    bandwidth: Annotated[
+        str | None,
+        typer.Option(help='Of each host, such as "10gbit"; that of the measured link, if known.'),
+    ] = None,
+    latency: Annotated[
+        str | None,
+        typer.Option(help='From host to host, such as "50us", as it is if no link was measured.'),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(help="As schedule.policy; several times. Most of them if not given."),
+    ] = None,
+    compressor: Annotated[
+        str | None,
+        typer.Option(help="Exchange what this one makes. What its codec computes is not known."),
+    ] = None,
+    overlap: Annotated[
+        bool | None,
+        typer.Option(
+            help="Whether the next forward waits for each parameter where it is used; as measured "
+            "if not given.",
+        ),
+    ] = None,
+    jitter: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="By how much computing varies, as a share.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the jitter.")] = 0,
+    steps: Annotated[int, typer.Option(min=2, help="How many steps in a row are run.")] = 2,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write a trace of the first host for each policy, for ui.perfetto.dev and "
+            "`compressa trace summary`; the policy is put into the name.",
+        ),
+    ] = None,
+) -> None:
+    """Predict how long a step takes on another network, policy by policy.
+
+    The engine's own scheduling and the real collectives run on a virtual clock, without data; what
+    is computed takes the time that was measured.
+
+    ideal is max(F + B, C): computing, or the time for which the busiest port is occupied. exposed
+    is how long the training waits; idle, how long that port has nothing to carry.
+    """
+    from rich.console import Console
+
+    from compressa.engine.profile_file import read
+
+    file = read(profile, "--profile: ")
+    conditions: dict[str, Any] = {
+        "hosts": hosts,
+        "bandwidth_bits_per_s": None if bandwidth is None else _bits_per_s(bandwidth),
+        "latency_s": None if latency is None else _seconds(latency),
+        "compression": None if compressor is None else {"compressor": compressor},
+        "overlap": overlap,
+        "jitter": jitter,
+        "seed": seed,
+        "steps": steps,
+    }
+    scenarios = _scenarios(file, policy, conditions)
+    console = Console()
+    console.print(_headline(scenarios[0]), highlight=False, soft_wrap=True, markup=False)
+    results = _run(scenarios)
+    console.print(_table(results))
+    for note in _notes(scenarios[0], results):
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    if trace is not None:
+        _write_traces(results, trace)
+    if json_file is not None:
+        json_file.write_text(json.dumps([_plain(one) for one in results], indent=1) + "\n")
+
+
+def _scenarios(
+    file: ProfileFile, policies: list[str] | None, conditions: dict[str, Any]
+) -> list[Scenario]:
+    from compressa.simulation import Scenario
+
+    return [Scenario.of(file, policy=name, **conditions) for name in policies or _POLICIES]
+
+
+def _run(scenarios: Sequence[Scenario]) -> list[Simulated]:
+    from rich.console import Console
+
+    from compressa.simulation import simulate
+
+    results = []
+    with Console(stderr=True).status("") as status:
+        for scenario in scenarios:
+            status.update(scenario.config.schedule.policy)
+            results.append(simulate(scenario))
+    return results
+
+
+def _headline(scenario: Scenario) -> str:
+    file, link = scenario.file, scenario.link
+    measured = f"{file.ranks} rank{'s' if file.ranks > 1 else ''}"
+    elems = sum(row.elems for row in file.parameters)
+    waits = "the next forward" if scenario.overlap else "the end of backward"
+    return (
+        f"{scenario.hosts} hosts, {8e-6 * link.bytes_per_s:,.0f} Mbit/s of data each, latency "
+        f"{1e6 * link.latency_s:,.0f} us; {elems:,} parameters, {scenario.compressor}; measured on "
+        f"{measured}: {1e3 * file.step_s:,.2f} ms a step. Gradients are waited for in {waits}."
+    )
+
+
+def _table(results: Sequence[Simulated]) -> Table:
+    from rich.table import Table
+
+    table = Table("\npolicy", box=None, pad_edge=False)
+    for title in ("step ms", "ideal", "over it", "exposed", "link idle", "inversions", "ms"):
+        table.add_column(f"\n{title}", justify="right")
+    for one in results:
+        table.add_row(
+            one.policy,
+            _ms(one.step_s),
+            _ms(one.ideal_s),
+            f"{one.step_s / one.ideal_s:.2f}" if one.ideal_s else "-",
+            _ms(one.exposed_s),
+            _ms(one.idle_s),
+            f"{one.inversions:.4g}",
+            _ms(one.inverted_s),
+        )
+    return table
+
+
+def _notes(scenario: Scenario, results: Sequence[Simulated]) -> list[str]:
+    first = results[0]
+    said = [
+        f"F + B = {_ms(first.compute_s)} ms, C = {_ms(first.wire_s)} ms, {len(first.units)} units."
+    ]
+    if scenario.recompressed:
+        said.append(
+            "Encoding and decoding were not measured for this compression: they count as 0."
+        )
+    if scenario.overlap and not scenario.file.forward_s:
+        said.append(
+            "It was not measured when the forward uses what: it is taken to mirror backward."
+        )
+    return said
+
+
+def _plain(one: Simulated) -> dict[str, Any]:
+    names = [
+        field.name for field in dataclasses.fields(one) if field.name not in ("trace", "units")
+    ]
+    figures = {name: getattr(one, name) for name in names}
+    units = [dataclasses.asdict(unit) for unit in one.units]
+    return {**figures, "ideal_s": one.ideal_s, "idle_s": one.idle_s, "units": units}
+
+
+def _write_traces(results: Sequence[Simulated], path: Path) -> None:
+    from compressa.tracing import write
+
+    for one in results:
+        place = path.with_name(f"{path.stem}-{one.policy}{path.suffix or '.json'}")
+        try:
+            write(one.trace, place)
+        except OSError as error:
+            raise ConfigError(f"--trace: {place}: cannot be written: {error.strerror}") from error
+
+
+def _bits_per_s(text: str) -> float:
+    from compressa.testbed.link import LinkSpec
+
+    link = LinkSpec.parse(text)
+    if link.rate_bits_per_s is None or link.connection_bits_per_s is not None:
+        raise ConfigError(f'--bandwidth: give a rate such as "10gbit", not "{text}"')
+    return link.rate_bits_per_s
+
+
+def _seconds(text: str) -> float:
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise ConfigError(f'--latency: give a time such as "50us" or "1.5ms", not "{text}"')
+    return float(match[1]) * _SECONDS[match[2].lower()]
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:,.2f}"

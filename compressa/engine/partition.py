@@ -1,0 +1,61 @@
+"""Partition: into what chunks messages are cut, and how many bytes nothing can overtake.
+
+Both are settled when a transport is opened, the same on every rank. They move no bit: what is
+compressed and added together is cut by size alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from compressa.collectives.choice import Costs
+from compressa.config import Config
+from compressa.engine.pace import paced_chunk_bytes
+from compressa.parameters import ParameterInfo
+from compressa.schedulers import Link, chunk_bytes, credit_bytes
+
+_CHUNK_BYTES = 256 << 10
+_CREDIT_BYTES = 512 << 10
+_WAKE_S = 0.005  # a thread that wants to send waits so long for a core that computes
+
+
+class Sizes(NamedTuple):
+    """How a transport uses its wire.
+
+    Attributes:
+        chunk_bytes: Most bytes that go out in one piece.
+        credit_bytes: Most bytes handed over for one peer that more urgent ones cannot overtake.
+    """
+
+    chunk_bytes: int
+    credit_bytes: int
+
+
+def partition(config: Config, parameters: Sequence[ParameterInfo], costs: Costs | None) -> Sizes:
+    """Return what is configured; else, where order counts, what the measured link makes best.
+
+    Args:
+        config: Fixes sizes, or leaves them to this.
+        parameters: Whose gradients a step sends.
+        costs: Of the link; None if it was not measured.
+    """
+    chunk, credit = config.exchange.chunk_bytes, config.exchange.credit_bytes
+    link = wire(costs)
+    if link is not None and config.schedule.policy != "fifo":
+        total_bytes = sum(p.elems * p.dtype.itemsize for p in parameters)
+        chunk = chunk or min(chunk_bytes(total_bytes, link), credit or _CREDIT_BYTES)
+        slow_to_answer = replace(link, latency_s=link.latency_s + _WAKE_S)
+        credit = credit or credit_bytes(slow_to_answer, chunk)
+    credit = credit or max(_CREDIT_BYTES, chunk or 0)
+    chunk = chunk or min(_CHUNK_BYTES, credit)
+    return Sizes(paced_chunk_bytes(config.schedule, chunk), credit)
+
+
+def wire(costs: Costs | None, sizes: Sizes | None = None) -> Link | None:
+    """Return the network as schedulers see it; None if nothing was measured."""
+    if costs is None:
+        return None
+    link = costs.link
+    return Link(1 / link.byte_s, link.message_s, link.message_s, *(sizes or ()))

@@ -1,0 +1,59 @@
+"""Profiles: what all ranks have measured of their steps, in one file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from compressa.config import Config
+from compressa.engine import profile_file
+from compressa.engine.engine import Engine
+from compressa.engine.link_file import Shared
+
+Together = Callable[[str, Callable[[], str]], list[str]]
+"""Does something on every rank, for what errors call it; returns all answers."""
+
+
+class Profiled(Protocol):
+    """What a profile is made of."""
+
+    config: Config
+    next_step: int
+
+    @property
+    def engine(self) -> Engine:
+        """What has measured."""
+
+
+def save_profile(handle: Profiled, link: Shared, together: Together, path: Path) -> None:
+    """Write the profile of all ranks, on rank 0; see `Handle.save_profile`.
+
+    Args:
+        handle: What is in force.
+        link: What is known of the network.
+        together: Has all ranks do something.
+        path: Of the file.
+    """
+    engine = handle.engine
+    planning, parameters = engine.planning, engine.parameters
+
+    def tell() -> str:
+        return profile_file.measured(planning.profiler, parameters)
+
+    texts = together("profile", tell)
+
+    def write() -> str:
+        if engine.transport.rank == 0:
+            about = {
+                "configuration": profile_file.configuration_of(handle.config),
+                "step": max(handle.next_step - 1, 0),
+                "threads": engine.threads,
+                "backend_sums": engine.transport.sums,
+                "link": link.figures,
+            }
+            file = profile_file.merged(texts, parameters, planning.unit_names, about)
+            path.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        return ""
+
+    together("profile's file", write)

@@ -1,0 +1,114 @@
+"""Spans: what a simulated rank does, as a trace has it; times are the virtual clock's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compressa.collectives.base import BackendAllReduce, Exchange, Operation
+from compressa.engine.driver import Task
+from compressa.simulation.job import Job
+from compressa.tracing import Span, Trace
+from compressa.transports.base import Key
+
+_STAGES = {"encode": "compress", "decode": "decompress"}
+
+
+class Spans:
+    """Notes one rank's spans.
+
+    Args:
+        job: What is simulated.
+        rank: The rank.
+    """
+
+    def __init__(self, job: Job, rank: int) -> None:
+        self._job = job
+        self._rank = rank
+        self._spans: list[Span] = []
+        self._steps: list[tuple[int, float]] = []
+        self._left: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._place = {unit: place for place, unit in enumerate(job.by_need)}
+
+    def began(self, step: int, now_s: float) -> None:
+        """A step begins."""
+        self._steps.append((step, now_s))
+
+    def ready(self, step: int, unit: int, now_s: float) -> None:
+        """Backward has readied a unit."""
+        one = self._job.units[unit]
+        place, names = self._place[unit], one.parameters
+        self._add("ready", one.name, step, now_s, now_s, unit=unit, need=place, parameters=names)
+
+    def computed(self, task: Task, stage: str, started_s: float, ended_s: float) -> None:
+        """A task has computed, after it had waited for a thread."""
+        self._queued(task, started_s, _STAGES[stage])
+        where = {"unit": task.unit, "number": task.stage}
+        self._add(_STAGES[stage], task.name, task.step, started_s, ended_s, **where)
+
+    def left(self, key: Key, first_s: float, last_s: float) -> None:
+        """A message has left."""
+        name = (key.step, key.unit, key.stage)
+        earlier = self._left.get(name, (first_s, last_s))
+        self._left[name] = min(earlier[0], first_s), max(earlier[1], last_s)
+
+    def carried(self, task: Task, operation: Operation, launched_s: float, seconds: float) -> None:
+        """An exchange is done, after it had waited to be launched, and then to leave."""
+        ended_s = launched_s + seconds
+        self._queued(task, launched_s, "turn")
+        sent = self._left.pop((task.step, task.unit, task.stage), None)
+        where = {"unit": task.unit, "number": task.stage}
+        began_s = launched_s
+        if sent is not None:
+            began_s = sent[0]
+            self._add(
+                "queued", task.name, task.step, launched_s, began_s, **where, waits_for="outbox"
+            )
+        size_bytes, peers = _load(operation, self._job.hosts - 1)
+        self._add(
+            "wire",
+            task.name,
+            task.step,
+            began_s,
+            ended_s,
+            **where,
+            size_bytes=size_bytes,
+            peers=peers,
+            sent_s=None if sent is None else sent[1],
+        )
+
+    def waited(self, step: int, name: str, started_s: float, ended_s: float) -> None:
+        """The training has waited for parameters."""
+        if ended_s > started_s:
+            self._add("wait", name, step, started_s, ended_s)
+
+    def trace(self, ended_s: float) -> Trace:
+        """Return all of it."""
+        return Trace(
+            self._rank, self._job.hosts, 0.0, tuple(self._spans), tuple(self._steps), ended_s
+        )
+
+    def _queued(self, task: Task, until_s: float, waits_for: str) -> None:
+        since_s = task.waiting_since_s
+        self._add(
+            "queued",
+            task.name,
+            task.step,
+            since_s,
+            until_s,
+            unit=task.unit,
+            number=task.stage,
+            waits_for=waits_for,
+        )
+
+    def _add(
+        self, stage: str, name: str, step: int, began_s: float, ended_s: float, **more: Any
+    ) -> None:
+        self._spans.append(Span(stage, name, step, began_s, ended_s - began_s)._replace(**more))
+
+
+def _load(operation: Operation, others: int) -> tuple[int, int]:
+    """How many bytes an operation sends, and how many ranks it is with."""
+    if isinstance(operation, Exchange):
+        return operation.outgoing_bytes, len({*operation.outgoing, *operation.incoming})
+    assert isinstance(operation, BackendAllReduce)
+    return operation.tensor.nbytes, others
