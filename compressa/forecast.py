@@ -18,6 +18,7 @@ from compressa.collectives.choice import BACKEND, DIRECT, Costs, formula_s
 from compressa.collectives.cost import Stage
 from compressa.compressor import Compressor
 from compressa.config import Config
+from compressa.config.sections import FIFO
 from compressa.engine.sums import Sums
 from compressa.engine.unit_runtime import UnitRuntime
 from compressa.engine.units import build_units
@@ -124,7 +125,10 @@ class Forecast:
     def _sums(self) -> Sums:
         transport = _Imagined(Loopback(self.ranks), 0)
         transport.offers_sums = self._backend
-        return Sums(transport, self.config.exchange.algorithm, costs=self.costs)
+        overtaking = self.config.schedule.policy != FIFO
+        return Sums(
+            transport, self.config.exchange.algorithm, costs=self.costs, overtaking=overtaking
+        )
 
     def _exchange(
         self, sums: Sums, compressor: str, gradient_bytes: int, round_: Round

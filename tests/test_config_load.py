@@ -156,3 +156,14 @@ def test_the_first_difference_between_two_configurations_has_its_key_path() -> N
     a = load_config({"compressor": "topk"}).canonical()
     b = load_config({"compressor": {"name": "topk", "density": 0.02}}).canonical()
     assert first_difference(a, b) == ("compressor.density", 0.01, 0.02)
+
+
+def test_units_are_small_where_what_is_urgent_overtakes_unless_they_are_given() -> None:
+    def units(raw: dict[str, Any]) -> tuple[int, int]:
+        exchange = load_config(raw).exchange
+        return exchange.unit_bytes, exchange.unit_dense_bytes
+
+    assert units({}) == units({"schedule": {"policy": "fifo"}}) == (4 << 20, 25 << 20)
+    assert units({"schedule": {"policy": "auto"}}) == (512 << 10, 512 << 10)
+    given = {"schedule": {"policy": "priority"}, "exchange": {"unit_bytes": "2MiB"}}
+    assert units(given) == (2 << 20, 512 << 10)

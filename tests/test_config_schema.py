@@ -56,6 +56,9 @@ def holds(
             return isinstance(value, dict) and value.keys() <= schema["properties"].keys()
         case "items":
             return isinstance(value, list) and all(accepts(wanted, v, root) for v in value)
+        case "prefixItems":
+            pairs = zip(wanted, value, strict=False) if isinstance(value, list) else ()
+            return all(accepts(one, v, root) for one, v in pairs)
         case _:
             return holds_plain(keyword, wanted, value)
 
@@ -70,6 +73,8 @@ def holds_plain(keyword: str, wanted: Any, value: Any) -> bool:
             return isinstance(value, str) and re.search(wanted, value) is not None
         case "minItems":
             return isinstance(value, list) and len(value) >= wanted
+        case "maxItems":
+            return isinstance(value, list) and len(value) <= wanted
         case "minimum":
             return isinstance(value, int | float) and value >= wanted
         case "maximum":

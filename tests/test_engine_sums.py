@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -140,3 +141,11 @@ def test_no_backend_sums_what_a_codec_makes() -> None:
 def test_a_sum_is_launched_in_any_order() -> None:
     (transport, *_) = Loopback(2).transports
     assert Sums(transport).ordered([a_round(1 << 20)]) == []
+
+
+def test_auto_leaves_no_sum_to_the_backend_that_others_shall_overtake() -> None:
+    plain = Round(Verb.ALL_REDUCE, torch.float32, 64 << 20, dense=True)
+    transport = mock.Mock(size=4, sums=True)
+    assert Sums(transport).way(plain) == "backend"
+    assert Sums(transport, overtaking=True).way(plain) == "round_robin"
+    assert Sums(transport, "backend", overtaking=True).way(plain) == "backend"

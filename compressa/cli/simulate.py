@@ -124,14 +124,10 @@ def _scenarios(
 def _run(scenarios: Sequence[Scenario]) -> list[Simulated]:
     from rich.console import Console
 
-    from compressa.simulation import simulate
+    from compressa.simulation import compare
 
-    results = []
-    with Console(stderr=True).status("") as status:
-        for scenario in scenarios:
-            status.update(scenario.config.schedule.policy)
-            results.append(simulate(scenario))
-    return results
+    with Console(stderr=True).status("simulating"):
+        return list(compare(scenarios))
 
 
 def _headline(scenario: Scenario) -> str:

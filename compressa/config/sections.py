@@ -109,6 +109,10 @@ class DenseBelow(Section):
     )
 
 
+FIFO = "fifo"
+SMALL_UNIT_BYTES = 512 << 10
+
+
 class Exchange(Section):
     """How payloads cross the network."""
 
@@ -132,9 +136,10 @@ class Exchange(Section):
         "what else a plain all-reduce may sum), and sums of kind per_hop: backend: as Gloo, NCCL "
         "or MPI sums by itself, plain values only; the others are compressa's own (hierarchical: "
         "by ring within each host, directly across hosts). auto: by exchange.link, if it is given; "
-        "else the backend's from 1 MiB on, if it has one, and round_robin below; for kind per_hop, "
-        "whatever the link, halving_doubling up to 16 KiB and for a power of two of ranks, else "
-        "ring.",
+        "else the backend's from 1 MiB on, if it has one, and round_robin below; where "
+        "schedule.policy is not fifo never the backend's, which nothing can overtake; for kind "
+        "per_hop, whatever the link, halving_doubling up to 16 KiB and for a power of two of "
+        "ranks, else ring.",
     )
     inside: Literal["none", "bf16", "fp16"] = Field(
         default="none",
@@ -158,7 +163,8 @@ class Exchange(Section):
     )
     unit_bytes: Bytes = Field(
         default=4 << 20,
-        description="Least dense bytes of gradient that are compressed and sent together.",
+        description="Least dense bytes of gradient that are compressed and sent together; 512 KiB "
+        "if not given and schedule.policy is not fifo.",
     )
     unit_payload_bytes: Bytes = Field(
         default=128 << 10,
@@ -168,7 +174,8 @@ class Exchange(Section):
     unit_dense_bytes: Bytes = Field(
         default=25 << 20,
         description="Least bytes of gradient that are summed together where nothing compresses "
-        "them; as much as a bucket of DistributedDataParallel.",
+        "them; as much as a bucket of DistributedDataParallel, and 512 KiB if not given and "
+        "schedule.policy is not fifo.",
     )
     entropy_level: Annotated[int, Ge(0), Le(MOST_LEVEL)] = Field(
         default=0,

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from compressa.collectives.choice import Costs
 from compressa.config import Config
+from compressa.config.sections import FIFO
 from compressa.engine.pace import paced_chunk_bytes
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import Link, chunk_bytes, credit_bytes
@@ -43,7 +44,7 @@ def partition(config: Config, parameters: Sequence[ParameterInfo], costs: Costs 
     """
     chunk, credit = config.exchange.chunk_bytes, config.exchange.credit_bytes
     link = wire(costs)
-    if link is not None and config.schedule.policy != "fifo":
+    if link is not None and config.schedule.policy != FIFO:
         total_bytes = sum(p.elems * p.dtype.itemsize for p in parameters)
         chunk = chunk or min(chunk_bytes(total_bytes, link), credit or _CREDIT_BYTES)
         slow_to_answer = replace(link, latency_s=link.latency_s + _WAKE_S)

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from compressa.collectives.choice import Costs
 from compressa.config import Config, first_difference
+from compressa.config.sections import FIFO
 from compressa.engine.control import Control
 from compressa.engine.cores import Place, default_threads, has_core, launched_here, own_place
 from compressa.engine.lanes import CudaLane, Lane
@@ -195,7 +196,9 @@ def sums_of(
     # The same for ranks that reach each other without a network.
     networks = [place.network for place in control.places]
     costs = _costs(config, control)
-    return Sums(transport, algorithm, networks, costs, partition(config, parameters, costs))
+    sizes = partition(config, parameters, costs)
+    overtaking = config.schedule.policy != FIFO
+    return Sums(transport, algorithm, networks, costs, sizes, overtaking=overtaking)
 
 
 def _costs(config: Config, control: Control) -> Costs | None:

@@ -53,6 +53,8 @@ class Sums:
         costs: What sums of plain values take on this network, the same on every rank: for those,
             "auto" goes by it.
         sizes: Into what chunks the transport cuts messages, if it does.
+        overtaking: Whether what is more urgent shall overtake: "auto" then leaves no sum to the
+            backend.
 
     Attributes:
         costs: As given. It may change between two steps, after which plans are made anew.
@@ -65,8 +67,11 @@ class Sums:
         hosts: Sequence[str] = (),
         costs: Costs | None = None,
         sizes: Sizes | None = None,
+        *,
+        overtaking: bool = False,
     ) -> None:
         self.costs = costs
+        self._overtaking = overtaking
         self._sizes = sizes
         self._transport = transport
         self._chosen = algorithm
@@ -148,11 +153,10 @@ class Sums:
 
     def _fastest(self, size_bytes: int) -> str:
         """What the link's figures predict; without any, what is mostly right."""
+        backend = self._transport.sums and not self._overtaking
         if self.costs is not None:
-            size, backend = self._transport.size, self._transport.sums
-            return self.costs.best(size_bytes, size, backend=backend)
-        large = size_bytes >= BACKEND_SUM_FROM_BYTES
-        return _BACKEND if large and self._transport.sums else DIRECT
+            return self.costs.best(size_bytes, self._transport.size, backend=backend)
+        return _BACKEND if backend and size_bytes >= BACKEND_SUM_FROM_BYTES else DIRECT
 
     def _way_of_sum(self, round_: Round) -> str:
         """The configured algorithm; else one that sums as few ranks' errors as may be at once.

@@ -23,6 +23,7 @@ from compressa.schedulers.staggered import slots
 
 _WORD = struct.Struct("<dd")
 WORD_BYTES = _WORD.size
+_WAY, _MOST_WAY_S = 0.5, 0.005  # part of a slot for a word's way to a worker, if the port is free
 _DRIFT = 1e-4  # by which clocks may differ in their rates
 _BITS = 8
 _PAYLOAD = 0.94  # of what a port carries: headers of frames of 1,500 bytes, and acknowledgements
@@ -78,7 +79,7 @@ class Slots:
     Example:
         >>> slots = Slots(8e6 / 0.94, workers=2, now_s=lambda: 100.0)
         >>> [round(slots.wait_s(0, shard, 1_000_000), 6) for shard in (0, 0, 1)]
-        [0.0, 1.0, 2.0]
+        [0.005, 1.005, 2.005]
     """
 
     def __init__(self, server_bits_per_s: float, workers: int, now_s: Callable[[], float]) -> None:
@@ -108,7 +109,8 @@ class Slots:
         return max(0.0, begin_s - now_s)
 
     def _planned(self, now_s: float, size_bytes: int) -> deque[float]:
-        first_s = max(now_s, self._free_s)
         planned = slots([size_bytes] * self._workers, self._link)
+        way_s = min(planned[0].end_s * _WAY, _MOST_WAY_S)
+        first_s = max(now_s + way_s, self._free_s)
         self._free_s = first_s + planned[-1].end_s
         return deque(first_s + slot.start_s for slot in planned)

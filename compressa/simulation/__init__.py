@@ -6,6 +6,12 @@ those times come from a profile (`Handle.save_profile`).
 """
 
 from compressa.simulation.scenario import Scenario
-from compressa.simulation.simulate import Simulated, UnitOutcome, simulate, simulated_step_s
+from compressa.simulation.simulate import (
+    Simulated,
+    UnitOutcome,
+    compare,
+    simulate,
+    simulated_step_s,
+)
 
-__all__ = ["Scenario", "Simulated", "UnitOutcome", "simulate", "simulated_step_s"]
+__all__ = ["Scenario", "Simulated", "UnitOutcome", "compare", "simulate", "simulated_step_s"]

@@ -19,7 +19,6 @@ from compressa.simulation.network import Network
 from compressa.simulation.scenario import Scenario
 from compressa.transports.base import Transport
 
-
 _CHUNK_BYTES, _CREDIT_BYTES = 256 << 10, 512 << 10  # where nobody says anything
 
 

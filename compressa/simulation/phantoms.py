@@ -7,8 +7,9 @@ have a size only. Codecs whose payloads vary in length send the longest that the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 
@@ -23,6 +24,8 @@ META = torch.device("meta")
 
 _ALIGN_BYTES = 64
 _QUICK_BYTES = 1 << 17  # as of the plain sums
+_QUICK_IN_PLACE_BYTES = 1 << 19
+_KNOWN_WHOLE = ("backend", "direct")
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,21 @@ class Work(Compute):
     load_bytes: int = 0
 
 
+@lru_cache(maxsize=1 << 14)
 def room(size_bytes: int) -> torch.Tensor:
     """Return so many bytes that take no memory."""
     return torch.empty(size_bytes, dtype=torch.uint8, device=META)
+
+
+class _NoScratch(Scratch):
+    """Room without memory."""
+
+    def __init__(self) -> None:
+        super().__init__(META)
+
+    def room(self, name: Hashable, size_bytes: int) -> torch.Tensor:
+        """Return as much."""
+        return room(size_bytes)
 
 
 def phantom_program(rounds: Sequence[Round], world: World, sums: Sums) -> Program[None]:
@@ -51,7 +66,7 @@ def phantom_program(rounds: Sequence[Round], world: World, sums: Sums) -> Progra
     """
     yield Work(_nothing, "encode", load_bytes=sum(each.capacity_bytes for each in rounds))
     for round_ in rounds:
-        yield from sums.carry(phantom_request(round_, world), round_)
+        yield from sums.carry(phantom_request(round_, world, sums), round_)
         # A sum has been decoded on the way, and each rank goes on with what it holds.
         payloads = world.size if round_.verb is Verb.ALL_GATHER else 1
         yield Work(_nothing, "decode", load_bytes=payloads * round_.capacity_bytes)
@@ -61,30 +76,34 @@ def _nothing() -> None:
     """Take time only."""
 
 
-def phantom_request(round_: Round, world: World) -> Request:
+def phantom_request(round_: Round, world: World, sums: Sums) -> Request:
     """Return what an aggregator would ask for in a round."""
     size = round_.capacity_bytes
     if round_.verb is Verb.ALL_GATHER:
         incoming = {peer: room(size) for peer in world.peers}
         return AllGather(room(size), incoming, exact=True)
-    scratch = Scratch(META)
     if round_.verb is Verb.SUM:
         inside = None if round_.inside_bytes is None else PhantomValues(size, round_.inside_bytes)
-        return Sum(PhantomValues(size, size), Span(0, size), scratch, inside)
-    return AllReduce(PhantomCombine(round_, world), scratch)
+        return Sum(PhantomValues(size, size), Span(0, size), _NoScratch(), inside)
+    if round_.dense and sums.way(round_) not in _KNOWN_WHOLE and world.size > 1:
+        values = PhantomValues(size, size, in_place=True)  # what `Sums` would make of plain ones
+        return Sum(values, Span(0, size), _NoScratch())
+    return AllReduce(PhantomCombine(round_, world), _NoScratch())
 
 
 class PhantomValues(Accumulator):
-    """An accumulator whose messages a codec makes; an element stands for a byte of them.
+    """An accumulator of which an element stands for a byte of a message.
 
     Args:
         elems: Bytes of a message of everything, across hosts.
         size_bytes: Bytes of such a message, within them.
+        in_place: Whether messages are the values themselves, and no codec's.
     """
 
-    def __init__(self, elems: int, size_bytes: int) -> None:
+    def __init__(self, elems: int, size_bytes: int, *, in_place: bool = False) -> None:
         self._elems = elems
         self._size_bytes = size_bytes
+        self._in_place = in_place
 
     @property
     def align_elems(self) -> int:
@@ -102,9 +121,18 @@ class PhantomValues(Accumulator):
             return span.elems
         return -(-span.elems * self._size_bytes // self._elems)
 
+    @property
+    def in_place(self) -> bool:
+        """As given."""
+        return self._in_place
+
     def quick(self, elems: int) -> bool:
-        """If there are few."""
-        return elems <= _QUICK_BYTES
+        """If there are few; to encode them takes longer than to add them."""
+        return elems <= (_QUICK_IN_PLACE_BYTES if self._in_place else _QUICK_BYTES)
+
+    def landing(self, span: Span) -> torch.Tensor | None:
+        """The values' place."""
+        return room(self.capacity_bytes(span)) if self._in_place else None
 
     def give(self, span: Span) -> torch.Tensor:
         """As long a message."""
@@ -137,7 +165,6 @@ class PhantomCombine(Combine):
             round_.capacity_bytes // round_.dtype.itemsize, dtype=round_.dtype, device=META
         )
         self._edges = shard_edges(round_.capacity_bytes, world.size, _ALIGN_BYTES)
-        self._bytes = room(round_.capacity_bytes)
 
     def shard_bytes(self, shard: int) -> int:
         """Its share of all."""
@@ -145,7 +172,7 @@ class PhantomCombine(Combine):
 
     def partial(self, shard: int) -> torch.Tensor:
         """As long a message."""
-        return self._bytes[self._edges[shard] : self._edges[shard + 1]]
+        return room(self.shard_bytes(shard))
 
     def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
         """There is nothing to reduce."""
@@ -160,7 +187,7 @@ class PhantomCombine(Combine):
     @property
     def quick(self) -> bool:
         """If it is small."""
-        return self._bytes.numel() <= _QUICK_BYTES
+        return self._edges[-1] <= _QUICK_BYTES
 
     def landing(self, shard: int) -> torch.Tensor | None:
         """Plain values come to their place, payloads must be decoded."""

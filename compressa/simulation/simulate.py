@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compressa.engine.profile_file import ProfileFile
@@ -12,7 +15,7 @@ from compressa.simulation.rank import SimulatedRank
 from compressa.simulation.scenario import Scenario
 from compressa.simulation.spans import Spans
 from compressa.tracing import Trace
-from compressa.tracing.summary import Figures, summarise
+from compressa.tracing.summary import summarise
 
 
 @dataclass(frozen=True)
@@ -82,22 +85,42 @@ def simulate(scenario: Scenario) -> Simulated:
         ConfigError: The configuration does not fit the parameters.
         StateError: Ranks wait for each other without end.
     """
-    job = job_of(scenario)
-    network = job.network()
+    return _run(job_of(scenario))
+
+
+def compare(scenarios: Sequence[Scenario]) -> Iterator[Simulated]:
+    """Run scenarios that differ in their policy; those of which the plan is the same, once.
+
+    Raises:
+        CompressaError: As `simulate`.
+    """
+    known: dict[object, Simulated] = {}
+    for scenario in scenarios:
+        job = job_of(scenario)
+        plan = replace(job.course.plan, policy="", reason="")
+        key = (plan, tuple(job.course.launches))
+        if key not in known:
+            known[key] = _run(job)
+        yield replace(known[key], policy=scenario.config.schedule.policy)
+
+
+def _run(job: Job) -> Simulated:
+    scenario, network = job.scenario, job.network()
     spans = Spans(job, 0)
     ranks = [
         SimulatedRank(job, end, network.clock, None if end.rank else spans) for end in network.ends
     ]
     for rank in ranks:
         rank.start()
-    network.clock.run()
-    stuck = [rank for rank, each in enumerate(ranks) if not each.finished]
+    with _without_collector():
+        network.clock.run()
+    stuck = [number for number, rank in enumerate(ranks) if not rank.finished]
     if stuck:
         raise StateError(f"ranks {stuck} wait without end: the plan is a deadlock")
     begun_s = [max(times) for times in zip(*(rank.begun_s for rank in ranks), strict=True)]
     steps = scenario.steps - 1
     trace = spans.trace(ranks[0].begun_s[-1])
-    figures = _figures(trace)
+    figures = [figures for step, figures in summarise(trace).steps if step]
     return Simulated(
         policy=scenario.config.schedule.policy,
         hosts=scenario.hosts,
@@ -112,6 +135,18 @@ def simulate(scenario: Scenario) -> Simulated:
     )
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Millions of small objects, none of which is part of a cycle, need no garbage collector."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
 def simulated_step_s(file: ProfileFile, **conditions: Any) -> float:
     """Predict how long a step takes.
 
@@ -123,11 +158,6 @@ def simulated_step_s(file: ProfileFile, **conditions: Any) -> float:
         ConfigError: It can not be simulated.
     """
     return simulate(Scenario.of(file, **conditions)).step_s
-
-
-def _figures(trace: Trace) -> list[Figures]:
-    """All steps but the first."""
-    return [figures for step, figures in summarise(trace).steps if step]
 
 
 def _units(job: Job, ranks: list[SimulatedRank]) -> tuple[UnitOutcome, ...]:

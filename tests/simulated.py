@@ -1,0 +1,79 @@
+"""Profiles for tests of simulations, made without training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from compressa.config import load_config
+from compressa.engine.profile_file import (
+    ParameterRow,
+    ProfileFile,
+    UnitRow,
+    configuration_of,
+)
+
+
+def profile(
+    layers: Sequence[tuple[int, float, float]],
+    *,
+    backward_s: float,
+    forward_s: float = 0.0,
+    ranks: int = 2,
+    units: Mapping[str, tuple[float, float]] | None = None,
+    **more: Any,
+) -> ProfileFile:
+    """Return the profile of a model of one vector per layer.
+
+    Args:
+        layers: By layer: elements, when its gradient is ready, when the forward needs it.
+        backward_s: Of the whole backward.
+        forward_s: As in the file.
+        ranks: As in the file.
+        units: By unit name, seconds of its codec.
+        more: Of the configuration; and fields of the file.
+    """
+    fields = {name: more.pop(name) for name in [*more] if name in ProfileFile.model_fields}
+    config = {
+        "dense_below": {"elems": 0},
+        "exchange": {"unit_bytes": 1, "unit_payload_bytes": 1, "unit_dense_bytes": 1},
+    }
+    for key, value in more.items():
+        config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
+    rows = tuple(
+        ParameterRow(
+            name=f"l{i}", shape=(n,), dtype="float32", role="weight", ready_s=ready, need_s=need
+        )
+        for i, (n, ready, need) in enumerate(layers)
+    )
+    times = {row.name: (row.ready_s, row.need_s) for row in rows}
+    known = units or {f"l{i}": (0.0, 0.0) for i in range(len(layers))}
+    return ProfileFile.model_validate(
+        {
+            "configuration": configuration_of(load_config(config)),
+            "step": 7,
+            "ranks": ranks,
+            "threads": 1,
+            "backend_sums": False,
+            "parameters": rows,
+            "units": tuple(
+                UnitRow(
+                    name=name,
+                    ready_s=times.get(name, (0.0, 0.0))[0],
+                    need_s=times.get(name, (0.0, 0.0))[1],
+                    encode_s=encode_s,
+                    decode_s=decode_s,
+                )
+                for name, (encode_s, decode_s) in known.items()
+            ),
+            "forward_s": forward_s,
+            "backward_s": backward_s,
+            "loss_s": 0.0,
+            "computing_s": backward_s + forward_s,
+            "step_s": backward_s + forward_s,
+            "versions": {},
+            "timestamp": datetime(2026, 1, 1, tzinfo=UTC),
+            **fields,
+        }
+    )
