@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from compressa import OverlappedDataParallel
 
@@ -54,7 +55,8 @@ class Held:
         gradients, future = self.coming.pop(place)
         for values in gradients.values():
             assert type(values) is torch.Tensor, "the engine must not be handed what is guarded"
-            values.mul_(FACTOR)
+            with _disable_current_modes():  # on other threads there are none
+                values.mul_(FACTOR)
         future.set_result(None)
 
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from compressa import OverlappedDataParallel, StateError
@@ -187,7 +188,7 @@ def test_whatever_reads_sees_what_it_would_without_overlap(seed: int, reads: lis
                 optimizer.zero_grad()
                 loss(model).backward()
                 optimizer.step()
-                if step % 2:
+                if step % 2 == 0:
                     seen.append([READS[name](model) for name in reads])
                     model.train()
         seen.append(bits(net))
@@ -215,12 +216,13 @@ def test_the_forward_waits_for_a_parameter_where_it_is_used_first() -> None:
     assert list(model.need_s) == ["0.weight", "0.bias", *order]
 
 
-def test_hyper_parameters_are_those_of_the_step() -> None:
+@pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
+def test_hyper_parameters_are_those_of_the_step(lr: float | torch.Tensor) -> None:
     ends = []
     for overlap in (False, True):
         net = build(plain_mlp)
         groups = [{"params": net[0].parameters(), "lr": 0.5}, {"params": net[2:].parameters()}]  # type: ignore[index]
-        optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+        optimizer = torch.optim.SGD(groups, lr=copy.deepcopy(lr), momentum=0.9)
         with held(net, optimizer, overlap=overlap) as (model, _), warnings.catch_warnings():
             warnings.simplefilter("error")
             scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
@@ -274,6 +276,35 @@ def test_clearing_gradients_leaves_those_that_are_due(how: str) -> None:
                     assert gradients.coming, "clearing has waited"
             shown = [None if p.grad is None else p.grad.tolist() for p in net.parameters()]
         ends.append((bits(net), shown))
+    assert ends[0] == ends[1]
+
+
+class Seen(TorchDispatchMode):
+    """Notes all operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_updates_are_no_part_of_the_forward_pass_that_waits_for_them() -> None:
+    ends = []
+    for overlap in (False, True):
+        net = build(plain_mlp)
+        optimizer = Muonish(net.parameters())
+        seen = Seen()
+        with held(net, optimizer, overlap=overlap) as (model, _):
+            for step in range(4):
+                optimizer.zero_grad()
+                with seen, torch.autocast("cpu", dtype=torch.bfloat16):
+                    loss = model(INPUTS * step).float().pow(2).mean()
+                loss.backward()
+                optimizer.step()
+        ends.append((bits(net), seen.names))
     assert ends[0] == ends[1]
 
 

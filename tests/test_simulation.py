@@ -28,14 +28,14 @@ from compressa.transports.frames import FRAME_HEADER_BYTES
 
 BYTES_PER_S = 1e6
 GATHERED = {"compressor": "int8", "exchange": {"kind": "all_gather"}}
-IDEAL = Link(1e15)
+IDEAL, SLOW = Link(1e15), Link(BYTES_PER_S)
 
 
 def scenario(file: ProfileFile, link: Link, **more: Any) -> Scenario:
     return replace(Scenario.of(file, bandwidth_bits_per_s=1e9, **more), link=link)
 
 
-def run(file: ProfileFile, link: Link = Link(BYTES_PER_S), **more: Any) -> Simulated:
+def run(file: ProfileFile, link: Link = SLOW, **more: Any) -> Simulated:
     return simulate(scenario(file, link, **more))
 
 
@@ -224,9 +224,7 @@ def test_the_parts_of_a_codecs_time_add_up_to_it(verb: Verb, algorithm: str) -> 
     assert rates["decode"] * loads["decode"] == pytest.approx(0.7)
 
 
-def test_on_as_many_hosts_codecs_take_as_long_as_measured_and_gathered_payloads_longer_on_more() -> (
-    None
-):
+def test_on_as_many_hosts_codecs_take_what_was_measured_and_on_more_they_decode_more() -> None:
     file = profile([(50_000, 0.0, 0.0)], backward_s=0.0, units={"l0": (0.2, 0.4)}, **GATHERED)
     assert run(file, IDEAL).step_s == pytest.approx(0.6)
     assert run(file, IDEAL, hosts=6).step_s == pytest.approx(0.2 + 3 * 0.4)

@@ -196,6 +196,14 @@ def test_what_is_due_soon_is_served_without_sleep(
     assert set(sleeps.asked_s) == {0.0}
 
 
+def test_it_sleeps_at_once_while_no_core_is_free(reactor: Reactor) -> None:
+    reactor.stay_awake(60.0, lambda: True)
+    reactor.core_free = False
+    sleeps = _Sleeps(reactor)
+    reactor.run_once(0.01)
+    assert sleeps.asked_s == [0.01]
+
+
 def test_after_a_long_wait_it_sleeps_at_once_and_after_a_short_one_it_looks_first(
     reactor: Reactor, pair: tuple[socket.socket, socket.socket]
 ) -> None:

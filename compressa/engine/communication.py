@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -95,6 +95,15 @@ class Communication:
     def post(self, event: Callable[[], None]) -> None:
         """Have a function called on the communication thread."""
         self._reactor.post(partial(self._call, event))
+
+    def wait(self, futures: Sequence[Future[None]]) -> None:
+        """Wait for futures. Meanwhile, and not while the caller computes, its core is free."""
+        self._reactor.core_free = True
+        try:
+            for future in futures:
+                future.result()
+        finally:
+            self._reactor.core_free = False
 
     def follow(self, plan: Plan, ordered: Sequence[tuple[int, int]]) -> None:
         """Follow a plan from its first step on."""

@@ -164,8 +164,7 @@ class Engine:
     def wait(self, futures: Sequence[Future[None]], name: str = "all gradients") -> None:
         """Block until all are done, or raise the engine's error; a trace says for what, by name."""
         started_s = time.perf_counter()
-        for future in futures:
-            future.result()
+        self._communication.wait(futures)
         self.lane.join()
         seconds = time.perf_counter() - started_s
         self._ledger.exposed_s += seconds

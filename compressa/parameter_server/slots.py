@@ -38,7 +38,8 @@ class ServerTime:
     """A server's clock, as a worker knows it from words.
 
     A word that waited in a queue comes late, and what it says would be late, too. The one that took
-    the shortest way tells how the clocks differ.
+    the shortest way tells how the clocks differ. If a slot has begun all the same, those after it
+    in the step are put off by as much: to make up for it would fill the queue until the step ends.
 
     Args:
         server: The server's rank.
@@ -49,11 +50,13 @@ class ServerTime:
         self._server, self._most_s = server, most_s
         self._ahead_s = math.inf  # of the worker's clock, and the shortest way
         self._heard_s = 0.0
+        self._step, self._late_s = -1, 0.0
 
-    def begin_s(self, word: torch.Tensor, now_s: float) -> float:
+    def begin_s(self, step: int, word: torch.Tensor, now_s: float) -> float:
         """Return when a slot begins, on the worker's clock.
 
         Args:
+            step: That the slot is for.
             word: What came.
             now_s: When it came.
 
@@ -65,7 +68,11 @@ class ServerTime:
             raise PayloadError(f"rank {self._server} gives a slot that begins in {wait_s} s")
         drifted_s = self._ahead_s + _DRIFT * (now_s - self._heard_s)
         self._ahead_s, self._heard_s = min(drifted_s, now_s - sent_s), now_s
-        return max(now_s, self._ahead_s + float(sent_s + wait_s))
+        if step != self._step:
+            self._step, self._late_s = step, 0.0
+        due_s = self._ahead_s + float(sent_s + wait_s)
+        self._late_s = max(self._late_s, now_s - due_s)
+        return due_s + self._late_s
 
 
 class Slots:
@@ -111,6 +118,6 @@ class Slots:
     def _planned(self, now_s: float, size_bytes: int) -> deque[float]:
         planned = slots([size_bytes] * self._workers, self._link)
         way_s = min(planned[0].end_s * _WAY, _MOST_WAY_S)
-        first_s = max(now_s + way_s, self._free_s)
+        first_s = self._free_s if self._free_s > now_s else now_s + way_s
         self._free_s = first_s + planned[-1].end_s
         return deque(first_s + slot.start_s for slot in planned)

@@ -25,6 +25,10 @@ class Reactor:
     """Calls back, on whichever thread runs it, what is due.
 
     `post` may be called from any thread; everything else only from the running one.
+
+    Attributes:
+        core_free: Whether a core is free to look for what is due instead of sleeping; any thread
+            may say so.
     """
 
     def __init__(self) -> None:
@@ -34,6 +38,7 @@ class Reactor:
         self._numbers = itertools.count()
         self._due: Callable[[], bool] = lambda: False
         self._poll_s = 0.0
+        self.core_free = True
         self._soon = True  # whether what was due last came soon
         self._runner: int | None = None
         self._woken = False
@@ -99,14 +104,15 @@ class Reactor:
             heapq.heappop(self._timers)[2]()
 
     def _select(self, timeout_s: float) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout_s <= 0 or not self._poll_s or not self._due():
+        looks = self.core_free and self._poll_s > 0
+        if timeout_s <= 0 or not looks or not self._due():
             return self._selector.select(timeout_s)
-        begin_s = time.monotonic()
+        end_s = time.monotonic() + self._poll_s
         ready = self._selector.select(0.0)
-        while self._soon and not ready and time.monotonic() < begin_s + self._poll_s:
+        while self._soon and not ready and self.core_free and time.monotonic() < end_s:
             ready = self._selector.select(0.0)
         ready = ready or self._selector.select(timeout_s)
-        self._soon = time.monotonic() < begin_s + self._poll_s
+        self._soon = time.monotonic() < end_s
         return ready
 
     def close(self) -> None:
