@@ -24,7 +24,7 @@ def profile(
     units: Mapping[str, tuple[float, float]] | None = None,
     **more: Any,
 ) -> ProfileFile:
-    """Return the profile of a model of one vector per layer.
+    """Return the profile of a model of one vector per layer; those of one size have a unit each.
 
     Args:
         layers: By layer: elements, when its gradient is ready, when the forward needs it.
@@ -35,10 +35,9 @@ def profile(
         more: Of the configuration; and fields of the file.
     """
     fields = {name: more.pop(name) for name in [*more] if name in ProfileFile.model_fields}
-    config = {
-        "dense_below": {"elems": 0},
-        "exchange": {"unit_bytes": 1, "unit_payload_bytes": 1, "unit_dense_bytes": 1},
-    }
+    full_bytes = 4 * min(elems for elems, _, _ in layers)  # a unit for each layer
+    sizes = {"unit_bytes": full_bytes, "unit_payload_bytes": 1, "unit_dense_bytes": full_bytes}
+    config: dict[str, Any] = {"dense_below": {"elems": 0}, "exchange": sizes}
     for key, value in more.items():
         config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) else value
     rows = tuple(

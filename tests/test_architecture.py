@@ -92,6 +92,7 @@ FLOORS = {
     "simulation": {
         "aggregators",
         "collectives",
+        "compressor",
         "config",
         "engine",
         "tracing",
@@ -107,7 +108,10 @@ FLOORS = {
         "compressors",
         "config",
         "engine",
+        "hooks",
+        "overlap",
         "parameter_server",
+        "simulation",
         "testbed",
         "transports",
     },

@@ -167,3 +167,15 @@ def test_units_are_small_where_what_is_urgent_overtakes_unless_they_are_given() 
     assert units({"schedule": {"policy": "auto"}}) == (512 << 10, 512 << 10)
     given = {"schedule": {"policy": "priority"}, "exchange": {"unit_bytes": "2MiB"}}
     assert units(given) == (2 << 20, 512 << 10)
+
+
+def test_another_policy_may_be_meant_where_none_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("[schedule]\nreplan_steps = 7\n")
+    for source in (path, {"schedule": {"replan_steps": 7}}):
+        meant = load_config(source, policy="auto")
+        assert (meant.schedule.policy, meant.schedule.replan_steps) == ("auto", 7)
+        assert meant.exchange.unit_bytes == 512 << 10
+    said = {"schedule": {"policy": "fifo"}}
+    assert load_config(said, policy="auto").canonical() == load_config(said).canonical()
+    assert load_config(load_config({}), policy="auto") == load_config({})

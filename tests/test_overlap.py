@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -202,7 +203,6 @@ def test_the_forward_waits_for_a_parameter_where_it_is_used_first() -> None:
         train(model, optimizer, losses(1))
         order: list[str] = []
         names = {id(p): name for name, p in net.named_parameters()}
-        model._updates.due[id(net[0].weight)]  # type: ignore[index]
         net[2].register_forward_pre_hook(  # type: ignore[index]
             lambda *_: order.extend(
                 names[id(p)] for p in net.parameters() if type(p) is not nn.Parameter
@@ -214,6 +214,21 @@ def test_the_forward_waits_for_a_parameter_where_it_is_used_first() -> None:
         model(INPUTS)
     assert order == ["2.weight", "2.bias", "4.weight", "4.bias"]
     assert list(model.need_s) == ["0.weight", "0.bias", *order]
+
+
+def test_the_engine_is_told_when_the_forward_needs_what() -> None:
+    net = build(Winding)
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    with held(net, optimizer) as (model, _):
+        planning = model.handle.engine.planning
+        with mock.patch.object(planning, "forward", wraps=planning.forward) as told:
+            train(model, optimizer, losses(5))
+    assert 2 <= told.call_count <= 4  # while all parameters are watched
+    needs, forward_s = told.call_args.args
+    layers = ["second.weight", "second.bias", "first.weight", "first.bias"]  # the third is reversed
+    due = ["embedding.weight", *layers, "output.bias", "scale"]
+    assert sorted(needs, key=needs.__getitem__) == due
+    assert 0.0 < min(needs.values()) < max(needs.values()) < forward_s
 
 
 @pytest.mark.parametrize("lr", [0.1, torch.tensor(0.1)])
@@ -573,6 +588,28 @@ def test_a_parameter_that_backward_does_not_reach_is_an_error_unless_it_may_be()
     assert torch.equal(idle, net.idle.weight)
 
 
+def test_what_a_forward_pass_does_not_use_is_updated_when_it_ends() -> None:
+    class Branch(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(5, 2), nn.Linear(5, 2)
+            self.both = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            result: torch.Tensor = self.one(x) + (self.other(x) if self.both else 0.0)
+            return result
+
+    net = Branch()
+    optimizer = OPTIMIZERS["adam"](net.parameters())
+    with held(net, optimizer, find_unused_parameters=True) as (model, gradients):
+        for net.both in (True, True, True, True, False):
+            model(INPUTS)
+            assert no_guards(model)
+            assert not model._updates.due
+            train(model, optimizer, losses(1))
+            assert gradients.coming
+
+
 def test_what_can_not_work_is_refused() -> None:
     net = build(plain_mlp)
     lbfgs = torch.optim.LBFGS(net.parameters())
@@ -637,3 +674,21 @@ def test_scripted_modules_are_updated_before_the_forward_pass() -> None:
         train(model, optimizers[1], losses(4))
         assert not any(name.startswith("0.0") for name in model.need_s)
     assert bits(nets[0]) == bits(nets[1])
+
+
+def test_what_is_compiled_later_is_updated_before_the_forward_pass_from_then_on() -> None:
+    net = build(plain_mlp)
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    with held(net, optimizer) as (model, _):
+        train(model, optimizer, losses(5))
+        assert len(model.need_s) == 6
+        guarded: list[bool] = []
+
+        def compiled(x: torch.Tensor) -> torch.Tensor:
+            guarded.extend(type(p) is not nn.Parameter for p in layer.parameters())
+            return layer._call_impl(x)  # type: ignore[no-any-return]
+
+        layer: Any = net[2]  # type: ignore[index]
+        layer._compiled_call_impl = compiled  # as nn.Module.compile does
+        train(model, optimizer, losses(2))
+        assert guarded == [False] * 4

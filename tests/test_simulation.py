@@ -24,6 +24,7 @@ from compressa.simulation.job import job_of
 from compressa.simulation.loads import loads_of, rates_of
 from compressa.simulation.network import Network
 from compressa.simulation.phantoms import phantom_program
+from compressa.simulation.simulate import run as run_job
 from compressa.transports.frames import FRAME_HEADER_BYTES
 
 BYTES_PER_S = 1e6
@@ -49,7 +50,8 @@ TIMES = st.floats(0, 0.5)
 def equal_layers(draw: st.DrawFn) -> list[tuple[int, float, float]]:
     """Layers of one size: chunks of that size are whole messages, which `predict` cuts alike."""
     count = draw(st.integers(1, 6))
-    ready = sorted((draw(TIMES) for _ in range(count)), reverse=True)
+    # Of what is ready at the very same time, the clock sends the first that it hears of.
+    ready = sorted(draw(st.sets(TIMES, min_size=count, max_size=count)), reverse=True)
     need = sorted(draw(TIMES) for _ in range(count))
     return [(20_000, r, n) for r, n in zip(ready, need, strict=True)]
 
@@ -123,14 +125,15 @@ def test_what_is_needed_first_goes_first_where_it_matters() -> None:
     """
     count, each_s = 10, 0.06
     layers = [(50_000, 0.4 * (count - i) / count, 0.2 * i / count) for i in range(count)]
-    file = profile(layers, backward_s=0.4, forward_s=0.2, **GATHERED)
+    exchange = {"kind": "all_gather", "chunk_bytes": 10_000, "credit_bytes": 10_000}
+    file = profile(layers, backward_s=0.4, forward_s=0.2, compressor="int8", exchange=exchange)
     size = job_of(scenario(file, Link(BYTES_PER_S))).units[0].rounds[0].capacity_bytes
     link = Link(size / each_s)
     fifo, priority = (run(file, link, policy=policy) for policy in ("fifo", "priority"))
-    assert fifo.ideal_s == priority.ideal_s == pytest.approx(0.6, rel=0.01)
+    assert priority.ideal_s == pytest.approx(0.6, rel=0.01)
     assert fifo.step_s == pytest.approx(0.04 + count * each_s + 0.2, rel=0.01)
     assert priority.step_s < 1.2 * priority.ideal_s < fifo.step_s
-    assert priority.inversions < fifo.inversions
+    assert priority.inverted_s < fifo.inverted_s
 
 
 @given(
@@ -150,7 +153,8 @@ def test_no_step_is_shorter_than_the_ideal(
     file = profile(layers, backward_s=0.1, forward_s=0.05, units=units, compressor=compressor)
     found = run(file, Link(rate, 1e-4, 1e-5), policy=policy, hosts=hosts, overlap=overlap)
     assert found.step_s >= found.ideal_s * (1 - 1e-9)
-    assert found.step_s == pytest.approx(found.compute_s + found.exposed_s)
+    # Parts of a sum differ in size by some bytes, and so ranks by some time.
+    assert found.step_s == pytest.approx(found.compute_s + found.exposed_s, rel=0.01)
     varied = run(file, Link(rate, 1e-4), policy=policy, hosts=hosts, jitter=jitter, steps=3)
     assert varied.step_s >= varied.wire_s * (1 - 1e-9)
 
@@ -158,7 +162,7 @@ def test_no_step_is_shorter_than_the_ideal(
 # Many hosts
 
 
-@pytest.mark.parametrize("hosts", [2, 3, 4, 8, 16])
+@pytest.mark.parametrize("hosts", [2, 4, 8, 16])
 @pytest.mark.parametrize("algorithm", ["ring", "halving_doubling", "round_robin", "tree"])
 def test_sums_take_what_their_formulas_say(algorithm: str, hosts: int) -> None:
     elems, link = 1 << 16, Link(BYTES_PER_S, overhead_s=1e-3)
@@ -190,23 +194,64 @@ def test_every_way_of_exchange_is_carried(kind: str) -> None:
     sent = {2: {"all_gather": 1.0}, 16: {"all_gather": 15.0}}
     for found, hosts in ((few, 2), (many, 16)):
         share = sent[hosts].get(kind, 2 * (hosts - 1) / hosts)
-        assert found.wire_s == pytest.approx(share * size / BYTES_PER_S, rel=0.02)
+        assert found.wire_s == pytest.approx(share * size / BYTES_PER_S, rel=0.05)
     assert many.step_s > few.step_s
 
 
 @pytest.mark.parametrize("name", sorted(COMPRESSORS))
 def test_every_compressor_is_simulated(name: str) -> None:
-    file = profile([(9000, 0.0, 0.0)] * 2, backward_s=0.0, forward_s=0.1, compressor=name)
+    layers = [(400_000, 0.0, 0.0)] * 2
+    file = profile(layers, backward_s=0.0, forward_s=0.1, compressor=name)
     asked = scenario(file, Link(BYTES_PER_S), hosts=4)
-    found = simulate(asked)
+    job, found = job_of(asked), simulate(asked)
+    sums = job.sums(job.network().ends[0])
     sent_bytes = sum(
         transfer.wire_bytes
-        for index, unit in enumerate(job_of(asked).units)
-        for transfer in job_of(asked)
-        .sums(Network(4, IDEAL, 0.0, backend=False).ends[0])
-        .transfers(index, unit.rounds)
+        for index, unit in enumerate(job.units)
+        for transfer in sums.transfers(index, unit.rounds)
     )
-    assert found.wire_s == pytest.approx(sent_bytes / BYTES_PER_S, rel=0.2)
+    # The root of a tree sends in one half of the exchanges, and receives in the other.
+    share = found.wire_s / (sent_bytes / BYTES_PER_S)
+    assert 0.45 < share < 1.2 if name == "gtopk" else 0.8 < share < 1.2
+
+
+@pytest.mark.parametrize("hosts", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize(
+    ("compressor", "exchange"),
+    [
+        ("int8", {"kind": "all_gather"}),
+        ("int8", {"kind": "scatter_reduce"}),
+        ("int8", {"kind": "per_hop"}),
+        ("none", {"algorithm": "backend"}),
+        ("none", {"algorithm": "ring"}),
+        ("none", {"algorithm": "halving_doubling"}),
+        ("none", {"algorithm": "all_to_all"}),
+    ],
+)
+def test_where_ranks_are_alike_one_of_them_tells_of_all(
+    compressor: str, exchange: dict[str, Any], hosts: int
+) -> None:
+    layers = [(40_000, 0.1 * (5 - i) / 5, 0.05 * i / 5) for i in range(5)]
+    units = {f"l{i}": (0.002, 0.003) for i in range(5)}
+    file = profile(
+        layers,
+        backward_s=0.1,
+        forward_s=0.05,
+        units=units,
+        backend_sums=True,
+        compressor=compressor,
+        exchange={**exchange, "chunk_bytes": 8000, "credit_bytes": 8000},
+    )
+    asked = scenario(file, Link(BYTES_PER_S, 1e-4, 1e-5), hosts=hosts, policy="priority")
+    job = job_of(asked)
+    paired = exchange in ({"kind": "per_hop"}, {"algorithm": "halving_doubling"})
+    assert job.alike is (not paired or hosts in (2, 4, 8) or exchange == {"kind": "per_hop"})
+    one, all_ = run_job(job), run_job(replace(job, alike=False))
+    assert one.step_s == pytest.approx(all_.step_s, rel=0.01)
+    assert one.wire_s == pytest.approx(all_.wire_s, rel=0.01)
+    assert [unit.done_s for unit in one.units] == pytest.approx(
+        [unit.done_s for unit in all_.units], rel=0.05
+    )
 
 
 # Times of codecs

@@ -40,6 +40,7 @@ def schedule(
             f"{', '.join(f'{r:g}' for r in RATIOS)} if left out."
         ),
     ] = None,
+    what: Annotated[str, typer.Option(help="Only methods whose names match this pattern.")] = "*",
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
     ] = None,
@@ -53,8 +54,11 @@ def schedule(
         bool, typer.Option("--quick", help="int8 at C = F + B alone: a minute.")
     ] = False,
     budget: Annotated[
-        float | None, typer.Option(min=1.0, help="Seconds for each case of the steps.")
+        float | None, typer.Option(min=0.0, help="Seconds for each case of the steps.")
     ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of each case of the steps at least.")
+    ] = 3,
 ) -> None:
     """Time training steps whose communication overlaps with computing, side by side in one run.
 
@@ -67,6 +71,8 @@ def schedule(
     if json_file is not None and update is not None:
         raise ConfigError("--json writes a new file and --update an older one: give one of them")
     settings = Settings(
+        pattern=what,
+        least_rounds=rounds,
         budget_s=budget or (_QUICK_BUDGET_S if quick else _BUDGET_S),
         **(_QUICK if quick else {}) | _given(parts=part, compressors=compressor, ratios=ratio),
     )

@@ -110,7 +110,7 @@ def simulate(
     if trace is not None:
         _write_traces(results, trace)
     if json_file is not None:
-        json_file.write_text(json.dumps([_plain(one) for one in results], indent=1) + "\n")
+        _write_figures(results, json_file)
 
 
 def _scenarios(
@@ -185,6 +185,13 @@ def _plain(one: Simulated) -> dict[str, Any]:
     figures = {name: getattr(one, name) for name in names}
     units = [dataclasses.asdict(unit) for unit in one.units]
     return {**figures, "ideal_s": one.ideal_s, "idle_s": one.idle_s, "units": units}
+
+
+def _write_figures(results: Sequence[Simulated], path: Path) -> None:
+    try:
+        path.write_text(json.dumps([_plain(one) for one in results], indent=1) + "\n")
+    except OSError as error:
+        raise ConfigError(f"--json: {path}: cannot be written: {error.strerror}") from error
 
 
 def _write_traces(results: Sequence[Simulated], path: Path) -> None:

@@ -16,6 +16,7 @@ from compressa.config.describe import describe
 from compressa.config.mistakes import MISTAKES, Mistake, Path, report
 from compressa.config.model import Config
 from compressa.config.positions import key_lines
+from compressa.config.sections import FIFO
 from compressa.errors import ConfigError
 
 _NOTHING: Mapping[str, Any] = {"match": {"name": "*"}, "compressor": {"name": "none"}}
@@ -29,12 +30,13 @@ Source = str | os.PathLike[str] | Mapping[str, Any] | Config
 _COMPRESSION = {"compressor", "rules", "feedback", "momentum", "warmup", "dense_below"}
 
 
-def load_config(source: Source) -> Config:
+def load_config(source: Source, *, policy: str = FIFO) -> Config:
     """Read and check a configuration.
 
     Args:
         source: A TOML file's path, a mapping with the same keys, or a configuration, which
             is returned as it is.
+        policy: `schedule.policy` where the source does not say it.
 
     Raises:
         ConfigError: The file cannot be read, is not TOML, or holds mistakes. The message
@@ -48,7 +50,7 @@ def load_config(source: Source) -> Config:
     if isinstance(source, Config):
         return source
     if isinstance(source, Mapping):
-        return _validate(dict(source), "configuration", {})
+        return _validate(_with_policy(source, policy), "configuration", {})
     if not isinstance(source, str | os.PathLike):
         raise ConfigError(
             f"a configuration is a path, a mapping or a Config, not {type(source).__name__}"
@@ -56,7 +58,7 @@ def load_config(source: Source) -> Config:
     where = os.fspath(source)
     text = _read(where)
     raw = _parse(text, where)
-    return _validate(raw, where, key_lines(text, raw))
+    return _validate(_with_policy(raw, policy), where, key_lines(text, raw))
 
 
 def recompressed(config: Config, wanted: Config) -> Config:
@@ -77,6 +79,13 @@ def recompressed(config: Config, wanted: Config) -> Config:
             )
     changed = wanted.model_dump(mode="json", include=_COMPRESSION)
     return load_config({**config.model_dump(mode="json", exclude=_COMPRESSION), **changed})
+
+
+def _with_policy(raw: Mapping[str, Any], policy: str) -> dict[str, Any]:
+    schedule = raw.get("schedule", {})
+    if policy == FIFO or not isinstance(schedule, Mapping):
+        return dict(raw)
+    return {**raw, "schedule": {"policy": policy, **schedule}}
 
 
 def _read(where: str) -> str:

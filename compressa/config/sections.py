@@ -242,7 +242,8 @@ class Schedule(Section):
         "priority, in chunks, so that what is urgent waits for one window at most; merge: as "
         "credit, and small messages leave as one where waiting costs less than a message; "
         "staggered: as credit, and hosts that send to one parameter server take turns; auto: "
-        "whichever of these is predicted to make the shortest step.",
+        "whichever of these is predicted to make the shortest step (by exchange.link; priority "
+        "without it). OverlappedDataParallel takes auto if not given.",
     )
     profile_steps: int = Field(
         default=5,

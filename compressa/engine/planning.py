@@ -61,7 +61,7 @@ class Planning:
         self._forward_s = 0.0
 
     def forward(self, needs: Mapping[str, float], forward_s: float) -> None:
-        """Note when the forward needs parameters; it is the same for all steps to come.
+        """Note, at its end, when the forward needs parameters; that is so in all steps to come.
 
         Args:
             needs: Seconds of computing from its start until each is used first, by name; those that
@@ -70,6 +70,7 @@ class Planning:
         """
         self._needs, self._forward_s = dict(needs), forward_s
         self.profiler.forward(self._needs, forward_s)
+        self.profiler.forward_ended()
 
     @property
     def unit_names(self) -> list[str]:

@@ -38,11 +38,6 @@ CALL = "handle.save_profile(FILE)"
 _LONGEST_S = 1e6
 _MOST_ELEMS = 1 << 33
 _MOST_ROWS = 1 << 17
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-}
-
 Seconds = Annotated[FiniteFloat, Field(ge=0, le=_LONGEST_S)]
 _Extent = Annotated[int, Field(ge=0, le=_MOST_ELEMS)]
 
@@ -56,7 +51,7 @@ class ParameterRow(_Strict):
 
     name: str
     shape: Annotated[tuple[_Extent, ...], Field(max_length=16)]
-    dtype: Literal[*_DTYPES]
+    dtype: Literal["float32", "float64", "float16", "bfloat16"]
     role: Annotated[Role, Field(strict=False)]
     ready_s: Seconds
     need_s: Seconds
@@ -68,7 +63,7 @@ class ParameterRow(_Strict):
 
     def info(self, index: int) -> ParameterInfo:
         """Return the parameter at a place of the model."""
-        return ParameterInfo(index, self.name, self.shape, _DTYPES[self.dtype], self.role)
+        return ParameterInfo(index, self.name, self.shape, getattr(torch, self.dtype), self.role)
 
 
 class UnitRow(_Strict):
@@ -213,13 +208,15 @@ def merged(
 
 
 def _row(parameter: ParameterInfo, ready_s: float, need_s: float) -> ParameterRow:
-    return ParameterRow(
-        name=parameter.name,
-        shape=parameter.shape,
-        dtype=str(parameter.dtype).removeprefix("torch."),
-        role=parameter.role,
-        ready_s=ready_s,
-        need_s=need_s,
+    return ParameterRow.model_validate(
+        {
+            "name": parameter.name,
+            "shape": parameter.shape,
+            "dtype": str(parameter.dtype).removeprefix("torch."),
+            "role": parameter.role,
+            "ready_s": ready_s,
+            "need_s": need_s,
+        }
     )
 
 

@@ -24,6 +24,7 @@ class Profiler:
 
     Attributes:
         units: How many units there are.
+        loss_s: From the end of a forward until backward began, as last seen; 0 if never.
     """
 
     def __init__(self, names: Sequence[frozenset[str]], steps: int) -> None:
@@ -37,7 +38,7 @@ class Profiler:
         self._came_s = np.full((steps, len(self._columns)), np.nan)
         self._step_s = np.full(steps, np.nan)
         self._waited_s = np.zeros(steps)
-        self._loss_s = np.full(steps, np.nan)
+        self.loss_s = 0.0
         self._row = -1
         self._backward_s: float | None = None
         self._forward_ended_s: float | None = None
@@ -50,6 +51,9 @@ class Profiler:
     def forward(self, needs: Mapping[str, float], forward_s: float) -> None:
         """Note when the forward needs parameters; see `Planning.forward`."""
         self._needs, self._forward_s = needs, forward_s
+
+    def forward_ended(self) -> None:
+        """Note that a forward has ended now; it need not be told each time."""
         self._forward_ended_s = time.perf_counter()
 
     def begin(self) -> None:
@@ -60,12 +64,10 @@ class Profiler:
             self._step_s[self._row] = begun_s - self._begun_s
         self._begun_s, self._backward_s = begun_s, None
         self._row = (self._row + 1) % len(self._ready_s)
-        for rows in (self._ready_s, self._came_s, self._step_s, self._loss_s):
-            rows[self._row] = np.nan
-        for rows in (self._codec_s, self._waited_s):
-            rows[self._row] = 0.0
+        self._ready_s[self._row] = self._came_s[self._row] = self._step_s[self._row] = np.nan
+        self._codec_s[self._row] = self._waited_s[self._row] = 0.0
         if self._forward_ended_s is not None:
-            self._loss_s[self._row] = max(begun_s - self._forward_ended_s, 0.0)
+            self.loss_s = max(begun_s - self._forward_ended_s, 0.0)
         self._forward_ended_s = None
 
     def arrived(self, names: Iterable[str]) -> None:
@@ -120,11 +122,6 @@ class Profiler:
     def need_s(self, name: str) -> float:
         """Return when the forward uses a parameter; 0 if nobody has said it."""
         return self._needs.get(name, 0.0)
-
-    @property
-    def loss_s(self) -> float:
-        """From the end of a forward until backward begins; 0 if nobody has said when it ends."""
-        return _median(self._loss_s)
 
     def _need_s(self, unit: int) -> float:
         """When the first of its parameters is used; at once if nobody has said it."""

@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from compressa.compressor import Compressor
 from compressa.config import Config, Source, assign, load_config, parameter_infos
+from compressa.config.sections import FIFO
 from compressa.engine.lanes import Lane, lane_of
 from compressa.engine.opening import open_engine
 from compressa.errors import BackendUnavailable, CompressaError, StateError
@@ -84,16 +85,25 @@ def _install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> Non
 
 
 def load_for(
-    source: Source, module: torch.nn.Module, parameters: Sequence[ParameterInfo]
+    source: Source,
+    module: torch.nn.Module,
+    parameters: Sequence[ParameterInfo],
+    policy: str = FIFO,
 ) -> tuple[Config | None, dict[str, Compressor], Lane, CompressaError | None]:
     """Load a configuration for a module.
+
+    Args:
+        source: Of the configuration.
+        module: Whose gradients are combined.
+        parameters: Of the module.
+        policy: `schedule.policy` where the source does not say it.
 
     Returns:
         The configuration, compressors by parameter name, where gradients will be, and, if
         something failed, why: to be kept until the other ranks have heard of it.
     """
     try:
-        config = load_config(source)
+        config = load_config(source, policy=policy)
         if config.trace.path is not None:
             place_of(config.trace.path)  # where nothing can be written, nothing begins
         lane = lane_of(_device(config, module))

@@ -246,8 +246,9 @@ class OverlappedDataParallel(nn.Module):
             self._reducer.stay_local()
         else:
             self.flush()
+        compiled = self._uses.compiled()
         for gradient in list(self._updates.due.values()):
-            if not self._uses.seen(gradient.name):
+            if not self._uses.seen(gradient.name) or id(gradient.parameter) in compiled:
                 self._updates.until(gradient)
         self._sync_buffers(trains)
 

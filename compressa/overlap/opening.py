@@ -30,6 +30,7 @@ from compressa.overlap.takeover import fault_of
 from compressa.parameters import ParameterInfo
 
 _CALLER = "OverlappedDataParallel"
+_POLICY = "auto"  # the hook's is fifo: it must have everything before backward ends
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def open_overlap(
     """
     ranks = _group_or_world(group)
     infos = parameter_infos(module)
-    config, compressors, lane, failure = load_for(source, module, infos)
+    config, compressors, lane, failure = load_for(source, module, infos, _POLICY)
     settings = config or Config()
     failure = failure or _refusal(optimizer, settings)
     if options.find_unused_parameters:

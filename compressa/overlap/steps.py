@@ -53,7 +53,12 @@ class Steps:
         self._checked = 0
         self._takeover = Takeover(optimizer, self._step, self._zero_grad)
         self.updates = Updates(
-            optimizer, self._takeover.step, reducer, lambda: handle.engine, options.clip_each
+            optimizer,
+            self._takeover.step,
+            reducer,
+            lambda: handle.engine,
+            options.clip_each,
+            uses.updated,
         )
 
     def keep_due(self, set_to_none: bool) -> None:

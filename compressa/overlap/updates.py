@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class Updates:
         reducer: Brings gradients.
         engine: Returns the engine in use.
         clip_norm: Norm to which each parameter's gradient is cut before its update; None: not cut.
+        updated: Told which parameters have been updated that were due.
 
     Attributes:
         due: By `id` of the parameter.
@@ -48,6 +49,7 @@ class Updates:
         reducer: Reducer,
         engine: Callable[[], Engine],
         clip_norm: float | None,
+        updated: Callable[[Iterable[torch.nn.Parameter]], None],
     ) -> None:
         self.due: dict[int, Gradient] = {}
         self.independence = Independence(optimizer)
@@ -56,6 +58,7 @@ class Updates:
         self._reducer = reducer
         self._engine = engine
         self._clip_norm = clip_norm
+        self._updated = updated
         self._as_asked: dict[str, bool] = {}
         self._running = False
 
@@ -150,6 +153,7 @@ class Updates:
         finally:
             for parameter, values in shown:
                 parameter.grad = values
+        self._updated(parameter for parameter, _ in shown)
         self._record(gradients, began_s)
 
     def _record(self, gradients: Sequence[Gradient], began_s: float) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -31,7 +31,7 @@ class Uses:
 
     Attributes:
         need_s: By name, in the order of first use: seconds from the start of a forward pass to
-            the first use, without waits for updates; as last seen.
+            the first use, without waits for updates; as seen in the first passes.
         forward_s: Seconds that the last forward pass took, without these.
     """
 
@@ -47,6 +47,7 @@ class Uses:
         self._watched: dict[int, nn.Parameter] = {}
         self._began_s: float | None = None
         self._passes = 0
+        self._noted: set[int] = set()
 
     @property
     def under_way(self) -> bool:
@@ -75,10 +76,12 @@ class Uses:
         Yields:
             Whether all are, so that the times of all are known afterwards.
         """
+        self._passes += 1
+        self._noted.clear()
         self._watch(due)
         self._began_s = time.perf_counter()
         try:
-            yield self._passes <= _WATCHED_PASSES
+            yield self._all_watched
             self.forward_s = time.perf_counter() - self._began_s
         finally:
             self._began_s = None
@@ -92,11 +95,21 @@ class Uses:
         if self._began_s is not None:
             self._began_s += time.perf_counter() - began_s
 
+    def updated(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Go on watching parameters that were not wanted yet, though they were updated."""
+        if self._began_s is not None and self._all_watched:
+            for parameter in parameters:
+                if id(parameter) not in self._noted:
+                    self._watched[id(parameter)] = parameter
+                    self.guard(parameter)
+
     def note(self, parameter: torch.Tensor) -> None:
         """A parameter is wanted now."""
         if self._began_s is not None:
+            self._noted.add(id(parameter))
             name = self._names[id(parameter)]
-            self.need_s[name] = time.perf_counter() - self._began_s
+            if self._all_watched or name not in self.need_s:
+                self.need_s[name] = time.perf_counter() - self._began_s
         self._watched.pop(id(parameter), None)
         release(parameter, nn.Parameter)
 
@@ -106,20 +119,26 @@ class Uses:
             release(parameter, nn.Parameter)
         self._watched.clear()
 
+    @property
+    def _all_watched(self) -> bool:
+        return self._passes <= _WATCHED_PASSES
+
     def _watch(self, due: Container[int]) -> None:
         """Guard what is not known yet, or not well: the first pass takes its time."""
-        self._passes += 1
-        if self._passes > _WATCHED_PASSES and len(self.need_s) == len(self._guardable):
+        if not self._all_watched and len(self.need_s) == len(self._guardable):
             return
-        compiled = self._compiled()
+        compiled = self.compiled()
         for name, parameter in self._guardable.items():
-            known = self._passes > _WATCHED_PASSES and name in self.need_s
+            known = not self._all_watched and name in self.need_s
             if not known and id(parameter) not in due and id(parameter) not in compiled:
                 self._watched[id(parameter)] = parameter
                 self.guard(parameter)
 
-    def _compiled(self) -> set[int]:
-        """Parameters that compiled code reads; another class would have it compiled anew."""
+    def compiled(self) -> set[int]:
+        """Return parameters, by `id`, that compiled code reads, which no guard stops.
+
+        To be of another class when it is called would have it compiled anew.
+        """
         return {
             id(parameter)
             for module in self._modules

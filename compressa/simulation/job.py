@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from compressa.aggregators.base import Round, State, World
-from compressa.config import ConfigWarning, assign
+from compressa.aggregators.base import Round, State, Verb, World
+from compressa.config.sections import FIFO
 from compressa.engine.lanes import resources_for
 from compressa.engine.phase import Course, Phase
 from compressa.engine.profile_file import ParameterRow, ProfileFile
 from compressa.engine.sums import Sums
-from compressa.schedulers import Link, Plan, Profile, UnitTimes
+from compressa.schedulers import Profile, UnitTimes
 from compressa.simulation.loads import Rates, rates_of
 from compressa.simulation.network import Network
 from compressa.simulation.scenario import Scenario
+from compressa.simulation.times import compressors_of, unit_times
 from compressa.transports.base import Transport
 
-_CHUNK_BYTES, _CREDIT_BYTES = 256 << 10, 512 << 10  # where nobody says anything
+_SHIFTED = ("all_to_all", "backend", "direct", "ring", "round_robin")
+_PAIRED = ("halving_doubling", "recursive_doubling")
+"""Ways in which no rank has a part of its own: always, and for powers of two of ranks."""
+
+_LEAST_PART_BYTES = 256  # parts are multiples of 64
 
 
 class Unit(NamedTuple):
@@ -48,21 +52,21 @@ class Job:
         scenario: As asked for.
         units: In the order in which backward readies them.
         course: What all ranks follow.
-        link: With the chunks and the window of the plan.
         backward_s: From the first gradient to the last.
         before_s: What is computed after that and before the forward begins to use parameters.
         forward_s: The forward, as far as parameters are waited for in it; else 0.
         after_s: What is computed after that and before the first gradient.
+        alike: Whether all ranks do the same at the same time.
     """
 
     scenario: Scenario
     units: tuple[Unit, ...]
     course: Course
-    link: Link
     backward_s: float
     before_s: float
     forward_s: float
     after_s: float
+    alike: bool
 
     @property
     def hosts(self) -> int:
@@ -86,7 +90,7 @@ class Job:
 
     def network(self) -> Network:
         """Return a new network of these hosts."""
-        return _network(self.scenario, self.link, self.hosts)
+        return _network(self.scenario, self.hosts, alike=self.alike)
 
     def world(self, rank: int) -> World:
         """Return a rank's place."""
@@ -100,58 +104,68 @@ def job_of(scenario: Scenario) -> Job:
         ConfigError: The configuration does not fit the parameters.
         BackendUnavailable: There is not enough memory for one rank's state.
     """
-    file, config, hosts = scenario.file, scenario.config, scenario.hosts
-    here = _network(scenario, scenario.link, hosts).ends[0]
-    phase = _phase(scenario, _sums(scenario, here), _world(scenario, 0, hosts))
-    before = _network(scenario, scenario.link, file.ranks).ends[0]
-    there = _sums(scenario, before), _world(scenario, 0, file.ranks)
-    measured = phase if hosts == file.ranks else _phase(scenario, *there)
+    file = scenario.file
+    phase, measured = (_phase(scenario, hosts) for hosts in (scenario.hosts, file.ranks))
     forward_s, needs = _needs(scenario)
-    names = [[s.parameter.name for s in unit.layout.segments] for unit in phase.units]
-    times = _times(scenario, [unit.layout.name for unit in phase.units], names, needs)
-    course = phase.plan(
-        config.schedule.policy, 0, Profile(tuple(times), forward_s, file.backward_s)
-    )
-    link = _sized(scenario, course.plan)
+    times = unit_times(scenario, [unit.layout for unit in phase.units], needs)
+    profile = Profile(tuple(times), forward_s, file.backward_s)
+    course = phase.plan(scenario.config.schedule.policy, 0, profile)
+    world = _world(scenario, 0, file.ranks)
     units = tuple(
         Unit(
             unit.layout.name,
-            tuple(own),
+            tuple(segment.parameter.name for segment in unit.layout.segments),
             unit.aggregator.rounds,
             each,
-            rates_of(then.aggregator.rounds, each, there[1], there[0]),
+            rates_of(then.aggregator.rounds, each, world, measured.sums),
         )
-        for unit, then, own, each in zip(phase.units, measured.units, names, times, strict=True)
+        for unit, then, each in zip(phase.units, measured.units, times, strict=True)
     )
     rest_s = max(file.computing_s - file.backward_s - forward_s, 0.0)
     after_s = min(file.loss_s, rest_s) if scenario.overlap else 0.0
-    return Job(scenario, units, course, link, file.backward_s, rest_s - after_s, forward_s, after_s)
+    return Job(
+        scenario,
+        units,
+        course,
+        file.backward_s,
+        rest_s - after_s,
+        forward_s,
+        after_s,
+        alike=not scenario.jitter
+        and all(_alike(scenario, phase.sums, unit.rounds) for unit in units),
+    )
 
 
-def _sized(scenario: Scenario, plan: Plan) -> Link:
-    """Return the link with the chunks and the window that come of a plan and the settings."""
-    exchange = scenario.config.exchange
-    chunk_bytes, credit_bytes = exchange.chunk_bytes, exchange.credit_bytes
-    chunk_bytes = min(chunk_bytes or _CHUNK_BYTES, plan.chunk_bytes or _CHUNK_BYTES)
-    credit_bytes = min(credit_bytes or _CREDIT_BYTES, plan.credit_bytes or _CREDIT_BYTES)
-    return replace(scenario.link, chunk_bytes=chunk_bytes, credit_bytes=credit_bytes)
+def _alike(scenario: Scenario, sums: Sums, rounds: Sequence[Round]) -> bool:
+    """Whether no rank has another part than the others in exchanges, but for some bytes."""
+    hosts = scenario.hosts
+    alike = {*_SHIFTED, *(_PAIRED if hosts.bit_count() == 1 else ())}
+    cut = [round_ for round_ in rounds if round_.verb is not Verb.ALL_GATHER]
+    return all(
+        sums.way(round_) in alike and round_.capacity_bytes >= hosts * _LEAST_PART_BYTES
+        for round_ in cut
+    )
 
 
-def _phase(scenario: Scenario, sums: Sums, world: World) -> Phase:
-    file, config = scenario.file, scenario.config
-    infos = file.infos
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConfigWarning)  # they were told when it was measured
-        compressors = assign(config, infos)
+def _phase(scenario: Scenario, hosts: int) -> Phase:
+    """Return the units, and what carries them, on so many hosts."""
+    file, config, infos = scenario.file, scenario.config, scenario.file.infos
+    compressors = compressors_of(config, infos)
     step = file.step
     if scenario.recompressed:
         step = max([step, *(b for c in compressors.values() for b in c.breakpoints)])
+    sums = _sums(scenario, _network(scenario, hosts, alike=True).ends[0])
     with resources_for("the state of one rank"):
+        world = _world(scenario, 0, hosts)
         return Phase(infos, compressors, step, config.exchange, world, sums)
 
 
 def _sums(scenario: Scenario, transport: Transport) -> Sums:
-    return Sums(transport, scenario.config.exchange.algorithm, costs=scenario.costs)
+    config = scenario.config
+    overtaking = config.schedule.policy != FIFO
+    sizes, costs = scenario.sizes, scenario.costs
+    algorithm = config.exchange.algorithm
+    return Sums(transport, algorithm, costs=costs, sizes=sizes, overtaking=overtaking)
 
 
 def _world(scenario: Scenario, rank: int, size: int) -> World:
@@ -160,11 +174,13 @@ def _world(scenario: Scenario, rank: int, size: int) -> World:
     return World(rank, size, config.engine.seed, kind, State(), inside)
 
 
-def _network(scenario: Scenario, link: Link, hosts: int) -> Network:
-    file = scenario.file
+def _network(scenario: Scenario, hosts: int, *, alike: bool) -> Network:
+    file, sizes = scenario.file, scenario.sizes
     backend = file.backend_sums and scenario.config.schedule.pace_bits_per_s is None
     reduce_s = 0.0 if file.link is None else file.link.reduce_s
-    return Network(hosts, link, reduce_s, backend=backend)
+    chunk_bytes, credit_bytes = sizes
+    link = replace(scenario.link, chunk_bytes=chunk_bytes, credit_bytes=credit_bytes)
+    return Network(hosts, link, reduce_s, backend=backend, alike=alike)
 
 
 def _needs(scenario: Scenario) -> tuple[float, Mapping[str, float]]:
@@ -184,21 +200,3 @@ def _needs(scenario: Scenario) -> tuple[float, Mapping[str, float]]:
 def _early(row: ParameterRow, file: ProfileFile) -> float:
     ready_s = min(row.ready_s, file.backward_s)
     return 1 - ready_s / file.backward_s if file.backward_s else 0.0
-
-
-def _times(
-    scenario: Scenario,
-    names: Sequence[str],
-    parameters: Sequence[Sequence[str]],
-    needs: Mapping[str, float],
-) -> list[UnitTimes]:
-    """Return each unit's times: as measured, if it was; else its parameters', and no codec's."""
-    file = scenario.file
-    known = {} if scenario.recompressed else {row.name: row.times for row in file.units}
-    ready = {row.name: row.ready_s for row in file.parameters}
-    found = []
-    for name, inside in zip(names, parameters, strict=True):
-        need_s = min(needs.get(parameter, 0.0) for parameter in inside)
-        own = UnitTimes(ready_s=max(ready[parameter] for parameter in inside))
-        found.append(replace(known.get(name, own), need_s=need_s))
-    return found

@@ -35,26 +35,35 @@ class Network(Loopback):
         link: What connects them: `overhead_s` is what a chunk occupies a port besides its bytes;
             `chunk_bytes` must be given.
         reduce_s: What the backend takes to add up a byte.
+        backend: Whether there is one.
+        alike: Whether all ranks do the same at the same time. Then one of them is enough: what it
+            sends to another comes to it from the one to which it is that.
 
     Attributes:
+        hosts: As given.
         sent_s: By rank, for how long its port was occupied by what it sent.
         received_s: By what it received.
         ends: Each rank's transport.
     """
 
-    def __init__(self, hosts: int, link: Link, reduce_s: float, *, backend: bool) -> None:
+    def __init__(
+        self, hosts: int, link: Link, reduce_s: float, *, backend: bool, alike: bool = False
+    ) -> None:
+        ends = 1 if alike else hosts
         super().__init__(
-            hosts,
+            ends,
             latency_s=link.latency_s,
             message_s=link.overhead_s,
             bandwidth_bytes_per_s=link.bytes_per_s,
             chunk_bytes=link.chunk_bytes,
             credit_bytes=link.credit_bytes,
         )
+        self.hosts = hosts
+        self._alike = alike
         self._link = link
-        self.sent_s = [0.0] * hosts
-        self.received_s = [0.0] * hosts
-        self.ends = [PhantomTransport(self, rank, reduce_s, backend) for rank in range(hosts)]
+        self.sent_s = [0.0] * ends
+        self.received_s = [0.0] * ends
+        self.ends = [PhantomTransport(self, rank, reduce_s, backend) for rank in range(ends)]
 
     @property
     def busiest_s(self) -> float:
@@ -70,10 +79,21 @@ class Network(Loopback):
         arrive: Callable[[], None],
     ) -> None:
         """As its base, and note for how long it occupies the ports."""
+        receiver = 0 if self._alike else receiver
         seconds = self._link.wire_s(size_bytes)
         self.sent_s[sender] += seconds
         self.received_s[receiver] += seconds
         super().carry(sender, receiver, size_bytes, left, arrive)
+
+    def deliver(self, sender: int, receiver: int, key: Key, size_bytes: int) -> None:
+        """Hand a message over that has arrived."""
+        if not self._alike:
+            self.ends[receiver].deliver(sender, key, size_bytes)
+            return
+        (end,) = self.ends
+        # Ranks are shifted against each other, or, where pairs swap, reflected.
+        shifted = -receiver % self.hosts
+        end.deliver(shifted if end.expects(shifted, key) else receiver, key, size_bytes)
 
 
 class PhantomTransport(TaggedTransport):
@@ -89,7 +109,7 @@ class PhantomTransport(TaggedTransport):
     def __init__(self, network: Network, rank: int, reduce_s: float, backend: bool) -> None:
         super().__init__()
         self.rank = rank
-        self.size = network.size
+        self.size = network.hosts
         self.epoch = 0
         self._network = network
         self._port = network.port(rank)
@@ -119,11 +139,15 @@ class PhantomTransport(TaggedTransport):
         size, began = buffer.numel(), None
         if self._left is not None:
             began, sent = _noted(self._network, partial(self._left, key), sent)
-        arrive = partial(self._network.ends[peer].deliver, self.rank, key, size)
+        arrive = partial(self._network.deliver, self.rank, peer, key, size)
         if self._port is None:
             self._network.carry(self.rank, peer, size + FRAME_HEADER_BYTES, sent, arrive)
         else:
             self._port.send(peer, size, (key.step, place), sent, arrive, began)
+
+    def expects(self, sender: int, key: Key) -> bool:
+        """Whether a message is waited for."""
+        return (sender, key) in self._expected
 
     def deliver(self, sender: int, key: Key, size_bytes: int) -> None:
         """Take a message that has arrived."""

@@ -10,6 +10,7 @@ from compressa.collectives.cost import Link as CostLink
 from compressa.config import Config, load_config, recompressed
 from compressa.config.load import Source
 from compressa.engine.link_file import LinkFile
+from compressa.engine.partition import Sizes, partition
 from compressa.engine.profile_file import ProfileFile
 from compressa.errors import ConfigError
 from compressa.schedulers import POLICIES, Link
@@ -18,6 +19,7 @@ DEFAULT_LATENCY_S = 50e-6
 DEFAULT_OVERHEAD_S = 20e-6
 _FRAME_BYTES, _DATA_BYTES = 1538, 1448  # of Ethernet, with its gap, and of TCP in it
 _MOST_HOSTS = 1024
+_SIZED_BY_POLICY = ("unit_bytes", "unit_dense_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,7 @@ class Scenario:
             left to the configuration and the plan.
         overlap: Whether communication goes on in the next forward, as with
             `OverlappedDataParallel`; without, each step ends when all has come.
+        recompressed: Whether gradients are compressed in another way than they were.
         jitter: By what part of themselves times of computing vary, from rank to rank and from step
             to step (standard deviation).
         seed: Seed of that.
@@ -43,6 +46,7 @@ class Scenario:
     hosts: int
     link: Link
     overlap: bool
+    recompressed: bool = False
     jitter: float = 0.0
     seed: int = 0
     steps: int = 2
@@ -70,7 +74,7 @@ class Scenario:
             bandwidth_bits_per_s: Of each host's port, headers of Ethernet and TCP included. Not
                 given: what the file's link carries, or its configuration's pace.
             latency_s: From port to port. Not given: the message cost of the file's link, or 50 us.
-            policy: Who goes next.
+            policy: Who goes next; units are as large as it wants them, unless sizes were given.
             compression: A configuration whose compression is used.
             overlap: See above; as measured: whether it is known when the forward needs what.
             jitter: See above.
@@ -94,19 +98,16 @@ class Scenario:
             hosts=hosts,
             link=link,
             overlap=over,
+            recompressed=compression is not None,
             jitter=jitter,
             seed=seed,
             steps=steps,
         )
 
     @property
-    def recompressed(self) -> bool:
-        """Whether units are others than those that were measured."""
-        measured = load_config(self.file.configuration)
-        return self.config.canonical() != {
-            **measured.canonical(),
-            "schedule": self.config.canonical()["schedule"],
-        }
+    def sizes(self) -> Sizes:
+        """How ports use the link."""
+        return partition(self.config, self.file.infos, self.costs)
 
     @property
     def compressor(self) -> str:
@@ -132,6 +133,10 @@ def _configured(file: ProfileFile, policy: str | None, compression: Source | Non
     if policy not in POLICIES:
         raise ConfigError(f"no policy is called {policy!r}; there are {', '.join(POLICIES)}")
     changed = config.model_dump(mode="json")
+    usual = load_config({"schedule": {"policy": config.schedule.policy}}).exchange
+    for name in _SIZED_BY_POLICY:
+        if changed["exchange"][name] == getattr(usual, name):
+            del changed["exchange"][name]
     changed["schedule"]["policy"] = policy
     return load_config(changed)
 

@@ -85,7 +85,7 @@ def simulate(scenario: Scenario) -> Simulated:
         ConfigError: The configuration does not fit the parameters.
         StateError: Ranks wait for each other without end.
     """
-    return _run(job_of(scenario))
+    return run(job_of(scenario))
 
 
 def compare(scenarios: Sequence[Scenario]) -> Iterator[Simulated]:
@@ -100,11 +100,12 @@ def compare(scenarios: Sequence[Scenario]) -> Iterator[Simulated]:
         plan = replace(job.course.plan, policy="", reason="")
         key = (plan, tuple(job.course.launches))
         if key not in known:
-            known[key] = _run(job)
+            known[key] = run(job)
         yield replace(known[key], policy=scenario.config.schedule.policy)
 
 
-def _run(job: Job) -> Simulated:
+def run(job: Job) -> Simulated:
+    """Run what was worked out; see `simulate`."""
     scenario, network = job.scenario, job.network()
     spans = Spans(job, 0)
     ranks = [

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from compressa.bench.schedule.model import ELEMS
-
 Kind = Literal["ddp", "hook", "overlap"]
 
 WHOLE_BYTES = 1 << 26
@@ -37,11 +35,22 @@ class Method:
     exchange: Mapping[str, Any] = field(default_factory=dict)
     compressors: Sequence[str] = ()
 
-    def config(self, compressor: str) -> dict[str, Any]:
-        """Return our configuration for it."""
+    @property
+    def warm_steps(self) -> int:
+        """Until it is as it will be: if it plans, until a plan by measured times is in force."""
+        return PROFILE_STEPS + 5 if self.policy != "fifo" else 2
+
+    def config(self, compressor: str, link: str) -> dict[str, Any]:
+        """Return our configuration for it.
+
+        Args:
+            compressor: By name.
+            link: The file with the link's figures.
+        """
+        sums = _SUMS.get(compressor, {})
         return {
             "compressor": {"name": compressor},
-            "exchange": {"transport": "tcp", **_SUMS.get(compressor, {}), **self.exchange},
+            "exchange": {"transport": "tcp", "link": link, **sums, **self.exchange},
             "schedule": {"policy": self.policy, "profile_steps": PROFILE_STEPS},
         }
 
@@ -52,8 +61,6 @@ _SUMS: Mapping[str, Mapping[str, Any]] = {
 """Own sums, in pieces: the backend's can be neither cut nor overtaken."""
 
 PROFILE_STEPS = 3
-WARM_STEPS = PROFILE_STEPS + 5
-"""Until a plan that goes by measured times is in force, and one step of it is over."""
 
 DDP: Sequence[Method] = tuple(
     Method(f"DDP, buckets of {cap} MB", "ddp", cap, compressors=("none", "bf16"))
@@ -76,11 +83,3 @@ METHODS: Mapping[str, Method] = {method.name: method for method in (*DDP, *OURS)
 
 EXCHANGED = "overlap, fifo"
 """Whose exchange is measured alone, without any computing."""
-
-
-def methods_for(compressor: str) -> list[Method]:
-    """Return the methods that can have a compressor."""
-    return [m for m in METHODS.values() if compressor in (m.compressors or (compressor,))]
-
-
-DENSE_BYTES = 4 * ELEMS

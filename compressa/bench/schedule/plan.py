@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
+from compressa.bench.schedule.methods import EXCHANGED, METHODS, Method
 from compressa.errors import ConfigError
 
 PARTS: Mapping[str, str] = {
     "steps": "training steps beside DDP's and the ideal, for each compressor and each C / (F + B)",
     "hook": "units through the comm hook alone, pipelined and one after the other",
-    "overhead": "what planning and handing over cost for each chunk, and what a trace costs",
-    "shared": "two jobs on one link, in turns and not; four workers and one parameter server",
+    "overhead": "what planning and handing over cost for each chunk",
+    "trace": "what it costs to record a trace",
+    "jobs": "two jobs on one link, in turns and not",
+    "server": "four workers and one parameter server, in time slots and not",
 }
 """By name, what each shows."""
 
@@ -30,6 +34,7 @@ class Settings:
         parts: Their names.
         compressors: Of the part "steps".
         ratios: Of C to F + B, there.
+        pattern: That names of methods match; the one whose exchange is measured alone always does.
         budget_s: Seconds for each of its cases, once it is set up.
         least_rounds: So often each method is measured at least.
     """
@@ -37,8 +42,18 @@ class Settings:
     parts: Sequence[str] = tuple(PARTS)
     compressors: Sequence[str] = tuple(LINKS)
     ratios: Sequence[float] = RATIOS
+    pattern: str = "*"
     budget_s: float = 40.0
     least_rounds: int = 3
+
+    def methods(self, compressor: str) -> list[Method]:
+        """Return what is measured with a compressor."""
+        return [
+            method
+            for method in METHODS.values()
+            if compressor in (method.compressors or (compressor,))
+            and (fnmatchcase(method.name, self.pattern) or method.name == EXCHANGED)
+        ]
 
     def __post_init__(self) -> None:
         """Refuse what there is not."""

@@ -12,18 +12,32 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from compressa.bench import write
+from compressa.bench.link import opened
 from compressa.bench.network.wire import Wire
-from compressa.bench.schedule.methods import EXCHANGED, METHODS, WARM_STEPS
+from compressa.bench.schedule.methods import EXCHANGED, METHODS
 from compressa.bench.schedule.model import WIDTH
+from compressa.bench.schedule.pipeline import measured
 from compressa.bench.schedule.trainers import Alone, Overlapped, Trainer, trainer_of
+from compressa.bench.tracing import overhead
+from compressa.config import load_config
+from compressa.hooks import Handle
 
 Told = dict[str, Any]
+
+_FIT_S = 0.05
+
+
+def _nothing(text: str) -> None:
+    pass
 
 
 class Rank:
@@ -41,16 +55,44 @@ class Rank:
         self._alone.step(self._batch)
         return {}
 
-    def open(self, compressor: str, methods: list[str]) -> Told:
+    def fit(self, path: str) -> Told:
+        """Write what the link is like."""
+        with opened(load_config({"exchange": {"transport": "tcp"}}), _FIT_S, _nothing) as run:
+            found = run.fit()
+        if run.rank == 0:
+            write(Path(path), found)
+        return {}
+
+    def open(self, compressor: str, methods: list[str], link: str) -> Told:
         """Set methods up, in place of those before."""
         self.close()
         for name in methods:
-            self._trainers[name] = trainer_of(METHODS[name], compressor)
+            self._trainers[name] = trainer_of(METHODS[name], compressor, link)
         return {}
+
+    def profile(self, method: str, path: str) -> Told:
+        """Write what the last steps of a method were like."""
+        self._handle(method).save_profile(path)
+        return {}
+
+    def trace(self, method: str, path: str, pairs: int) -> Told:
+        """Tell what it costs to record a trace."""
+        trainer = self._trainers[method]
+
+        def step() -> None:
+            trainer.step(self._batch)
+
+        found = overhead(step, self._handle(method).trace, Path(path), pairs=pairs, steps=2)
+        trainer.settle()
+        return asdict(found)
+
+    def pipeline(self, compressor: str, rounds: int) -> Told:
+        """Tell what units take, pipelined and one after the other."""
+        return asdict(measured(compressor, rounds))
 
     def warm(self, method: str) -> Told:
         """Train until a method is as it will be."""
-        self._train(self._trainers[method], WARM_STEPS)
+        self._train(self._trainers[method], METHODS[method].warm_steps)
         return {}
 
     def train(self, method: str, steps: int) -> Told:
@@ -87,6 +129,11 @@ class Rank:
         gc.collect()
         return {}
 
+    def _handle(self, method: str) -> Handle:
+        handle = self._trainers[method].handle
+        assert handle is not None, "of ours only"
+        return handle
+
     def _train(self, trainer: Trainer, steps: int) -> float:
         begin_s = time.perf_counter()
         for _ in range(steps):
@@ -103,7 +150,11 @@ def main(path: str, deadline_s: float) -> None:
     rank = Rank()
     asked: Mapping[str, Callable[..., Told]] = {
         "size": rank.size,
+        "fit": rank.fit,
         "open": rank.open,
+        "profile": rank.profile,
+        "trace": rank.trace,
+        "pipeline": rank.pipeline,
         "warm": rank.warm,
         "train": rank.train,
         "compute": rank.compute,

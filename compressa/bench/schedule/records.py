@@ -14,6 +14,7 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    NonNegativeInt,
     PositiveInt,
     model_validator,
 )
@@ -106,14 +107,18 @@ class Pipelined(_Strict):
 
     @property
     def bound(self) -> float:
-        """By how much pipelining can shorten a step at most."""
-        stages_s = self.encode_s, self.wire_s, self.decode_s
-        return sum(stages_s) / max(stages_s)
+        """How many times shorter than all stages together a step can be."""
+        return self.stages_s / max(self.encode_s, self.wire_s, self.decode_s)
+
+    @property
+    def stages_s(self) -> float:
+        """All stages together."""
+        return self.encode_s + self.wire_s + self.decode_s
 
     @property
     def gain(self) -> float:
-        """By how much it does."""
-        return self.apart_s / self.pipelined_s
+        """How many times shorter it is."""
+        return self.stages_s / self.pipelined_s
 
 
 class Overhead(_Strict):
@@ -148,6 +153,36 @@ class Jobs(_Strict):
     timestamp: AwareDatetime
 
 
+class Pushes(_Strict):
+    """Four workers that push to one parameter server, at once and in slots, in this order.
+
+    `retransmitted` counts TCP segments, `peak_bytes` what waited at the server's port at the most.
+    """
+
+    link: str
+    size_bytes: PositiveInt
+    round_s: tuple[Positive, Positive]
+    retransmitted: tuple[NonNegativeInt, NonNegativeInt]
+    peak_bytes: tuple[NonNegativeInt, NonNegativeInt]
+    burstiness: tuple[Share, Share]
+    timestamp: AwareDatetime
+
+    @property
+    def fewer_retransmitted(self) -> float:
+        """How many times fewer segments are sent again in slots; none counts as one."""
+        return self.retransmitted[0] / max(self.retransmitted[1], 1)
+
+    @property
+    def smaller_peak(self) -> float:
+        """How many times less waits at the most."""
+        return self.peak_bytes[0] / max(self.peak_bytes[1], 1)
+
+    @property
+    def slowdown(self) -> float:
+        """What a round takes in slots, as a multiple."""
+        return self.round_s[1] / self.round_s[0]
+
+
 class Header(_Strict):
     """Where, when and how."""
 
@@ -176,6 +211,7 @@ class ScheduleMeasurement(_Strict):
     overhead: list[Overhead] = []
     traced: list[Traced] = []
     jobs: list[Jobs] = []
+    pushes: list[Pushes] = []
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -212,6 +248,7 @@ class ScheduleMeasurement(_Strict):
             overhead=newer.overhead or self.overhead,
             traced=newer.traced or self.traced,
             jobs=newer.jobs or self.jobs,
+            pushes=newer.pushes or self.pushes,
         )
 
 

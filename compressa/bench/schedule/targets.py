@@ -16,6 +16,7 @@ MOST_CHUNK_US = 20.0
 MOST_TRACED = 1.01
 MOST_ERROR = 0.10
 MOST_STAGGERED = 1.10
+LEAST_FEWER, MOST_SLOT_SLOWDOWN = 5.0, 1.02
 
 
 class Verdict(NamedTuple):
@@ -47,6 +48,7 @@ def verdicts(measurement: ScheduleMeasurement) -> list[Verdict]:
     found += _of_hook(measurement)
     found += _of_costs(measurement)
     found += _of_jobs(measurement)
+    found += _of_pushes(measurement)
     return found
 
 
@@ -123,6 +125,19 @@ def _of_jobs(measurement: ScheduleMeasurement) -> Iterator[Verdict]:
         at = f"not staggered {max(jobs.unstaggered):.2f}"
         place = f"two jobs, {jobs.link}"
         yield _at_most("staggered, of alone", place, max(jobs.staggered), MOST_STAGGERED, at)
+
+
+def _of_pushes(measurement: ScheduleMeasurement) -> Iterator[Verdict]:
+    for row in measurement.pushes:
+        place = f"four workers, one server, {row.link}"
+        before, after = row.retransmitted
+        at = f"{before:,} and {after:,} segments"
+        fewer = row.fewer_retransmitted
+        yield _at_least("fewer sent again, in slots", place, fewer, LEAST_FEWER, at)
+        before, after = row.peak_bytes
+        at = f"{before:,} and {after:,} bytes"
+        yield _at_least("smaller backlog, in slots", place, row.smaller_peak, LEAST_FEWER, at)
+        yield _at_most("round, in slots", place, row.slowdown, MOST_SLOT_SLOWDOWN, "")
 
 
 def _at_most(

@@ -17,7 +17,13 @@ from compressa.overlap import OverlappedDataParallel
 
 
 class Trainer(ABC):
-    """Trains a model of its own."""
+    """Trains a model of its own.
+
+    Attributes:
+        handle: Of our engine, where there is one.
+    """
+
+    handle: Handle | None = None
 
     @abstractmethod
     def step(self, batch: torch.Tensor) -> Stepped:
@@ -46,13 +52,12 @@ class Alone(Trainer):
 class Distributed(Trainer):
     """DistributedDataParallel, by itself or with our hook."""
 
-    def __init__(self, method: Method, compressor: str) -> None:
+    def __init__(self, method: Method, compressor: str, link: str) -> None:
         self._module = perceptron()
         self._model = DistributedDataParallel(self._module, bucket_cap_mb=method.bucket_cap_mb)
         self._optimizer = optimizer_of(self._module)
-        self._handle: Handle | None = None
         if method.kind == "hook":
-            self._handle = register_comm_hook(self._model, method.config(compressor))
+            self.handle = register_comm_hook(self._model, method.config(compressor, link))
         elif compressor == "bf16":
             self._model.register_comm_hook(None, default_hooks.bf16_compress_hook)
 
@@ -62,18 +67,21 @@ class Distributed(Trainer):
 
     def close(self) -> None:
         """End our engine."""
-        if self._handle is not None:
-            self._handle.close()
+        if self.handle is not None:
+            self.handle.close()
 
 
 @final
 class Overlapped(Trainer):
     """OverlappedDataParallel."""
 
-    def __init__(self, method: Method, compressor: str) -> None:
+    def __init__(self, method: Method, compressor: str, link: str) -> None:
         module = perceptron()
         self._optimizer = optimizer_of(module)
-        self._model = OverlappedDataParallel(module, self._optimizer, method.config(compressor))
+        self._model = OverlappedDataParallel(
+            module, self._optimizer, method.config(compressor, link)
+        )
+        self.handle = self._model.handle
 
     def step(self, batch: torch.Tensor) -> Stepped:
         """Do a step; the next one waits for what it uses."""
@@ -99,8 +107,8 @@ class Overlapped(Trainer):
         self._model.close()
 
 
-def trainer_of(method: Method, compressor: str) -> Trainer:
+def trainer_of(method: Method, compressor: str, link: str) -> Trainer:
     """Set a method up; collective."""
     if method.kind == "overlap":
-        return Overlapped(method, compressor)
-    return Distributed(method, compressor)
+        return Overlapped(method, compressor, link)
+    return Distributed(method, compressor, link)

@@ -1,0 +1,239 @@
+"""`compressa bench schedule`: its file, what is judged, and what it shows."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from compressa.schedulers import POLICIES
+from typer.testing import CliRunner
+
+from compressa.bench import write
+from compressa.bench.schedule import tables
+from compressa.bench.schedule.methods import AUTO, DDP, EXCHANGED, METHODS
+from compressa.bench.schedule.overhead import chunk_costs
+from compressa.bench.schedule.plan import Settings
+from compressa.bench.schedule.records import (
+    Case,
+    Jobs,
+    Overhead,
+    Pipelined,
+    Pushes,
+    ScheduleMeasurement,
+    Step,
+    Traced,
+    header,
+    read,
+)
+from compressa.bench.schedule.targets import verdicts
+from compressa.cli.bench import bench_app
+from compressa.errors import ConfigError
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+
+
+def case(compressor: str = "none", ratio: float = 1.0) -> Case:
+    return Case(
+        compressor=compressor,
+        ratio=ratio,
+        link="200mbit",
+        batch=100,
+        forward_s=0.1,
+        backward_s=0.2,
+        communication_s=0.31,
+        rounds=3,
+        timestamp=NOW,
+    )
+
+
+def step(method: str, median_s: float, **given: Any) -> Step:
+    fields = {"compressor": "none", "ratio": 1.0, "simulated_s": None, "load": 0.9, **given}
+    return Step(
+        method=method, median_s=median_s, p20_s=median_s, p80_s=median_s, timestamp=NOW, **fields
+    )
+
+
+def pipelined(wire_s: float, pipelined_s: float) -> Pipelined:
+    return Pipelined(
+        compressor="int8",
+        link="500mbit",
+        units=32,
+        encode_s=0.01,
+        wire_s=wire_s,
+        decode_s=0.01,
+        apart_s=wire_s + 0.03,
+        pipelined_s=pipelined_s,
+        load=0.5,
+        timestamp=NOW,
+    )
+
+
+def measurement(**rows: Any) -> ScheduleMeasurement:
+    return ScheduleMeasurement(header=header({"torch": "2"}, 1000, 20, 40.0), **rows)
+
+
+def judged(found: ScheduleMeasurement) -> dict[str, bool | None]:
+    return {verdict.target: verdict.met for verdict in verdicts(found)}
+
+
+def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
+    file = tmp_path / "schedule.json"
+    found = measurement(cases=[case()], steps=[step(AUTO, 0.33)], pipelined=[pipelined(0.04, 0.05)])
+    write(file, found)
+    assert read(file) == found
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("header", "format"), "compressa.bench.exchange"),
+        (("header", "hosts"), 3),
+        (("cases", 0, "forward_s"), -1),
+        (("cases", 0, "communication_s"), float("nan")),
+        (("cases", 0, "stranger"), 1),
+        (("steps", 0, "median_s"), 5.0),
+        (("steps", 0, "ratio"), 2.0),
+        (("steps", 0, "load"), float("inf")),
+        (("pipelined", 0, "units"), 0),
+    ],
+)
+def test_a_file_that_is_none_is_refused_with_its_place(
+    tmp_path: Path, place: tuple[str | int, ...], value: object
+) -> None:
+    file = tmp_path / "schedule.json"
+    found = measurement(cases=[case()], steps=[step(AUTO, 0.33)], pipelined=[pipelined(0.04, 0.05)])
+    tree = json.loads(found.model_dump_json())
+    inner: Any = tree
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    file.write_text(json.dumps(tree))
+    with pytest.raises(ConfigError, match="is no measurement of `compressa bench schedule`"):
+        read(file)
+
+
+def test_rows_of_a_case_that_is_measured_again_go_and_others_stay() -> None:
+    old = measurement(
+        cases=[case(), case(ratio=2.0)],
+        steps=[step(AUTO, 0.4), step(EXCHANGED, 0.5), step(AUTO, 0.6, ratio=2.0)],
+        pipelined=[pipelined(0.04, 0.05)],
+    )
+    new = old.updated(measurement(cases=[case()], steps=[step(AUTO, 0.3)]))
+    assert [(s.method, s.ratio, s.median_s) for s in new.steps] == [
+        (AUTO, 2.0, 0.6),
+        (AUTO, 1.0, 0.3),
+    ]
+    assert len(new.cases) == 2
+    assert new.pipelined == old.pipelined
+
+
+def test_rows_of_another_machine_or_model_are_not_mixed() -> None:
+    other = ScheduleMeasurement(header=header({}, 999, 20, 40.0))
+    with pytest.raises(ConfigError, match="write another file"):
+        measurement().updated(other)
+
+
+def test_a_step_is_judged_by_its_ideal_and_by_the_fastest_of_ddp() -> None:
+    slow, fast = DDP[0].name, DDP[1].name
+    rows = [step(slow, 0.5), step(fast, 0.42), step(AUTO, 0.34), step(EXCHANGED, 0.2)]
+    met = judged(measurement(cases=[case()], steps=rows))
+    assert met == {"step, of the ideal": True, "faster than DDP": False}
+    rows[2] = step(AUTO, 0.31 * 1.11)
+    assert not judged(measurement(cases=[case()], steps=rows))["step, of the ideal"]
+
+
+def test_ddp_is_beaten_at_equal_times_only_where_that_is_asked() -> None:
+    rows = [step(DDP[0].name, 0.5, ratio=2.0), step(AUTO, 0.4, ratio=2.0)]
+    assert set(judged(measurement(cases=[case(ratio=2.0)], steps=rows))) == {"step, of the ideal"}
+
+
+def test_the_worst_of_the_simulated_steps_counts() -> None:
+    rows = [step(EXCHANGED, 0.4, simulated_s=0.3), step(AUTO, 0.32, simulated_s=0.32)]
+    (found,) = [
+        v for v in verdicts(measurement(cases=[case()], steps=rows)) if v.target == "simulated step"
+    ]
+    assert (found.met, found.reached, found.at) == (False, "25%", EXCHANGED)
+
+
+@pytest.mark.parametrize(
+    ("wire_s", "taken_s", "met"), [(0.04, 0.044, True), (0.04, 0.046, False), (0.1, 0.1, None)]
+)
+def test_pipelined_units_are_judged_where_there_is_something_to_gain(
+    wire_s: float, taken_s: float, met: bool | None
+) -> None:
+    found = measurement(pipelined=[pipelined(wire_s, taken_s)])
+    assert judged(found) == {"pipelined units, of the bound": met}
+
+
+def test_costs_and_shares_are_judged() -> None:
+    found = measurement(
+        overhead=[Overhead(what="plan", chunks=10, chunk_us=21.0, timestamp=NOW)],
+        traced=[
+            Traced(
+                step_s=0.1, ratio=1.005, ratio_low=1.0, ratio_high=1.1, cpu_ratio=1, timestamp=NOW
+            )
+        ],
+        jobs=[
+            Jobs(
+                link="1gbit",
+                size_bytes=1,
+                alone_s=1.0,
+                unstaggered=(1.5, 1.5),
+                staggered=(1.0, 1.2),
+                burstiness=(None, None, None),
+                timestamp=NOW,
+            )
+        ],
+        pushes=[
+            Pushes(
+                link="1gbit",
+                size_bytes=1,
+                round_s=(1.0, 1.01),
+                retransmitted=(50, 0),
+                peak_bytes=(400, 100),
+                burstiness=(3.0, 1.0),
+                timestamp=NOW,
+            )
+        ],
+    )
+    assert judged(found) == {
+        "scheduling a chunk": False,
+        "step with a trace": True,
+        "staggered, of alone": False,
+        "fewer sent again, in slots": True,
+        "smaller backlog, in slots": False,
+        "round, in slots": True,
+    }
+
+
+def test_a_table_shows_each_step_beside_ideal_and_ddp() -> None:
+    found = measurement(
+        cases=[case()], steps=[step(DDP[0].name, 0.62), step(AUTO, 0.31, simulated_s=0.3)]
+    )
+    lines = tables.steps(found, found.cases[0])
+    assert lines[1] == (AUTO, "310", "1.00", "2.00", "300", "0.90")
+    assert "C 310 ms, that is 1.03 (F + B)" in tables.describe(found.cases[0])
+
+
+def test_what_there_is_not_is_refused() -> None:
+    for given in ({"parts": ["steps", "dance"]}, {"compressors": ["topk"]}, {"ratios": [0.0]}):
+        with pytest.raises(ConfigError):
+            Settings(**given)
+    words = ["schedule", "--json", "a.json", "--update", "b.json"]
+    result = CliRunner().invoke(bench_app, words)
+    assert isinstance(result.exception, ConfigError)
+
+
+def test_what_is_exchanged_alone_is_always_measured_and_ddp_where_it_can_compress() -> None:
+    assert [m.name for m in Settings(pattern="none of all").methods("none")] == [EXCHANGED]
+    assert not any(m.kind == "ddp" for m in Settings().methods("int8"))
+    assert {m.name for m in Settings().methods("none")} == set(METHODS)
+
+
+def test_each_policy_and_each_chunk_that_leaves_have_a_cost() -> None:
+    costs = dict(chunk_costs(repeats=1))
+    assert set(costs) == {*(f"plan by {name}" for name in POLICIES), "choose, cut and hand over"}
+    assert all(seconds > 0 for seconds in costs.values())

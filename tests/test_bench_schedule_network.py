@@ -1,0 +1,47 @@
+"""`compressa bench schedule` on two real hosts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from compressa.bench.schedule.methods import AUTO, EXCHANGED
+from compressa.bench.schedule.records import read
+from compressa.cli.bench import bench_app
+from compressa.testbed._records import read_records
+
+missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
+pytestmark = [
+    pytest.mark.netns,
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
+    pytest.mark.skipif(bool(missing), reason=f"needs the programs {missing}"),
+]
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("COMPRESSA_TESTBED_DIR", str(tmp_path / "testbeds"))
+    yield
+    assert read_records() == []
+
+
+def test_steps_are_measured_between_two_hosts(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    words = ["--part", "steps", "--compressor", "int8", "--ratio", "8", "--what", AUTO]
+    words += ["--budget", "0", "--rounds", "1", "--json", str(file)]
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(bench_app, ["schedule", *words])
+    assert result.exit_code == 0, result.exception or result.output
+    found = read(file)
+    (case,) = found.cases
+    assert case.communication_s > 4.2e6 / (100e6 / 8), "as fast as the link, and no faster"
+    assert {step.method for step in found.steps} == {EXCHANGED, AUTO}
+    for step in found.steps:
+        assert step.median_s > 0.9 * case.communication_s
+        assert step.simulated_s is not None
+        assert step.method in result.stdout
+    assert "step, of the ideal" not in result.stdout  # which is asked at other ratios
