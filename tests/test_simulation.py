@@ -16,6 +16,7 @@ from compressa.aggregators.base import Round, State, Verb, World
 from compressa.collectives.algorithms import ALGORITHMS, segments_of
 from compressa.collectives.cost import Link as CostLink
 from compressa.compressors import COMPRESSORS
+from compressa.config import load_config
 from compressa.engine.profile_file import ProfileFile
 from compressa.engine.sums import Sums
 from compressa.errors import ConfigError
@@ -296,6 +297,15 @@ def test_an_unmeasured_forward_mirrors_backward() -> None:
     assert job.compute_s == pytest.approx(0.16)
 
 
+def test_a_forward_that_was_slow_when_measured_is_as_long_as_there_is_time_for() -> None:
+    layers = [(20_000, 0.1, 0.0), (20_000, 0.05, 0.06)]
+    file = profile(layers, backward_s=0.1, forward_s=0.08, computing_s=0.14, **GATHERED)
+    job = job_of(scenario(file, IDEAL))
+    assert job.forward_s == pytest.approx(0.04)
+    assert job.compute_s == pytest.approx(0.14)
+    assert [unit.times.need_s for unit in job.units] == pytest.approx([0.03, 0.0])
+
+
 def test_another_compression_has_its_own_exchanges_and_no_codec_times() -> None:
     layers = [(20_000, 0.1, 0.0), (20_000, 0.05, 0.0)]
     units = {"l0": (0.1, 0.1), "l1": (0.1, 0.1)}
@@ -306,6 +316,24 @@ def test_another_compression_has_its_own_exchanges_and_no_codec_times() -> None:
     job = job_of(scenario(file, IDEAL, compression={"compressor": "int8"}))
     assert all(unit.times.encode_s == unit.times.decode_s == 0 for unit in job.units)
     assert [unit.times.ready_s for unit in job.units] == [0.05, 0.1]
+
+
+def test_units_are_as_the_policy_wants_them_and_codecs_take_as_long_in_all() -> None:
+    layers = [(1 << 20, 0.1 * (3 - i), 0.0) for i in range(3)]
+    units = {f"l{i}": (0.1, 0.2) for i in range(3)}
+    usual = load_config({}).exchange
+    sizes = {name: getattr(usual, name) for name in ("unit_bytes", "unit_dense_bytes")}
+    exchange = {**sizes, "unit_payload_bytes": 1}
+    file = profile(layers, backward_s=0.3, units=units, compressor="int8", exchange=exchange)
+    assert [unit.name for unit in job_of(scenario(file, IDEAL)).units] == ["l2", "l1", "l0"]
+    small = [unit.times for unit in job_of(scenario(file, IDEAL, policy="priority")).units]
+    assert len(small) == 24
+    assert sum(times.encode_s for times in small) == pytest.approx(0.3)
+    assert sum(times.decode_s for times in small) == pytest.approx(0.6)
+    assert {times.ready_s for times in small} == {ready for _, ready, _ in layers}
+    others = [(3 << 18, ready, need) for _, ready, need in layers]
+    given = profile(others, backward_s=0.3, units=units, compressor="int8")
+    assert len(job_of(scenario(given, IDEAL, policy="priority")).units) == 3
 
 
 def test_policies_with_the_same_plan_are_run_once_and_each_has_its_name() -> None:

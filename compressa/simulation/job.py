@@ -186,15 +186,19 @@ def _network(scenario: Scenario, hosts: int, *, alike: bool) -> Network:
 def _needs(scenario: Scenario) -> tuple[float, Mapping[str, float]]:
     """Return how long the forward takes, and when it uses each parameter.
 
-    Where nobody has measured it, it is taken to mirror backward, in the time that is left.
+    It was measured in the first passes, which may be slow: it takes no longer than what backward
+    leaves of the computing. Where nobody has measured it, it takes all of that, and is taken to
+    mirror backward.
     """
     file = scenario.file
     if not scenario.overlap:
         return 0.0, {}
-    if file.forward_s:
-        return file.forward_s, {row.name: row.need_s for row in file.parameters}
-    forward_s = max(file.computing_s - file.backward_s, 0.0)
-    return forward_s, {row.name: forward_s * _early(row, file) for row in file.parameters}
+    left_s = max(file.computing_s - file.backward_s, 0.0)
+    if not file.forward_s:
+        return left_s, {row.name: left_s * _early(row, file) for row in file.parameters}
+    forward_s = min(file.forward_s, left_s)
+    scale = forward_s / file.forward_s
+    return forward_s, {row.name: scale * row.need_s for row in file.parameters}
 
 
 def _early(row: ParameterRow, file: ProfileFile) -> float:

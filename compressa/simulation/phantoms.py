@@ -25,7 +25,7 @@ META = torch.device("meta")
 _ALIGN_BYTES = 64
 _QUICK_BYTES = 1 << 17  # as of the plain sums
 _QUICK_IN_PLACE_BYTES = 1 << 19
-_KNOWN_WHOLE = ("backend", "direct")
+_WHOLE = ("backend", "direct")
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def phantom_request(round_: Round, world: World, sums: Sums) -> Request:
     if round_.verb is Verb.SUM:
         inside = None if round_.inside_bytes is None else PhantomValues(size, round_.inside_bytes)
         return Sum(PhantomValues(size, size), Span(0, size), _NoScratch(), inside)
-    if round_.dense and sums.way(round_) not in _KNOWN_WHOLE and world.size > 1:
+    if round_.dense and sums.way(round_) not in _WHOLE and world.size > 1:
         values = PhantomValues(size, size, in_place=True)  # what `Sums` would make of plain ones
         return Sum(values, Span(0, size), _NoScratch())
     return AllReduce(PhantomCombine(round_, world), _NoScratch())

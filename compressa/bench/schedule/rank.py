@@ -58,7 +58,7 @@ class Rank:
     def fit(self, path: str) -> Told:
         """Write what the link is like."""
         with opened(load_config({"exchange": {"transport": "tcp"}}), _FIT_S, _nothing) as run:
-            found = run.fit()
+            found = run.fit(candidates=())
         if run.rank == 0:
             write(Path(path), found)
         return {}
