@@ -120,7 +120,12 @@ class TestMethods:
         if ranks >= method.least_ranks:
             assert method.formula_bytes(n, ranks) >= least * (1 - 1e-9)
             serve = getattr(method, "servers", 0) or ranks
-            receivers = {"all_reduce": ranks, "all_gather": ranks, "transfer": 1, "push_pull": serve}
+            receivers = {
+                "all_reduce": ranks,
+                "all_gather": ranks,
+                "transfer": 1,
+                "push_pull": serve,
+            }
             sources = getattr(method, "sources", 0)
             hear = receivers.get(method.verb, ranks - sources)
             assert method.sent_bytes(n, ranks) >= hear * least * (1 - 1e-6)

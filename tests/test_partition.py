@@ -34,6 +34,12 @@ def test_a_link_and_an_order_make_chunks_of_the_square_root() -> None:
     assert credit == pytest.approx(chunk + 126_250, abs=1)
 
 
+def test_where_messages_cost_the_wire_nothing_chunks_still_cost_a_core() -> None:
+    free = Costs(Link(message_s=1e-6, byte_s=4e-8))
+    policy = {"policy": "priority"}
+    assert sizes(free, schedule=policy).chunk_bytes == sizes(MBIT_200, schedule=policy).chunk_bytes
+
+
 @given(
     st.sampled_from(["fifo", "priority", "auto"]),
     st.none() | st.integers(1, 1 << 22),

@@ -16,6 +16,7 @@ from compressa.bench.schedule.plan import LINKS, PARTS, RATIOS, Settings
 from compressa.bench.schedule.records import ScheduleMeasurement, read
 from compressa.bench.schedule.run import ScheduleBench
 from compressa.errors import ConfigError
+from compressa.testbed import LinkSpec
 
 EPILOG = "Example: compressa bench schedule --part steps --compressor bf16 --ratio 1 --json s.json"
 
@@ -39,6 +40,9 @@ def schedule(
             help="Of communication to computing, several times; "
             f"{', '.join(f'{r:g}' for r in RATIOS)} if left out."
         ),
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="Speed of each link, instead of the compressors' own.")
     ] = None,
     what: Annotated[str, typer.Option(help="Only methods whose names match this pattern.")] = "*",
     json_file: Annotated[
@@ -71,6 +75,7 @@ def schedule(
     if json_file is not None and update is not None:
         raise ConfigError("--json writes a new file and --update an older one: give one of them")
     settings = Settings(
+        link=None if link is None else str(LinkSpec.parse(link)),
         pattern=what,
         least_rounds=rounds,
         budget_s=budget or (_QUICK_BUDGET_S if quick else _BUDGET_S),

@@ -19,6 +19,7 @@ from compressa.schedulers import Link, chunk_bytes, credit_bytes
 
 _CHUNK_BYTES = 256 << 10
 _CREDIT_BYTES = 512 << 10
+_CHUNK_S = 5e-5  # of a core, which computing lacks; the wire alone may take less for a message
 _WAKE_S = 0.005  # a thread that wants to send waits so long for a core that computes
 
 
@@ -46,7 +47,8 @@ def partition(config: Config, parameters: Sequence[ParameterInfo], costs: Costs 
     link = wire(costs)
     if link is not None and config.schedule.policy != FIFO:
         total_bytes = sum(p.elems * p.dtype.itemsize for p in parameters)
-        chunk = chunk or min(chunk_bytes(total_bytes, link), credit or _CREDIT_BYTES)
+        costly = replace(link, overhead_s=max(link.overhead_s, _CHUNK_S))
+        chunk = chunk or min(chunk_bytes(total_bytes, costly), credit or _CREDIT_BYTES)
         slow_to_answer = replace(link, latency_s=link.latency_s + _WAKE_S)
         credit = credit or credit_bytes(slow_to_answer, chunk)
     credit = credit or max(_CREDIT_BYTES, chunk or 0)

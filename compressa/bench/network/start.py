@@ -8,7 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -54,13 +54,16 @@ def start_ranks(
     return start_each(bed, folder, [*words, str(path), str(most_bytes), str(deadline_s)])
 
 
-def start_each(bed: Testbed, folder: Path, words: Sequence[str]) -> list[Started]:
+def start_each(
+    bed: Testbed, folder: Path, words: Sequence[str], env: Mapping[str, str] | None = None
+) -> list[Started]:
     """Start a rank on every host, each with one thread.
 
     Args:
         bed: Where.
         folder: For logs.
         words: The command that each is; the environment tells it who it is, as torchrun's does.
+        env: What else the environment holds.
     """
     meeting = {
         "WORLD_SIZE": str(len(bed.hosts)),
@@ -70,8 +73,8 @@ def start_each(bed: Testbed, folder: Path, words: Sequence[str]) -> list[Started
     started = []
     for rank in range(len(bed.hosts)):
         log = folder / f"rank{rank}.log"
-        env = {"RANK": str(rank), **meeting, **_THREADS}
-        started.append(Started(f"rank {rank}", _spawn(bed, rank, words, env, log), log))
+        own = {"RANK": str(rank), **meeting, **_THREADS, **(env or {})}
+        started.append(Started(f"rank {rank}", _spawn(bed, rank, words, own, log), log))
     return started
 
 

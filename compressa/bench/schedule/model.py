@@ -49,6 +49,6 @@ def train_step(
     optimizer.zero_grad()
     loss = model(batch).square().mean()
     forward_s = time.perf_counter() - begin_s
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     optimizer.step()
     return Stepped(time.perf_counter() - begin_s, forward_s)

@@ -19,7 +19,7 @@ PARTS: Mapping[str, str] = {
 }
 """By name, what each shows."""
 
-LINKS: Mapping[str, str] = {"none": "200mbit", "bf16": "200mbit", "int8": "100mbit"}
+LINKS: Mapping[str, str] = {"none": "200mbit", "bf16": "100mbit", "int8": "50mbit"}
 """By compressor, the speed of the links on which steps are measured."""
 
 RATIOS = (0.5, 1.0, 2.0)
@@ -34,6 +34,7 @@ class Settings:
         parts: Their names.
         compressors: Of the part "steps".
         ratios: Of C to F + B, there.
+        link: Speed of the hosts' links, as `LinkSpec` writes it; None: by compressor.
         pattern: That names of methods match; the one whose exchange is measured alone always does.
         budget_s: Seconds for each of its cases, once it is set up.
         least_rounds: So often each method is measured at least.
@@ -42,9 +43,14 @@ class Settings:
     parts: Sequence[str] = tuple(PARTS)
     compressors: Sequence[str] = tuple(LINKS)
     ratios: Sequence[float] = RATIOS
+    link: str | None = None
     pattern: str = "*"
     budget_s: float = 40.0
     least_rounds: int = 3
+
+    def link_of(self, compressor: str) -> str:
+        """Return the speed of the links on which a compressor's steps are measured."""
+        return self.link or LINKS[compressor]
 
     def methods(self, compressor: str) -> list[Method]:
         """Return what is measured with a compressor."""

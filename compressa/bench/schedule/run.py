@@ -124,7 +124,7 @@ class ScheduleBench:
             self._kept(self)
 
     def _measure_steps(self, bed: NetnsTestbed, compressor: str) -> None:
-        bed.set_link(LINKS[compressor])
+        bed.set_link(self._settings.link_of(compressor))
         bed.self_check()
         with started_ranks(bed) as ask:
             self._versions["torch"] = ask.version

@@ -54,7 +54,9 @@ class Distributed(Trainer):
 
     def __init__(self, method: Method, compressor: str, link: str) -> None:
         self._module = perceptron()
-        self._model = DistributedDataParallel(self._module, bucket_cap_mb=method.bucket_cap_mb)
+        self._model = DistributedDataParallel(
+            self._module, bucket_cap_mb=method.bucket_cap_mb, init_sync=False
+        )
         self._optimizer = optimizer_of(self._module)
         if method.kind == "hook":
             self.handle = register_comm_hook(self._model, method.config(compressor, link))
