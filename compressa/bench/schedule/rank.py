@@ -33,7 +33,7 @@ from compressa.hooks import Handle
 
 Told = dict[str, Any]
 
-_FIT_S = 0.05
+_FIT_S = 0.01
 
 
 def _nothing(text: str) -> None:
