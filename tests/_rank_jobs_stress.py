@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compressa
 from compressa.aggregators.scopes import ScopePayload
 from compressa.collectives.base import Operation
-from compressa.engine import startup
+from compressa.engine import process_groups, startup
 from compressa.engine.driver import Driver, Task
 from compressa.engine.unit_runtime import UnitRuntime
 from compressa.hooks import register
@@ -215,7 +215,7 @@ def _in_registration(step: int, strike: Strike) -> Iterator[None]:
         (register, "_check_model"),
         (startup, "agree"),
         (startup, "open_transport"),
-        (startup, "new_group"),
+        (process_groups, "new_group"),
     ]
     owner, name = targets[step % len(targets)]
     real = getattr(owner, name)
@@ -280,7 +280,7 @@ def _left(before: dict[str, int]) -> dict[str, Any]:
     end_s = time.monotonic() + _SETTLE_S
     while True:
         gc.collect()
-        startup._bury_retired()
+        process_groups._bury_retired()
         now = open_things()
         left: dict[str, Any] = {k: now[k] - before[k] for k in now if now[k] > before[k]}
         if alive_threads():

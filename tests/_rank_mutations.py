@@ -106,7 +106,9 @@ def swap_two_units_on_rank_1() -> Iterator[None]:
         made = plan(self, *args)
         if dist.get_rank() != 1:
             return made
-        first, second = [transfer for transfer in made.launches if transfer[1] == 0][:2]
+        first, second = [
+            transfer for transfer in made.launches or made.plan.order if transfer[1] == 0
+        ][:2]
         swapped = {first: second, second: first}
         return _renamed(made, lambda name: swapped.get(name, name))
 

@@ -78,7 +78,7 @@ def schedule(
         link=None if link is None else str(LinkSpec.parse(link)),
         pattern=what,
         least_rounds=rounds,
-        budget_s=budget or (_QUICK_BUDGET_S if quick else _BUDGET_S),
+        budget_s=(_QUICK_BUDGET_S if quick else _BUDGET_S) if budget is None else budget,
         **(_QUICK if quick else {}) | _given(parts=part, compressors=compressor, ratios=ratio),
     )
     older = None if update is None or not update.exists() else read(update)

@@ -40,17 +40,18 @@ class Method:
         """Until it is as it will be: if it plans, until a plan by measured times is in force."""
         return PROFILE_STEPS + 5 if self.policy != "fifo" else 2
 
-    def config(self, compressor: str, link: str) -> dict[str, Any]:
+    def config(self, compressor: str, link: str | None) -> dict[str, Any]:
         """Return our configuration for it.
 
         Args:
             compressor: By name.
-            link: The file with the link's figures.
+            link: The file with the link's figures, if it was measured.
         """
+        measured = {} if link is None else {"link": link}
         sums = _SUMS.get(compressor, {})
         return {
             "compressor": {"name": compressor},
-            "exchange": {"transport": "tcp", "link": link, **sums, **self.exchange},
+            "exchange": {"transport": "tcp", **measured, **sums, **self.exchange},
             "schedule": {"policy": self.policy, "profile_steps": PROFILE_STEPS},
         }
 

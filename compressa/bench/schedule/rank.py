@@ -63,7 +63,7 @@ class Rank:
             write(Path(path), found)
         return {}
 
-    def open(self, compressor: str, methods: list[str], link: str) -> Told:
+    def open(self, compressor: str, methods: list[str], link: str | None) -> Told:
         """Set methods up, in place of those before."""
         self.close()
         for name in methods:

@@ -197,7 +197,7 @@ class Header(_Strict):
     threads_per_rank: Literal[1] = 1
     parameters: PositiveInt
     layers: PositiveInt
-    budget_s: Positive
+    budget_s: Share
     timestamp: AwareDatetime
 
 

@@ -67,11 +67,13 @@ class Steps:
         self._compressor = compressor
         self._progress = progress
         self._methods = settings.methods(compressor)
-        figures = str(ask.folder / "link.json")
-        progress(f"{link}: what the link is like")
-        ask("fit", path=figures)
+        self._figures: str | None = None
+        if any(method.policy != "fifo" for method in self._methods):
+            self._figures = str(ask.folder / "link.json")
+            progress(f"{link}: what the link is like")
+            ask("fit", path=self._figures)
         names = [method.name for method in self._methods]
-        ask("open", compressor=compressor, methods=names, link=figures)
+        ask("open", compressor=compressor, methods=names, link=self._figures)
         self._sample_s, self._fixed_s = self._cost_of_samples()
         ask("communicate", steps=1)
         self._communication_s = ask("communicate", steps=_ALONE_STEPS)["step_s"]
@@ -138,8 +140,8 @@ class Steps:
 
     def _simulated_s(self, method: Method) -> float | None:
         """Predict a step of ours from what its last steps were measured to be like."""
-        if method.kind == "ddp":
-            return None
+        if method.kind == "ddp" or self._figures is None:
+            return None  # without its figures the link is not known
         path = self._ask.folder / "profile.json"
         self._ask("profile", method=method.name, path=str(path))
         return simulated_step_s(profile_file.read(path), overlap=method.kind == "overlap")

@@ -52,7 +52,7 @@ class Alone(Trainer):
 class Distributed(Trainer):
     """DistributedDataParallel, by itself or with our hook."""
 
-    def __init__(self, method: Method, compressor: str, link: str) -> None:
+    def __init__(self, method: Method, compressor: str, link: str | None) -> None:
         self._module = perceptron()
         self._model = DistributedDataParallel(
             self._module, bucket_cap_mb=method.bucket_cap_mb, init_sync=False
@@ -77,7 +77,7 @@ class Distributed(Trainer):
 class Overlapped(Trainer):
     """OverlappedDataParallel."""
 
-    def __init__(self, method: Method, compressor: str, link: str) -> None:
+    def __init__(self, method: Method, compressor: str, link: str | None) -> None:
         module = perceptron()
         self._optimizer = optimizer_of(module)
         self._model = OverlappedDataParallel(
@@ -109,7 +109,7 @@ class Overlapped(Trainer):
         self._model.close()
 
 
-def trainer_of(method: Method, compressor: str, link: str) -> Trainer:
+def trainer_of(method: Method, compressor: str, link: str | None) -> Trainer:
     """Set a method up; collective."""
     if method.kind == "overlap":
         return Overlapped(method, compressor, link)
