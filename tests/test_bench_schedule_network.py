@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
+from _between_hosts import MARKS, own_testbeds
 from typer.testing import CliRunner
 
 from compressa.bench.schedule.methods import EXCHANGED
 from compressa.bench.schedule.records import read
 from compressa.cli.bench import bench_app
-from compressa.testbed._records import read_records
 
-missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
-    pytest.mark.skipif(bool(missing), reason=f"needs the programs {missing}"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("COMPRESSA_TESTBED_DIR", str(tmp_path / "testbeds"))
-    yield
-    assert read_records() == []
+pytestmark = MARKS
+__all__ = ["own_testbeds"]  # a fixture for every test here
 
 
 def test_steps_are_measured_between_two_hosts(tmp_path: Path) -> None:

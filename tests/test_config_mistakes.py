@@ -112,7 +112,7 @@ def test_a_value_out_of_range_is_refused_with_the_range(raw: dict[str, Any], mes
             'match.role: "nrom" is not allowed; must be one of "weight", ',
         ),
         (rule(match={"role": ["bias", "b"]}), 'match.role[1]: "b" is not allowed; must be one of'),
-        ({"schedule": {"policy": "lifo"}}, '"staggered", "auto"; did you mean "fifo"?'),
+        ({"schedule": {"policy": "lifo"}}, '"merge", "auto"; did you mean "fifo"?'),
         ({"exchange": {"kind": "allreduce"}}, 'did you mean "all_reduce"?'),
         (
             {"exchange": {"transport": "udp"}},

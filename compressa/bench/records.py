@@ -25,6 +25,7 @@ from pydantic import (
 from compressa.errors import ConfigError
 
 Positive = Annotated[FiniteFloat, Field(gt=0)]
+Share = Annotated[FiniteFloat, Field(ge=0)]
 Benchmark = Literal["kernels", "kernels-scaling", "kernels-fixed-cost", "kernels-launch"]
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -32,11 +33,27 @@ Model = TypeVar("Model", bound=BaseModel)
 _AT = " @ "
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """What is written down: nothing else may stand there, and nothing changes."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Row(_Strict):
+class Spread(Strict):
+    """The median of several times, and how far they lie apart."""
+
+    median_s: Positive
+    p20_s: Positive
+    p80_s: Positive
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.p20_s <= self.median_s <= self.p80_s:
+            raise ValueError("p20_s <= median_s <= p80_s does not hold")
+        return self
+
+
+class Row(Strict):
     """One case on one number of elements, beside one peer.
 
     A case with several peers has a row for each; a peer without a median was not there, and the
@@ -88,7 +105,7 @@ def case_at(name: str, elems: int) -> str:
     return f"{name}{_AT}{elems}"
 
 
-class Bandwidth(_Strict):
+class Bandwidth(Strict):
     """The yardstick: an in-place update stream over so many elements, over the whole run."""
 
     elems: PositiveInt
@@ -98,7 +115,7 @@ class Bandwidth(_Strict):
     p80_gb_per_s: Positive
 
 
-class Header(_Strict):
+class Header(Strict):
     """Where and when."""
 
     format: Literal["compressa.bench"] = "compressa.bench"
@@ -113,7 +130,7 @@ class Header(_Strict):
     timestamp: AwareDatetime
 
 
-class Measurement(_Strict):
+class Measurement(Strict):
     """The whole file."""
 
     header: Header

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from compressa.bench import write
 from compressa.bench.network import tables
 from compressa.bench.network.part_tables import part_tables
 from compressa.bench.network.parts import PARTS
 from compressa.bench.network.plan import Settings
 from compressa.bench.network.records import ExchangeMeasurement, read
 from compressa.bench.network.run import ExchangeBench
+from compressa.cli._hosts import given, measure, table
 from compressa.config.sizes import parse_bytes
 from compressa.errors import ConfigError
 from compressa.testbed import LinkSpec
@@ -30,7 +29,6 @@ _QUICK: dict[str, Any] = {
     "sizes_bytes": [1 << 10, 1 << 14, 4_000_000],
 }
 _BUDGET_S, _QUICK_BUDGET_S = 0.5, 0.2
-_COLOURS = {"met": "green", "missed": "red"}
 
 
 def exchange(
@@ -87,19 +85,14 @@ def exchange(
         longest_s=longest,
         pattern=what,
         **(_QUICK if quick else {})
-        | _given(
+        | given(
             parts=part,
             hosts=hosts,
             links=link and [str(LinkSpec.parse(text)) for text in link],
             sizes_bytes=size and [_bytes(text) for text in size],
         ),
     )
-    _show(Console(), _measure(settings, json_file or update, _read(update)))
-
-
-def _given(**options: Sequence[Any] | None) -> dict[str, Any]:
-    """Leave out what was left out, and what was given twice."""
-    return {name: list(dict.fromkeys(several)) for name, several in options.items() if several}
+    _show(Console(), measure(partial(ExchangeBench, settings), json_file or update, _read(update)))
 
 
 def _read(update: Path | None) -> ExchangeMeasurement | None:
@@ -117,46 +110,16 @@ def _bytes(text: str) -> int:
     return size_bytes
 
 
-def _measure(
-    settings: Settings, file: Path | None, older: ExchangeMeasurement | None
-) -> ExchangeMeasurement:
-    """Measure all, and keep the file up to date, so that a run that is ended leaves a part."""
-
-    def measured(bench: ExchangeBench) -> ExchangeMeasurement:
-        newer = bench.measurement()
-        return newer if older is None else older.updated(newer)
-
-    def kept(bench: ExchangeBench) -> None:
-        if file is not None:
-            write(file, measured(bench))
-
-    with Console(stderr=True).status("measuring") as status:
-        bench = ExchangeBench(settings, status.update, kept)
-        bench.run()
-    kept(bench)
-    return measured(bench)
-
-
 def _show(console: Console, measurement: ExchangeMeasurement) -> None:
     for network in measurement.networks:
         titles, lines = tables.times(network, measurement.rows)
         console.print(f"\n{tables.describe(network)}", highlight=False)
         if lines:
-            console.print(_table(titles, set(titles[1:]), lines))
+            console.print(table(titles, set(titles[1:]), lines))
     for part in part_tables(measurement):
         console.print(f"\n{part.caption}", highlight=False)
-        console.print(_table(part.titles, set(part.titles[1:]), part.lines))
+        console.print(table(part.titles, set(part.titles[1:]), part.lines))
     console.print(f"\n{tables.BUSY_NOTE}\n", highlight=False)
-    console.print(_table(tables.TARGET_TITLES, tables.TARGET_NUMBERS, tables.targets(measurement)))
+    console.print(table(tables.TARGET_TITLES, tables.TARGET_NUMBERS, tables.targets(measurement)))
     for line in tables.omissions(measurement):
         console.print(f"Not measured, {line}", highlight=False, markup=False)
-
-
-def _table(titles: Sequence[str], numbers: set[str], lines: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for title in titles:
-        table.add_column(title, justify="right" if title in numbers else "left")
-    for *cells, last in lines:
-        colour = _COLOURS.get(last)
-        table.add_row(*cells, f"[{colour}]{last}[/{colour}]" if colour else last)
-    return table

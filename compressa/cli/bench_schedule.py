@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from compressa.bench import write
 from compressa.bench.schedule import tables
 from compressa.bench.schedule.plan import LINKS, PARTS, RATIOS, Settings
 from compressa.bench.schedule.records import ScheduleMeasurement, read
 from compressa.bench.schedule.run import ScheduleBench
+from compressa.cli._hosts import given, measure, table
 from compressa.errors import ConfigError
 from compressa.testbed import LinkSpec
 
@@ -22,7 +21,6 @@ EPILOG = "Example: compressa bench schedule --part steps --compressor bf16 --rat
 
 _QUICK: dict[str, Any] = {"parts": ["steps"], "compressors": ["int8"], "ratios": [1.0]}
 _BUDGET_S, _QUICK_BUDGET_S = 40.0, 15.0
-_COLOURS = {"met": "green", "missed": "red"}
 
 
 def schedule(
@@ -79,55 +77,20 @@ def schedule(
         pattern=what,
         least_rounds=rounds,
         budget_s=(_QUICK_BUDGET_S if quick else _BUDGET_S) if budget is None else budget,
-        **(_QUICK if quick else {}) | _given(parts=part, compressors=compressor, ratios=ratio),
+        **(_QUICK if quick else {}) | given(parts=part, compressors=compressor, ratios=ratio),
     )
     older = None if update is None or not update.exists() else read(update)
-    _show(Console(), _measure(settings, json_file or update, older))
-
-
-def _given(**options: Sequence[Any] | None) -> dict[str, Any]:
-    """Leave out what was left out, and what was given twice."""
-    return {name: list(dict.fromkeys(several)) for name, several in options.items() if several}
-
-
-def _measure(
-    settings: Settings, file: Path | None, older: ScheduleMeasurement | None
-) -> ScheduleMeasurement:
-    """Measure all, and keep the file up to date, so that a run that is ended leaves a part."""
-
-    def measured(bench: ScheduleBench) -> ScheduleMeasurement:
-        newer = bench.measurement()
-        return newer if older is None else older.updated(newer)
-
-    def kept(bench: ScheduleBench) -> None:
-        if file is not None:
-            write(file, measured(bench))
-
-    with Console(stderr=True).status("measuring") as status:
-        bench = ScheduleBench(settings, status.update, kept)
-        bench.run()
-    kept(bench)
-    return measured(bench)
+    _show(Console(), measure(partial(ScheduleBench, settings), json_file or update, older))
 
 
 def _show(console: Console, measurement: ScheduleMeasurement) -> None:
     for case in measurement.cases:
         console.print(f"\n{tables.describe(case)}", highlight=False)
         lines = tables.steps(measurement, case)
-        console.print(_table(tables.STEP_TITLES, tables.STEP_NUMBERS, lines))
+        console.print(table(tables.STEP_TITLES, tables.STEP_NUMBERS, lines))
     if measurement.pipelined:
         console.print()
         lines = tables.hook(measurement)
-        console.print(_table(tables.HOOK_TITLES, tables.HOOK_NUMBERS, lines))
+        console.print(table(tables.HOOK_TITLES, tables.HOOK_NUMBERS, lines))
     console.print()
-    console.print(_table(tables.TARGET_TITLES, tables.TARGET_NUMBERS, tables.targets(measurement)))
-
-
-def _table(titles: Sequence[str], numbers: set[str], lines: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for title in titles:
-        table.add_column(title, justify="right" if title in numbers else "left")
-    for *cells, last in lines:
-        colour = _COLOURS.get(last)
-        table.add_row(*cells, f"[{colour}]{last}[/{colour}]" if colour else last)
-    return table
+    console.print(table(tables.TARGET_TITLES, tables.TARGET_NUMBERS, tables.targets(measurement)))

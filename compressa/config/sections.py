@@ -236,14 +236,13 @@ class Share(Section):
 class Schedule(Section):
     """Which unit goes next, and how fast."""
 
-    policy: Literal["fifo", "priority", "credit", "merge", "staggered", "auto"] = Field(
+    policy: Literal["fifo", "priority", "credit", "merge", "auto"] = Field(
         default="fifo",
-        description="fifo: as gradients appear; priority: in the order of use; credit: as "
-        "priority, in chunks, so that what is urgent waits for one window at most; merge: as "
-        "credit, and small messages leave as one where waiting costs less than a message; "
-        "staggered: as credit, and hosts that send to one parameter server take turns; auto: "
-        "whichever of these is predicted to make the shortest step (by exchange.link; priority "
-        "without it). OverlappedDataParallel takes auto if not given.",
+        description="fifo: as gradients appear; priority: in the order of use; credit: that order, "
+        "reckoned with chunks and a window, which exchange.chunk_bytes and exchange.credit_bytes "
+        "give every policy; merge: as credit, and small messages leave as one where waiting costs "
+        "less than a message; auto: whichever of these is predicted to make the shortest step (by "
+        "exchange.link; priority without it). OverlappedDataParallel takes auto if not given.",
     )
     profile_steps: int = Field(
         default=5,

@@ -7,47 +7,23 @@ from __future__ import annotations
 
 from math import inf
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 from pydantic import (
     AwareDatetime,
-    BaseModel,
-    ConfigDict,
     Field,
-    FiniteFloat,
     NonNegativeInt,
     PositiveInt,
-    model_validator,
 )
 
 from compressa.bench import machine
 from compressa.bench.network.method import Maker, Verb
-from compressa.bench.records import Positive, read_as
+from compressa.bench.records import Positive, Share, Spread, Strict, read_as
 from compressa.collectives.cost import Link
 from compressa.errors import ConfigError
 
-Share = Annotated[FiniteFloat, Field(ge=0)]
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Spread(_Strict):
-    """The median of several times, and how far they lie apart."""
-
-    median_s: Positive
-    p20_s: Positive
-    p80_s: Positive
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if not self.p20_s <= self.median_s <= self.p80_s:
-            raise ValueError("p20_s <= median_s <= p80_s does not hold")
-        return self
-
-
-class Network(_Strict):
+class Network(Strict):
     """Hosts and their links, as they were found before the rows were measured.
 
     `line_bytes_per_s` is the goodput of one plain TCP stream between two of the hosts.
@@ -71,7 +47,7 @@ class Network(_Strict):
         return Link(self.message_s, self.byte_s, self.reduce_s)
 
 
-class Row(_Spread):
+class Row(Spread):
     """One method on one size. Times and bytes are those of one operation.
 
     Of each chain of operations the slowest rank counts. `formula_bytes` pass the busiest port by
@@ -101,7 +77,7 @@ class Row(_Spread):
         return None if self.predicted_s is None else abs(self.predicted_s / self.median_s - 1)
 
 
-class Omitted(_Strict):
+class Omitted(Strict):
     """What was not measured, and why; a size or a link of None stands for all of them."""
 
     part: str = "sums"
@@ -112,7 +88,7 @@ class Omitted(_Strict):
     why: str
 
 
-class Simulated(_Strict):
+class Simulated(Strict):
     """An algorithm on ranks that share a virtual clock, each with a port of the given cost."""
 
     method: str
@@ -124,7 +100,7 @@ class Simulated(_Strict):
     predicted_s: Positive
 
 
-class Header(_Strict):
+class Header(Strict):
     """Where, when and how."""
 
     format: Literal["compressa.bench.exchange"] = "compressa.bench.exchange"
@@ -140,14 +116,14 @@ class Header(_Strict):
     timestamp: AwareDatetime
 
 
-class ExchangeMeasurement(_Strict):
+class ExchangeMeasurement(Strict):
     """The whole file."""
 
     header: Header
     networks: list[Network]
     rows: list[Row]
     omitted: list[Omitted]
-    simulated: list[Simulated] = []
+    simulated: list[Simulated] = Field(default_factory=list)
 
     def updated(self, newer: ExchangeMeasurement) -> ExchangeMeasurement:
         """Return this measurement with what a newer one has measured again, or in addition.

@@ -6,45 +6,22 @@ Targets are not written down: `targets` works out what meets them.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import (
     AwareDatetime,
-    BaseModel,
-    ConfigDict,
     Field,
-    FiniteFloat,
     NonNegativeInt,
     PositiveInt,
     model_validator,
 )
 
 from compressa.bench import machine
-from compressa.bench.records import Positive, read_as
+from compressa.bench.records import Positive, Share, Spread, Strict, read_as
 from compressa.errors import ConfigError
 
-Share = Annotated[FiniteFloat, Field(ge=0)]
 
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class _Spread(_Strict):
-    """The median of several times, and how far they lie apart."""
-
-    median_s: Positive
-    p20_s: Positive
-    p80_s: Positive
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if not self.p20_s <= self.median_s <= self.p80_s:
-            raise ValueError("p20_s <= median_s <= p80_s does not hold")
-        return self
-
-
-class Case(_Strict):
+class Case(Strict):
     """What a compressor's steps have in common, in seconds; the slowest rank counts.
 
     Computing is measured without communication, and communication without computing, in the same
@@ -77,7 +54,7 @@ class Case(_Strict):
         return self.communication_s / self.compute_s
 
 
-class Step(_Spread):
+class Step(Spread):
     """A step of one method; `load` is the share of the machine's processors that were busy."""
 
     compressor: str
@@ -88,7 +65,7 @@ class Step(_Spread):
     timestamp: AwareDatetime
 
 
-class Pipelined(_Strict):
+class Pipelined(Strict):
     """Units through the comm hook alone: what is there at once, and nothing is computed beside it.
 
     `encode_s`, `wire_s` and `decode_s` are those of a step, unit after unit.
@@ -121,7 +98,7 @@ class Pipelined(_Strict):
         return self.stages_s / self.pipelined_s
 
 
-class Overhead(_Strict):
+class Overhead(Strict):
     """Microseconds of processor time for each chunk."""
 
     what: str
@@ -130,7 +107,7 @@ class Overhead(_Strict):
     timestamp: AwareDatetime
 
 
-class Traced(_Strict):
+class Traced(Strict):
     """What it costs to record a trace: as a multiple of the same step without."""
 
     step_s: Positive
@@ -141,7 +118,7 @@ class Traced(_Strict):
     timestamp: AwareDatetime
 
 
-class Jobs(_Strict):
+class Jobs(Strict):
     """Two jobs on one link; the steps are multiples of that of a job alone."""
 
     link: str
@@ -153,7 +130,7 @@ class Jobs(_Strict):
     timestamp: AwareDatetime
 
 
-class Pushes(_Strict):
+class Pushes(Strict):
     """Four workers that push to one parameter server, at once and in slots, in this order.
 
     `retransmitted` counts TCP segments, `peak_bytes` what waited at the server's port at the most.
@@ -183,7 +160,7 @@ class Pushes(_Strict):
         return self.round_s[1] / self.round_s[0]
 
 
-class Header(_Strict):
+class Header(Strict):
     """Where, when and how."""
 
     format: Literal["compressa.bench.schedule"] = "compressa.bench.schedule"
@@ -201,17 +178,17 @@ class Header(_Strict):
     timestamp: AwareDatetime
 
 
-class ScheduleMeasurement(_Strict):
+class ScheduleMeasurement(Strict):
     """The whole file."""
 
     header: Header
-    cases: list[Case] = []
-    steps: list[Step] = []
-    pipelined: list[Pipelined] = []
-    overhead: list[Overhead] = []
-    traced: list[Traced] = []
-    jobs: list[Jobs] = []
-    pushes: list[Pushes] = []
+    cases: list[Case] = Field(default_factory=list)
+    steps: list[Step] = Field(default_factory=list)
+    pipelined: list[Pipelined] = Field(default_factory=list)
+    overhead: list[Overhead] = Field(default_factory=list)
+    traced: list[Traced] = Field(default_factory=list)
+    jobs: list[Jobs] = Field(default_factory=list)
+    pushes: list[Pushes] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
