@@ -201,12 +201,41 @@ def test_costs_and_shares_are_judged() -> None:
     )
     assert judged(found) == {
         "scheduling a chunk": False,
-        "step with a trace": True,
+        "step with a trace": None,  # pairs of steps differ by more than is asked
         "staggered, of alone": False,
         "fewer sent again, in slots": True,
         "smaller backlog, in slots": False,
         "round, in slots": True,
     }
+
+
+@pytest.mark.parametrize(
+    ("ratio", "ratio_high", "met"), [(1.0, 1.01, True), (1.0, 1.02, None), (1.02, 1.03, False)]
+)
+def test_a_trace_is_judged_where_steps_differ_by_less_than_is_asked(
+    ratio: float, ratio_high: float, met: bool | None
+) -> None:
+    spread = {"ratio": ratio, "ratio_low": 0.99, "ratio_high": ratio_high}
+    traced = Traced(step_s=0.1, cpu_ratio=1, timestamp=NOW, **spread)
+    assert judged(measurement(traced=[traced])) == {"step with a trace": met}
+
+
+@pytest.mark.parametrize(
+    ("unstaggered", "staggered", "met"), [(1.5, 1.0, True), (1.02, 1.0, None), (1.02, 1.2, False)]
+)
+def test_turns_are_judged_where_jobs_disturb_each_other(
+    unstaggered: float, staggered: float, met: bool | None
+) -> None:
+    jobs = Jobs(
+        link="1gbit",
+        size_bytes=1,
+        alone_s=1.0,
+        unstaggered=(1.0, unstaggered),
+        staggered=(1.0, staggered),
+        burstiness=(None, None, None),
+        timestamp=NOW,
+    )
+    assert judged(measurement(jobs=[jobs])) == {"staggered, of alone": met}
 
 
 def test_a_table_shows_each_step_beside_ideal_and_ddp() -> None:
