@@ -37,12 +37,13 @@ class Policy(Protocol):
         """Plan a step."""
 
 
+# What `schedule.policy` chooses from. `staggered` is not among them: with an engine it sends as
+# `credit` does, and the slots are the server's to give.
 POLICIES: Mapping[str, Policy] = {
     "fifo": fifo,
     "priority": priority,
     "credit": credit,
     "merge": merge,
-    "staggered": staggered,
     "auto": auto,
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -74,6 +75,20 @@ def test_a_store_that_does_not_answer_is_named(store: dist.Store) -> None:
     ):
         call_of(0).together(lambda: None)
     over.set()
+
+
+def test_nobody_goes_on_asking_a_store_that_is_gone() -> None:
+    patience = timedelta(seconds=60)
+    served = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    client = dist.TCPStore("127.0.0.1", served.port, wait_for_workers=False, timeout=patience)
+    store = dist.PrefixStore("of the ranks", client)
+    del served
+    with (
+        mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=store),
+        pytest.raises(Timeout, match="one of the ranks 1, 2 was lost"),
+    ):
+        call_of(0).together(refuse)
+    assert not [each for each in threading.enumerate() if each.name == "compressa-start"]
 
 
 def test_another_error_is_told_as_it_is(store: dist.Store) -> None:

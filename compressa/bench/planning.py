@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from compressa.schedulers import POLICIES, Conditions, Link, Transfer
+from compressa.schedulers import POLICIES, Conditions, Link, Transfer, staggered
 
 
 def planning_ms(chunks: int = 10_000, repeats: int = 5) -> dict[str, float]:
@@ -23,7 +23,7 @@ def planning_ms(chunks: int = 10_000, repeats: int = 5) -> dict[str, float]:
     """
     transfers, conditions = _step(chunks)
     found = {}
-    for name, policy in POLICIES.items():
+    for name, policy in {**POLICIES, "staggered": staggered}.items():
         took_s = []
         for _ in range(repeats):
             begin_s = time.perf_counter()

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 simulate_app = typer.Typer()
 
-_POLICIES = ("fifo", "priority", "credit", "merge", "auto")
 _TIME = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|ms|s)\s*", re.IGNORECASE)
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
@@ -116,9 +115,10 @@ def simulate(
 def _scenarios(
     file: ProfileFile, policies: list[str] | None, conditions: dict[str, Any]
 ) -> list[Scenario]:
+    from compressa.schedulers import POLICIES
     from compressa.simulation import Scenario
 
-    return [Scenario.of(file, policy=name, **conditions) for name in policies or _POLICIES]
+    return [Scenario.of(file, policy=name, **conditions) for name in policies or POLICIES]
 
 
 def _run(scenarios: Sequence[Scenario]) -> list[Simulated]:

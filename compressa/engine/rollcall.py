@@ -9,6 +9,7 @@ call after the other, and the one that makes the group is waiting.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -93,13 +94,26 @@ class RollCall:
     def _absent(self) -> list[int]:
         """Who has not come; nobody where the store does not say."""
         try:
+            _look_for(self._store)
             store = self._store.clone()
             return [r for r in range(self._size) if not store.check([self._key(r)])]
-        except RuntimeError:
+        except (RuntimeError, OSError):
             return []
 
     def _key(self, rank: int) -> str:
         return f"{self._prefix}/{rank}"
+
+
+def _look_for(store: Any) -> None:
+    """See whether a store is still served; to be connected once more, torch would wait far longer.
+
+    Raises:
+        OSError: It is not.
+    """
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore):
+        socket.create_connection((store.host, store.port), _ASK_S).close()
 
 
 def _wait_for(call: Callable[[], None], timeout_s: float) -> None:
