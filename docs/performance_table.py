@@ -5,22 +5,35 @@ Everything between `<!-- kernels:begin -->` and `<!-- kernels:end -->` comes fro
 `compressa bench kernels --json docs/measurements/kernels.json` leaves; targets are those of
 `compressa.bench.CASES`. Several files, one for each size perhaps, are taken together. What stands
 between `<!-- exchange:begin -->` and its end comes from the file that
-`compressa bench exchange --json docs/measurements/exchange.json` leaves.
+`compressa bench exchange --json docs/measurements/exchange.json` leaves. The section "Steps whose
+communication overlaps" as a whole comes from the file that
+`compressa bench schedule --json docs/measurements/schedule.json` leaves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from compressa.bench import CASES, Measurement, Row, read, scaling, targets
 from compressa.bench.network import records, tables
-from compressa.bench.network.part_tables import part_tables
+from compressa.bench.network.part_tables import Table, part_tables
+from compressa.bench.network.texts import ms_text, size_text
+from compressa.bench.schedule import records as schedule_records
+from compressa.bench.schedule import tables as schedule_tables
+from compressa.bench.schedule.methods import AUTO, DDP
+from compressa.bench.schedule.records import Case, Jobs, Pushes, ScheduleMeasurement, Step
+from compressa.bench.schedule.targets import LEAST_BOUND
 
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "performance.md"
 MEASUREMENTS = DOCS / "measurements"
 NONE_YET = "No measurement is committed yet.\n"
+SCHEDULE = "schedule.json"
+SCHEDULE_HEADING = "## Steps whose communication overlaps"
 
 
 def figures_block(folder: Path = MEASUREMENTS) -> str:
@@ -49,11 +62,20 @@ def _provenance(measurements: Sequence[Measurement]) -> str:
     headers = [measurement.header for measurement in measurements]
     machines = {f"{h.cpu}, {h.cores} cores, {_caches(h.caches_bytes)}{h.system}" for h in headers}
     versions = {f"{name} {text}" for h in headers for name, text in h.versions.items()}
-    dates = sorted({f"{h.timestamp:%Y-%m-%d}" for h in headers})
     return (
-        f"Measured {' to '.join(sorted({dates[0], dates[-1]}))} on {' and '.join(sorted(machines))}"
+        f"Measured {_dates(h.timestamp for h in headers)} on {' and '.join(sorted(machines))}"
         f"; {', '.join(sorted(versions))}.\n"
     )
+
+
+def _dates(timestamps: Iterable[datetime]) -> str:
+    days = sorted(f"{timestamp:%Y-%m-%d}" for timestamp in timestamps)
+    return " to ".join(sorted({days[0], days[-1]}))
+
+
+def _place(head: records.Header | schedule_records.Header) -> str:
+    versions = ", ".join(f"{name} {text}" for name, text in sorted(head.versions.items()))
+    return f"{head.cpu}, {head.cores} cores, {head.system}; {versions}"
 
 
 def _caches(caches_bytes: dict[str, int]) -> str:
@@ -126,9 +148,7 @@ def exchange_block(folder: Path = MEASUREMENTS) -> str:
         return NONE_YET
     measurement = records.read(file)
     head = measurement.header
-    versions = ", ".join(f"{name} {text}" for name, text in sorted(head.versions.items()))
-    machine = f"{head.cpu}, {head.cores} cores, {head.system}"
-    parts = [f"Measured {head.timestamp:%Y-%m-%d} on {machine}; {versions}.\n"]
+    parts = [f"Measured {_dates([head.timestamp])} on {_place(head)}.\n"]
     numbers = tables.TARGET_NUMBERS
     titles = (*tables.TARGET_TITLES[:-1], "target met")
     parts.append(_markdown(titles, numbers, tables.targets(measurement)))
@@ -136,11 +156,169 @@ def exchange_block(folder: Path = MEASUREMENTS) -> str:
         titles, cells = tables.times(network, measurement.rows)
         if cells:
             parts += [tables.describe(network) + ".\n", _markdown(titles, set(titles[1:]), cells)]
-    for part in part_tables(measurement):
-        parts += [part.caption + ".\n", _markdown(part.titles, set(part.titles[1:]), part.lines)]
+    parts += [_captioned(part) for part in part_tables(measurement)]
     parts += [f"{tables.BUSY_NOTE}\n".replace("*", "\\*", 1)]
     parts += [f"Not measured, {line}\n" for line in tables.omissions(measurement)]
     return "\n".join(parts)
+
+
+def schedule_section(file: Path) -> str:
+    """Return what stands below the heading of steps whose communication overlaps.
+
+    Args:
+        file: Holds the measurement.
+
+    Raises:
+        ConfigError: It holds none.
+    """
+    measured = schedule_records.read(file)
+    parts = [_how_steps_are_measured(measured.header), _when_and_where(measured)]
+    parts += [_captioned(table) for table in _schedule_tables(measured) if table.lines]
+    return "\n".join([*parts, _verdicts(measured)])
+
+
+def _how_steps_are_measured(head: schedule_records.Header) -> str:
+    *caps, last_cap = [f"{method.bucket_cap_mb:g}" for method in DDP]
+    text = (
+        f"`compressa bench schedule` trains a perceptron of {head.layers} layers "
+        f"({head.parameters:,} parameters) on {head.hosts} hosts of the testbed, with one rank on "
+        f"each; threads of a rank: {head.threads_per_rank}. Methods take turns, some steps at a "
+        "time; a row has the median and the 20th and 80th percentiles. F (forward) and B (backward "
+        "and the optimizer's update) are measured without communication and C without computing, "
+        "in the same turns; the slowest rank counts. The ideal step is max(F + B, C), and 1.00 in "
+        "the tables. "
+        f"DistributedDataParallel is taken at the best of buckets of {', '.join(caps)} and "
+        f"{last_cap} MB; sizes that lose the first turn get no other, and it has no int8. A "
+        "simulated step is worked out from the profile of the method's own steps. Ranks are told "
+        "not to give memory back to the system (`MALLOC_TRIM_THRESHOLD_`, "
+        "`MALLOC_MMAP_THRESHOLD_`), all methods alike: page faults would take a part of each step, "
+        "and not the same in all methods."
+    )
+    return textwrap.fill(text, 100, break_on_hyphens=False) + "\n"
+
+
+def _when_and_where(measured: ScheduleMeasurement) -> str:
+    """Rows may be of several days, since a file can be brought up to date part by part."""
+    steps = (measured.cases, measured.steps, measured.pipelined)
+    others = (measured.overhead, measured.traced, measured.jobs, measured.pushes)
+    days = [row.timestamp for rows in (*steps, *others) for row in rows]
+    return f"Measured {_dates(days or [measured.header.timestamp])} on {_place(measured.header)}.\n"
+
+
+def _schedule_tables(measured: ScheduleMeasurement) -> Iterator[Table]:
+    method, ms, *others, _ = schedule_tables.STEP_TITLES
+    for case in measured.cases:
+        titles = (method, ms, "p20 to p80", *others, "error")
+        yield Table(schedule_tables.describe(case), titles, _steps(measured, case))
+    yield Table(
+        "Units through the engine below the hook, one after the other (apart) and pipelined; the "
+        "gain is that of encoding, wire and decoding together over the pipelined time, and its "
+        "bound that over the longest of them",
+        schedule_tables.HOOK_TITLES,
+        schedule_tables.hook(measured),
+    )
+    costs = [(row.what, f"{row.chunks:,}", f"{row.chunk_us:.2f}") for row in measured.overhead]
+    yield Table(
+        "To plan chunks, and to hand them over", ("what is done", "chunks", "us per chunk"), costs
+    )
+    yield _traced(measured)
+    yield from map(_jobs, measured.jobs)
+    yield from map(_pushes, measured.pushes)
+
+
+def _steps(measured: ScheduleMeasurement, case: Case) -> list[tuple[str, ...]]:
+    return [
+        (method, ms, f"{ms_text(row.p20_s)} to {ms_text(row.p80_s)}", *others, _error(row))
+        for row, (method, ms, *others, _) in zip(
+            measured.of(case), schedule_tables.steps(measured, case), strict=True
+        )
+    ]
+
+
+def _error(step: Step) -> str:
+    return "-" if step.simulated_s is None else f"{step.simulated_s / step.median_s - 1:+.0%}"
+
+
+def _traced(measured: ScheduleMeasurement) -> Table:
+    caption = f"Steps of `{AUTO}` with a trace, as multiples of those without beside them"
+    titles = ("step without, ms", "with", "quartiles", "processor time")
+    lines = [
+        (
+            ms_text(row.step_s),
+            f"{row.ratio:.3f}",
+            f"{row.ratio_low:.3f} to {row.ratio_high:.3f}",
+            f"{row.cpu_ratio:.3f}",
+        )
+        for row in measured.traced
+    ]
+    return Table(caption, titles, lines)
+
+
+def _jobs(jobs: Jobs) -> Table:
+    shares = {"fifo": "all packets in one queue", "fair": "even shares of it for connections"}
+    caption = (
+        f"Two jobs on one link of {jobs.link}, {shares[jobs.port]} ({jobs.port}), "
+        f"{size_text(jobs.size_bytes)} of gradients a step; alone, a job communicates for "
+        f"{jobs.communication:.0%} of its time, and computing is a timed wait, up to "
+        f"{jobs.jitter:.0%} longer or shorter. Steps as multiples of each job's "
+        f"mean step alone, which is {ms_text(jobs.alone_s)} ms for the first"
+    )
+    ways = ("not staggered", "staggered")
+    steps = zip((jobs.unstaggered, jobs.staggered), jobs.medians, jobs.worsts, strict=True)
+    alone, *together = map(_burstiness, jobs.burstiness)
+    lines = [("alone", "1.00", "-", "-", alone)] + [
+        (way, *map(_of_each, several), burstiness)
+        for way, several, burstiness in zip(ways, steps, together, strict=True)
+    ]
+    return Table(caption, ("jobs", "mean", "median", "worst", "peak over mean in 10 ms"), lines)
+
+
+def _of_each(steps: Iterable[float]) -> str:
+    return ", ".join(f"{step:.2f}" for step in steps)
+
+
+def _pushes(row: Pushes) -> Table:
+    caption = (
+        f"Four workers push {size_text(row.size_bytes)} each to one parameter server, and pull as "
+        f"much, on links of {row.link}; segments are those of TCP, the backlog that at the "
+        "server's port"
+    )
+    titles = ("workers push", "round, ms", "segments sent again", "most backlog, bytes")
+    lines = [
+        (way, ms_text(round_s), f"{again:,}", f"{most:,}", _burstiness(burstiness))
+        for way, round_s, again, most, burstiness in zip(
+            ("at once", "in slots"),
+            row.round_s,
+            row.retransmitted,
+            row.peak_bytes,
+            row.burstiness,
+            strict=True,
+        )
+    ]
+    return Table(caption, (*titles, "peak over mean in 10 ms"), lines)
+
+
+def _burstiness(peak_over_mean: float | None) -> str:
+    return "-" if peak_over_mean is None else f"{peak_over_mean:.2f}"
+
+
+def _verdicts(measured: ScheduleMeasurement) -> str:
+    lines = schedule_tables.targets(measured)
+    words = Counter(word for *_, word in lines)
+    counted = ", ".join(f"{words[word]} {word}" for word in ("met", "missed", "not judged"))
+    titles = (*schedule_tables.TARGET_TITLES[:-1], "target met")
+    why = (
+        "Not judged is what could show nothing: units whose bound is below "
+        f"{LEAST_BOUND:.2f}, a trace where pairs of steps differ by more than is asked, turns of "
+        "jobs that do not disturb each other.\n"
+    )
+    table = _markdown(titles, schedule_tables.TARGET_NUMBERS, lines)
+    return "\n".join([f"Targets: {counted}.\n", table] + [why] * bool(words["not judged"]))
+
+
+def _captioned(table: Table) -> str:
+    lines = _markdown(table.titles, set(table.titles[1:]), table.lines)
+    return f"{table.caption}.\n\n{lines}"
 
 
 def _markdown(titles: Sequence[str], numbers: set[str], cells: Sequence[Sequence[str]]) -> str:
@@ -162,10 +340,31 @@ def with_figures(page: str, block: str, name: str = "kernels") -> str:
     return f"{before}{first}\n\n{block}\n{last}{after}"
 
 
+def with_section(page: str, heading: str, text: str) -> str:
+    """Return the page's text with another one between a heading and the next, of any level.
+
+    Raises:
+        ValueError: The page does not have the heading once.
+    """
+    before, found, rest = page.partition(f"\n{heading}\n")
+    if not found or found in rest:
+        raise ValueError(f"the page must hold {heading!r} once")
+    _, following, after = rest.partition("\n##")
+    return f"{before}{found}\n{text}{following}{after}"
+
+
+def up_to_date(page: str, folder: Path = MEASUREMENTS) -> str:
+    """Return the page's text with the figures that a folder holds."""
+    page = with_figures(page, figures_block(folder))
+    page = with_figures(page, exchange_block(folder), "exchange")
+    if (folder / SCHEDULE).exists():
+        page = with_section(page, SCHEDULE_HEADING, schedule_section(folder / SCHEDULE))
+    return page
+
+
 def main() -> None:
     """Bring the page up to date."""
-    text = with_figures(PAGE.read_text(encoding="utf-8"), figures_block())
-    PAGE.write_text(with_figures(text, exchange_block(), "exchange"), encoding="utf-8")
+    PAGE.write_text(up_to_date(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

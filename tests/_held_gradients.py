@@ -34,16 +34,17 @@ class Held:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self.coming: list[tuple[dict[str, torch.Tensor], Future[None]]] = []
+        self.coming: list[tuple[dict[str, torch.Tensor], Future[Any]]] = []
         self.waits = 0
+        self.mark: Callable[[], Any] = lambda: None
         self._random = random.Random(seed)
 
-    def submit(self, gradients: Mapping[str, torch.Tensor], **_: Any) -> Future[None]:
-        future: Future[None] = Future()
+    def submit(self, gradients: Mapping[str, torch.Tensor], **_: Any) -> Future[Any]:
+        future: Future[Any] = Future()
         self.coming.append((dict(gradients), future))
         return future
 
-    def wait(self, futures: Sequence[Future[None]], name: str = "") -> None:
+    def wait(self, futures: Sequence[Future[Any]], name: str = "") -> None:
         """Let gradients come, in any order, until those are there that are waited for."""
         for future in futures:
             self.waits += not future.done()
@@ -57,7 +58,7 @@ class Held:
             assert type(values) is torch.Tensor, "the engine must not be handed what is guarded"
             with _disable_current_modes():  # on other threads there are none
                 values.mul_(FACTOR)
-        future.set_result(None)
+        future.set_result(self.mark())
 
 
 @contextlib.contextmanager

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.distributed as dist
-from _rank_jobs import digest, state_digest
+from _rank_jobs import digest, registered, state_digest
 from _rank_models import build, loss_of
 from test_overlap import OPTIMIZERS
 from torch import nn
@@ -243,3 +245,27 @@ def switch_and_trace(*, config: Any, other: Any, path: str) -> list[str]:
             _train(model, optimizer, range(2, 7))
         assert first == 4
         return [digest(model), state_digest(model.handle)]
+
+
+def left_to_the_collector(*, config: Any, overlap: bool, trace: str) -> dict[str, int]:
+    """Train without the cyclic garbage collector, with a trace; return what it would have freed."""
+    net = build("mlp", dist.get_rank())
+    optimizer = optimizer_of("sgd", net)
+    with contextlib.ExitStack() as stack:
+        if overlap:
+            model: Any = stack.enter_context(overlapped(net, optimizer, config))
+            handle = model.handle
+        else:
+            model, handle = stack.enter_context(registered(net, config))
+        handle.trace(trace)
+        _train(model, optimizer, range(6))  # plans are made, and what is set up once is there
+        gc.collect()
+        gc.disable()
+        stack.callback(gc.enable)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        stack.callback(gc.set_debug, 0)
+        _train(model, optimizer, range(6, 10))
+        gc.collect()
+        found = Counter(type(each).__name__ for each in gc.garbage)
+        gc.garbage.clear()
+    return {name: count for name, count in found.items() if name in ("Tensor", "Parameter")}

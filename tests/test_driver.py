@@ -72,11 +72,32 @@ class SilentTransport(LoopbackTransport):
         return [2]
 
 
+class EarlyTransport(SilentTransport):
+    """Reports what it has launched, and notes what lands."""
+
+    def __init__(self) -> None:
+        super().__init__(is_ordered=True)
+        self.landed: list[Any] = []
+
+    @property
+    def early(self) -> bool:
+        return True
+
+    def land(self, operation: Any) -> None:
+        self.landed.append(operation)
+
+    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+        super().exchange(key, exchange, place, done)
+        done({})
+
+
 class Bench:
     """A driver whose time and computations are in the test's hands."""
 
-    def __init__(self, *, is_ordered: bool = False, deadline_s: float = 10.0) -> None:
-        self.transport = SilentTransport(is_ordered=is_ordered)
+    def __init__(
+        self, *, is_ordered: bool = False, deadline_s: float = 10.0, early: bool = False
+    ) -> None:
+        self.transport = EarlyTransport() if early else SilentTransport(is_ordered=is_ordered)
         self.now_s = 0.0
         self.ends: dict[int, BaseException | None] = {}
         self.computing: list[Callable[[Any, BaseException | None], None]] = []
@@ -168,6 +189,35 @@ def test_ordered_operations_wait_for_what_the_plan_puts_first() -> None:
     assert bench.transport.launches == []
     bench.start(1, exchanges(1))
     assert [key.unit for key, _, _ in bench.transport.launches] == [1, 0]
+
+
+@pytest.mark.parametrize("error", [None, PayloadError("bad")])
+def test_what_was_reported_early_lands_when_all_before_it_was_computed(
+    error: BaseException | None,
+) -> None:
+    bench = Bench(early=True)
+    assert isinstance(bench.transport, EarlyTransport)
+    landed = bench.transport.landed
+    both = [Exchange({}, {}), Exchange({}, {})]
+
+    def program(unit: int) -> Generator[Any, Any, None]:
+        yield both[unit]
+        yield Compute(lambda: None, "decode")
+        yield Compute(lambda: None, "decode")
+
+    plan = Plan(((1, 0), (0, 0)))
+    bench.driver.follow(plan, plan.order)
+    bench.start(0, program(0))
+    bench.start(1, program(1))
+    assert [key.unit for key, _, _ in bench.transport.launches] == [1, 0]
+    assert landed == [both[1]]
+    bench.computing.pop()(None, None)
+    assert len(landed) == 1, "there is more to compute"
+    bench.computing.pop()(None, error)
+    assert bench.ends == {1: error}
+    assert landed[1] is both[0]
+    bench.driver.fail(over := StateError("over"))
+    assert bench.ends == {0: over, 1: error}
 
 
 def test_deadline_names_whom_this_rank_waits_for() -> None:

@@ -701,3 +701,50 @@ def test_what_is_compiled_later_is_updated_before_the_forward_pass_from_then_on(
         layer._compiled_call_impl = compiled  # as nn.Module.compile does
         train(model, optimizer, losses(2))
         assert guarded == [False] * 4
+
+
+class OnItsWay:
+    """A mark that a GPU has not come to."""
+
+    def query(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("last", [0, 2, 5])
+def test_on_a_gpu_a_use_waits_for_its_gradient_and_those_before_it(last: int) -> None:
+    nets = [build(plain_mlp), build(plain_mlp)]
+    optimizers = [OPTIMIZERS["adam"](net.parameters()) for net in nets]
+    train_plain(nets[0], optimizers[0], losses(1))
+    with held(nets[1], optimizers[1]) as (model, gradients):
+        gradients.mark = OnItsWay
+        optimizers[1].zero_grad()
+        losses(1)[0](model).backward()
+        parameters = dict(nets[1].named_parameters())
+        first, *rest = parameters
+        order = [*rest[:last], first, *rest[last:]]
+        optimizers[1].step()
+        assert len(model._updates.due) == 6
+        for name in order:  # all of it is enqueued, and none of it has come
+            held_back = [next(iter(each)) for each, _ in gradients.coming]
+            gradients.let_come(held_back.index(name))
+        assert gradients.coming == []
+        nets[1].get_parameter(first).sum()
+        due = {g.name for g in model._updates.due.values()}
+        assert due == set(order[last + 1 :])
+        model.flush()
+    assert gradients.waits == 0, "no thread has waited"
+    assert bits(nets[0]) == bits(nets[1])
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_that_were_used_are_let_go(overlap: bool) -> None:
+    net = build(plain_mlp)
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    with held(net, optimizer, overlap=overlap) as (model, gradients):
+        for loss in losses(4):
+            train(model, optimizer, [loss])
+            while gradients.coming:
+                gradients.let_come(0)
+        model(INPUTS)
+        kept = [*model._reducer.arrivals._come, *model._reducer.arrivals._seen]
+        assert kept == []

@@ -133,3 +133,15 @@ def test_a_switch_goes_with_overlap_and_traces_name_what_is_applied(
         trace = reader.read(tmp_path / f"t-rank{rank}.json")
         applied = {span.name.split(" ")[0] for span in trace.spans if span.stage == "apply"}
         assert applied & {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+@pytest.mark.parametrize("compressor", ["none", "topk"])
+def test_memory_of_a_step_is_free_without_the_garbage_collector(
+    compressor: str, transport: str, overlap: bool, two: Group, tmp_path: Path
+) -> None:
+    config = settings(compressor, exchange={"transport": transport, "algorithm": "ring"})
+    trace = str(tmp_path / "trace.json")
+    job = "_rank_jobs_overlap.left_to_the_collector"
+    assert two.run(job, config=config, overlap=overlap, trace=trace) == [{}, {}]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections.abc import Generator
 from dataclasses import dataclass, field
 
@@ -23,6 +24,7 @@ class Job:
     compute_s: float
     send_s: float
     dies_s: float = float("inf")
+    jitter: float = 0.0  # by which share a step computes longer or shorter
     rhythm: Rhythm = field(default_factory=Rhythm)
     begins_s: list[float] = field(default_factory=list)  # of communication
     ends_s: list[float] = field(default_factory=list)
@@ -62,7 +64,7 @@ class Link:
 
     def _life(self, job: Job, steps: int) -> Life:
         now_s = yield 0.0
-        watch = Watch()
+        watch, random_ = Watch(), random.Random(job.name)
         for number in range(steps):
             asked_s = now_s
             self.line = self.line.joined(Claim(job.name, number, job.rhythm.send_s))
@@ -90,7 +92,7 @@ class Link:
             self.line = self.line.left(job.name)
             job.ends_s.append(now_s)
             job.rhythm = job.rhythm.stepped(now_s - began_s + job.compute_s, now_s - began_s)
-            now_s = yield now_s + job.compute_s
+            now_s = yield now_s + job.compute_s * random_.uniform(1 - job.jitter, 1 + job.jitter)
 
 
 @st.composite
@@ -125,6 +127,16 @@ def test_two_jobs_that_compute_for_half_of_their_period_alternate() -> None:
     assert jobs[1].waits_s[0] == pytest.approx(0.5, abs=0.002)
     for job in jobs:
         assert job.ends_s[-1] - job.ends_s[5] <= 14 * 1.005
+
+
+def test_two_such_jobs_alternate_with_steps_that_are_not_alike() -> None:
+    """Each waits for the other's longer steps: by 0.8 of their deviation, in theory."""
+    jobs = [Job("a", 0.5, 0.5, jitter=0.1), Job("b", 0.5, 0.5, jitter=0.1)]
+    link = Link(jobs)
+    link.run(200)
+    assert not [overlap for overlap in link.overlaps if overlap[0] > 12.0]
+    for job in jobs:
+        assert job.ends_s[-1] - job.ends_s[9] <= 190 * 1.04
 
 
 def test_a_job_of_short_steps_hardly_waits_for_one_that_sends_for_long() -> None:

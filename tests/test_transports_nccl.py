@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -11,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from emulated_streams import DEVICE, Event
+from emulated_streams import DEVICE, UNFINISHED, Event, Stream, current_stream
 from emulated_torch import emulated_torch, on_cpu, on_gpu
 
 from compressa.collectives.base import BackendAllReduce, Exchange
@@ -24,8 +25,16 @@ ONES = torch.ones(4, dtype=torch.uint8)
 
 
 class Work:
+    """What a stream of NCCL's own was given, after what the current one was given before."""
+
+    def __init__(self, stream: Stream, *work: Any) -> None:
+        stream.wait_event(current_stream().record_event())
+        for each in work:
+            stream.give(each)
+        self._end = stream.record_event()
+
     def wait(self) -> None:
-        pass
+        current_stream().wait_event(self._end)
 
 
 class OneRank:
@@ -35,6 +44,9 @@ class OneRank:
         self.aborts = 0
         self.ended = threading.Event()
         self.corrupt: Any = lambda tensor: None
+        self.held: set[int] = set()
+        self.calls = 0
+        self._stream: Any = None
 
     def rank(self) -> int:
         return 0
@@ -45,16 +57,28 @@ class OneRank:
     def allreduce(self, tensors: list[torch.Tensor]) -> Work:
         if self.aborts:
             raise RuntimeError("NCCL communicator was aborted\nmore")
-        return Work()
+        return self._give(lambda: None)
 
     def batch(self, operations: list[tuple[Any, torch.Tensor, int, Any]]) -> list[Work]:
         receives = [op[1] for op in operations if op[0] is dist.irecv]
         sends = [op[1] for op in operations if op[0] is dist.isend]
-        for source, target in zip(sends, receives, strict=True):
-            assert source.numel() == target.numel(), "NCCL would wait for ever"
-            target.copy_(source)
-            self.corrupt(target)
-        return [Work()]
+        pairs = [
+            (on_cpu(s, share=True), on_cpu(t, share=True))
+            for s, t in zip(sends, receives, strict=True)
+        ]
+        assert all(s.numel() == t.numel() for s, t in pairs), "NCCL would wait for ever"
+
+        def carry() -> None:
+            for source, target in pairs:
+                self.corrupt(target.copy_(source))
+
+        return [self._give(carry)]
+
+    def _give(self, work: Any) -> Work:
+        """Have work done in order; calls whose number is in `held` hold up all that follow."""
+        self._stream = self._stream or Stream(eager=False)
+        number, self.calls = self.calls, self.calls + 1
+        return Work(self._stream, lambda: UNFINISHED if number in self.held else None, work)
 
     def abort(self) -> None:
         self.aborts += 1
@@ -143,8 +167,10 @@ def to_itself(transport: NcclTransport, data: torch.Tensor, most: int, *, exact:
     room = torch.zeros(most, dtype=torch.uint8, device=DEVICE)
     exchange = Exchange({0: on_gpu(data)}, {0: room}, exact, {0: most})
     transport.exchange(KEY, exchange, 0, results.append)
-    torch.cuda.current_stream().synchronize()
     (result,) = results
+    if isinstance(result, dict):
+        transport.land(exchange)
+    torch.cuda.current_stream().synchronize()
     return result
 
 
@@ -257,3 +283,24 @@ def test_an_error_of_nccl_is_one_of_the_transport(group: OneRank, transport: Ncc
     transport.all_reduce(BackendAllReduce(on_gpu(torch.ones(3))), results.append)
     (error,) = results
     assert str(error) == "NCCL failed: NCCL communicator was aborted"
+
+
+def test_a_stream_waits_for_what_lands_and_its_memory_is_kept_until_then(
+    group: OneRank, transport: NcclTransport
+) -> None:
+    group.held = {group.calls}
+    results: list[Any] = []
+    data, room = on_gpu(ONES), torch.zeros(4, dtype=torch.uint8, device=DEVICE)
+    exchange = Exchange({0: data}, {0: room})
+    transport.exchange(KEY, exchange, 0, results.append)
+    stays = [weakref.ref(exchange), weakref.ref(data)]
+    assert current_stream().record_event().query(), "what is next on the stream goes on"
+    del data
+    assert all(ref() is not None for ref in stays)
+    transport.land(exchange)
+    del exchange
+    assert not any(ref() is not None for ref in stays)
+    assert not current_stream().record_event().query()
+    group.held = set()
+    assert current_stream().record_event().query()
+    assert torch.equal(on_cpu(results[0][0]), ONES)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future
 
 import torch
 
-from compressa.engine.lanes import Mark
+from compressa.engine.lanes import Mark, Ticket
 from compressa.engine.phase import Phase
 from compressa.errors import StateError
 
@@ -23,7 +22,7 @@ class Arrivals:
         self._marks: dict[str, Mark] = {}
         self._waiting: dict[int, int] = {}
         self._untaken: dict[str, int] = {}
-        self._tickets: dict[Future[None], set[int]] = {}
+        self._tickets: dict[Ticket, set[int]] = {}
 
     @property
     def expected(self) -> bool:
@@ -42,7 +41,7 @@ class Arrivals:
         self._untaken = {name: len(units) for name, units in phase.units_of.items()}
 
     def arrive(
-        self, gradients: Mapping[str, torch.Tensor], mark: Mark, ticket: Future[None]
+        self, gradients: Mapping[str, torch.Tensor], mark: Mark, ticket: Ticket
     ) -> list[int]:
         """Note gradients; return the numbers of the units that are complete now.
 
@@ -65,7 +64,7 @@ class Arrivals:
             self._tickets[ticket] = owed
         return ready
 
-    def owes(self, ticket: Future[None]) -> bool:
+    def owes(self, ticket: Ticket) -> bool:
         """Whether a unit with what it brought is not done."""
         return ticket in self._tickets
 
@@ -81,7 +80,7 @@ class Arrivals:
                 del self._gradients[name], self._marks[name]
         return gradients, marks
 
-    def done(self, index: int) -> list[Future[None]]:
+    def done(self, index: int) -> list[Ticket]:
         """Note that a unit is done; return the tickets that nothing is owed to any more."""
         paid = []
         for ticket, units in list(self._tickets.items()):
@@ -91,7 +90,7 @@ class Arrivals:
                 paid.append(ticket)
         return paid
 
-    def give_up(self) -> list[Future[None]]:
+    def give_up(self) -> list[Ticket]:
         """Nothing more will be done; return the tickets that something is owed to."""
         tickets, self._tickets = list(self._tickets), {}
         return tickets

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from compressa.collectives.base import Compute
 from compressa.engine.driver import Carried, ComputeDone, Driver, Task
 from compressa.engine.gate import Gate
-from compressa.engine.lanes import Lane, resources_for
+from compressa.engine.lanes import Lane, Mark, Ticket, resources_for
 from compressa.errors import CompressaError, Timeout, TransportError
 from compressa.kernels.threads import Team
 from compressa.schedulers import Plan
@@ -96,12 +96,14 @@ class Communication:
         """Have a function called on the communication thread."""
         self._reactor.post(partial(self._call, event))
 
-    def wait(self, futures: Sequence[Future[None]]) -> None:
-        """Wait for futures. Meanwhile, and not while the caller computes, its core is free."""
+    def wait(self, tickets: Sequence[Ticket]) -> list[Mark]:
+        """Wait for tickets, and return their marks.
+
+        Meanwhile, and not while the caller computes, its core is free.
+        """
         self._reactor.core_free = True
         try:
-            for future in futures:
-                future.result()
+            return [ticket.result() for ticket in tickets]
         finally:
             self._reactor.core_free = False
 

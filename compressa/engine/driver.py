@@ -8,6 +8,7 @@ communication thread; the loopback runs one per rank on a virtual clock.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -91,6 +92,10 @@ class _OrderedQueue:
 class Driver:
     """Carries out programs' operations.
 
+    Where the transport is early, and a device still waits for what it has reported, programs take
+    turns: what one makes of its result is given to the device before that waits for the next
+    result. Else what has come would wait there for what has not.
+
     Args:
         transport: Carries exchanges.
         compute: Runs a `Compute` and calls back with its result or error.
@@ -119,6 +124,8 @@ class Driver:
         self._ordered = _OrderedQueue()
         self._gathered: dict[tuple[int, tuple[Name, ...]], list[tuple[Task, Operation]]] = {}
         self._gate: Gate | None = None
+        self._reported: deque[tuple[Task, Operation, Any]] = deque()
+        self._landing: Task | None = None
         self._observe: Carried = lambda task, operation, launched_s, seconds: None
 
     def follow(self, plan: Plan, ordered: Sequence[tuple[int, int]]) -> None:
@@ -155,6 +162,8 @@ class Driver:
         tasks, self._tasks = list(self._tasks), {}
         self._ordered.held.clear()
         self._gathered.clear()
+        self._reported.clear()
+        self._landing = None
         for task in tasks:
             task.program.close()
             task.finished(error)
@@ -197,11 +206,14 @@ class Driver:
         if task in self._tasks:
             del self._tasks[task]
             task.finished(error)
+        self._landed(task)
 
     def _perform(self, task: Task, operation: Operation) -> None:
         if isinstance(operation, Compute):
             self._compute(task, operation, lambda v, error: self._computed(task, v, error))
-        elif isinstance(operation, Together):
+            return
+        self._landed(task)
+        if isinstance(operation, Together):
             self._spread(task, operation)
         elif self._transport.ordered(operation):
             self._ordered.held[task.key] = (task, operation)
@@ -295,7 +307,26 @@ class Driver:
         self._observe(task, operation, started_s, ended_s - started_s)
         task.waiting_since_s = ended_s
         task.stage += task.stride
-        self._advance(task, result)
+        if self._transport.early:
+            self._reported.append((task, operation, result))
+            self._land()
+        else:
+            self._advance(task, result)
+
+    def _land(self) -> None:
+        """Go on with the next program that has a result, unless one is at it."""
+        while self._reported and self._landing is None:
+            task, operation, result = self._reported.popleft()
+            if task in self._tasks:
+                self._landing = task
+                self._transport.land(operation)
+                self._advance(task, result)
+
+    def _landed(self, task: Task) -> None:
+        """If a program was at its result, it has made of it what it can."""
+        if self._landing is task:
+            self._landing = None
+            self._post(self._land)
 
 
 def _described(task: Task) -> str:

@@ -25,7 +25,7 @@ from compressa.engine.arrivals import Arrivals
 from compressa.engine.communication import Communication
 from compressa.engine.control import Control
 from compressa.engine.driver import Task
-from compressa.engine.lanes import Lane
+from compressa.engine.lanes import Lane, Ticket
 from compressa.engine.phase import Phase
 from compressa.engine.phases import Phases
 from compressa.engine.planning import Planning
@@ -120,7 +120,7 @@ class Engine:
         step: int,
         loss_scale: float | None = None,
         hold_zeros: bool = False,
-    ) -> Future[None]:
+    ) -> Ticket:
         """Combine some of a step's gradients over the ranks, in place.
 
         Args:
@@ -130,8 +130,7 @@ class Engine:
             hold_zeros: Keep the residual of a parameter back whose gradient is all zero.
 
         Returns:
-            A future without a value. On a GPU it is done when all work is enqueued, and `wait` has
-            what the caller enqueues next come after it.
+            A future for `wait`. On a GPU it is done when all work is enqueued, and marks its end.
 
         Raises:
             CompressaError: The engine has failed earlier; the same error again.
@@ -140,7 +139,7 @@ class Engine:
         """
         self.check()
         self.lane.check(gradients)
-        ticket: Future[None] = Future()
+        ticket: Ticket = Future()
         mark = self.lane.mark(gradients.values())
         with self._lock:
             if step != self._turn.step or not self._arrivals.expected:
@@ -161,11 +160,13 @@ class Engine:
             raise self._error
         self._communication.judge()
 
-    def wait(self, futures: Sequence[Future[None]], name: str = "all gradients") -> None:
-        """Block until all are done, or raise the engine's error; a trace says for what, by name."""
+    def wait(self, tickets: Sequence[Ticket], name: str = "all gradients") -> None:
+        """Block until all are done, or raise the engine's error; a trace says for what, by name.
+
+        On a GPU, what the caller enqueues next comes after these, and not after what follows them.
+        """
         started_s = time.perf_counter()
-        self._communication.wait(futures)
-        self.lane.join()
+        self.lane.follow(self._communication.wait(tickets))
         seconds = time.perf_counter() - started_s
         self._ledger.exposed_s += seconds
         self.planning.profiler.waited(seconds)
@@ -370,7 +371,7 @@ class Engine:
         if over:
             self._communication.step_over()
         for ticket in done:
-            ticket.set_result(None)
+            ticket.set_result(self.lane.note())
 
     def _judge(self, error: CompressaError) -> CompressaError:
         """On the communication thread: settle with the other ranks who is to blame."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -26,6 +27,9 @@ from compressa.kernels import KernelUnavailable, cuda
 
 Mark = torch.cuda.Event | None
 """What a stream was given until then; None where nothing has to be waited for."""
+
+Ticket = Future[Mark]
+"""Done when work was given to a device; its value is a mark that comes after it."""
 
 _GPU_THREADS = 2  # enqueue only; one goes on while the other must wait for a number
 
@@ -65,8 +69,15 @@ class Lane:
     def after(self, marks: Collection[Mark]) -> None:
         """What is given to this lane from now on comes after what was marked."""
 
+    def note(self) -> Mark:
+        """Mark what this lane was given until now."""
+        return None
+
+    def follow(self, marks: Collection[Mark]) -> None:
+        """What the caller does from now on comes after what was marked on this lane, no more."""
+
     def join(self) -> None:
-        """What the caller does from now on comes after what this lane was given."""
+        """What the caller does from now on comes after all that this lane was given."""
 
     def checking(self, what: str) -> AbstractContextManager[Any]:
         """Have checks of what arrived meanwhile answered when it suits the device.
@@ -164,6 +175,18 @@ class CudaLane(Lane):
             if mark is not None:
                 self.stream.wait_event(mark)
 
+    def note(self) -> Mark:
+        """Record an event."""
+        event: torch.cuda.Event = self.stream.record_event()
+        return event
+
+    def follow(self, marks: Collection[Mark]) -> None:
+        """The caller's current stream waits for events."""
+        stream = torch.cuda.current_stream(self.device)
+        for mark in marks:
+            if mark is not None:
+                stream.wait_event(mark)
+
     def join(self) -> None:
         """The caller's current stream waits for this one."""
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
@@ -210,6 +233,11 @@ class CudaLane(Lane):
     def devices(self) -> list[torch.device]:
         """The GPU."""
         return [self.device]
+
+
+def reached(mark: Mark) -> bool:
+    """Whether the device has come to a mark; nobody waits."""
+    return mark is None or bool(mark.query())
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from compressa.errors import Timeout
 
@@ -110,9 +111,9 @@ def _look_for(store: Any) -> None:
     Raises:
         OSError: It is not.
     """
-    while isinstance(store, dist.PrefixStore):
+    while isinstance(store, PrefixStore):
         store = store.underlying_store
-    if isinstance(store, dist.TCPStore):
+    if isinstance(store, TCPStore):
         socket.create_connection((store.host, store.port), _ASK_S).close()
 
 

@@ -9,7 +9,6 @@ is instead of DDP's reading of a failed future.
 # No `from __future__ import annotations` here: DDP compares the hook's annotation of `bucket`
 # with the class itself.
 import weakref
-from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
 from compressa.engine.engine import Engine
+from compressa.engine.lanes import Ticket
 from compressa.hooks.handle import Handle
 
 
@@ -46,7 +46,7 @@ class DDPHook:
         self._names = names
         self._scaler = scaler
         self._hold_zeros = bool(model.find_unused_parameters)
-        self._pending: list[Future[None]] = []
+        self._pending: list[Ticket] = []
         self._loss_scale: float | None = None
 
     def submit(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -70,7 +70,7 @@ class DDPHook:
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         buffer = bucket.buffer()
 
-        def complete(done: Future[None]) -> None:
+        def complete(done: Ticket) -> None:
             error = done.exception()
             if error is not None:
                 # Mostly nobody looks: `_wait` has raised it. With a static graph DDP waits first.

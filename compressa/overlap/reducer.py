@@ -11,20 +11,19 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import torch
 
+from compressa.engine.lanes import Ticket
 from compressa.errors import StateError
 from compressa.hooks.handle import Handle
 from compressa.overlap.arrivals import Arrivals, Gradient
 from compressa.overlap.guards import guard, guard_class, release
+from compressa.overlap.memory import Memory, check_kind
 
 USED = "compressa: used on this rank"
 """Name of the flags, which no parameter of a module can have."""
-
-_OWN_REFERENCES = 2  # of a storage: the gradient's, and that of whoever asks
 
 
 class Reducer:
@@ -61,15 +60,17 @@ class Reducer:
         self._find_unused = find_unused
         self._scaler = scaler
         self._guarded = guard_class(torch.Tensor, read)
+        self._memory = Memory(parameters)
         self._expecting = False
         self._reached: set[str] = set()
-        self._flags: tuple[torch.Tensor, Future[None]] | None = None
+        self._flags: tuple[torch.Tensor, Ticket] | None = None
         self._loss_scale: float | None = None
         self._hooks = self._listen()
 
     def expect(self) -> None:
         """The next backward's gradients are to be combined, on top of what `p.grad` holds."""
         self.stay_local()
+        self.arrivals.forget()
         self.current, self.reads = {}, 0
         self._expecting = True
         scaled = self._scaler is not None and self._scaler.is_enabled()
@@ -110,7 +111,7 @@ class Reducer:
     @property
     def late(self) -> bool:
         """Whether a gradient has not come."""
-        return any(not g.over and not g.combined.done() for g in self.current.values())
+        return any(not g.over and not g.come for g in self.current.values())
 
     def settle(self, gradients: Iterable[Gradient]) -> None:
         """Wait until gradients have come, and have `p.grad` be their means.
@@ -172,16 +173,28 @@ class Reducer:
             )
         self._reached.add(name)
         if self._expecting:
-            self._submit(name, _own(name, parameter))
+            self._submit(name, self._own(name, parameter))
+
+    def _own(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
+        """Have the gradient be in memory that no other tensor uses, and return it.
+
+        Raises:
+            StateError: It is of a kind that can not be combined.
+        """
+        gradient = parameter.grad
+        assert gradient is not None
+        check_kind(name, gradient)
+        parameter.grad = self._memory.moved(name, gradient)
+        return parameter.grad
 
     def _submit_missing(self, name: str) -> None:
         parameter = self._parameters[name]
         if name in self._reached:  # under no_sync()
-            self._submit(name, _own(name, parameter))
+            self._submit(name, self._own(name, parameter))
             return
         before = parameter.grad
         with torch._C.DisableTorchFunctionSubclass():
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = self._memory.room(name, parameter).zero_()
         self._submit(name, parameter.grad, before, reached=False)
 
     def _submit_flags(self, reached: Sequence[float]) -> None:
@@ -208,7 +221,7 @@ class Reducer:
         if not self._find_unused and len(self.current) == len(self._parameters):
             self._end()
 
-    def _send(self, name: str, values: torch.Tensor) -> Future[None]:
+    def _send(self, name: str, values: torch.Tensor) -> Ticket:
         return self._handle.engine.submit(
             {name: values},
             step=self._handle.next_step,
@@ -220,28 +233,3 @@ class Reducer:
         self._expecting = False
         self._reached.clear()
         self._handle.next_step += 1
-
-
-def _own(name: str, parameter: torch.Tensor) -> torch.Tensor:
-    """Return the gradient, in memory that no other tensor uses.
-
-    Raises:
-        StateError: It is of a kind that can not be combined.
-    """
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.layout is not torch.strided:
-        raise StateError(
-            f"the gradient of {name!r} is sparse, and ranks combine dense ones; make its embedding "
-            "with sparse=False"
-        )
-    if gradient.requires_grad:
-        raise StateError(
-            f"the gradient of {name!r} is part of a graph; leave create_graph=True out of backward"
-        )
-    storage = gradient.untyped_storage()
-    if torch._C._storage_Use_Count(storage._cdata) > _OWN_REFERENCES:
-        # Autograd gives parameters that are added up, or concatenated, views of one gradient.
-        parameter.grad = gradient.clone()
-        return parameter.grad
-    return gradient

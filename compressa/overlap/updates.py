@@ -72,7 +72,7 @@ class Updates:
 
     def apply_arrived(self) -> bool:
         """Do the due updates whose gradients have come; return whether there were any."""
-        ready = [g for g in self._reducer.arrivals.take() if g.settings is not None and not g.over]
+        ready = self._take()
         self._apply(ready)
         return bool(ready)
 
@@ -91,7 +91,7 @@ class Updates:
             if self.apply_arrived():
                 continue
             if gradient.combined.done():
-                self._apply([gradient])
+                self._apply(self._take(gradient) or [gradient])
             else:
                 self._engine().wait([self._reducer.arrivals.next()], gradient.name)
 
@@ -126,6 +126,10 @@ class Updates:
             self.clip([parameter for parameter, _ in shares])
             with self._restricted(groups), self.independence.watched(groups):
                 self._step()
+
+    def _take(self, last: Gradient | None = None) -> list[Gradient]:
+        come = self._reducer.arrivals.take(last)
+        return [g for g in come if g.settings is not None and not g.over]
 
     def _apply(self, gradients: Sequence[Gradient]) -> None:
         if not gradients:

@@ -90,6 +90,14 @@ class Transport(ABC):
     def sums(self) -> bool:
         """Whether `all_reduce` is offered."""
 
+    @property
+    def early(self) -> bool:
+        """Whether results are reported before a device has them: each must `land` to be used."""
+        return False
+
+    def land(self, operation: Operation) -> None:  # noqa: B027 - only some are early
+        """Have what the device is given from now on come after an operation that was reported."""
+
     @abstractmethod
     def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
         """Start an exchange; never blocks.

@@ -31,7 +31,7 @@ class Guard:
     after it, once the GPU's queue is full. So the thread that launches can not look itself.
 
     Args:
-        stream: What calls give their work to.
+        stream: Comes after what calls give to the GPU.
         deadline_s: How long a call and its work may take.
         expired: Called once, on the guard's thread, with the first call that took longer.
         broke: Called once, instead of `expired`, with an error that the GPU has reported.
@@ -58,7 +58,7 @@ class Guard:
 
     @contextmanager
     def watching(self, what: str) -> Iterator[None]:
-        """Note a call, and what it gives to the stream. Only one thread makes calls."""
+        """Note a call, and what it gives to the GPU. Only one thread makes calls."""
         launch = _Launch(what, time.monotonic())
         with self._lock:
             self._launches.append(launch)

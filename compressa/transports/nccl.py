@@ -2,9 +2,10 @@
 
 Every exchange is one group of sends and receives between the buffers themselves. It is launched in
 an order that all ranks share, and waited for by a stream, not by a thread: an exchange is reported
-as done when the stream has been told to wait for it. A guard looks whether it comes to an end, so
-that a lost rank is found by the deadline; then the communicator is aborted, and the stream goes
-on.
+at once, and the stream on which buffers are used waits for it when it lands, and not before, so
+that what lands first does not wait for what was launched after it. A guard looks whether it comes
+to an end, so that a lost rank is found by the deadline; then the communicator is aborted, and the
+stream goes on.
 
 A message whose length only its sender knows is padded to what its receiver has room for, and
 begins with its length, which a watching thread reads.
@@ -16,7 +17,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,6 +32,20 @@ from compressa.transports.watcher import Watcher
 _ABORT_S = 5.0
 _WARM_UP_BYTES = 1 << 20  # small sums may go by other connections than large ones
 _LENGTH_BYTES = 16  # so that what follows begins where vectors of four floats may
+
+
+class _UnderWay(NamedTuple):
+    """What was launched.
+
+    Attributes:
+        operation: As it was reported.
+        buffers: Memory that NCCL uses.
+        end: Comes after it.
+    """
+
+    operation: Operation
+    buffers: Sequence[torch.Tensor]
+    end: torch.cuda.Event
 
 
 class NcclTransport(Transport):
@@ -67,12 +82,15 @@ class NcclTransport(Transport):
         self._failed = failed
         self._part = part
         self._watcher: Watcher | None = None
+        # Waits for all that NCCL does, and does nothing else but to read lengths.
+        self._ends = torch.cuda.Stream(stream.device)
+        self._under_way: dict[int, _UnderWay] = {}
         self._sent_bytes = 0
         self._messages = 0
         self._lock = threading.Lock()
         self._ending: threading.Thread | None = None
         self._error: CompressaError | None = None
-        self._guard = Guard(stream, deadline_s, self._expired, self._broke)
+        self._guard = Guard(self._ends, deadline_s, self._expired, self._broke)
         self._meet()
 
     def _meet(self) -> None:
@@ -85,7 +103,7 @@ class NcclTransport(Transport):
             with torch.cuda.stream(self._stream), self._calling("the first calls, which connect"):
                 group = self._open_group()
                 zeros = torch.zeros(_WARM_UP_BYTES // 4, device=self._stream.device)
-                group.allreduce([zeros]).wait()
+                self._end_with([group.allreduce([zeros])])
                 parts = zeros.view(torch.uint8)
                 outgoing = {peer: parts[16 * peer : 16 * peer + 16] for peer in self._peers}
                 incoming = {peer: torch.empty_like(part) for peer, part in outgoing.items()}
@@ -113,18 +131,27 @@ class NcclTransport(Transport):
         """NCCL has an all-reduce."""
         return True
 
+    @property
+    def early(self) -> bool:
+        """All of it is reported when it was launched."""
+        return True
+
+    def land(self, operation: Operation) -> None:
+        """The stream waits for it."""
+        self._stream.wait_event(self._under_way.pop(id(operation)).end)
+
     def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
         """Launch sends and receives; report at once, or when lengths are known."""
         self._sent_bytes += exchange.outgoing_bytes
         self._messages += len(exchange.outgoing)
         name = f"stage {key.stage} of unit {key.unit}, step {key.step}"
         if exchange.exact:
-            if self._launch(name, exchange.outgoing, exchange.incoming, done):
+            if self._launch(name, exchange, exchange.outgoing, exchange.incoming, done):
                 done(dict(exchange.incoming))
             return
         outgoing = {p: _padded(b, exchange.capacity_bytes[p]) for p, b in exchange.outgoing.items()}
         landed = {p: _room(buffer.numel(), buffer) for p, buffer in exchange.incoming.items()}
-        if self._launch(name, outgoing, landed, done):
+        if self._launch(name, exchange, outgoing, landed, done):
             self._when_lengths_known(landed, exchange.incoming, done)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
@@ -134,10 +161,11 @@ class NcclTransport(Transport):
         self._sent_bytes += 2 * size_bytes * (self.size - 1) // self.size
         try:
             with self._calling("a sum of " + str(tensor.dtype)):
-                self._open_group().allreduce([tensor]).wait()  # the stream does
+                self._end_with([self._open_group().allreduce([tensor])])
         except TransportError as error:
             done(error)
             return
+        self._keep(operation, [tensor])
         done({})
 
     def missing(self, key: Key) -> Sequence[int]:
@@ -232,6 +260,7 @@ class NcclTransport(Transport):
     def _launch(
         self,
         name: str,
+        exchange: Exchange,
         outgoing: Mapping[int, torch.Tensor],
         incoming: Mapping[int, torch.Tensor],
         done: Done,
@@ -243,6 +272,7 @@ class NcclTransport(Transport):
         except TransportError as error:
             done(error)
             return False
+        self._keep(exchange, [*outgoing.values(), *incoming.values()])
         return True
 
     def _send_and_receive(
@@ -260,8 +290,21 @@ class NcclTransport(Transport):
             for call, peer, buffer in calls
             if buffer.numel()
         ]
-        for work in dist.batch_isend_irecv(operations) if operations else []:
-            work.wait()  # the stream does
+        self._end_with(dist.batch_isend_irecv(operations) if operations else [])
+
+    def _end_with(self, works: Sequence[Any]) -> None:
+        """Have what comes next on the stream of ends come after these, too."""
+        with torch.cuda.stream(self._ends):
+            for work in works:
+                work.wait()  # the stream does
+
+    def _keep(self, operation: Operation, buffers: Sequence[torch.Tensor]) -> None:
+        """Note what is under way, until it lands.
+
+        Its memory was allocated for a stream that does not wait for NCCL before, and may not be
+        given to others on it: not even after a failure, when an abort may not have helped.
+        """
+        self._under_way[id(operation)] = _UnderWay(operation, buffers, self._ends.record_event())
 
     def _when_lengths_known(
         self, landed: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor], done: Done
@@ -269,12 +312,14 @@ class NcclTransport(Transport):
         """Bring what has landed to its buffers, as much as was sent."""
         assert self._watcher is not None, "attach comes first"
         heads = torch.empty(len(landed), dtype=torch.int64, pin_memory=True)
-        for head, room in zip(heads.split(1), landed.values(), strict=True):
-            head.copy_(room[:8].view(torch.int64), non_blocking=True)
         event = torch.cuda.Event(blocking=True)
-        event.record(self._stream)
+        with torch.cuda.stream(self._ends):
+            for head, room in zip(heads.split(1), landed.values(), strict=True):
+                head.copy_(room[:8].view(torch.int64), non_blocking=True)
+            event.record(self._ends)
 
         def bring() -> None:
+            self._stream.wait_event(event)  # which it has reached
             received = {}
             for (peer, room), length in zip(landed.items(), heads.tolist(), strict=True):
                 buffer = incoming[peer]

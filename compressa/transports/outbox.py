@@ -7,7 +7,6 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import torch
@@ -25,6 +24,7 @@ class _Message:
     key: Key = field(compare=False)
     memory: memoryview = field(compare=False)
     sent: Callable[[], None] = field(compare=False)
+    left: Left | None = field(compare=False)
     offset: int = field(default=0, compare=False)
     under_way: int = field(default=0, compare=False)
     left_s: float = field(default=0.0, compare=False)
@@ -33,6 +33,8 @@ class _Message:
         """Note that one of its frames has left; the last to be taken need not be the last."""
         self.under_way -= 1
         if not self.under_way and self.offset == len(self.memory):
+            if self.left is not None:
+                self.left(self.key, self.left_s, time.perf_counter())
             self.sent()
 
 
@@ -123,9 +125,7 @@ class Outbox:
     ) -> None:
         """Queue a message; the one with the smallest `place` goes first."""
         memory = buffer.numpy().data
-        message = _Message(place, next(self._ages), key, memory, sent)
-        if self._left is not None:
-            message.sent = partial(_report, self._left, message, sent)
+        message = _Message(place, next(self._ages), key, memory, sent, self._left)
         heapq.heappush(self._heap, message)
 
     def next_frame(self) -> OutgoingFrame:
@@ -158,8 +158,3 @@ class Outbox:
     def clear(self) -> None:
         """Forget what was not sent."""
         self._heap.clear()
-
-
-def _report(left: Left, message: _Message, sent: Callable[[], None]) -> None:
-    left(message.key, message.left_s, time.perf_counter())
-    sent()

@@ -1,18 +1,20 @@
 """One rank of a job that computes and communicates: `python -m compressa.bench.network.job TEXT`.
 
 TEXT is a `Work` as JSON; the environment says who the rank is and where the job's ranks meet. There
-is no model: computing is a wait of a given time, since several jobs would otherwise fight for the
-processors of one machine, and communicating is the engine's own step over parameters of a given
-size. A rank writes "ready" when it has warmed up, begins when it reads a line, and then writes how
-long its steps took.
+is no model: computing is a wait of about a given time, since several jobs would otherwise fight for
+the processors of one machine, and communicating is the engine's own step over parameters of a given
+size. A rank writes "ready" when it has warmed up, reads when to begin (a time of the clock that all
+processes of a machine have in common), and then writes how long its steps took.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import random
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
@@ -38,6 +40,8 @@ class Work:
         elems: Elements of its gradients, all together.
         compute_s: How long a step computes before its gradients are there; None for as long as its
             communication takes, which is then measured first.
+        jitter: A step computes for up to this share longer or shorter, at random, as real ones do.
+        seed: Of the jitter, which is the same on all ranks.
         steps: How many steps are timed; a third more follow, so that other jobs are not alone
             while theirs are timed.
         config: Of compressa.
@@ -46,6 +50,8 @@ class Work:
 
     elems: int
     compute_s: float | None
+    jitter: float
+    seed: int
     steps: int
     config: dict[str, Any]
     deadline_s: float = 60.0
@@ -53,6 +59,12 @@ class Work:
     def text(self) -> str:
         """Write it as JSON."""
         return json.dumps(asdict(self))
+
+    def waits_s(self, compute_s: float) -> Iterator[float]:
+        """Yield how long each step computes, those after the timed ones included."""
+        random_ = random.Random(self.seed)
+        for _ in range(self.steps + self.steps // 3):
+            yield compute_s * random_.uniform(1 - self.jitter, 1 + self.jitter)
 
 
 class Job:
@@ -106,14 +118,15 @@ def main(text: str) -> None:
         job.step(0.0)
     compute_s = job.communication_s() if work.compute_s is None else work.compute_s
     print("ready", flush=True)
-    sys.stdin.readline()
-    dist.barrier()
-    begin_s, times_s = time.perf_counter(), []
-    for _ in range(work.steps + work.steps // 3):
-        job.step(compute_s)
-        times_s.append(time.perf_counter() - begin_s)
-        begin_s += times_s[-1]
-    print(json.dumps({"compute_s": compute_s, "steps_s": times_s[: work.steps]}), flush=True)
+    begin_s = float(sys.stdin.readline())
+    time.sleep(max(0.0, begin_s - time.monotonic()))
+    steps_s, sends_s = [], []
+    for wait_s in work.waits_s(compute_s):
+        sends_s.append(job.step(wait_s))
+        steps_s.append(time.monotonic() - begin_s)
+        begin_s += steps_s[-1]
+    told = {"steps_s": steps_s[: work.steps], "sends_s": sends_s[: work.steps]}
+    print(json.dumps({"compute_s": compute_s, **told}), flush=True)
     job.close()
     dist.destroy_process_group()
 

@@ -1,7 +1,8 @@
 """Two jobs on one bottleneck link: alone, beside each other, and in turns.
 
 Both have a rank on each of two hosts, whose link is what they share, and each computes for half of
-its period when it is alone. Computing is a timed wait: see `job`.
+its period when it is alone. Computing is a timed wait: see `job`. Both begin their first step at
+the same moment, and no two of their steps compute for equally long, whether in turns or not.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +21,10 @@ from compressa.bench.network.processes import ended, hear, started, tell
 from compressa.testbed import Testbed, Watch, burstiness
 
 _FLOAT_BYTES = 4
+_JOBS = 2
 _SETTLING = 0.2  # part of the steps until the jobs have found their turns
 _PATIENCE_S = 120.0
+_SOON_S = 0.1  # until then all ranks have heard when to begin
 _FIRST_PORT = 29_610
 
 
@@ -29,17 +33,44 @@ class Steps:
     """How long the steps of a job took.
 
     Attributes:
-        compute_s: The timed wait in each.
+        compute_s: What a step computes on average: the timed wait.
         steps_s: By step, on the slowest rank.
+        sends_s: How much of each was communication, waiting for a turn included.
     """
 
     compute_s: float
     steps_s: tuple[float, ...]
+    sends_s: tuple[float, ...]
+
+    @property
+    def settled_s(self) -> tuple[float, ...]:
+        """The steps in which the jobs had settled."""
+        return self.steps_s[round(_SETTLING * len(self.steps_s)) :]
 
     @property
     def usual_s(self) -> float:
-        """The mean of a step, once the jobs have settled."""
-        return statistics.fmean(self.steps_s[round(_SETTLING * len(self.steps_s)) :])
+        """The mean of these."""
+        return statistics.fmean(self.settled_s)
+
+    @property
+    def communication(self) -> float:
+        """The share of communication in all steps."""
+        return sum(self.sends_s) / sum(self.steps_s)
+
+
+@dataclass(frozen=True)
+class Slowdown:
+    """A job's steps as multiples of its mean step alone.
+
+    Attributes:
+        mean: Of them all: of the time that the job takes.
+        median: Of them.
+        worst: Of them.
+    """
+
+    mean: float
+    median: float
+    worst: float
 
 
 @dataclass(frozen=True)
@@ -47,25 +78,37 @@ class SharedLink:
     """What was measured.
 
     Attributes:
-        alone: The first job, without the other.
+        alone: Each job, without the other.
         unstaggered: Both at a time.
         staggered: Both at a time, in turns.
-        burstiness: Peak over mean of what the first host sends in windows of 10 ms, in these
-            three; None where nothing counts it.
+        burstiness: Peak over mean of what the first host sends in windows of 10 ms: the first job
+            alone, unstaggered, staggered; None where nothing counts it.
     """
 
-    alone: Steps
+    alone: tuple[Steps, ...]
     unstaggered: tuple[Steps, ...]
     staggered: tuple[Steps, ...]
     burstiness: tuple[float | None, ...]
 
-    def slowdowns(self, jobs: tuple[Steps, ...]) -> list[float]:
-        """Each job's step as a multiple of the one that is alone."""
-        return [job.usual_s / self.alone.usual_s for job in jobs]
+    def slowdowns(self, jobs: tuple[Steps, ...]) -> list[Slowdown]:
+        """Each job's steps as multiples of its own alone."""
+        return [
+            _slowdown(job.settled_s, own.usual_s) for job, own in zip(jobs, self.alone, strict=True)
+        ]
+
+
+def _slowdown(steps_s: Sequence[float], alone_s: float) -> Slowdown:
+    found = statistics.fmean(steps_s), statistics.median(steps_s), max(steps_s)
+    return Slowdown(*(seconds / alone_s for seconds in found))
 
 
 def measure(
-    bed: Testbed, size_bytes: int, steps: int = 20, exchange: Mapping[str, Any] | None = None
+    bed: Testbed,
+    size_bytes: int,
+    steps: int = 20,
+    *,
+    jitter: float = 0.0,
+    exchange: Mapping[str, Any] | None = None,
 ) -> SharedLink:
     """Measure two jobs on the link between the first two hosts.
 
@@ -73,6 +116,7 @@ def measure(
         bed: The hosts.
         size_bytes: Bytes of float32 gradients in each job's step.
         steps: How many steps are timed.
+        jitter: See `Work`.
         exchange: Options of compressa's configuration, section exchange.
 
     Raises:
@@ -81,15 +125,18 @@ def measure(
     options = dict(exchange or {})
     elems = size_bytes // _FLOAT_BYTES
 
-    def work(compute_s: float | None, schedule: Mapping[str, Any]) -> Work:
-        return Work(elems, compute_s, steps, {"exchange": options, "schedule": dict(schedule)})
+    def works(compute_s: float | None, **schedule: Any) -> list[Work]:
+        config = {"exchange": options, "schedule": schedule}
+        return [Work(elems, compute_s, jitter, seed, steps, config) for seed in range(_JOBS)]
 
-    (alone,), first = _run(bed, [work(None, {})])
-    plain, second = _run(bed, [work(alone.compute_s, {})] * 2)
+    (first,), bursts = _run(bed, works(None)[:1])
+    compute_s = first.compute_s
+    (second,), _ = _run(bed, works(compute_s)[1:])
+    plain, more = _run(bed, works(compute_s))
     with tempfile.TemporaryDirectory(prefix="compressa-share-") as folder:
         share = {"name": "bottleneck", "at": f"file://{folder}"}
-        turns, third = _run(bed, [work(alone.compute_s, {"share": share})] * 2)
-    return SharedLink(alone, plain, turns, (first, second, third))
+        turns, most = _run(bed, works(compute_s, share=share))
+    return SharedLink((first, second), plain, turns, (bursts, more, most))
 
 
 def _run(bed: Testbed, works: list[Work]) -> tuple[tuple[Steps, ...], float | None]:
@@ -103,7 +150,7 @@ def _run(bed: Testbed, works: list[Work]) -> tuple[tuple[Steps, ...], float | No
         hear(ranks, _PATIENCE_S)
         bed.counters()  # opens them
         with Watch(bed.counters) as counters:
-            tell(ranks, "go")
+            tell(ranks, str(time.monotonic() + _SOON_S))
             results = tuple(_steps(hear(job, _PATIENCE_S)) for job in jobs)
         ended(ranks, _PATIENCE_S)
     sent = [(at_s, told[0].tx_bytes) for at_s, told in counters.readings if told is not None]
@@ -112,5 +159,8 @@ def _run(bed: Testbed, works: list[Work]) -> tuple[tuple[Steps, ...], float | No
 
 def _steps(lines: list[str]) -> Steps:
     told = [json.loads(line) for line in lines]
-    times_s = zip(*(each["steps_s"] for each in told), strict=True)
-    return Steps(told[0]["compute_s"], tuple(max(several) for several in times_s))
+    steps_s, sends_s = (
+        tuple(max(several) for several in zip(*(each[what] for each in told), strict=True))
+        for what in ("steps_s", "sends_s")
+    )
+    return Steps(told[0]["compute_s"], steps_s, sends_s)

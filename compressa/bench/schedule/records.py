@@ -118,14 +118,28 @@ class Traced(Strict):
     timestamp: AwareDatetime
 
 
+Pair = tuple[tuple[Positive, ...], tuple[Positive, ...]]
+
+
 class Jobs(Strict):
-    """Two jobs on one link; the steps are multiples of that of a job alone."""
+    """Two jobs that begin together on one link; steps are multiples of a job's mean step alone.
+
+    `unstaggered` and `staggered` are the jobs' mean steps. `medians` and `worsts` are of these same
+    steps, in this order. Computing is a timed wait, in each step up to `jitter` longer or shorter.
+    At the link's port all packets stand in one queue ("fifo"), or connections have even shares of
+    its rate ("fair"), which TCP leaves as they are.
+    """
 
     link: str
+    port: Literal["fifo", "fair"]
     size_bytes: PositiveInt
     alone_s: Positive
+    communication: Share = Field(description="its share of the time alone")
+    jitter: Share
     unstaggered: tuple[Positive, ...]
     staggered: tuple[Positive, ...]
+    medians: Pair
+    worsts: Pair
     burstiness: tuple[Share | None, ...]
     timestamp: AwareDatetime
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 from compressa.bench.machine import now
 from compressa.bench.network.processors import Processors
@@ -23,7 +24,7 @@ from compressa.bench.schedule.records import (
     Traced,
     header,
 )
-from compressa.bench.schedule.shared import four_workers, two_jobs
+from compressa.bench.schedule.shared import Port, four_workers, two_jobs
 from compressa.bench.schedule.steps import Steps
 from compressa.testbed import NetnsTestbed
 
@@ -118,10 +119,10 @@ class ScheduleBench:
                     self._traced.append(_traced(bed, ask))
                 self._kept(self)
         if "jobs" in parts:
-            self._progress("two jobs on one link")
-            bed.set_link(_SHARED_LINK)
-            self._jobs.append(two_jobs(bed))
-            self._kept(self)
+            for port in get_args(Port):
+                self._progress(f"two jobs on one link, {port}")
+                self._jobs.append(two_jobs(bed, _SHARED_LINK, port))
+                self._kept(self)
 
     def _measure_steps(self, bed: NetnsTestbed, compressor: str) -> None:
         bed.set_link(self._settings.link_of(compressor))

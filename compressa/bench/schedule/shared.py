@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from compressa.bench.machine import now
 from compressa.bench.network import incast, shared_link
 from compressa.bench.schedule.records import Jobs, Pushes
 from compressa.testbed import NetnsTestbed, Testbed
 
-JOB_BYTES, JOB_STEPS = 2_000_000, 15
+Port = Literal["fifo", "fair"]
+
+JOB_BYTES, JOB_STEPS, JOB_JITTER = 2_000_000, 20, 0.1
 KEY_BYTES, KEYS, ROUNDS = 250_000, 4, 20
 
 
-def two_jobs(bed: Testbed) -> Jobs:
-    """Measure two jobs on the link between two hosts."""
-    found = shared_link.measure(bed, JOB_BYTES, JOB_STEPS)
+def two_jobs(bed: Testbed, link: str, port: Port) -> Jobs:
+    """Measure two jobs on the link between two hosts.
+
+    Args:
+        bed: The hosts.
+        link: What is to be between them.
+        port: How connections share it; see `Jobs`. In one queue TCP favours whoever sends already,
+            so that jobs push each other apart in some ten to twenty steps; with even shares they
+            keep the phases in which they meet.
+    """
+    # Where each connection may have all of the link, each has a queue of its own.
+    bed.set_link(link if port == "fifo" else f"{link} of {link}")
+    found = shared_link.measure(bed, JOB_BYTES, JOB_STEPS, jitter=JOB_JITTER)
+    plain, turns = found.slowdowns(found.unstaggered), found.slowdowns(found.staggered)
     return Jobs(
-        link=str(bed.link),
+        link=link,
+        port=port,
         size_bytes=JOB_BYTES,
-        alone_s=found.alone.usual_s,
-        unstaggered=tuple(found.slowdowns(found.unstaggered)),
-        staggered=tuple(found.slowdowns(found.staggered)),
+        alone_s=found.alone[0].usual_s,
+        communication=found.alone[0].communication,
+        jitter=JOB_JITTER,
+        unstaggered=tuple(job.mean for job in plain),
+        staggered=tuple(job.mean for job in turns),
+        medians=(tuple(job.median for job in plain), tuple(job.median for job in turns)),
+        worsts=(tuple(job.worst for job in plain), tuple(job.worst for job in turns)),
         burstiness=found.burstiness,
         timestamp=now(),
     )

@@ -126,7 +126,7 @@ def _of_costs(measurement: ScheduleMeasurement) -> Iterator[Verdict]:
 def _of_jobs(measurement: ScheduleMeasurement) -> Iterator[Verdict]:
     for jobs in measurement.jobs:
         at = f"not staggered {max(jobs.unstaggered):.2f}"
-        place = f"two jobs, {jobs.link}"
+        place = f"two jobs, {jobs.link}, {jobs.port}"
         verdict = _at_most("staggered, of alone", place, max(jobs.staggered), MOST_STAGGERED, at)
         # Where jobs do not disturb each other anyway, there was nothing to stagger.
         disturbed = max(jobs.unstaggered) > MOST_STAGGERED or not verdict.met

@@ -1,0 +1,115 @@
+"""The engine over NCCL, emulated: a wait on the GPU is for the gradients that it names, no more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from emulated_streams import DEVICE, Event, current_stream
+from emulated_torch import emulated_torch, on_cpu, on_gpu
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_transports_nccl import OneRank, Work
+from torch import nn
+
+from compressa.codecs import Int8, NoCompression, TopK
+from compressa.compressor import Compressor
+from compressa.config import load_config, parameter_infos
+from compressa.engine.engine import Engine
+from compressa.engine.lanes import CudaLane, Ticket
+from compressa.transports.nccl import NcclTransport
+
+NAMES = ["0.weight", "1.weight", "2.weight", "3.weight"]
+CALLS_TO_MEET = 2
+COMPRESSORS: list[tuple[Compressor, dict[str, Any]]] = [
+    (NoCompression(), {"algorithm": "backend"}),
+    (Int8(), {"kind": "all_gather"}),
+    (Int8(), {"kind": "scatter_reduce"}),
+    (TopK(density=0.1), {"kind": "all_gather"}),
+]
+
+
+class Twins(OneRank):
+    """A group of two ranks that have the same gradients; this is the first."""
+
+    def size(self) -> int:
+        return 2
+
+    def allreduce(self, tensors: list[torch.Tensor]) -> Work:
+        inner = [on_cpu(tensor, share=True) for tensor in tensors]
+        return self._give(lambda: [tensor.mul_(2) for tensor in inner])
+
+
+class Training:
+    """An engine, and gradients of four units, each of which NCCL may be told to hold up."""
+
+    def __init__(self, compressor: Compressor, exchange: dict[str, Any]) -> None:
+        sizes = {"unit_bytes": 4096, "unit_payload_bytes": 64, "unit_dense_bytes": 4096}
+        config = load_config({"compressor": "none", "exchange": {**exchange, **sizes}})
+        net = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in NAMES))
+        lane, self.group = CudaLane(DEVICE), Twins()
+        transport = NcclTransport(
+            self.group, 1, lane.stream, 60.0, lambda error: None, lambda seconds: None
+        )
+        compressors = dict.fromkeys(NAMES, compressor)
+        self.engine = Engine(parameter_infos(net), compressors, config, transport, lane=lane)
+        made = torch.Generator().manual_seed(0)
+        self.values = {name: torch.randn(32, 32, generator=made) for name in NAMES}
+        self.gradients = {name: on_gpu(self.values[name]) for name in NAMES}
+        units = [unit.names for unit in self.engine._phase.units]
+        launches = list(self.engine.planning.course.launches)
+        self.launches = len(launches)
+        self.last = {name: i for i, (unit, _) in enumerate(launches) for name in units[unit]}
+
+    def submit(self, order: list[str]) -> dict[str, Ticket]:
+        return {n: self.engine.submit({n: self.gradients[n]}, step=0) for n in order}
+
+    def has_come(self, ticket: Ticket) -> bool:
+        """Wait as the training does, on the current stream; return whether that goes on."""
+        self.engine.wait([ticket])
+        event: Event = current_stream().record_event()
+        return event.query()
+
+
+@contextmanager
+def training_with(compressor: Compressor, exchange: dict[str, Any]) -> Iterator[Training]:
+    """Train on an emulated GPU, with another rank that does the same."""
+    names: dict[str, Any] = {
+        "get_process_group_ranks": lambda group: [0, 1],
+        "P2POp": lambda *operation: operation,
+        "batch_isend_irecv": lambda operations: operations[0][3].batch(operations),
+    }
+    with emulated_torch(), mock.patch.multiple(dist, **names):
+        training = Training(compressor, exchange)
+        try:
+            yield training
+        finally:
+            training.group.held = set()
+            training.engine.close()
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    case=st.sampled_from(COMPRESSORS),
+    order=st.permutations(NAMES),
+    share=st.floats(0.0, 1.0, exclude_max=True),
+)
+def test_a_gradient_is_not_waited_for_behind_one_that_is_launched_later(
+    case: tuple[Compressor, dict[str, Any]], order: list[str], share: float
+) -> None:
+    with training_with(*case) as training:
+        assert len(set(training.last.values())) == len(NAMES), "each gradient is a unit"
+        held = int(share * training.launches)
+        training.group.held = {CALLS_TO_MEET + held}
+        tickets = training.submit(order)
+        for name, last in sorted(training.last.items(), key=lambda item: item[1]):
+            assert training.has_come(tickets[name]) == (last < held), name
+        training.group.held = set()
+        for name, values in training.values.items():
+            assert training.has_come(tickets[name])
+            if isinstance(case[0], NoCompression):
+                assert torch.equal(on_cpu(training.gradients[name]), values)
