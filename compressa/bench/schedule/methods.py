@@ -48,18 +48,15 @@ class Method:
             link: The file with the link's figures, if it was measured.
         """
         measured = {} if link is None else {"link": link}
-        sums = _SUMS.get(compressor, {})
         return {
             "compressor": {"name": compressor},
-            "exchange": {"transport": "tcp", **measured, **sums, **self.exchange},
+            "exchange": {"transport": "tcp", **measured, **_UNITS, **self.exchange},
             "schedule": {"policy": self.policy, "profile_steps": PROFILE_STEPS},
         }
 
 
-_SUMS: Mapping[str, Mapping[str, Any]] = {
-    "none": {"algorithm": "halving_doubling", "unit_dense_bytes": 1 << 20}
-}
-"""Own sums, in pieces: the backend's can be neither cut nor overtaken."""
+_UNITS = {"unit_bytes": 256 << 10, "unit_dense_bytes": 256 << 10, "unit_payload_bytes": 64 << 10}
+"""Small, as these links are slow: the first layer's is waited for as a whole."""
 
 PROFILE_STEPS = 3
 
