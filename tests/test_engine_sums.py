@@ -14,6 +14,8 @@ from compressa.aggregators import Round, Sum, Verb
 from compressa.collectives import Exchange, Program
 from compressa.collectives.accumulator import Span
 from compressa.collectives.algorithms import ALGORITHMS
+from compressa.collectives.choice import Costs
+from compressa.collectives.cost import Link
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
 from compressa.engine.sums import Sums
@@ -149,3 +151,15 @@ def test_auto_leaves_no_sum_to_the_backend_that_others_shall_overtake() -> None:
     assert Sums(transport).way(plain) == "backend"
     assert Sums(transport, overtaking=True).way(plain) == "round_robin"
     assert Sums(transport, "backend", overtaking=True).way(plain) == "backend"
+
+
+def test_where_others_compute_a_sum_has_few_hops_if_its_bytes_are_as_many() -> None:
+    plain = Round(Verb.ALL_REDUCE, torch.float32, 256 << 10, dense=True)
+    costs = Costs(Link(message_s=1e-5, byte_s=1e-7, reduce_s=1e-9))
+    for size, alone, beside in ((2, 2, 1), (4, 4, 4)):
+        transport = Loopback(size).transports[0]
+        hops = [
+            len(Sums(transport, costs=costs, overtaking=overtaking).transfers(0, [plain]))
+            for overtaking in (False, True)
+        ]
+        assert hops == [alone, beside]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from compressa.collectives import ring
@@ -50,30 +50,41 @@ class Costs:
 
     link: Link
     measured: Mapping[str, Sequence[Point]] = field(default_factory=dict)
-    _best: dict[tuple[int, int, bool], str] = field(
+    _best: dict[tuple[int, int, bool, float], str] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def time_s(self, name: str, size_bytes: int, ranks: int) -> float:
-        """Predict how long a candidate takes for a sum."""
-        return self.factor(name, size_bytes) * formula_s(self.link, name, size_bytes, ranks)
+    def time_s(self, name: str, size_bytes: int, ranks: int, *, busy_s: float = 0.0) -> float:
+        """Predict how long a candidate takes for a sum.
+
+        Args:
+            name: The candidate.
+            size_bytes: Of the sum.
+            ranks: How many they are.
+            busy_s: What a message takes besides where cores are busy.
+        """
+        link = replace(self.link, message_s=self.link.message_s + busy_s)
+        return self.factor(name, size_bytes) * formula_s(link, name, size_bytes, ranks)
 
     def factor(self, name: str, size_bytes: int) -> float:
         """Return how many times what a candidate's formula says it should take."""
         return _factor(self.measured.get(name, ()), size_bytes)
 
-    def best(self, size_bytes: int, ranks: int, *, backend: bool) -> str:
+    def best(self, size_bytes: int, ranks: int, *, backend: bool, busy_s: float = 0.0) -> str:
         """Return the fastest candidate.
 
         Args:
             size_bytes: Of the sum.
             ranks: How many they are.
             backend: Whether there is a backend that sums; it counts only where it was measured.
+            busy_s: See `time_s`.
         """
-        question = (size_bytes, ranks, backend)
+        question = (size_bytes, ranks, backend, busy_s)
         if question not in self._best:
-            names = self.candidates(backend=backend)
-            self._best[question] = min(names, key=lambda name: self.time_s(name, size_bytes, ranks))
+            self._best[question] = min(
+                self.candidates(backend=backend),
+                key=lambda name: self.time_s(name, size_bytes, ranks, busy_s=busy_s),
+            )
         return self._best[question]
 
     def candidates(self, *, backend: bool) -> list[str]:

@@ -39,6 +39,7 @@ _DIRECT = "direct"
 _BACKEND = "backend"
 _HIERARCHICAL = "hierarchical"
 _ACROSS = ALGORITHMS["round_robin"]
+_BUSY_S = 4e-4  # of a core, which a message takes from what is computed meanwhile
 _SMALL_SUM_BYTES = 16 << 10  # up to here messages count, not the bytes of ranks beyond a power of 2
 
 
@@ -53,8 +54,8 @@ class Sums:
         costs: What sums of plain values take on this network, the same on every rank: for those,
             "auto" goes by it.
         sizes: Into what chunks the transport cuts messages, if it does.
-        overtaking: Whether what is more urgent shall overtake: "auto" then leaves no sum to the
-            backend.
+        overtaking: Whether what is more urgent shall overtake, while others compute: "auto" then
+            leaves no sum to the backend, and prefers few hops.
 
     Attributes:
         costs: As given. It may change between two steps, after which plans are made anew.
@@ -155,7 +156,8 @@ class Sums:
         """What the link's figures predict; without any, what is mostly right."""
         backend = self._transport.sums and not self._overtaking
         if self.costs is not None:
-            return self.costs.best(size_bytes, self._transport.size, backend=backend)
+            busy_s = _BUSY_S if self._overtaking else 0.0
+            return self.costs.best(size_bytes, self._transport.size, backend=backend, busy_s=busy_s)
         return _BACKEND if backend and size_bytes >= BACKEND_SUM_FROM_BYTES else DIRECT
 
     def _way_of_sum(self, round_: Round) -> str:
