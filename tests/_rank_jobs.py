@@ -225,6 +225,15 @@ def train_in_subgroups(*, config: Any, model: str = "mlp", steps: int = 3) -> di
     return {"parameters": digest(net), "prefix": prefix}
 
 
+def lasting_threads(patience_s: float = 5.0) -> list[str]:
+    """Return the names of this library's threads that do not end: workers must hear of it first."""
+    end_s = time.monotonic() + patience_s
+    for thread in threading.enumerate():
+        if thread.name.startswith("compressa"):
+            thread.join(max(0.0, end_s - time.monotonic()))
+    return alive_threads()
+
+
 def alive_threads() -> list[str]:
     """Return the names of this library's threads that still run."""
     return [t.name for t in threading.enumerate() if t.name.startswith("compressa")]

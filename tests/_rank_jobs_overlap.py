@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,7 +12,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from _rank_jobs import digest, registered, state_digest
+from _rank_jobs import digest, lasting_threads, registered, state_digest
 from _rank_models import build, loss_of
 from test_overlap import OPTIMIZERS
 from torch import nn
@@ -49,10 +48,7 @@ def overlapped(
             yield model
         finally:
             model.close()
-    for thread in threading.enumerate():
-        if thread.name.startswith("compressa"):
-            thread.join(5.0)  # workers end when they have heard of it
-            assert not thread.is_alive(), thread.name
+    assert not lasting_threads()
 
 
 def _train(

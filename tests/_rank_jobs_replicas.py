@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.distributed as dist
+from _rank_jobs import lasting_threads
 from _rank_jobs_cuda import emulated_nccl
 from emulated_streams import current_stream
 from emulated_torch import as_cuda, emulated_torch, on_cpu
@@ -111,7 +111,7 @@ def bring(
     places = {name: tensor.data_ptr() for name, tensor in held.items()}
     with small(), losing(every) as lost:
         compressa.broadcast(held, group=group, sources=sources, config=settings(**exchange))
-    assert not [t.name for t in threading.enumerate() if t.name.startswith("compressa")]
+    assert not lasting_threads()
     assert {name: tensor.data_ptr() for name, tensor in held.items()} == places
     assert bool(lost) == (every > 0 and not holds)
     return all(bits_of(held[name]) == bits_of(due[name]) for name in due)

@@ -19,7 +19,7 @@ from compressa.schedulers import Link, chunk_bytes, credit_bytes
 
 _CHUNK_BYTES = 256 << 10
 _CREDIT_BYTES = 512 << 10
-_CHUNK_S = 5e-5  # of a core, which computing lacks; the wire alone may take less for a message
+_CHUNK_S = 2e-4  # of a core that computes: a call and a wake-up at either end
 _WAKE_S = 0.005  # a thread that wants to send waits so long for a core that computes
 
 
