@@ -28,9 +28,9 @@ def test_without_a_link_or_an_order_sizes_are_those_of_the_transport() -> None:
 
 
 def test_a_link_and_an_order_make_chunks_of_the_square_root() -> None:
-    """sqrt(17 MB * 50 us * 25 MB/s) = 145.8 kB, and what 25 MB/s bring in 5.05 ms."""
+    """sqrt(17 MB * 200 us * 25 MB/s) = 291.5 kB, and what 25 MB/s bring in 5.05 ms."""
     chunk, credit = sizes(MBIT_200, schedule={"policy": "priority"})
-    assert chunk == pytest.approx(145_800, abs=2048)
+    assert chunk == pytest.approx(291_500, abs=2048)
     assert credit == pytest.approx(chunk + 126_250, abs=1)
 
 
