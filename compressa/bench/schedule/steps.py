@@ -80,8 +80,7 @@ class Steps:
 
     def case(self, ratio: float) -> tuple[Case, list[Step]]:
         """Measure a case: a batch so large that C / (F + B) is about as asked for."""
-        wanted_s = self._communication_s / ratio - self._fixed_s
-        batch = max(1, min(_MOST_BATCH, round(wanted_s / self._sample_s)))
+        batch = self._batch_of(self._communication_s / ratio)
         place = f"{self._compressor}, C = {ratio:g} (F + B), batches of {batch}"
         self._progress(f"{place}: warming up")
         self._ask("size", batch=batch)
@@ -145,6 +144,14 @@ class Steps:
         path = self._ask.folder / "profile.json"
         self._ask("profile", method=method.name, path=str(path))
         return simulated_step_s(profile_file.read(path), overlap=method.kind == "overlap")
+
+    def _batch_of(self, wanted_s: float) -> int:
+        """Return how large batches take so long; a sample of many costs more than one of few."""
+        batch = max(1, round((wanted_s - self._fixed_s) / self._sample_s))
+        batch = min(_MOST_BATCH, batch)
+        self._ask("size", batch=batch)
+        took_s = self._ask("compute", steps=_ALONE_STEPS)["step_s"]
+        return max(1, min(_MOST_BATCH, round(batch * wanted_s / took_s)))
 
     def _cost_of_samples(self) -> tuple[float, float]:
         """Return what a sample of a batch costs in a step, and what costs the same for all."""
