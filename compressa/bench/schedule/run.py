@@ -12,7 +12,7 @@ from compressa.bench.schedule.hosts import Asked, opened_hosts, started_ranks
 from compressa.bench.schedule.methods import AUTO
 from compressa.bench.schedule.model import ELEMS, LAYERS
 from compressa.bench.schedule.overhead import CHUNKS, chunk_costs
-from compressa.bench.schedule.plan import LINKS, Settings
+from compressa.bench.schedule.plan import Settings
 from compressa.bench.schedule.records import (
     Case,
     Jobs,
@@ -35,6 +35,7 @@ _WIRE_SHARE = 2.0  # of the time on the wire to that in the codec: the bound is 
 _FASTEST_BITS_PER_S = 1e9
 _TRIED_LINK = "200mbit"
 _TRACED, _TRACED_BATCH, _TRACED_PAIRS = "int8", 512, 10
+_TRACED_LINK = "50mbit"
 
 
 class ScheduleBench:
@@ -160,7 +161,7 @@ def _pipelined(bed: NetnsTestbed, ask: Asked) -> Pipelined:
 
 def _traced(bed: NetnsTestbed, ask: Asked) -> Traced:
     """Measure steps of `auto`."""
-    bed.set_link(LINKS[_TRACED])
+    bed.set_link(_TRACED_LINK)
     figures = str(ask.folder / "link.json")
     ask("fit", path=figures)
     ask("open", compressor=_TRACED, methods=[AUTO], link=figures)
