@@ -61,7 +61,8 @@ class Distributed(Trainer):
         if method.kind == "hook":
             self.handle = register_comm_hook(self._model, method.config(compressor, link))
         elif compressor == "bf16":
-            self._model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+            # As many bytes: torch's hook for bf16 is for GPUs only.
+            self._model.register_comm_hook(None, default_hooks.fp16_compress_hook)
 
     def step(self, batch: torch.Tensor) -> Stepped:
         """Do a step."""
