@@ -162,15 +162,18 @@ def exchange_block(folder: Path = MEASUREMENTS) -> str:
     return "\n".join(parts)
 
 
-def schedule_section(file: Path) -> str:
+def schedule_section(folder: Path = MEASUREMENTS) -> str:
     """Return what stands below the heading of steps whose communication overlaps.
 
     Args:
-        file: Holds the measurement.
+        folder: Holds the measurement.
 
     Raises:
-        ConfigError: It holds none.
+        ConfigError: The file holds none.
     """
+    file = folder / SCHEDULE
+    if not file.exists():
+        return NONE_YET
     measured = schedule_records.read(file)
     parts = [_how_steps_are_measured(measured.header), _when_and_where(measured)]
     parts += [_captioned(table) for table in _schedule_tables(measured) if table.lines]
@@ -360,9 +363,7 @@ def up_to_date(page: str, folder: Path = MEASUREMENTS) -> str:
     """Return the page's text with the figures that a folder holds."""
     page = with_figures(page, figures_block(folder))
     page = with_figures(page, exchange_block(folder), "exchange")
-    if (folder / SCHEDULE).exists():
-        page = with_section(page, SCHEDULE_HEADING, schedule_section(folder / SCHEDULE))
-    return page
+    return with_section(page, SCHEDULE_HEADING, schedule_section(folder))
 
 
 def main() -> None:

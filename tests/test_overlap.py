@@ -734,17 +734,3 @@ def test_on_a_gpu_a_use_waits_for_its_gradient_and_those_before_it(last: int) ->
         model.flush()
     assert gradients.waits == 0, "no thread has waited"
     assert bits(nets[0]) == bits(nets[1])
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_gradients_that_were_used_are_let_go(overlap: bool) -> None:
-    net = build(plain_mlp)
-    optimizer = OPTIMIZERS["sgd"](net.parameters())
-    with held(net, optimizer, overlap=overlap) as (model, gradients):
-        for loss in losses(4):
-            train(model, optimizer, [loss])
-            while gradients.coming:
-                gradients.let_come(0)
-        model(INPUTS)
-        kept = [*model._reducer.arrivals._come, *model._reducer.arrivals._seen]
-        assert kept == []

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from _held_gradients import alone, held
+from test_overlap import INPUTS, OPTIMIZERS, build, losses, plain_mlp, train
 from torch import nn
 
 from compressa import OverlappedDataParallel
 from compressa.overlap.memory import Memory
-
-INPUTS = torch.randn(6, 5, generator=torch.Generator().manual_seed(1))
 
 
 def network() -> tuple[nn.Linear, torch.optim.Optimizer]:
@@ -66,3 +65,17 @@ def test_a_gradient_of_another_layout_is_moved_as_it_is(layout: str) -> None:
     assert moved.dtype is gradient.dtype
     assert moved.data_ptr() != gradient.data_ptr()
     assert layout != "transposed" or moved.stride() == gradient.stride()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_gradients_that_were_used_are_let_go(overlap: bool) -> None:
+    net = build(plain_mlp)
+    optimizer = OPTIMIZERS["sgd"](net.parameters())
+    with held(net, optimizer, overlap=overlap) as (model, gradients):
+        for loss in losses(4):
+            train(model, optimizer, [loss])
+            while gradients.coming:
+                gradients.let_come(0)
+        model(INPUTS)
+        kept = [*model._reducer.arrivals._come, *model._reducer.arrivals._seen]
+        assert kept == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 
 import pytest
@@ -20,8 +19,6 @@ from compressa.schedulers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from compressa.bench.planning import planning_ms
 
 SECONDS = st.floats(0, 1)
 
@@ -222,9 +219,3 @@ def test_groups_that_wait_for_each_other_are_refused() -> None:
 def test_nothing_to_send_is_a_step_of_computing() -> None:
     ahead = predict([], Plan(()), Link(1.0), compute_s=2.0)
     assert (ahead.step_s, ahead.wire_s, ahead.legs()) == (2.0, 0.0, [])
-
-
-def test_planning_is_measured_for_every_policy() -> None:
-    found = planning_ms(chunks=20, repeats=1)
-    assert set(found) == {"fifo", "priority", "credit", "merge", "staggered", "auto"}
-    assert all(0 < value < math.inf for value in found.values())

@@ -64,7 +64,7 @@ def schedule(
 ) -> None:
     """Time training steps whose communication overlaps with computing, side by side in one run.
 
-    Two hosts, one rank with one thread on each, a perceptron of 8.7 MB. F and B are measured
+    Two hosts, one rank with one thread on each, a perceptron of equal layers. F and B are measured
     without communication and C without computing, between the steps; the ideal step is the larger
     of F + B and C. Beside ours is DDP at the best of three sizes of its buckets.
 
