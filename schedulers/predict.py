@@ -161,7 +161,7 @@ def _send(columns: Columns, draft: Draft, link: Link, message: Integers) -> tupl
         followers,
         waits,
     )
-    sent = send(messages, _window_s(draft, link, chunk_bytes), link.latency_s)
+    sent = send(messages, _ahead_s(draft, link, chunk_bytes), link.latency_s)
     return sent, float(total_s.sum())
 
 
@@ -206,10 +206,12 @@ def _followers(
     return followers, np.bincount(message[rows], minlength=message.max() + 1).tolist()
 
 
-def _window_s(draft: Draft, link: Link, chunk_bytes: int | None) -> float | None:
-    """Wire time of a window; None for one chunk."""
+def _ahead_s(draft: Draft, link: Link, chunk_bytes: int | None) -> float | None:
+    """Wire time of a window without a chunk; None for a window of one chunk, however large."""
     window_bytes = draft.credit_bytes or link.credit_bytes
     if window_bytes is None:
         return None
-    chunks = window_bytes / chunk_bytes if chunk_bytes else 1
-    return link.overhead_s * chunks + window_bytes / link.bytes_per_s
+    if chunk_bytes is None:
+        return link.wire_s(window_bytes)
+    chunks = max(window_bytes / chunk_bytes - 1, 0.0)
+    return chunks * link.wire_s(chunk_bytes)

@@ -88,13 +88,13 @@ class _Coming:
                 heappush(self._late, (self.could_s[follower], follower))
 
 
-def send(messages: Messages, window_s: float | None = None, return_s: float = 0.0) -> Sent:
+def send(messages: Messages, ahead_s: float | None = None, return_s: float = 0.0) -> Sent:
     """Send messages by urgency.
 
     Args:
         messages: What is to be sent.
-        window_s: Wire time of what may have been handed over; a chunk that takes longer goes
-            alone. None: each chunk is handed over when the wire is free.
+        ahead_s: Wire time of what may be left of what was handed over, when the next chunk is: the
+            window without a chunk. None: each chunk is handed over when the wire is free.
         return_s: How long it takes to learn that a chunk has left. If the window does not pay for
             it, the wire is idle meanwhile.
 
@@ -103,6 +103,8 @@ def send(messages: Messages, window_s: float | None = None, return_s: float = 0.
     """
     coming = _Coming(messages)
     chunk_s, left, chained = messages.chunk_s, list(messages.chunks), bool(messages.followers)
+    # From the wire's being free to the moment at which the window admits another chunk.
+    slack_s = return_s - ahead_s if ahead_s is not None else 0.0
     began_s, ended_s = [_NEVER] * len(left), [_NEVER] * len(left)
     queue: list[int] = []
     now_s = free_s = 0.0  # of the sender; of the wire, when all that it was given has left
@@ -113,8 +115,6 @@ def send(messages: Messages, window_s: float | None = None, return_s: float = 0.
             next_s = coming.move(now_s, queue)
         message = queue[0]
         takes_s = chunk_s[message]
-        # From the wire's being free to the moment at which the window admits the chunk.
-        slack_s = _slack_s(takes_s, window_s, return_s) if window_s is not None else 0.0
         given_s = free_s + slack_s
         if given_s < now_s:
             given_s = now_s
@@ -139,10 +139,6 @@ def send(messages: Messages, window_s: float | None = None, return_s: float = 0.
     if _NEVER in ended_s:
         raise ValueError("messages wait for each other")
     return Sent(coming.could_s, began_s, ended_s)
-
-
-def _slack_s(takes_s: float, window_s: float, return_s: float) -> float:
-    return return_s + (takes_s - window_s if takes_s < window_s else 0.0)
 
 
 def _run(

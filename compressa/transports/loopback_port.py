@@ -59,14 +59,14 @@ class Port:
         carry: Carries so many bytes to a peer, after all that it was given before, and calls back
             when they have left and when they are there.
         chunk_bytes: Most bytes of a chunk.
-        credit_bytes: Most bytes that are handed over and have not left, which nothing overtakes;
-            one chunk may be.
+        credit_bytes: Most bytes that are handed over and have not left, which nothing overtakes,
+            with a chunk of full length; one chunk may be. A shorter one is handed over no earlier.
     """
 
     def __init__(self, carry: Carry, chunk_bytes: int, credit_bytes: int) -> None:
         self._carry = carry
         self._chunk_bytes = chunk_bytes
-        self._credit_bytes = credit_bytes
+        self._ahead_bytes = max(credit_bytes - chunk_bytes, 0)
         self._waiting: list[Outgoing] = []
         self._ages = itertools.count()
         self._unsent_bytes = 0
@@ -87,11 +87,9 @@ class Port:
 
     def _hand_over(self) -> None:
         """Hand chunks over while the window has room."""
-        while self._waiting:
+        while self._waiting and self._unsent_bytes <= self._ahead_bytes:
             message = self._waiting[0]
             size = min(self._chunk_bytes, message.left_bytes)
-            if self._unsent_bytes and self._unsent_bytes + size > self._credit_bytes:
-                return
             message.take(size)
             if not message.left_bytes:
                 heapq.heappop(self._waiting)
