@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, count
+from threading import Event
 
 import pytest
 from hypothesis import given
@@ -58,6 +60,25 @@ def test_a_watch_that_cannot_read_says_so_when_it_ends() -> None:
 
     with pytest.raises(BackendUnavailable, match="no counters"), Watch(fail):
         pass
+
+
+def test_a_reading_that_was_interrupted_is_taken_again() -> None:
+    counts = count()
+    first = Event()
+
+    def read() -> int:
+        number = next(counts)
+        if not number:
+            time.sleep(0.2)  # as if something else computed meanwhile
+        else:
+            first.set()
+        return number
+
+    with Watch(read, every_s=0.05) as watch:
+        assert first.wait(10)
+    assert 0 not in [reading for _, reading in watch.readings]
+    times_s = [time_s for time_s, _ in watch.readings]
+    assert times_s == sorted(times_s)
 
 
 missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]

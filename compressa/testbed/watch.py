@@ -22,6 +22,7 @@ Reading = TypeVar("Reading")
 
 _JOIN_S = 5.0
 _WINDOW_S = 0.01
+_TRIES = 5
 
 
 class Watch(Generic[Reading]):
@@ -32,7 +33,8 @@ class Watch(Generic[Reading]):
         every_s: Pause between two.
 
     Attributes:
-        readings: Time (of `time.monotonic`) and reading, one after the other.
+        readings: Time (of `time.monotonic`) and reading, one after the other. A reading that takes
+            longer than the pause is taken again, some times at most.
     """
 
     def __init__(self, read: Callable[[], Reading], every_s: float = 0.002) -> None:
@@ -62,11 +64,21 @@ class Watch(Generic[Reading]):
 
     def _run(self) -> None:
         try:
-            self.readings.append((time.monotonic(), self._read()))
+            self.readings.append(self._taken())
             while not self._over.wait(self._every_s):
-                self.readings.append((time.monotonic(), self._read()))
+                self.readings.append(self._taken())
         except Exception as error:
             self._error = error
+
+    def _taken(self) -> tuple[float, Reading]:
+        """Take a reading, again if it was interrupted: who knows what moment that tells of."""
+        for _ in range(_TRIES):
+            begin_s = time.monotonic()
+            reading = self._read()
+            end_s = time.monotonic()
+            if end_s - begin_s <= self._every_s:
+                break
+        return (begin_s + end_s) / 2, reading
 
 
 class Queue(NamedTuple):

@@ -300,8 +300,7 @@ class Connection:
         """
         frame = self._frame
         assert frame is not None
-        goes_on = frame.offset_bytes + frame.data_bytes < frame.message_bytes
-        behind = FRAME_HEADER_BYTES if goes_on else _STAGING_BYTES
+        behind = FRAME_HEADER_BYTES if frame.goes_on else _STAGING_BYTES
         return self._place(), self._staging[:behind]
 
     def _sort(self) -> None:
@@ -354,10 +353,16 @@ class Connection:
             self._inbox.filled(frame)
 
     def _wake_for_piece(self) -> None:
-        """Have the kernel report the next piece whole."""
-        piece = 1
-        if self._frame is not None and not self._deaf:
-            piece = min(self._frame.data_bytes - self._received, _PIECE_BYTES)
+        """Have the kernel report the next piece whole.
+
+        A frame with more of its message behind it is of no use before that, whose header surely
+        comes here if there is no other connection: one wake-up takes both.
+        """
+        piece, frame = 1, self._frame
+        if frame is not None and not self._deaf:
+            rest = frame.data_bytes - self._received
+            header = FRAME_HEADER_BYTES if frame.goes_on and self._inbox.in_order else 0
+            piece = min(rest + header, _PIECE_BYTES)
         if piece != self._piece:
             self._piece = piece
             self._link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, piece)

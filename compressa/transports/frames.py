@@ -66,6 +66,11 @@ class Frame(NamedTuple):
     offset_bytes: int = 0
     data_bytes: int = 0
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether more of its message comes behind it."""
+        return self.offset_bytes + self.data_bytes < self.message_bytes
+
     def pack(self) -> bytes:
         """Return the header's bytes."""
         step, unit, stage, part = self.key

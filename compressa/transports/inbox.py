@@ -151,6 +151,11 @@ class Inbox:
             return message is not None and message.arrived is not None
 
     @property
+    def in_order(self) -> bool:
+        """Whether the frames of a message come one behind the other."""
+        return self._any_order_bytes is None
+
+    @property
     def asked(self) -> bool:
         """Whether anything that the peer owes has not come."""
         with self._lock:
