@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from compressa.schedulers.bound import least_step_s
 from compressa.schedulers.columns import Columns
 from compressa.schedulers.conditions import UNKNOWN, Conditions
 from compressa.schedulers.credit import draft_credit
@@ -22,6 +23,8 @@ def auto(
     transfers: Sequence[Transfer], conditions: Conditions = UNKNOWN, first_step: int = 0
 ) -> Plan:
     """Plan by credit, merge, priority or fifo, as predicted; of equals, by the first of these.
+
+    What cannot be shorter, by a bound, is not predicted.
 
     Where several hosts send to one parameter server, they have slots, too: the prediction knows
     one host, and nothing of bursts that meet.
@@ -58,6 +61,9 @@ def _tries(
     yield credit, apart
     if not apart.exposed_s:
         return  # forward never waits: nothing is shorter
-    yield fused_if_faster(credit, apart, conditions, link)
+    fused = fused_if_faster(credit, apart, conditions, link)
+    yield fused
+    if least_step_s(columns, link, conditions.compute_s) > fused[1].step_s:
+        return  # what fuses nothing is longer
     for other in (draft_priority(columns, conditions), draft_fifo(columns, conditions)):
         yield other, outlook(columns, other, link, conditions.compute_s)

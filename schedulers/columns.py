@@ -112,12 +112,12 @@ class Columns:
         if len(begins) == len(self):
             return self.stage
         back = np.where(self.before < 0, 0, np.arange(len(self)) - self.before)
-        pairs = list(zip(self.stage.tolist(), back.tolist(), strict=True))
-        known: dict[tuple[tuple[int, int], ...], int] = {}
-        shapes = np.empty(len(self), dtype=np.int64)
-        for begin, end in pairwise([*begins.tolist(), len(self)]):
-            shapes[begin:end] = known.setdefault(tuple(pairs[begin:end]), len(known))
-        return shapes
+        rows = np.stack((self.stage, back), axis=1)
+        ends = np.append(begins, len(self))
+        numbers, known = rows.tobytes(), dict[bytes, int]()
+        units = [numbers[i:j] for i, j in pairwise((rows.itemsize * 2 * ends).tolist())]
+        shapes = [known.setdefault(unit, len(known)) for unit in units]
+        return np.repeat(np.array(shapes, dtype=np.int64), np.diff(ends))
 
     def tails_s(self, link: Link | None) -> Floats:
         """By row: from its last byte's leaving to the unit's result, at best."""

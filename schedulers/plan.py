@@ -78,10 +78,11 @@ class Plan:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        if len(set(self.order)) != len(self.order):
+        named = set(self.order)
+        if len(named) != len(self.order):
             raise ValueError("a plan names the same (unit, stage) twice")
         grouped = [name for group in self.groups for name in group]
-        if len(set(grouped)) != len(grouped) or any(name not in self.places for name in grouped):
+        if len(set(grouped)) != len(grouped) or not named.issuperset(grouped):
             raise ValueError("a group of a plan names what is in another, or not in the plan")
         if any(len(starts) != len(self.order) for starts in self.starts_s):
             raise ValueError("a plan must have as many starts for a host as transfers")

@@ -16,16 +16,16 @@ the arguments.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from compressa.schedulers.columns import Columns, Floats, Integers
 from compressa.schedulers.draft import Draft
 from compressa.schedulers.link import Link
 from compressa.schedulers.plan import Name, Plan, Transfer
-from compressa.schedulers.wire import Follower, Messages, Sent, send
+from compressa.schedulers.wire import Messages, Sent, Waits, send
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def outlook(columns: Columns, draft: Draft, link: Link, compute_s: float) -> Pre
     message = _message_of(draft)
     sent, wire_s = _send(columns, draft, link, message)
     could_s, began_s, ended_s = (
-        np.array(times)[message] for times in (sent.could_s, sent.began_s, sent.ended_s)
+        times[message] for times in (sent.could_s, sent.began_s, sent.ended_s)
     )
     done_s = _decoded_s(columns, ended_s + link.latency_s)
     compute_s = max(compute_s, float(columns.need_s.max(initial=0.0)))
@@ -135,13 +135,12 @@ def _message_of(draft: Draft) -> Integers:
     """By row the number of its message; these are numbered by urgency."""
     place = np.empty(len(draft.rows), dtype=np.int64)
     place[draft.rows] = np.arange(len(draft.rows))
-    if draft.groups:
-        places = place.tolist()
-        for group in draft.groups:
-            urgent = min(places[row] for row in group)
-            for row in group:
-                places[row] = urgent
-        place = np.array(places, dtype=np.int64)
+    if not draft.groups:
+        return place
+    rows = np.fromiter(chain.from_iterable(draft.groups), np.int64)
+    sizes = np.fromiter(map(len, draft.groups), np.int64)
+    urgent = np.minimum.reduceat(place[rows], np.cumsum(sizes) - sizes)
+    place[rows] = np.repeat(urgent, sizes)
     return np.unique(place, return_inverse=True)[1]
 
 
@@ -153,14 +152,8 @@ def _send(columns: Columns, draft: Draft, link: Link, message: Integers) -> tupl
     total_s = chunks * link.overhead_s + sizes / link.bytes_per_s
     could_s = np.zeros(len(sizes))
     np.maximum.at(could_s, message, _encoded_s(columns))
-    followers, waits = _followers(columns, message, link)
-    messages = Messages(
-        could_s.tolist(),
-        chunks.astype(np.int64).tolist(),
-        (total_s / chunks).tolist(),
-        followers,
-        waits,
-    )
+    waits = _waits(columns, message, link)
+    messages = Messages(could_s, chunks.astype(np.int64), total_s / chunks, waits)
     sent = send(messages, _ahead_s(draft, link, chunk_bytes), link.latency_s)
     return sent, float(total_s.sum())
 
@@ -190,20 +183,14 @@ def _one_by_one(ready_s: Floats, takes_s: Floats) -> Floats:
     return until_s + np.maximum.accumulate(ready_s - (until_s - takes_s))
 
 
-def _followers(
-    columns: Columns, message: Integers, link: Link
-) -> tuple[dict[int, list[Follower]], list[int]]:
-    """What waits for each message, and for how many each waits."""
+def _waits(columns: Columns, message: Integers, link: Link) -> Waits | None:
+    """Which messages wait for which; None if none does."""
     rows = np.flatnonzero(columns.before >= 0)
     if not len(rows):
-        return {}, []
+        return None
     before = columns.before[rows]
     lags_s = link.latency_s + columns.decode_s[before] + columns.encode_s[rows]
-    followers: defaultdict[int, list[Follower]] = defaultdict(list)
-    pairs = zip(message[before].tolist(), message[rows].tolist(), lags_s.tolist(), strict=True)
-    for earlier, later, lag_s in pairs:
-        followers[earlier].append((later, lag_s))
-    return followers, np.bincount(message[rows], minlength=message.max() + 1).tolist()
+    return Waits(message[rows], message[before], lags_s)
 
 
 def _ahead_s(draft: Draft, link: Link, chunk_bytes: int | None) -> float | None:

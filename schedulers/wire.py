@@ -12,17 +12,40 @@ never chunk by chunk.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
+from itertools import pairwise
 
-Follower = tuple[int, float]
-"""A message that waits for another, and seconds from the other's last byte until it can leave."""
+import numpy as np
+from compressa.schedulers.columns import Floats, Integers
 
 _NEVER = math.inf
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
+class Waits:
+    """Messages that wait for others; one may wait for several, and several for one.
+
+    Attributes:
+        message: By wait: what waits.
+        awaited: By wait: what for.
+        lag_s: By wait: from the last byte of what it waits for until it can leave.
+    """
+
+    message: Integers
+    awaited: Integers
+    lag_s: Floats
+
+    def followers(self, messages: int) -> list[list[tuple[int, float]]]:
+        """By message, of so many: what waits for it, and the lags."""
+        order = np.argsort(self.awaited, kind="stable")
+        bounds = np.searchsorted(self.awaited[order], np.arange(messages + 1)).tolist()
+        pairs = list(zip(self.message[order].tolist(), self.lag_s[order].tolist(), strict=True))
+        return [pairs[begin:end] for begin, end in pairwise(bounds)]
+
+
+@dataclass(frozen=True, eq=False)
 class Messages:
     """What is to be sent, the most urgent message first; so a message's number is its place.
 
@@ -30,18 +53,16 @@ class Messages:
         ready_s: By message: when it can leave, as far as it waits for no other.
         chunks: By message: into how many equal chunks it is cut.
         chunk_s: By message: for how long a chunk holds the wire.
-        followers: By message: what waits for it.
-        waits: By message: for how many others it waits; empty: none does.
+        waits: What waits for what; None: all can leave when they are ready.
     """
 
-    ready_s: Sequence[float]
-    chunks: Sequence[int]
-    chunk_s: Sequence[float]
-    followers: Mapping[int, Sequence[Follower]] = field(default_factory=dict)
-    waits: Sequence[int] = ()
+    ready_s: Floats
+    chunks: Integers
+    chunk_s: Floats
+    waits: Waits | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Sent:
     """When messages left, in seconds.
 
@@ -51,22 +72,31 @@ class Sent:
         ended_s: By message: when its last byte had left.
     """
 
-    could_s: list[float]
-    began_s: list[float]
-    ended_s: list[float]
+    could_s: Floats
+    began_s: Floats
+    ended_s: Floats
 
 
 class _Coming:
-    """Messages that will be ready, in the order of time."""
+    """Messages that will be ready, in the order of time.
 
-    def __init__(self, messages: Messages) -> None:
-        self.could_s = list(messages.ready_s)
-        self._followers = messages.followers
-        self._waits = list(messages.waits)
-        everyone = range(len(self.could_s))
-        alone = [m for m in everyone if not self._waits[m]] if self._waits else everyone
+    Attributes:
+        could_s: By message: when it can leave, as far as is known.
+        followers: By message: what waits for it, and the lags.
+    """
+
+    def __init__(self, ready_s: Floats, waits: Waits | None) -> None:
+        messages = len(ready_s)
+        self.could_s: list[float] = ready_s.tolist()
+        self.followers: Sequence[Sequence[tuple[int, float]]] = [()] * messages
+        alone = np.ones(messages, dtype=np.bool_)
+        if waits is not None:
+            self.followers = waits.followers(messages)
+            self._waits: list[int] = np.bincount(waits.message, minlength=messages).tolist()
+            alone[waits.message] = False
         # Sorted once, the first at the end; those that wait for others come in between.
-        self._early = sorted(alone, key=self.could_s.__getitem__, reverse=True)
+        early = np.flatnonzero(alone)
+        self._early: list[int] = early[np.argsort(-ready_s[early], kind="stable")].tolist()
         self._late: list[tuple[float, int]] = []
 
     def move(self, now_s: float, queue: list[int]) -> float:
@@ -79,13 +109,19 @@ class _Coming:
             heappush(queue, heappop(late)[1])
         return late[0][0] if late and late[0][0] < next_s else next_s
 
-    def release(self, message: int, ended_s: float) -> None:
-        """Note that a message is through: what waits for no other any more will be ready."""
-        for follower, lag_s in self._followers.get(message, ()):
-            self.could_s[follower] = max(self.could_s[follower], ended_s + lag_s)
+    def release(self, message: int, ended_s: float, next_s: float) -> float:
+        """Note that a message is through, and return when the next is ready after all."""
+        for follower, lag_s in self.followers[message]:
+            could_s = ended_s + lag_s
+            if could_s > self.could_s[follower]:
+                self.could_s[follower] = could_s
             self._waits[follower] -= 1
             if not self._waits[follower]:
-                heappush(self._late, (self.could_s[follower], follower))
+                could_s = self.could_s[follower]
+                heappush(self._late, (could_s, follower))
+                if could_s < next_s:
+                    next_s = could_s
+        return next_s
 
 
 def send(messages: Messages, ahead_s: float | None = None, return_s: float = 0.0) -> Sent:
@@ -101,44 +137,39 @@ def send(messages: Messages, ahead_s: float | None = None, return_s: float = 0.0
     Raises:
         ValueError: Messages wait for each other.
     """
-    coming = _Coming(messages)
-    chunk_s, left, chained = messages.chunk_s, list(messages.chunks), bool(messages.followers)
+    coming = _Coming(messages.ready_s, messages.waits)
+    left, chunk_s, followers = messages.chunks.tolist(), messages.chunk_s.tolist(), coming.followers
     # From the wire's being free to the moment at which the window admits another chunk.
     slack_s = return_s - ahead_s if ahead_s is not None else 0.0
     began_s, ended_s = [_NEVER] * len(left), [_NEVER] * len(left)
     queue: list[int] = []
-    now_s = free_s = 0.0  # of the sender; of the wire, when all that it was given has left
-    next_s = coming.move(now_s, queue)
+    given_s = free_s = 0.0  # the last chunk was handed over; all that the wire was given has left
+    next_s = coming.move(given_s, queue)
     while queue or next_s < _NEVER:
-        if not queue:
-            now_s = next_s
-            next_s = coming.move(now_s, queue)
-        message = queue[0]
-        takes_s = chunk_s[message]
-        given_s = free_s + slack_s
-        if given_s < now_s:
-            given_s = now_s
+        if given_s < free_s + slack_s:
+            given_s = free_s + slack_s
+        if not queue and given_s < next_s:
+            given_s = next_s
         if next_s <= given_s:
-            now_s = next_s
-            next_s = coming.move(now_s, queue)
-            continue
+            next_s = coming.move(given_s, queue)
+        message = heappop(queue)
+        takes_s, count = chunk_s[message], left[message]
         begin_s = given_s if given_s > free_s else free_s
         if began_s[message] == _NEVER:
             began_s[message] = begin_s
-        count, now_s, free_s = left[message], given_s, begin_s + takes_s
+        free_s = begin_s + takes_s
         if count > 1:
-            count, now_s, free_s = _run(count, given_s, free_s, takes_s, slack_s, next_s)
-            left[message] -= count
-            if left[message]:
+            sent, given_s, free_s = _run(count, given_s, free_s, takes_s, slack_s, next_s)
+            if sent < count:
+                left[message] -= sent
+                heappush(queue, message)
                 continue
-        heappop(queue)
         ended_s[message] = free_s
-        if chained:
-            coming.release(message, free_s)
-            next_s = coming.move(now_s, queue)
+        if followers[message]:
+            next_s = coming.release(message, free_s, next_s)
     if _NEVER in ended_s:
         raise ValueError("messages wait for each other")
-    return Sent(coming.could_s, began_s, ended_s)
+    return Sent(np.array(coming.could_s), np.array(began_s), np.array(ended_s))
 
 
 def _run(

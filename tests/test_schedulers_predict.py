@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -17,6 +19,8 @@ from compressa.schedulers import (
     predict,
     priority,
 )
+from compressa.schedulers.bound import least_step_s
+from compressa.schedulers.columns import Columns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -168,6 +172,40 @@ def test_a_step_is_no_shorter_than_the_ideal_and_no_longer_than_one_by_one(
     codec_s = sum(t.encode_s + t.decode_s for t in transfers)
     serial_s = ahead.wire_s + codec_s + latency_s * len(transfers)
     assert ahead.step_s <= max(ahead.compute_s, latest_s) + ahead.compute_s + serial_s + 1e-9
+
+
+@settings(max_examples=80)
+@given(
+    transfers=steps(),
+    order=st.randoms(use_true_random=False),
+    rate=st.sampled_from([100.0, 1000.0]),
+    latency_s=st.sampled_from([0.0, 0.1]),
+    overhead_s=st.sampled_from([0.0, 0.01]),
+    chunk=st.sampled_from([None, 7, 64]),
+)
+def test_no_order_makes_a_step_shorter_than_the_bound(
+    transfers: list[Transfer],
+    order: random.Random,
+    rate: float,
+    latency_s: float,
+    overhead_s: float,
+    chunk: int | None,
+) -> None:
+    link = Link(rate, latency_s, overhead_s)
+    names = [(t.unit, t.stage) for t in transfers]
+    order.shuffle(names)
+    ahead = predict(transfers, Plan(tuple(names), chunk_bytes=chunk), link)
+    assert ahead.step_s >= least_step_s(Columns.of(transfers), link, 0.0)
+
+
+@given(transfers=steps(stages=1), rate=st.sampled_from([100.0, 1000.0]))
+def test_where_all_is_ready_at_once_priority_reaches_the_bound(
+    transfers: list[Transfer], rate: float
+) -> None:
+    ready = [replace(t, ready_s=0.0, encode_s=0.0, decode_s=0.0) for t in transfers]
+    link = Link(rate)
+    step_s = predict(ready, priority(ready, Conditions(link)), link).step_s
+    assert step_s == pytest.approx(least_step_s(Columns.of(ready), link, 0.0), rel=1e-8)
 
 
 @settings(max_examples=80)
