@@ -21,7 +21,7 @@ from compressa.config import Config
 from compressa.config.sections import FIFO
 from compressa.engine.sums import Sums
 from compressa.engine.unit_runtime import UnitRuntime
-from compressa.engine.units import build_units
+from compressa.engine.units import UnitSizes, build_units
 from compressa.parameters import ParameterInfo
 from compressa.transports.loopback import Loopback, LoopbackTransport
 
@@ -96,11 +96,9 @@ class Forecast:
         """
         last = max((b for c in compressors.values() for b in c.breakpoints), default=0)
         now = {p.name: compressors[p.name].at(last).for_parameter(p) for p in parameters}
-        sizes = self.config.exchange
-        units = build_units(
-            parameters, now, sizes.unit_bytes, sizes.unit_payload_bytes, sizes.unit_dense_bytes
-        )
-        world = World(0, self.ranks, self.config.engine.seed, sizes.kind, State())
+        units = build_units(parameters, now, UnitSizes.of(self.config))
+        kind = self.config.exchange.kind
+        world = World(0, self.ranks, self.config.engine.seed, kind, State())
         sums, found = self._sums(), Counter[Exchange]()
         for unit in units:
             runtime = UnitRuntime(unit, world)

@@ -21,6 +21,7 @@ from compressa.config import (
 )
 from compressa.config.choices import CHOICES, choice
 from compressa.config.sizes import parse_bytes
+from compressa.engine.units import UnitSizes
 
 READY = sorted((Path(__file__).parent.parent / "experiments" / "configs").glob("*.toml"))
 
@@ -129,7 +130,7 @@ def test_any_configuration_survives_being_shown(
 
 
 def test_canonical_form_is_plain_and_leaves_only_the_trace_out() -> None:
-    written = load_config({"exchange": {"unit_bytes": "4MiB"}, "trace": {"path": "x"}})
+    written = load_config({"exchange": {"unit_payload_bytes": "128KiB"}, "trace": {"path": "x"}})
     canonical = written.canonical()
     assert canonical == Config().canonical() == json.loads(json.dumps(canonical))
     assert set(Config.model_fields) - set(canonical) == {"trace"}
@@ -158,15 +159,15 @@ def test_the_first_difference_between_two_configurations_has_its_key_path() -> N
     assert first_difference(a, b) == ("compressor.density", 0.01, 0.02)
 
 
-def test_units_are_small_where_what_is_urgent_overtakes_unless_they_are_given() -> None:
-    def units(raw: dict[str, Any]) -> tuple[int, int]:
-        exchange = load_config(raw).exchange
-        return exchange.unit_bytes, exchange.unit_dense_bytes
+def test_units_are_as_large_as_buckets_only_where_nothing_overtakes_unless_they_are_given() -> None:
+    def units(raw: dict[str, Any]) -> UnitSizes:
+        return UnitSizes.of(load_config(raw))
 
-    assert units({}) == units({"schedule": {"policy": "fifo"}}) == (4 << 20, 25 << 20)
-    assert units({"schedule": {"policy": "auto"}}) == (512 << 10, 512 << 10)
+    usual = UnitSizes(4 << 20, 128 << 10, 25 << 20)
+    assert units({}) == units({"schedule": {"policy": "fifo"}}) == usual
+    assert units({"schedule": {"policy": "auto"}}) == UnitSizes(None, 128 << 10, None)
     given = {"schedule": {"policy": "priority"}, "exchange": {"unit_bytes": "2MiB"}}
-    assert units(given) == (2 << 20, 512 << 10)
+    assert units(given) == UnitSizes(2 << 20, 128 << 10, None)
 
 
 def test_another_policy_may_be_meant_where_none_is_said(tmp_path: Path) -> None:
@@ -175,7 +176,6 @@ def test_another_policy_may_be_meant_where_none_is_said(tmp_path: Path) -> None:
     for source in (path, {"schedule": {"replan_steps": 7}}):
         meant = load_config(source, policy="auto")
         assert (meant.schedule.policy, meant.schedule.replan_steps) == ("auto", 7)
-        assert meant.exchange.unit_bytes == 512 << 10
     said = {"schedule": {"policy": "fifo"}}
     assert load_config(said, policy="auto").canonical() == load_config(said).canonical()
     assert load_config(load_config({}), policy="auto") == load_config({})

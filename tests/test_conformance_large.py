@@ -30,7 +30,7 @@ from compressa.kernels.reference import philox as reference
 from compressa.aggregators.scatter import cut_shards
 from compressa.codecs import Int8, RandomK, TopK
 from compressa.collectives.combine import shard_edges
-from compressa.engine.units import build_units
+from compressa.engine.units import UnitSizes, build_units
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing.codec_checks import DRAW
 
@@ -139,7 +139,7 @@ def test_random_words_go_on_where_an_element_s_number_leaves_32_bits(start: int)
 
 def test_units_and_shards_tile_a_parameter_of_2_33_elements() -> None:
     huge = ParameterInfo(0, "huge", (1 << 17, (1 << 16) + 1))
-    units = build_units([huge], {"huge": Int8()}, 1 << 30, 1, 1 << 30)
+    units = build_units([huge], {"huge": Int8()}, UnitSizes(1 << 30, 1, 1 << 30))
     tile([segment for unit in units for segment in unit.layout.segments], huge)
     shards = cut_shards(Layout(0, (Segment(huge, 0, huge.elems),)), 7, 256)
     tile([scope.segment for scopes in shards for scope in scopes], huge)

@@ -15,7 +15,7 @@ from compressa.codecs import Codec, Int8, Natural, NoCompression, TopK
 from compressa.compressor import Compressor, Granularity
 from compressa.compressors import COMPRESSORS
 from compressa.engine.unit_runtime import UnitRuntime
-from compressa.engine.units import build_units
+from compressa.engine.units import UnitSizes, build_units
 from compressa.parameters import ParameterInfo
 from compressa.testing.allocation import allocations
 from compressa.testing.inputs import generator
@@ -55,7 +55,7 @@ def same_numbers(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def runtime(compressor: Compressor, dtype: torch.dtype, elems: int = 5000) -> UnitRuntime:
     parameters = [ParameterInfo(0, "w", (elems,), dtype)]
-    (unit,) = build_units(parameters, {"w": compressor}, 1 << 30, 1, 1 << 30)
+    (unit,) = build_units(parameters, {"w": compressor}, UnitSizes(1 << 30, 1, 1 << 30))
     return UnitRuntime(unit, World(0, 2, 0, "auto", State()))
 
 

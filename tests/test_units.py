@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.codecs import Int8, NoCompression, OneBit, TopK
 from compressa.compressor import Compressor, Granularity
-from compressa.engine.units import Unit, build_units
+from compressa.engine.units import Unit, UnitSizes, build_units
 from compressa.parameters import ParameterInfo
 
 COMPRESSORS = [NoCompression(), Int8(block=32), OneBit(block=64), TopK(), PowerSGD()]
@@ -25,16 +27,15 @@ def models(draw: st.DrawFn) -> Model:
     return parameters, {p.name: draw(st.sampled_from(COMPRESSORS)) for p in parameters}
 
 
-sizes = st.sampled_from([1, 100, 1000, 1 << 14])
+counts = st.sampled_from([1, 100, 1000, 1 << 14])
+unit_sizes = st.builds(UnitSizes, st.none() | counts, counts, st.none() | counts)
 
 
 @settings(max_examples=80)
-@given(model=models(), unit_bytes=sizes, payload_bytes=sizes)
-def test_every_element_is_in_exactly_one_unit(
-    model: Model, unit_bytes: int, payload_bytes: int
-) -> None:
+@given(model=models(), sizes=unit_sizes)
+def test_every_element_is_in_exactly_one_unit(model: Model, sizes: UnitSizes) -> None:
     parameters, compressors = model
-    units = build_units(parameters, compressors, unit_bytes, payload_bytes, unit_bytes)
+    units = build_units(parameters, compressors, sizes)
     assert [unit.layout.unit for unit in units] == list(range(len(units)))
     for parameter in parameters:
         parts = [s for u in units for s in u.layout.segments if s.parameter is parameter]
@@ -44,12 +45,12 @@ def test_every_element_is_in_exactly_one_unit(
 
 
 @settings(max_examples=80)
-@given(model=models(), unit_bytes=sizes, payload_bytes=sizes)
+@given(model=models(), sizes=unit_sizes)
 def test_units_mix_neither_compressors_nor_dtypes_and_cut_where_allowed(
-    model: Model, unit_bytes: int, payload_bytes: int
+    model: Model, sizes: UnitSizes
 ) -> None:
     parameters, compressors = model
-    for unit in build_units(parameters, compressors, unit_bytes, payload_bytes, unit_bytes):
+    for unit in build_units(parameters, compressors, sizes):
         for segment in unit.layout.segments:
             assert compressors[segment.parameter.name] == unit.compressor
             assert segment.parameter.dtype is unit.layout.dtype
@@ -59,12 +60,12 @@ def test_units_mix_neither_compressors_nor_dtypes_and_cut_where_allowed(
 
 
 @settings(max_examples=30)
-@given(model=models(), unit_bytes=sizes)
-def test_units_do_not_depend_on_the_order_of_the_rules(model: Model, unit_bytes: int) -> None:
+@given(model=models(), sizes=unit_sizes)
+def test_units_do_not_depend_on_the_order_of_the_rules(model: Model, sizes: UnitSizes) -> None:
     parameters, compressors = model
     turned = dict(reversed(compressors.items()))
-    due = build_units(parameters, compressors, unit_bytes, 1, unit_bytes)
-    assert build_units(parameters, turned, unit_bytes, 1, unit_bytes) == due
+    due = build_units(parameters, compressors, sizes)
+    assert build_units(parameters, turned, sizes) == due
 
 
 def dense_bytes(unit: Unit) -> int:
@@ -73,20 +74,54 @@ def dense_bytes(unit: Unit) -> int:
 
 def test_units_come_in_the_order_in_which_backward_readies_them() -> None:
     parameters = [ParameterInfo(i, f"p{i}", (100,)) for i in range(5)]
-    units = build_units(parameters, {p.name: NoCompression() for p in parameters}, 8, 1, 800)
+    units = build_units(
+        parameters, {p.name: NoCompression() for p in parameters}, UnitSizes(8, 1, 800)
+    )
     names = [[s.parameter.name for s in unit.layout.segments] for unit in units]
     assert names == [["p4", "p3"], ["p2", "p1"], ["p0"]]
 
 
 def test_large_parameters_are_cut_into_equal_units() -> None:
     parameters = [ParameterInfo(0, "w", (100_000,))]
-    units = build_units(parameters, {"w": NoCompression()}, 8, 1, 100_000)
+    units = build_units(parameters, {"w": NoCompression()}, UnitSizes(8, 1, 100_000))
     assert [dense_bytes(unit) for unit in units] == [100_000] * 4
 
 
 def test_units_grow_until_their_payload_is_worth_a_message() -> None:
     parameters = [ParameterInfo(i, f"p{i}", (256,)) for i in range(32)]
     compressors: dict[str, Compressor] = {p.name: Int8() for p in parameters}
-    assert len(build_units(parameters, compressors, 1024, 1, 1)) == 32
-    assert len(build_units(parameters, compressors, 1024, 4 * Int8().wire_bytes(256), 1)) == 8
-    assert len(build_units(parameters, compressors, 1024, 1 << 30, 1)) == 4  # the most is 8 units
+
+    def units(payload_bytes: int) -> int:
+        return len(build_units(parameters, compressors, UnitSizes(1024, payload_bytes, 1)))
+
+    assert units(1) == 32
+    assert units(4 * Int8().wire_bytes(256)) == 8
+    assert units(1 << 30) == 4  # the most is 8 units
+
+
+MODELS = st.lists(st.integers(1, 200_000), min_size=1, max_size=60)
+
+
+@given(elems=MODELS, compressor=st.sampled_from([NoCompression(), Int8(), TopK()]))
+def test_units_hold_a_part_of_what_is_left_where_no_sizes_are_given(
+    elems: list[int], compressor: Compressor
+) -> None:
+    """So the forward waits for little at first, and units are few for models of any size."""
+    parameters = [ParameterInfo(i, f"p{i}", (count,)) for i, count in enumerate(elems)]
+    units = build_units(parameters, {p.name: compressor for p in parameters}, UnitSizes())
+    left = 4 * sum(elems)
+    for unit in units[:-1]:
+        assert dense_bytes(unit) >= left // 16
+        left -= dense_bytes(unit)
+    assert len(units) <= 16 * (1 + math.log(16)) + 2
+
+
+def test_small_models_and_large_ones_have_about_as_many_units() -> None:
+    for width in (64, 256, 1024):
+        parameters = [ParameterInfo(i, f"w{i}", (width, width)) for i in range(48)]
+        compressors = {p.name: NoCompression() for p in parameters}
+        units = build_units(parameters, compressors, UnitSizes())
+        assert 24 <= len(units) <= 64
+        held = [dense_bytes(unit) for unit in units]
+        assert held == sorted(held, reverse=True)
+        assert held[-1] <= 4 * width * width

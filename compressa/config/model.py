@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -13,9 +12,7 @@ from compressa.config.conflicts import conflicts
 from compressa.config.match import Rule
 from compressa.config.mistakes import refuse
 from compressa.config.sections import (
-    FIFO,
     NONE,
-    SMALL_UNIT_BYTES,
     DenseBelow,
     Engine,
     Exchange,
@@ -36,8 +33,8 @@ class Config(Section):
     pydantic's `ValidationError`.
 
     Example:
-        >>> Config().exchange.unit_bytes
-        4194304
+        >>> Config().exchange.unit_payload_bytes
+        131072
     """
 
     compressor: AnyCompressor = Field(
@@ -56,20 +53,6 @@ class Config(Section):
     schedule: Schedule = Field(default_factory=Schedule)
     engine: Engine = Field(default_factory=Engine)
     trace: Trace = Field(default_factory=Trace)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_in_units(cls, raw: Any) -> Any:
-        """Where what is urgent overtakes, units are small unless their sizes are given."""
-        if not isinstance(raw, Mapping):
-            return raw
-        schedule, exchange = raw.get("schedule"), raw.get("exchange", {})
-        if not isinstance(schedule, Mapping) or not isinstance(exchange, Mapping):
-            return raw
-        if schedule.get("policy", FIFO) == FIFO:
-            return raw
-        small = dict.fromkeys(("unit_bytes", "unit_dense_bytes"), SMALL_UNIT_BYTES)
-        return {**raw, "exchange": {**small, **exchange}}
 
     @model_validator(mode="after")
     def _check(self) -> Config:

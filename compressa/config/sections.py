@@ -110,7 +110,6 @@ class DenseBelow(Section):
 
 
 FIFO = "fifo"
-SMALL_UNIT_BYTES = 512 << 10
 
 
 class Exchange(Section):
@@ -161,21 +160,23 @@ class Exchange(Section):
         "multicast on the interface that GLOO_SOCKET_IFNAME names, what is lost being sent again. "
         "auto: by size and number of ranks, never multicast.",
     )
-    unit_bytes: Bytes = Field(
-        default=4 << 20,
-        description="Least dense bytes of gradient that are compressed and sent together; 512 KiB "
-        "if not given and schedule.policy is not fifo.",
+    unit_bytes: Bytes | None = Field(
+        default=None,
+        description="Least dense bytes of gradient that are compressed and sent together. Not "
+        "given: 4 MiB; or, where schedule.policy is not fifo, 1/16 of what has not come yet of "
+        "the parameters that are compressed alike, at least 1/256 of all of them, and 8 KiB after "
+        "compression.",
     )
     unit_payload_bytes: Bytes = Field(
         default=128 << 10,
         description="Least bytes that they have after compression, unless 8 unit_bytes do not "
-        "yield so much.",
+        "yield so much; does not count where unit_bytes is left to the policy.",
     )
-    unit_dense_bytes: Bytes = Field(
-        default=25 << 20,
+    unit_dense_bytes: Bytes | None = Field(
+        default=None,
         description="Least bytes of gradient that are summed together where nothing compresses "
-        "them; as much as a bucket of DistributedDataParallel, and 512 KiB if not given and "
-        "schedule.policy is not fifo.",
+        "them. Not given: 25 MiB, as much as a bucket of DistributedDataParallel; or, where "
+        "schedule.policy is not fifo, as for unit_bytes.",
     )
     entropy_level: Annotated[int, Ge(0), Le(MOST_LEVEL)] = Field(
         default=0,

@@ -36,6 +36,7 @@ from compressa.engine.timeline import Timeline
 from compressa.engine.turns import gate_for
 from compressa.engine.undo import Undo
 from compressa.engine.unit_runtime import UnitRuntime, all_delivered_finite
+from compressa.engine.units import UnitSizes
 from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
 from compressa.tracing import Tracer
@@ -318,11 +319,11 @@ class Engine:
                     unit.aggregator.rollback(self._turn)
 
     def _first_phase(self, compressors: Mapping[str, Compressor]) -> tuple[Phases, Phase]:
-        exchange, transport = self._config.exchange, self._transport
-        rank, size, seed = transport.rank, transport.size, self._config.engine.seed
-        world = World(rank, size, seed, exchange.kind, self.state, exchange.inside)
+        config, rank, size = self._config, self._transport.rank, self._transport.size
+        way, sizes = config.exchange, UnitSizes.of(config)
+        world = World(rank, size, config.engine.seed, way.kind, self.state, way.inside)
         try:
-            phases = Phases(self.parameters, compressors, exchange, world, self._sums, self.lane)
+            phases = Phases(self.parameters, compressors, sizes, world, self._sums, self.lane)
             return phases, self._enter(phases, 0)
         except BaseException:
             self._communication.close(_CLOSE_S)

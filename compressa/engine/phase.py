@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from compressa.aggregators.base import World
 from compressa.compressor import Compressor
-from compressa.config import Exchange
 from compressa.engine.sums import Sums
 from compressa.engine.unit_runtime import UnitRuntime
-from compressa.engine.units import build_units
+from compressa.engine.units import UnitSizes, build_units
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import (
     POLICIES,
@@ -45,7 +44,7 @@ class Phase:
         parameters: In the model's order.
         compressors: By parameter name; `at` and `for_parameter` are resolved here.
         step: First step of the phase.
-        exchange: Says how large units are.
+        sizes: How large units are.
         world: What aggregators need.
         sums: What will carry the exchanges.
     """
@@ -55,7 +54,7 @@ class Phase:
         parameters: Sequence[ParameterInfo],
         compressors: Mapping[str, Compressor],
         step: int,
-        exchange: Exchange,
+        sizes: UnitSizes,
         world: World,
         sums: Sums,
     ) -> None:
@@ -63,16 +62,7 @@ class Phase:
         self._first_step = step
         self._end_step = min((b for b in breakpoints(compressors) if b > step), default=None)
         self.sums = sums
-        self.units = [
-            UnitRuntime(unit, world)
-            for unit in build_units(
-                parameters,
-                now,
-                exchange.unit_bytes,
-                exchange.unit_payload_bytes,
-                exchange.unit_dense_bytes,
-            )
-        ]
+        self.units = [UnitRuntime(unit, world) for unit in build_units(parameters, now, sizes)]
         self.units_of: defaultdict[str, list[int]] = defaultdict(list)
         for index, unit in enumerate(self.units):
             for name in unit.names:

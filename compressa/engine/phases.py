@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from compressa.aggregators.base import State, World
 from compressa.compressor import Compressor
-from compressa.config import Exchange
 from compressa.engine.lanes import Lane, resources_for
 from compressa.engine.phase import Phase, breakpoints
 from compressa.engine.sums import Sums
+from compressa.engine.units import UnitSizes
 from compressa.parameters import ParameterInfo
 from compressa.wrappers import Flushed, Warmup
 
@@ -23,7 +23,7 @@ class Phases:
     Args:
         parameters: In the model's order.
         compressors: By parameter name, from the configuration's rules.
-        exchange: Says how large units are.
+        sizes: How large units are.
         world: What aggregators need.
         sums: What will carry the exchanges.
         lane: Where state is kept.
@@ -36,14 +36,14 @@ class Phases:
         self,
         parameters: Sequence[ParameterInfo],
         compressors: Mapping[str, Compressor],
-        exchange: Exchange,
+        sizes: UnitSizes,
         world: World,
         sums: Sums,
         lane: Lane,
     ) -> None:
         self.compressors = compressors
         self._parameters = parameters
-        self._exchange = exchange
+        self._sizes = sizes
         self._world = world
         self._sums = sums
         self._lane = lane
@@ -94,4 +94,4 @@ class Phases:
     ) -> Phase:
         world = self._world if state is None else replace(self._world, state=state)
         with self._lane.current(), resources_for("residuals and payloads"):
-            return Phase(self._parameters, compressors, step, self._exchange, world, self._sums)
+            return Phase(self._parameters, compressors, step, self._sizes, world, self._sums)

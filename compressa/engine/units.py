@@ -5,8 +5,15 @@ share a compressor and a dtype are put together until a unit is full; large ones
 their compressor's granularity allows. A unit is full with `unit_bytes` of dense gradient, unless
 so little is left of them after compression that a message would be mostly latency: then it
 goes on to `payload_bytes`, or to `_MOST_UNITS` times the dense size. What is not compressed at
-all has a size of its own: its sums cost less in large pieces. Nothing here depends on DDP's
-buckets, on arrival times or on a measured link, so neither does any arithmetic.
+all has a size of its own: its sums cost less in large pieces.
+
+Where what is urgent overtakes, and no sizes are given, units grow smaller on the way: each holds a
+part of what its compressor has left. Those that the forward needs first, which backward readies
+last, are small, so that it does not wait for long; the others cost few messages. That goes for
+models of any size.
+
+Nothing here depends on DDP's buckets, on arrival times or on a measured link, so neither does any
+arithmetic.
 """
 
 from __future__ import annotations
@@ -14,14 +21,45 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 import torch
 
 from compressa.compressor import Compressor, Granularity
+from compressa.config import Config
+from compressa.config.sections import FIFO
 from compressa.parameters import Layout, ParameterInfo, Segment
 
+_UNIT_BYTES, _DENSE_UNIT_BYTES = 4 << 20, 25 << 20  # as DDP's buckets, where order is all the same
 _MOST_UNITS = 8  # more would leave nothing to overlap
-_CUT_ABOVE = 1.5  # a parameter is cut only if it has at least this many units' bytes
+_PART, _LEAST_PART = 16, 256  # a unit is at least one of so many of what is left, of all there is
+_LEAST_PAYLOAD_BYTES = 8 << 10
+
+
+class UnitSizes(NamedTuple):
+    """How large units are.
+
+    Attributes:
+        unit_bytes: Least dense bytes of a full unit; None: 1/16 of what its compressor has left,
+            1/256 of what it had, and 8 KiB after compression.
+        payload_bytes: Least bytes of it after compression; does not count where that is None.
+        dense_bytes: Least bytes of a full unit that is not compressed; None likewise.
+    """
+
+    unit_bytes: int | None = None
+    payload_bytes: int = 1
+    dense_bytes: int | None = None
+
+    @classmethod
+    def of(cls, config: Config) -> UnitSizes:
+        """Return what is configured, or usual for the configured policy."""
+        exchange = config.exchange
+        unit_bytes, dense_bytes = exchange.unit_bytes, exchange.unit_dense_bytes
+        if config.schedule.policy == FIFO:
+            unit_bytes = unit_bytes or _UNIT_BYTES
+            dense_bytes = dense_bytes or _DENSE_UNIT_BYTES
+        return cls(unit_bytes, exchange.unit_payload_bytes, dense_bytes)
 
 
 @dataclass(frozen=True)
@@ -33,76 +71,109 @@ class Unit:
 
 
 @dataclass
-class _Open:
-    """A unit that is being filled."""
+class _Group:
+    """Parameters that share a compressor and a dtype, and the unit that is being filled."""
 
+    compressor: Compressor
+    dtype: torch.dtype
+    left_bytes: int = 0  # dense, of what is in no full unit
+    total_bytes: int = 0
+    total_payload_bytes: int = 0
     segments: list[Segment] = field(default_factory=list)
     dense_bytes: int = 0
     payload_bytes: int = 0
 
-    def add(self, segment: Segment, compressor: Compressor) -> None:
+    def count(self, parameter: ParameterInfo) -> None:
+        """Take a parameter in, before any unit is filled."""
+        self.left_bytes += parameter.elems * self.dtype.itemsize
+        self.total_bytes = self.left_bytes
+        self.total_payload_bytes += self.compressor.payload_bytes(parameter.shape)
+
+    def least_bytes(self, sizes: UnitSizes) -> int:
+        """Return how many dense bytes the unit that is being filled shall have."""
+        given = sizes.unit_bytes if self.compresses else sizes.dense_bytes
+        if given is not None:
+            return given
+        shrunk = self.total_bytes / max(self.total_payload_bytes, 1)
+        least = max(self.left_bytes / _PART, self.total_bytes / _LEAST_PART)
+        return max(1, int(max(least, _LEAST_PAYLOAD_BYTES * shrunk)))
+
+    def add(self, segment: Segment) -> None:
+        """Put a segment into the unit."""
         parameter = segment.parameter
         whole = segment.elems == parameter.elems
         self.segments.append(segment)
         self.dense_bytes += segment.elems * parameter.dtype.itemsize
-        self.payload_bytes += compressor.payload_bytes(
+        self.payload_bytes += self.compressor.payload_bytes(
             parameter.shape if whole else (segment.elems,)
         )
 
-    def full(self, unit_bytes: int, payload_bytes: int) -> bool:
-        if self.dense_bytes < unit_bytes:
+    def full(self, sizes: UnitSizes) -> bool:
+        """Whether the unit has all that it shall have."""
+        least_bytes = self.least_bytes(sizes)
+        if self.dense_bytes < least_bytes:
             return False
-        return self.payload_bytes >= payload_bytes or self.dense_bytes >= _MOST_UNITS * unit_bytes
+        if not self.compresses or sizes.unit_bytes is None:
+            return True
+        grown = self.dense_bytes >= _MOST_UNITS * least_bytes
+        return grown or self.payload_bytes >= sizes.payload_bytes
+
+    def take(self) -> list[Segment]:
+        """Return what the unit holds, and begin the next."""
+        segments, self.segments = self.segments, []
+        self.left_bytes -= self.dense_bytes
+        self.dense_bytes = self.payload_bytes = 0
+        return segments
+
+    @cached_property
+    def compresses(self) -> bool:
+        """Whether it makes anything smaller."""
+        elems = 1 << 20
+        return self.compressor.payload_bytes((elems,)) < elems * self.dtype.itemsize
 
 
 def build_units(
-    parameters: Sequence[ParameterInfo],
-    compressors: Mapping[str, Compressor],
-    unit_bytes: int,
-    payload_bytes: int,
-    dense_bytes: int,
+    parameters: Sequence[ParameterInfo], compressors: Mapping[str, Compressor], sizes: UnitSizes
 ) -> list[Unit]:
     """Divide the parameters into units.
 
     Args:
         parameters: In the model's order.
         compressors: By parameter name, as in force at some step.
-        unit_bytes: Least dense bytes of a full unit.
-        payload_bytes: Least bytes of a full unit after compression.
-        dense_bytes: Least bytes of a full unit that is not compressed.
+        sizes: How large they are.
 
     Returns:
         Units in the order in which backward readies them, numbered from 0.
     """
+    groups = _groups(parameters, compressors)
     ready: list[tuple[list[Segment], Compressor]] = []
-    filling: dict[tuple[Compressor, torch.dtype], _Open] = {}
     for parameter in reversed(parameters):
-        compressor = compressors[parameter.name]
-        dense = not _compresses(compressor, parameter.dtype)
-        least_bytes = dense_bytes if dense else unit_bytes
-        for segment in _cut(parameter, compressor, least_bytes):
-            key = (compressor, parameter.dtype)
-            unit = filling.setdefault(key, _Open())
-            unit.add(segment, compressor)
-            if unit.full(least_bytes, 0 if dense else payload_bytes):
-                ready.append((unit.segments, compressor))
-                del filling[key]
-    ready += [(unit.segments, key[0]) for key, unit in filling.items()]
+        group = groups[compressors[parameter.name], parameter.dtype]
+        for segment in _cut(parameter, group.compressor, group.least_bytes(sizes)):
+            group.add(segment)
+            if group.full(sizes):
+                ready.append((group.take(), group.compressor))
+    ready += [(group.take(), group.compressor) for group in groups.values() if group.segments]
     return [Unit(Layout(i, tuple(segments)), c) for i, (segments, c) in enumerate(ready)]
 
 
-def _compresses(compressor: Compressor, dtype: torch.dtype) -> bool:
-    elems = 1 << 20
-    return compressor.payload_bytes((elems,)) < elems * dtype.itemsize
+def _groups(
+    parameters: Sequence[ParameterInfo], compressors: Mapping[str, Compressor]
+) -> dict[tuple[Compressor, torch.dtype], _Group]:
+    groups: dict[tuple[Compressor, torch.dtype], _Group] = {}
+    for parameter in reversed(parameters):
+        key = (compressors[parameter.name], parameter.dtype)
+        groups.setdefault(key, _Group(*key)).count(parameter)
+    return groups
 
 
 def _cut(parameter: ParameterInfo, compressor: Compressor, unit_bytes: int) -> list[Segment]:
     """Cut one parameter; pieces are equal to within a block."""
     size = parameter.elems * parameter.dtype.itemsize
     whole = compressor.granularity in (Granularity.PARAMETER, Granularity.MATRIX)
-    if whole or size < _CUT_ABOVE * unit_bytes:
+    pieces = size // unit_bytes
+    if whole or pieces < 2:
         return [Segment(parameter, 0, parameter.elems)] if parameter.elems else []
-    pieces = round(size / unit_bytes)
     block = compressor.block_elems
     blocks = -(-parameter.elems // block)
     edges = [min(blocks * i // pieces * block, parameter.elems) for i in range(pieces + 1)]

@@ -12,6 +12,7 @@ from compressa.engine.lanes import resources_for
 from compressa.engine.phase import Course, Phase
 from compressa.engine.profile_file import ParameterRow, ProfileFile
 from compressa.engine.sums import Sums
+from compressa.engine.units import UnitSizes
 from compressa.schedulers import Profile, UnitTimes
 from compressa.simulation.loads import Rates, rates_of
 from compressa.simulation.network import Network
@@ -157,7 +158,7 @@ def _phase(scenario: Scenario, hosts: int) -> Phase:
     sums = _sums(scenario, _network(scenario, hosts, alike=True).ends[0])
     with resources_for("the state of one rank"):
         world = _world(scenario, 0, hosts)
-        return Phase(infos, compressors, step, config.exchange, world, sums)
+        return Phase(infos, compressors, step, UnitSizes.of(config), world, sums)
 
 
 def _sums(scenario: Scenario, transport: Transport) -> Sums:

@@ -19,7 +19,6 @@ DEFAULT_LATENCY_S = 50e-6
 DEFAULT_OVERHEAD_S = 20e-6
 _FRAME_BYTES, _DATA_BYTES = 1538, 1448  # of Ethernet, with its gap, and of TCP in it
 _MOST_HOSTS = 1024
-_SIZED_BY_POLICY = ("unit_bytes", "unit_dense_bytes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,10 +132,6 @@ def _configured(file: ProfileFile, policy: str | None, compression: Source | Non
     if policy not in POLICIES:
         raise ConfigError(f"no policy is called {policy!r}; there are {', '.join(POLICIES)}")
     changed = config.model_dump(mode="json")
-    usual = load_config({"schedule": {"policy": config.schedule.policy}}).exchange
-    for name in _SIZED_BY_POLICY:
-        if changed["exchange"][name] == getattr(usual, name):
-            del changed["exchange"][name]
     changed["schedule"]["policy"] = policy
     return load_config(changed)
 

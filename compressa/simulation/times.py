@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from compressa.compressor import Compressor
 from compressa.config import Config, ConfigWarning, assign, load_config
-from compressa.engine.units import build_units
+from compressa.engine.units import UnitSizes, build_units
 from compressa.parameters import Layout, ParameterInfo
 from compressa.schedulers import UnitTimes
 from compressa.simulation.scenario import Scenario
@@ -67,11 +67,7 @@ def _measured_layouts(scenario: Scenario) -> list[Layout]:
     config, infos = load_config(file.configuration), file.infos
     compressors = compressors_of(config, infos)
     now = {p.name: compressors[p.name].at(file.step).for_parameter(p) for p in infos}
-    sizes = config.exchange
-    units = build_units(
-        infos, now, sizes.unit_bytes, sizes.unit_payload_bytes, sizes.unit_dense_bytes
-    )
-    return [unit.layout for unit in units]
+    return [unit.layout for unit in build_units(infos, now, UnitSizes.of(config))]
 
 
 def compressors_of(config: Config, parameters: Sequence[ParameterInfo]) -> dict[str, Compressor]:

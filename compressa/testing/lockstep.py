@@ -18,7 +18,7 @@ from compressa.compressor import Compressor
 from compressa.engine.programs import unit_program
 from compressa.engine.sums import Sums
 from compressa.engine.unit_runtime import UnitRuntime
-from compressa.engine.units import build_units
+from compressa.engine.units import UnitSizes, build_units
 from compressa.errors import PayloadError
 from compressa.parameters import ParameterInfo
 from compressa.transports.loopback import Loopback
@@ -58,7 +58,7 @@ class Lockstep:
         # These transports are asked for rank and size only.
         self._sums = [Sums(transport, algorithm) for transport in Loopback(size).transports]
         now = {p.name: compressor.at(0).for_parameter(p) for p in parameters}
-        units = build_units(parameters, now, unit_bytes, 1, unit_bytes)
+        units = build_units(parameters, now, UnitSizes(unit_bytes, 1, unit_bytes))
         worlds = [World(rank, size, 0, exchange, state) for rank, state in enumerate(self.states)]
         self._units = [[UnitRuntime(unit, world) for unit in units] for world in worlds]
 

@@ -19,6 +19,7 @@ from compressa.engine.driver import ComputeDone, Driver, Task
 from compressa.engine.phase import Course, Phase
 from compressa.engine.programs import unit_program
 from compressa.engine.sums import Sums
+from compressa.engine.units import UnitSizes
 from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
 from compressa.transports.base import Transport
@@ -35,6 +36,7 @@ class Rules(NamedTuple):
     parameters: tuple[ParameterInfo, ...]
     compressors: Mapping[str, Compressor]
     exchange: Exchange
+    sizes: UnitSizes
     policy: str
     seed: int
     deadline_s: float
@@ -121,7 +123,7 @@ class LoopbackRank:
         rules, transport = self._rules, self._transport
         kind, inside = rules.exchange.kind, rules.exchange.inside
         world = World(self.rank, transport.size, rules.seed, kind, self.state, inside)
-        return Phase(rules.parameters, rules.compressors, step, rules.exchange, world, self._sums)
+        return Phase(rules.parameters, rules.compressors, step, rules.sizes, world, self._sums)
 
     def _task(self, index: int, turn: Turn) -> Task:
         unit, gradients = self.phase.units[index], self.gradients

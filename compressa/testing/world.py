@@ -20,6 +20,7 @@ from compressa.aggregators.base import CPU, State, Turn
 from compressa.compressor import Compressor
 from compressa.config import Exchange
 from compressa.engine.phase import Course
+from compressa.engine.units import UnitSizes
 from compressa.errors import StateError, Timeout
 from compressa.parameters import ParameterInfo
 from compressa.testing.rank import Gradients, LoopbackRank, Rules
@@ -86,17 +87,18 @@ class LoopbackWorld:
             "deadline_s": deadline_s,
             "device": device,
         }
-        sizes = {
-            "kind": exchange,
-            "algorithm": algorithm,
-            "inside": inside,
-            "unit_bytes": unit_bytes,
-            "unit_payload_bytes": 1,
-            "unit_dense_bytes": unit_bytes,
-        }
-        config = Exchange.model_validate(sizes)
+        ways = {"kind": exchange, "algorithm": algorithm, "inside": inside}
         self._rules = Rules(
-            self.parameters, compressors, config, policy, seed, deadline_s, device, hosts, replan
+            self.parameters,
+            compressors,
+            Exchange.model_validate(ways),
+            UnitSizes(unit_bytes, 1, unit_bytes),
+            policy,
+            seed,
+            deadline_s,
+            device,
+            hosts,
+            replan,
         )
         self._turn = Turn(0)
         clock = self.loopback.clock
