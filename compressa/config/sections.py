@@ -164,7 +164,7 @@ class Exchange(Section):
         default=None,
         description="Least dense bytes of gradient that are compressed and sent together. Not "
         "given: 4 MiB; or, where schedule.policy is not fifo, 1/16 of what has not come yet of "
-        "the parameters that are compressed alike, at least 1/256 of all of them, and 8 KiB after "
+        "the parameters that are compressed alike, at least 1/64 of all of them, and 8 KiB after "
         "compression.",
     )
     unit_payload_bytes: Bytes = Field(

@@ -6,12 +6,14 @@ compressed and added together is cut by size alone.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 from compressa.collectives.choice import Costs
 from compressa.config import Config
+from compressa.config.rules import ConfigWarning, assign
 from compressa.config.sections import FIFO
 from compressa.engine.pace import paced_chunk_bytes
 from compressa.parameters import ParameterInfo
@@ -46,7 +48,7 @@ def partition(config: Config, parameters: Sequence[ParameterInfo], costs: Costs 
     chunk, credit = config.exchange.chunk_bytes, config.exchange.credit_bytes
     link = wire(costs)
     if link is not None and config.schedule.policy != FIFO:
-        total_bytes = sum(p.elems * p.dtype.itemsize for p in parameters)
+        total_bytes = _payload_bytes(config, parameters)
         costly = replace(link, overhead_s=max(link.overhead_s, _CHUNK_S))
         chunk = chunk or min(chunk_bytes(total_bytes, costly), credit or _CREDIT_BYTES)
         slow_to_answer = replace(link, latency_s=link.latency_s + _WAKE_S)
@@ -54,6 +56,16 @@ def partition(config: Config, parameters: Sequence[ParameterInfo], costs: Costs 
     credit = credit or max(_CREDIT_BYTES, chunk or 0)
     chunk = chunk or min(_CHUNK_BYTES, credit)
     return Sizes(paced_chunk_bytes(config.schedule, chunk), credit)
+
+
+def _payload_bytes(config: Config, parameters: Sequence[ParameterInfo]) -> int:
+    """What is left of all gradients in the end; of rules without effect others tell."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConfigWarning)
+        compressors = assign(config, parameters)
+    last = max((b for c in compressors.values() for b in c.breakpoints), default=0)
+    now = [(compressors[p.name].at(last).for_parameter(p), p) for p in parameters]
+    return sum(compressor.payload_bytes(p.shape) for compressor, p in now)
 
 
 def wire(costs: Costs | None, sizes: Sizes | None = None) -> Link | None:

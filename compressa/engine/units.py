@@ -33,7 +33,7 @@ from compressa.parameters import Layout, ParameterInfo, Segment
 
 _UNIT_BYTES, _DENSE_UNIT_BYTES = 4 << 20, 25 << 20  # as DDP's buckets, where order is all the same
 _MOST_UNITS = 8  # more would leave nothing to overlap
-_PART, _LEAST_PART = 16, 256  # a unit is at least one of so many of what is left, of all there is
+_PART, _LEAST_PART = 16, 64  # a unit is at least one of so many of what is left, of all there is
 _LEAST_PAYLOAD_BYTES = 8 << 10
 
 
@@ -42,7 +42,7 @@ class UnitSizes(NamedTuple):
 
     Attributes:
         unit_bytes: Least dense bytes of a full unit; None: 1/16 of what its compressor has left,
-            1/256 of what it had, and 8 KiB after compression.
+            1/64 of what it had, and 8 KiB after compression.
         payload_bytes: Least bytes of it after compression; does not count where that is None.
         dense_bytes: Least bytes of a full unit that is not compressed; None likewise.
     """

@@ -33,7 +33,7 @@ _PIECE_BYTES = 1 << 17  # a wake-up and a read cost as much as some 10 kB
 _TURN_BYTES = 1 << 20  # then the other peers have their turn
 _MOST_OFFERED = 16  # frames in one call
 _LEAST_FRAME_BYTES = 1 << 15
-_LEAST_UNSENT_BYTES = 1 << 14
+_LEAST_UNSENT_BYTES = 1 << 13
 _NOTSENT_LOWAT = 25  # Linux's TCP_NOTSENT_LOWAT, which Python 3.11 does not name
 
 

@@ -48,15 +48,16 @@ class Method:
             link: The file with the link's figures, if it was measured.
         """
         measured = {} if link is None else {"link": link}
+        units = _UNITS if self.policy == "fifo" else {}
         return {
             "compressor": {"name": compressor},
-            "exchange": {"transport": "tcp", **measured, **_UNITS, **self.exchange},
+            "exchange": {"transport": "tcp", **measured, **units, **self.exchange},
             "schedule": {"policy": self.policy, "profile_steps": PROFILE_STEPS},
         }
 
 
 _UNITS = {"unit_bytes": 256 << 10, "unit_dense_bytes": 256 << 10, "unit_payload_bytes": 64 << 10}
-"""Small, as these links are slow: the first layer's is waited for as a whole."""
+"""Small, as these links are slow; where what is urgent overtakes, sizes are left to the policy."""
 
 PROFILE_STEPS = 3
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-LAYERS = 24
-WIDTH = 300
+LAYERS = 48
+WIDTH = 150
 ELEMS = LAYERS * WIDTH * (WIDTH + 1)
-"""Of its parameters: 8.7 MB of float32."""
+"""Of its parameters: 4.3 MB of float32."""
 
 _RATE, _MOMENTUM = 0.01, 0.9
 

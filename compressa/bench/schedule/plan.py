@@ -19,7 +19,7 @@ PARTS: Mapping[str, str] = {
 }
 """By name, what each shows."""
 
-LINKS: Mapping[str, str] = {"none": "50mbit", "bf16": "25mbit", "int8": "12mbit"}
+LINKS: Mapping[str, str] = {"none": "12mbit", "bf16": "6mbit", "int8": "3mbit"}
 """By compressor, the speed of the links on which steps are measured."""
 
 RATIOS = (0.5, 1.0, 2.0)
