@@ -143,7 +143,7 @@ class ShardClient:
         rank = self._server_rank
         word = torch.empty(WORD_BYTES, dtype=torch.uint8)
         received = yield Exchange({}, {rank: word}, grace_s=_GRACE_S)
-        send(payload, self._server_time.begin_s(step, received[rank], self._programs.now_s()))
+        send(payload, self._server_time.begin_s(received[rank], self._programs.now_s()))
 
     def _encode(self, step: int, values: torch.Tensor) -> Compute:
         room, turn = self._push_rooms[step % _ROOMS], Turn(step, self._epoch)

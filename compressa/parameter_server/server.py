@@ -48,7 +48,7 @@ class Server:
         self._own_answer = own_answer
         rate = job.server_bits_per_s
         far = [worker for worker in job.placement.workers if worker != programs.rank]
-        self._slots = Slots(rate, len(far), programs.now_s) if rate else None
+        self._slots = Slots(rate, len(far), programs.now_s, programs.call_at) if rate else None
         world = World(0, len(job.placement.workers), job.seed, "scatter_reduce", self.state)
         self._coders = {
             shard.number: ShardCoder(
@@ -119,7 +119,7 @@ class Server:
                 raise PayloadError(f"rank {rank} names key {key}, which is not kept here")
             for shard in self._by_key[key]:
                 if request.kind is Kind.PUSH:
-                    self._give_slot(shard.shard, worker, shard.announce(worker, request.step))
+                    self._ask_for_slot(shard.shard, worker, shard.announce(worker, request.step))
                 else:
                     shard.ask(worker, request.step)
 
@@ -142,13 +142,16 @@ class Server:
         unit = self._job.units.request(worker, self._number, number)
         self._programs.start(program(), f"requests of rank {rank}", unit=unit)
 
-    def _give_slot(self, shard: Shard, worker: int, step: int) -> None:
-        """Tell a worker of another rank when it may send, if there are slots."""
+    def _ask_for_slot(self, shard: Shard, worker: int, step: int) -> None:
+        """Have a worker of another rank be told when it may send, if there are slots."""
         rank = self._job.placement.workers[worker]
-        if self._slots is None or rank == self._programs.rank:
-            return
-        size_bytes = self._coders[shard.number].wire_bytes
-        wait_s = self._slots.wait_s(step, shard.number, size_bytes)
+        if self._slots is not None and rank != self._programs.rank:
+            size_bytes = self._coders[shard.number].wire_bytes
+            give = partial(self._give_slot, shard, worker, step)
+            self._slots.ask(step, shard.number, size_bytes, give)
+
+    def _give_slot(self, shard: Shard, worker: int, step: int, wait_s: float) -> None:
+        rank = self._job.placement.workers[worker]
         word = write_word(self._programs.now_s(), wait_s)
 
         def program() -> Program[None]:
@@ -165,6 +168,8 @@ class Server:
             self._own_answer(shard, step, payload)
             return
         capacity_bytes = self._coders[shard.number].wire_bytes
+        if self._slots is not None:
+            self._slots.note_answer(payload.numel())
 
         def program() -> Program[None]:
             yield Exchange({rank: payload}, {}, capacity_bytes={rank: capacity_bytes})

@@ -2,10 +2,13 @@
 
 All workers push at about the same time, and together send more than a server's port takes: its
 queue overflows, and what is lost is sent again (incast). With slots, each shard is a round, in
-which every worker has a slot as long as its payload needs at the port's rate. When the first worker
-announces a push, the server plans the round behind those before it; the j-th to announce it gets
-the j-th slot, and is told how long to wait. So the port is as busy as before, all slots are on the
-server's clock, and nobody waits for a worker that is late: that one may send at once.
+which every worker has a slot as long as its payload needs at the port's rate. Rounds come in the
+order in which they were first announced, and within a round workers as they announce it. While a
+worker is missing, those of the next rounds get theirs only when the port would be idle otherwise;
+when all are there, everything is given at once. So the port is as busy as before, nobody waits for
+a worker that is late, and that one takes nobody's slot.
+
+A worker is told how long to wait, on the server's clock.
 """
 
 from __future__ import annotations
@@ -14,16 +17,21 @@ import math
 import struct
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from compressa.errors import PayloadError
 from compressa.schedulers import Link
-from compressa.schedulers.staggered import slots
+
+Give = Callable[[float], None]
+"""(wait_s): tells a worker how long to wait for its slot."""
 
 _WORD = struct.Struct("<dd")
 WORD_BYTES = _WORD.size
-_WAY, _MOST_WAY_S = 0.5, 0.005  # part of a slot for a word's way to a worker, if the port is free
+# For a word's way to a worker, alone and behind packets of answers: parts of a slot, and seconds.
+_WAY, _MOST_WAY = (0.5, 0.005), (1.5, 0.01)
 _DRIFT = 1e-4  # by which clocks may differ in their rates
 _BITS = 8
 _PAYLOAD = 0.94  # of what a port carries: headers of frames of 1,500 bytes, and acknowledgements
@@ -38,8 +46,7 @@ class ServerTime:
     """A server's clock, as a worker knows it from words.
 
     A word that waited in a queue comes late, and what it says would be late, too. The one that took
-    the shortest way tells how the clocks differ. If a slot has begun all the same, those after it
-    in the step are put off by as much: to make up for it would fill the queue until the step ends.
+    the shortest way tells how the clocks differ.
 
     Args:
         server: The server's rank.
@@ -50,13 +57,11 @@ class ServerTime:
         self._server, self._most_s = server, most_s
         self._ahead_s = math.inf  # of the worker's clock, and the shortest way
         self._heard_s = 0.0
-        self._step, self._late_s = -1, 0.0
 
-    def begin_s(self, step: int, word: torch.Tensor, now_s: float) -> float:
-        """Return when a slot begins, on the worker's clock.
+    def begin_s(self, word: torch.Tensor, now_s: float) -> float:
+        """Return when a slot begins, or has begun, on the worker's clock.
 
         Args:
-            step: That the slot is for.
             word: What came.
             now_s: When it came.
 
@@ -68,56 +73,114 @@ class ServerTime:
             raise PayloadError(f"rank {self._server} gives a slot that begins in {wait_s} s")
         drifted_s = self._ahead_s + _DRIFT * (now_s - self._heard_s)
         self._ahead_s, self._heard_s = min(drifted_s, now_s - sent_s), now_s
-        if step != self._step:
-            self._step, self._late_s = step, 0.0
-        due_s = self._ahead_s + float(sent_s + wait_s)
-        self._late_s = max(self._late_s, now_s - due_s)
-        return due_s + self._late_s
+        return self._ahead_s + float(sent_s + wait_s)
+
+
+@dataclass
+class _Round:
+    """One shard's slots of one step.
+
+    Attributes:
+        missing: How many workers have not asked for theirs.
+        waiting: What those are who have asked and have none yet, in the order in which they asked.
+    """
+
+    missing: int
+    waiting: deque[_Asked] = field(default_factory=deque)
+
+
+class _Asked(NamedTuple):
+    length_s: float
+    give: Give
 
 
 class Slots:
-    """The rounds of one server.
+    """Shares the port of one server out.
 
     Args:
-        server_bits_per_s: Rate of the server's port.
+        server_bits_per_s: Rate of the port.
         workers: How many workers send to it.
         now_s: Tells the time.
+        call_at: Has a function called at a time.
 
     Example:
-        >>> slots = Slots(8e6 / 0.94, workers=2, now_s=lambda: 100.0)
-        >>> [round(slots.wait_s(0, shard, 1_000_000), 6) for shard in (0, 0, 1)]
-        [0.005, 1.005, 2.005]
+        >>> slots = Slots(8e6 / 0.94, 2, lambda: 100.0, lambda time_s, function: None)
+        >>> waits_s = []
+        >>> for shard in (0, 1, 0, 1):
+        ...     slots.ask(0, shard, 1_000_000, waits_s.append)
+        >>> [round(wait_s, 6) for wait_s in waits_s]
+        [0.005, 1.005, 2.005, 3.005]
     """
 
-    def __init__(self, server_bits_per_s: float, workers: int, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        server_bits_per_s: float,
+        workers: int,
+        now_s: Callable[[], float],
+        call_at: Callable[[float, Callable[[], None]], None],
+    ) -> None:
         self._link = Link(bytes_per_s=server_bits_per_s * _PAYLOAD / _BITS)
-        self._workers, self._now_s = workers, now_s
-        self._free_s = -math.inf  # when the last round that was planned ends
-        self._rounds: dict[tuple[int, int], deque[float]] = {}  # begins of slots that are left
+        self._workers = workers
+        self._now_s, self._call_at = now_s, call_at
+        self._free_s = -math.inf  # when the last slot that was given ends
+        self._answers_s = -math.inf  # when the server's answers have left
+        self._rounds: dict[tuple[int, int], _Round] = {}  # in the order of their first workers
+        self._watched = False
 
-    def wait_s(self, step: int, shard: int, size_bytes: int) -> float:
-        """Give a worker its slot in a round.
+    def ask(self, step: int, shard: int, size_bytes: int, give: Give) -> None:
+        """Take a worker's wish for a slot in a round.
 
         Args:
             step: Step of the push, which each worker announces once.
             shard: Number of the shard.
             size_bytes: Of its payload, at most.
-
-        Returns:
-            In how many seconds the slot begins.
+            give: Called once, now or later, with the seconds from then until the slot begins.
         """
-        now_s, name = self._now_s(), (step, shard)
-        if name not in self._rounds:
-            self._rounds[name] = self._planned(now_s, size_bytes)
-        left = self._rounds[name]
-        begin_s = left.popleft()
-        if not left:
-            del self._rounds[name]
-        return max(0.0, begin_s - now_s)
+        round_ = self._rounds.setdefault((step, shard), _Round(self._workers))
+        round_.missing -= 1
+        round_.waiting.append(_Asked(self._link.wire_s(size_bytes), give))
+        self._give_first_rounds()
+        self._watch()
 
-    def _planned(self, now_s: float, size_bytes: int) -> deque[float]:
-        planned = slots([size_bytes] * self._workers, self._link)
-        way_s = min(planned[0].end_s * _WAY, _MOST_WAY_S)
-        first_s = self._free_s if self._free_s > now_s else now_s + way_s
-        self._free_s = first_s + planned[-1].end_s
-        return deque(first_s + slot.start_s for slot in planned)
+    def note_answer(self, size_bytes: int) -> None:
+        """Note that the server sends so much: for so long a word that comes after it may wait."""
+        self._answers_s = max(self._answers_s, self._now_s()) + self._link.wire_s(size_bytes)
+
+    def _way_s(self, asked: _Asked) -> float:
+        """How long before its begin a slot must be given."""
+        least_s, most_s = (min(slot * asked.length_s, s) for slot, s in (_WAY, _MOST_WAY))
+        return min(max(self._answers_s - self._now_s(), least_s), most_s)
+
+    def _give_first_rounds(self) -> None:
+        """Give what nobody who may still ask comes before."""
+        while self._rounds:
+            name, round_ = next(iter(self._rounds.items()))
+            while round_.waiting:
+                self._give(round_.waiting.popleft())
+            if round_.missing:
+                return
+            del self._rounds[name]
+
+    def _give(self, asked: _Asked) -> None:
+        now_s = self._now_s()
+        begin_s = max(self._free_s, now_s + self._way_s(asked))
+        self._free_s = begin_s + asked.length_s
+        asked.give(begin_s - now_s)
+
+    def _watch(self) -> None:
+        """Look at those who wait when the port is about to be idle."""
+        round_ = self._first_waiting()
+        if round_ is not None and not self._watched:
+            self._watched = True
+            self._call_at(self._free_s - self._way_s(round_.waiting[0]), self._fill)
+
+    def _fill(self) -> None:
+        """Give the next slot before its turn, if the port would be idle otherwise."""
+        self._watched = False
+        round_ = self._first_waiting()
+        if round_ is not None and self._free_s - self._way_s(round_.waiting[0]) <= self._now_s():
+            self._give(round_.waiting.popleft())
+        self._watch()
+
+    def _first_waiting(self) -> _Round | None:
+        return next((round_ for round_ in self._rounds.values() if round_.waiting), None)
