@@ -8,7 +8,8 @@ worker is missing, those of the next rounds get theirs only when the port would 
 when all are there, everything is given at once. So the port is as busy as before, nobody waits for
 a worker that is late, and that one takes nobody's slot.
 
-A worker is told how long to wait, on the server's clock.
+A worker is told on the server's clock how long to wait, early enough for the word to come in time:
+packets of answers to other workers may be before it.
 """
 
 from __future__ import annotations
@@ -76,22 +77,24 @@ class ServerTime:
         return self._ahead_s + float(sent_s + wait_s)
 
 
+class _Asked(NamedTuple):
+    """A worker's wish for a slot."""
+
+    length_s: float
+    give: Give
+
+
 @dataclass
 class _Round:
     """One shard's slots of one step.
 
     Attributes:
         missing: How many workers have not asked for theirs.
-        waiting: What those are who have asked and have none yet, in the order in which they asked.
+        waiting: What was asked for and not given yet, in the order in which it was.
     """
 
     missing: int
     waiting: deque[_Asked] = field(default_factory=deque)
-
-
-class _Asked(NamedTuple):
-    length_s: float
-    give: Give
 
 
 class Slots:
@@ -143,11 +146,11 @@ class Slots:
         self._watch()
 
     def note_answer(self, size_bytes: int) -> None:
-        """Note that the server sends so much: for so long a word that comes after it may wait."""
+        """Note that the server sends so much: so long a word that is sent after it may wait."""
         self._answers_s = max(self._answers_s, self._now_s()) + self._link.wire_s(size_bytes)
 
     def _way_s(self, asked: _Asked) -> float:
-        """How long before its begin a slot must be given."""
+        """Return how long before its begin a slot must be given."""
         least_s, most_s = (min(slot * asked.length_s, s) for slot, s in (_WAY, _MOST_WAY))
         return min(max(self._answers_s - self._now_s(), least_s), most_s)
 
