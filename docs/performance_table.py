@@ -197,8 +197,9 @@ def _how_steps_are_measured(head: schedule_records.Header) -> str:
         "not to give memory back to the system (`MALLOC_TRIM_THRESHOLD_`, "
         "`MALLOC_MMAP_THRESHOLD_`), all methods alike: page faults would take a part of each step, "
         "and not the same in all methods. Each rank stays on a core of its own, as a host with one "
-        "would. Ours send units of at least 256 KiB of gradients (64 KiB of payload), since the "
-        "links are slow."
+        "would. Units of the hook and of fifo have at least 256 KiB of gradients (64 KiB of "
+        "payload), since the links are slow; those of the others are as large as their policy "
+        "wants them."
     )
     return textwrap.fill(text, 100, break_on_hyphens=False) + "\n"
 
