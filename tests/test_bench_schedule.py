@@ -28,6 +28,7 @@ from compressa.bench.schedule.records import (
     header,
     read,
 )
+from compressa.bench.schedule.run import ScheduleBench
 from compressa.bench.schedule.targets import verdicts
 from compressa.cli.bench import bench_app
 from compressa.errors import ConfigError
@@ -153,6 +154,17 @@ def test_rows_of_another_machine_or_model_are_not_mixed() -> None:
     other = ScheduleMeasurement(header=header({}, 999, 20, 40.0))
     with pytest.raises(ConfigError, match="write another file"):
         measurement().updated(other)
+
+
+def test_a_file_of_another_model_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "older.json"
+    write(file, measurement())
+    monkeypatch.setattr(ScheduleBench, "run", lambda bench: pytest.fail("it measures"))
+    done = CliRunner().invoke(bench_app, ["schedule", "--update", str(file)])
+    assert isinstance(done.exception, ConfigError)
+    assert "write another file" in str(done.exception)
 
 
 def test_a_step_is_judged_by_its_ideal_and_by_the_fastest_of_ddp() -> None:

@@ -52,6 +52,9 @@ def measure(
         start: Makes the benchmark, from what is told of its progress, and what after each row.
         file: Where the measurement is written, if anywhere.
         older: What stays of it where nothing newer is measured.
+
+    Raises:
+        ConfigError: What is older can not be brought up to date here.
     """
 
     def measured(bench: Bench[Written]) -> Written:
@@ -66,6 +69,7 @@ def measure(
 
     with Console(stderr=True).status("measuring") as status:
         bench = start(status.update, kept)
+        measured(bench)  # a file of another machine is refused before anything is measured
         bench.run()
     kept(bench)
     return measured(bench)

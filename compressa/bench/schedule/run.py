@@ -34,7 +34,7 @@ _PIPELINED, _PIPELINED_ROUNDS = "int8", 7
 _WIRE_SHARE = 2.0  # of the time on the wire to that in the codec: the bound is 1.5 then
 _FASTEST_BITS_PER_S = 1e9
 _TRIED_LINK = "200mbit"
-_TRACED, _TRACED_BATCH, _TRACED_PAIRS = "int8", 512, 10
+_TRACED, _TRACED_BATCH, _TRACED_PAIRS = "int8", 4096, 10
 _TRACED_LINK = "50mbit"
 
 
