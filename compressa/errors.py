@@ -12,9 +12,15 @@ CompressaError
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class CompressaError(Exception):
-    """Base class of all errors raised by Compressa."""
+    """Base class of all errors raised by Compressa; can be copied and pickled."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes another: not every class is called with its `args` alone."""
+        return _made_again, (type(self), self.args), self.__dict__
 
     def locate(self, where: str) -> None:
         """Add to the message what was going on, once."""
@@ -64,3 +70,9 @@ class StateError(CompressaError):
 
 class BackendUnavailable(CompressaError):  # noqa: N818 - the design's name for the event
     """A device, library, privilege or program is missing; the message names the fix."""
+
+
+def _made_again(kind: type[CompressaError], args: tuple[Any, ...]) -> CompressaError:
+    error = kind.__new__(kind)
+    error.args = args
+    return error

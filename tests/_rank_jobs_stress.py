@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -112,8 +113,9 @@ def suffer(
             handle.close()
     seen["closing_s"] = time.monotonic() - started_s
     seen["step"] = handle.next_step if handle is not None else -1
+    model = weakref.ref(wrapped)
     del handle, wrapped
-    return seen | {"left": _left(before)}
+    return seen | {"left": _left(before, model)}
 
 
 def _in_loop(rank: int, culprit: int, moment: str) -> bool:
@@ -275,7 +277,7 @@ def open_things() -> dict[str, int]:
     return {"sockets": sockets, "files": files, "threads": threads}
 
 
-def _left(before: dict[str, int]) -> dict[str, Any]:
+def _left(before: dict[str, int], model: weakref.ref[DistributedDataParallel]) -> dict[str, Any]:
     """Return what is more than before, once it has had a moment to end; nothing if nothing is."""
     end_s = time.monotonic() + _SETTLE_S
     while True:
@@ -285,6 +287,8 @@ def _left(before: dict[str, int]) -> dict[str, Any]:
         left: dict[str, Any] = {k: now[k] - before[k] for k in now if now[k] > before[k]}
         if alive_threads():
             left["alive"] = alive_threads()
+        if model() is not None:
+            left["model"] = "which nobody holds, but no collector finds"
         if not left or time.monotonic() > end_s:
             return left
         time.sleep(0.05)

@@ -312,6 +312,36 @@ def flip_each_header_bit(*, kind: str) -> list[int]:
     return taken
 
 
+def refused_at_once() -> bool:
+    """Rank 0 sends nonsense, and rank 1 looks late; does its error hold any frames?"""
+    late = GlooGroupTransport._when_done
+
+    def broken(self: Frame, buffer: Any) -> None:
+        write(self, buffer)
+        buffer[0] ^= 1
+
+    def when_done(self: GlooGroupTransport, work: dist.Work, *rest: Any) -> None:
+        end_s = time.monotonic() + 10.0
+        while not work.is_completed() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        late(self, work, *rest)
+
+    write, key, answers = Frame.write, Key(0, 0, 0), Answers()
+    with opened("gloo-group") as (transport, _):
+        if transport.rank == 0:
+            with mock.patch.object(Frame, "write", broken):
+                exchange = Exchange({1: message(0, 1, 0, 9)}, {}, True, {1: 9})
+                transport.exchange(key, exchange, 0, answers.done(key))
+        else:
+            exchange = Exchange({}, {0: torch.zeros(9, dtype=torch.uint8)}, False)
+            with mock.patch.object(GlooGroupTransport, "_when_done", when_done):
+                transport.exchange(key, exchange, 0, answers.done(key))
+        result = answers.wait(key)
+        dist.barrier()
+    assert transport.rank == 0 or isinstance(result, PayloadError), result
+    return isinstance(result, PayloadError) and result.__traceback__ is not None
+
+
 def idle(*, seconds: float, kind: str = "gloo") -> dict[str, Any]:
     """Do nothing for longer than the silence that would be a loss."""
     with opened(kind, silence_s=0.8) as (transport, failures):

@@ -75,3 +75,8 @@ def test_a_goodbye_ends_the_wait(two: Group) -> None:
 def test_no_bit_of_a_group_calls_header_may_be_another(two: Group) -> None:
     every_bit = list(range(8 * FRAME_HEADER_BYTES))
     assert two.run(f"{JOBS}.flip_each_header_bit", kind="gloo-group") == [every_bit, []]
+
+
+def test_a_refused_frame_does_not_keep_its_call(two: Group) -> None:
+    # Each call keeps the group's connections, and an error with a traceback its frames.
+    assert two.run(f"{JOBS}.refused_at_once") == [False, False]

@@ -9,6 +9,7 @@ is instead of DDP's reading of a failed future.
 # No `from __future__ import annotations` here: DDP compares the hook's annotation of `bucket`
 # with the class itself.
 import weakref
+from copy import copy
 from typing import Any
 
 import torch
@@ -74,7 +75,8 @@ class DDPHook:
             error = done.exception()
             if error is not None:
                 # Mostly nobody looks: `_wait` has raised it. With a static graph DDP waits first.
-                future.set_exception(error)  # type: ignore[arg-type]
+                # A copy: the reducer keeps it, and not the frames that the error went through.
+                future.set_exception(copy(error))  # type: ignore[arg-type]
                 return
             with self._engine.lane.current():  # the future notes what came before it there
                 future.set_result(buffer)
@@ -104,6 +106,13 @@ class DDPHook:
         self._loss_scale = float(self._scaler.get_scale()) if scaled else None
 
 
-def ddp_hook(state: DDPHook, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The function that DDP calls with each bucket."""
-    return state.submit(bucket)
+def ddp_hook(state: weakref.ref[DDPHook], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The function that DDP calls with each bucket.
+
+    DDP's reducer, where no collector looks, holds its state for as long as the model lives; and
+    an error of the engine may hold the model, by the frames of its traceback. So the model holds
+    the hook.
+    """
+    hook = state()
+    assert hook is not None
+    return hook.submit(bucket)

@@ -76,9 +76,9 @@ def _install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> Non
     engine = handle.engine
     names = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
     hook = DDPHook(model, engine, handle, names, scaler)
-    model.register_comm_hook(hook, ddp_hook)
+    model.register_comm_hook(weakref.ref(hook), ddp_hook)
     # After a failed backward, DDP's own forward would complain of an internal error.
-    model.register_forward_pre_hook(
+    model.register_forward_pre_hook(  # which holds the hook for as long as the model lives
         lambda module, inputs: hook.begin_forward() if torch.is_grad_enabled() else None
     )
     _registered.add(model)

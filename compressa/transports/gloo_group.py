@@ -152,7 +152,8 @@ class GlooGroupTransport(Transport):
                 future.value()
                 result: Received | CompressaError = unpack()
             except CompressaError as error:
-                result = error
+                # A call that is over already reports at once: in frames that hold it.
+                result = error.with_traceback(None)
             except RuntimeError as error:
                 result = call_failed("a group call", error)
             done(result)
