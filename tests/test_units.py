@@ -109,11 +109,31 @@ def test_units_hold_a_part_of_what_is_left_where_no_sizes_are_given(
     """So the forward waits for little at first, and units are few for models of any size."""
     parameters = [ParameterInfo(i, f"p{i}", (count,)) for i, count in enumerate(elems)]
     units = build_units(parameters, {p.name: compressor for p in parameters}, UnitSizes())
-    left = 4 * sum(elems)
+    total = left = 4 * sum(elems)
     for unit in units[:-1]:
-        assert dense_bytes(unit) >= left // 16
+        least = max(min(left / 16, (total - left) / 2), total / 64)
+        assert dense_bytes(unit) >= int(min(least, 3 / 4 * left))
         left -= dense_bytes(unit)
-    assert len(units) <= 16 * (1 + math.log(4)) + 2
+    # Small ones at the beginning, sixteenths, those of 1/64, and quarters of the rest.
+    assert len(units) <= 6 + 16 * math.log(4) + 16 + math.log(max(total / 48, 4), 4)
+
+
+def test_what_comes_first_and_what_is_needed_first_has_units_of_its_own() -> None:
+    # A layer's biases alone would wait for those of many others, to make 8 KiB of payload.
+    layers = range(48)
+    weights = [ParameterInfo(2 * i, f"{i}.weight", (150, 150)) for i in layers]
+    biases = [ParameterInfo(2 * i + 1, f"{i}.bias", (150,)) for i in layers]
+    parameters = sorted(weights + biases, key=lambda p: p.index)
+    compressors: dict[str, Compressor] = {p.name: Int8() for p in weights}
+    compressors |= {p.name: NoCompression() for p in biases}
+    names = [
+        [segment.parameter.name for segment in unit.layout.segments]
+        for unit in build_units(parameters, compressors, UnitSizes())
+    ]
+    assert names[0] == ["47.weight"]
+    assert ["0.weight"] in names
+    assert ["0.bias"] in names
+    assert len(names) <= 40
 
 
 def test_small_models_and_large_ones_have_about_as_many_units() -> None:
@@ -123,5 +143,7 @@ def test_small_models_and_large_ones_have_about_as_many_units() -> None:
         units = build_units(parameters, compressors, UnitSizes())
         assert 24 <= len(units) <= 40
         layers = [dense_bytes(unit) / (4 * width * width) for unit in units]
-        assert layers == sorted(layers, reverse=True)
-        assert layers[-1] == 1
+        largest = layers.index(max(layers))
+        assert layers[:largest] == sorted(layers[:largest])
+        assert layers[largest:] == sorted(layers[largest:], reverse=True)
+        assert layers[0] == layers[-1] == 1

@@ -7,10 +7,11 @@ so little is left of them after compression that a message would be mostly laten
 goes on to `payload_bytes`, or to `_MOST_UNITS` times the dense size. What is not compressed at
 all has a size of its own: its sums cost less in large pieces.
 
-Where what is urgent overtakes, and no sizes are given, units grow smaller on the way: each holds a
-part of what its compressor has left. Those that the forward needs first, which backward readies
-last, are small, so that it does not wait for long; the others cost few messages. That goes for
-models of any size.
+Where what is urgent overtakes, and no sizes are given, units are small at both ends: each holds a
+part of what its compressor has left, and no more than half of what came before. What the forward
+needs first, which backward readies last, keeps it waiting for a moment only. What backward readies
+first is on the wire soon; and since it may be what the forward needs last, the step ends soon after
+it has come. The others cost few messages. That goes for models of any size.
 
 Nothing here depends on DDP's buckets, on arrival times or on a measured link, so neither does any
 arithmetic.
@@ -34,6 +35,8 @@ from compressa.parameters import Layout, ParameterInfo, Segment
 _UNIT_BYTES, _DENSE_UNIT_BYTES = 4 << 20, 25 << 20  # as DDP's buckets, where order is all the same
 _MOST_UNITS = 8  # more would leave nothing to overlap
 _PART, _LEAST_PART = 16, 64  # a unit is at least one of so many of what is left, of all there is
+_GROWTH = 2  # nor more than one of so many of what came before
+_MOST_OF_REST = 0.75  # so that what forward needs first does not wait for others
 _LEAST_PAYLOAD_BYTES = 8 << 10
 
 
@@ -41,8 +44,9 @@ class UnitSizes(NamedTuple):
     """How large units are.
 
     Attributes:
-        unit_bytes: Least dense bytes of a full unit; None: 1/16 of what its compressor has left,
-            1/64 of what it had, and 8 KiB after compression.
+        unit_bytes: Least dense bytes of a full unit; None: 1/16 of what its compressor has left
+            but no more than half of what came before, 1/64 of all, and 8 KiB after compression;
+            and no more than 3/4 of what is left.
         payload_bytes: Least bytes of it after compression; does not count where that is None.
         dense_bytes: Least bytes of a full unit that is not compressed; None likewise.
     """
@@ -94,9 +98,11 @@ class _Group:
         given = sizes.unit_bytes if self.compresses else sizes.dense_bytes
         if given is not None:
             return given
+        taken_bytes = self.total_bytes - self.left_bytes
         shrunk = self.total_bytes / max(self.total_payload_bytes, 1)
-        least = max(self.left_bytes / _PART, self.total_bytes / _LEAST_PART)
-        return max(1, int(max(least, _LEAST_PAYLOAD_BYTES * shrunk)))
+        least = min(self.left_bytes / _PART, taken_bytes / _GROWTH)
+        least = max(least, self.total_bytes / _LEAST_PART, _LEAST_PAYLOAD_BYTES * shrunk)
+        return max(1, int(min(least, _MOST_OF_REST * self.left_bytes)))
 
     def add(self, segment: Segment) -> None:
         """Put a segment into the unit."""

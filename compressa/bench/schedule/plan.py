@@ -19,8 +19,8 @@ PARTS: Mapping[str, str] = {
 }
 """By name, what each shows."""
 
-LINKS: Mapping[str, str] = {"none": "12mbit", "bf16": "6mbit", "int8": "3mbit"}
-"""By compressor, the speed of the links on which steps are measured."""
+LINKS: Mapping[str, float] = {"none": 12e6, "bf16": 6e6, "int8": 3e6}
+"""By compressor, the speed of the links on which steps are measured, in bit/s."""
 
 RATIOS = (0.5, 1.0, 2.0)
 """Of C to F + B."""
@@ -48,9 +48,16 @@ class Settings:
     budget_s: float = 40.0
     least_rounds: int = 3
 
-    def link_of(self, compressor: str) -> str:
-        """Return the speed of the links on which a compressor's steps are measured."""
-        return self.link or LINKS[compressor]
+    def ratios_on(self, compressor: str) -> Mapping[str, Sequence[float]]:
+        """Return, by speed of the links, which cases of a compressor's steps are measured there.
+
+        Where C is only a part of F + B links are as much faster, so that batches are no larger.
+        """
+        cases: dict[str, list[float]] = {}
+        for ratio in self.ratios:
+            rate = LINKS[compressor] / min(1.0, ratio)
+            cases.setdefault(self.link or f"{rate / 1e6:g}mbit", []).append(ratio)
+        return cases
 
     def methods(self, compressor: str) -> list[Method]:
         """Return what is measured with a compressor."""

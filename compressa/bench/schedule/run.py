@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 from compressa.bench.machine import now
@@ -107,7 +107,8 @@ class ScheduleBench:
         parts = self._settings.parts
         if "steps" in parts:
             for compressor in self._settings.compressors:
-                self._measure_steps(bed, compressor)
+                for link, ratios in self._settings.ratios_on(compressor).items():
+                    self._measure_steps(bed, link, compressor, ratios)
         if {"hook", "trace"} & set(parts):
             bed.set_link(_TRIED_LINK)
             with started_ranks(bed) as ask:
@@ -125,13 +126,15 @@ class ScheduleBench:
                 self._jobs.append(two_jobs(bed, _SHARED_LINK, port))
                 self._kept(self)
 
-    def _measure_steps(self, bed: NetnsTestbed, compressor: str) -> None:
-        bed.set_link(self._settings.link_of(compressor))
+    def _measure_steps(
+        self, bed: NetnsTestbed, link: str, compressor: str, ratios: Sequence[float]
+    ) -> None:
+        bed.set_link(link)
         bed.self_check()
         with started_ranks(bed) as ask:
             self._versions["torch"] = ask.version
             measured = Steps(ask, str(bed.link), self._settings, compressor, self._progress)
-            for ratio in self._settings.ratios:
+            for ratio in ratios:
                 case, steps = measured.case(ratio)
                 self._cases.append(case)
                 self._steps += steps

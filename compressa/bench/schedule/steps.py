@@ -11,14 +11,16 @@ from compressa.bench.machine import now
 from compressa.bench.network.processors import Processors
 from compressa.bench.schedule.hosts import Asked
 from compressa.bench.schedule.methods import Method
+from compressa.bench.schedule.model import WIDTH
 from compressa.bench.schedule.plan import Settings
 from compressa.bench.schedule.records import Case, Step
 from compressa.bench.timing import Samples
 from compressa.engine import profile_file
+from compressa.errors import ConfigError
 from compressa.simulation import simulated_step_s
 
 _TRIED_BATCHES = (64, 512)  # what a sample costs is worked out from these
-_MOST_BATCH = 1 << 16
+_MOST_BATCH = (32 << 20) // (4 * WIDTH)  # more than malloc keeps costs page faults in each step
 _STEPS = 3  # timed together
 _ALONE_STEPS = 2
 
@@ -146,12 +148,22 @@ class Steps:
         return simulated_step_s(profile_file.read(path), overlap=method.kind == "overlap")
 
     def _batch_of(self, wanted_s: float) -> int:
-        """Return how large batches take so long; a sample of many costs more than one of few."""
+        """Return how large batches take so long; a sample of many costs more than one of few.
+
+        Raises:
+            ConfigError: They are too large.
+        """
         batch = max(1, round((wanted_s - self._fixed_s) / self._sample_s))
         batch = min(_MOST_BATCH, batch)
         self._ask("size", batch=batch)
         took_s = self._ask("compute", steps=_ALONE_STEPS)["step_s"]
-        return max(1, min(_MOST_BATCH, round(batch * wanted_s / took_s)))
+        batch = max(1, round(batch * wanted_s / took_s))
+        if batch > _MOST_BATCH:
+            raise ConfigError(
+                f"--link {self._link}: to compute for {wanted_s:.3g} s takes batches of {batch:,}, "
+                f"and {_MOST_BATCH:,} are the most; give a faster --link, or a larger --ratio"
+            )
+        return batch
 
     def _cost_of_samples(self) -> tuple[float, float]:
         """Return what a sample of a batch costs in a step, and what costs the same for all."""
