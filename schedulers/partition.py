@@ -11,8 +11,8 @@ import math
 
 from compressa.schedulers.link import Link
 
-LEAST_CHUNK_BYTES = 16 << 10
-"""Less than some ten full frames of Ethernet costs more in headers than it gains in order."""
+LEAST_CHUNK_BYTES = 8 << 10
+"""Less than some five full frames of Ethernet costs more in headers than it gains in order."""
 
 MOST_CHUNK_BYTES = 4 << 20
 _STEP_BYTES = 4 << 10
@@ -26,7 +26,7 @@ def chunk_bytes(total_bytes: int, link: Link) -> int:
         link: On what.
 
     Returns:
-        sqrt(S * overhead * bandwidth), as a multiple of 4 KiB between 16 KiB and 4 MiB; but never
+        sqrt(S * overhead * bandwidth), as a multiple of 4 KiB between 8 KiB and 4 MiB; but never
         more than the transport makes of it.
 
     Example:

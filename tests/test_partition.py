@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compressa.collectives.choice import Costs
 from compressa.collectives.cost import Link
 from compressa.config import load_config
-from compressa.engine.partition import Sizes, partition, wire
+from compressa.engine.partition import Sizes, kept_bytes, partition, wire
 from compressa.parameters import ParameterInfo
 
 MODEL = [ParameterInfo(0, "w", (4_250_000,))]
@@ -65,3 +65,14 @@ def test_schedulers_see_the_link_as_the_transport_uses_it() -> None:
     assert seen is not None
     assert (seen.bytes_per_s, seen.latency_s, seen.overhead_s) == (25e6, 5e-5, 5e-5)
     assert (seen.chunk_bytes, seen.credit_bytes) == (1000, 3000)
+
+
+def test_what_a_slow_link_keeps_is_bounded_where_order_counts() -> None:
+    """Twice what it carries in 5 ms and a latency: what is further ahead nothing overtakes."""
+    mbit_12, mbit_1 = (Costs(Link(message_s=1e-4, byte_s=8 / rate)) for rate in (12e6, 1e6))
+    by_need, fifo = (load_config({"schedule": {"policy": p}}) for p in ("priority", "fifo"))
+    assert kept_bytes(by_need, mbit_12) == pytest.approx(2 * 7650, abs=2)
+    assert kept_bytes(by_need, mbit_1) == 6 << 10
+    assert kept_bytes(by_need, MBIT_200) is None
+    assert kept_bytes(fifo, mbit_12) is None
+    assert kept_bytes(by_need, None) is None

@@ -204,7 +204,7 @@ def test_small_messages_are_merged_when_waiting_costs_less_than_one() -> None:
 def test_what_would_be_late_is_not_merged() -> None:
     """The first is due when it has left alone; the second may take its time."""
     link = Link(bytes_per_s=1e6, overhead_s=1e-3)
-    late = Transfer(1, 0, 10_000, ready_s=0.0, need_s=1.0)
+    late = Transfer(1, 0, 5000, ready_s=0.0, need_s=1.0)
     for need_s, merged in ((2e-3, False), (0.5, True)):
         plan = merge([Transfer(0, 0, 1000, 0.0, need_s), late], Conditions(link))
         assert bool(plan.groups) is merged

@@ -421,6 +421,11 @@ def test_the_kernel_keeps_little_that_it_has_not_sent(benches: Callable[..., Ben
     assert link.getsockopt(socket.IPPROTO_TCP, 25) == 54_321  # TCP_NOTSENT_LOWAT
 
 
+def test_on_a_slow_link_the_kernel_keeps_little_at_all(benches: Callable[..., Bench]) -> None:
+    link = benches(kept_bytes=8192).near.link.connections[0]._link
+    assert link.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * 8192  # Linux's own, too
+
+
 def test_frames_wait_for_the_pacer(benches: Callable[..., Bench]) -> None:
     rate_bits_per_s, frames = 8e6, 12
     bench = benches(pacer=Pacer(rate_bits_per_s))

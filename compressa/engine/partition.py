@@ -23,6 +23,7 @@ _CHUNK_BYTES = 256 << 10
 _CREDIT_BYTES = 512 << 10
 _CHUNK_S = 2e-4  # of a core that computes: a call and a wake-up at either end
 _WAKE_S = 0.005  # a thread that wants to send waits so long for a core that computes
+_LEAST_KEPT_BYTES, _MOST_KEPT_BYTES = 6 << 10, 64 << 10
 
 
 class Sizes(NamedTuple):
@@ -51,11 +52,31 @@ def partition(config: Config, parameters: Sequence[ParameterInfo], costs: Costs 
         total_bytes = _payload_bytes(config, parameters)
         costly = replace(link, overhead_s=max(link.overhead_s, _CHUNK_S))
         chunk = chunk or min(chunk_bytes(total_bytes, costly), credit or _CREDIT_BYTES)
-        slow_to_answer = replace(link, latency_s=link.latency_s + _WAKE_S)
-        credit = credit or credit_bytes(slow_to_answer, chunk)
+        credit = credit or credit_bytes(_slow_to_answer(link), chunk)
     credit = credit or max(_CREDIT_BYTES, chunk or 0)
     chunk = chunk or min(_CHUNK_BYTES, credit)
     return Sizes(paced_chunk_bytes(config.schedule, chunk), credit)
+
+
+def kept_bytes(config: Config, costs: Costs | None) -> int | None:
+    """Return what the kernel may keep of all that it was given for one peer; None: its own choice.
+
+    By itself it keeps as much as fits the buffers on the way, which nothing overtakes: on a slow
+    link for longer than a step can wait. Twice what the wire carries meanwhile keeps it busy.
+
+    Args:
+        config: Says whether order counts.
+        costs: Of the link; None if it was not measured.
+    """
+    link = wire(costs)
+    if link is None or config.schedule.policy == FIFO:
+        return None
+    kept = max(2 * credit_bytes(_slow_to_answer(link), 0), _LEAST_KEPT_BYTES)
+    return kept if kept < _MOST_KEPT_BYTES else None
+
+
+def _slow_to_answer(link: Link) -> Link:
+    return replace(link, latency_s=link.latency_s + _WAKE_S)
 
 
 def _payload_bytes(config: Config, parameters: Sequence[ParameterInfo]) -> int:

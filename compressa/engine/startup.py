@@ -19,7 +19,7 @@ from compressa.engine.cores import Place, default_threads, has_core, launched_he
 from compressa.engine.lanes import CudaLane, Lane
 from compressa.engine.link_file import Shared
 from compressa.engine.pace import host_pacer
-from compressa.engine.partition import partition
+from compressa.engine.partition import kept_bytes, partition
 from compressa.engine.process_groups import is_part
 from compressa.engine.sums import Sums
 from compressa.errors import CompressaError, ConfigError
@@ -266,7 +266,8 @@ def _open_on_host(
     if kind == "gloo-group":
         return GlooGroupTransport(group, control.epoch)
     pacer = host_pacer(config.schedule, control, exchange.deadline_s)
-    chunk_bytes, credit_bytes = partition(config, parameters, _costs(config, control))
+    costs = _costs(config, control)
+    chunk_bytes, credit_bytes = partition(config, parameters, costs)
     # A peer may be ahead by a step; no compressor sends more than twice the gradients.
     early_bytes = _EARLY_BYTES + 4 * sum(p.elems * max(p.dtype.itemsize, 4) for p in parameters)
     if kind in ("gloo", "mpi"):
@@ -280,7 +281,9 @@ def _open_on_host(
         return MpiTransport(comm, streams, early_bytes, failed, BackendSum(group))
     sizes = frame_sizes(chunk_bytes, credit_bytes, exchange.connections)
     poll_s = _POLL_S if has_core(control.rank, control.places, launched_here()) else 0.0
-    settings = TcpSettings(control.epoch, *sizes, exchange.silence_s, pacer, poll_s)
+    kept = kept_bytes(config, costs)
+    kept = None if kept is None else kept // exchange.connections
+    settings = TcpSettings(control.epoch, *sizes, exchange.silence_s, kept, pacer, poll_s)
     sockets = connect_mesh(
         control.rank,
         control.size,

@@ -1,12 +1,12 @@
 """Connection: frames over one TCP socket, without blocking and without a thread.
 
-Sending takes frames when the kernel has room, and hands over the memory of the messages
-themselves. The kernel keeps a bounded number of unsent bytes, so what is more urgent overtakes
+Sending takes frames when the kernel has room, and hands over the messages' own memory. The kernel
+keeps a bounded number of unsent bytes, and on a slow link of all, so what is more urgent overtakes
 soon. It is offered several frames in one call, which a fast connection drains meanwhile; those that
 it does not begin go back, so that a slow one holds no more than if they came one by one. Receiving
 reads headers and small frames through a staging buffer, one call for many, and the rest of large
-ones straight into the memory where they belong, with the next header behind it; the kernel wakes
-the reader for the next large piece, not for every packet.
+ones straight to where they belong, with the next header behind; the kernel wakes the reader for the
+next large piece, not for every packet.
 
 The end of the peer's stream is its goodbye. Between two frames, it has left; within one, or if the
 connection was reset, it is lost.
@@ -32,8 +32,7 @@ _STAGING_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 17  # a wake-up and a read cost as much as some 10 kB
 _TURN_BYTES = 1 << 20  # then the other peers have their turn
 _MOST_OFFERED = 16  # frames in one call
-_LEAST_FRAME_BYTES = 1 << 15
-_LEAST_UNSENT_BYTES = 1 << 13
+_LEAST_FRAME_BYTES, _LEAST_UNSENT_BYTES = 1 << 15, 1 << 12
 _NOTSENT_LOWAT = 25  # Linux's TCP_NOTSENT_LOWAT, which Python 3.11 does not name
 
 
@@ -44,7 +43,8 @@ class TcpSettings:
     Attributes:
         epoch: Epoch of the transport.
         chunk_bytes: Most bytes of data in a frame.
-        unsent_bytes: Most bytes that the kernel holds of one connection and has not sent.
+        unsent_bytes: Most that the kernel holds of one connection and has not sent.
+        kept_bytes: Most that it holds, sent or not; None for as many as it likes.
         silence_s: Sent bytes that nobody confirms for so long end the connection.
         pacer: Holds back what is sent, to all peers together.
         poll_s: For how long to look for what is due before sleeping.
@@ -54,6 +54,7 @@ class TcpSettings:
     chunk_bytes: int
     unsent_bytes: int
     silence_s: float
+    kept_bytes: int | None = None
     pacer: Pacer = field(default_factory=lambda: Pacer(None))
     poll_s: float = 0.0
 
@@ -149,10 +150,7 @@ class Connection:
             self._lose(error)
 
     def drop(self) -> None:
-        """Let go of all memory that was lent, and take nothing that comes any more.
-
-        What is left of the frame under way is sent all the same.
-        """
+        """Let go of lent memory and take nothing more, but send the rest of the frame under way."""
         self.ignore()
         self._handed.clear()
         for frame in self._leaving:
@@ -394,6 +392,8 @@ class Connection:
 def _tune(link: socket.socket, settings: TcpSettings) -> None:
     link.setblocking(False)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if settings.kept_bytes is not None:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.kept_bytes)
     if sys.platform == "linux":
         patience_ms = round(settings.silence_s * 1000)
         link.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, settings.unsent_bytes)

@@ -21,6 +21,7 @@ from compressa.simulation import simulated_step_s
 
 _TRIED_BATCHES = (64, 512)  # what a sample costs is worked out from these
 _MOST_BATCH = (32 << 20) // (4 * WIDTH)  # more than malloc keeps costs page faults in each step
+_TRIES, _NEAR = 4, 0.03  # at how large batches take as long as is wanted
 _STEPS = 3  # timed together
 _ALONE_STEPS = 2
 
@@ -154,10 +155,12 @@ class Steps:
             ConfigError: They are too large.
         """
         batch = max(1, round((wanted_s - self._fixed_s) / self._sample_s))
-        batch = min(_MOST_BATCH, batch)
-        self._ask("size", batch=batch)
-        took_s = self._ask("compute", steps=_ALONE_STEPS)["step_s"]
-        batch = max(1, round(batch * wanted_s / took_s))
+        for _ in range(_TRIES):
+            self._ask("size", batch=min(_MOST_BATCH, batch))
+            took_s = self._ask("compute", steps=_ALONE_STEPS)["step_s"]
+            if abs(took_s - wanted_s) <= _NEAR * wanted_s:
+                break
+            batch = max(1, round(min(_MOST_BATCH, batch) * wanted_s / took_s))
         if batch > _MOST_BATCH:
             raise ConfigError(
                 f"--link {self._link}: to compute for {wanted_s:.3g} s takes batches of {batch:,}, "
