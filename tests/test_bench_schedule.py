@@ -29,6 +29,7 @@ from compressa.bench.schedule.records import (
     read,
 )
 from compressa.bench.schedule.run import ScheduleBench
+from compressa.bench.schedule.steps import Steps
 from compressa.bench.schedule.targets import verdicts
 from compressa.cli.bench import bench_app
 from compressa.errors import ConfigError
@@ -273,6 +274,46 @@ def test_what_is_exchanged_alone_is_always_measured_and_ddp_where_it_can_compres
     assert [m.name for m in Settings(pattern="none of all").methods("none")] == [EXCHANGED]
     assert not any(m.kind == "ddp" for m in Settings().methods("int8"))
     assert {m.name for m in Settings().methods("none")} == set(METHODS)
+
+
+class _Ranks:
+    """Ranks whose samples cost more the more there are, on a wire that takes a while."""
+
+    def __init__(self, communication_s: float, sample_s: float) -> None:
+        self.communication_s, self.sample_s = communication_s, sample_s
+        self.batch = 0
+
+    def __call__(self, what: str, **given: Any) -> dict[str, float]:
+        self.batch = given.get("batch", self.batch)
+        step_s = self.sample_s * self.batch * (1 + self.batch / 50_000) + 0.01
+        if what == "communicate":
+            step_s = self.communication_s
+        return {"step_s": step_s, "forward_s": step_s / 3}
+
+
+def steps_of(ranks: _Ranks) -> Steps:
+    settings = Settings(pattern="none of all", budget_s=0.0, least_rounds=1)
+    asked: Any = ranks
+    return Steps(asked, "3mbit", settings, "int8", lambda text: None)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
+def test_batches_are_so_large_that_computing_takes_as_long_as_is_asked_for(ratio: float) -> None:
+    found, _ = steps_of(_Ranks(3.0, 1e-4)).case(ratio)
+    assert found.communication_s / (found.forward_s + found.backward_s) == pytest.approx(
+        ratio, rel=0.04
+    )
+
+
+def test_batches_that_are_too_large_to_be_kept_are_refused() -> None:
+    with pytest.raises(ConfigError, match="faster --link"):
+        steps_of(_Ranks(3.0, 1e-6)).case(1.0)
+
+
+def test_links_are_faster_where_communication_is_a_part_of_computing() -> None:
+    settings = Settings(ratios=(0.5, 1.0, 2.0))
+    assert settings.ratios_on("int8") == {"6mbit": [0.5], "3mbit": [1.0, 2.0]}
+    assert Settings(link="1gbit", ratios=(0.5, 2.0)).ratios_on("none") == {"1gbit": [0.5, 2.0]}
 
 
 def test_each_policy_and_each_chunk_that_leaves_have_a_cost() -> None:
