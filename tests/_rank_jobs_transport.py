@@ -299,21 +299,24 @@ def flip_each_header_bit(*, kind: str) -> list[int]:
     with opened(kind) as (transport, _):
         for bit in range(8 * FRAME_HEADER_BYTES):
             answers, key = Answers(), Key(bit, 0, 0)
-            if transport.rank == 0:
-                with mock.patch.object(Frame, "write", broken):
-                    exchange = Exchange({1: message(0, 1, 0, 9)}, {}, True, {1: 9})
-                    transport.exchange(key, exchange, 0, answers.done(key))
-            else:
-                exchange = Exchange({}, {0: torch.zeros(9, dtype=torch.uint8)}, False)
-                transport.exchange(key, exchange, 0, answers.done(key))
+            _exchange_broken(transport, key, answers, broken)
             if not isinstance(answers.wait(key), PayloadError):
                 taken.append(bit)
         dist.barrier()
     return taken
 
 
+def _exchange_broken(transport: Any, key: Key, answers: Answers, broken: Any) -> None:
+    """Rank 0 sends rank 1 nine bytes behind a broken header."""
+    exchange = Exchange({}, {0: torch.zeros(9, dtype=torch.uint8)}, False)
+    if transport.rank == 0:
+        exchange = Exchange({1: message(0, 1, 0, 9)}, {}, True, {1: 9})
+    with mock.patch.object(Frame, "write", broken if transport.rank == 0 else Frame.write):
+        transport.exchange(key, exchange, 0, answers.done(key))
+
+
 def refused_at_once() -> bool:
-    """Rank 0 sends nonsense, and rank 1 looks late; does its error hold any frames?"""
+    """Rank 0 sends nonsense, and both look late; does rank 1's error hold any frames?"""
     late = GlooGroupTransport._when_done
 
     def broken(self: Frame, buffer: Any) -> None:
@@ -328,14 +331,8 @@ def refused_at_once() -> bool:
 
     write, key, answers = Frame.write, Key(0, 0, 0), Answers()
     with opened("gloo-group") as (transport, _):
-        if transport.rank == 0:
-            with mock.patch.object(Frame, "write", broken):
-                exchange = Exchange({1: message(0, 1, 0, 9)}, {}, True, {1: 9})
-                transport.exchange(key, exchange, 0, answers.done(key))
-        else:
-            exchange = Exchange({}, {0: torch.zeros(9, dtype=torch.uint8)}, False)
-            with mock.patch.object(GlooGroupTransport, "_when_done", when_done):
-                transport.exchange(key, exchange, 0, answers.done(key))
+        with mock.patch.object(GlooGroupTransport, "_when_done", when_done):
+            _exchange_broken(transport, key, answers, broken)
         result = answers.wait(key)
         dist.barrier()
     assert transport.rank == 0 or isinstance(result, PayloadError), result

@@ -53,7 +53,7 @@ def schedule(
         ),
     ] = None,
     quick: Annotated[
-        bool, typer.Option("--quick", help="int8 at C = F + B alone: a minute.")
+        bool, typer.Option("--quick", help="int8 at C = F + B alone: ten minutes.")
     ] = False,
     budget: Annotated[
         float | None, typer.Option(min=0.0, help="Seconds for each case of the steps.")

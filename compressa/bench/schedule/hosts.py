@@ -15,9 +15,12 @@ from compressa.errors import BackendUnavailable
 from compressa.testbed import NetnsTestbed, open_testbed
 
 _START_S, _DEADLINE_S = 120.0, 180.0
+KEPT_BYTES = 1 << 25
+"""Larger pieces of memory go back to the system in each step: the most that malloc can be told."""
+
 # Memory that is given back and asked for again in each step takes the kernel a sixth of it, and
 # whether that happens depends on what else is allocated meanwhile: none is given back here.
-_KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_THRESHOLD_": str(1 << 25)}
+_KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES)}
 
 
 def opened_hosts(hosts: int, link: str) -> NetnsTestbed:

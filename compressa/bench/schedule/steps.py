@@ -9,7 +9,7 @@ from statistics import median
 
 from compressa.bench.machine import now
 from compressa.bench.network.processors import Processors
-from compressa.bench.schedule.hosts import Asked
+from compressa.bench.schedule.hosts import KEPT_BYTES, Asked
 from compressa.bench.schedule.methods import Method
 from compressa.bench.schedule.model import WIDTH
 from compressa.bench.schedule.plan import Settings
@@ -20,7 +20,7 @@ from compressa.errors import ConfigError
 from compressa.simulation import simulated_step_s
 
 _TRIED_BATCHES = (64, 512)  # what a sample costs is worked out from these
-_MOST_BATCH = (32 << 20) // (4 * WIDTH)  # more than malloc keeps costs page faults in each step
+_MOST_BATCH = KEPT_BYTES // (4 * WIDTH)  # page faults in each step would be a part of it
 _TRIES, _NEAR = 4, 0.03  # at how large batches take as long as is wanted
 _STEPS = 3  # timed together
 _ALONE_STEPS = 2
