@@ -23,12 +23,14 @@ from compressa.config.choices import CHOICES, choice_model
 from compressa.config.describe import not_a_compressor
 from compressa.errors import ConfigError
 from compressa.parameters import Layout, ParameterInfo, Segment
+from compressa.traffic import busiest_bytes, dense_ring_bytes
 
 SHAPE = (1000, 1000)
 RANKS = 4
+BUSIEST_OF = (4, 16, 64)
 LIBRARY = "compressa"
 
-_PARAMETER = ParameterInfo(0, "weight", SHAPE)
+PARAMETER = ParameterInfo(0, "weight", SHAPE)
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Facts:
         exact_size: Whether the size follows from the number of elements alone; None for an
             aggregator.
         ratio: Dense bytes over compressed, headers apart; the least if sizes vary.
+        busiest: For each number of ranks in `BUSIEST_OF`, the bytes of a dense ring in float32 over
+            those of the busiest rank; 1 is no gain, and 2 that of a dense ring in 16 bits.
         exchange: How payloads travel on four ranks.
         summable: The dtypes in which an all-reduce may sum payloads; empty if it may not.
         bias: "exact", "unbiased", "contraction", "biased" or "undeclared".
@@ -64,6 +68,7 @@ class Facts:
     wire_id: int | None
     exact_size: bool | None
     ratio: float
+    busiest: tuple[float, ...]
     exchange: str
     summable: tuple[str, ...]
     bias: str
@@ -94,6 +99,13 @@ class Facts:
         return self.bias_text + words.get(self.feedback, f"; {self.feedback}")
 
     @property
+    def busiest_text(self) -> str:
+        """One number for each of `BUSIEST_OF`; two digits at least."""
+        return " / ".join(
+            f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}" for ratio in self.busiest
+        )
+
+    @property
     def summable_text(self) -> str:
         """The dtypes in one word."""
         return f"in {', '.join(self.summable)}" if self.summable else "no"
@@ -110,7 +122,7 @@ def facts(entry: Entry, source: str = LIBRARY) -> Facts:
         >>> facts(COMPRESSORS["fp16"]).ratio
         2.0
     """
-    compressor = entry.compressor().for_parameter(_PARAMETER)
+    compressor = entry.compressor().for_parameter(PARAMETER)
     codec = compressor if isinstance(compressor, Codec) else None
     used = _Used(entry)
     bias, bound = _bias(compressor)
@@ -123,7 +135,8 @@ def facts(entry: Entry, source: str = LIBRARY) -> Facts:
         kind="codec" if codec else "aggregator",
         wire_id=codec.wire_id if codec else None,
         exact_size=isinstance(codec.size, Fixed) if codec else None,
-        ratio=4 * _PARAMETER.elems / compressor.payload_bytes(SHAPE),
+        ratio=4 * PARAMETER.elems / compressor.payload_bytes(SHAPE),
+        busiest=tuple(used.busiest(ranks) for ranks in BUSIEST_OF),
         exchange=choose_exchange(codec, RANKS).replace("_", "-") if codec else used.exchange,
         summable=_summable(codec) if codec else used.summable,
         bias=bias,
@@ -176,14 +189,22 @@ class _Used:
         chosen = choice_model(name, entry).model_validate({"name": name})
         plain = Config(dense_below=DenseBelow(elems=0))
         config = plain.model_copy(update={"compressor": chosen})
-        assigned = assign(config, [_PARAMETER])[_PARAMETER.name].for_parameter(_PARAMETER)
-        settled = assigned.at(max(assigned.breakpoints, default=0))
-        self._wrappers = list(_wrappers(settled, entry.compressor))
+        assigned = assign(config, [PARAMETER])[PARAMETER.name].for_parameter(PARAMETER)
+        self._settled = assigned.at(max(assigned.breakpoints, default=0))
+        self._wrappers = list(_wrappers(self._settled, entry.compressor))
         self._state = State()
-        layout = Layout(0, (Segment(_PARAMETER, 0, _PARAMETER.elems),))
-        world = World(rank=0, size=RANKS, seed=0, exchange="auto", state=self._state)
         # An aggregator makes all of its state now, and none later.
-        self._rounds = settled.aggregator(layout, world).rounds
+        self._rounds = self._rounds_on(RANKS, self._state)
+
+    def _rounds_on(self, ranks: int, state: State) -> tuple[Round, ...]:
+        layout = Layout(0, (Segment(PARAMETER, 0, PARAMETER.elems),))
+        world = World(rank=0, size=ranks, seed=0, exchange="auto", state=state)
+        return self._settled.aggregator(layout, world).rounds
+
+    def busiest(self, ranks: int) -> float:
+        """A dense ring's bytes over those of the busiest of so many ranks."""
+        busiest = busiest_bytes(self._rounds_on(ranks, State()), ranks)
+        return dense_ring_bytes(PARAMETER.elems, ranks) / busiest
 
     @property
     def exchange(self) -> str:
@@ -208,7 +229,7 @@ class _Used:
     def state_bytes(self) -> float:
         """Bytes per element that survive a step."""
         vectors = self._state.vectors.values()
-        return sum(v.numel() * v.element_size() for v in vectors) / _PARAMETER.elems
+        return sum(v.numel() * v.element_size() for v in vectors) / PARAMETER.elems
 
 
 def _verb(round_: Round) -> str:
@@ -236,7 +257,7 @@ def _word(dtype: str) -> str:
 
 def _bias(compressor: Compressor) -> tuple[str, float | None]:
     """Return the kind of error and its bound. An aggregator need not declare them."""
-    elems = _PARAMETER.elems
+    elems = PARAMETER.elems
     bias: Bias | None = compressor.bias_of_mean(elems, RANKS)
     if isinstance(compressor, Codec):
         bias = compressor.bias(elems)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from compressa.aggregators.base import Round, State, Verb, World
+from compressa.collectives import broadcast
 from compressa.collectives.algorithms import ALGORITHMS, segments_of
 from compressa.collectives.choice import BACKEND, DIRECT, Costs, formula_s
 from compressa.collectives.cost import Stage
@@ -35,7 +36,8 @@ class Exchange(NamedTuple):
     Attributes:
         compressor: Who asks for it.
         gradient_bytes: Of the unit, in float32.
-        way: How it is carried: "all_gather", "scatter_reduce", or the algorithm of a sum.
+        way: How it is carried: "all_gather", "broadcast", "scatter_reduce", or the algorithm of a
+            sum.
         size_bytes: Of what is summed, or of a rank's payload.
         plain: Whether any algorithm can sum it, and the backend's.
         seconds: Predicted; None without a link, or where the algorithm has no prediction.
@@ -131,7 +133,8 @@ class Forecast:
     def _exchange(
         self, sums: Sums, compressor: str, gradient_bytes: int, round_: Round
     ) -> Exchange:
-        way = "all_gather" if round_.verb is Verb.ALL_GATHER else sums.way(round_)
+        gathered = round_.verb in (Verb.ALL_GATHER, Verb.BROADCAST)
+        way = round_.verb.value if gathered else sums.way(round_)
         if way == "direct":
             way = DIRECT if round_.dense else "scatter_reduce"
         seconds = dense_s = None
@@ -183,6 +186,9 @@ def _direct_s(costs: Costs, way: str, size_bytes: int, ranks: int) -> float | No
     It is off as much as the sums are that exchange alike.
     """
     others = ranks - 1
+    if way == "broadcast":
+        algorithm = broadcast.chosen("auto", size_bytes, ranks, 1)
+        return costs.link.time_s(algorithm.stages(size_bytes, ranks, 1))
     if way == "all_gather":
         stages, alike = [Stage(others, others * size_bytes)], "all_to_all"
     elif way == "scatter_reduce":

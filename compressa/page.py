@@ -18,13 +18,14 @@ from compressa.compressors import Entry
 from compressa.config.choices import choice_model, field_texts
 from compressa.config.describe import bounds_text
 from compressa.config.emit import table_toml, toml_value
-from compressa.facts import LIBRARY, RANKS, Facts
+from compressa.facts import BUSIEST_OF, LIBRARY, RANKS, Facts
 
 _SECTIONS = re.compile(r"^(?:Args|Attributes|Raises|Returns|Examples?|Yields):$", re.M)
 _TOPICS = re.compile(r"(?:^|(?<=[.;])\s+)(Wire format|Wire|Bias|State|Feedback):", re.M)
 _WIDTH = 100
 _MARK = re.compile(r" (?=>|(?:[-+*#]|\d+[.)])(?: |$))")
 _GLUE = "\0"
+_RANK_COUNTS = " / ".join(map(str, BUSIEST_OF))
 _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
@@ -144,6 +145,7 @@ def _listed(title: str, lines: Iterable[str]) -> str:
 def _fact_lines(own: Facts) -> Iterator[str]:
     least = "" if own.exact_size is not False else "at least "
     yield f"Ratio: {least}{own.ratio:.1f}."
+    yield f"Dense ring over the busiest of {_RANK_COUNTS} ranks: {least}{own.busiest_text}."
     yield f"Error: {own.bias_text}. Feedback: {own.feedback}."
     yield f"State: {own.state_bytes:.3g} bytes per element and rank."
     yield f"Exchange on {RANKS} ranks: {own.exchange}. Summable: {own.summable_text}."

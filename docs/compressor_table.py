@@ -13,29 +13,31 @@ from pathlib import Path
 
 import compressa.wrappers
 from compressa.compressors import COMPRESSORS, Entry, Family
-from compressa.facts import RANKS, Facts, facts
+from compressa.facts import BUSIEST_OF, RANKS, Facts, facts
 from compressa.page import described, page
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "compressors.md"
 _BLANK = ""
+_BUSIEST = f"busiest of {', '.join(map(str, BUSIEST_OF[:-1]))} and {BUSIEST_OF[-1]} ranks"
+_TITLES = ("ratio", _BUSIEST, f"exchange on {RANKS} ranks", "summable")
 
 
 def compressors_block() -> str:
     """Return the README's table."""
-    titles = ("name", "what is sent", "ratio", f"exchange on {RANKS} ranks", "summable")
+    titles = ("name", "what is sent", *_TITLES, "error", "paper")
     rows = [
         [f"`{own.name}`", own.summary, *_numbers(own), own.paper or "-"]
         for own in map(facts, COMPRESSORS.values())
     ]
-    return _table([*titles, "error", "paper"], rows)
+    return _table(titles, rows)
 
 
 def overview_block() -> str:
     """Return the table of docs/compressors.md: like the README's, with state, by family."""
-    titles = ("name", "what is sent", "ratio", f"exchange on {RANKS} ranks", "summable", "error")
-    return _table([*titles, "state", "paper"], _overview_rows())
+    titles = ("name", "what is sent", *_TITLES, "error", "state", "paper")
+    return _table(titles, _overview_rows())
 
 
 def sections_block() -> str:
@@ -90,7 +92,7 @@ def with_block(text: str, name: str, block: str) -> str:
 
 def _overview_rows() -> Iterator[list[str]]:
     for family, entries in by_family():
-        yield [f"**{family}**", *[_BLANK] * 7]
+        yield [f"**{family}**", *[_BLANK] * 8]
         for own in map(facts, entries):
             link = f"[`{own.name}`](#{own.name})"
             state = f"{own.state_bytes:.3g}"
@@ -98,12 +100,13 @@ def _overview_rows() -> Iterator[list[str]]:
 
 
 def _numbers(own: Facts) -> list[str]:
-    return [f"{own.ratio:.1f}", own.exchange, own.summable_text, own.error_text]
+    ratio, busiest = f"{own.ratio:.1f}", own.busiest_text
+    return [ratio, busiest, own.exchange, own.summable_text, own.error_text]
 
 
 def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     titles = list(titles)
-    right = {"ratio", "state"}
+    right = {"ratio", _BUSIEST, "state"}
     rule = ["---:" if title in right else "---" for title in titles]
     escaped = ([cell.replace("|", "\\|") for cell in row] for row in (titles, rule, *rows))
     return "".join("| " + " | ".join(row) + " |\n" for row in escaped)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from compressa.kernels import bitpack
 
-from compressa.aggregators import AllGather, State, World
+from compressa.aggregators import Broadcast, State, World
 from compressa.aggregators.base import Turn
 from compressa.aggregators.scalecom import ScaleCom, ScaleComAggregator
 from compressa.codecs.payload import HEADER_BYTES
@@ -17,6 +17,7 @@ from compressa.errors import ConfigError, PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import generator, vectors
+from compressa.transports.base import Traffic
 from compressa.transports.frames import FRAME_HEADER_BYTES
 
 ELEMS = 400
@@ -77,24 +78,20 @@ def test_units_have_different_leaders() -> None:
     assert [leader(unit, 0) for unit in range(4)] == [0, 1, 2, 0]
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_only_the_leader_sends_indices(size: int) -> None:
+@pytest.mark.parametrize("size", [2, 4, 7])
+def test_indices_come_to_each_rank_once_and_are_passed_on(size: int) -> None:
     world = LoopbackWorld(size, [VECTOR], HYPER)
     world.step([{"w": g} for g in gradients(size)])
-    index_bytes = bitpack.packed_bytes(KEPT, 9)
-    for rank, transport in enumerate(world.loopback.transports):
-        traffic = transport.traffic
-        payload = traffic.sent_bytes - FRAME_HEADER_BYTES * traffic.messages
-        gathered = (size - 1) * (HEADER_BYTES + (index_bytes if rank == 0 else 0))
-        # 20 values are shared out in multiples of 16, so shards differ; their sum does not.
-        values = payload - gathered
-        assert 0 <= values <= 2 * (size - 1) * 4 * KEPT
-    total = sum(t.traffic.sent_bytes for t in world.loopback.transports)
-    messages = sum(t.traffic.messages for t in world.loopback.transports)
-    payload = total - FRAME_HEADER_BYTES * messages
-    headers = size * (size - 1) * HEADER_BYTES
-    assert payload == headers + (size - 1) * index_bytes + 2 * (size - 1) * 4 * KEPT
-    assert HYPER.payload_bytes((ELEMS,)) == index_bytes // 2 + 4 * KEPT  # one of P sends them
+    sent = [payload_bytes(transport.traffic) for transport in world.loopback.transports]
+    message = HEADER_BYTES + bitpack.packed_bytes(KEPT, 9)
+    assert sum(sent) == (size - 1) * message + 2 * (size - 1) * 4 * KEPT
+    # 20 values are shared out in multiples of 16, so shards differ; their sum does not.
+    assert sent[0] <= (size - 1).bit_length() * message + 2 * (size - 1) * 4 * KEPT
+    assert HYPER.payload_bytes((ELEMS,)) == bitpack.packed_bytes(KEPT, 9) // 2 + 4 * KEPT
+
+
+def payload_bytes(traffic: Traffic) -> int:
+    return traffic.sent_bytes - FRAME_HEADER_BYTES * traffic.messages
 
 
 @pytest.mark.parametrize("where", range(3))
@@ -166,12 +163,11 @@ def test_hostile_indices_are_refused_before_they_are_used(
         for aggregator, gradient in zip((leader, other), given, strict=True)
     ]
     first, second = (next(request) for request in requests)
-    assert isinstance(first, AllGather)
-    assert isinstance(second, AllGather)
-    payload = first.payload.clone()
-    change(payload)
+    assert isinstance(first, Broadcast)
+    assert isinstance(second, Broadcast)
+    change(second.payload.copy_(first.payload))
     with pytest.raises(PayloadError, match=message):
-        requests[1].send({0: payload, 1: second.payload})
+        requests[1].send(None)
 
 
 @pytest.mark.parametrize("wrong", [{"density": 0.0}, {"beta": 0.0}, {"beta": 1.1}])

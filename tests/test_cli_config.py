@@ -238,3 +238,31 @@ def test_help_imports_no_subcommand() -> None:
         "assert not loaded, loaded\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+
+
+def test_check_warns_of_what_takes_more_bytes_than_dense(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text(
+        'compressor = "int4"\nfeedback = { kind = "ef21" }\n'
+        'rules = [{ match = { role = "bias" }, compressor = "topk", feedback = "auto" },\n'
+        '  { match = { role = "norm" }, compressor = "none" }]\n'
+    )
+    warned = "warning: int4, ef21: on 16 ranks the busiest one has 1.06 times the bytes of a dense"
+    for ranks, due in ((8, False), (16, True)):
+        assert run("config", "check", file, "--ranks", ranks) == 0
+        shown = capsys.readouterr()
+        assert shown.out == f"OK: {file}\n"
+        assert shown.err.startswith(warned) is due
+        assert shown.err.count("warning: ") == due
+
+
+def test_check_counts_the_bytes_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = model_beside(tmp_path, monkeypatch, "net_for_traffic")
+    file = tmp_path / "c.toml"
+    file.write_text('compressor = { name = "topk", density = 0.2 }\n')
+    assert run("config", "check", file, "--model", f"{model}:build", "--ranks", 16) == 0
+    assert "warning: topk density=0.2, error feedback: on 16 ranks" in capsys.readouterr().err

@@ -32,6 +32,7 @@ class Verb(Enum):
 
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
+    BROADCAST = "broadcast"
     SUM = "sum"
 
 
@@ -80,6 +81,19 @@ class AllGather:
 
 
 @dataclass(frozen=True)
+class Broadcast:
+    """Request: bring one rank's payload to every rank, in place.
+
+    Attributes:
+        payload: uint8, as long as the round's capacity: the root's is sent, the others' written.
+        root: Whose it is.
+    """
+
+    payload: torch.Tensor
+    root: int
+
+
+@dataclass(frozen=True)
 class Sum:
     """Request: sum over all ranks, by an algorithm that adds up on the way; `values` hold the sum.
 
@@ -97,7 +111,7 @@ class Sum:
     inside: Accumulator | None = None
 
 
-Request = AllReduce | AllGather | Sum
+Request = AllReduce | AllGather | Broadcast | Sum
 Rounds = Generator[Request, Any, None]
 
 

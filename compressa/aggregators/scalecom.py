@@ -7,7 +7,8 @@
 
 The paper's observation is that residuals of different ranks grow alike, so that one rank's largest
 elements serve for all (CLT-k: cyclic local top-k). Values then travel as in `randomk`, 4 bytes
-each whatever the number of ranks, and the leader's indices besides. The leader of a unit is
+each whatever the number of ranks, and the leader's indices besides, by a broadcast in which the
+ranks that have them pass them on. The leader of a unit is
 rank (step + unit) mod P: units have different ones, so that no rank selects for all of them.
 
 beta = 1 is plain error feedback, and loses nothing: e_i = p_i where nothing was sent, 0 where it
@@ -18,7 +19,7 @@ learning rates); what they leave out of the residual is lost.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -29,8 +30,8 @@ from annotated_types import Gt, Le
 
 from compressa.aggregators.base import (
     Aggregator,
-    AllGather,
     AllReduce,
+    Broadcast,
     Round,
     Rounds,
     Turn,
@@ -65,7 +66,7 @@ class ScaleCom(Compressor):
     """Keep k = max(1, round(density * n)) elements, picked by one rank for all.
 
     Wire, round 1: from the leader, for each parameter in turn k increasing indices of
-    ceil(log2 n) bits in one little-endian bit stream, whole bytes; from the others a header alone.
+    ceil(log2 n) bits in one little-endian bit stream, whole bytes; the others pass it on.
     Round 2: k float32 values in the order of their indices. On the leader a contraction with
     delta = k / n. A parameter with a NaN or an infinity sends k NaNs.
 
@@ -112,7 +113,7 @@ class ScaleCom(Compressor):
         return bitpack.packed_bytes(self.kept(elems), bitpack.index_width(elems))
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """Values, and half of the indices: one rank of P sends them, to the P - 1 others."""
+        """Values, and half of the indices: a sum sends its bytes twice, a broadcast once."""
         elems = math.prod(shape)
         return 4 * self.kept(elems) + self.index_bytes(elems) // 2
 
@@ -170,7 +171,6 @@ class ScaleComAggregator(Aggregator):
         self._index_bytes = index_bytes
         size = HEADER_BYTES + sum(self._index_bytes)
         self._payload = torch.zeros(size, dtype=torch.uint8, device=world.device)
-        self._incoming = {peer: torch.zeros_like(self._payload) for peer in world.peers}
         self._sum = DenseSum(self._values, world.rank, world.size)
         self._scratch = Scratch(world.device)
 
@@ -179,7 +179,7 @@ class ScaleComAggregator(Aggregator):
         """The leader's indices, and a sum."""
         size = 4 * self._values.numel()
         return (
-            Round(Verb.ALL_GATHER, torch.uint8, self._payload.numel()),
+            Round(Verb.BROADCAST, torch.uint8, self._payload.numel()),
             Round(Verb.ALL_REDUCE, torch.float32, size, dense=True),
         )
 
@@ -190,9 +190,12 @@ class ScaleComAggregator(Aggregator):
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Pick or hear the indices, and sum the values there."""
         self._residuals.absorb(gradients, turn, clear=self._hyper.beta == 1.0)
-        payload = self._pick(gradients, turn)
-        everyone = yield AllGather(payload, self._incoming, exact=False)
-        self._read_indices(everyone, turn)
+        leader = self.leader(turn)
+        if leader == self._world.rank:
+            self._pick(gradients, turn)
+        yield Broadcast(self._payload, leader)
+        if leader != self._world.rank:
+            self._read_indices(leader, turn)
         for i, finite in enumerate(self._finite()):
             self._take(i, finite)
         self._world.divide(self._values)
@@ -219,18 +222,14 @@ class ScaleComAggregator(Aggregator):
             return known
         return [all_finite(as_array(part)) for part in norms]
 
-    def _pick(self, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
-        """Return the payload: indices if this rank is the leader, else nothing but a header."""
-        body_bytes = 0
-        if self.leader(turn) == self._world.rank:
-            body = self._payload[HEADER_BYTES:]
-            for i, place in enumerate(torch.split(body, self._index_bytes)):
-                self._select(i, gradients)
-                width = bitpack.index_width(self._selections[i].scope.segment.elems)
-                bitpack.pack_bits(self._selections[i].indices, width, as_array(place))
-            body_bytes = body.numel()
-        write_header(self._payload, self._header(turn, body_bytes))
-        return self._payload[: HEADER_BYTES + body_bytes]
+    def _pick(self, gradients: Sequence[torch.Tensor], turn: Turn) -> None:
+        """Choose the indices, and write the payload."""
+        body = self._payload[HEADER_BYTES:]
+        for i, place in enumerate(torch.split(body, self._index_bytes)):
+            self._select(i, gradients)
+            width = bitpack.index_width(self._selections[i].scope.segment.elems)
+            bitpack.pack_bits(self._selections[i].indices, width, as_array(place))
+        write_header(self._payload, self._header(turn))
 
     def _select(self, i: int, gradients: Sequence[torch.Tensor]) -> None:
         """Find the largest elements; any will do where there is nothing to choose from."""
@@ -240,15 +239,10 @@ class ScaleComAggregator(Aggregator):
         values = scratch_tensor("scalecom.values", chosen.indices.size, torch.float32, p.device)
         select_top_k(as_array(p), chosen.indices.size, chosen.indices, as_array(values))
 
-    def _read_indices(self, everyone: Mapping[int, torch.Tensor], turn: Turn) -> None:
-        """Check every payload, then the leader's indices, before they are used."""
-        leader = self.leader(turn)
-        for sender in self._world.peers:
-            due = self._payload.numel() - HEADER_BYTES if sender == leader else 0
-            check_header(everyone[sender], self._header(turn, due), sender, exact=True)
-        if leader == self._world.rank:
-            return
-        body = everyone[leader][HEADER_BYTES:]
+    def _read_indices(self, leader: int, turn: Turn) -> None:
+        """Check the leader's payload before anything in it is used."""
+        check_header(self._payload, self._header(turn), leader, exact=True)
+        body = self._payload[HEADER_BYTES:]
         for chosen, part in zip(
             self._selections, torch.split(body, self._index_bytes), strict=True
         ):
@@ -259,8 +253,8 @@ class ScaleComAggregator(Aggregator):
             except ValueError as error:
                 raise PayloadError(f"scalecom, from rank {leader}: {error}") from error
 
-    def _header(self, turn: Turn, body_bytes: int) -> Header:
-        layout = self._layout
+    def _header(self, turn: Turn) -> Header:
+        layout, body_bytes = self._layout, sum(self._index_bytes)
         return Header(_WIRE_ID, turn.epoch, turn.step, layout.unit, layout.elems, body_bytes)
 
     def _take(self, i: int, finite: bool) -> None:

@@ -63,12 +63,13 @@ def _print_table(found: Sequence[Facts]) -> None:
     from rich.table import Table
 
     from compressa.compressors import Family
-    from compressa.facts import LIBRARY, RANKS
+    from compressa.facts import BUSIEST_OF, LIBRARY, RANKS
 
     table = Table(box=None, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("kind", no_wrap=True)
     table.add_column("ratio", justify="right", no_wrap=True)
+    table.add_column(f"of {'/'.join(map(str, BUSIEST_OF))}", justify="right", no_wrap=True)
     table.add_column("state", justify="right", no_wrap=True)
     table.add_column(f"on {RANKS} ranks", no_wrap=True)
     for title in ("summable", "error", "paper"):
@@ -83,6 +84,7 @@ def _print_table(found: Sequence[Facts]) -> None:
                 f"  {own.name}",
                 own.kind,
                 f"{own.ratio:.1f}",
+                own.busiest_text,
                 f"{own.state_bytes:.3g}",
                 own.exchange,
                 ", ".join(own.summable),
@@ -98,8 +100,9 @@ _FILE_WIDTH = 160
 
 
 _LEGEND = """
-ratio: dense bytes over compressed, for a float32 matrix of 1000 x 1000. state: bytes per element
-that a rank keeps. delta: E|C(x) - x|^2 <= (1 - delta) |x|^2 for every x; omega, squared error:
-E|C(x) - x|^2 over |x|^2; "on 4 ranks": of the mean, over the sum of all |x_i|^2 / 4^2. summable:
-the dtype in which an all-reduce may add up payloads.
+ratio: dense bytes over compressed, for a float32 matrix of 1000 x 1000. of 4/16/64: bytes of a
+dense ring over those of the busiest of so many ranks; in 16 bits a dense ring has 2.0. state: bytes
+per element that a rank keeps. delta: E|C(x) - x|^2 <= (1 - delta) |x|^2 for every x; omega, squared
+error: E|C(x) - x|^2 over |x|^2; "on 4 ranks": of the mean, over the sum of all |x_i|^2 / 4^2.
+summable: the dtype in which an all-reduce may add up payloads.
 `compressa compressors NAME` prints the page of one."""

@@ -8,7 +8,7 @@ import json
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,6 +29,8 @@ config_app = typer.Typer(
     no_args_is_help=True,
 )
 
+_MOST_RANKS = 256  # each of which is gone through
+_DENSE = "none"
 _File = Annotated[Path, typer.Argument(metavar="FILE", help="A configuration in TOML.")]
 
 
@@ -45,13 +47,25 @@ def check(
             "with the settings that are not the defaults.",
         ),
     ] = None,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            max=_MOST_RANKS,
+            help="Warn of what takes more bytes on so many ranks than a dense ring: of the "
+            "model, or else of a matrix of 1000 x 1000 under each compressor.",
+        ),
+    ] = None,
 ) -> None:
     """Say OK, or list every mistake."""
-    from compressa.config import load_config
+    from compressa.config import load_config, parameter_infos
 
     config = load_config(file)
-    if model is not None:
-        _show_assignment(config, build_model(model))
+    parameters = None if model is None else parameter_infos(build_model(model))
+    if parameters is not None:
+        _show_assignment(config, parameters)
+    if ranks is not None:
+        _warn_of_traffic(config, parameters, ranks)
     typer.echo(f"OK: {file}")
 
 
@@ -103,11 +117,10 @@ def build_model(place: str) -> nn.Module:
     return made
 
 
-def _show_assignment(config: Config, model: nn.Module) -> None:
+def _show_assignment(config: Config, parameters: Sequence[ParameterInfo]) -> None:
     """Print who compresses how much, and warn of rules without effect."""
-    from compressa.config import assign, parameter_infos
+    from compressa.config import assign
 
-    parameters = parameter_infos(model)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assigned = assign(config, parameters)
@@ -120,6 +133,45 @@ def _show_assignment(config: Config, model: nn.Module) -> None:
         counts[text] += 1
         elems[text] += parameter.elems
     _print_table([(text, counts[text], elems[text]) for text in counts])
+
+
+def _warn_of_traffic(
+    config: Config, parameters: Sequence[ParameterInfo] | None, ranks: int
+) -> None:
+    """Warn of compressors under which the busiest rank's bytes exceed those of a dense ring."""
+    from compressa.config import assign
+    from compressa.traffic import ratios
+
+    for each, own in _cases(config, parameters):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of rules without effect: the model's table warns
+            compressors = assign(each, own)
+        for compressor, ratio in ratios(each, own, compressors, ranks).items():
+            text = _describe(compressor, own[0])
+            if ratio < 1.0 and text != _DENSE:
+                typer.echo(
+                    f"warning: {text}: on {ranks} ranks the busiest one has {1 / ratio:.2f} times "
+                    "the bytes of a dense ring in float32; choose what can be summed or scattered",
+                    err=True,
+                )
+
+
+def _cases(
+    config: Config, parameters: Sequence[ParameterInfo] | None
+) -> Iterator[tuple[Config, Sequence[ParameterInfo]]]:
+    """Yield the model; without one, a matrix under the main compressor and that of each rule."""
+    from compressa.facts import PARAMETER
+
+    if parameters is not None:
+        yield config, parameters
+        return
+    yield config.model_copy(update={"rules": ()}), [PARAMETER]
+    for rule in config.rules:
+        feedback = config.feedback.model_copy(
+            update={"kind": rule.feedback or config.feedback.kind}
+        )
+        changed = {"rules": (), "compressor": rule.compressor, "feedback": feedback}
+        yield config.model_copy(update=changed), [PARAMETER]
 
 
 def _describe(compressor: Compressor, parameter: ParameterInfo) -> str:

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from compressa.aggregators.base import AllGather, Request, Round, Sum, Verb
-from compressa.collectives import direct
+from compressa.aggregators.base import AllGather, Broadcast, Request, Round, Sum, Verb
+from compressa.collectives import broadcast, direct
 from compressa.collectives.accumulator import Accumulator, Span
 from compressa.collectives.algorithms import ALGORITHMS, Algorithm, segmented, segments_of
 from compressa.collectives.base import BackendAllReduce, Exchange, Program
@@ -118,6 +118,12 @@ class Sums:
                 request.payload, request.incoming, rank, size, exact=request.exact
             )
             return gathered
+        if isinstance(request, Broadcast):
+            algorithm = self._broadcast(request.payload.numel())
+            yield from algorithm.broadcast(
+                request.payload, Team.everyone(rank, size), [request.root]
+            )
+            return None
         if isinstance(request, Sum):
             yield from self._sum(request, round_)
             return None
@@ -131,6 +137,10 @@ class Sums:
             span, team = Span(0, values.numel()), Team.everyone(rank, size)
             yield from all_reduce(DenseValues(values), span, team, request.scratch)
         return None
+
+    def _broadcast(self, size_bytes: int) -> broadcast.BroadcastAlgorithm:
+        """A tree for few bytes; for many, what has the root send them only once or twice."""
+        return broadcast.chosen("auto", size_bytes, self._transport.size, 1)
 
     def _sum(self, request: Sum, round_: Round) -> Program[None]:
         """Sum an accumulator's values; in a world of one they are the sum."""
@@ -178,7 +188,8 @@ class Sums:
 
     def _turns(self, round_: Round) -> int:
         """How many stages of a round follow each other without waiting for each other."""
-        whole = round_.verb is Verb.ALL_GATHER or self.way(round_) in (_BACKEND, _DIRECT)
+        gathered = round_.verb in (Verb.ALL_GATHER, Verb.BROADCAST)
+        whole = gathered or self.way(round_) in (_BACKEND, _DIRECT)
         return 1 if whole else self._segments(round_)
 
     def _segments(self, round_: Round) -> int:
@@ -191,6 +202,9 @@ class Sums:
         size, ranks = round_.capacity_bytes, self._transport.size
         if round_.verb is Verb.ALL_GATHER:
             return [size * (ranks - 1)]
+        if round_.verb is Verb.BROADCAST:
+            stages = self._broadcast(size).stages(size, ranks, 1)
+            return [int(stage.port_bytes) for stage in stages]
         part = size * (ranks - 1) // ranks
         way = self.way(round_)
         if way == _BACKEND:

@@ -141,6 +141,8 @@ def _alike(scenario: Scenario, sums: Sums, rounds: Sequence[Round]) -> bool:
     """Whether no rank has another part than the others in exchanges, but for some bytes."""
     hosts = scenario.hosts
     alike = {*_SHIFTED, *(_PAIRED if hosts.bit_count() == 1 else ())}
+    if any(round_.verb is Verb.BROADCAST for round_ in rounds):
+        return False
     cut = [round_ for round_ in rounds if round_.verb is not Verb.ALL_GATHER]
     return all(
         sums.way(round_) in alike and round_.capacity_bytes >= hosts * _LEAST_PART_BYTES

@@ -13,7 +13,16 @@ from functools import lru_cache
 
 import torch
 
-from compressa.aggregators.base import AllGather, AllReduce, Request, Round, Sum, Verb, World
+from compressa.aggregators.base import (
+    AllGather,
+    AllReduce,
+    Broadcast,
+    Request,
+    Round,
+    Sum,
+    Verb,
+    World,
+)
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Combine, Compute, Program
 from compressa.collectives.combine import shard_edges
@@ -82,6 +91,8 @@ def phantom_request(round_: Round, world: World, sums: Sums) -> Request:
     if round_.verb is Verb.ALL_GATHER:
         incoming = {peer: room(size) for peer in world.peers}
         return AllGather(room(size), incoming, exact=True)
+    if round_.verb is Verb.BROADCAST:
+        return Broadcast(room(size), 0)
     if round_.verb is Verb.SUM:
         inside = None if round_.inside_bytes is None else PhantomValues(size, round_.inside_bytes)
         return Sum(PhantomValues(size, size), Span(0, size), _NoScratch(), inside)
