@@ -228,7 +228,7 @@ _ROWS = (
     ),
     Entry(
         DeMo,
-        "The largest cosine coefficients of each chunk.",
+        "The largest cosine coefficients of each tile of a matrix.",
         "Peng et al. 2024",
         Family.TRANSFORM,
     ),

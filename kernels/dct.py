@@ -1,18 +1,21 @@
-"""Cosine transforms of chunks, of which the largest coefficients are kept.
+"""Cosine transforms of chunks and tiles, of which the largest coefficients are kept.
 
-DeMo (Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024) cuts a vector into
-chunks of N elements, takes the orthonormal DCT-II of each and keeps its k largest coefficients. The
-transform keeps lengths, so what is left out is at most 1 - k/N of the square of p.
+DeMo (Peng, Quesnelle and Kingma, "DeMo: Decoupled Momentum Optimization", 2024) cuts a matrix into
+tiles of N x N elements and a vector into chunks of N, takes the orthonormal DCT-II along each
+dimension and keeps the k largest coefficients of each. The transform keeps lengths, so what is left
+out of a tile of n elements is at most 1 - k/n of the square of p.
 
     c[j] = sum_i p[i] T[j, i],    T[j, i] = s[j] cos(pi (2i + 1) j / (2N)),
     s[0] = sqrt(1/N), s[j] = sqrt(2/N),    p[i] = sum_j c[j] T[j, i]
 
-A last chunk that is shorter is padded with zeros, and all N coefficients can be kept.
+In a tile this is done to its rows, and then to the columns of the result; place j of a coefficient
+is N times its row's plus its column's. Below, a chunk is a tile of one row. What goes beyond the
+matrix or the vector is padded with zeros, and all n coefficients can be kept.
 
-Places on the wire, per chunk `ChunkForm.place_bytes` bytes, of two formats the shorter one (the
-first of equal ones): k increasing numbers of log2 N bits in one little-endian bit stream, the last
+Places on the wire, per tile `ChunkForm.place_bytes` bytes, of two formats the shorter one (the
+first of equal ones): k increasing numbers of log2 n bits in one little-endian bit stream, the last
 byte filled with zeros; or a bitmap, element e being bit e % 8 of byte e // 8. Values are float32, k
-per chunk, in the order of their places.
+per tile, in the order of their places. Tiles follow each other from left to right, then downwards.
 
 Exact arithmetic:
 
@@ -20,10 +23,13 @@ Exact arithmetic:
 * T in float64, by halving angles: with +, *, / and sqrt only, which IEEE 754 rounds the same way on
   every machine. No library's cosine is asked, and so replicas agree on T to the bit.
 * A coefficient is the float64 sum over i in order, each product rounded, rounded to float32 at the
-  end. Kept: the k largest |c|; of equal ones the lower j.
-* decode[i]: the float64 sum over the kept j in order, each product rounded, rounded to float32 at
-  the end. New residual = (p - decode) * (1 / scale of the loss) in float32.
-* If any coefficient of a chunk is infinite or NaN, all its values are NaN, at places 0 to k-1. Its
+  end; so after the rows, and again after the columns. Kept: the k largest |c|; of equal ones the
+  lower j.
+* decode: first each row of coefficients of which one is kept: for each i the float64 sum over the
+  kept j in order, each product rounded, rounded to float32 at the end. Then, if the tile has more
+  than one row, each column likewise, over those rows in order. New residual =
+  (p - decode) * (1 / scale of the loss) in float32.
+* If any coefficient of a tile is infinite or NaN, all its values are NaN, at places 0 to k-1. Its
   residual is then p * (1 / scale) if all of p is finite, so that only float32 was too small for the
   coefficients, and is left as it was otherwise. The first also holds for an element whose residual
   would not be finite.
@@ -48,16 +54,18 @@ from ._arrays import (
 )
 from ._backends import backend
 
-LEAST, MOST = 16, 256
+LEAST, MOST = 16, 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChunkForm:
-    """How chunks are cut, and what is kept of each.
+    """How tiles are cut, and what is kept of each.
 
     Attributes:
-        chunk: Elements of a chunk, a power of two from 16 to 256.
-        kept: Coefficients that are kept of each, 1 to `chunk`.
+        chunk: N: elements of a chunk, and of a tile's side; a power of two from 16 to 64.
+        kept: k: coefficients that are kept of each, 1 to `tile_elems`.
+        columns: Elements of a row of the matrix that is cut into tiles; 0 for a vector, which is
+            cut into chunks.
 
     Raises:
         ValueError: One of them is not so.
@@ -65,28 +73,60 @@ class ChunkForm:
 
     chunk: int
     kept: int
+    columns: int = 0
 
     def __post_init__(self) -> None:
         if not LEAST <= self.chunk <= MOST or self.chunk.bit_count() != 1:
-            raise ValueError(f"chunk must be a power of two from 16 to 256, not {self.chunk}")
-        if not 1 <= self.kept <= self.chunk:
-            raise ValueError(f"kept must lie between 1 and {self.chunk}, not {self.kept}")
+            raise ValueError(f"chunk must be a power of two from 16 to 64, not {self.chunk}")
+        if self.columns < 0:
+            raise ValueError(f"columns must not be negative, not {self.columns}")
+        if not 1 <= self.kept <= self.tile_elems:
+            raise ValueError(f"kept must lie between 1 and {self.tile_elems}, not {self.kept}")
+
+    @property
+    def height(self) -> int:
+        """Rows of a tile."""
+        return self.chunk if self.columns else 1
+
+    @property
+    def row_elems(self) -> int:
+        """Elements from one row of a tile to the next."""
+        return self.columns or self.chunk
+
+    @property
+    def tile_elems(self) -> int:
+        """Coefficients of a tile."""
+        return self.height * self.chunk
+
+    @property
+    def band_elems(self) -> int:
+        """Elements of the tiles that lie side by side."""
+        return self.height * self.row_elems
+
+    @property
+    def band_tiles(self) -> int:
+        """Tiles that lie side by side."""
+        return block_count(self.row_elems, self.chunk)
 
     @property
     def width(self) -> int:
         """Bits of a place in the bit stream; 0 for a bitmap."""
-        width = self.chunk.bit_length() - 1
-        return width if (self.kept * width + 7) // 8 <= self.chunk // 8 else 0
+        width = self.tile_elems.bit_length() - 1
+        return width if (self.kept * width + 7) // 8 <= self.tile_elems // 8 else 0
 
     @property
     def place_bytes(self) -> int:
-        """Bytes of the places of one chunk."""
-        return (self.kept * self.width + 7) // 8 if self.width else self.chunk // 8
+        """Bytes of the places of one tile."""
+        return (self.kept * self.width + 7) // 8 if self.width else self.tile_elems // 8
+
+    def tiles(self, n: int) -> int:
+        """Return how many tiles ``n`` elements have."""
+        return block_count(n, self.band_elems) * self.band_tiles
 
     def sizes(self, n: int) -> tuple[int, int]:
         """Return how many values and how many bytes of places ``n`` elements have."""
-        chunks = block_count(n, self.chunk)
-        return chunks * self.kept, chunks * self.place_bytes
+        tiles = self.tiles(n)
+        return tiles * self.kept, tiles * self.place_bytes
 
 
 @cache
@@ -141,7 +181,7 @@ def keep_coefficients(
         x: float32[n], float16[n], or uint16[n] with the bits of bfloat16.
         values: float32[form.sizes(n)[0]], overwritten.
         places: uint8[form.sizes(n)[1]], overwritten.
-        form: Chunks, and how many coefficients of each.
+        form: Tiles, and how many coefficients of each.
         residual: float32[n], updated in place; None for no feedback.
         scale: Loss scale that ``x`` carries and the residual does not.
 
@@ -157,11 +197,11 @@ def keep_coefficients(
 
 
 def are_places(places: U8, *, form: ChunkForm) -> bool:
-    """Whether each chunk has exactly k different places, in order, and nothing in unused bits.
+    """Whether each tile has exactly k different places, in order, and nothing in unused bits.
 
     Args:
         places: uint8[a multiple of form.place_bytes].
-        form: Chunks, and how many coefficients of each.
+        form: Tiles, and how many coefficients of each.
 
     Raises:
         TypeError: The dtype is wrong.
@@ -188,7 +228,7 @@ def add_coefficients(
         values: float32[form.sizes(n)[0]]; any values are valid.
         places: uint8[form.sizes(n)[1]], checked before anything is written.
         out: float32[n], overwritten, or added to.
-        form: Chunks, and how many coefficients of each.
+        form: Tiles, and how many coefficients of each.
         weight: Factor on every decoded value.
         add: Whether to add to what ``out`` holds.
 
@@ -199,7 +239,7 @@ def add_coefficients(
     check_array("out", out, np.float32, writable=True)
     _check_payload(values, places, out.size, form)
     if not are_places(places, form=form):
-        raise ValueError(f"a chunk does not have {form.kept} different places in order")
+        raise ValueError(f"a tile does not have {form.kept} different places in order")
     kernel = backend("dct", values, places, out)
     kernel.add_coefficients(values, places, out, form=form, weight=weight, add=add)
 

@@ -73,7 +73,7 @@ VARIANTS: dict[str, Compressor] = {
     "randomk-dense": RandomK(density=0.3),
     "randomk-unbiased": RandomK(density=0.3, unbiased=True),
     "demo-few": DeMo(chunk=16, kept=3),
-    "demo-all": DeMo(chunk=32, kept=32),
+    "demo-all": DeMo(chunk=32, kept=1024),
     "powersgd-rank-1": PowerSGD(approx_rank=1),
     "acpsgd-rank-1": ACPSGD(approx_rank=1),
     "intsgd-32": IntSGD(bits=32),

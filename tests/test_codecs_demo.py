@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from compressa.codecs import DeMo
 from compressa.errors import ConfigError, PayloadError
+from compressa.parameters import ParameterInfo
 from compressa.testing.codec_checks import DRAW, decoded, encoded
 from compressa.testing.inputs import generator, vectors
 
@@ -82,6 +85,33 @@ def test_size_is_exactly_packed(kept: int, elems: int, due_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("shape", "due_bytes"),
+    [((64, 64), 176), ((1000, 1000), 256 * 176), ((10, 1024), 16 * 176), ((64, 4, 4, 4), 176)],
+)
+def test_matrices_are_cut_into_the_paper_s_tiles(shape: tuple[int, ...], due_bytes: int) -> None:
+    codec = DeMo().for_parameter(ParameterInfo(0, "w", shape))
+    assert codec.wire_bytes(math.prod(shape)) == due_bytes
+    assert DeMo().for_parameter(ParameterInfo(0, "b", (64,))) == DeMo()
+    assert DeMo().wire_bytes(64) == 136
+
+
+def test_a_smooth_matrix_needs_few_coefficients_of_each_tile() -> None:
+    x = torch.outer(cosine(128, 4), cosine(64, 1)) + 2 * torch.outer(cosine(128, 2), cosine(64, 0))
+    assert error_share(DeMo(kept=2, columns=64), x.ravel()) < 1e-12
+    assert error_share(DeMo(kept=1, columns=64), x.ravel()) == pytest.approx(1 / 9, rel=1e-5)
+
+
+def test_bands_of_a_matrix_encode_like_the_whole() -> None:
+    codec, x = DeMo(chunk=16, kept=5, columns=50), torch.randn(70, 50, generator=generator(5))
+    whole, cut = torch.empty(3500), torch.empty(3500)
+    codec.decode(encoded(codec, x.ravel()), whole, DRAW)
+    for low in range(0, 3500, codec.block_elems):
+        part = slice(low, min(low + codec.block_elems, 3500))
+        codec.decode(encoded(codec, x.ravel()[part]), cut[part], DRAW)
+    assert torch.equal(whole, cut)
+
+
+@pytest.mark.parametrize(
     ("kept", "places"),
     [(2, 0x00), (2, 0x33), (2, 0x12), (1, 0x10), (9, 0xFF), (9, 0x7F)],
 )
@@ -103,10 +133,10 @@ def test_hostile_places_are_refused_and_nothing_is_written(kept: int, places: in
 @pytest.mark.parametrize(
     ("chunk", "kept", "message"),
     [
-        (8, 1, "demo: chunk must be a power of two from 16 to 256, not 8"),
-        (48, 1, "demo: chunk must be a power of two from 16 to 256, not 48"),
-        (16, 32, "demo: kept must lie between 1 and 16, not 32"),
-        (64, 0, "demo: kept must lie between 1 and 64, not 0"),
+        (8, 1, "demo: chunk must be a power of two from 16 to 64, not 8"),
+        (48, 1, "demo: chunk must be a power of two from 16 to 64, not 48"),
+        (16, 257, "demo: kept must lie between 1 and 256, not 257"),
+        (64, 0, "demo: kept must lie between 1 and 4096, not 0"),
     ],
 )
 def test_impossible_forms_are_refused(chunk: int, kept: int, message: str) -> None:

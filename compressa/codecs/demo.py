@@ -1,4 +1,4 @@
-"""demo: the largest cosine coefficients of each chunk, from DeMo (Peng et al., 2024).
+"""demo: the largest cosine coefficients of each tile, from DeMo (Peng et al., 2024).
 
 Where neighbouring elements vary together, the transform gathers most of their length in few
 coefficients.
@@ -7,7 +7,7 @@ coefficients.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar
 
@@ -20,67 +20,83 @@ from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import dct
+from compressa.parameters import ParameterInfo
 
-_ROUNDING = 2.0**-22  # of coefficients, and of what they decode to, relative to their lengths
+_ROUNDING = 2.0**-21  # of coefficients, and of what they decode to, relative to their lengths
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeMo(Codec):
-    """Keep the k largest coefficients of an orthonormal DCT-II of each chunk of N elements.
+    """Keep the k largest coefficients of an orthonormal DCT-II of each tile.
 
-    c_j = sum_i x_i T_ji, C(x)_i = sum over the kept j of c_j T_ji, T_ji = s_j cos(pi (2i + 1) j /
-    (2N)) with s_0 = sqrt(1 / N) and s_j = sqrt(2 / N) else; of equal |c| the lower j is kept.
+    A matrix is cut into tiles of N x N elements, which are transformed along both dimensions, and a
+    vector into chunks of N: c_j = sum_i x_i T_ji, C(x)_i = sum over the kept j of c_j T_ji, T_ji =
+    s_j cos(pi (2i + 1) j / (2N)) with s_0 = sqrt(1 / N) and s_j = sqrt(2 / N) else; in tiles, T
+    (x) T. Of equal |c| the earlier j is kept. What has more than two dimensions is a matrix of
+    shape[0] rows.
 
     This is what the paper does to a gradient, not its optimizer: there the residual decays by .999
     a step before the gradient, times the learning rate, is added, and the mean's sign is the
-    update. The decay is a setting of error feedback; the sign is for the optimizer to take. The
-    paper's program cuts matrices into tiles of 64 x 64 of which 32 coefficients are kept, and
-    vectors into chunks of 64, of which 32 are kept too; here all are vectors, in torch's order. It
-    averages a coefficient over the ranks that sent it, here over all.
+    update. The decay is a setting of error feedback; the sign is for the optimizer to take. Tiles
+    and numbers are those of the paper's program, which takes smaller ones where 64 does not divide
+    a dimension: here the last ones are padded with zeros. It averages a coefficient over the ranks
+    that sent it, here over all.
 
-    Wire format: ceil(n / N) times k little-endian float32 coefficients, in the order of their j;
-    then per chunk their places, in whichever takes fewer bytes: k numbers of log2 N bits each, one
-    little-endian bit stream filled up to a byte, or a bitmap of N bits (bit j % 8 of byte j // 8).
-    A shorter last chunk is padded with zeros, and has all of this too. Bias: a contraction with
-    delta = k / N but for rounding, reached by a vector whose coefficients are all alike. A chunk
-    with a NaN or an infinity decodes to NaN. Every rank decodes the same bits: see
-    `compressa.kernels.dct`.
+    Wire format: per tile k little-endian float32 coefficients, in the order of their j; after all
+    of them, per tile their places, in whichever takes fewer bytes: k numbers of log2 n bits each,
+    one little-endian bit stream filled up to a byte, or a bitmap of n bits (bit j % 8 of byte
+    j // 8), where n is N^2 for tiles and N for chunks. Tiles follow each other from left to right,
+    then downwards. Bias: a contraction with delta = k / n but for rounding, reached by a tile whose
+    coefficients are all alike. A tile with a NaN or an infinity decodes to NaN. Every rank decodes
+    the same bits: see `compressa.kernels.dct`.
 
     Args:
         chunk: N, a power of two.
-        kept: k, at most N; density = k / N.
+        kept: k, at most n; all of a vector's chunk, if that is less.
+        columns: Elements of a row of the matrix; 0 for those of each parameter.
 
     Example:
-        >>> DeMo(chunk=64, kept=8).wire_bytes(64)
-        38
+        >>> DeMo(columns=1024).wire_bytes(1 << 20)
+        45056
     """
 
     name: ClassVar[str] = "demo"
     wire_id: ClassVar[int] = 18
 
     chunk: Annotated[int, Ge(dct.LEAST), Le(dct.MOST)] = 64
-    kept: Annotated[int, Ge(1), Le(dct.MOST)] = 32
+    kept: Annotated[int, Ge(1), Le(dct.MOST**2)] = 32
+    columns: Annotated[int, Ge(0), Le(1 << 30)] = 0
 
     def __post_init__(self) -> None:
-        self.form  # noqa: B018 - it checks itself
+        self._form(self.kept, self.columns or self.chunk)
 
     @cached_property
     def form(self) -> dct.ChunkForm:
-        """Chunks, and how many coefficients of each."""
+        """Tiles, and how many coefficients of each."""
+        kept = self.kept if self.columns else min(self.kept, self.chunk)
+        return self._form(kept, self.columns)
+
+    def _form(self, kept: int, columns: int) -> dct.ChunkForm:
         try:
-            return dct.ChunkForm(chunk=self.chunk, kept=self.kept)
+            return dct.ChunkForm(chunk=self.chunk, kept=kept, columns=columns)
         except ValueError as error:
             raise ConfigError(f"demo: {error}") from error
 
     @property
     def granularity(self) -> Granularity:
-        """A chunk is transformed as a whole."""
+        """Tiles are transformed as a whole."""
         return Granularity.BLOCK
 
     @property
     def block_elems(self) -> int:
-        """Elements of a chunk."""
-        return self.chunk
+        """Elements of the tiles that lie side by side, or of a chunk."""
+        return self.form.band_elems
+
+    def for_parameter(self, parameter: ParameterInfo) -> DeMo:
+        """Cut a matrix into tiles."""
+        if self.columns or len(parameter.shape) < 2 or not parameter.elems:
+            return self
+        return replace(self, columns=parameter.elems // parameter.shape[0])
 
     @property
     def takes_half(self) -> bool:
@@ -93,8 +109,8 @@ class DeMo(Codec):
         return 4 * values + place_bytes
 
     def bias(self, elems: int) -> Contraction:
-        """Delta = k / N; rounding is a part of the error."""
-        left = math.sqrt(1.0 - self.kept / self.chunk) + _ROUNDING
+        """Delta = k / n; rounding is a part of the error."""
+        left = math.sqrt(1.0 - self.form.kept / self.form.tile_elems) + _ROUNDING
         return Contraction(max(0.0, 1.0 - left**2))
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
@@ -111,7 +127,7 @@ class DeMo(Codec):
         draw: Draw,
         scale: float = 1.0,
     ) -> int:
-        """Add the residual, transform, and subtract what is sent, chunk by chunk."""
+        """Add the residual, transform, and subtract what is sent, tile by tile."""
         values, places = self._parts(payload, x.numel())
         dct.keep_coefficients(
             as_array(x), values, places, form=self.form, residual=as_array(residual), scale=scale
@@ -148,7 +164,7 @@ class DeMo(Codec):
 
     def _refusal(self, elems: int) -> PayloadError:
         return PayloadError(
-            f"demo: a payload of {elems} elements has a chunk without {self.kept} different "
+            f"demo: a payload of {elems} elements has a tile without {self.form.kept} different "
             "places in order"
         )
 

@@ -1,4 +1,4 @@
-"""Cosine transforms of chunks for NumPy arrays; see :mod:`compressa.kernels.dct`.
+"""Cosine transforms of tiles for NumPy arrays; see :mod:`compressa.kernels.dct`.
 
 A sum in a written order does not vectorise, many of them side by side do: a transform adds one
 row of the matrix after the other, and its 2 N^2 operations stay in the first-level cache.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, F64, U8, U32, Gradient
+from .._arrays import F32, F64, U8, U16, U32, Gradient
 from ..dct import ChunkForm, basis
 from ..threads import over_slices
 from ._feedback import Factors, Values, factors_of, fill_largest, magnitude_bits, place
@@ -16,9 +16,10 @@ from ._jit import jit, lean
 from ._values import bits_of
 from ._view import view
 
-Sizes = tuple[int, int, int, int]
-"""Elements and kept coefficients of a chunk, bits of a place (0: a bitmap), bytes of places."""
-Rooms = tuple[F32, F32, U32, U8, F64]
+Sizes = tuple[int, int, int, int, int, int]
+"""Rows of a tile, elements of one, elements from one to the next; kept coefficients of a tile, bits
+of a place (0: a bitmap), bytes of places."""
+Rooms = tuple[F32, F32, F32, U32, U16, F64]
 
 _INFINITY = np.uint32(0x7F800000)
 _NAN = np.float32(np.nan)
@@ -26,7 +27,7 @@ _ONE = np.uint32(1)
 
 
 @lean
-def _add_row(factor: float, row: F64, sums: F64) -> None:
+def _add_row(factor: float, row: F32 | F64, sums: F64) -> None:
     for j in range(sums.size):
         sums[j] += factor * row[j]
 
@@ -40,19 +41,56 @@ def _transform(p: F32, rows: F64, sums: F64) -> None:
 
 
 @lean
-def _transform_back(values: F32, chosen: U8, rows: F64, sums: F64) -> None:
+def _transform_columns(lines: F32, rows: int, line: F64, sums: F64) -> None:
+    """Add up the first rows of a tile, each times an element of a row of a matrix."""
     sums[:] = 0.0
-    for i in range(values.size):
-        first = int(chosen[i]) * sums.size
-        _add_row(float(values[i]), view(rows, first, first + sums.size), sums)
+    for i in range(rows):
+        _add_row(line[i], view(lines, i * sums.size, (i + 1) * sums.size), sums)
 
 
 @lean
-def _round(sums: F64, coefficients: F32, keys: U32) -> np.uint32:
-    """Round to float32, and return the largest key: the bits of a magnitude order as it does."""
-    largest = np.uint32(0)
+def _transform_row_back(values: F32, chosen: U16, first: int, table: F64, sums: F64) -> int:
+    """Transform the row of coefficients back that begins with this one; return where it ends."""
+    sums[:] = 0.0
+    row, i = int(chosen[first]) // sums.size, first
+    while i < values.size and int(chosen[i]) // sums.size == row:
+        begin = int(chosen[i]) % sums.size * sums.size
+        _add_row(float(values[i]), view(table, begin, begin + sums.size), sums)
+        i += 1
+    return i
+
+
+@lean
+def _round(sums: F64, line: F32) -> None:
     for j in range(sums.size):
-        coefficients[j] = np.float32(sums[j])
+        line[j] = np.float32(sums[j])
+
+
+@lean
+def _transform_back(
+    values: F32, chosen: U16, height: int, table: F64, lines: F32, decoded: F32, sums: F64
+) -> None:
+    """What the kept coefficients of a tile decode to; ``lines`` is room for as much."""
+    chunk, first, count = sums.size, 0, 0
+    while first < values.size:
+        row = chosen[first] // chunk
+        first = _transform_row_back(values, chosen, first, table, sums)
+        _round(sums, view(lines if height > 1 else decoded, count * chunk, (count + 1) * chunk))
+        chosen[count] = row  # which has been read
+        count += 1
+    for i in range(height if height > 1 else 0):
+        sums[:] = 0.0
+        for at in range(count):
+            line = view(lines, at * chunk, (at + 1) * chunk)
+            _add_row(table[int(chosen[at]) * chunk + i], line, sums)
+        _round(sums, view(decoded, i * chunk, (i + 1) * chunk))
+
+
+@lean
+def _largest_key(coefficients: F32, keys: U32) -> np.uint32:
+    """Return the largest key: the bits of a magnitude order as it does."""
+    largest = np.uint32(0)
+    for j in range(keys.size):
         keys[j] = magnitude_bits(coefficients[j])
         largest = max(largest, keys[j])
     return largest
@@ -79,7 +117,7 @@ def _kth_largest(keys: U32, k: int) -> np.uint32:
 
 
 @lean
-def _choose(coefficients: F32, keys: U32, values: F32, chosen: U8) -> None:
+def _choose(coefficients: F32, keys: U32, values: F32, chosen: U16) -> None:
     """The largest ones in the order of their places; of equal ones the first."""
     least = _kth_largest(keys, values.size)
     spare = values.size - _count(keys, np.uint32(least + _ONE))
@@ -88,71 +126,126 @@ def _choose(coefficients: F32, keys: U32, values: F32, chosen: U8) -> None:
         equal = keys[j] == least and spare > 0
         spare -= int(equal)
         if keys[j] > least or equal:
-            values[at], chosen[at] = coefficients[j], np.uint8(j)
+            values[at], chosen[at] = coefficients[j], np.uint16(j)
             at += 1
 
 
 @lean
-def _mark_overflow(values: F32, chosen: U8) -> None:
+def _mark_overflow(values: F32, chosen: U16) -> None:
     for i in range(values.size):
-        values[i], chosen[i] = _NAN, np.uint8(i)
+        values[i], chosen[i] = _NAN, np.uint16(i)
 
 
 @lean
-def _pack(chosen: U8, width: int, packed: U8) -> None:
+def _pack(chosen: U16, width: int, packed: U8) -> None:
     packed[:] = np.uint8(0)
     for i in range(chosen.size):
         first = i * width if width else int(chosen[i])
         word = np.uint32(chosen[i] if width else 1) << np.uint32(first % 8)
-        packed[first // 8] |= np.uint8(word & np.uint32(255))
-        if word > np.uint32(255):
-            packed[first // 8 + 1] |= np.uint8(word >> np.uint32(8))
+        byte = first // 8
+        while word:
+            packed[byte] |= np.uint8(word & np.uint32(255))
+            word >>= np.uint32(8)
+            byte += 1
 
 
 @lean
-def _unpack_stream(packed: U8, width: int, chosen: U8) -> bool:
+def _unpack_stream(packed: U8, width: int, chosen: U16) -> bool:
     """Read places; return whether they increase and unused bits are 0."""
     right, before = True, -1
     for i in range(chosen.size):
         first = i * width
-        word = np.uint32(packed[first // 8])
-        if first // 8 + 1 < packed.size:
-            word |= np.uint32(packed[first // 8 + 1]) << np.uint32(8)
+        word = np.uint32(0)
+        for byte in range(first // 8, (first + width + 7) // 8):
+            word |= np.uint32(packed[byte]) << np.uint32(8 * (byte - first // 8))
         found = int(word >> np.uint32(first % 8)) & ((1 << width) - 1)
         right &= found > before
-        chosen[i], before = np.uint8(found), found
+        chosen[i], before = np.uint16(found), found
     used = (chosen.size * width - 1) % 8 + 1
     return right and int(packed[packed.size - 1]) >> used == 0
 
 
 @lean
-def _unpack_bitmap(packed: U8, chosen: U8) -> bool:
+def _unpack_bitmap(packed: U8, chosen: U16) -> bool:
     """Read places; return whether there are as many as there should be."""
     at = 0
     for e in range(8 * packed.size):
         if (packed[e // 8] >> np.uint8(e % 8)) & np.uint8(1):
             if at < chosen.size:
-                chosen[at] = np.uint8(e)
+                chosen[at] = np.uint16(e)
             at += 1
     return at == chosen.size
 
 
 @lean
-def _unpack(packed: U8, width: int, chosen: U8) -> bool:
+def _unpack(packed: U8, width: int, chosen: U16) -> bool:
     if width:
         return _unpack_stream(packed, width, chosen)
     return _unpack_bitmap(packed, chosen)
 
 
 @lean
-def _keep(p: F32, sums: F64, residual: F32, back: np.float32) -> None:
+def _keep(p: F32, decoded: F32, residual: F32, back: np.float32) -> None:
     """The error of finite elements; where there is none to speak of, the element itself."""
-    for i in range(p.size):
-        error = (p[i] - np.float32(sums[i])) * back
+    for i in range(residual.size):
+        error = (p[i] - decoded[i]) * back
         if magnitude_bits(error) >= _INFINITY:
             error = p[i] * back
         if magnitude_bits(error) < _INFINITY:
             residual[i] = error
+
+
+@lean
+def _row(sizes: Sizes, elems: int, tile: int, i: int) -> tuple[int, int]:
+    """Where row i of a tile begins and ends; it is empty beyond the last element."""
+    height, chunk, row_elems = sizes[:3]
+    across = (row_elems + chunk - 1) // chunk
+    column = tile % across * chunk
+    low = (tile // across * height + i) * row_elems + column
+    return min(low, elems), min(low + min(chunk, row_elems - column), elems)
+
+
+@lean
+def _transform_tile(
+    x: Values,
+    residual: F32 | None,
+    scale: np.float32,
+    tile: int,
+    sizes: Sizes,
+    matrices: tuple[F64, F64],
+    rooms: Rooms,
+) -> bool:
+    """Leave a tile's coefficients in the first room; return whether all of p is finite."""
+    height, chunk = sizes[:2]
+    coefficients, lines, room, _, _, sums = rooms
+    finite, rows = True, 0
+    for i in range(height):
+        low, high = _row(sizes, x.size, tile, i)
+        if low == high:
+            break
+        now, left = view(x, low, high), view(residual, low, high)
+        p = view(place(now, left, room), 0, now.size)
+        finite &= np.isfinite(fill_largest(now, left, scale, p, None, None, 0))
+        _transform(p, matrices[1], sums)
+        _round(sums, view(lines if height > 1 else coefficients, i * chunk, (i + 1) * chunk))
+        rows += 1
+    for j in range(height if height > 1 else 0):
+        line = view(matrices[0], j * chunk, (j + 1) * chunk)
+        _transform_columns(lines, rows, line, sums)
+        _round(sums, view(coefficients, j * chunk, (j + 1) * chunk))
+    return finite
+
+
+@lean
+def _keep_tile(
+    x: Values, residual: F32, factors: Factors, tile: int, sizes: Sizes, decoded: F32, room: F32
+) -> None:
+    for i in range(sizes[0]):
+        low, high = _row(sizes, x.size, tile, i)
+        now, left = view(x, low, high), view(residual, low, high)
+        p = view(place(now, left, room), 0, now.size)
+        fill_largest(now, left, factors[0], p, None, None, 0)
+        _keep(p, view(decoded, i * sizes[1], (i + 1) * sizes[1]), left, factors[1])
 
 
 @lean
@@ -166,28 +259,24 @@ def _encode(
     matrices: tuple[F64, F64],
     rooms: Rooms,
 ) -> None:
-    chunk, kept, width, place_bytes = sizes
-    room, coefficients, keys, chosen, sums = rooms
-    for c in range(values.size // kept):
-        low, high = c * chunk, min((c + 1) * chunk, x.size)
-        now, left = view(x, low, high), view(residual, low, high)
-        p = view(place(now, left, room), 0, now.size)
-        finite = np.isfinite(fill_largest(now, left, factors[0], p, None, None, 0))
-        _transform(p, matrices[1], sums)
-        sent = view(values, c * kept, (c + 1) * kept)
-        if _round(sums, coefficients, keys) < _INFINITY:
+    kept, width, place_bytes = sizes[3:]
+    coefficients, lines, room, keys, chosen, sums = rooms
+    for t in range(values.size // kept):
+        finite = _transform_tile(x, residual, factors[0], t, sizes, matrices, rooms)
+        sent = view(values, t * kept, (t + 1) * kept)
+        if _largest_key(coefficients, keys) < _INFINITY:
             _choose(coefficients, keys, sent, chosen)
         else:
             _mark_overflow(sent, chosen)
-        _pack(chosen, width, view(places, c * place_bytes, (c + 1) * place_bytes))
+        _pack(chosen, width, view(places, t * place_bytes, (t + 1) * place_bytes))
         if residual is not None and finite:
-            _transform_back(sent, chosen, matrices[0], sums)
-            _keep(p, sums, left, factors[1])
+            _transform_back(sent, chosen, sizes[0], matrices[0], lines, coefficients, sums)
+            _keep_tile(x, residual, factors, t, sizes, coefficients, room)
 
 
 @jit
 def _check(places: U8, kept: int, width: int, place_bytes: int) -> bool:
-    chosen = np.empty(kept, np.uint8)
+    chosen = np.empty(kept, np.uint16)
     for low in range(0, places.size, place_bytes):
         if not _unpack(view(places, low, low + place_bytes), width, chosen):
             return False
@@ -195,13 +284,13 @@ def _check(places: U8, kept: int, width: int, place_bytes: int) -> bool:
 
 
 @lean
-def _deliver(sums: F64, weight: np.float32, add: bool, out: F32) -> None:
+def _deliver(decoded: F32, weight: np.float32, add: bool, out: F32) -> None:
     if add:
         for i in range(out.size):
-            out[i] += weight * np.float32(sums[i])
+            out[i] += weight * decoded[i]
     else:
         for i in range(out.size):
-            out[i] = weight * np.float32(sums[i])
+            out[i] = weight * decoded[i]
 
 
 @jit
@@ -213,24 +302,36 @@ def _decode(
     add: bool,
     sizes: Sizes,
     table: F64,
+    rooms: Rooms,
 ) -> None:
-    chunk, kept, width, place_bytes = sizes
-    sums, chosen = np.empty(chunk), np.empty(kept, np.uint8)
-    for c in range(values.size // kept):
-        _unpack(view(places, c * place_bytes, (c + 1) * place_bytes), width, chosen)
-        _transform_back(view(values, c * kept, (c + 1) * kept), chosen, table, sums)
-        _deliver(sums, weight, add, view(out, c * chunk, min((c + 1) * chunk, out.size)))
+    height, chunk, _, kept, width, place_bytes = sizes
+    decoded, lines, _, _, chosen, sums = rooms
+    for t in range(values.size // kept):
+        _unpack(view(places, t * place_bytes, (t + 1) * place_bytes), width, chosen)
+        some = view(values, t * kept, (t + 1) * kept)
+        _transform_back(some, chosen, height, table, lines, decoded, sums)
+        for i in range(height):
+            low, high = _row(sizes, out.size, t, i)
+            line = view(decoded, i * chunk, (i + 1) * chunk)
+            _deliver(line, weight, add, view(out, low, high))
 
 
 def _sizes(form: ChunkForm) -> Sizes:
-    return form.chunk, form.kept, form.width, form.place_bytes
+    return form.height, form.chunk, form.row_elems, form.kept, form.width, form.place_bytes
 
 
 def _rooms(form: ChunkForm) -> Rooms:
-    """Memory for p, coefficients, their keys, places and sums of one chunk."""
-    chunk = form.chunk
-    floats, keys = np.empty((2, chunk), np.float32), np.empty(chunk, np.uint32)
-    return floats[0], floats[1], keys, np.empty(form.kept, np.uint8), np.empty(chunk)
+    """Memory for a tile's coefficients, its rows half transformed, p, keys, places and sums."""
+    coefficients, lines = np.empty((2, form.tile_elems), np.float32)
+    room, sums = np.empty(form.chunk, np.float32), np.empty(form.chunk)
+    keys, chosen = np.empty(form.tile_elems, np.uint32), np.empty(form.kept, np.uint16)
+    return coefficients, lines, room, keys, chosen, sums
+
+
+def _part(form: ChunkForm, values: F32, places: U8, low: int, high: int) -> tuple[F32, U8]:
+    """Values and places of the bands between two of their edges."""
+    (first, begin), (last, end) = form.sizes(low), form.sizes(high)
+    return values[first:last], places[begin:end]
 
 
 def keep_coefficients(
@@ -247,19 +348,17 @@ def keep_coefficients(
     table, turned = (matrix.reshape(-1) for matrix in basis(form.chunk))
 
     def work(low: int, high: int) -> None:
-        first, last = low // form.chunk, -(-high // form.chunk)
         _encode(
             elements[low:high],
             None if residual is None else residual[low:high],
             factors,
-            values[first * form.kept : last * form.kept],
-            places[first * form.place_bytes : last * form.place_bytes],
+            *_part(form, values, places, low, high),
             _sizes(form),
             (table, turned),
             _rooms(form),
         )
 
-    over_slices(x.size, form.chunk, work)
+    over_slices(x.size, form.band_elems, work)
 
 
 def are_places(places: U8, *, form: ChunkForm) -> bool:
@@ -280,9 +379,7 @@ def add_coefficients(
     factor, table = np.float32(weight), basis(form.chunk)[0].reshape(-1)
 
     def work(low: int, high: int) -> None:
-        first, last = low // form.chunk, -(-high // form.chunk)
-        some = values[first * form.kept : last * form.kept]
-        packed = places[first * form.place_bytes : last * form.place_bytes]
-        _decode(some, packed, out[low:high], factor, add, _sizes(form), table)
+        part = _part(form, values, places, low, high)
+        _decode(*part, out[low:high], factor, add, _sizes(form), table, _rooms(form))
 
-    over_slices(out.size, form.chunk, work)
+    over_slices(out.size, form.band_elems, work)

@@ -1,15 +1,9 @@
-// Cosine transforms of chunks, and the largest coefficients; see compressa.kernels.dct.
+// Cosine transforms of a vector's chunks, and the largest coefficients; see compressa.kernels.dct.
 
 #include "_answer.cuh"
+#include "_coefficients.cuh"
 #include "_cosines.cuh"
 #include "_team.cuh"
-#include "_values.cuh"
-
-constexpr u32 INFINITE = 0x7F800000u;
-
-struct Form {
-    int kept, width, place_bytes;  // width: bits of a place; 0 for a bitmap
-};
 
 // ---- the largest coefficients ------------------------------------------------------------------
 
@@ -21,8 +15,6 @@ struct Set {
 };
 
 DEVICE int warp_lane() { return int(threadIdx.x) % WARP; }
-
-DEVICE u32 bits_below(int bit) { return (1u << bit) - 1u; }
 
 // Element `warp_lane() + 32 * word` is in the set where said(word).
 template <int N, class Said>
@@ -114,11 +106,7 @@ DEVICE u32 packed_byte(const Set<N>& taken, const u8* places, Form form) {
             found = word == byte / 4 ? taken.words[word] : found;
         return found >> 8 * (byte % 4) & 255u;
     }
-    int first = 8 * byte / form.width;
-    u32 bits = 0;
-    for (int k = first; k < form.kept && k * form.width < 8 * byte + 8; ++k)
-        bits |= u32(places[k]) << (k - first) * form.width;
-    return bits >> (8 * byte - first * form.width) & 255u;
+    return streamed_byte(places, byte, form);
 }
 
 // Values and places of one chunk, by one warp.
@@ -129,12 +117,6 @@ DEVICE void send(
     for (int k = warp_lane(); k < form.kept; k += WARP) values[chunk * form.kept + k] = listed[k];
     if (warp_lane() < form.place_bytes)
         places[chunk * form.place_bytes + warp_lane()] = u8(packed_byte<N>(taken, chosen, form));
-}
-
-// What was not sent: the error; if there is none to speak of, the element; or what was there.
-DEVICE float left_behind(float p, float decoded, float back, float before) {
-    float error = (p - decoded) * back, whole = p * back;
-    return is_finite(error) ? error : is_finite(whole) ? whole : before;
 }
 
 // What a CTA has of a tile.
@@ -191,14 +173,6 @@ DEVICE void keep(
 }
 
 // ---- back --------------------------------------------------------------------------------------
-
-// Place k of a stream.
-DEVICE u32 streamed_place(const u8* packed, int k, Form form) {
-    int first = k * form.width, byte = first / 8;
-    u32 word = packed[byte];
-    if (byte + 1 < form.place_bytes) word |= u32(packed[byte + 1]) << 8;
-    return word >> first % 8 & bits_below(form.width);
-}
 
 // Places of one chunk, by one warp.
 template <int N>
@@ -267,13 +241,9 @@ DEVICE void add(
 KEEP(16)
 KEEP(32)
 KEEP(64)
-KEEP(128)
-KEEP(256)
 ADD(16)
 ADD(32)
 ADD(64)
-ADD(128)
-ADD(256)
 
 // ---- places ------------------------------------------------------------------------------------
 

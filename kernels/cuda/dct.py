@@ -1,4 +1,4 @@
-"""Cosine transforms of chunks on a GPU; see :mod:`compressa.kernels.dct`.
+"""Cosine transforms of tiles on a GPU; see :mod:`compressa.kernels.dct`.
 
 The bits are the reference's: the matrix is made on the GPU, by the written steps. `are_places`
 returns a bool, so it waits for the GPU at its end.
@@ -16,12 +16,20 @@ from . import _arguments
 from ._device import CTA, launch
 from ._work import ask
 
-_TILE = 1024  # elements that a block of threads takes at once
+_VECTOR_ELEMS = 1024  # that a block of threads takes at once; of a matrix, a tile
 
 
 def _form(form: ChunkForm) -> tuple[Any, ...]:
     """``int kept, int width, int place_bytes``."""
     return tuple(np.int32(number) for number in (form.kept, form.width, form.place_bytes))
+
+
+def _cut(elems: int, form: ChunkForm) -> tuple[str, int, tuple[np.int64, ...]]:
+    """Return the source, how many blocks of threads, and ``i64 columns, i64 tiles`` of a matrix."""
+    if not form.columns:
+        return "dct", block_count(elems, _VECTOR_ELEMS), ()
+    tiles = form.tiles(elems)
+    return "dct_tiles", tiles, (np.int64(form.columns), np.int64(tiles))
 
 
 def keep_coefficients(
@@ -34,16 +42,18 @@ def keep_coefficients(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.dct.keep_coefficients`."""
+    source, teams, matrix = _cut(x.size, form)
     launch(
-        "dct",
+        source,
         f"keep_{form.chunk}",
-        block_count(x.size, _TILE),
+        teams,
         CTA,
         *_arguments.values(x),
         *_arguments.feedback(residual, scale),
         values,
         places,
         np.int64(x.size),
+        *matrix,
         *_form(form),
     )
 
@@ -65,15 +75,17 @@ def add_coefficients(
     add: bool = False,
 ) -> None:
     """See :func:`compressa.kernels.dct.add_coefficients`."""
+    source, teams, matrix = _cut(out.size, form)
     launch(
-        "dct",
+        source,
         f"add_{form.chunk}",
-        block_count(out.size, _TILE),
+        teams,
         CTA,
         values,
         places,
         out,
         np.int64(out.size),
+        *matrix,
         *_form(form),
         np.float32(weight),
         np.bool_(add),

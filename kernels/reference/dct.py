@@ -1,4 +1,4 @@
-"""Cosine transforms of chunks in NumPy; see :mod:`compressa.kernels.dct`."""
+"""Cosine transforms of tiles in NumPy; see :mod:`compressa.kernels.dct`."""
 
 from __future__ import annotations
 
@@ -14,26 +14,40 @@ from ._feedback import combine, effective, remainder, widened
 Places = npt.NDArray[np.intp]
 
 
-def _chunks(n: int, form: ChunkForm) -> Iterator[tuple[slice, slice, slice]]:
-    """Elements, values and bytes of places of each chunk."""
-    for c, low in enumerate(range(0, n, form.chunk)):
+def _tiles(n: int, form: ChunkForm) -> Iterator[tuple[list[slice], slice, slice]]:
+    """Elements of each row, values and bytes of places of each tile."""
+    for t in range(form.tiles(n)):
+        band, across = divmod(t, form.band_tiles)
+        first, wide = across * form.chunk, min(form.chunk, form.row_elems - across * form.chunk)
+        lows = range(band * form.band_elems + first, n, form.row_elems)[: form.height]
         yield (
-            slice(low, low + form.chunk),
-            slice(c * form.kept, (c + 1) * form.kept),
-            slice(c * form.place_bytes, (c + 1) * form.place_bytes),
+            [slice(low, min(low + wide, n)) for low in lows],
+            slice(t * form.kept, (t + 1) * form.kept),
+            slice(t * form.place_bytes, (t + 1) * form.place_bytes),
         )
 
 
-def _sum_in_order(factors: F32, rows: F64) -> F32:
+def _sum_in_order(factors: F32 | F64, rows: F32 | F64) -> F32:
     total = np.zeros(rows.shape[1])
-    for factor, row in zip(factors.astype(np.float64), rows, strict=True):
+    for factor, row in zip(factors.astype(np.float64), rows.astype(np.float64), strict=True):
         total += factor * row
     return total.astype(np.float32)
 
 
+def _transform(p: list[F32], form: ChunkForm) -> F32:
+    """All coefficients of a tile, given its rows as far as they go."""
+    table, turned = basis(form.chunk)
+    rows = np.zeros((form.height, form.chunk), np.float32)
+    for i, row in enumerate(p):
+        rows[i] = _sum_in_order(row, turned[: row.size])
+    if form.height == 1:
+        return rows[0]
+    return np.concatenate([_sum_in_order(line[: len(p)], rows[: len(p)]) for line in table])
+
+
 def _pack(places: Places, form: ChunkForm) -> U8:
     if not form.width:
-        return np.packbits(np.isin(np.arange(form.chunk), places), bitorder="little")
+        return np.packbits(np.isin(np.arange(form.tile_elems), places), bitorder="little")
     bits = places[:, None] >> np.arange(form.width) & 1
     return np.packbits(bits.ravel().astype(np.bool_), bitorder="little")
 
@@ -46,8 +60,15 @@ def _unpack(packed: U8, form: ChunkForm) -> Places:
     return rows.astype(np.intp) @ (1 << np.arange(form.width))
 
 
-def _decode(values: F32, places: Places, size: int, form: ChunkForm) -> F32:
-    return _sum_in_order(values, basis(form.chunk)[0][places])[:size]
+def _decode(values: F32, places: Places, form: ChunkForm) -> F32:
+    """What a tile's kept coefficients decode to, as float32[height, chunk]."""
+    table, turned = basis(form.chunk)
+    found, columns = np.divmod(places, form.chunk)
+    kept = np.unique(found)
+    rows = [_sum_in_order(values[found == j], table[columns[found == j]]) for j in kept]
+    if form.height == 1:
+        return rows[0][None]
+    return np.stack([_sum_in_order(line[kept], np.stack(rows)) for line in turned])
 
 
 def keep_coefficients(
@@ -60,21 +81,27 @@ def keep_coefficients(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.dct.keep_coefficients`."""
-    for elements, chosen, packed in _chunks(x.size, form):
-        left = None if residual is None else residual[elements]
-        p = effective(widened(x[elements]), left, scale)
-        coefficients = _sum_in_order(p, basis(form.chunk)[1][: p.size])
+    for rows, chosen, packed in _tiles(x.size, form):
+        left = [None if residual is None else residual[row] for row in rows]
+        p = [effective(widened(x[row]), e, scale) for row, e in zip(rows, left, strict=True)]
+        coefficients = _transform(p, form)
         order = np.argsort(-np.abs(coefficients), kind="stable")
         kept = np.sort(order[: form.kept])
         sent = coefficients[kept]
         if not np.isfinite(coefficients).all():
             kept, sent = np.arange(form.kept), np.full(form.kept, np.nan, np.float32)
         values[chosen], places[packed] = sent, _pack(kept, form)
-        if left is not None and np.isfinite(p).all():
-            error = remainder(p, _decode(sent, kept, p.size, form), scale)
-            whole = p * (np.float32(1) / np.float32(scale))
-            kept_whole = np.where(np.isfinite(whole), whole, left)
-            left[:] = np.where(np.isfinite(error), error, kept_whole)
+        if residual is not None and all(np.isfinite(row).all() for row in p):
+            for row, own, decoded in zip(rows, p, _decode(sent, kept, form), strict=False):
+                residual[row] = _left_behind(own, decoded[: own.size], residual[row], scale)
+
+
+def _left_behind(p: F32, decoded: F32, before: F32, scale: float) -> F32:
+    """The error; the element where there is none to speak of, or what was there."""
+    error = remainder(p, decoded, scale)
+    whole = p * (np.float32(1) / np.float32(scale))
+    kept_whole = np.where(np.isfinite(whole), whole, before)
+    return np.where(np.isfinite(error), error, kept_whole)
 
 
 def are_places(places: U8, *, form: ChunkForm) -> bool:
@@ -97,7 +124,7 @@ def add_coefficients(
     add: bool = False,
 ) -> None:
     """See :func:`compressa.kernels.dct.add_coefficients`."""
-    for elements, chosen, packed in _chunks(out.size, form):
-        part = out[elements]
-        decoded = _decode(values[chosen], _unpack(places[packed], form), part.size, form)
-        combine(part, decoded, weight, add)
+    for rows, chosen, packed in _tiles(out.size, form):
+        decoded = _decode(values[chosen], _unpack(places[packed], form), form)
+        for row, line in zip(rows, decoded, strict=False):
+            combine(out[row], line[: row.stop - row.start], weight, add)
