@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compressa.aggregators import State, World
-from compressa.codecs import Codec
+from compressa.codecs import Codec, DeMo
 from compressa.codecs.base import Fixed
 from compressa.compressors import COMPRESSORS
 from compressa.config import assign, load_config
@@ -41,6 +41,16 @@ def test_ranks_send_what_is_counted(name: str, size: int) -> None:
         assert 0.7 * counted < sum(sent_bytes(world)) <= counted
     else:
         assert sum(sent_bytes(world)) == counted
+
+
+def test_shards_of_whole_bands_of_a_matrix_are_counted_as_they_are() -> None:
+    """With fewer blocks than ranks, those who have one share it with all others."""
+    codec, matrix = DeMo(), ParameterInfo(0, "weight", (200, 64))
+    world = LoopbackWorld(8, [matrix], codec, unit_bytes=4 * matrix.elems)
+    layout = Layout(0, (Segment(matrix, 0, matrix.elems),))
+    rounds = codec.for_parameter(matrix).aggregator(layout, World(0, 8, 0, "auto", State())).rounds
+    world.step([{"weight": torch.randn(matrix.shape)} for _ in range(8)])
+    assert sent_bytes(world) == [port.sent_bytes for port in ports(rounds, 8)]
 
 
 def varies(name: str) -> bool:

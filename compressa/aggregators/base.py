@@ -48,6 +48,7 @@ class Round:
         algorithm: Of a sum, the name of the algorithm that must carry it; else the configured one.
         segmented: Of a sum, whether it may be cut into segments that follow each other.
         inside_bytes: Of a sum, most bytes of a message that stays within a host, if it differs.
+        shard_bytes: Of an all-reduce, most bytes of each rank's shard; nearly equal if empty.
     """
 
     verb: Verb
@@ -57,6 +58,7 @@ class Round:
     algorithm: str | None = None
     segmented: bool = False
     inside_bytes: int | None = None
+    shard_bytes: tuple[int, ...] = ()
 
     def check(self) -> None:
         """Raise ConfigError if no message can be as long."""

@@ -73,8 +73,8 @@ class Scattered(Aggregator, Combine):
     @property
     def rounds(self) -> tuple[Round, ...]:
         """One all-reduce that decodes, adds and encodes."""
-        size = sum(shard.wire_bytes for shard in self._shards)
-        return (Round(Verb.ALL_REDUCE, torch.uint8, size),)
+        sizes = tuple(shard.wire_bytes for shard in self._shards)
+        return (Round(Verb.ALL_REDUCE, torch.uint8, sum(sizes), shard_bytes=sizes),)
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Encode every other rank's shard, then combine."""

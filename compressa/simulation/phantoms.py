@@ -7,6 +7,7 @@ have a size only. Codecs whose payloads vary in length send the longest that the
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -176,6 +177,8 @@ class PhantomCombine(Combine):
             round_.capacity_bytes // round_.dtype.itemsize, dtype=round_.dtype, device=META
         )
         self._edges = shard_edges(round_.capacity_bytes, world.size, _ALIGN_BYTES)
+        if round_.shard_bytes:
+            self._edges = [0, *itertools.accumulate(round_.shard_bytes)]
 
     def shard_bytes(self, shard: int) -> int:
         """Its share of all."""
