@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import _rank_jobs
@@ -27,7 +27,7 @@ from emulated_streams import DEVICE, UNFINISHED, Event, Stream, current_stream
 from emulated_torch import StreamedEmulated, as_cuda, emulated_torch, on_cpu
 
 import compressa.hooks.register
-from compressa.engine import startup
+from compressa.engine import process_groups, startup
 from compressa.hooks.ddp import DDPHook
 from compressa.hooks.handle import Handle
 from compressa.transports.staged import Staged
@@ -162,8 +162,9 @@ class NcclGroup:
     What can not be carried out holds up the stream until somebody aborts the group.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: Any) -> None:
         self.group = group
+        self._batch: list[Callable[[], Any]] = []
         self._stream = Stream()
         self._carrier = ThreadPoolExecutor(1)
         self._aborted = False
@@ -183,8 +184,20 @@ class NcclGroup:
         inner = [on_cpu(tensor, share=True) for tensor in tensors]
         return self.give(lambda: self.group.allreduce(inner).wait())
 
-    def batch(self, operations: list[Operation]) -> list[NcclWork]:
-        return [self.give(lambda: self._carry_out(operations))]
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
+        inner = [on_cpu(tensor, share=True) for tensor in tensors]
+        self._batch.append(lambda: self.group.send(inner, peer, tag))
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
+        inner = [on_cpu(tensor, share=True) for tensor in tensors]
+        self._batch.append(lambda: self.group.recv(inner, peer, tag))
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        assert not self._batch
+
+    def _end_coalescing(self, device: torch.device) -> NcclWork:
+        calls, self._batch = self._batch, []
+        return self.give(lambda: [work.wait() for work in [call() for call in calls]])
 
     def give(self, work: Callable[[], Any]) -> NcclWork:
         if self._aborted:
@@ -204,47 +217,29 @@ class NcclGroup:
         self._stream.give(carry)
         return NcclWork(self._stream.record_event())
 
-    def _carry_out(self, operations: list[Operation]) -> None:
-        calls = {dist.isend: self.group.send, dist.irecv: self.group.recv}
-        ranks = dist.get_process_group_ranks(self.group)
-        works = [
-            calls[op.call]([on_cpu(op.tensor, share=True)], ranks.index(op.peer), 0)
-            for op in operations
-        ]
-        for work in works:
-            work.wait()
 
+class EmulatedProcessGroupNCCL:
+    """Makes groups in place of torch's class."""
 
-class Operation(NamedTuple):
-    """As torch's P2POp."""
+    Options = SimpleNamespace
 
-    call: Any
-    tensor: torch.Tensor
-    peer: int
-    group: Any
+    def __new__(cls, store: Any, rank: int, size: int, options: Any) -> Any:
+        return NcclGroup(dist.ProcessGroupGloo(store, rank, size, options._timeout))
 
 
 @contextlib.contextmanager
 def emulated_nccl() -> Iterator[None]:
     """Have process groups of NCCL."""
-    new_group, ranks_of = dist.new_group, dist.get_process_group_ranks
+    around = process_groups._around
 
-    def made(ranks: Any, *, backend: str, pg_options: Any, **options: Any) -> Any:
-        assert (pg_options is not None) == (backend == "nccl")
-        group = new_group(ranks, backend="gloo", **options)
-        return NcclGroup(group) if backend == "nccl" else group
+    def made(backend: Any, *arguments: Any) -> Any:
+        return backend if isinstance(backend, NcclGroup) else around(backend, *arguments)
 
-    names: dict[str, Any] = {
-        "new_group": made,
-        "is_nccl_available": lambda: True,
-        "ProcessGroupNCCL": SimpleNamespace(Options=SimpleNamespace),
-        "get_process_group_ranks": lambda group: ranks_of(getattr(group, "group", group)),
-        "P2POp": Operation,
-        "batch_isend_irecv": lambda operations: operations[0].group.batch(operations),
-    }
-    with contextlib.ExitStack() as stack:
-        for name, value in names.items():
-            stack.enter_context(mock.patch.object(dist, name, value, create=True))
+    with (
+        mock.patch.object(dist, "is_nccl_available", return_value=True),
+        mock.patch.object(dist, "ProcessGroupNCCL", EmulatedProcessGroupNCCL, create=True),
+        mock.patch.object(process_groups, "_around", made),
+    ):
         yield
 
 

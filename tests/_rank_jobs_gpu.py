@@ -12,6 +12,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compressa
 from compressa.collectives.base import BackendAllReduce, Exchange
+from compressa.config import Config
+from compressa.engine import process_groups
 from compressa.transports.base import Key
 from compressa.transports.nccl import NcclTransport
 
@@ -37,7 +39,8 @@ def send_over_nccl(*, sizes: list[int]) -> list[bool]:
     torch.cuda.set_device(0)
     stream = torch.cuda.Stream(priority=-1)
     errors: list[Any] = []
-    group = dist.new_group([0], backend="nccl")
+    assert dist.group.WORLD is not None
+    group = process_groups.new_group(Config(), dist.group.WORLD, "nccl", "a test")
     transport = NcclTransport(group, 1, stream, 60.0, errors.append, lambda seconds: None)
     transport.attach(mock.Mock(post=lambda callback: callback()))
     whole = []
@@ -58,5 +61,5 @@ def send_over_nccl(*, sizes: list[int]) -> list[bool]:
     stream.synchronize()
     transport.close(5.0)
     assert not errors
-    dist.destroy_process_group(group)
+    process_groups.release_groups([group])
     return whole

@@ -64,8 +64,8 @@ def go_on_without(
             except compressa.CompressaError as error:
                 events.append([type(error).__name__, getattr(error, "rank", None), step])
                 alive.remove(culprits[len(events) - 1])
-                group = dist.new_group(alive, use_local_synchronization=True)
-                source = handle.reform(group)
+                source = handle.reform(alive)
+                group = wrapped.process_group
                 assert source is None
                 assert handle.next_step == step
                 if len(alive) > 1:  # as who has fallen behind takes over parameters

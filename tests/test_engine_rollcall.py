@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -31,38 +33,78 @@ def store() -> Iterator[dist.Store]:
 
 
 def call_of(rank: int, size: int = 3, deadline_s: float = 0.2) -> RollCall:
-    group: Any = mock.Mock(rank=lambda: rank, size=lambda: size, group_name="g")
-    return RollCall(group, deadline_s, "a function")
+    return RollCall("g", rank, size, deadline_s, "a function")
 
 
-def refuse() -> None:
+def refuse(*_: object) -> None:
     raise RuntimeError("wait timeout after 200ms\nand many lines more")
 
 
-def test_what_all_make_together_is_returned(store: dist.Store) -> None:
-    assert call_of(0).together(lambda: "made") == "made"
+def name_of(name: str, store: dist.Store) -> str:
+    """Return the name that all have been given, if their part of the store is theirs alone."""
+    store.add("ranks", 1)
+    return name
 
 
-def test_who_has_not_come_is_named(store: dist.Store) -> None:
-    call_of(1).together(lambda: None)
-    said = r"rank 0 waited in a function .* ranks 2 did not come within 0\.2 s"
-    with pytest.raises(Timeout, match=said) as caught:
-        call_of(0).together(refuse)
-    assert caught.value.ranks == (2,)
+def all_of(ranks: Sequence[int], call: Callable[..., Any], **options: Any) -> list[Any]:
+    """Return what each rank's call gave, or the error that it raised."""
+
+    def one(rank: int) -> Any:
+        try:
+            return call_of(rank, **options).together(call)
+        except CompressaError as error:
+            return error
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        return list(pool.map(one, ranks))
+
+
+def test_what_all_make_together_has_one_name_and_a_place_of_its_own(store: dist.Store) -> None:
+    names = [all_of([2, 0, 1], name_of) for _ in range(2)]
+    for first, *others in names:
+        assert others == [first, first]
+        assert dist.PrefixStore(first, store).get("ranks") == b"3"
+    assert names[0][0] != names[1][0]
+
+
+def test_who_has_not_come_is_named_by_those_who_have(store: dist.Store) -> None:
+    said = r"rank \d waited in a function .* ranks 2 did not come within 0\.2 s"
+    for error in all_of([0, 1], name_of):
+        assert isinstance(error, Timeout)
+        assert error.ranks == (2,)
+        assert re.search(said, str(error))
+
+
+def test_who_gives_up_a_moment_before_has_come_all_the_same(store: dist.Store) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        sooner = pool.submit(all_of, [1], name_of, deadline_s=0.3)
+        later = all_of([0], name_of, deadline_s=0.6)
+    for error in (*sooner.result(), *later):
+        assert error.ranks == (2,)
+
+
+@pytest.mark.parametrize("alone", [[0], [1], [2], [1, 2]])
+def test_a_call_that_some_have_made_alone_does_no_harm_to_the_next(
+    alone: list[int], store: dist.Store
+) -> None:
+    assert all(isinstance(error, Timeout) for error in all_of(alone, name_of))
+    assert len(set(all_of(range(3), name_of, deadline_s=5.0))) == 1
 
 
 def test_where_all_have_come_one_was_lost_on_the_way(store: dist.Store) -> None:
-    for rank in (1, 2):
-        call_of(rank).together(lambda: None)
-    with pytest.raises(Timeout, match=r"one of the ranks 1, 2 was lost .*\(wait timeout") as caught:
-        call_of(0).together(refuse)
+    said = r"one of the ranks 1, 2 was lost .*\(wait timeout"
+    with ThreadPoolExecutor(1) as pool:
+        others = pool.submit(all_of, [1, 2], name_of, deadline_s=5.0)
+        with pytest.raises(Timeout, match=said) as caught:
+            call_of(0, deadline_s=5.0).together(refuse)
+        others.result()
     assert caught.value.ranks == (1, 2)
 
 
 def test_a_call_that_does_not_return_is_left_alone(store: dist.Store) -> None:
     over = threading.Event()
-    with pytest.raises(Timeout, match="ranks 1, 2 did not come"):
-        call_of(0).together(over.wait)
+    with pytest.raises(Timeout, match=r"was lost on the way, or did not go on"):
+        call_of(0, size=1).together(lambda *_: over.wait())
     over.set()
 
 
@@ -73,7 +115,7 @@ def test_a_store_that_does_not_answer_is_named(store: dist.Store) -> None:
         mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=silent),
         pytest.raises(Timeout, match=r"the store .* did not answer within"),
     ):
-        call_of(0).together(lambda: None)
+        call_of(0).together(name_of)
     over.set()
 
 
@@ -93,7 +135,7 @@ def test_nobody_goes_on_asking_a_store_that_is_gone() -> None:
 
 def test_another_error_is_told_as_it_is(store: dist.Store) -> None:
     with pytest.raises(ZeroDivisionError):
-        call_of(0).together(lambda: 1 // 0)
+        call_of(0, size=1).together(lambda *_: 1 // 0)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ class Exchange(Section):
         "Gloo's point-to-point; gloo-group: its group calls; mpi: between ranks that mpiexec has "
         "started; nccl: between GPUs, without the host. "
         "auto: nccl if gradients are on GPUs, the model's process group is NCCL's and nothing is "
-        "paced (but for a part of the ranks where torch was given a device_id), else tcp.",
+        "paced, else tcp.",
     )
     kind: ExchangeKind = Field(
         default="auto",

@@ -1,7 +1,9 @@
-"""Process groups of compressa's own: made by all ranks together, and given back.
+"""Process groups of compressa's own, which torch.distributed does not know of.
 
-torch names a group after its ranks and how many groups are known; a group joins its threads when
-its last reference goes. Both matter when handles are closed, reformed and opened anew.
+Their backend is made directly, over a part of the store that only its ranks use. So the ranks of a
+part of the world need nobody else, torch's own groups keep their names (it names a group by how
+many it knows, and ranks that count differently wait for ever), and nothing stays when the last
+reference goes.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -28,11 +30,6 @@ _ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a group is made
 _retired: list[dist.ProcessGroup] = []
 
 
-def is_part(group: dist.ProcessGroup) -> bool:
-    """Whether not all ranks are in it."""
-    return group.size() != dist.get_world_size()
-
-
 def new_group(
     config: Config, group: dist.ProcessGroup, backend: str, caller: str
 ) -> dist.ProcessGroup:
@@ -41,34 +38,83 @@ def new_group(
     Args:
         config: How long to wait.
         group: Of whom.
-        backend: Of torch's.
+        backend: Of torch's, "gloo" or "nccl".
         caller: The function that the user called, which an error names.
 
     Raises:
         Timeout: They do not, or one of them is lost.
     """
+    if backend == "nccl":
+        return _new_nccl_group(config, group, caller)
+    call = RollCall(
+        group.group_name, group.rank(), group.size(), config.exchange.deadline_s, caller
+    )
+    return _new_gloo_group(call)
+
+
+def new_group_of(config: Config, ranks: Sequence[int], caller: str) -> dist.ProcessGroup:
+    """Create a process group of Gloo, of some ranks of the world; only they need to do so.
+
+    Args:
+        config: How long to wait.
+        ranks: Of the default group, in the order that they have in the new one.
+        caller: The function that the user called, which an error names.
+
+    Raises:
+        ConfigError: This rank is not among them, or one is there twice or not at all.
+        Timeout: They do not all do so, or one of them is lost.
+    """
+    own, size = dist.get_rank(), dist.get_world_size()
+    known = len(set(ranks)) == len(ranks) and set(ranks) <= set(range(size))
+    if not known or own not in ranks:
+        raise ConfigError(
+            f"{caller} was given the ranks {list(ranks)} on rank {own} of {size}; give different "
+            "ranks of the default group, this one among them, and the same list on each"
+        )
+    name = "ranks " + ",".join(map(str, ranks))
+    place, deadline_s = list(ranks).index(own), config.exchange.deadline_s
+    return _new_gloo_group(RollCall(name, place, len(ranks), deadline_s, caller))
+
+
+def _new_gloo_group(call: RollCall) -> dist.ProcessGroup:
     # The engine's own deadline comes first: it knows whom it waits for.
-    nccl = backend == "nccl"
-    patience = _NCCL_PATIENCE if nccl else 1.0
-    timeout = timedelta(seconds=patience * config.exchange.deadline_s + _GROUP_MARGIN_S)
+    timeout = timedelta(seconds=call.deadline_s + _GROUP_MARGIN_S)
     _bury_retired()
-    device = torch.cuda.current_device() if nccl else None
 
-    def create() -> dist.ProcessGroup:
-        with contextlib.ExitStack() as stack:
-            if device is not None:
-                stack.enter_context(torch.cuda.device(device))  # each thread has one of its own
-                stack.enter_context(_left_alone_by_torch())
-            made: dist.ProcessGroup = dist.new_group(
-                dist.get_process_group_ranks(group),
-                timeout=timeout,
-                backend=backend,
-                pg_options=_nccl_options(timeout) if nccl else None,
-                use_local_synchronization=is_part(group),
-            )
-        return made
+    def create(name: str, store: dist.Store) -> dist.ProcessGroup:
+        backend = dist.ProcessGroupGloo(store, call.rank, call.size, timeout)
+        return _around(backend, name, store, torch.device("cpu"))
 
-    return RollCall(group, patience * config.exchange.deadline_s, caller).together(create)
+    return call.together(create)
+
+
+def _new_nccl_group(config: Config, group: dist.ProcessGroup, caller: str) -> dist.ProcessGroup:
+    deadline_s = _NCCL_PATIENCE * config.exchange.deadline_s
+    call = RollCall(group.group_name, group.rank(), group.size(), deadline_s, caller)
+    device = torch.device("cuda", torch.cuda.current_device())
+    _bury_retired()
+
+    def create(name: str, store: dist.Store) -> dist.ProcessGroup:
+        options = _nccl_options(timedelta(seconds=deadline_s + _GROUP_MARGIN_S))
+        options.group_name = name
+        options.global_ranks_in_group = dist.get_process_group_ranks(group)
+        # Each thread has a current device of its own.
+        with torch.cuda.device(device), _left_alone_by_torch():
+            backend = dist.ProcessGroupNCCL(store, call.rank, call.size, options)
+        return _around(backend, name, store, device)
+
+    return call.together(create)
+
+
+def _around(backend: Any, name: str, store: dist.Store, device: torch.device) -> dist.ProcessGroup:
+    """Return the process group that has one backend."""
+    kinds: Any = dist.ProcessGroup.BackendType
+    kind = kinds.GLOO if device.type == "cpu" else kinds.NCCL
+    made = dist.ProcessGroup(store, backend.rank(), backend.size())
+    made._set_default_backend(kind)
+    made._register_backend(device, kind, backend)
+    made._set_group_name(name)
+    return made
 
 
 @contextlib.contextmanager
@@ -92,7 +138,7 @@ def _nccl_options(timeout: timedelta) -> Any:
     """Exchanges go before the kernels of backward, as what is exchanged does."""
     options = dist.ProcessGroupNCCL.Options()
     options.is_high_priority_stream = True
-    options._timeout = timeout  # torch warns if it is not the same in both places
+    options._timeout = timeout
     return options
 
 
@@ -101,8 +147,8 @@ def release_groups(groups: list[dist.ProcessGroup]) -> None:
 
     All that used them must have ended.
     """
-    while groups:
-        _retire(groups.pop())
+    _retired.extend(groups)
+    groups.clear()
     _bury_retired()
 
 
@@ -114,25 +160,17 @@ def give_up(config: Config, groups: list[dist.ProcessGroup], error: BaseExceptio
     release_groups(groups)
 
 
-def _retire(group: dist.ProcessGroup) -> None:
-    # The user may have destroyed all groups already. A sub-group is named after its ranks and how
-    # many groups are known. So it stays known, and another in place of one that is destroyed:
-    # no name comes twice, nor differs because some rank has not closed yet.
-    known = dist.distributed_c10d._world.pg_names
-    stand_in: Any = dist.ProcessGroup  # which mypy thinks needs a store
-    with contextlib.suppress(ValueError, KeyError):
-        if not is_part(group):
-            name = known[group]
-            dist.destroy_process_group(group)
-            known[stand_in(0, 1)] = name
-    _retired.append(group)
-
-
 def _bury_retired() -> None:
     """Let go of retired groups that nothing else refers to.
 
     A group joins its threads when its last reference goes, and aborts the process if that
     happens on one of them, at the end of a callback. So the last one is kept here.
     """
-    idle_references = 3  # the list's, the loop's, the argument's
-    _retired[:] = [group for group in _retired if sys.getrefcount(group) > idle_references]
+    idle = _references([object()])[0]
+    counts = _references(_retired)
+    _retired[:] = [group for group, n in zip(_retired, counts, strict=True) if n > idle]
+
+
+def _references(things: Sequence[object]) -> list[int]:
+    """Count who refers to each, with what the list and this function add."""
+    return [sys.getrefcount(thing) for thing in things]

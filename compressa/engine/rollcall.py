@@ -1,19 +1,24 @@
 """Roll call: who has come to make a process group, and an end to the wait for who has not.
 
-torch says that a group could not be made, and not by whose absence; and it waits for the store that
-the ranks were started with for as long as that one's connection seems alive. So every rank writes
-down that it has come, all of it happens on a thread that need not be waited for, and who did not
-come in time is named. Who that is has to be asked over another connection: a store's serves one
-call after the other, and the one that makes the group is waiting.
+Every rank writes down that it has come, under a number that nobody else ever uses; the first one
+reads them all and answers each with the name of what they make together. So a name never comes
+twice, and a call that some rank made alone leaves nothing that a later one could stumble over.
+
+All of it happens on a thread that need not be waited for, since torch waits for the store that the
+ranks were started with for as long as that one's connection seems alive, and who did not come in
+time is named. Who that is has to be asked over another connection: a store's serves one call after
+the other, and the one that makes the group is waiting.
 """
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
+import uuid
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
@@ -23,31 +28,35 @@ from compressa.errors import Timeout
 T = TypeVar("T")
 
 _ASK_S = 0.25  # for the store to say who has come
-# Every rank of a group comes to its calls in the same order; a group that is made anew, under the
-# same name, may have ranks that were in none before.
-_calls: WeakKeyDictionary[dist.ProcessGroup, int] = WeakKeyDictionary()
 
 
 class RollCall:
-    """One collective call of the ranks of a group.
+    """One collective call of some ranks, which all name themselves alike.
 
     Args:
-        group: Who must come.
-        deadline_s: Until when.
+        name: Of those ranks.
+        rank: This one's place among them.
+        size: How many they are.
+        deadline_s: Until when they must have come.
         caller: The function that the user called, for people.
     """
 
-    def __init__(self, group: dist.ProcessGroup, deadline_s: float, caller: str) -> None:
-        self._rank, self._size = group.rank(), group.size()
-        self._deadline_s = deadline_s
+    def __init__(self, name: str, rank: int, size: int, deadline_s: float, caller: str) -> None:
+        self.rank, self.size, self.deadline_s = rank, size, deadline_s
         self._caller = caller
         self._store: Any = dist.distributed_c10d._get_default_store()  # mypy knows no `clone`
-        number = _calls.get(group, 0)
-        _calls[group] = number + 1
-        self._prefix = f"compressa/{group.group_name}/{number}"
+        self._patience = timedelta(seconds=deadline_s)
+        self._prefix = f"compressa/{name}"
+        self._clock = self._key("clock")  # counts comings and goings
+        self._began = 0
+        self._met = False
 
-    def together(self, call: Callable[[], T]) -> T:
+    def together(self, call: Callable[[str, dist.Store], T]) -> T:
         """Make a call that returns when all ranks make it.
+
+        Args:
+            call: Takes a name that all ranks share and nobody had before, and a part of the store
+                that is empty.
 
         Raises:
             Timeout: They do not within the deadline, or one of them is lost.
@@ -57,38 +66,64 @@ class RollCall:
 
         def run() -> None:
             try:
-                self._store.set(self._key(self._rank), "here")
-                made.append(call())
+                name = self._meet()
+                made.append(call(name, PrefixStore(name, self._store)))
             except Exception as error:
                 failures.append(error)
 
-        _wait_for(run, self._deadline_s)
+        _wait_for(run, self.deadline_s + _ASK_S)
         if made:
             return made[0]
         cause = failures[0] if failures else None
         if cause is not None and not isinstance(cause, RuntimeError):
             raise cause
         absent: list[list[int]] = []
-        _wait_for(lambda: absent.append(self._absent()), _ASK_S)
+        if not self._met:
+            _wait_for(lambda: absent.append(self._absent()), _ASK_S)
         raise self._timeout(absent[0] if absent else [], cause) from cause
+
+    def _meet(self) -> str:
+        """Return the name that the first rank gives to all, once they are here."""
+        answer = self._key(uuid.uuid4().hex)
+        self._began = self._store.add(self._clock, 1)
+        self._store.set(self._here(self.rank), answer)
+        try:
+            if self.rank == 0:
+                self._answer()
+            self._store.wait([answer], self._patience)
+            name: str = self._store.get(answer).decode()
+            self._met = True
+            self._store.delete_key(answer)
+            return name
+        finally:
+            with contextlib.suppress(RuntimeError):  # the reason is told by what failed before
+                self._store.delete_key(self._here(self.rank))
+                self._store.set(self._left(self.rank), str(self._store.add(self._clock, 1)))
+
+    def _answer(self) -> None:
+        here = [self._here(rank) for rank in range(self.size)]
+        self._store.wait(here, self._patience)
+        name = f"compressa/{uuid.uuid4().hex}"
+        for key in here:
+            self._store.set(self._store.get(key).decode(), name)
 
     def _timeout(self, absent: Sequence[int], cause: Exception | None) -> Timeout:
         """Say who did not come, as far as it is known."""
-        others = tuple(rank for rank in range(self._size) if rank != self._rank)
+        others = tuple(rank for rank in range(self.size) if rank != self.rank)
         names = ", ".join(map(str, absent or others))
         why = f" ({str(cause).splitlines()[0]})" if cause is not None and str(cause) else ""
         if absent:
-            what = f"ranks {names} did not come within {self._deadline_s:g} s"
-        elif cause is not None:
+            what = f"ranks {names} did not come within {self.deadline_s:g} s"
+        elif cause is not None or self._met:
             what = f"one of the ranks {names} was lost on the way, or did not go on{why}"
         else:
             what = (
                 f"the store that the ranks {names} were started with did not answer within "
-                f"{self._deadline_s:g} s: it is kept by rank 0, or by the launcher"
+                f"{self.deadline_s:g} s: it is kept by rank 0, or by the launcher"
             )
         return Timeout(
             tuple(absent) or others,
-            f"rank {self._rank} waited in {self._caller} for the other ranks: {what}; call it on "
+            f"rank {self.rank} waited in {self._caller} for the other ranks: {what}; call it on "
             "all ranks of the process group",
         )
 
@@ -97,12 +132,26 @@ class RollCall:
         try:
             _look_for(self._store)
             store = self._store.clone()
-            return [r for r in range(self._size) if not store.check([self._key(r)])]
+            others = (rank for rank in range(self.size) if rank != self.rank)
+            return [rank for rank in others if not self._came(store, rank)]
         except (RuntimeError, OSError):
             return []
 
-    def _key(self, rank: int) -> str:
-        return f"{self._prefix}/{rank}"
+    def _came(self, store: Any, rank: int) -> bool:
+        """Whether it is here, or gave up since this rank came."""
+        if store.check([self._here(rank)]):
+            return True
+        left = self._left(rank)
+        return store.check([left]) and int(store.get(left)) > self._began
+
+    def _here(self, rank: int) -> str:
+        return self._key(f"here/{rank}")
+
+    def _left(self, rank: int) -> str:
+        return self._key(f"left/{rank}")
+
+    def _key(self, what: str) -> str:
+        return f"{self._prefix}/{what}"
 
 
 def _look_for(store: Any) -> None:

@@ -20,7 +20,6 @@ from compressa.engine.lanes import CudaLane, Lane
 from compressa.engine.link_file import Shared
 from compressa.engine.pace import host_pacer
 from compressa.engine.partition import kept_bytes, partition
-from compressa.engine.process_groups import is_part
 from compressa.engine.sums import Sums
 from compressa.errors import CompressaError, ConfigError
 from compressa.pacing import Pacer
@@ -57,13 +56,6 @@ def choose_transport(config: Config, group: dist.ProcessGroup, device: torch.dev
     if wanted == "mpi":
         load(group.size())
     on_gpu = device.type == "cuda"
-    splits = on_gpu and _would_split(group)
-    if wanted == "nccl" and splits:
-        raise ConfigError(
-            'exchange.transport = "nccl" can not serve a part of the ranks where '
-            "init_process_group was given a device_id, since torch then wants all of them to make "
-            'its group; leave device_id out, or use "tcp"'
-        )
     if wanted == "nccl" and not on_gpu:
         raise ConfigError(
             f'exchange.transport = "nccl" is for gradients on GPUs, and these are on the {device}; '
@@ -77,12 +69,7 @@ def choose_transport(config: Config, group: dist.ProcessGroup, device: torch.dev
     if wanted != "auto":
         return wanted
     own = on_gpu and "cuda:nccl" in dist.get_backend_config(group)
-    return "nccl" if own and not splits and config.schedule.pace_bits_per_s is None else "tcp"
-
-
-def _would_split(group: dist.ProcessGroup) -> bool:
-    """Whether torch would split a group of NCCL off the default one, in which others are, too."""
-    return is_part(group) and getattr(dist.group.WORLD, "bound_device_id", None) is not None
+    return "nccl" if own and config.schedule.pace_bits_per_s is None else "tcp"
 
 
 def stream_settings(

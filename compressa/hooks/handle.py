@@ -265,19 +265,20 @@ class Handle:
         self._engine.switch(compressors, step)
         return step
 
-    def reform(self, group: dist.ProcessGroup) -> int | None:
+    def reform(self, survivors: dist.ProcessGroup | Sequence[int]) -> int | None:
         """Go on without ranks that were lost, with this model and its residuals. Collective.
 
         To be called on all survivors after an error, with `engine.recover = true`. The step that
         failed has left no trace in the residuals, and is the next one: run it again. What survivors
         owe is multiplied by P'/P, so that it keeps its share of the mean; what the lost ranks
-        owed is lost. DDP goes on over the new group: it makes its buckets anew and broadcasts
-        buffers there. Statistics begin anew.
+        owed is lost. DDP goes on over the new group, its `process_group` from now on: it makes its
+        buckets anew and broadcasts buffers there. Statistics begin anew.
 
         Args:
-            group: The survivors, each of which is in it: made by `torch.distributed.new_group` with
-                `use_local_synchronization=True`, or the default group of a new
-                `init_process_group`.
+            survivors: Their ranks in the default group, the same list on each; or, where the store
+                that the ranks were started with is lost, the group of a new `init_process_group`.
+                (torch's own `new_group` takes all ranks, or counts its groups differently on those
+                that were not in it, and later ones never come together.)
 
         Returns:
             None if all have the same parameters. Else the survivors had not all finished the
@@ -285,14 +286,14 @@ class Handle:
             optimizer state that all must take over before they go on; see `compressa.broadcast`.
 
         Raises:
+            ConfigError: The list is not one of ranks, or not this rank's.
             StateError: There is nothing to go back to: go on from a checkpoint. On every rank, if
                 the survivors have come too far apart.
             TransportError: A survivor is lost, or does not come; it can be called again.
 
         Example:
-            >>> alive = [0, 2]                                                # doctest: +SKIP
-            >>> group = dist.new_group(alive, use_local_synchronization=True)  # doctest: +SKIP
-            >>> source = handle.reform(group)                                 # doctest: +SKIP
+            >>> source = handle.reform([0, 2])  # doctest: +SKIP
+            >>> group = model.process_group     # doctest: +SKIP
         """
         model = self._model()
         if model is None:
@@ -302,14 +303,13 @@ class Handle:
             self._engine.retire()
             self._retired = True
             self._end()
-        made = reform(self._engine, self.config, self.next_step, group)
-        # Not before: torch names a group by how many there are, and takes no name twice.
         process_groups.release_groups(self._groups)
+        made = reform(self._engine, self.config, self.next_step, survivors)
         self._engine, self._groups, self.next_step = made.engine, made.groups, made.step
         self._engine.adopt(self._link.costs(self.config.schedule.pace_bits_per_s))
         self._retired = self._closed = False
         self._end_at_exit()
-        model._update_process_group(group)  # type: ignore[no-untyped-call]
+        model._update_process_group(made.ranks)  # type: ignore[no-untyped-call]
         return made.source
 
     def close(self) -> None:

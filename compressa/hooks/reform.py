@@ -40,13 +40,15 @@ class Reformed(NamedTuple):
 
     Attributes:
         engine: Combines gradients from now on.
-        groups: Process groups that were made for it.
+        ranks: The process group of those who go on.
+        groups: Process groups that were made for it, to be released after it.
         step: The step to be run next.
         source: The first rank of the new world that has the parameters of that step, if others
             have later ones.
     """
 
     engine: Engine
+    ranks: dist.ProcessGroup
     groups: list[dist.ProcessGroup]
     step: int
     source: int | None
@@ -66,20 +68,34 @@ def check_recoverable(engine: Engine) -> None:
         )
 
 
-def reform(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup) -> Reformed:
-    """Start the engine of a new world from what is left of an old one. Collective over `ranks`.
+def reform(
+    old: Engine, config: Config, next_step: int, survivors: dist.ProcessGroup | Sequence[int]
+) -> Reformed:
+    """Start the engine of a new world from what is left of an old one. Collective.
 
     Args:
         old: The old world's engine, retired.
         config: Settings.
         next_step: What this rank would run next, had nothing failed.
-        ranks: Who goes on.
+        survivors: Who goes on: a process group, or ranks of the default one.
 
     Raises:
         StateError: Some rank can not go back as far as another must; on every rank.
         ConfigError: The ranks differ; on every rank.
         TransportError: One of them is lost, or does not come.
     """
+    if isinstance(survivors, dist.ProcessGroup):
+        return _go_on(old, config, next_step, survivors)
+    ranks = process_groups.new_group_of(config, survivors, "handle.reform")
+    try:
+        made = _go_on(old, config, next_step, ranks)
+    except BaseException:
+        process_groups.release_groups([ranks])
+        raise
+    return made._replace(groups=[*made.groups, ranks])
+
+
+def _go_on(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup) -> Reformed:
     assert old.undo is not None
     own = _standing(old, next_step)
     engine, groups = open_engine(
@@ -100,7 +116,7 @@ def reform(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup
     checkpoint.fill(engine.state, handed_over(old.state, engine.state, gain))
     ahead = any(standing.next_step > step for standing in standings)
     source = [standing.next_step for standing in standings].index(step) if ahead else None
-    return Reformed(engine, groups, step, source)
+    return Reformed(engine, ranks, groups, step, source)
 
 
 def _standing(engine: Engine, next_step: int) -> Standing:

@@ -76,7 +76,6 @@ class NcclTransport(Transport):
         self.size = group.size()
         self.epoch = epoch
         self._group: dist.ProcessGroup | None = group
-        self._ranks = dist.get_process_group_ranks(group)
         self._stream = stream
         self._deadline_s = deadline_s
         self._failed = failed
@@ -283,14 +282,14 @@ class NcclTransport(Transport):
     ) -> None:
         # In the same order on both sides: a pair of ranks matches messages by their order.
         calls: list[tuple[Any, int, torch.Tensor]] = []
-        calls += [(dist.irecv, *item) for item in incoming.items()]
-        calls += [(dist.isend, *item) for item in outgoing.items()]
-        operations = [
-            dist.P2POp(call, buffer, self._ranks[peer], group)
-            for call, peer, buffer in calls
-            if buffer.numel()
-        ]
-        self._end_with(dist.batch_isend_irecv(operations) if operations else [])
+        calls += [(group.recv, *item) for item in incoming.items() if item[1].numel()]
+        calls += [(group.send, *item) for item in outgoing.items() if item[1].numel()]
+        if not calls:
+            return
+        group._start_coalescing(self._stream.device)
+        for call, peer, buffer in calls:
+            call([buffer], peer, 0)
+        self._end_with([group._end_coalescing(self._stream.device)])
 
     def _end_with(self, works: Sequence[Any]) -> None:
         """Have what comes next on the stream of ends come after these, too."""
