@@ -12,6 +12,7 @@ import pytest
 
 from compressa.compressors import COMPRESSORS
 from compressa.config import Config, config_schema
+from compressa.config.choices import field_texts
 
 READY = sorted((Path(__file__).parent.parent / "experiments" / "configs").glob("*.toml"))
 TYPES: dict[str, tuple[type, ...]] = {
@@ -146,3 +147,18 @@ def test_the_schema_has_the_bounds_of_the_table() -> None:
     density = config_schema()["$defs"]["TopKChoice"]["properties"]["density"]
     expected = {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 0.01}
     assert expected.items() <= density.items()
+
+
+@pytest.mark.parametrize("indent", ["", "    "], ids=["by Python 3.13", "as it is written"])
+def test_settings_are_read_from_a_docstring_of_any_indentation(indent: str) -> None:
+    lines = [
+        "",
+        "Args:",
+        "    density: A share",
+        "        of all.",
+        "    seed: A number.",
+        "",
+        "Raises:",
+    ]
+    doc = "What it is.\n" + "\n".join(indent + line for line in lines)
+    assert field_texts(doc) == {"density": "A share of all.", "seed": "A number."}

@@ -9,6 +9,7 @@ branches like the others, but the package is imported only when a configuration 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -100,10 +101,11 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def field_texts(doc: str) -> dict[str, str]:
     """Return the text of each entry under "Args:" or "Attributes:" of a Google docstring."""
-    section = re.search(r"^ *(?:Args|Attributes):\n((?:(?: {8,}.*)?\n)+)", doc + "\n", re.M)
+    text = inspect.cleandoc(doc) + "\n"  # Python 3.13 has taken the indentation off already
+    section = re.search(r"^(?:Args|Attributes):\n((?:(?: {4,}.*)?\n)+)", text, re.M)
     if section is None:
         return {}
-    entries = re.findall(r"^ {8}(\w+): ((?:.|\n {9,})+)", section[1], re.M)
+    entries = re.findall(r"^ {4}(\w+): ((?:.|\n {5,})+)", section[1], re.M)
     return {name: " ".join(text.split()) for name, text in entries}
 
 

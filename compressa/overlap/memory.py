@@ -14,7 +14,7 @@ import torch
 
 from compressa.errors import StateError
 
-_OWN_REFERENCES = 2  # of a storage: that of the tensor that is kept, and that of whoever asks
+_OWN_REFERENCES = 2  # of a storage: that of the tensor that is kept, and that of the Python object
 
 
 class Memory:
@@ -66,4 +66,5 @@ def check_kind(name: str, gradient: torch.Tensor) -> None:
 
 def _used(kept: torch.Tensor) -> bool:
     """Whether any other tensor has the same memory."""
-    return torch._C._storage_Use_Count(kept.untyped_storage()._cdata) > _OWN_REFERENCES
+    storage = kept.untyped_storage()  # whose reference ends with it before torch 2.10
+    return torch._C._storage_Use_Count(storage._cdata) > _OWN_REFERENCES
