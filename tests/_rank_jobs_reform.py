@@ -124,7 +124,7 @@ def _check_state(before: dict[str, torch.Tensor], handle: compressa.Handle, gain
     for key, vector in before.items():
         name = key.split("/", 1)[1]
         now = after[f"{prefix}/{name}"]
-        if name == "step" or name.startswith("powersgd_q"):
+        if name == "step" or name.startswith("powersgd_"):
             assert torch.equal(now, vector), name
         elif name.startswith("ef21/"):
             mean = before[key.replace("ef21/", "ef21_mean/")]

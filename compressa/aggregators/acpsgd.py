@@ -23,18 +23,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 
 from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, Verb, World
-from compressa.aggregators.factors import F32, Directions, FactorSum, LowRank, Matrix
-from compressa.arrays import as_array
+from compressa.aggregators.factors import F32, Factors, LowRank, Matrix, Side
 from compressa.kernels import lowrank
 from compressa.kernels.feedback import all_finite
 from compressa.parameters import Layout
 
-_STREAMS = (0x4150, 0x4151)  # "AP", "AQ"
+_P_STREAM, _Q_STREAM = 0x4150, 0x4151  # "AP", "AQ"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,26 +57,6 @@ class ACPSGD(LowRank):
         return ACPSGDAggregator(self, layout, world)
 
 
-class _Side(NamedTuple):
-    """One of the two factors of all matrices.
-
-    Attributes:
-        directions: The factors as they are kept.
-        sums: The buffer in which they are averaged.
-        own: This rank's own factors of the step under way.
-        sent: The same, as 2-D arrays.
-    """
-
-    directions: list[Directions]
-    sums: FactorSum
-    own: list[torch.Tensor]
-    sent: list[F32]
-
-    def contribute(self, i: int) -> None:
-        """Put an own factor where it is averaged."""
-        self.sums.values[i].copy_(self.own[i])
-
-
 class ACPSGDAggregator(Aggregator):
     """All matrices of one unit, in one all-reduce."""
 
@@ -85,19 +64,9 @@ class ACPSGDAggregator(Aggregator):
         matrices, self._vectors = hyper.split(layout)
         self._matrices = [Matrix(i, layout.segments[i], hyper.approx_rank, world) for i in matrices]
         lengths = [layout.segments[i].elems for i in self._vectors]
-        self._left = self._side("acpsgd_p", [m.rows for m in self._matrices], lengths, world)
-        self._right = self._side("acpsgd_q", [m.columns for m in self._matrices], lengths, world)
-
-    def _side(self, kind: str, across: list[int], lengths: list[int], world: World) -> _Side:
-        shapes = [(m.approx_rank, n) for m, n in zip(self._matrices, across, strict=True)]
-        directions = [
-            Directions(kind, m.segment.parameter, shape, _STREAMS[kind == "acpsgd_q"], world)
-            for m, shape in zip(self._matrices, shapes, strict=True)
-        ]
-        sums = FactorSum(shapes, lengths, world)
-        own = [torch.zeros_like(values) for values in sums.values]
-        sent = [as_array(x).reshape(*shape) for x, shape in zip(own, shapes, strict=True)]
-        return _Side(directions, sums, own, sent)
+        given, count = (lengths, world), len(matrices)
+        self._left = Side("acpsgd", _P_STREAM, self._matrices, [False] * count, *given)
+        self._right = Side("acpsgd", _Q_STREAM, self._matrices, [True] * count, *given)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
@@ -115,9 +84,8 @@ class ACPSGDAggregator(Aggregator):
             basis, matrix = fixed.directions[i].rows, self._matrices[i]
             lowrank.orthonormalize(basis)
             multiply = matrix.left if fixed is self._right else matrix.right
-            multiply(g, basis, moving.sent[i], turn)
-            moving.contribute(i)
-        yield moving.sums.mean()
+            multiply(g, basis, moving.own[i], turn)
+        yield moving.mean()
         for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
             gradients[i].copy_(place)
         for i, m in enumerate(views):
@@ -127,9 +95,8 @@ class ACPSGDAggregator(Aggregator):
         """Keep what the own factor missed, and write the mean's product to the gradient."""
         _, moving = self._sides(turn)
         mean, verdicts = moving.sums.factors[i], moving.sums.judge(i)
-        own = self._factors(i, moving.sent[i], turn)
-        self._matrices[i].keep_rest(m, *own, verdicts, turn)
-        lowrank.low_rank_product(*self._factors(i, mean, turn), m, verdicts)
+        own = self._factors(i, moving.own[i], turn)
+        self._matrices[i].keep_rest(m, own, self._factors(i, mean, turn), verdicts, turn)
         moving.directions[i].keep(mean, verdicts, turn)
 
     def rollback(self, turn: Turn) -> None:
@@ -137,14 +104,14 @@ class ACPSGDAggregator(Aggregator):
         _, moving = self._sides(turn)
         for i, matrix in enumerate(self._matrices):
             if all_finite(moving.sums.factors[i]):
-                matrix.give_back(*self._factors(i, moving.sent[i], turn), turn)
+                matrix.give_back(*self._factors(i, moving.own[i], turn), turn)
 
-    def _sides(self, turn: Turn) -> tuple[_Side, _Side]:
+    def _sides(self, turn: Turn) -> tuple[Side, Side]:
         """Return the factors that a step takes as they are, and those that it sends."""
         even = turn.step % 2 == 0
         return (self._right, self._left) if even else (self._left, self._right)
 
-    def _factors(self, i: int, moving: F32, turn: Turn) -> tuple[F32, F32]:
+    def _factors(self, i: int, moving: F32, turn: Turn) -> Factors:
         """Return (P, Q) of a matrix, one of them given."""
         fixed = self._sides(turn)[0].directions[i].rows
         return (moving, fixed) if turn.step % 2 == 0 else (fixed, moving)

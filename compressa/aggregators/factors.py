@@ -29,6 +29,8 @@ from compressa.parameters import Layout, ParameterInfo, Segment
 
 F32 = npt.NDArray[np.float32]
 U32 = npt.NDArray[np.uint32]
+Factors = tuple[F32, F32]
+"""P and Q of a matrix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +125,10 @@ class Matrix:
         self.held = held_back(g, turn)
         return as_array(g).reshape(self.rows, self.columns)
 
+    def factor_shape(self, right: bool) -> tuple[int, int]:
+        """Return the shape of Q, or of P."""
+        return self.approx_rank, self.columns if right else self.rows
+
     def left(self, g: F32, q: F32, p: F32, turn: Turn) -> None:
         """Set g = M, and P = M Q."""
         lowrank.left_factor(g, q, p, **self._added(turn))
@@ -131,14 +137,17 @@ class Matrix:
         """Set g = M, and Q = M^T P."""
         lowrank.right_factor(g, p, q, **self._added(turn))
 
-    def keep_rest(self, m: F32, p: F32, q: F32, verdicts: U32, turn: Turn) -> None:
-        """Replace `m` by P Q^T, and keep what that misses, on top of a residual that waits.
+    def keep_rest(self, m: F32, own: Factors, mean: Factors, verdicts: U32, turn: Turn) -> None:
+        """Replace `m` by the mean's P Q^T, and keep what the own one misses of it.
 
-        Where a mean is spoiled, `m` becomes NaN: some rank overflowed, and every rank must see it.
+        The own one: what other ranks have more or less of would add up in the residual for ever.
+        A residual that waits stays, and takes it in. Where a mean is spoiled, `m` becomes NaN:
+        some rank overflowed, and every rank must see it.
         """
         lowrank.split_low_rank(
-            m, p, q, self.residual, turn.loss_scale, held=self.held, verdicts=verdicts
+            m, *own, self.residual, turn.loss_scale, held=self.held, verdicts=verdicts
         )
+        lowrank.low_rank_product(*mean, m, verdicts)
 
     def give_back(self, p: F32, q: F32, turn: Turn) -> None:
         """Add P Q^T to the residual: then it is M again."""
@@ -242,3 +251,45 @@ class FactorSum:
         """Find out whether a mean is finite, and which of its rows are zeros."""
         lowrank.judge_rows(self.factors[i], self._verdicts[i])
         return self._verdicts[i]
+
+
+class Side:
+    """One of the two factors of each matrix: this rank's own, their mean, and what is kept of it.
+
+    Args:
+        name: What the state calls the kept ones, before "_p" or "_q".
+        stream: Of the random numbers that these begin as.
+        matrices: Whose they are.
+        right: By matrix, whether it is Q; else P.
+        vectors: Elements of each vector that travels with them.
+        world: Rank, size, seed and state.
+
+    Attributes:
+        directions: The kept factors.
+        sums: The buffer of means.
+        own: This rank's own factors of the step under way.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stream: int,
+        matrices: Sequence[Matrix],
+        right: Sequence[bool],
+        vectors: Sequence[int],
+        world: World,
+    ) -> None:
+        shapes = [matrix.factor_shape(q) for matrix, q in zip(matrices, right, strict=True)]
+        self.directions = [
+            Directions(f"{name}_{'pq'[q]}", matrix.segment.parameter, shape, stream, world)
+            for matrix, shape, q in zip(matrices, shapes, right, strict=True)
+        ]
+        self.sums = FactorSum(shapes, vectors, world)
+        self._sent = [torch.zeros_like(values) for values in self.sums.values]
+        self.own = [as_array(x).reshape(*s) for x, s in zip(self._sent, shapes, strict=True)]
+
+    def mean(self) -> AllReduce:
+        """Copy the own factors to where they are averaged; return the request that adds up."""
+        for place, own in zip(self.sums.values, self._sent, strict=True):
+            place.copy_(own)
+        return self.sums.mean()

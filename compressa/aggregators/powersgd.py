@@ -2,14 +2,23 @@
 
 For each matrix M = g + e of shape [n, m] (a convolution is [c_out, c_in * kh * kw]):
 
-    P = M Q            round 1: mean over the ranks
-    P = orthonormalise(P)
-    Q = M^T P          round 2: mean over the ranks
-    out = P Q^T,  e = M - out
+    P = M Q                         round 1: mean over the ranks
+    P = orthonormalise(mean(P))
+    Q = M^T P                       round 2: mean over the ranks
+    out = P mean(Q)^T,  e = M - P Q^T with the rank's own Q
 
-Q is kept for the next step. Vectors, and matrices that would gain too little, travel dense in
+mean(Q) is kept for the next step. Where n > m, P and Q are in each other's place: Q is
+orthonormal, and P is kept. Vectors, and matrices that would gain too little, travel dense in
 round 1. Both rounds are sums of float32 factors, so the bytes are approx_rank (n + m) a
 matrix, for any number of ranks and any number of buckets.
+
+The paper's e = M - out keeps all by which a rank's matrix differs from the mean, which nothing
+ever takes away, so that it grows with every step. With the own factor a rank keeps only what its
+matrix has outside of the shared subspace: ||e|| <= ||M||, the mean of e over the ranks is the
+same, and so is every output. The subspace has min(n, m) dimensions to move through, and the means
+of the gradients lead it through all of them, as long as they have a part in each; on the longer
+side they could not, if ranks differ in more than m ways. What ranks have in a dimension where
+their sum is always zero, no exchange of means finds.
 
 Replicas agree bit for bit: the factors are summed by one owner each, and all products and the
 orthonormalisation follow a written order of float operations (`kernels.lowrank`).
@@ -24,12 +33,12 @@ from typing import ClassVar
 import torch
 
 from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, World
-from compressa.aggregators.factors import F32, Directions, FactorSum, LowRank, Matrix
+from compressa.aggregators.factors import F32, Factors, FactorSum, LowRank, Matrix, Side
 from compressa.kernels import lowrank
 from compressa.kernels.feedback import all_finite
 from compressa.parameters import Layout
 
-_Q_STREAM = 0x5051  # "PQ"
+_STREAM = 0x5051  # "PQ"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,50 +67,54 @@ class PowerSGDAggregator(Aggregator):
     def __init__(self, hyper: PowerSGD, layout: Layout, world: World) -> None:
         matrices, self._vectors = hyper.split(layout)
         self._matrices = [Matrix(i, layout.segments[i], hyper.approx_rank, world) for i in matrices]
-        self._directions = [
-            Directions(
-                "powersgd_q", m.segment.parameter, (m.approx_rank, m.columns), _Q_STREAM, world
-            )
-            for m in self._matrices
-        ]
+        self._tall = [matrix.rows > matrix.columns for matrix in self._matrices]
         lengths = [layout.segments[i].elems for i in self._vectors]
-        left = [(m.approx_rank, m.rows) for m in self._matrices]
-        right = [(m.approx_rank, m.columns) for m in self._matrices]
-        self._first = FactorSum(left, lengths, world)
-        self._second = FactorSum(right, (), world)
+        shapes = [m.factor_shape(tall) for m, tall in zip(self._matrices, self._tall, strict=True)]
+        self._basis = FactorSum(shapes, lengths, world)
+        right = [not tall for tall in self._tall]
+        self._other = Side("powersgd", _STREAM, self._matrices, right, (), world)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
         """The left factors and the vectors; then the right factors."""
-        rounds = (self._first.round, self._second.round)
+        rounds = (self._basis.round, self._other.sums.round)
         return rounds if self._matrices else rounds[:1]
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Two power-iteration half steps, a mean after each."""
-        for i, place in zip(self._vectors, self._first.vectors, strict=True):
+        for i, place in zip(self._vectors, self._basis.vectors, strict=True):
             place.copy_(gradients[i])
         views = [matrix.begin(gradients, turn) for matrix in self._matrices]
         for i, g in enumerate(views):
-            self._matrices[i].left(g, self._directions[i].rows, self._first.factors[i], turn)
-        yield self._first.mean()
-        for i, place in zip(self._vectors, self._first.vectors, strict=True):
+            matrix, kept = self._matrices[i], self._other.directions[i].rows
+            multiply = matrix.right if self._tall[i] else matrix.left
+            multiply(g, kept, self._basis.factors[i], turn)
+        yield self._basis.mean()
+        for i, place in zip(self._vectors, self._basis.vectors, strict=True):
             gradients[i].copy_(place)
         if self._matrices:
             yield from self._second_half(views, turn)
 
     def _second_half(self, views: Sequence[F32], turn: Turn) -> Rounds:
-        for m, p, q in zip(views, self._first.factors, self._second.factors, strict=True):
-            lowrank.orthonormalize(p)
-            lowrank.right_factor(m, p, q)
-        yield self._second.mean()
+        other = self._other
         for i, m in enumerate(views):
-            p, q, verdicts = self._first.factors[i], self._second.factors[i], self._second.judge(i)
-            self._matrices[i].keep_rest(m, p, q, verdicts, turn)
-            self._directions[i].keep(q, verdicts, turn)
+            multiply = lowrank.left_factor if self._tall[i] else lowrank.right_factor
+            lowrank.orthonormalize(self._basis.factors[i])
+            multiply(m, self._basis.factors[i], other.own[i])
+        yield other.mean()
+        for i, m in enumerate(views):
+            mean, verdicts = other.sums.factors[i], other.sums.judge(i)
+            own, shared = self._factors(i, other.own[i]), self._factors(i, mean)
+            self._matrices[i].keep_rest(m, own, shared, verdicts, turn)
+            other.directions[i].keep(mean, verdicts, turn)
 
     def rollback(self, turn: Turn) -> None:
-        """Add the product back to the residual: then it is M again. Waits for a GPU."""
-        factors = zip(self._matrices, self._first.factors, self._second.factors, strict=True)
-        for matrix, p, q in factors:
-            if all_finite(q):
-                matrix.give_back(p, q, turn)
+        """Add the own product back to the residual: then it is M again. Waits for a GPU."""
+        for i, matrix in enumerate(self._matrices):
+            if all_finite(self._other.sums.factors[i]):
+                matrix.give_back(*self._factors(i, self._other.own[i]), turn)
+
+    def _factors(self, i: int, other: F32) -> Factors:
+        """Return (P, Q) of a matrix, one of them given."""
+        basis = self._basis.factors[i]
+        return (other, basis) if self._tall[i] else (basis, other)
