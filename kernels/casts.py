@@ -5,8 +5,9 @@ values become infinite; bfloat16 has 8 bits and the range of float32. A NaN stay
 bfloat16 becomes 0x7FC0.
 
 With a residual, p = x + scale * residual is cast, product rounded first, and the new residual is
-(p - cast back) * (1 / scale). Where p is finite and its cast is not, all of it stays behind:
-p * (1 / scale). Where p is not finite, the residual is left as it was.
+(p - cast back) * (1 / scale). Where the cast of p is not finite, all of it stays behind,
+p * (1 / scale), if the cast of that is finite: a smaller loss scale will send it. Else no step ever
+could, and the residual is left as it was.
 """
 
 from __future__ import annotations

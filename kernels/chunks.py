@@ -8,8 +8,7 @@ Exact arithmetic:
 * p = residual + x * (1 / scale) in float32, with 1 / scale rounded first and the product before the
   sum: p is unscaled, as residuals are.
 * The squared norm of a chunk sums float64 squares by the fixed tree of `onebit`: 16 strided lanes,
-  each in order, then halving. Squares of float32 never overflow it, so it is infinite or NaN
-  exactly where some p of the chunk is.
+  each in order, then halving. Squares of float32 never overflow it.
 
 Nobody waits to hear that a norm is not finite: what was to be chosen then says `NO_CHUNK`.
 """
@@ -27,36 +26,49 @@ from .bitpack import check_indices
 NO_CHUNK = 2**32 - 1
 """What is written for a chunk where none is chosen; there are never so many."""
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
+
 Missing = Literal["refuse", "skip", "nan"]
 """What becomes of numbers that no chunk has; see `add_chunks`."""
 
 
 def absorb_chunks(
-    x: F32, residual: F32, norms: F64, *, chunk: int, scale: float = 1.0, clear: bool = False
+    x: F32,
+    residual: F32,
+    norms: F64,
+    *,
+    chunk: int,
+    scale: float = 1.0,
+    clear: bool = False,
+    largest: float = FLOAT32_MAX,
 ) -> None:
     """Add ``x`` to the residual, and measure what is there now, in one pass over memory.
 
-    residual = p where p is finite; elsewhere it is left as it was.
+    residual = p where |p| <= ``largest``; elsewhere it is left as it was.
 
     Args:
         x: float32[n]; set to zero with ``clear``, else only read.
         residual: float32[n], updated in place.
-        norms: float64[ceil(n / chunk)], overwritten with each chunk's sum of squared p; NaN where p
-            is not finite.
+        norms: float64[ceil(n / chunk)], overwritten with each chunk's sum of squared p; NaN where
+            some p is above ``largest``, or NaN.
         chunk: Elements of a chunk.
         scale: Loss scale that ``x`` carries and the residual does not.
         clear: Whether to leave ``x`` empty, for what will be put there.
+        largest: The largest |p| that may be kept, a float32 number.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, ``chunk`` or ``scale`` is wrong.
+        ValueError: A shape, a layout, ``chunk``, ``scale`` or ``largest`` is wrong.
     """
     check_array("x", x, np.float32, writable=clear)
     check_feedback(residual, x.size, scale)
     _check_chunk(chunk)
+    if not 0 < largest <= FLOAT32_MAX:
+        raise ValueError(f"largest must be positive and a float32 number, not {largest}")
     check_array("norms", norms, np.float64, (block_count(x.size, chunk),), writable=True)
     kernel = backend("chunks", x, residual, norms)
-    kernel.absorb_chunks(x, residual, norms, chunk=chunk, scale=scale, clear=clear)
+    options = {"scale": scale, "clear": clear, "largest": largest}
+    kernel.absorb_chunks(x, residual, norms, chunk=chunk, **options)
 
 
 def take_largest_chunks(

@@ -30,9 +30,9 @@ Exact arithmetic:
   than one row, each column likewise, over those rows in order. New residual =
   (p - decode) * (1 / scale of the loss) in float32.
 * If any coefficient of a tile is infinite or NaN, all its values are NaN, at places 0 to k-1. Its
-  residual is then p * (1 / scale) if all of p is finite, so that only float32 was too small for the
-  coefficients, and is left as it was otherwise. The first also holds for an element whose residual
-  would not be finite.
+  residual is left as it was if some p is not finite. Otherwise, and for an element whose residual
+  would not be finite, it is w = p * (1 / scale) where |w| <= 2**121, which a smaller loss scale
+  will send, and left as it was elsewhere: coefficients of larger ones need more than float32.
 """
 
 from __future__ import annotations
@@ -55,6 +55,8 @@ from ._arrays import (
 from ._backends import backend
 
 LEAST, MOST = 16, 64
+LARGEST_WHOLE = 2.0**121
+"""Coefficients of elements up to this are finite: they are at most 64 times as large."""
 
 
 @dataclass(frozen=True, kw_only=True)

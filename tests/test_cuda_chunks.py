@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from compressa.kernels.chunks import NO_CHUNK, Missing, add_chunks, take_largest_chunks
+from compressa.kernels.chunks import FLOAT32_MAX, NO_CHUNK, Missing, add_chunks, take_largest_chunks
 from compressa.kernels.cuda import answers_later, chunks
 from compressa.kernels.cuda._device import running_on
 from compressa.kernels.reference import chunks as reference
@@ -22,7 +22,9 @@ CHUNKS = (1, 7, 16, 64, 100, 256, 1000, 1024, 1025)
 LONG = (8191, 8192, 8193, 20_011)
 
 
-def absorbed_alike(x: F32, chunk: int, seed: int, scale: float, clear: bool) -> bool:
+def absorbed_alike(
+    x: F32, chunk: int, seed: int, scale: float, clear: bool, largest: float = FLOAT32_MAX
+) -> bool:
     left = residual_for(x, seed)
     assert left is not None
     results = []
@@ -30,7 +32,8 @@ def absorbed_alike(x: F32, chunk: int, seed: int, scale: float, clear: bool) -> 
         given_x, residual = x.copy(), left.copy()
         norms = poisoned(-(-x.size // chunk), np.float64)
         with np.errstate(all="ignore"):
-            module.absorb_chunks(given_x, residual, norms, chunk=chunk, scale=scale, clear=clear)
+            options = {"chunk": chunk, "scale": scale, "clear": clear, "largest": largest}
+            module.absorb_chunks(given_x, residual, norms, **options)
         results.append((given_x, residual, norms))
     return all(same_bits(a, b) for a, b in zip(*results, strict=True))
 
@@ -41,11 +44,12 @@ def absorbed_alike(x: F32, chunk: int, seed: int, scale: float, clear: bool) -> 
     st.integers(0, 99),
     st.sampled_from(SCALES),
     st.booleans(),
+    st.sampled_from((FLOAT32_MAX, 1e20, 0.5)),
 )
 def test_absorbing_equals_reference(
-    x: F32, chunk: int, seed: int, scale: float, clear: bool
+    x: F32, chunk: int, seed: int, scale: float, clear: bool, largest: float
 ) -> None:
-    assert absorbed_alike(x, chunk, seed, scale, clear)
+    assert absorbed_alike(x, chunk, seed, scale, clear, largest)
 
 
 @settings(max_examples=12)

@@ -52,14 +52,31 @@ def test_narrow_with_residual_equals_reference(
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_narrow_keeps_what_it_can_not_send(dtype: npt.DTypeLike) -> None:
     x = np.array([1.0001, 1e6, np.inf, np.nan, 3e38], np.float32)
-    residual = np.array([1e-5, 1.0, 2.0, 3.0, 3e38], np.float32)
+    residual = np.array([1e-5, 1.0, 2.0, 3.0, 1e38], np.float32)
     out = poisoned(x.size, dtype)
-    narrow(x, out, residual=residual)
+    narrow(x, out, residual=residual, scale=16.0)
     sent = poisoned(x.size, np.float32)
     widen(out, sent)
-    assert sent[0] + np.float64(residual[0]) == np.float32(x[0] + np.float32(1e-5))
-    assert residual[1] == (1e6 + 1 if dtype is np.float16 else np.float32(1e6 + 1) - sent[1])
-    assert residual[2:].tolist() == [2.0, 3.0, np.float32(3e38)]  # the last sum overflows
+    assert sent[0] / 16 + np.float64(residual[0]) == np.float32(x[0] + np.float32(16e-5)) / 16
+    due = 1e6 + 16 if dtype is np.float16 else np.float32(1e6 + 16) - sent[1]
+    assert residual[1] == due / 16
+    assert residual[2:].tolist() == [2.0, 3.0, np.float32(1e38)]  # the last sum overflows
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(np.float16, 65519.996), (np.uint16, 3.3961773e38)])
+def test_narrow_keeps_nothing_that_no_loss_scale_could_send(
+    dtype: npt.DTypeLike, most: float
+) -> None:
+    """What is kept whole in vain is infinite in every later step, too."""
+    more = np.nextafter(np.float32(most), np.float32(np.inf))
+    x = np.array([most, -most, more, -more], np.float32)
+    residual, out = np.zeros(4, np.float32), poisoned(4, dtype)
+    narrow(x, out, residual=residual, scale=1.0)
+    sent = poisoned(4, np.float32)
+    widen(out, sent)
+    assert np.isfinite(sent).tolist() == [True, True, False, False]
+    assert (residual[:2] == x[:2] - sent[:2]).all()
+    assert (residual[2:] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -4,7 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from compressa.kernels.chunks import NO_CHUNK, absorb_chunks, add_chunks, take_largest_chunks
+from compressa.kernels.chunks import (
+    FLOAT32_MAX,
+    NO_CHUNK,
+    absorb_chunks,
+    add_chunks,
+    take_largest_chunks,
+)
 from compressa.kernels.reference import chunks as reference
 from compressa.kernels.threads import Team
 from hypothesis import given
@@ -18,16 +24,23 @@ def norms_for(x: F32, chunk: int) -> np.ndarray:
     return poisoned(-(-x.size // chunk), np.float64)
 
 
-@given(gradients(), chunk_sizes, st.sampled_from(SCALES), st.booleans(), st.integers(0, 99))
+@given(
+    gradients(),
+    chunk_sizes,
+    st.sampled_from(SCALES),
+    st.booleans(),
+    st.integers(0, 99),
+    st.sampled_from((FLOAT32_MAX, 1e20, 0.5)),
+)
 def test_absorbing_equals_reference(
-    x: F32, chunk: int, scale: float, clear: bool, seed: int
+    x: F32, chunk: int, scale: float, clear: bool, seed: int, largest: float
 ) -> None:
     ours, specified = x.copy(), x.copy()
     left = residual_for(x, seed)
     assert left is not None
     kept, expected = left.copy(), left.copy()
     norms, due = norms_for(x, chunk), norms_for(x, chunk)
-    options = {"chunk": chunk, "scale": scale, "clear": clear}
+    options = {"chunk": chunk, "scale": scale, "clear": clear, "largest": largest}
     absorb_chunks(ours, kept, norms, **options)
     with np.errstate(all="ignore"):
         reference.absorb_chunks(specified, expected, due, **options)

@@ -32,6 +32,8 @@ U32 = npt.NDArray[np.uint32]
 Factors = tuple[F32, F32]
 """P and Q of a matrix."""
 
+_LARGEST = 2.0**100  # rows and columns of 2^54 elements that are no larger have a finite length
+
 
 @dataclass(frozen=True, kw_only=True)
 class LowRank(Compressor):
@@ -150,10 +152,11 @@ class Matrix:
         lowrank.low_rank_product(*mean, m, verdicts)
 
     def give_back(self, p: F32, q: F32, turn: Turn) -> None:
-        """Add P Q^T to the residual: then it is M again."""
+        """Add P Q^T to the residual: then it is M again, but for what no factor could ever hold."""
         product = torch.empty_like(self._kept)
         lowrank.low_rank_product(p, q, as_array(product).reshape(self.rows, self.columns))
         self._kept.add_(product, alpha=1.0 / turn.loss_scale)
+        self._kept.masked_fill_(~(self._kept.abs() <= _LARGEST), 0.0)
 
     def _added(self, turn: Turn) -> dict[str, Any]:
         """What is added to the gradient."""

@@ -87,6 +87,7 @@ class PowerSGDAggregator(Aggregator):
         views = [matrix.begin(gradients, turn) for matrix in self._matrices]
         for i, g in enumerate(views):
             matrix, kept = self._matrices[i], self._other.directions[i].rows
+            lowrank.orthonormalize(kept)  # they are as long as the last M: squares would overflow
             multiply = matrix.right if self._tall[i] else matrix.left
             multiply(g, kept, self._basis.factors[i], turn)
         yield self._basis.mean()

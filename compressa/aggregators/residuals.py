@@ -5,8 +5,8 @@ and the gradient's memory is free for the mean. What a step sends is taken out o
 afterwards, so what is not sent needs no further pass, and a skipped step only puts back what was
 taken.
 
-A gradient that is not finite stays out of the residual. Its chunks' norms are not finite either,
-and that is how the other ranks learn of it.
+What is not finite, or larger than an aggregator can send, stays out of the residual. Its chunks'
+norms are NaN then, and that is how the other ranks learn of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compressa.aggregators.base import Turn
 from compressa.aggregators.scopes import Scope, held_back
 from compressa.arrays import as_array
 from compressa.kernels import block_count
-from compressa.kernels.chunks import absorb_chunks
+from compressa.kernels.chunks import FLOAT32_MAX, absorb_chunks
 
 
 class ChunkResiduals:
@@ -29,16 +29,24 @@ class ChunkResiduals:
         scopes: The scopes.
         chunk: Elements of a chunk; the last of a scope may be short.
         parts: Each scope's residual, or memory of its own that stands for one.
+        largest: The largest magnitude that may be kept.
 
     Attributes:
         norms: The squared norm of each scope's chunks, float64, as of the last `absorb`; NaN where
-            the chunk is not finite, zero where a scope is held back.
+            an element was not kept, zero where a scope is held back.
         held: Whether each scope's residual waits in the step under way.
     """
 
-    def __init__(self, scopes: Sequence[Scope], chunk: int, parts: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        scopes: Sequence[Scope],
+        chunk: int,
+        parts: Sequence[torch.Tensor],
+        largest: float = FLOAT32_MAX,
+    ) -> None:
         self._scopes = tuple(scopes)
         self._chunk = chunk
+        self._largest = largest
         self._parts = list(parts)
         counts = [block_count(scope.segment.elems, chunk) for scope in scopes]
         device = parts[0].device
@@ -82,4 +90,5 @@ class ChunkResiduals:
                 chunk=self._chunk,
                 scale=turn.loss_scale,
                 clear=clear,
+                largest=self._largest,
             )

@@ -52,7 +52,7 @@ from compressa.parameters import Layout
 
 _WIRE_ID = 20
 _SIGN_STREAM = 0x5448  # "TH": shared
-_LONGEST = 2.0**100  # see kernels.hadamard
+_LARGEST = 2.0**94  # of no chunk with smaller elements the norm passes 2**100; see kernels.hadamard
 _CHUNKS = (256, 512, 1024, 2048, 4096)
 
 
@@ -65,8 +65,9 @@ class THC(Compressor):
     high); from the owner the sums of integers, uint8 where P levels <= 255, else uint16. The
     last chunk of a parameter is padded with zeros to a power of two, at least 32.
 
-    A chunk that is not finite on some rank, or longer than 2^100, becomes NaN on all. One shorter
-    than 2^-100 on all ranks is not sent.
+    A chunk with an element that is not finite on some rank, or larger than 2^94, becomes NaN on
+    all; what the residual has of such an element stays as it was. A chunk shorter than 2^-100 on
+    all ranks is not sent.
 
     Args:
         levels: The largest integer of the table. More of them fit the normal distribution
@@ -169,7 +170,7 @@ class THCAggregator(Aggregator, Combine):
             if hyper.feedback
             else [torch.zeros(n, device=world.device) for n in elems]
         )
-        self._residuals = ChunkResiduals(scopes, hyper.chunk, kept)
+        self._residuals = ChunkResiduals(scopes, hyper.chunk, kept, _LARGEST)
         counts = [norms.numel() for norms in self._residuals.norms]
         self._norms = torch.zeros(sum(counts), device=world.device)
         self._maximum = DenseMax(self._norms, world.rank, world.size)
@@ -212,8 +213,7 @@ class THCAggregator(Aggregator, Combine):
         if not self._hyper.feedback:
             self._residuals.clear()
         self._residuals.absorb(gradients, turn)
-        norms = self._residuals.all_norms.sqrt()
-        self._norms.copy_(torch.where(norms <= _LONGEST, norms, torch.nan))
+        self._norms.copy_(self._residuals.all_norms.sqrt())
         yield AllReduce(self._maximum, self._scratch)
         if bool((self._norms < 0).any()):  # the owners' word; waits for a GPU
             raise PayloadError("thc: the largest norm of all ranks is negative")

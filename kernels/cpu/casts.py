@@ -17,6 +17,11 @@ from ._values import Values, bits_of, load, store
 from ._view import view
 
 _INFINITY = np.uint32(0x7F800000)
+_TOO_LARGE = {
+    np.dtype(np.float16): np.uint32(0x477FF000),
+    np.dtype(np.uint16): np.uint32(0x7F7F8000),
+}
+"""The bits of the smallest float32 number whose cast is infinite."""
 _ROW = 192  # elements between two rounds of hints to memory
 _AHEAD = 768  # both found by trying, on a Sapphire Rapids core
 _PIECE = 1024  # elements of a sum that are made at a time, in the first-level cache
@@ -24,7 +29,12 @@ _PIECE = 1024  # elements of a sum that are made at a time, in the first-level c
 
 @inlined
 def _narrow_row(
-    x: F32, out: Values, residual: F32 | None, scale: np.float32, back: np.float32
+    x: F32,
+    out: Values,
+    residual: F32 | None,
+    scale: np.float32,
+    back: np.float32,
+    too_large: np.uint32,
 ) -> None:
     for i in range(x.size):
         p = effective(x, residual, scale, i)
@@ -32,19 +42,26 @@ def _narrow_row(
         if residual is not None:
             sent = load(out, i)
             error, whole = np.float32((p - sent) * back), np.float32(p * back)
-            kept = whole if magnitude_bits(p) < _INFINITY else residual[i]
+            kept = whole if magnitude_bits(whole) < too_large else residual[i]
             residual[i] = error if magnitude_bits(sent) < _INFINITY else kept
 
 
 @lean
-def _narrow(x: F32, out: Values, residual: F32 | None, scale: np.float32, back: np.float32) -> None:
+def _narrow(
+    x: F32,
+    out: Values,
+    residual: F32 | None,
+    scale: np.float32,
+    back: np.float32,
+    too_large: np.uint32,
+) -> None:
     for low in range(0, x.size, _ROW):
         high = min(low + _ROW, x.size)
         fetch(x, low + _AHEAD, high + _AHEAD)
         fetch(residual, low + _AHEAD, high + _AHEAD)
         fetch(out, low + _AHEAD, high + _AHEAD)
         kept = view(residual, low, high)
-        _narrow_row(view(x, low, high), view(out, low, high), kept, scale, back)
+        _narrow_row(view(x, low, high), view(out, low, high), kept, scale, back, too_large)
 
 
 @inlined
@@ -90,11 +107,11 @@ def _sum(
 
 def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0) -> None:
     """See :func:`compressa.kernels.casts.narrow`."""
-    bits, (factor, back) = bits_of(out), factors_of(scale)
+    bits, (factor, back), too_large = bits_of(out), factors_of(scale), _TOO_LARGE[out.dtype]
 
     def work(low: int, high: int) -> None:
         kept = None if residual is None else residual[low:high]
-        _narrow(x[low:high], bits[low:high], kept, factor, back)
+        _narrow(x[low:high], bits[low:high], kept, factor, back, too_large)
 
     over_slices(x.size, _ROW, work)
 

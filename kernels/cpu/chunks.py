@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, F64, U32
-from ..chunks import NO_CHUNK
+from ..chunks import FLOAT32_MAX, NO_CHUNK
 from ..scratch import scratch
 from ..threads import over_slices
 from ._candidates import Entries
@@ -36,10 +36,15 @@ def _keep(p: F32, residual: F32) -> None:
 
 
 @jit
-def _keep_finite(p: F32, residual: F32) -> None:
+def _keep_accepted(p: F32, residual: F32, largest: np.float32) -> bool:
+    """Keep what is not too large; returns whether that is all."""
+    whole = True
     for i in range(residual.size):
-        if np.isfinite(p[i]):
+        if np.abs(p[i]) <= largest:
             residual[i] = p[i]
+        else:
+            whole = False
+    return whole
 
 
 @jit
@@ -49,8 +54,16 @@ def _clear(x: F32) -> None:
 
 
 @jit
-def _absorb(x: F32, residual: F32, norms: F64, chunk: int, back: np.float32, clear: bool) -> None:
-    sums = np.empty(min(chunk, x.size), np.float32)
+def _absorb(
+    x: F32,
+    residual: F32,
+    norms: F64,
+    chunk: int,
+    back: np.float32,
+    clear: bool,
+    largest: np.float32,
+) -> None:
+    sums, most = np.empty(min(chunk, x.size), np.float32), np.float64(largest) * largest
     for c in range(norms.size):
         low, high = c * chunk, min((c + 1) * chunk, x.size)
         now, left, p = view(x, low, high), view(residual, low, high), view(sums, 0, high - low)
@@ -58,11 +71,10 @@ def _absorb(x: F32, residual: F32, norms: F64, chunk: int, back: np.float32, cle
         fetch(x, low + AHEAD, high + AHEAD)
         fetch(residual, low + AHEAD, high + AHEAD)
         norms[c] = sum_squares(p)
-        if np.isfinite(norms[c]):
+        if norms[c] <= most:  # so is each square
             _keep(p, left)
-        else:
+        elif not _keep_accepted(p, left, largest):
             norms[c] = np.nan
-            _keep_finite(p, left)
         if clear:
             _clear(now)
 
@@ -126,14 +138,21 @@ def _give(values: F32, chosen: U32, out: F32, chunk: int, weight: np.float32, or
 
 
 def absorb_chunks(
-    x: F32, residual: F32, norms: F64, *, chunk: int, scale: float = 1.0, clear: bool = False
+    x: F32,
+    residual: F32,
+    norms: F64,
+    *,
+    chunk: int,
+    scale: float = 1.0,
+    clear: bool = False,
+    largest: float = FLOAT32_MAX,
 ) -> None:
     """See :func:`compressa.kernels.chunks.absorb_chunks`."""
     back = factors_of(scale)[1]
 
     def work(low: int, high: int) -> None:
         own = norms[low // chunk : -(-high // chunk)]
-        _absorb(x[low:high], residual[low:high], own, chunk, back, clear)
+        _absorb(x[low:high], residual[low:high], own, chunk, back, clear, np.float32(largest))
 
     over_slices(x.size, chunk, work)
 

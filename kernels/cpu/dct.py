@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, F64, U8, U16, U32, Gradient
-from ..dct import ChunkForm, basis
+from ..dct import LARGEST_WHOLE, ChunkForm, basis
 from ..threads import over_slices
 from ._feedback import Factors, Values, factors_of, fill_largest, magnitude_bits, place
 from ._jit import jit, lean
@@ -22,6 +22,7 @@ of a place (0: a bitmap), bytes of places."""
 Rooms = tuple[F32, F32, F32, U32, U16, F64]
 
 _INFINITY = np.uint32(0x7F800000)
+_LARGEST_WHOLE = np.float32(LARGEST_WHOLE)
 _NAN = np.float32(np.nan)
 _ONE = np.uint32(1)
 
@@ -186,13 +187,11 @@ def _unpack(packed: U8, width: int, chosen: U16) -> bool:
 
 @lean
 def _keep(p: F32, decoded: F32, residual: F32, back: np.float32) -> None:
-    """The error of finite elements; where there is none to speak of, the element itself."""
+    """The error; where there is none to speak of, the element itself if it can be sent later."""
     for i in range(residual.size):
-        error = (p[i] - decoded[i]) * back
-        if magnitude_bits(error) >= _INFINITY:
-            error = p[i] * back
-        if magnitude_bits(error) < _INFINITY:
-            residual[i] = error
+        error, whole = (p[i] - decoded[i]) * back, p[i] * back
+        kept = whole if np.abs(whole) <= _LARGEST_WHOLE else residual[i]
+        residual[i] = error if magnitude_bits(error) < _INFINITY else kept
 
 
 @lean

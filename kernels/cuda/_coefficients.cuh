@@ -30,8 +30,9 @@ DEVICE u32 streamed_byte(const Place* places, int byte, Form form) {
     return bits >> (8 * byte - first * form.width) & 255u;
 }
 
-// What was not sent: the error; if there is none to speak of, the element; or what was there.
+// What was not sent: the error; if there is none to speak of, the element if it can be sent later,
+// or what was there.
 DEVICE float left_behind(float p, float decoded, float back, float before) {
     float error = (p - decoded) * back, whole = p * back;
-    return is_finite(error) ? error : is_finite(whole) ? whole : before;
+    return is_finite(error) ? error : fabsf(whole) <= 0x1p121f ? whole : before;
 }

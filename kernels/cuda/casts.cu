@@ -7,10 +7,11 @@
 #include "_team.cuh"
 #include "_values.cuh"
 
-// What stays behind of p, of which `sent` arrives; `before` where p itself is not finite.
-DEVICE float kept(float p, float sent, float before, float back) {
+// What stays behind of p, of which `sent` arrives; `before` where no step could ever send it.
+DEVICE float kept(float p, float sent, float before, float back, int kind) {
     if (is_finite(sent)) return (p - sent) * back;
-    return is_finite(p) ? p * back : before;
+    float whole = p * back;
+    return is_finite(widen(u16(narrow_bits(whole, kind)), kind)) ? whole : before;
 }
 
 KERNEL(
@@ -28,7 +29,8 @@ KERNEL(
         for (int u = 0; u < 4; ++u) halves[u] = u16(narrow_bits(p[u], kind));
         store4(out, i, count, halves);
         if (residual) {
-            for (int u = 0; u < 4; ++u) left[u] = kept(p[u], widen(halves[u], kind), left[u], back);
+            for (int u = 0; u < 4; ++u)
+                left[u] = kept(p[u], widen(halves[u], kind), left[u], back, kind);
             store4(residual, i, count, left);
         }
     }

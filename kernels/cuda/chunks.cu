@@ -21,9 +21,11 @@ struct Source {
     float *x, *residual;
     float back;
     bool clear;
+    float largest;
 };
 
-// `size` elements from `low` on: p to the tile, and to the residual where it is finite.
+// `size` elements from `low` on: p to the tile and the residual; where it is too large, a NaN to the
+// tile only.
 template <int THREADS>
 DEVICE void absorb_tile(Source from, i64 low, int size, float* tile) {
     constexpr int ROW = 4 * THREADS;
@@ -40,7 +42,9 @@ DEVICE void absorb_tile(Source from, i64 low, int size, float* tile) {
             float p[4];
             for (int e = 0; e < 4; ++e) {
                 p[e] = left[u][e] + now[u][e] * from.back;
-                left[u][e] = is_finite(p[e]) ? p[e] : left[u][e];
+                bool accepted = fabsf(p[e]) <= from.largest;
+                left[u][e] = accepted ? p[e] : left[u][e];
+                p[e] = accepted ? p[e] : quiet_nan();
             }
             store4(tile, i, size - i, p);
             store4(from.residual, low + i, size - i, left[u]);
@@ -63,12 +67,13 @@ DEVICE double halved(double sum) {
     return sum;
 }
 
-// Infinite or NaN where some p is: squares of float32 do not overflow.
-DEVICE double norm_of(double sum) { return sum - sum == 0.0 ? sum : double(quiet_nan()); }
+// The NaN of the specification in the place of any other.
+DEVICE double norm_of(double sum) { return sum == sum ? sum : double(quiet_nan()); }
 
 KERNEL(
     absorb_by_warps, CTA,
-    (float* x, float* residual, double* norms, i64 n, i64 chunk, float back, bool clear)) {
+    (float* x, float* residual, double* norms, i64 n, i64 chunk, float back, bool clear,
+     float largest)) {
     __shared__ float4 shared[CTA * EACH / 4];
     constexpr int TILE = WARP * EACH;
     float* tile = reinterpret_cast<float*>(shared) + int(threadIdx.x) / WARP * TILE;
@@ -77,7 +82,7 @@ KERNEL(
     for (i64 group = team_number<WARP>(); group < groups; group += team_count<WARP>()) {
         i64 first = group * together, low = first * chunk;
         int size = int(min(i64(together) * chunk, n - low));
-        absorb_tile<WARP>({x, residual, back, clear}, low, size, tile);
+        absorb_tile<WARP>({x, residual, back, clear, largest}, low, size, tile);
         team_sync<WARP>();
         for (int two = 0; two * width < size; two += 2) {
             int begin = (two + half) * width, own = min(width, size - begin);
@@ -90,7 +95,8 @@ KERNEL(
 
 KERNEL(
     absorb_by_ctas, CTA,
-    (float* x, float* residual, double* norms, i64 n, i64 chunk, float back, bool clear)) {
+    (float* x, float* residual, double* norms, i64 n, i64 chunk, float back, bool clear,
+     float largest)) {
     __shared__ float4 shared[CTA * EACH / 4];
     constexpr int TILE = CTA * EACH;
     float* tile = reinterpret_cast<float*>(shared);
@@ -100,7 +106,7 @@ KERNEL(
         double sum = 0.0;
         for (; low < high; low += TILE) {
             int size = int(min(i64(TILE), high - low));
-            absorb_tile<CTA>({x, residual, back, clear}, low, size, tile);
+            absorb_tile<CTA>({x, residual, back, clear, largest}, low, size, tile);
             team_sync<CTA>();
             if (threadIdx.x < LANES) sum = sum_of_squares(tile, size, sum);
             team_sync<CTA>();

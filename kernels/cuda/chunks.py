@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, F64, U32, block_count
+from ..chunks import FLOAT32_MAX
 from ._arguments import feedback
 from ._device import CTA, WARP, launch
 
@@ -13,7 +14,14 @@ _PIECE = 1024  # elements of a chunk that a warp moves
 
 
 def absorb_chunks(
-    x: F32, residual: F32, norms: F64, *, chunk: int, scale: float = 1.0, clear: bool = False
+    x: F32,
+    residual: F32,
+    norms: F64,
+    *,
+    chunk: int,
+    scale: float = 1.0,
+    clear: bool = False,
+    largest: float = FLOAT32_MAX,
 ) -> None:
     """See :func:`compressa.kernels.chunks.absorb_chunks`."""
     short = chunk <= _WARPS_TILE
@@ -29,6 +37,7 @@ def absorb_chunks(
         np.int64(chunk),
         feedback(None, scale)[2],
         np.bool_(clear),
+        np.float32(largest),
     )
 
 

@@ -19,7 +19,9 @@ def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0
     if residual is not None:
         error = remainder(p, widened(out), scale)
         whole = remainder(p, np.zeros_like(p), scale)
-        kept = np.where(np.isfinite(p), whole, residual)
+        sendable = np.empty_like(out)
+        put(whole, sendable)
+        kept = np.where(np.isfinite(widened(sendable)), whole, residual)
         residual[:] = np.where(np.isfinite(widened(out)), error, kept)
 
 

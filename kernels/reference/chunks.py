@@ -7,19 +7,28 @@ from collections.abc import Iterator
 import numpy as np
 
 from .._arrays import F32, F64, U32
-from ..chunks import NO_CHUNK
+from ..chunks import FLOAT32_MAX, NO_CHUNK
 from ._tree import tree_sum
 
 
 def absorb_chunks(
-    x: F32, residual: F32, norms: F64, *, chunk: int, scale: float = 1.0, clear: bool = False
+    x: F32,
+    residual: F32,
+    norms: F64,
+    *,
+    chunk: int,
+    scale: float = 1.0,
+    clear: bool = False,
+    largest: float = FLOAT32_MAX,
 ) -> None:
     """See :func:`compressa.kernels.chunks.absorb_chunks`."""
     p = residual + x * (np.float32(1) / np.float32(scale))
+    accepted = np.abs(p) <= np.float32(largest)
     for c in range(norms.size):
-        norm = tree_sum(p[c * chunk : (c + 1) * chunk].astype(np.float64) ** 2)
-        norms[c] = norm if np.isfinite(norm) else np.nan
-    residual[:] = np.where(np.isfinite(p), p, residual)
+        part = slice(c * chunk, (c + 1) * chunk)
+        norm = tree_sum(p[part].astype(np.float64) ** 2)
+        norms[c] = norm if accepted[part].all() else np.nan
+    residual[:] = np.where(accepted, p, residual)
     if clear:
         x[:] = 0
 

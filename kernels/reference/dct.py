@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arrays import F32, F64, U8, Gradient
-from ..dct import ChunkForm, basis
+from ..dct import LARGEST_WHOLE, ChunkForm, basis
 from ._feedback import combine, effective, remainder, widened
 
 Places = npt.NDArray[np.intp]
@@ -97,10 +97,10 @@ def keep_coefficients(
 
 
 def _left_behind(p: F32, decoded: F32, before: F32, scale: float) -> F32:
-    """The error; the element where there is none to speak of, or what was there."""
+    """The error; the element where there is none and it can be sent later, or what was there."""
     error = remainder(p, decoded, scale)
     whole = p * (np.float32(1) / np.float32(scale))
-    kept_whole = np.where(np.isfinite(whole), whole, before)
+    kept_whole = np.where(np.abs(whole) <= LARGEST_WHOLE, whole, before)
     return np.where(np.isfinite(error), error, kept_whole)
 
 
