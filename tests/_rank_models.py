@@ -65,6 +65,50 @@ class Scaled(nn.Module):
         return result
 
 
+class WithEmpty(nn.Module):
+    """Parameters without elements: the first, one between others, and the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(0))
+        self.body = nn.Linear(16, 32)
+        self.between = nn.Parameter(torch.zeros(3, 0))
+        self.head = nn.Linear(32, CLASSES)
+        self.last = nn.Parameter(torch.zeros(0, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        nothing = self.first.sum() + self.between.sum() + self.last.sum()
+        result: torch.Tensor = self.head(self.body(x).relu()) + nothing
+        return result
+
+
+class OnlyEmpty(nn.Module):
+    """Its only parameter has no elements, and its loss is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3, 0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        right = nn.functional.one_hot(x[:, :CLASSES].argmax(1), CLASSES)
+        return 1e3 * right + self.weight.sum()
+
+
+class EmptyBesideEach(nn.Module):
+    """Many weights, and beside each a parameter without elements."""
+
+    COUNT = 80
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.empty = nn.ParameterList(torch.zeros(0, 5) for _ in range(self.COUNT))
+        self.weights = nn.ParameterList(torch.randn(16, CLASSES) for _ in range(self.COUNT))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        nothing = torch.stack([p.sum() for p in self.empty]).sum()
+        return x @ torch.stack(list(self.weights)).sum(0) + nothing
+
+
 class Linear(nn.Module):
     """Its loss is linear in its parameters, so that a test chooses every gradient.
 
@@ -174,6 +218,9 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "transformer": lambda rank: TiedTransformer(),
     "branches": Branches,
     "scaled": lambda rank: Scaled(),
+    "with_empty": lambda rank: WithEmpty(),
+    "only_empty": lambda rank: OnlyEmpty(),
+    "empty_beside_each": lambda rank: EmptyBesideEach(),
     "linear": lambda rank: Linear(),
     "plain_names": lambda rank: PlainNames(),
     "swapped_names": lambda rank: SwappedNames(),

@@ -9,6 +9,7 @@ is instead of DDP's reading of a failed future.
 # No `from __future__ import annotations` here: DDP compares the hook's annotation of `bucket`
 # with the class itself.
 import weakref
+from concurrent.futures import Future
 from copy import copy
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from compressa.engine.engine import Engine
 from compressa.engine.lanes import Ticket
 from compressa.hooks.handle import Handle
+from compressa.hooks.refusals import check_inputs
 
 
 class DDPHook:
@@ -57,13 +59,9 @@ class DDPHook:
         gradients = {
             self._names[id(parameter)]: gradient
             for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+            if gradient.numel()  # what has no elements is in no unit
         }
-        combined = self._engine.submit(
-            gradients,
-            step=self._handle.next_step,
-            loss_scale=self._loss_scale,
-            hold_zeros=self._hold_zeros,
-        )
+        combined = self._combine(gradients) if gradients else _nothing()
         self._pending.append(combined)
         if bucket.is_last():
             self._handle.next_step += 1
@@ -83,6 +81,14 @@ class DDPHook:
 
         combined.add_done_callback(complete)
         return future
+
+    def _combine(self, gradients: dict[str, torch.Tensor]) -> Ticket:
+        return self._engine.submit(
+            gradients,
+            step=self._handle.next_step,
+            loss_scale=self._loss_scale,
+            hold_zeros=self._hold_zeros,
+        )
 
     def _wait(self) -> None:
         """At the end of backward, before DDP looks at the futures."""
@@ -106,13 +112,62 @@ class DDPHook:
         self._loss_scale = float(self._scaler.get_scale()) if scaled else None
 
 
-def ddp_hook(state: weakref.ref[DDPHook], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The function that DDP calls with each bucket.
+def _nothing() -> Ticket:
+    """Return a ticket of which nothing is owed."""
+    ticket: Ticket = Future()
+    ticket.set_result(None)
+    return ticket
 
-    DDP's reducer, where no collector looks, holds its state for as long as the model lives; and
-    an error of the engine may hold the model, by the frames of its traceback. So the model holds
-    the hook.
+
+class Reference:
+    """What DDP's reducer holds of a hook.
+
+    No collector looks there for as long as the model lives; and an error of the engine may hold the
+    model, by the frames of its traceback. So the model holds the hook, and this does not.
+
+    A copy, as in a model that was pickled, is of no hook.
+
+    Args:
+        hook: The hook; None for none.
     """
+
+    def __init__(self, hook: DDPHook | None = None) -> None:
+        self._hook = None if hook is None else weakref.ref(hook)
+
+    def __call__(self) -> DDPHook | None:
+        """Return the hook, or None if there is none any more."""
+        return None if self._hook is None else self._hook()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the hook out: it has threads and connections."""
+        return Reference, ()
+
+
+class BeforeForward:
+    """What the model calls before a forward pass; it holds the hook for as long as the model lives.
+
+    A copy, as in a model that was pickled, is of no hook, and does nothing.
+
+    Args:
+        hook: The hook; None for none.
+    """
+
+    def __init__(self, hook: DDPHook | None = None) -> None:
+        self._hook = hook
+
+    def __call__(self, model: DistributedDataParallel, inputs: Any) -> None:
+        """Raise what keeps the next backward pass from being combined."""
+        if self._hook is not None and torch.is_grad_enabled():
+            check_inputs(model)
+            self._hook.begin_forward()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave the hook out: it has threads and connections."""
+        return BeforeForward, ()
+
+
+def ddp_hook(state: Reference, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """The function that DDP calls with each bucket."""
     hook = state()
     assert hook is not None
     return hook.submit(bucket)

@@ -15,8 +15,9 @@ from compressa.config.sections import FIFO
 from compressa.engine.lanes import Lane, lane_of
 from compressa.engine.opening import open_engine
 from compressa.errors import BackendUnavailable, CompressaError, StateError
-from compressa.hooks.ddp import DDPHook, ddp_hook
+from compressa.hooks.ddp import BeforeForward, DDPHook, Reference, ddp_hook
 from compressa.hooks.handle import Handle
+from compressa.hooks.refusals import check_dense, check_inputs, check_reducer
 from compressa.parameters import ParameterInfo
 from compressa.tracing import place_of
 
@@ -27,6 +28,8 @@ def register_comm_hook(
     model: DistributedDataParallel, config: Source, *, scaler: Any = None
 ) -> Handle:
     """Compress the gradients of a DDP model from now on. Collective over the model's ranks.
+
+    A model that is copied or pickled leaves the hook behind: register it anew.
 
     Args:
         model: Wrapped, not yet trained with another hook.
@@ -39,7 +42,9 @@ def register_comm_hook(
 
     Raises:
         ConfigError: The configuration is wrong, or differs between ranks; on every rank.
-        StateError: The model has a hook of compressa already.
+        StateError: The model has a hook already, or asks for what no hook can do: sparse
+            gradients, `model.join()`, or the reducer for compiled autograd. On another rank than
+            the one that it is of, a ConfigError.
         BackendUnavailable: The configured device is missing.
 
     Example:
@@ -50,6 +55,7 @@ def register_comm_hook(
     parameters = parameter_infos(model.module)
     loaded, compressors, lane, failure = load_for(config, model.module, parameters)
     settings = loaded or Config()
+    failure = failure or _refusal(model)
     engine, groups = open_engine(
         settings, compressors, parameters, lane, model.process_group, failure
     )
@@ -64,7 +70,9 @@ def _check_model(model: DistributedDataParallel) -> None:
             f"register_comm_hook takes a DistributedDataParallel, not {type(model).__name__}; "
             "wrap the network first"
         )
-    if model in _registered or model._comm_hooks:
+    # A model that was pickled with this hook, and read again, has none.
+    others = [state for _, state in model._comm_hooks if not isinstance(state, Reference)]
+    if model in _registered or others:
         owner = "a compressa" if model in _registered else "another"
         raise StateError(
             f"this model has {owner} hook already; DDP takes one hook in its life, so wrap the "
@@ -72,15 +80,22 @@ def _check_model(model: DistributedDataParallel) -> None:
         )
 
 
+def _refusal(model: DistributedDataParallel) -> StateError | None:
+    try:
+        check_reducer(model)
+        check_inputs(model)
+    except StateError as error:
+        return error
+    return None
+
+
 def _install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> None:
     engine = handle.engine
     names = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
     hook = DDPHook(model, engine, handle, names, scaler)
-    model.register_comm_hook(weakref.ref(hook), ddp_hook)
+    model.register_comm_hook(Reference(hook), ddp_hook)
     # After a failed backward, DDP's own forward would complain of an internal error.
-    model.register_forward_pre_hook(  # which holds the hook for as long as the model lives
-        lambda module, inputs: hook.begin_forward() if torch.is_grad_enabled() else None
-    )
+    model.register_forward_pre_hook(BeforeForward(hook))
     _registered.add(model)
 
 
@@ -104,6 +119,7 @@ def load_for(
     """
     try:
         config = load_config(source, policy=policy)
+        check_dense(module)
         if config.trace.path is not None:
             place_of(config.trace.path)  # where nothing can be written, nothing begins
         lane = lane_of(_device(config, module))

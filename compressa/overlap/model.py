@@ -227,6 +227,12 @@ class OverlappedDataParallel(nn.Module):
             "an OverlappedDataParallel has threads, and can not be copied; copy its module"
         )
 
+    def __reduce__(self) -> NoReturn:
+        raise StateError(
+            "an OverlappedDataParallel has threads, and can not be pickled; save its module, or "
+            "the state_dict of that"
+        )
+
     def _engine(self) -> Engine:
         return self.handle.engine
 

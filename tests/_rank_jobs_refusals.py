@@ -1,0 +1,115 @@
+"""Jobs that ask for what gradients can not be combined with, and that pickle a model."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from _rank_jobs import _optimizer, alive_threads, digest, registered
+from _rank_models import build, loss_of
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
+
+import compressa
+from compressa import OverlappedDataParallel
+
+
+class Sparse(nn.Module):
+    """An embedding within another module."""
+
+    def __init__(self, kind: type[nn.Module], sparse: bool) -> None:
+        super().__init__()
+        self.words = nn.ModuleDict({"table": kind(8, 4, sparse=sparse)})
+
+
+def register_sparse(*, config: Any, kind: str, overlap: bool, odd: int | None = None) -> None:
+    """Register a model with an embedding of sparse gradients, on all ranks or on an odd one."""
+    net = Sparse(getattr(nn, kind), odd is None or odd == dist.get_rank())
+    if overlap:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        OverlappedDataParallel(net, optimizer, config, init_sync=False)
+    else:
+        compressa.register_comm_hook(DistributedDataParallel(net), config)
+
+
+def register_for_python_reducer(*, config: Any) -> None:
+    """Register a model that was wrapped for compiled autograd."""
+    with mock.patch("torch._dynamo.config.optimize_ddp", "python_reducer"):
+        wrapped = DistributedDataParallel(build("mlp", dist.get_rank()))
+    compressa.register_comm_hook(wrapped, config)
+
+
+def train_within_join(*, config: Any, enable: bool, by_class: bool) -> list[str]:
+    """Train two steps within join; return what a step raised, and what is left then."""
+    net = build("mlp", dist.get_rank())
+    said = []
+    with registered(net, config) as (wrapped, _):
+        joined: Any = wrapped.join(enable=enable)
+        if by_class:
+            joined = Join([wrapped], enable=enable)
+        try:
+            with joined:
+                for step in range(2):
+                    loss_of(wrapped, dist.get_rank(), step, torch.float32).backward()
+        except compressa.StateError as error:
+            said.append(str(error))
+    return said + alive_threads()
+
+
+def register_within_join(*, config: Any) -> None:
+    """Register a model that was given to join before."""
+    wrapped = DistributedDataParallel(build("mlp", dist.get_rank()))
+    wrapped.join()
+    compressa.register_comm_hook(wrapped, config)
+
+
+def _trained(wrapped: DistributedDataParallel, steps: range) -> str:
+    optimizer = _optimizer(wrapped)
+    for step in steps:
+        optimizer.zero_grad()
+        loss_of(wrapped, dist.get_rank(), step, torch.float32).backward()
+        optimizer.step()
+    return digest(wrapped)
+
+
+def _read_again(wrapped: DistributedDataParallel) -> Any:
+    file = io.BytesIO()
+    torch.save(wrapped, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def pickle_ddp(*, config: Any) -> dict[str, Any]:
+    """Save a model with a hook in mid-run; train it, its copy, and its copy with a hook."""
+    ends: dict[str, Any] = {}
+    with registered("mlp", config) as (wrapped, _):
+        _trained(wrapped, range(2))
+        plain, hooked = _read_again(wrapped), _read_again(wrapped)
+        ends["plain copy"] = _trained(plain, range(2, 4))
+        handle = compressa.register_comm_hook(hooked, config)
+        ends["hooked copy"] = _trained(hooked, range(2, 4))
+        ends["steps"] = handle.stats().steps
+        handle.close()
+        ends["itself"] = _trained(wrapped, range(2, 4))
+        try:
+            compressa.register_comm_hook(wrapped, config)
+        except compressa.StateError as error:
+            ends["again"] = str(error)
+    return ends
+
+
+def pickle_overlapped(*, config: Any) -> str:
+    """Save an overlapped model; return why not."""
+    net = build("mlp", dist.get_rank())
+    model = OverlappedDataParallel(net, _optimizer(net), config)
+    try:
+        torch.save(model, io.BytesIO())
+    except compressa.StateError as error:
+        return str(error)
+    finally:
+        model.close()
+    return ""
