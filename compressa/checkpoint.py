@@ -1,12 +1,13 @@
 """Checkpoints of residuals and factors: one file per rank and a manifest.
 
-    <path>/manifest.json                              what was saved: a SHA-256 for every rank
+    <path>/manifest.json                              what was saved: a SHA-256 for every rank, and
+                                                      one of the manifest itself
     <path>/rank-00000-0123456789abcdef.safetensors    rank 0's state, named by its SHA-256
     ...
 
 A later save to the same folder writes beside the earlier one, replaces the manifest when all of it
-is there, and only then removes what the manifest no longer names: at any time the folder holds one
-complete checkpoint.
+is there, and only then removes what the manifest no longer names, and what a save that was killed
+has left half written: at any time the folder holds one complete checkpoint.
 
 Residuals are rank-local: a checkpoint is complete only with every rank's file. The files hold
 tensors and JSON only, nothing that runs code when it is read. Another number of ranks reads
@@ -18,24 +19,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final, Literal
 
 import torch
+from annotated_types import Ge, Le, MinLen
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from compressa import files
 from compressa.aggregators import narrow
 from compressa.aggregators.base import Merge, State
 from compressa.errors import StateError
 from compressa.parameters import ParameterInfo
 
-FORMAT = 1
+FORMAT: Final = 2
 MANIFEST = "manifest.json"
-_SHA256 = re.compile("[0-9a-f]{64}")
+MOST_STEP = 1 << 62
+"""Later than any training; a few steps more still fit into 63 bits."""
+
+Step = Annotated[int, Ge(0), Le(MOST_STEP)]
+_CHECKSUM = "checksum"
+_RANK_FILES = "rank-*.safetensors"
+_MOST_MANIFEST_BYTES = 256 << 20
 
 
 def rank_file(rank: int, digest: str) -> str:
@@ -54,8 +62,30 @@ def write_rank(path: Path, rank: int, state: State) -> str:
     merges = {key: merge.value for key, merge in state.merges.items()}
     data = save(state.vectors, metadata={"merges": json.dumps(merges)})
     digest = hashlib.sha256(data).hexdigest()
-    _replace(path / rank_file(rank, digest), data)
+    files.write(path / rank_file(rank, digest), data)
     return digest
+
+
+class Manifest(BaseModel):
+    """What a checkpoint says of itself.
+
+    Attributes:
+        format: Of the folder.
+        step: The next step.
+        ranks: How many have saved.
+        sha256: By rank, of its file.
+        link: The figures by which algorithms were chosen, as JSON; None if there were none.
+        parameters: Shapes by name.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    format: Literal[2] = FORMAT
+    step: Step
+    ranks: Annotated[int, Ge(1), Le(1 << 16)]
+    sha256: Annotated[tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...], MinLen(1)]
+    link: dict[str, Any] | None
+    parameters: dict[str, tuple[Annotated[int, Ge(0), Le(MOST_STEP)], ...]]
 
 
 def write_manifest(
@@ -65,7 +95,7 @@ def write_manifest(
     parameters: Sequence[ParameterInfo],
     link: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the manifest, after every rank's file is there; remove files of earlier saves.
+    """Write the manifest, after every rank's file is there; remove what earlier saves have left.
 
     Args:
         path: The checkpoint's folder.
@@ -74,7 +104,7 @@ def write_manifest(
         parameters: The model's.
         link: The figures by which algorithms were chosen, as JSON; None if there were none.
     """
-    manifest = {
+    said = {
         "format": FORMAT,
         "step": step,
         "ranks": len(digests),
@@ -82,44 +112,58 @@ def write_manifest(
         "link": link,
         "parameters": layout_of(parameters),
     }
-    _replace(path / MANIFEST, json.dumps(manifest, indent=1).encode())
+    files.write(
+        path / MANIFEST, json.dumps({_CHECKSUM: _checksum(said), **said}, indent=1).encode()
+    )
     named = {rank_file(rank, digest) for rank, digest in enumerate(digests)}
-    for file in path.glob("rank-*.safetensors"):
+    for file in path.glob(_RANK_FILES):
         if file.name not in named:
             file.unlink(missing_ok=True)
+    for pattern in (_RANK_FILES, MANIFEST):
+        files.sweep(path, pattern)
 
 
-def read_manifest(path: Path, parameters: Sequence[ParameterInfo]) -> dict[str, Any]:
+def _checksum(said: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of what a manifest says, however it is set out."""
+    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(path: Path, parameters: Sequence[ParameterInfo]) -> Manifest:
     """Read and check a manifest.
 
     Raises:
-        StateError: There is none, it cannot be read, or it is of another model.
+        StateError: There is none, it cannot be read, is damaged, or is of another model.
     """
     try:
-        manifest = json.loads((path / MANIFEST).read_bytes())
-        checked: dict[str, Any] = {
-            "format": int(manifest["format"]),
-            "step": int(manifest["step"]),
-            "ranks": int(manifest["ranks"]),
-            "sha256": [str(digest) for digest in manifest["sha256"]],
-            "link": manifest.get("link"),
-        }
-        saved = dict(manifest["parameters"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = dict(json.loads(files.read(path / MANIFEST, _MOST_MANIFEST_BYTES)))
+    except (OSError, ValueError, TypeError, RecursionError) as error:
         raise StateError(
             f"{path} holds no readable checkpoint ({error}); give the folder that handle.save "
             "wrote, on a file system that every rank can read"
         ) from error
-    if checked["format"] != FORMAT:
+    if said.get("format") != FORMAT:
         raise StateError(
-            f"{path / MANIFEST} is of format {checked['format']}, and this version of compressa "
-            f"reads format {FORMAT}; load it with the version that saved it"
+            f"{path / MANIFEST} is of format {said.get('format')!r:.20}, and this version of "
+            f"compressa reads format {FORMAT}; load it with the version that saved it"
         )
-    well_formed = all(_SHA256.fullmatch(digest) for digest in checked["sha256"])
-    if checked["ranks"] < 1 or len(checked["sha256"]) != checked["ranks"] or not well_formed:
-        raise StateError(f"{path / MANIFEST} does not name one file for each rank: it is damaged")
+    manifest = _manifest(path / MANIFEST, said)
+    saved = {name: list(shape) for name, shape in manifest.parameters.items()}
     _check_model(path, saved, layout_of(parameters))
-    return checked
+    return manifest
+
+
+def _manifest(file: Path, said: dict[str, Any]) -> Manifest:
+    checksum = said.pop(_CHECKSUM, None)
+    if checksum != _checksum(said):
+        raise StateError(f"{file} is not as it was written: its checksum is another; it is damaged")
+    try:
+        manifest = Manifest.model_validate_json(json.dumps(said))
+    except ValidationError as error:
+        place = ".".join(map(str, error.errors()[0]["loc"]))
+        raise StateError(f"{file}: {place}: {error.errors()[0]['msg']}: it is damaged") from error
+    if len(manifest.sha256) != manifest.ranks:
+        raise StateError(f"{file} does not name one file for each rank: it is damaged")
+    return manifest
 
 
 def _check_model(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -149,7 +193,7 @@ def read_rank(path: Path, rank: int, digest: str) -> dict[str, torch.Tensor]:
         raise StateError(f"{file} cannot be read: {error}") from error
 
 
-def restore(path: Path, manifest: Mapping[str, Any], state: State, rank: int, size: int) -> None:
+def restore(path: Path, manifest: Manifest, state: State, rank: int, size: int) -> None:
     """Fill this rank's state from a checkpoint of any number of ranks; see `read_state`."""
     fill(state, read_state(path, manifest, state, rank, size))
 
@@ -180,8 +224,20 @@ def converted(key: str, saved: torch.Tensor, like: torch.Tensor) -> torch.Tensor
     return narrow.converted(saved, narrow.width_of(like)) if narrowed else saved
 
 
+def checked_step(saved: Any) -> int:
+    """Return the step of a state dict.
+
+    Raises:
+        StateError: It is none.
+    """
+    whole = isinstance(saved, torch.Tensor) and saved.dtype is torch.int64 and saved.numel() == 1
+    if not whole or not 0 <= int(saved) <= MOST_STEP:
+        raise StateError(f"the step in the state dict is {saved!r:.40}: it is damaged")
+    return int(saved)
+
+
 def read_state(
-    path: Path, manifest: Mapping[str, Any], state: State, rank: int, size: int
+    path: Path, manifest: Manifest, state: State, rank: int, size: int
 ) -> dict[str, torch.Tensor]:
     """Read this rank's state from a checkpoint of any number of ranks; change nothing.
 
@@ -198,19 +254,19 @@ def read_state(
     Raises:
         StateError: A file cannot be read, or its vectors are not those of the state.
     """
-    saved = manifest["ranks"]
+    saved = manifest.ranks
     if saved == size:
         sources = [rank]
     else:
         sources = [i for i in range(saved) if i % size == rank]
-    files = [read_rank(path, i, manifest["sha256"][i]) for i in sources]
-    first = files[0] if 0 in sources else read_rank(path, 0, manifest["sha256"][0])
-    for file in files or [first]:
-        _check_keys(path, file, state)
+    owned = [read_rank(path, i, manifest.sha256[i]) for i in sources]
+    first = owned[0] if 0 in sources else read_rank(path, 0, manifest.sha256[0])
+    for vectors in owned or [first]:
+        _check_keys(path, vectors, state)
     new = {}
     for key, vector in state.vectors.items():
-        parts = [file.get(key) for file in (files or [first])]
-        new[key] = _merged(path, key, parts, vector, state.merges[key], size / saved, bool(files))
+        parts = [vectors.get(key) for vectors in (owned or [first])]
+        new[key] = _merged(path, key, parts, vector, state.merges[key], size / saved, bool(owned))
         if state.merges[key] is Merge.FIRST:
             new[key] = _merged(path, key, [first.get(key)], vector, Merge.FIRST, 1.0, True)
     return new
@@ -258,16 +314,3 @@ def _sum(parts: Sequence[torch.Tensor]) -> torch.Tensor:
     for part in parts[1:]:
         total = total + narrow.widened(part)
     return total
-
-
-def _replace(file: Path, data: bytes) -> None:
-    """Write a file so that it is never seen half written."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        temporary.replace(file)
-    finally:
-        temporary.unlink(missing_ok=True)

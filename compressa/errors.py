@@ -14,9 +14,30 @@ from __future__ import annotations
 
 from typing import Any
 
+_ROW = "\n  "
+"""What a message that lists several things begins each with."""
+
+
+def escaped(text: str) -> str:
+    r"""Return text on one line that moves no cursor: what is not printable is written out.
+
+    For what comes from outside, such as names and paths, where a message shows it.
+
+    Example:
+        >>> print(escaped("layer\x1b[2J.weight"))
+        layer\x1b[2J.weight
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
 
 class CompressaError(Exception):
     """Base class of all errors raised by Compressa; can be copied and pickled."""
+
+    def __str__(self) -> str:
+        """Return the message, with what is not printable written out."""
+        return _ROW.join(map(escaped, super().__str__().split(_ROW)))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what makes another: not every class is called with its `args` alone."""
@@ -24,7 +45,7 @@ class CompressaError(Exception):
 
     def locate(self, where: str) -> None:
         """Add to the message what was going on, once."""
-        if where not in str(self):
+        if escaped(where) not in str(self):
             self.args = (f"{self}; {where}", *self.args[1:])
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -104,6 +107,18 @@ def distributed_checkpoint(*, config: Any, folder: str, total: int, half: int) -
         return {"first": first, "parameters": digest(other), "state": state_digest(handle)}
 
 
+def _killed(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_saving(*, config: Any, folder: str) -> None:
+    """Be killed when a file is written, and not yet in its place."""
+    with registered("mlp", config) as (wrapped, handle):
+        _steps(wrapped, _optimizer(wrapped), 0, 3)
+        with mock.patch("os.fsync", _killed):
+            handle.save(folder)
+
+
 def foreign_state_dict(*, config: Any) -> list[str]:
     """Offer state dicts that do not fit; return what is said of each."""
     said = []
@@ -112,10 +127,12 @@ def foreign_state_dict(*, config: Any) -> list[str]:
         own = {key: value.clone() for key, value in handle.state_dict().items()}
         rank = dist.get_rank()
         key = f"rank{rank}/residual/2.weight"
+        steps = torch.tensor(-1), torch.tensor(2**62 + 1), torch.tensor(1.0)
         for wrong in (
             {k.replace(f"rank{rank}/", f"rank{1 - rank}/"): v for k, v in own.items()},
             {k: v for k, v in own.items() if k != key},
             own | {key: own[key][:-1]},
+            *(own | {f"rank{rank}/step": wrong} for wrong in steps),
         ):
             before = state_digest(handle)
             try:

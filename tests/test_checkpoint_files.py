@@ -87,14 +87,26 @@ def empty_manifest(folder: Path) -> None:
     (folder / "manifest.json").write_text("[]")
 
 
-def claim_no_ranks(folder: Path) -> None:
+def change_step(folder: Path) -> None:
     file = folder / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"ranks": 0, "sha256": []}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 3}))
+
+
+def nest_deeply(folder: Path) -> None:
+    (folder / "manifest.json").write_text("[" * 100_000)
 
 
 @pytest.mark.parametrize(
     "damage",
-    [damage_tensors, truncate, damage_manifest, change_format, empty_manifest, claim_no_ranks],
+    [
+        damage_tensors,
+        truncate,
+        damage_manifest,
+        change_format,
+        empty_manifest,
+        change_step,
+        nest_deeply,
+    ],
 )
 def test_damage_is_refused(damage: Callable[[Path], None], saved: Path, two: Group) -> None:
     damage(saved)
@@ -181,9 +193,23 @@ def test_distributed_checkpoint_round_trip(
     assert [r["state"] for r in results] == [r["state"] for r in straight]
 
 
+def test_a_killed_save_leaves_nothing_once_another_is_done(
+    saved: Path, fresh: Callable[[int], Group], two: Group
+) -> None:
+    group = fresh(2)
+    group.start("_rank_jobs_state.die_while_saving", config=settings("topk"), folder=str(saved))
+    for process in group.processes:
+        process.wait(30.0)
+    left = list(saved.glob(".*"))
+    assert {file.name[:11] for file in left} == {".rank-00000", ".rank-00001"}
+    two.run("_rank_jobs_state.save", config=settings("topk"), folder=str(saved))
+    assert not list(saved.glob(".*"))
+
+
 def test_a_state_dict_that_does_not_fit_is_refused(two: Group) -> None:
     for said in two.run("_rank_jobs_state.foreign_state_dict", config=settings("topk")):
-        assert len(said) == 3
+        assert len(said) == 6
+        assert all("step" in one for one in said[3:])
         assert "rank-local" in said[0]
         assert "2.weight" in said[1]
         assert "2.weight" in said[2]

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressa.config import load_config
+from compressa.config import ConfigWarning, assign, load_config
 from compressa.errors import ConfigError
+from compressa.parameters import ParameterInfo
 
 ONE_RULE: dict[str, Any] = {"match": {"name": "*"}, "compressor": {"name": "int8"}}
 
@@ -361,3 +362,48 @@ NEARLY = st.recursive(
 def test_nothing_but_a_config_error_comes_of_any_input(raw: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigError):
         assert load_config(load_config(raw).canonical()) is not None
+
+
+HOSTILE = "\x1b[2J\r\n  rank 9 has\x07\u202e\x85"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        {HOSTILE: 1},
+        {"engine": {HOSTILE: 1}},
+        {"engine": {"device": HOSTILE}},
+        {"engine": {"seed": [HOSTILE]}},
+        {"compressor": HOSTILE},
+        {"compressor": {"name": "topk", HOSTILE: 1}},
+        {"exchange": {"chunk_bytes": HOSTILE}},
+        {"schedule": {"share": {"name": HOSTILE, "at": "file:///f"}}},
+        {"schedule": {"share": {"name": "f", "at": f"file:///{HOSTILE}"}}},
+        rule(match={HOSTILE: 1}),
+    ],
+)
+def test_what_is_not_printable_is_written_out(raw: dict[str, Any], tmp_path: Path) -> None:
+    text = refusal(raw)
+    assert text.isprintable()
+    assert "x1b[2J" in text
+    file = tmp_path / HOSTILE.replace("/", "")
+    file.write_text("engin = 1")
+    assert refusal(file).isprintable()
+    assert refusal(tmp_path / f"{HOSTILE}.toml").isprintable()
+
+
+def test_a_rule_without_effect_names_parameters_that_move_no_cursor() -> None:
+    config = load_config(rule(match={"name": HOSTILE}))
+    with pytest.warns(ConfigWarning) as warned:
+        assign(config, [ParameterInfo(0, HOSTILE.strip(), (3,))])
+    assert str(warned[0].message).isprintable()
+
+
+@pytest.mark.parametrize("length", [200, 100_000])
+def test_what_is_long_is_shortened(length: int) -> None:
+    for raw in (
+        {"k" * length: 1},
+        {"engine": {"device": "v" * length}},
+        {"feedback": [1] * length},
+    ):
+        assert len(refusal(raw)) < 600

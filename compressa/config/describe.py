@@ -97,7 +97,7 @@ def _say_missing(error: ErrorDetails) -> str:
 
 def not_a_compressor(name: str) -> str:
     """Return the sentence that refuses a name, and offers those that there are."""
-    return f'"{name}" is not a compressor{_offer(name, list(CHOICES))}'
+    return f"{show(name)} is not a compressor{_offer(name, list(CHOICES))}"
 
 
 def _say_unknown_compressor(error: ErrorDetails) -> str:

@@ -7,21 +7,23 @@ import os
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from pathlib import Path as FilePath
 from typing import Any
 
 from pydantic import ValidationError
 
+from compressa import files
 from compressa.config.describe import describe
 from compressa.config.mistakes import MISTAKES, Mistake, Path, report
 from compressa.config.model import Config
 from compressa.config.positions import key_lines
 from compressa.config.sections import FIFO
-from compressa.errors import ConfigError
+from compressa.errors import ConfigError, escaped
 
 _NOTHING: Mapping[str, Any] = {"match": {"name": "*"}, "compressor": {"name": "none"}}
 """A rule that cannot be in conflict with anything."""
 
+
+_MOST_BYTES = 32 << 20
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Config
 """Where a configuration comes from."""
@@ -55,8 +57,8 @@ def load_config(source: Source, *, policy: str = FIFO) -> Config:
         raise ConfigError(
             f"a configuration is a path, a mapping or a Config, not {type(source).__name__}"
         )
-    where = os.fspath(source)
-    text = _read(where)
+    where = escaped(os.fspath(source))
+    text = _read(source, where)
     raw = _parse(text, where)
     return _validate(_with_policy(raw, policy), where, key_lines(text, raw))
 
@@ -88,9 +90,9 @@ def _with_policy(raw: Mapping[str, Any], policy: str) -> dict[str, Any]:
     return {**raw, "schedule": {"policy": policy, **schedule}}
 
 
-def _read(where: str) -> str:
+def _read(path: str | os.PathLike[str], where: str) -> str:
     try:
-        return FilePath(where).read_text(encoding="utf-8")
+        return files.read(path, _MOST_BYTES).decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"{where}: there is no such file; give the path of a TOML file") from None
     except UnicodeDecodeError as error:

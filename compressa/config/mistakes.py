@@ -8,8 +8,13 @@ from typing import NamedTuple, NoReturn
 
 from pydantic_core import PydanticCustomError
 
+from compressa.errors import escaped
+
 Path = tuple[str | int, ...]
 """Keys and list indices from the top of the file, such as ("rules", 0, "match")."""
+
+_SHOWN = 120
+"""Most characters of a key or a value in a message."""
 
 MISTAKES = "compressa_mistakes"
 """Type of the pydantic error that `refuse` raises."""
@@ -48,7 +53,7 @@ def key_path(path: Sequence[str | int]) -> str:
         if isinstance(part, int):
             written += f"[{part}]"
         else:
-            written += f".{part}" if written else part
+            written += f".{_cut(part)}" if written else _cut(part)
     return written or "the configuration"
 
 
@@ -73,11 +78,18 @@ def show(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return f'"{value}"'
+        return f'"{_cut(value)}"'
     if isinstance(value, Mapping):
         return "a table"
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    try:
+        return _cut(repr(value))
+    except (RecursionError, ValueError):  # Python writes out no number of so many digits
+        return "what is too long to show"
+
+
+def _cut(text: str) -> str:
+    shown = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+    return escaped(shown)
 
 
 def report(where: str, mistakes: Sequence[Mistake], lines: Mapping[Path, int]) -> str:
@@ -91,8 +103,8 @@ def report(where: str, mistakes: Sequence[Mistake], lines: Mapping[Path, int]) -
     placed = sorted(((_line(mistake.path, lines), mistake) for mistake in mistakes), key=_order)
     rows = [_row(line, mistake) for line, mistake in placed]
     if len(rows) == 1:
-        return f"{where}: {rows[0]}"
-    return "\n  ".join([f"{where}: {len(rows)} mistakes", *rows])
+        return f"{escaped(where)}: {rows[0]}"
+    return "\n  ".join([f"{escaped(where)}: {len(rows)} mistakes", *rows])
 
 
 def _line(path: Path, lines: Mapping[Path, int]) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from urllib.parse import urlsplit
 
+from compressa.config.mistakes import show
+
 _NAME = re.compile(r"\w[\w.-]{0,63}", re.ASCII)
 
 
@@ -21,7 +23,7 @@ def link_name(text: str) -> str:
     if not _NAME.fullmatch(text):
         raise ValueError(
             "must be up to 64 letters, digits, dots, hyphens and underscores, the first a letter, "
-            f'a digit or an underscore, not "{text}"'
+            f"a digit or an underscore, not {show(text)}"
         )
     return text
 
@@ -38,11 +40,11 @@ def board_place(text: str) -> str:
     """
     try:
         place = urlsplit(text)
-        plain = not (place.query or place.fragment or place.username)
+        plain = text.isprintable() and not (place.query or place.fragment or place.username)
         folder = place.scheme == "file" and not place.netloc and len(place.path) > 1
         host = place.scheme == "tcp" and place.hostname and place.port and not place.path
     except ValueError:  # a port that is none
         folder = host = plain = False
     if not (plain and (folder or host)):
-        raise ValueError(f'must be "file:///folder" or "tcp://host:port", not "{text}"')
+        raise ValueError(f'must be "file:///folder" or "tcp://host:port", not {show(text)}')
     return text

@@ -14,6 +14,7 @@ from compressa.compressor import Compressor
 from compressa.config.choices import CompressorChoice
 from compressa.config.match import Match, Rule
 from compressa.config.model import Config
+from compressa.errors import escaped
 from compressa.parameters import ParameterInfo, Role
 from compressa.wrappers import (
     EF21,
@@ -164,4 +165,4 @@ def _nearest_parameters(match: Match, parameters: Sequence[ParameterInfo]) -> st
         for glob in match.name
         for name in difflib.get_close_matches(glob.replace("*", ""), names, n=3, cutoff=0.3)
     ]
-    return f"the nearest names are {', '.join(dict.fromkeys(near or names[:3]))}"
+    return f"the nearest names are {', '.join(map(escaped, dict.fromkeys(near or names[:3])))}"

@@ -8,6 +8,8 @@ from typing import Annotated
 from annotated_types import Ge
 from pydantic import BeforeValidator, WithJsonSchema
 
+from compressa.config.mistakes import show
+
 _UNITS = {"": 1, "b": 1}
 _UNITS |= {f"{prefix}b": 1000**power for power, prefix in enumerate("kmg", 1)}
 _UNITS |= {f"{prefix}ib": 1024**power for power, prefix in enumerate("kmg", 1)}
@@ -31,10 +33,10 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     unit = _UNITS.get(match[2].lower()) if match else None
     if match is None or unit is None:
-        raise ValueError(f'must be a size in bytes such as 262144 or "256KiB", not "{text}"')
+        raise ValueError(f'must be a size in bytes such as 262144 or "256KiB", not {show(text)}')
     size_bytes = float(match[1]) * unit
     if not size_bytes.is_integer():
-        raise ValueError(f'must be a whole number of bytes, not "{text}"')
+        raise ValueError(f"must be a whole number of bytes, not {show(text)}")
     return int(size_bytes)
 
 

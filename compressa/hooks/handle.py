@@ -153,8 +153,9 @@ class Handle:
             key: checkpoint.converted(key, state_dict[prefix + key], vector)
             for key, vector in vectors.items()
         }
+        step = checkpoint.checked_step(state_dict[prefix + _STEP])
         checkpoint.fill(self._engine.state, values)
-        self.next_step = int(state_dict[prefix + _STEP])
+        self.next_step = step
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: one file per rank and a manifest. Collective.
@@ -201,8 +202,8 @@ class Handle:
         def read() -> str:
             manifest = checkpoint.read_manifest(folder, self._engine.parameters)
             values.update(checkpoint.read_state(folder, manifest, state, self._rank, size))
-            Shared.saved(manifest["link"], folder / checkpoint.MANIFEST)
-            return json.dumps({key: manifest[key] for key in ("step", "ranks", "link")})
+            Shared.saved(manifest.link, folder / checkpoint.MANIFEST)
+            return manifest.model_dump_json(include={"step", "ranks", "link"})
 
         answer = json.loads(self._together("checkpoint", read)[0])
         # Every rank could read its part: only now does any of them change.
