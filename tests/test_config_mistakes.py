@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -80,16 +81,24 @@ def test_a_wrong_type_is_refused_and_never_converted(raw: dict[str, Any], messag
         ({"compressor": {"name": "topk", "density": 1.5}}, "greater than 0 and at most 1, not 1.5"),
         ({"compressor": {"name": "randomk", "density": math.nan}}, "compressor.density: must be"),
         ({"compressor": {"name": "onebit", "block": 12}}, "compressor.block: must be at least 8"),
-        ({"compressor": {"name": "powersgd", "approx_rank": 0}}, "approx_rank: must be at least 1"),
-        ({"exchange": {"deadline_s": 0}}, "exchange.deadline_s: must be greater than 0, not 0"),
+        (
+            {"compressor": {"name": "powersgd", "approx_rank": 0}},
+            "approx_rank: must be at least 1 and at most 65536",
+        ),
+        ({"exchange": {"deadline_s": 0}}, "deadline_s: must be at least 0.001 and at most 604800"),
+        ({"exchange": {"deadline_s": 1e10}}, "at most 604800, not 10000000000.0"),
+        ({"exchange": {"silence_s": 3e6}}, "at least 0.01 and at most 604800, not 3000000.0"),
+        ({"exchange": {"chunk_bytes": 2**40}}, "at least 1 and at most 1073741824, not 109951162"),
+        ({"exchange": {"chunk_bytes": 10**9999}}, "at most 1073741824, not what is too long"),
+        ({"warmup": {"densities": [2]}}, "[0]: must be greater than 0 and at most 1, not 2"),
         ({"exchange": {"deadline_s": math.inf}}, "exchange.deadline_s: must be a finite number"),
-        ({"exchange": {"chunk_bytes": 0}}, "exchange.chunk_bytes: must be at least 1, not 0"),
+        ({"exchange": {"chunk_bytes": 0}}, "exchange.chunk_bytes: must be at least 1 and at most"),
         ({"exchange": {"chunk_bytes": "4 apples"}}, 'such as 262144 or "256KiB", not "4 apples"'),
         ({"exchange": {"chunk_bytes": "0.3B"}}, 'must be a whole number of bytes, not "0.3B"'),
         ({"engine": {"seed": 2**32}}, "engine.seed: must be at least 0 and less than 4294967296"),
         ({"engine": {"seed": -1}}, "engine.seed: must be at least 0 and less than 4294967296"),
-        ({"engine": {"threads": 0}}, "engine.threads: must be at least 1, not 0"),
-        ({"warmup": {"steps": -1}}, "warmup.steps: must be at least 0, not -1"),
+        ({"engine": {"threads": 0}}, "engine.threads: must be at least 1 and at most 1024"),
+        ({"warmup": {"steps": -1}}, "warmup.steps: must be at least 0 and at most 9007"),
         (
             rule(match={"min_elems": 5, "max_elems": 4}),
             "more than max_elems = 4; nothing can match",
@@ -362,6 +371,52 @@ NEARLY = st.recursive(
 def test_nothing_but_a_config_error_comes_of_any_input(raw: dict[str, Any]) -> None:
     with contextlib.suppress(ConfigError):
         assert load_config(load_config(raw).canonical()) is not None
+
+
+DEEP = {
+    "lists": "a = " + "[" * 5000 + "]" * 5000,
+    "inline tables": "a = " + "{ a = " * 5000 + "1" + "}" * 5000,
+    "dotted keys": ".".join("a" * 5000) + " = 1",
+    "very many dotted keys": ".".join("a" * 1_000_000) + " = 1",
+    "quoted keys": ". ".join(["'a'", '"b"'] * 2500) + " = 1",
+    "a table's name": "[" + ".".join("a" * 5000) + "]",
+    "digits": "a = " + "9" * 10_000,
+    "one long key": "a" * 1_000_000 + " = 1",
+}
+
+
+@pytest.mark.parametrize("what", DEEP)
+def test_what_is_deep_or_long_is_refused_at_once(what: str, tmp_path: Path) -> None:
+    file = tmp_path / "deep.toml"
+    file.write_text(DEEP[what])
+    started_s = time.process_time()
+    text = refusal(file)
+    assert time.process_time() - started_s < 1.0
+    assert text.startswith(str(file))
+    assert len(text) < 600
+    assert ("32 deep" in text) == (what not in ("digits", "one long key"))
+
+
+def test_mappings_may_not_be_deep_either() -> None:
+    deep: dict[str, Any] = {}
+    deep["compressor"] = deep
+    assert "32 deep" in refusal(deep)
+
+
+def test_a_large_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "large.toml"
+    file.write_bytes(b"#" * (33 << 20))
+    assert "cannot be read: it is larger than 32 MiB" in refusal(file)
+
+
+@pytest.mark.parametrize("rows", ["a = 1", 'match = { nme = "a" }\ncompressor = "topk"'])
+def test_of_very_many_mistakes_some_are_told(rows: str, tmp_path: Path) -> None:
+    file = tmp_path / "many.toml"
+    file.write_text('exchange.kind = "scatter_reduce"\n' + f"[[rules]]\n{rows}\n" * 3000)
+    first, *shown, last = refusal(file).splitlines()
+    assert len(shown) == 100
+    count = int(first.removesuffix(" mistakes").rpartition(" ")[2])
+    assert last == f"  and {count - 100} more"
 
 
 HOSTILE = "\x1b[2J\r\n  rank 9 has\x07\u202e\x85"

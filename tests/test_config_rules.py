@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from compressa.codecs import Int8, NoCompression, OneBit, RandomK, TopK
 from compressa.config import ConfigWarning, assign, load_config
 from compressa.config.match import Match
-from compressa.config.rules import matches
+from compressa.config.rules import matcher
 from compressa.parameters import ParameterInfo, Role
 from compressa.wrappers import (
     EF21,
@@ -71,7 +72,7 @@ def test_the_first_rule_that_matches_decides() -> None:
 )
 def test_all_given_conditions_must_hold(match: dict[str, Any], indices: list[int]) -> None:
     condition = Match.model_validate(match)
-    assert [p.index for p in PARAMETERS if matches(condition, p)] == indices
+    assert [p.index for p in PARAMETERS if matcher(condition)(p)] == indices
 
 
 def test_feedback_follows_the_setting() -> None:
@@ -200,3 +201,31 @@ def test_rules_with_an_effect_do_not_warn() -> None:
 
 def test_no_parameters_are_no_error() -> None:
     assert assign(load_config({"compressor": "int8"}), ()) == {}
+
+
+def seconds_to_assign(count: int) -> float:
+    """How long so many rules take that match nothing, among them every kind of pattern."""
+    names = ["p{}", "p{}.*", "[ab]{}", "?{}"]
+    matches = [{"name": names[i % 4].format(i)} for i in range(count)]
+    config = load_config({"rules": [{"match": m, "compressor": "int8"} for m in matches]})
+    parameters = [ParameterInfo(i, f"layers.{i}.weight", (3,)) for i in range(50)]
+    started_s = time.process_time()
+    with pytest.warns(ConfigWarning) as warned:
+        assign(config, parameters)
+    assert len(warned) == 11
+    assert str(warned[-1].message) == f"{count - 10} more rules have no effect"
+    return time.process_time() - started_s
+
+
+def test_many_rules_take_time_in_proportion() -> None:
+    seconds_to_assign(2000)
+    assert seconds_to_assign(8000) < 8 * seconds_to_assign(2000)
+
+
+def test_many_names_in_one_rule_are_looked_up_once() -> None:
+    names = [f"layers.{i}.weight" for i in range(100_000)]
+    config = load_config({"rules": [{"match": {"name": names}, "compressor": "int8"}]})
+    started_s = time.process_time()
+    chosen = assign(config, [ParameterInfo(i, names[-i], (3,)) for i in range(1, 1000)])
+    assert time.process_time() - started_s < 2.0
+    assert len(chosen) == 999

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from compressa.aggregators.base import AllReduce, Merge, Round, Turn, Verb, World
 from compressa.aggregators.scopes import held_back
@@ -47,8 +47,8 @@ class LowRank(Compressor):
     iteration_steps: ClassVar[int] = 1
     """Over how many steps the two factors of one power iteration are spread."""
 
-    approx_rank: Annotated[int, Ge(1)] = 4
-    min_gain: Annotated[float, Ge(1)] = 2.0
+    approx_rank: Annotated[int, Ge(1), Le(1 << 16)] = 4
+    min_gain: Annotated[float, Ge(1), Le(10**6)] = 2.0
 
     def __post_init__(self) -> None:
         if self.approx_rank < 1:

@@ -48,7 +48,7 @@ class FeedbackRule:
     dtype: narrow.Width = "float32"
     decay: Annotated[float, Ge(0), Le(1)] = 1.0
     beta: Annotated[float, Gt(0), Le(1)] = 1.0
-    reset_steps: Annotated[int, Ge(0)] = 0
+    reset_steps: Annotated[int, Ge(0), Le(1 << 53)] = 0
     momentum: Momentum | None = None
 
     def __post_init__(self) -> None:

@@ -59,7 +59,7 @@ class LoCo(Compressor):
 
     block: Annotated[int, Ge(8), Le(65536), MultipleOf(2)] = 128
     beta: Annotated[float, Gt(0), Le(1)] = 0.2
-    reset_steps: Annotated[int, Ge(0)] = 1024
+    reset_steps: Annotated[int, Ge(0), Le(1 << 53)] = 1024
 
     def __post_init__(self) -> None:
         self._codec, self._rule  # noqa: B018 - they check themselves

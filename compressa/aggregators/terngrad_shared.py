@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 import torch
-from annotated_types import Ge
+from annotated_types import Ge, Le
 
 from compressa.aggregators.base import Aggregator, World
 from compressa.aggregators.shared_scale import SharedScale, largest_magnitude, most_levels
@@ -55,7 +55,7 @@ class SharedTernGrad(Compressor):
 
     name: ClassVar[str] = "terngrad_shared"
 
-    clip: Annotated[float, Ge(0)] = 2.5
+    clip: Annotated[float, Ge(0), Le(10**6)] = 2.5
 
     def __post_init__(self) -> None:
         if not 0 <= self.clip < math.inf:

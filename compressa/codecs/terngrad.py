@@ -38,7 +38,7 @@ class TernGrad(Blockwise):
     wire_id: ClassVar[int] = 12
 
     block: Annotated[int, Ge(8), Le(65536), MultipleOf(4)] = 512
-    clip: Annotated[float, Ge(0)] = 2.5
+    clip: Annotated[float, Ge(0), Le(10**6)] = 2.5
 
     @property
     def stochastic(self) -> bool:

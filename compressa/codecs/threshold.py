@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal, get_args
 
-from annotated_types import Gt, Le
+from annotated_types import Ge, Gt, Le
 
 from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient
 from compressa.codecs.base import Contraction
@@ -53,7 +53,7 @@ class Threshold(BoundedSparse):
     name: ClassVar[str] = "threshold"
     wire_id: ClassVar[int] = 13
 
-    threshold: Annotated[float, Gt(0)] = 0.01
+    threshold: Annotated[float, Ge(1e-30), Le(1e30)] = 0.01
     unit: Unit = "absolute"
     max_density: Annotated[float, Gt(0), Le(1)] = 0.05
 

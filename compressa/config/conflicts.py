@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from compressa.codecs._zstandard import missing_library
@@ -35,14 +35,15 @@ class _Use(NamedTuple):
 
 def conflicts(config: Config) -> list[Mistake]:
     """Return every impossible combination in a configuration whose parts are valid."""
-    found = [*_exchange_conflicts(config), *_wire_id_conflicts(_uses(config))]
+    uses = list(_uses(config))
+    found = [*_exchange_conflicts(config), *_wire_id_conflicts(uses)]
     found += _hop_conflicts(config)
-    for use in _uses(config):
+    for use in uses:
         found += _feedback_conflicts(use)
         found += _kind_conflicts(use, config.exchange.kind)
         found += _sum_conflicts(use, config.exchange.kind)
         found += _estimate_conflicts(use, config.exchange.kind)
-    found += _entropy_conflicts(config)
+    found += _entropy_conflicts(config, uses)
     found += _pace_conflicts(config)
     found += _momentum_conflicts(config)
     found += _trace_conflicts(config)
@@ -168,7 +169,7 @@ def _estimate_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
         )
 
 
-def _entropy_conflicts(config: Config) -> Iterator[Mistake]:
+def _entropy_conflicts(config: Config, uses: Sequence[_Use]) -> Iterator[Mistake]:
     """Somebody's payloads must be there to be shortened, and the library that does it."""
     level, place = config.exchange.entropy_level, ("exchange", "entropy_level")
     if not level:
@@ -176,7 +177,6 @@ def _entropy_conflicts(config: Config) -> Iterator[Mistake]:
     missing = missing_library()
     if missing:
         yield Mistake(place, f"is {level}, but {missing}", (place,))
-    uses = list(_uses(config))
     codecs = (use.compressor for use in uses if isinstance(use.compressor, Codec))
     if not any(can_shorten(codec, config.exchange.kind) for codec in codecs):
         names = ", ".join(dict.fromkeys(use.name for use in uses))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
@@ -119,18 +118,23 @@ def _say_choice(error: ErrorDetails) -> str:
 
 def _say_bounds(error: ErrorDetails) -> str:
     """Name all bounds of the field, not only the one that was hit."""
-    *parents, key = error["loc"]
-    field = _model_at(parents).model_fields.get(str(key))
+    keys = list(error["loc"])
+    while keys and isinstance(keys[-1], int):  # an item of a list
+        keys.pop()
+    field = _model_at(keys[:-1]).model_fields.get(str(keys[-1]))
     wanted = bounds_text(_constraints(field)) or error["msg"].removeprefix("Input should be ")
     return f"must be {wanted}, not {show(error['input'])}"
 
 
 def _constraints(field: FieldInfo | None) -> list[Any]:
-    """Return a field's constraints; those of one that may be left out are with its type."""
-    if field is None:
-        return []
-    inside = [getattr(part, "__metadata__", ()) for part in get_args(field.annotation)]
-    return [*field.metadata, *itertools.chain.from_iterable(inside)]
+    """Return a field's constraints; those of an item, or of what may be left out, are inside."""
+    return [] if field is None else [*field.metadata, *_inside(field.annotation)]
+
+
+def _inside(annotation: object) -> Iterator[Any]:
+    for part in get_args(annotation):
+        yield from getattr(part, "__metadata__", ())
+        yield from _inside(part)
 
 
 def _say_value(error: ErrorDetails) -> str:
@@ -162,12 +166,13 @@ def bounds_text(metadata: list[Any]) -> str:
         >>> bounds_text([Ge(8), MultipleOf(2)])
         'at least 8 and a multiple of 2'
     """
-    return " and ".join(
+    texts = (
         text.format(getattr(constraint, attribute))
         for constraint in metadata
         for attribute, text in _BOUNDS.items()
         if hasattr(constraint, attribute)
     )
+    return " and ".join(dict.fromkeys(texts))
 
 
 def _offer(word: object, names: list[str]) -> str:

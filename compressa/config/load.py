@@ -24,6 +24,13 @@ _NOTHING: Mapping[str, Any] = {"match": {"name": "*"}, "compressor": {"name": "n
 
 
 _MOST_BYTES = 32 << 20
+_MOST_DEPTH = 32
+_MOST_MISTAKES = 100
+_TOO_DEEP = (
+    f"tables and lists lie in each other more than {_MOST_DEPTH} deep; no setting is so deep down"
+)
+_KEY = r"""(?:(?<![\w-])[\w-]+|"[^"\n]*"|'[^'\n]*')"""
+_DEEP_KEY = re.compile(rf"(?:{_KEY}[ \t]*\.[ \t]*){{{_MOST_DEPTH}}}")
 
 Source = str | os.PathLike[str] | Mapping[str, Any] | Config
 """Where a configuration comes from."""
@@ -52,15 +59,14 @@ def load_config(source: Source, *, policy: str = FIFO) -> Config:
     if isinstance(source, Config):
         return source
     if isinstance(source, Mapping):
-        return _validate(_with_policy(source, policy), "configuration", {})
+        return _validate(_with_policy(source, policy), "configuration", "")
     if not isinstance(source, str | os.PathLike):
         raise ConfigError(
             f"a configuration is a path, a mapping or a Config, not {type(source).__name__}"
         )
     where = escaped(os.fspath(source))
     text = _read(source, where)
-    raw = _parse(text, where)
-    return _validate(_with_policy(raw, policy), where, key_lines(text, raw))
+    return _validate(_with_policy(_parse(text, where), policy), where, text)
 
 
 def recompressed(config: Config, wanted: Config) -> Config:
@@ -103,28 +109,51 @@ def _read(path: str | os.PathLike[str], where: str) -> str:
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:
+    if _DEEP_KEY.search(text):  # tomllib takes as long for it as the square of its length
+        raise ConfigError(f"{where}: {_TOO_DEEP}")
     try:
         return tomllib.loads(text)
+    except RecursionError as error:
+        raise ConfigError(f"{where}: {_TOO_DEEP}") from error
     except tomllib.TOMLDecodeError as error:
         message = str(error)
         at = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
         what = message[: at.start()] if at else message
         place = f"line {at[1]}, column {at[2]}" if at and at[1] else "end of the file"
         raise ConfigError(f"{where}: {place}: is not valid TOML: {what}") from error
+    except ValueError as error:  # Python reads no number of so many digits
+        raise ConfigError(f"{where}: holds a number that is too long: {error}") from error
 
 
-def _validate(raw: dict[str, Any], where: str, lines: Mapping[Path, int]) -> Config:
+def _validate(raw: dict[str, Any], where: str, text: str) -> Config:
+    if _depth(raw) > _MOST_DEPTH:
+        raise ConfigError(f"{where}: {_TOO_DEEP}")
     try:
         return Config.model_validate(raw)
     except ValidationError as error:
-        mistakes = _mistakes(error, raw)
-    mistakes += _hidden(raw, mistakes)
-    raise ConfigError(report(where, mistakes, lines))
+        found = error.errors(include_url=False)
+    mistakes = [mistake for one in found[:_MOST_MISTAKES] for mistake in describe(one, raw)]
+    if len(found) <= _MOST_MISTAKES:
+        mistakes += _hidden(raw, mistakes)
+    more = max(0, len(found) - _MOST_MISTAKES) + max(0, len(mistakes) - _MOST_MISTAKES)
+    lines = key_lines(text, raw) if text else {}
+    raise ConfigError(report(where, mistakes[:_MOST_MISTAKES], lines, more))
 
 
-def _mistakes(error: ValidationError, raw: Mapping[str, Any]) -> list[Mistake]:
-    found = error.errors(include_url=False)
-    return [mistake for one in found for mistake in describe(one, raw)]
+def _depth(raw: object) -> int:
+    """Return how deep tables and lists lie in each other; no more than is told of is looked at."""
+    inside: list[object] = [raw]
+    for depth in range(_MOST_DEPTH + 1):
+        if not inside:
+            return depth
+        inside = [part for value in inside for part in _parts(value)]
+    return _MOST_DEPTH + 1
+
+
+def _parts(value: object) -> Iterable[object]:
+    if isinstance(value, Mapping):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
 
 
 def _hidden(raw: dict[str, Any], mistakes: list[Mistake]) -> list[Mistake]:

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from annotated_types import Ge, MinLen
+from annotated_types import MinLen
 from pydantic import Field, PlainValidator, WithJsonSchema, model_validator
 
 from compressa.config.base import Listed, Section
 from compressa.config.choices import AnyCompressor
 from compressa.config.mistakes import Mistake, refuse, show
+from compressa.config.ranges import Count
 from compressa.config.sections import FeedbackKind
 from compressa.parameters import Role
 
+_MOST_EXTENT = 1 << 53
+
 
 def _dimension(value: object) -> int | str:
-    if value == "*" or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value == "*" or (whole and 0 <= value <= _MOST_EXTENT):
         return value
-    raise ValueError(f'must be a number of elements or "*" for any, not {show(value)}')
+    raise ValueError(
+        f'must be a number of elements, at most {_MOST_EXTENT}, or "*" for any, not {show(value)}'
+    )
 
 
 Dimension = Annotated[
     int | str,
     PlainValidator(_dimension),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"const": "*"}]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "integer", "minimum": 0, "maximum": _MOST_EXTENT}, {"const": "*"}]}
+    ),
 ]
 _OneOrMore = Listed(or_one=True)
 
@@ -40,9 +48,9 @@ class Match(Section):
     shape: Annotated[tuple[Dimension, ...], Listed()] | None = Field(
         default=None, description='Elements of each dimension, "*" for any, such as ["*", 256].'
     )
-    ndim: Annotated[int, Ge(0)] | None = Field(default=None, description="Number of dimensions.")
-    min_elems: Annotated[int, Ge(0)] | None = Field(default=None, description="Fewest elements.")
-    max_elems: Annotated[int, Ge(0)] | None = Field(default=None, description="Most elements.")
+    ndim: Count | None = Field(default=None, description="Number of dimensions.")
+    min_elems: Count | None = Field(default=None, description="Fewest elements.")
+    max_elems: Count | None = Field(default=None, description="Most elements.")
 
     @model_validator(mode="after")
     def _check(self) -> Match:

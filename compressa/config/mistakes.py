@@ -92,19 +92,24 @@ def _cut(text: str) -> str:
     return escaped(shown)
 
 
-def report(where: str, mistakes: Sequence[Mistake], lines: Mapping[Path, int]) -> str:
+def report(
+    where: str, mistakes: Sequence[Mistake], lines: Mapping[Path, int], more: int = 0
+) -> str:
     """Return the message that lists all mistakes, in the order of the file's lines.
 
     Args:
         where: The file's name, or what else was read.
         mistakes: At least one.
         lines: Line of each key, where known.
+        more: How many others there are, which are not listed.
     """
     placed = sorted(((_line(mistake.path, lines), mistake) for mistake in mistakes), key=_order)
     rows = [_row(line, mistake) for line, mistake in placed]
+    if more:
+        rows.append(f"and {more} more")
     if len(rows) == 1:
         return f"{escaped(where)}: {rows[0]}"
-    return "\n  ".join([f"{escaped(where)}: {len(rows)} mistakes", *rows])
+    return "\n  ".join([f"{escaped(where)}: {len(mistakes) + more} mistakes", *rows])
 
 
 def _line(path: Path, lines: Mapping[Path, int]) -> int | None:

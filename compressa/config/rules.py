@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import re
 import warnings
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Sequence
+from fnmatch import translate
 
 from compressa.codecs.base import Codec, Contraction
 from compressa.codecs.entropy import Entropy, can_shorten
@@ -26,6 +27,8 @@ from compressa.wrappers import (
     Warmup,
 )
 from compressa.wrappers.density_schedule import has_density
+
+_MOST_WARNINGS = 10
 
 
 class ConfigWarning(UserWarning):
@@ -49,25 +52,47 @@ def assign(config: Config, parameters: Sequence[ParameterInfo]) -> dict[str, Com
     Warns:
         ConfigWarning: A rule matches no parameter, or earlier rules take all that it does.
     """
-    deciding = [_deciding(config.rules, parameter) for parameter in parameters]
-    for index, rule in enumerate(config.rules):
-        if index not in deciding:
-            warnings.warn(_no_effect(index, rule, parameters), ConfigWarning, stacklevel=2)
-    built = {index: _build(config, index) for index in set(deciding)}
-    return {p.name: built[index] for p, index in zip(parameters, deciding, strict=True)}
+    chosen, idle = _deciding(config.rules, parameters)
+    for index in idle[:_MOST_WARNINGS]:
+        text = _no_effect(index, config.rules[index], parameters)
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    if idle[_MOST_WARNINGS:]:
+        text = f"{len(idle[_MOST_WARNINGS:])} more rules have no effect"
+        warnings.warn(text, ConfigWarning, stacklevel=2)
+    built = {index: _build(config, index) for index in set(chosen.values())}
+    return {p.name: built[chosen[p.name]] for p in parameters}
 
 
-def matches(match: Match, parameter: ParameterInfo) -> bool:
-    """Return whether all conditions hold for a parameter."""
-    elems, shape = parameter.elems, parameter.shape
-    return (
-        (match.name is None or any(fnmatchcase(parameter.name, glob) for glob in match.name))
-        and (match.role is None or parameter.role in match.role)
-        and (match.shape is None or _shape_matches(match.shape, shape))
-        and (match.ndim is None or match.ndim == len(shape))
-        and (match.min_elems is None or elems >= match.min_elems)
-        and (match.max_elems is None or elems <= match.max_elems)
-    )
+Test = Callable[[ParameterInfo], bool]
+
+
+def matcher(match: Match) -> Test:
+    """Return what tells whether all conditions hold for a parameter."""
+    tests: list[Test] = []
+    if match.name is not None:
+        tests.append(_name_test(match.name))
+    if match.role is not None:
+        roles = frozenset(match.role)
+        tests.append(lambda p: p.role in roles)
+    if match.shape is not None:
+        pattern = match.shape
+        tests.append(lambda p: _shape_matches(pattern, p.shape))
+    if match.ndim is not None:
+        tests.append(lambda p: match.ndim == len(p.shape))
+    if match.min_elems is not None or match.max_elems is not None:
+        least, most = match.min_elems or 0, match.max_elems
+        tests.append(lambda p: least <= p.elems and (most is None or p.elems <= most))
+    return lambda parameter: all(test(parameter) for test in tests)
+
+
+def _name_test(globs: Sequence[str]) -> Test:
+    """Return what tells whether a parameter has one of the names; each pattern is read once."""
+    names = frozenset(globs)
+    patterns = [glob for glob in names if any(mark in glob for mark in "*?[")]
+    if not patterns:
+        return lambda parameter: parameter.name in names
+    pattern = re.compile("|".join(map(translate, patterns)))
+    return lambda p: p.name in names or pattern.match(p.name) is not None
 
 
 def _shape_matches(pattern: tuple[int | str, ...], shape: tuple[int, ...]) -> bool:
@@ -75,9 +100,19 @@ def _shape_matches(pattern: tuple[int | str, ...], shape: tuple[int, ...]) -> bo
     return same_ndim and all(want in ("*", have) for want, have in zip(pattern, shape, strict=True))
 
 
-def _deciding(rules: tuple[Rule, ...], parameter: ParameterInfo) -> int | None:
-    """Return the index of the first rule that matches; None for the default."""
-    return next((i for i, rule in enumerate(rules) if matches(rule.match, parameter)), None)
+def _deciding(
+    rules: Sequence[Rule], parameters: Sequence[ParameterInfo]
+) -> tuple[dict[str, int | None], list[int]]:
+    """Return, by parameter name, the index of the first rule that matches; and the other rules'."""
+    chosen: dict[str, int | None] = {parameter.name: None for parameter in parameters}
+    open_to, idle = list(parameters), []
+    for index, rule in enumerate(rules):
+        taken = {p.name for p in filter(matcher(rule.match), open_to)}
+        chosen |= dict.fromkeys(taken, index)
+        open_to = [p for p in open_to if p.name not in taken]
+        if not taken:
+            idle.append(index)
+    return chosen, idle
 
 
 def _build(config: Config, index: int | None) -> Compressor:
@@ -143,7 +178,7 @@ def _no_effect(index: int, rule: Rule, parameters: Sequence[ParameterInfo]) -> s
     written = rule.match.model_dump(mode="json", exclude_none=True)
     conditions = ", ".join(f"{key} = {_bare(value)}" for key, value in written.items())
     start = f"rules[{index}] ({conditions}) has no effect: "
-    if any(matches(rule.match, parameter) for parameter in parameters):
+    if any(map(matcher(rule.match), parameters)):
         return start + "earlier rules take every parameter that it matches; move it up"
     return start + f"it matches no parameter; {_nearest_parameters(rule.match, parameters)}"
 
@@ -155,14 +190,14 @@ def _bare(value: object) -> str:
 
 def _nearest_parameters(match: Match, parameters: Sequence[ParameterInfo]) -> str:
     names = [parameter.name for parameter in parameters]
-    if match.name is None or any(fnmatchcase(n, glob) for n in names for glob in match.name):
+    if match.name is None or any(map(_name_test(match.name), parameters)):
         roles = [role for role in Role if any(p.role is role for p in parameters)]
         sizes = [parameter.elems for parameter in parameters]
         listed = ", ".join(roles)
         return f"the roles here are {listed}, the sizes {min(sizes)} to {max(sizes)} elements"
     near = [
         name
-        for glob in match.name
+        for glob in match.name[:_MOST_WARNINGS]
         for name in difflib.get_close_matches(glob.replace("*", ""), names, n=3, cutoff=0.3)
     ]
     return f"the nearest names are {', '.join(map(escaped, dict.fromkeys(near or names[:3])))}"

@@ -12,7 +12,16 @@ from compressa.codecs.entropy import MOST_LEVEL
 from compressa.config.base import Listed, Section
 from compressa.config.choices import AnyCompressor, choice
 from compressa.config.places import board_place, link_name
-from compressa.config.sizes import Bytes
+from compressa.config.ranges import (
+    BitsPerSecond,
+    Count,
+    FewSteps,
+    Heartbeat,
+    Norm,
+    Seconds,
+    Silence,
+)
+from compressa.config.sizes import BurstBytes, UnitBytes, WireBytes
 
 FeedbackKind = Literal["auto", "error", "scaled", "ef21", "none"]
 ExchangeKind = Literal["auto", "all_reduce", "all_gather", "scatter_reduce", "per_hop"]
@@ -63,7 +72,7 @@ class Feedback(Section):
     beta: Annotated[float, Gt(0), Le(1)] = Field(
         default=1.0, description="Share of the new error in a residual; less than 1 averages."
     )
-    reset_steps: Annotated[int, Ge(0)] = Field(
+    reset_steps: Count = Field(
         default=0, description="Residuals are dropped in every so manieth step; 0 for never."
     )
 
@@ -77,7 +86,7 @@ class Momentum(Section):
     masking: bool = Field(
         default=True, description="The velocity starts anew where something was sent."
     )
-    clip_norm: Annotated[float, Gt(0)] | None = Field(
+    clip_norm: Norm | None = Field(
         default=None,
         description="Norm to which each parameter's gradient is cut before it is added, times "
         "P^-1/2 for P ranks. Not given: nothing is cut.",
@@ -87,7 +96,7 @@ class Momentum(Section):
 class Warmup(Section):
     """Sends the first steps in another way, while gradients change quickly."""
 
-    steps: Annotated[int, Ge(0)] = Field(default=0, description="Number of such steps; 0 for none.")
+    steps: Count = Field(default=0, description="Number of such steps; 0 for none.")
     compressor: AnyCompressor = Field(
         default_factory=none, description="What sends them.", json_schema_extra=NONE
     )
@@ -104,7 +113,7 @@ class Warmup(Section):
 class DenseBelow(Section):
     """Exempts small parameters, on which compression gains nothing."""
 
-    elems: Annotated[int, Ge(0)] = Field(
+    elems: Count = Field(
         default=1024, description="A parameter with fewer elements is sent dense; 0 exempts none."
     )
 
@@ -160,19 +169,19 @@ class Exchange(Section):
         "multicast on the interface that GLOO_SOCKET_IFNAME names, what is lost being sent again. "
         "auto: by size and number of ranks, never multicast.",
     )
-    unit_bytes: Bytes | None = Field(
+    unit_bytes: UnitBytes | None = Field(
         default=None,
         description="Least dense bytes of gradient that are compressed and sent together. Not "
         "given: 4 MiB; or, where schedule.policy is not fifo, 1/16 of what has not come yet of "
         "the parameters that are compressed alike, but no more than half of what has; at least "
         "1/64 of all of them and 8 KiB after compression, but no more than 3/4 of what has not.",
     )
-    unit_payload_bytes: Bytes = Field(
+    unit_payload_bytes: UnitBytes = Field(
         default=128 << 10,
         description="Least bytes that they have after compression, unless 8 unit_bytes do not "
         "yield so much; does not count where unit_bytes is left to the policy.",
     )
-    unit_dense_bytes: Bytes | None = Field(
+    unit_dense_bytes: UnitBytes | None = Field(
         default=None,
         description="Least bytes of gradient that are summed together where nothing compresses "
         "them. Not given: 25 MiB, as much as a bucket of DistributedDataParallel; or, where "
@@ -184,13 +193,13 @@ class Exchange(Section):
         "they are not summed on the way; 0: not at all, 1: fastest. Pays on slow links, and needs "
         "the library zstandard: pip install 'compressa[entropy]'.",
     )
-    chunk_bytes: Bytes | None = Field(
+    chunk_bytes: WireBytes | None = Field(
         default=None,
         description="Most bytes of a message that go out in one piece, between which more urgent "
         "ones overtake. Not given: 256 KiB; or, where schedule.policy is not fifo and "
         "exchange.link is given, what that link makes best.",
     )
-    credit_bytes: Bytes | None = Field(
+    credit_bytes: WireBytes | None = Field(
         default=None,
         description="Most bytes handed over for one peer that more urgent ones cannot overtake; "
         "at least chunk_bytes. What a fast link sends meanwhile does not count. Not given: "
@@ -201,13 +210,9 @@ class Exchange(Section):
         description="Connections of the transport tcp to every peer, which share the credit. More "
         "than 1 pays where each is limited, as in clouds, or a fast line is long.",
     )
-    deadline_s: Annotated[float, Gt(0)] = Field(
-        default=120.0, description="Longest wait for anything, in seconds."
-    )
-    heartbeat_s: Annotated[float, Gt(0)] = Field(
-        default=2.0, description="Seconds between two signs of life."
-    )
-    silence_s: Annotated[float, Gt(0)] = Field(
+    deadline_s: Seconds = Field(default=120.0, description="Longest wait for anything, in seconds.")
+    heartbeat_s: Heartbeat = Field(default=2.0, description="Seconds between two signs of life.")
+    silence_s: Silence = Field(
         default=20.0,
         description="A rank silent for so many seconds is lost; more than two heartbeats.",
     )
@@ -227,7 +232,7 @@ class Share(Section):
         description="Where the jobs meet: file:///folder, which they can all write to, or "
         "tcp://host:port, a TCPStore that the first job on that host serves."
     )
-    longest_wait_s: Annotated[float, Gt(0)] = Field(
+    longest_wait_s: Seconds = Field(
         default=10.0,
         description="Longest that a step waits for its turn; it waits for what a step usually "
         "takes, if that is less.",
@@ -245,30 +250,28 @@ class Schedule(Section):
         "less than a message; auto: whichever of these is predicted to make the shortest step (by "
         "exchange.link; priority without it). OverlappedDataParallel takes auto if not given.",
     )
-    profile_steps: int = Field(
+    profile_steps: FewSteps = Field(
         default=5,
-        ge=1,
         description="How many steps are measured before the first plan that goes by measured times "
         "is made; each later one goes by as many.",
     )
-    replan_steps: int = Field(
+    replan_steps: FewSteps = Field(
         default=100,
-        ge=1,
         description="After how many steps it is looked whether times have changed, and a new plan "
         "is made if they have.",
     )
-    pace_bits_per_s: Annotated[float, Gt(0)] | None = Field(
+    pace_bits_per_s: BitsPerSecond | None = Field(
         default=None,
         description="Most bits per second that the ranks of a host send together over one "
         "interface; sums are then never left to the backend, which cannot be paced. Not given: as "
         "fast as the network takes them.",
     )
-    burst_bytes: Annotated[Bytes, Ge(2048)] | None = Field(
+    burst_bytes: BurstBytes | None = Field(
         default=None,
         description="Most bytes that leave at once where sending is paced; messages are cut to fit "
         "into it. Not given: what pace_bits_per_s brings in 1 ms, at least 16 KiB.",
     )
-    server_bits_per_s: Annotated[float, Gt(0)] | None = Field(
+    server_bits_per_s: BitsPerSecond | None = Field(
         default=None,
         description="Bits per second that the port of a parameter server takes: its workers then "
         "push in time slots, one after the other. Not given: all at once.",
@@ -284,9 +287,8 @@ class Engine(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         default="auto", description="Device of the gradients; auto: wherever they are."
     )
-    threads: int | None = Field(
+    threads: Annotated[int, Ge(1), Le(1 << 10)] | None = Field(
         default=None,
-        ge=1,
         description="Most threads that encode and decode. Not given: the cores that a rank may "
         "use, divided by the ranks that share them, and 8 at most.",
     )
@@ -308,7 +310,7 @@ class Trace(Section):
         description="Where each rank writes its trace, with its number in the name; left out: "
         "nowhere.",
     )
-    steps: Annotated[tuple[Annotated[int, Ge(0)], Annotated[int, Ge(0)]], Listed()] | None = Field(
+    steps: Annotated[tuple[Count, Count], Listed()] | None = Field(
         default=None,
         description="The first and the last step that are recorded; all if left out.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated
 
-from annotated_types import Ge
+from annotated_types import Ge, Le
 from pydantic import BeforeValidator, WithJsonSchema
 
 from compressa.config.mistakes import show
@@ -44,12 +44,19 @@ def _read(value: object) -> object:
     return parse_bytes(value) if isinstance(value, str) else value
 
 
-Bytes = Annotated[
-    int,
-    Ge(1),
-    BeforeValidator(_read),
-    WithJsonSchema(
-        {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": _PATTERN}]}
-    ),
-]
-"""A positive number of bytes; a string with a unit is read by `parse_bytes`."""
+def _schema(least: int, most: int) -> WithJsonSchema:
+    number = {"type": "integer", "minimum": least, "maximum": most}
+    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": _PATTERN}]})
+
+
+_Bytes = Annotated[int, BeforeValidator(_read)]
+"""A number of bytes; a string with a unit is read by `parse_bytes`."""
+
+UnitBytes = Annotated[_Bytes, Ge(1), Le(1 << 40), _schema(1, 1 << 40)]
+"""Of gradients, or of what is left of them after compression."""
+
+WireBytes = Annotated[_Bytes, Ge(1), Le(1 << 30), _schema(1, 1 << 30)]
+"""Of what is handed to the system at once."""
+
+BurstBytes = Annotated[_Bytes, Ge(2048), Le(1 << 30), _schema(2048, 1 << 30)]
+"""Of what leaves at once where sending is paced: no less than a packet with its headers."""
