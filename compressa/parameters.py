@@ -8,6 +8,19 @@ from enum import StrEnum
 
 import torch
 
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Of gradients that can be combined; complex ones are pairs of them."""
+
+
+def as_real(values: torch.Tensor) -> torch.Tensor:
+    """Return complex values, which are not lazily conjugated, as real ones; real ones as they are.
+
+    Example:
+        >>> as_real(torch.zeros(3, dtype=torch.complex64)).shape
+        torch.Size([3, 2])
+    """
+    return torch.view_as_real(values) if values.is_complex() else values
+
 
 class Role(StrEnum):
     """What a parameter does in its model; rules in the configuration can match it."""
@@ -26,8 +39,8 @@ class ParameterInfo:
     Attributes:
         index: Position in the model's parameter list; the same on every rank.
         name: Name in `module.named_parameters()`; state is keyed by it.
-        shape: Shape of the parameter.
-        dtype: Dtype of its gradient.
+        shape: Shape of the parameter; of a complex one that of `as_real`.
+        dtype: Dtype of its gradient; of a complex one that of its two parts.
         role: What it does in the model.
     """
 

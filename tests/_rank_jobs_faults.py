@@ -27,9 +27,15 @@ from compressa.transports.door import Entrance
 _kept: list[Any] = []
 
 
-def register(*, config: Any, model: str = "mlp", mutation: str | None = None) -> list[str]:
+def register(
+    *,
+    config: Any,
+    model: str = "mlp",
+    mutation: str | None = None,
+    ddp: Mapping[str, Any] | None = None,
+) -> list[str]:
     """Register and close."""
-    with registered(model, config, mutation=mutation):
+    with registered(model, config, mutation=mutation, ddp=ddp):
         pass
     return alive_threads()
 

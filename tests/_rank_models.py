@@ -109,6 +109,24 @@ class EmptyBesideEach(nn.Module):
         return x @ torch.stack(list(self.weights)).sum(0) + nothing
 
 
+class Complex(nn.Module):
+    """A complex layer between real ones, as models of signals have; conjugated in its use."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        real = dtype.to_real()
+        self.first = nn.Linear(16, 32, dtype=real)
+        self.weight = nn.Parameter(0.2 * torch.randn(32, 24, dtype=dtype))
+        self.phase = nn.Parameter(torch.randn((), dtype=dtype))
+        self.last = nn.Linear(24, CLASSES, dtype=real)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x.real.to(self.first.weight.dtype)).to(self.weight.dtype)
+        h = h @ self.weight.conj() * self.phase
+        result: torch.Tensor = self.last(h.abs() + h.imag)
+        return result
+
+
 class Linear(nn.Module):
     """Its loss is linear in its parameters, so that a test chooses every gradient.
 
@@ -208,6 +226,13 @@ def frozen_mlp() -> nn.Module:
     return model
 
 
+def scaled_in_8_bits() -> nn.Module:
+    """One of its parameters is of a dtype without arithmetic."""
+    model = Scaled()
+    model.gain = nn.Parameter(torch.ones(1).to(torch.float8_e4m3fn))
+    return model
+
+
 MODELS: dict[str, Callable[[int], nn.Module]] = {
     "mlp": lambda rank: mlp(),
     "wide": lambda rank: wide(),
@@ -221,11 +246,14 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "with_empty": lambda rank: WithEmpty(),
     "only_empty": lambda rank: OnlyEmpty(),
     "empty_beside_each": lambda rank: EmptyBesideEach(),
+    "complex64": lambda rank: Complex(torch.complex64),
+    "complex128": lambda rank: Complex(torch.complex128),
     "linear": lambda rank: Linear(),
     "plain_names": lambda rank: PlainNames(),
     "swapped_names": lambda rank: SwappedNames(),
     "float64": lambda rank: mlp().double(),
     "float16": lambda rank: mlp().half(),
+    "float8": lambda rank: scaled_in_8_bits(),
     "bfloat16": lambda rank: mlp().bfloat16(),
 }
 

@@ -129,6 +129,14 @@ def test_a_model_that_is_not_wrapped_is_refused(two: Group) -> None:
         assert "DistributedDataParallel" in outcome.error["message"]
 
 
+def test_parameters_of_a_dtype_that_cannot_be_combined_are_named(two: Group) -> None:
+    unlike = {"model": "float8", "ddp": {"init_sync": False}}  # else Gloo refuses it first
+    for message in messages(two, [{"config": settings("none"), **unlike}] * 2):
+        assert "'gain'" in message
+        assert "float8_e4m3fn" in message
+        assert "float16" in message
+
+
 def test_cuda_on_a_machine_without_it(two: Group) -> None:
     config = settings("topk", engine={"device": "cuda"})
     for message in messages(two, [{"config": config}] * 2, "BackendUnavailable"):

@@ -141,11 +141,20 @@ def test_three_ranks_share_out_what_does_not_divide(compressor: str, fresh: Any)
     check_run(results, steps=3)
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn", "float64", "float16", "normed_cnn"])
+@pytest.mark.parametrize(
+    "model", ["mlp", "cnn", "float64", "float16", "normed_cnn", "complex64", "complex128"]
+)
 def test_no_compression_equals_plain_ddp_bit_for_bit(model: str, two: Group) -> None:
     plain = two.run("_rank_jobs.train_plain", model=model, steps=4)
     hooked = two.run("_rank_jobs.train", config=settings("none"), model=model, steps=4)
     assert same([r["parameters"] for r in plain]) == same([r["parameters"] for r in hooked])
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+def test_complex_parameters_train_and_replicas_stay_identical(compressor: str, two: Group) -> None:
+    config = settings(compressor, dense_below={"elems": 0})
+    results = two.run("_rank_jobs.train", config=config, model="complex64", steps=3)
+    check_run(results, steps=3)
 
 
 def test_large_units_summed_by_the_backend_equal_plain_ddp(two: Group) -> None:

@@ -38,6 +38,12 @@ def test_models_of_every_kind_train_as_with_ddp(model: str, two: Group) -> None:
     check(two.run(ALL, config=settings("none"), model=model, optimizer="adam"))
 
 
+@pytest.mark.parametrize("model", ["complex64", "complex128"])
+def test_complex_models_train_as_with_ddp(model: str, two: Group) -> None:
+    check(two.run(ALL, config=settings("none"), model=model))
+    check(two.run(ALL, config=settings("int8"), model=model, ddp=False), ddp=False)
+
+
 def test_updates_that_wait_for_a_slow_network_give_the_same_bits(two: Group) -> None:
     slow = {"policy": "priority", "pace_bits_per_s": 5e6}
     config = settings("none", schedule=slow)

@@ -49,13 +49,20 @@ def infer_roles(module: nn.Module) -> dict[str, Role]:
 
 
 def parameter_infos(module: nn.Module) -> tuple[ParameterInfo, ...]:
-    """Return the facts about each trainable parameter, in the model's order."""
+    """Return the facts about each trainable parameter, in the model's order.
+
+    A complex one counts as real, with its real and its imaginary parts in a last dimension of 2.
+    """
     roles = infer_roles(module)
     named = ((name, p) for name, p in module.named_parameters() if name in roles)
     return tuple(
-        ParameterInfo(index, name, tuple(p.shape), p.dtype, roles[name])
+        ParameterInfo(index, name, _shape(p), p.dtype.to_real(), roles[name])
         for index, (name, p) in enumerate(named)
     )
+
+
+def _shape(parameter: torch.Tensor) -> tuple[int, ...]:
+    return (*parameter.shape, 2) if parameter.is_complex() else tuple(parameter.shape)
 
 
 def _role(name: str, parameter: torch.Tensor, embeddings: set[int], norms: set[int]) -> Role:

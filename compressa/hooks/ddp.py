@@ -22,6 +22,7 @@ from compressa.engine.engine import Engine
 from compressa.engine.lanes import Ticket
 from compressa.hooks.handle import Handle
 from compressa.hooks.refusals import check_inputs
+from compressa.parameters import as_real
 
 
 class DDPHook:
@@ -58,7 +59,7 @@ class DDPHook:
             Variable._execution_engine.queue_callback(self._wait)
         gradients = {
             self._names[id(parameter)]: gradient
-            for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True)
+            for parameter, gradient in zip(bucket.parameters(), _gradients(bucket), strict=True)
             if gradient.numel()  # what has no elements is in no unit
         }
         combined = self._combine(gradients) if gradients else _nothing()
@@ -117,6 +118,18 @@ def _nothing() -> Ticket:
     ticket: Ticket = Future()
     ticket.set_result(None)
     return ticket
+
+
+def _gradients(bucket: GradBucket) -> list[torch.Tensor]:
+    """Return a bucket's gradients; of complex parameters as real ones.
+
+    DDP hands over a real view of a complex bucket, which torch itself cuts in wrong places.
+    """
+    parameters = bucket.parameters()
+    if not parameters[0].is_complex():  # all of a bucket have one dtype
+        return bucket.gradients()
+    parts = as_real(bucket.buffer()).view(-1).split([2 * p.numel() for p in parameters])
+    return [part.view(*p.shape, 2) for part, p in zip(parts, parameters, strict=True)]
 
 
 class Reference:

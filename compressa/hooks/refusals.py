@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from compressa.errors import StateError
+from compressa.errors import ConfigError, StateError
+from compressa.parameters import DTYPES, ParameterInfo
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def check_dtypes(parameters: Sequence[ParameterInfo]) -> None:
+    """Refuse parameters without arithmetic.
+
+    Raises:
+        ConfigError: There is one, named with its dtype.
+    """
+    for parameter in parameters:
+        if parameter.dtype not in DTYPES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+            raise ConfigError(
+                f"the parameter {parameter.name!r} is made of {parameter.dtype} values, and "
+                f"gradients are combined in {known}, or complex ones of these; convert it, or "
+                "freeze it (requires_grad_(False)) before you register"
+            )
 
 
 def check_dense(module: nn.Module) -> None:

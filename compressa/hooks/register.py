@@ -17,7 +17,7 @@ from compressa.engine.opening import open_engine
 from compressa.errors import BackendUnavailable, CompressaError, StateError
 from compressa.hooks.ddp import BeforeForward, DDPHook, Reference, ddp_hook
 from compressa.hooks.handle import Handle
-from compressa.hooks.refusals import check_dense, check_inputs, check_reducer
+from compressa.hooks.refusals import check_dense, check_dtypes, check_inputs, check_reducer
 from compressa.parameters import ParameterInfo
 from compressa.tracing import place_of
 
@@ -118,6 +118,7 @@ def load_for(
         something failed, why: to be kept until the other ranks have heard of it.
     """
     try:
+        check_dtypes(parameters)
         config = load_config(source, policy=policy)
         check_dense(module)
         if config.trace.path is not None:

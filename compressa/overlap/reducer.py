@@ -21,6 +21,7 @@ from compressa.hooks.handle import Handle
 from compressa.overlap.arrivals import Arrivals, Gradient
 from compressa.overlap.guards import guard, guard_class, release
 from compressa.overlap.memory import Memory, check_kind
+from compressa.parameters import as_real
 
 USED = "compressa: used on this rank"
 """Name of the flags, which no parameter of a module can have."""
@@ -212,7 +213,7 @@ class Reducer:
         reached: bool = True,
     ) -> None:
         # The engine works on the same memory by another tensor, which nothing guards.
-        combined = self._send(name, values.detach())
+        combined = self._send(name, as_real(values.detach()))
         parameter, step = self._parameters[name], self._handle.next_step
         gradient = Gradient(parameter, name, step, values, combined, before, reached)
         self.current[name] = gradient
