@@ -334,6 +334,7 @@ def settings(compressor: str | Mapping[str, Any] = "topk", **sections: Any) -> d
     config: dict[str, Any] = {
         "compressor": dict(compressor),
         "dense_below": {"elems": 100},
+        "integrity": {"every": 1},
         **sections,
     }
     config["exchange"] = {**exchange, **sections.get("exchange", {})}

@@ -209,6 +209,10 @@ class State:
         self.vectors[key] = narrow.converted(vector, width)
         return self.vectors[key]
 
+    def shared(self) -> dict[str, torch.Tensor]:
+        """Return the vectors that are the same on every rank."""
+        return {k: v for k, v in self.vectors.items() if self.merges[k] is Merge.FIRST}
+
     def forget(self) -> None:
         """Drop what nobody has claimed; residuals stay, since they are owed to the optimizer."""
         for key in self.vectors.keys() - self.claimed:

@@ -17,6 +17,7 @@ from compressa.config.sections import (
     Engine,
     Exchange,
     Feedback,
+    Integrity,
     Momentum,
     Schedule,
     Trace,
@@ -52,6 +53,7 @@ class Config(Section):
     exchange: Exchange = Field(default_factory=Exchange)
     schedule: Schedule = Field(default_factory=Schedule)
     engine: Engine = Field(default_factory=Engine)
+    integrity: Integrity = Field(default_factory=Integrity)
     trace: Trace = Field(default_factory=Trace)
 
     @model_validator(mode="after")

@@ -302,6 +302,26 @@ class Engine(Section):
     )
 
 
+class Integrity(Section):
+    """Whether all ranks still hold the same bits, which is compared beside training.
+
+    By the hook and by OverlappedDataParallel: parameters, buffers where rank 0's are brought to
+    all, and what compressors keep that is the same on all ranks. Workers of a parameter server
+    pull what they hold, and are not compared.
+    """
+
+    every: Count = Field(
+        default=100, description="Steps from one comparison to the next, from step 0 on; 0: none."
+    )
+    on_mismatch: Literal["raise", "warn", "repair"] = Field(
+        default="raise",
+        description="raise: end the training with a StateError that names rank, tensor and step, "
+        "on all ranks; warn: say so and go on; repair: also bring what more than half of the ranks "
+        "hold to the others; without such a majority, raise. What the optimizer keeps is neither "
+        "compared nor repaired.",
+    )
+
+
 class Trace(Section):
     """What is recorded."""
 

@@ -9,12 +9,14 @@ is instead of DDP's reading of a failed future.
 # No `from __future__ import annotations` here: DDP compares the hook's annotation of `bucket`
 # with the class itself.
 import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
 from copy import copy
 from typing import Any
 
 import torch
 from torch._C._distributed_c10d import GradBucket
+from torch._compile import _disable_dynamo
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
@@ -57,6 +59,7 @@ class DDPHook:
         """Submit one bucket; return a future of its buffer, averaged in place."""
         if not self._pending:
             Variable._execution_engine.queue_callback(self._wait)
+        self._handle.integrity.begin(self._handle.next_step)
         gradients = {
             self._names[id(parameter)]: gradient
             for parameter, gradient in zip(bucket.parameters(), _gradients(bucket), strict=True)
@@ -95,6 +98,7 @@ class DDPHook:
         """At the end of backward, before DDP looks at the futures."""
         pending, self._pending = self._pending, []
         self._engine.wait(pending)
+        self._handle.integrity.tell()
 
     def begin_forward(self) -> None:
         """Before a forward pass: a failure is told here, where it can be told.
@@ -107,10 +111,39 @@ class DDPHook:
             self._engine, self._pending = self._handle.engine, []
         self._engine.tracer.begin_step(self._handle.next_step)
         model = self._model()
-        if model is None or not model.require_backward_grad_sync:
+        if model is None:
+            return
+        self._compare(model)
+        if not model.require_backward_grad_sync:
             return  # gradients of this pass go nowhere yet
         scaled = self._scaler is not None and self._scaler.is_enabled()
         self._loss_scale = float(self._scaler.get_scale()) if scaled else None
+
+    @_disable_dynamo
+    def _compare(self, model: DistributedDataParallel) -> None:
+        """Look at what is known of the replicas, and have buffers kept once DDP has brought them.
+
+        A module that was compiled in place is called past its hooks, or compiled anew for them.
+        """
+        integrity, step = self._handle.integrity, self._handle.next_step
+        integrity.settle(step)
+        integrity.forward(step)
+        compiled = getattr(model.module, "_compiled_call_impl", None) is not None
+        brought = model._check_sync_bufs_pre_fwd()  # type: ignore[no-untyped-call]
+        if brought and not compiled and integrity.due(step):
+            _before_next_forward(
+                model.module, lambda: integrity.keep(step, model.named_module_buffers)
+            )
+
+
+def _before_next_forward(module: torch.nn.Module, call: Callable[[], None]) -> None:
+    """Have a function called in the next forward pass; no hook stays, which nobody could pickle."""
+
+    def once(*_: Any) -> None:
+        registered.remove()
+        call()
+
+    registered = module.register_forward_pre_hook(once)
 
 
 def _nothing() -> Ticket:

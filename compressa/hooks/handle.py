@@ -32,6 +32,7 @@ from compressa.engine.engine import Engine
 from compressa.engine.link_file import Shared
 from compressa.engine.stats import Stats
 from compressa.errors import CompressaError, ConfigError, StateError
+from compressa.hooks.integrity import Integrity
 from compressa.hooks.profiles import save_profile
 from compressa.hooks.reform import check_recoverable, reform
 
@@ -60,10 +61,10 @@ class Handle:
         self._engine = engine
         self._groups = list(groups)
         self._deadline_s = config.exchange.deadline_s
-        self._closed = False
+        self._retired = self._closed = False
         self._link = Shared() if engine.control is None else engine.control.link
-        self._retired = False
         self.next_step = 0
+        self.integrity = Integrity(engine, config, model)
         self.trace(config.trace.path, config.trace.steps)
         self._end_at_exit()
 
@@ -164,10 +165,11 @@ class Handle:
             path: A folder on a file system that all ranks share.
 
         Raises:
-            StateError: Some rank could not write; on every rank.
+            StateError: Some rank could not write, or replicas differ; on every rank.
         """
         folder = Path(path)
         self._settle()
+        self.integrity.settle(self.next_step)
 
         def write() -> str:
             return checkpoint.write_rank(folder, self._rank, self._engine.state)
@@ -307,6 +309,7 @@ class Handle:
         process_groups.release_groups(self._groups)
         made = reform(self._engine, self.config, self.next_step, survivors)
         self._engine, self._groups, self.next_step = made.engine, made.groups, made.step
+        self.integrity = Integrity(made.engine, self.config, self._model)
         self._engine.adopt(self._link.costs(self.config.schedule.pace_bits_per_s))
         self._retired = self._closed = False
         self._end_at_exit()
@@ -328,6 +331,7 @@ class Handle:
         if not self._closed:
             self._closed = True
             atexit.unregister(self._at_exit)
+            self.integrity.part()
             self._engine.close()
 
     def _end_at_exit(self) -> None:

@@ -131,13 +131,14 @@ def _by_name(tensors: Tensors) -> dict[str, torch.Tensor]:
     else:
         named = {str(place): tensor for place, tensor in enumerate(tensors)}
     for name, tensor in named.items():
-        wrong = _fault(tensor)
+        wrong = fault_of(tensor)
         if wrong:
             raise ConfigError(f"{name!r} {wrong}; compressa.broadcast takes dense tensors")
     return {name: tensor.detach() for name, tensor in named.items()}
 
 
-def _fault(tensor: object) -> str:
+def fault_of(tensor: object) -> str:
+    """Return why the bytes of something can not be brought to other ranks, or nothing."""
     if not isinstance(tensor, torch.Tensor):
         return f"is of type {type(tensor).__name__}"
     if is_lazy(tensor):

@@ -245,6 +245,8 @@ class OverlappedDataParallel(nn.Module):
     # Forward
 
     def _begin_forward(self, trains: bool) -> None:
+        if trains:
+            self.handle.integrity.settle(self.handle.next_step, self._quiesce)
         if trains and self.require_backward_grad_sync:
             self._reducer.expect()
             self._engine().tracer.begin_step(self.handle.next_step)
@@ -266,6 +268,7 @@ class OverlappedDataParallel(nn.Module):
         buffers = [buffer.detach() for buffer in self.module.buffers()]
         if buffers:
             _broadcast_coalesced(self.process_group, buffers, _BUFFERS_AT_ONCE_BYTES, 0)
+            self.handle.integrity.keep(self.handle.next_step, dict(self.module.named_buffers()))
 
     def _parameters_read(self, tensors: Sequence[torch.Tensor]) -> None:
         """Guarded parameters are wanted."""

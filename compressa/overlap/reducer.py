@@ -223,6 +223,7 @@ class Reducer:
             self._end()
 
     def _send(self, name: str, values: torch.Tensor) -> Ticket:
+        self._handle.integrity.begin(self._handle.next_step)
         return self._handle.engine.submit(
             {name: values},
             step=self._handle.next_step,

@@ -79,6 +79,7 @@ class Steps:
         self._takeover.zero_grad(set_to_none)
 
     def _step(self, *args: Any, **kwargs: Any) -> Any:
+        self._handle.integrity.tell()
         self.updates.flush()
         closure = args[0] if args else kwargs.get("closure")
         if callable(closure):
@@ -111,6 +112,7 @@ class Steps:
             loss = closure()
             self._reducer.complete()
             self._settle()
+            self._handle.integrity.tell()
             return loss
 
         self.ended["a closure"] += 1
