@@ -34,6 +34,7 @@ from .blockwise_list import (
 )
 from .blockwise_mean import Owned, Packed, average_blockwise
 from .casts import narrow, sum_casts, widen
+from .checksums import checksum
 from .chunks import absorb_chunks, add_chunks, take_largest_chunks
 from .dct import ChunkForm, add_coefficients, are_places, keep_coefficients
 from .dgc import most_selected, select_dgc
@@ -87,6 +88,7 @@ __all__ = [
     "block_count",
     "check_increasing",
     "check_indices",
+    "checksum",
     "dequantize_blockwise",
     "dequantize_blockwise_list",
     "dequantize_fp8",

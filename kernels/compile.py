@@ -19,6 +19,7 @@ from compressa.kernels import (
     blockwise,
     blockwise_mean,
     casts,
+    checksums,
     chunks,
     dct,
     dgc,
@@ -242,6 +243,15 @@ def compile_integers() -> None:
         integers.scale_integers(q, 1.0, x)
 
 
+def compile_checksum() -> None:
+    """What tells whether bytes have changed; with and without memory that is read-only."""
+    data = np.zeros(_ELEMS, np.uint8)
+    checksums.checksum(data)
+    checksums.checksum(data, data[:8])
+    data.flags.writeable = False
+    checksums.checksum(data)
+
+
 def compile_chunks() -> None:
     """Chunks of a residual."""
     x, residual = np.zeros(_ELEMS, np.float32), np.zeros(_ELEMS, np.float32)
@@ -281,6 +291,7 @@ _OTHERS = (
     compile_low_rank,
     compile_feedback,
     compile_integers,
+    compile_checksum,
     compile_chunks,
     compile_rotations,
 )

@@ -29,6 +29,7 @@ ALGORITHMS = (
     "bitpack",
     "blockwise",
     "blockwise_list",
+    "checksums",
     "chunks",
     "dct",
     "dgc",

@@ -1,0 +1,18 @@
+"""Checksum of bytes on a GPU; see :mod:`compressa.kernels.checksums`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .._arrays import U8
+from ..checksums import WORD_BYTES
+from ._work import ask, threads_for
+
+
+def checksum(data: U8, head: U8 | None = None) -> int:
+    """See :func:`compressa.kernels.checksums.checksum`; waits for the GPU."""
+    if head is not None:
+        raise ValueError("on a GPU a checksum is of one array: leave head out")
+    threads = threads_for(data.size, WORD_BYTES)
+    total = ask("checksums", "sum_of_words", *threads, data, np.int64(data.size))
+    return (data.size + total) % (1 << 64)
