@@ -13,6 +13,9 @@ A = 0x9E3779B97F4A7C15 and B = 0xBF58476D1CE4E5B9 are odd, with bits all over.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+
 import numpy as np
 
 from ._arrays import U8, check_array
@@ -22,27 +25,37 @@ A, B = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9
 WORD_BYTES = 8
 
 
-def checksum(data: U8, head: U8 | None = None) -> int:
+def checksum(data: U8) -> int:
     """Return the checksum of bytes; waits for the device.
 
     Example:
         >>> import numpy as np
         >>> data = np.arange(20, dtype=np.uint8)
-        >>> checksum(data) == checksum(data[8:], head=data[:8]) != checksum(data[::-1].copy())
+        >>> checksum(data) == checksum(data.copy()) != checksum(data[::-1].copy())
         True
 
     Args:
         data: uint8[n].
-        head: uint8[m], m a multiple of 8, which counts as if it came right before; only on a CPU.
 
     Raises:
-        TypeError: A dtype is wrong.
-        ValueError: A shape or a layout is wrong.
+        TypeError: The dtype is wrong.
+        ValueError: The shape or the layout is wrong.
     """
     check_array("data", data, np.uint8)
-    if head is None:
-        return int(backend("checksums", data).checksum(data))
-    check_array("head", head, np.uint8)
-    if head.size % WORD_BYTES:
-        raise ValueError(f"head must have a multiple of {WORD_BYTES} bytes, not {head.size}")
-    return int(backend("checksums", data, head).checksum(data, head))
+    return int(backend("checksums", data).checksum(data))
+
+
+def checksum_of_memory(data: memoryview) -> int:
+    """Return the checksum of contiguous memory of the host, without checks: of short messages.
+
+    Args:
+        data: Any number of bytes.
+    """
+    return _compiled()(np.frombuffer(data, np.uint8)) if len(data) else 0
+
+
+@cache
+def _compiled() -> Callable[[U8], int]:
+    """The function is looked up once: with `backend` it would take as long as its work."""
+    compiled: Callable[[U8], int] = backend("checksums", np.empty(0, np.uint8)).checksum_of
+    return compiled

@@ -292,8 +292,8 @@ def flip_each_header_bit(*, kind: str) -> list[int]:
     """Rank 0 flips another bit of the header in each message; return those not refused."""
     write, taken = Frame.write, []
 
-    def broken(self: Frame, buffer: Any) -> None:
-        write(self, buffer)
+    def broken(self: Frame, buffer: Any, data: memoryview) -> None:
+        write(self, buffer, data)
         buffer[self.key.step // 8] ^= 1 << self.key.step % 8
 
     with opened(kind) as (transport, _):
@@ -319,8 +319,8 @@ def refused_at_once() -> bool:
     """Rank 0 sends nonsense, and both look late; does rank 1's error hold any frames?"""
     late = GlooGroupTransport._when_done
 
-    def broken(self: Frame, buffer: Any) -> None:
-        write(self, buffer)
+    def broken(self: Frame, buffer: Any, data: memoryview) -> None:
+        write(self, buffer, data)
         buffer[0] ^= 1
 
     def when_done(self: GlooGroupTransport, work: dist.Work, *rest: Any) -> None:

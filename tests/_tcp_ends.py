@@ -106,9 +106,9 @@ def content(key: Key, length: int) -> torch.Tensor:
 
 
 def frame_bytes(frame: Frame, data: torch.Tensor | None = None) -> bytes:
-    header = np.zeros(FRAME_HEADER_BYTES, np.uint8)
-    frame.write(header)
-    return header.tobytes() + (b"" if data is None else data.numpy().tobytes())
+    header, body = np.zeros(FRAME_HEADER_BYTES, np.uint8), b"" if data is None else data.numpy()
+    frame.write(header, memoryview(body))
+    return header.tobytes() + bytes(body)
 
 
 def stream(key: Key, data: torch.Tensor, chunk: int = CHUNK_BYTES, epoch: int = EPOCH) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from compressa.kernels.cuda import checksums
 from compressa.kernels.reference import checksums as reference
 from emulated_cuda import on_emulated_cuda
@@ -24,9 +23,3 @@ def test_equals_reference_wherever_the_bytes_lie(size: int, seed: int, shift: in
 def test_threads_take_more_than_one_turn() -> None:
     data = np.random.default_rng(0).integers(0, 256, 300_007, np.uint8)
     assert checksums.checksum(data) == reference.checksum(data)
-
-
-def test_a_head_is_for_the_cpu() -> None:
-    data = np.zeros(8, np.uint8)
-    with pytest.raises(ValueError, match="leave head out"):
-        checksums.checksum(data, data)

@@ -17,14 +17,10 @@ def drawn(size: int, seed: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
 
 
-@given(sizes, seeds, st.integers(0, 8), st.integers(0, 9))
-def test_equals_reference_wherever_the_bytes_lie(
-    size: int, seed: int, shift: int, words: int
-) -> None:
-    data, head = drawn(size + shift, seed)[shift:], drawn(8 * words, seed + 1)
+@given(sizes, seeds, st.integers(0, 8))
+def test_equals_reference_wherever_the_bytes_lie(size: int, seed: int, shift: int) -> None:
+    data = drawn(size + shift, seed)[shift:]
     assert checksum(data) == reference.checksum(data)
-    assert checksum(data, head) == reference.checksum(data, head)
-    assert checksum(data, head) == checksum(np.concatenate([head, data]))
 
 
 def test_is_the_sum_of_mixed_words_that_is_written_down() -> None:
@@ -68,8 +64,6 @@ def test_half_of_it_inverted_is_seen() -> None:
 
 def test_refuses_what_it_cannot_read() -> None:
     data = np.zeros(16, np.uint8)
-    with pytest.raises(ValueError, match="multiple of 8"):
-        checksum(data, data[:9])
     with pytest.raises(TypeError, match="data must be uint8"):
         checksum(data.view(np.int8))
     with pytest.raises(ValueError, match="contiguous"):

@@ -138,13 +138,14 @@ def test_a_large_message_is_read_straight_into_place(bench: Bench) -> None:
     data = torch.full((size,), 0xA7, dtype=torch.uint8)
     for start in range(0, size, CHUNK_BYTES):
         frame = Frame(Kind.DATA, EPOCH, key, size, start, CHUNK_BYTES)
-        bench.far.sendall(frame_bytes(frame))
+        wire = frame_bytes(frame, data[:CHUNK_BYTES])
+        bench.far.sendall(wire[:FRAME_HEADER_BYTES])
         bench.settle()
-        bench.far.sendall(data[:CHUNK_BYTES].numpy().tobytes())
+        bench.far.sendall(wire[FRAME_HEADER_BYTES:])
         bench.settle()
     bench.until(lambda: key in bench.near.arrived)
     assert torch.equal(buffer, data)
-    assert 0xA7 not in staged.tolist()
+    assert bytes([0xA7] * 8) not in bytes(staged)
 
 
 def test_many_messages_both_ways_do_not_mix() -> None:
@@ -191,7 +192,7 @@ def refused(bench: Bench, wire: bytes) -> str:
 
 KEY = Key(0, 0, 0)
 NONSENSE = [
-    (b"GET / HTTP/1.1\r\nHost: example.org\r\n\r\n", "magic"),
+    (b"GET / HTTP/1.1\r\nHost: example.org\r\nAccept: */*\r\n\r\n", "magic"),
     (b"\xff" * FRAME_HEADER_BYTES, "magic"),
     (bytes(FRAME_HEADER_BYTES), "magic"),
     (stream(KEY, content(KEY, 10), epoch=EPOCH + 1), "of epoch 5, this is epoch 4"),
@@ -215,10 +216,31 @@ def test_nonsense_is_refused_and_touches_no_memory(wire: bytes, said: str, bench
     assert buffer.intact
 
 
+@pytest.mark.parametrize("length", [40, CHUNK_BYTES, 3 * CHUNK_BYTES + 7])
+@pytest.mark.parametrize("split", [0, FRAME_HEADER_BYTES, FRAME_HEADER_BYTES + 20])
+@pytest.mark.parametrize("inverted", [False, True])
+def test_changed_bytes_are_refused_and_their_link_is_named(
+    length: int, split: int, inverted: bool, bench: Bench
+) -> None:
+    data = content(KEY, length)
+    wire, size = bytearray(stream(KEY, data)), FRAME_HEADER_BYTES + min(length, CHUNK_BYTES)
+    if inverted:
+        wire[size // 2 : size] = bytes(byte ^ 0xFF for byte in wire[size // 2 : size])
+    else:
+        wire[size - 7] ^= 4
+    bench.near.expect(KEY, torch.zeros(length, dtype=torch.uint8))
+    bench.far.sendall(wire[:split])
+    bench.settle()
+    text = refused(bench, bytes(wire[split:]))
+    assert f"a frame from rank {PEER}" in text
+    assert "is not what was sent: its checksum is wrong" in text
+    assert not bench.near.arrived
+
+
 def test_nonsense_behind_good_frames_costs_none_of_them(bench: Bench) -> None:
     key, buffer = Key(1, 1, 1), torch.zeros(100, dtype=torch.uint8)
     bench.near.expect(key, buffer)
-    assert "magic" in refused(bench, stream(key, content(key, 100)) + b"\xff" * 40)
+    assert "magic" in refused(bench, stream(key, content(key, 100)) + b"\xff" * FRAME_HEADER_BYTES)
     assert torch.equal(buffer, content(key, 100))
 
 
@@ -410,7 +432,7 @@ def test_an_urgent_message_overtakes_a_long_one_when_the_kernel_is_full(
     bench.near.send(urgent, content(urgent, 100), place=0)
     frames = size // CHUNK_BYTES
     wire = receive(bench, size + 100 + (frames + 1) * FRAME_HEADER_BYTES)
-    place = wire.index(frame_bytes(Frame(Kind.DATA, EPOCH, urgent, 100, 0, 100)))
+    place = wire.index(stream(urgent, content(urgent, 100)))
     # Behind what the kernel had and the frame that was being sent.
     assert place <= held + CHUNK_BYTES + FRAME_HEADER_BYTES
     assert bench.near.sent == [urgent, long]
@@ -444,7 +466,7 @@ def test_an_urgent_message_does_not_wait_behind_a_paced_one(benches: Callable[..
     bench.near.send(KEY, content(KEY, 10 * CHUNK_BYTES), place=5)
     urgent = Key(0, 1, 0)
     bench.near.send(urgent, content(urgent, 50), place=0)
-    header = frame_bytes(Frame(Kind.DATA, EPOCH, urgent, 50, 0, 50))
+    header = stream(urgent, content(urgent, 50))
     wire = receive(bench, 2 * FRAME_HEADER_BYTES + CHUNK_BYTES + 50)
     assert wire.index(header) == FRAME_HEADER_BYTES + CHUNK_BYTES
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.ranks
 
 JOBS = "_rank_jobs_transport"
 ENDS = "_rank_jobs_transport_ends"
-FRAME_HEADER_BYTES = 32
+FRAME_HEADER_BYTES = 48
 
 
 @pytest.mark.parametrize("kind", ["gloo", "gloo-group"])

@@ -19,7 +19,6 @@ from _tcp_ends import (
     Bench,
     Side,
     content,
-    frame_bytes,
     receive,
     reset,
     stream,
@@ -29,7 +28,7 @@ from _tcp_ends import (
 from compressa.errors import PayloadError, PeerLost
 from compressa.pacing import Pacer
 from compressa.transports.base import Key
-from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
+from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, read_frame
 from compressa.transports.reactor import Reactor
 
 KEY = Key(0, 0, 0)
@@ -59,7 +58,7 @@ def chunks(wire: bytes) -> list[tuple[Frame, bytes]]:
     found, place = [], 0
     while place < len(wire):
         header = np.frombuffer(wire, np.uint8, FRAME_HEADER_BYTES, place)
-        frame = read_frame(header.data, EPOCH, CHUNK_BYTES, PEER)
+        frame = read_frame(header.data, EPOCH, CHUNK_BYTES, "here")
         place += FRAME_HEADER_BYTES + frame.data_bytes
         found.append((frame, wire[place - frame.data_bytes : place]))
     assert place == len(wire)
@@ -129,7 +128,7 @@ def test_an_urgent_message_takes_the_first_connection_that_has_room(
     bench.near.send(urgent, content(urgent, 100), place=0)
     held = bench.near.link.connections[1].sent_bytes
     wire = receive(bench, held + 2 * FRAME_BYTES, 1)
-    begin = wire.index(frame_bytes(Frame(Kind.DATA, EPOCH, urgent, 100, 0, 100)))
+    begin = wire.index(stream(urgent, content(urgent, 100)))
     assert begin <= held + FRAME_BYTES
 
 

@@ -17,7 +17,7 @@ from compressa.transports import mpi_process
 JOBS = "_rank_jobs_transport"
 ENDS = "_rank_jobs_transport_ends"
 HAS_LEFT = "rank 1 is lost: it has left the training"
-FRAME_HEADER_BYTES = 32
+FRAME_HEADER_BYTES = 48
 SOME_GOODBYES = [FRAME_HEADER_BYTES * count for count in range(4)]  # to who was done before
 DEADLINE_S = 4.0
 

@@ -11,7 +11,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from _tcp_ends import CHUNK_BYTES, EPOCH, PEER, Side, content
+from _tcp_ends import CHUNK_BYTES, EPOCH, Side, content
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -90,7 +90,7 @@ def begins(wire: bytes) -> list[tuple[int, Frame]]:
     found, place = [], 0
     while place < len(wire):
         header = np.frombuffer(wire, np.uint8, FRAME_HEADER_BYTES, place)
-        frame = read_frame(header.data, EPOCH, CHUNK_BYTES, PEER)
+        frame = read_frame(header.data, EPOCH, CHUNK_BYTES, "here")
         found.append((place, frame))
         place += FRAME_HEADER_BYTES + frame.data_bytes
     assert place == len(wire)

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.ranks
 
 JOBS = "_rank_jobs_transport"
 ENDS = "_rank_jobs_transport_ends"
-FRAME_HEADER_BYTES = 32
+FRAME_HEADER_BYTES = 48
 HAS_LEFT = "rank 1 is lost: it has left the training"
 
 

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from compressa.collectives.base import Exchange
 from compressa.engine.cores import Place
 from compressa.engine.link_file import Shared
-from compressa.errors import CompressaError, PeerLost, Timeout, TransportError
+from compressa.errors import CompressaError, PayloadError, PeerLost, Timeout, TransportError
 from compressa.transports.base import Key, Received
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.mesh import has_left
@@ -190,7 +191,7 @@ class Control:
         self._abort(first)
         if isinstance(first, Timeout) and isinstance(error, TransportError):
             return error if isinstance(error, Timeout) else first
-        return first if isinstance(first, PeerLost) else error
+        return first if isinstance(first, PeerLost | PayloadError) else error
 
     def look(self, what: str) -> None:
         """Raise the first failure, if there is one, to whoever waits for something."""
@@ -253,7 +254,8 @@ class Control:
     def _abort(self, error: CompressaError) -> None:
         culprit = error.rank if isinstance(error, PeerLost) else self.rank
         waited_for = list(error.ranks) if isinstance(error, Timeout) else None
-        said = {"rank": culprit, "reason": str(error)[:1000], "waited_for": waited_for}
+        said: dict[str, Any] = {"rank": culprit, "reason": str(error)[:1000]}
+        said |= {"waited_for": waited_for, "payload": isinstance(error, PayloadError)}
         text = json.dumps(said).encode()
         for peer in self._peers:
             if peer != culprit:
@@ -263,12 +265,19 @@ class Control:
         """A peer gave up, and says why."""
         try:
             message = json.loads(_as_bytes(data))
-            culprit, reason = int(message["rank"]), str(message["reason"])
+            culprit, reason, payload = (
+                int(message["rank"]),
+                str(message["reason"]),
+                message["payload"],
+            )
             ranks = message["waited_for"]
             waited_for = None if ranks is None else tuple(map(int, ranks))
         except (ValueError, KeyError, TypeError):
             culprit, reason, waited_for = peer, "it sent an abort that cannot be read", None
-        if waited_for is not None:  # who waits is not to blame
+            payload = False
+        if payload:  # who was sent the wrong bytes is not to blame
+            self._record(PayloadError(reason))
+        elif waited_for is not None:  # who waits is not to blame
             self._record(Timeout(waited_for, reason))
         elif reason.startswith(f"rank {culprit} "):
             self._record(PeerLost(culprit, reason))

@@ -186,7 +186,7 @@ class Connection:
     def _push_one(self, item: OutgoingFrame) -> None:
         """Offer a frame by itself, as most short messages are."""
         try:
-            taken = self._link.sendmsg((item.frame.pack(), item.data))
+            taken = self._link.sendmsg((item.frame.pack(item.data), item.data))
         except BlockingIOError:
             taken = 0
         self.sent_bytes += taken
@@ -318,12 +318,15 @@ class Connection:
     def _begin_frame(self, staged: memoryview) -> int:
         """Read a header, with the data behind it if all of that is here; return how much it was."""
         settings = self._settings
-        frame = read_frame(staged, settings.epoch, settings.chunk_bytes, self._peer)
+        way = self._inbox.way
+        frame = read_frame(staged, settings.epoch, settings.chunk_bytes, way)
         end = FRAME_HEADER_BYTES + frame.data_bytes
         if frame.kind is not Kind.DATA:
             return FRAME_HEADER_BYTES
         if end <= len(staged):
-            self._inbox.accept(frame, staged[FRAME_HEADER_BYTES:end])
+            data = staged[FRAME_HEADER_BYTES:end]
+            frame.verify(data, way)
+            self._inbox.accept(frame, data)
             return end
         self._inbox.begin(frame)
         self._frame, self._received = frame, 0
@@ -348,6 +351,7 @@ class Connection:
         self._received += count
         if self._received == self._frame.data_bytes:
             frame, self._frame = self._frame, None
+            frame.verify(self._inbox.room(frame), self._inbox.way)
             self._inbox.filled(frame)
 
     def _wake_for_piece(self) -> None:

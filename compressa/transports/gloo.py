@@ -31,6 +31,8 @@ class GlooTransport(MeshTransport):
         failed: Called once, from any thread, when a peer is lost or sends nonsense.
     """
 
+    name = "gloo"
+
     def __init__(
         self,
         group: dist.ProcessGroup,

@@ -17,7 +17,7 @@ from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError, PayloadError, TransportError
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, Received, Traffic, Transport, call_failed
-from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
+from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame, way
 
 
 class GlooGroupTransport(Transport):
@@ -112,7 +112,7 @@ class GlooGroupTransport(Transport):
                 )
             part = torch.zeros(FRAME_HEADER_BYTES + size, dtype=torch.uint8)
             frame = Frame(Kind.DATA, self.epoch, key, data.numel(), 0, data.numel())
-            frame.write(part.numpy())
+            frame.write(part.numpy(), data.numpy().data)
             part[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + data.numel()].copy_(data)
             parts.append(part)
             lengths[peer] = part.numel()
@@ -122,7 +122,8 @@ class GlooGroupTransport(Transport):
         received = {}
         for peer, buffer in exchange.incoming.items():
             part = parts[peer]
-            frame = read_frame(part.numpy().data, self.epoch, buffer.numel(), peer)
+            memory, link = part.numpy().data, way(peer, self.rank, "gloo-group")
+            frame = read_frame(memory, self.epoch, buffer.numel(), link)
             if frame.key != key._replace(step=key.step & 0xFFFFFFFF):
                 raise PayloadError(
                     f"rank {peer} launched {frame.key} where this rank launched {key}: their "
@@ -136,8 +137,10 @@ class GlooGroupTransport(Transport):
                 raise PayloadError(
                     f"rank {peer} sent {frame.data_bytes} bytes where {buffer.numel()} are due"
                 )
+            data = slice(FRAME_HEADER_BYTES, FRAME_HEADER_BYTES + frame.data_bytes)
+            frame.verify(memory[data], link)
             filled = buffer[: frame.data_bytes]
-            filled.copy_(part[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + frame.data_bytes])
+            filled.copy_(part[data])
             received[peer] = filled
         return received
 

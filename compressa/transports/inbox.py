@@ -59,10 +59,14 @@ class Inbox:
         peer: The peer's rank, for messages.
         limit_bytes: Most bytes of a message that nobody has asked for yet.
         any_order_bytes: Length of the chunks, if they may come in any order; else None.
+        way: From whom to whom and over what they come, for messages.
     """
 
-    def __init__(self, peer: int, limit_bytes: int, any_order_bytes: int | None = None) -> None:
+    def __init__(
+        self, peer: int, limit_bytes: int, any_order_bytes: int | None = None, way: str = ""
+    ) -> None:
         self._peer = peer
+        self.way = way or f"from rank {peer}"
         self._limit_bytes = limit_bytes
         self._any_order_bytes = any_order_bytes
         self._early_bytes = 0

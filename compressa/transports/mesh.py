@@ -5,17 +5,22 @@ from __future__ import annotations
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 
 from compressa.errors import CompressaError, PeerLost
 from compressa.transports.base import Key
+from compressa.transports.frames import prepare, way
 from compressa.transports.inbox import Inbox
 from compressa.transports.tagged import TaggedTransport
 
 
 class MeshTransport(TaggedTransport):
     """Inboxes of all peers, departures, and the first failure.
+
+    Attributes:
+        name: What `exchange.transport` calls it.
 
     Args:
         rank: This rank.
@@ -25,6 +30,8 @@ class MeshTransport(TaggedTransport):
         failed: Called once, from any thread, when a peer is lost or sends nonsense.
         any_order_bytes: Length of the chunks that a peer may send in any order; None if it may not.
     """
+
+    name: ClassVar[str]
 
     def __init__(
         self,
@@ -40,8 +47,11 @@ class MeshTransport(TaggedTransport):
         self.size = size
         self.epoch = epoch
         self.inboxes = {
-            peer: Inbox(peer, early_bytes, any_order_bytes) for peer in range(size) if peer != rank
+            peer: Inbox(peer, early_bytes, any_order_bytes, way(peer, rank, self.name))
+            for peer in range(size)
+            if peer != rank
         }
+        prepare()
         self._failed = failed
         self._lock = threading.Lock()
         self._dead = False

@@ -86,6 +86,8 @@ class MpiTransport(MeshTransport):
         other_sum: Sums what MPI has no type for; None to offer no sums.
     """
 
+    name = "mpi"
+
     def __init__(
         self,
         comm: MPI.Intracomm,
@@ -260,7 +262,7 @@ class MpiTransport(MeshTransport):
         while link.outbox and link.in_flight < self._settings.window and not link.paused:
             item = link.outbox.next_frame()
             slot = self._slot()
-            item.frame.write(slot.array)
+            item.frame.write(slot.array, item.data)
             size = FRAME_HEADER_BYTES + item.frame.data_bytes
             slot.memory[FRAME_HEADER_BYTES:size] = item.data
             self._send(peer, slot, size)
@@ -347,7 +349,8 @@ class MpiTransport(MeshTransport):
             self._slots.append(first.slot)
 
     def _understand(self, peer: int, arrived: _Arriving) -> None:
-        frame = read_frame(arrived.slot.memory, self.epoch, self._settings.chunk_bytes, peer)
+        way = self.inboxes[peer].way
+        frame = read_frame(arrived.slot.memory, self.epoch, self._settings.chunk_bytes, way)
         end = FRAME_HEADER_BYTES + frame.data_bytes
         if end != arrived.size:
             raise PayloadError(
@@ -356,4 +359,6 @@ class MpiTransport(MeshTransport):
         if frame.kind is Kind.GOODBYE:
             self.leave(peer)
         elif frame.kind is Kind.DATA and not self._links[peer].deaf:
-            self.inboxes[peer].accept(frame, arrived.slot.memory[FRAME_HEADER_BYTES:end])
+            data = arrived.slot.memory[FRAME_HEADER_BYTES:end]
+            frame.verify(data, way)
+            self.inboxes[peer].accept(frame, data)

@@ -82,7 +82,7 @@ class Leaving:
     __slots__ = ("parts", "sent")
 
     def __init__(self, item: OutgoingFrame) -> None:
-        self.parts = [memoryview(item.frame.pack()), item.data]
+        self.parts = [memoryview(item.frame.pack(item.data)), item.data]
         self.sent: Callable[[], None] | None = item.sent
 
     @property

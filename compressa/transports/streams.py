@@ -27,7 +27,7 @@ import torch.distributed as dist
 from compressa.errors import CompressaError, PeerLost
 from compressa.pacing import Pacer
 from compressa.transports.base import Key, Left
-from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
+from compressa.transports.frames import FRAME_HEADER_BYTES, NO_DATA, Frame, Kind, read_frame
 from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Outbox
 
@@ -151,20 +151,19 @@ class Sender:
         self._beat(self._peer)
         if item is None:
             kind = Kind.GOODBYE if closing else Kind.IDLE
-            self._send_frame(group, slot, Frame(kind, self._settings.epoch), None)
+            self._send_frame(group, slot, Frame(kind, self._settings.epoch), NO_DATA)
             return not closing
         self._send_frame(group, slot, item.frame, item.data)
         item.sent()
         return True
 
     def _send_frame(
-        self, group: dist.ProcessGroup, slot: int, frame: Frame, data: memoryview | None
+        self, group: dist.ProcessGroup, slot: int, frame: Frame, data: memoryview
     ) -> None:
         staging = self._slots[slot]
-        frame.write(staging.numpy())
+        frame.write(staging.numpy(), data)
         end = FRAME_HEADER_BYTES + frame.data_bytes
-        if data is not None:
-            staging.numpy().data[FRAME_HEADER_BYTES:end] = data
+        staging.numpy().data[FRAME_HEADER_BYTES:end] = data
         self._settings.pacer.wait(end)
         tag = self._settings.tag(next(self._sequence))
         self._works[slot] = group.send([staging[:end]], self._peer, tag)
@@ -229,14 +228,15 @@ class Receiver:
 
     def _take(self, staging: torch.Tensor) -> bool:
         """Handle one frame; return whether there may be more."""
-        settings = self._settings
-        frame = read_frame(staging.numpy().data, settings.epoch, settings.chunk_bytes, self._peer)
+        settings, memory, way = self._settings, staging.numpy().data, self._inbox.way
+        frame = read_frame(memory, settings.epoch, settings.chunk_bytes, way)
         if frame.kind is Kind.GOODBYE:
             self._left(self._peer)
             return False
         if frame.kind is Kind.DATA and not self._deaf:
-            end = FRAME_HEADER_BYTES + frame.data_bytes
-            self._inbox.accept(frame, staging.numpy().data[FRAME_HEADER_BYTES:end])
+            data = memory[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + frame.data_bytes]
+            frame.verify(data, way)
+            self._inbox.accept(frame, data)
         return True
 
 

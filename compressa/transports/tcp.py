@@ -36,6 +36,8 @@ class TcpTransport(MeshTransport):
         backend_sum: Sums large tensors; None to offer no sums.
     """
 
+    name = "tcp"
+
     def __init__(
         self,
         rank: int,

@@ -10,7 +10,6 @@ from ._bytes import load_word
 from ._jit import jit
 
 _A, _B = np.uint64(A), np.uint64(B)
-_NOTHING = np.empty(0, np.uint8)
 
 
 @jit
@@ -21,26 +20,19 @@ def _mixed(word: np.uint64, place: int) -> np.uint64:
 
 
 @jit
-def sum_of_words(data: U8, place: int) -> np.uint64:
-    """Sum up the mixed words of ``data``, the first of which has this place."""
-    words, total = data.size // 8, np.uint64(0)
+def checksum_of(data: U8) -> np.uint64:
+    """Return the checksum; compiled code may call this."""
+    words, total = data.size // 8, np.uint64(data.size)
     for i in range(words):
-        total += _mixed(load_word(data, 8 * i), place + i)
+        total += _mixed(load_word(data, 8 * i), i)
     if data.size % 8:
         last = np.uint64(0)
         for b in range(8 * words, data.size):
             last |= np.uint64(data[b]) << np.uint64(8 * (b - 8 * words))
-        total += _mixed(last, place + words)
+        total += _mixed(last, words)
     return total
 
 
-@jit
-def sum_of_parts(head: U8, data: U8) -> np.uint64:
-    """Return the checksum of ``head``, which has whole words, with ``data`` behind it."""
-    total = np.uint64(head.size + data.size)
-    return total + sum_of_words(head, 0) + sum_of_words(data, head.size // 8)
-
-
-def checksum(data: U8, head: U8 | None = None) -> int:
+def checksum(data: U8) -> int:
     """See :func:`compressa.kernels.checksums.checksum`."""
-    return int(sum_of_parts(_NOTHING if head is None else head, data))
+    return int(checksum_of(data))

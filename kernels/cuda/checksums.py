@@ -9,10 +9,8 @@ from ..checksums import WORD_BYTES
 from ._work import ask, threads_for
 
 
-def checksum(data: U8, head: U8 | None = None) -> int:
+def checksum(data: U8) -> int:
     """See :func:`compressa.kernels.checksums.checksum`; waits for the GPU."""
-    if head is not None:
-        raise ValueError("on a GPU a checksum is of one array: leave head out")
     threads = threads_for(data.size, WORD_BYTES)
     total = ask("checksums", "sum_of_words", *threads, data, np.int64(data.size))
     return (data.size + total) % (1 << 64)

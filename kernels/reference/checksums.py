@@ -8,12 +8,11 @@ from .._arrays import U8
 from ..checksums import WORD_BYTES, A, B
 
 
-def checksum(data: U8, head: U8 | None = None) -> int:
+def checksum(data: U8) -> int:
     """See :func:`compressa.kernels.checksums.checksum`."""
-    whole = data if head is None else np.concatenate([head, data])
-    words = np.zeros(-(-whole.size // WORD_BYTES), "<u8")
-    words.view(np.uint8)[: whole.size] = whole
+    words = np.zeros(-(-data.size // WORD_BYTES), "<u8")
+    words.view(np.uint8)[: data.size] = data
     m = words + np.arange(words.size, dtype=np.uint64) * np.uint64(A)
     m = (m ^ (m >> np.uint64(32))) * np.uint64(B)
     m ^= m >> np.uint64(29)
-    return (whole.size + int(m.sum(dtype=np.uint64))) % (1 << 64)
+    return (data.size + int(m.sum(dtype=np.uint64))) % (1 << 64)

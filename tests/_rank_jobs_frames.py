@@ -1,0 +1,89 @@
+"""Jobs in which what travels between two ranks is changed on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _proxy import Change, between
+from _rank_jobs import _optimizer, digest, registered
+from _rank_models import build, loss_of
+
+import compressa
+
+_STEP = struct.Struct("<I")
+_STEP_AT = 8
+
+
+def _intact(header: bytes, data: bytes) -> bytes:
+    return header + data
+
+
+def _flipped(header: bytes, data: bytes) -> bytes:
+    """One bit of the middle of the data is another."""
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 0x10
+    return header + changed
+
+
+def _half(header: bytes, data: bytes) -> bytes:
+    """The second half of the frame is inverted."""
+    whole = bytearray(header + data)
+    middle = len(whole) // 2
+    whole[middle:] = bytes(byte ^ 0xFF for byte in whole[middle:])
+    return bytes(whole)
+
+
+CHANGES: dict[str, Change] = {"flip": _flipped, "half": _half}
+
+
+def _once(change: Change, step: int) -> Change:
+    """Change the first frame of a step, and nothing else."""
+    left = [change]
+
+    def changed(header: bytes, data: bytes) -> bytes:
+        due = _STEP.unpack_from(header, _STEP_AT)[0] >= step and len(data) > 0
+        return left.pop()(header, data) if left and due else header + data
+
+    return changed
+
+
+@contextlib.contextmanager
+def _proxied(change: Change) -> Iterator[None]:
+    """Rank 1 calls rank 0 through a proxy that changes what comes from rank 0."""
+    with between(_intact, change) if dist.get_rank() == 1 else contextlib.nullcontext():
+        yield
+
+
+def _trained(config: Any, steps: int) -> dict[str, Any]:
+    """Train up to an error; return it, and what the replica ended with."""
+    rank, net = dist.get_rank(), build("mlp", dist.get_rank())
+    with registered(net, config) as (wrapped, _):
+        optimizer = _optimizer(net)
+        started_s = time.monotonic()
+        for step in range(steps):
+            optimizer.zero_grad()
+            try:
+                loss_of(wrapped, rank, step, torch.float32).backward()
+            except compressa.CompressaError as error:
+                seconds = time.monotonic() - started_s
+                return {
+                    "type": type(error).__name__,
+                    "message": str(error),
+                    "step": step,
+                    "seconds": seconds,
+                    "parameters": digest(net),
+                }
+            optimizer.step()
+    return {"type": "", "message": "", "step": steps, "parameters": digest(net)}
+
+
+def train_over_a_bad_link(*, config: Any, how: str, at: int = 2, steps: int = 6) -> dict[str, Any]:
+    """Train while a frame of one step is changed on its way from rank 0 to rank 1."""
+    with _proxied(_once(CHANGES[how], at)):
+        return _trained(config, steps)
