@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
+import os
+import signal
 import struct
 import time
 from collections.abc import Iterator
@@ -87,3 +91,44 @@ def train_over_a_bad_link(*, config: Any, how: str, at: int = 2, steps: int = 6)
     """Train while a frame of one step is changed on its way from rank 0 to rank 1."""
     with _proxied(_once(CHANGES[how], at)):
         return _trained(config, steps)
+
+
+def train_beside_a_child(
+    *, config: Any, culprit: int, how: str = "kill", child_s: float = 12.0
+) -> dict[str, Any]:
+    """Train; the culprit forks a child that lives on, and is killed in a later step.
+
+    With `how` "leave", the child ends at once instead, as a program does, and all train on.
+    """
+    rank, net = dist.get_rank(), build("mlp", dist.get_rank())
+    with registered(net, config) as (wrapped, _):
+        optimizer = _optimizer(net)
+        for step in range(8):
+            if rank == culprit and step == 3:
+                _fork(child_s if how == "kill" else 0.0)
+            if rank == culprit and step == 5 and how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            started_s = time.monotonic()
+            try:
+                loss_of(wrapped, rank, step, torch.float32).backward()
+            except compressa.CompressaError as error:
+                seconds = time.monotonic() - started_s
+                lost = getattr(error, "rank", None)
+                return {"type": type(error).__name__, "lost": lost, "seconds": seconds}
+            optimizer.step()
+    return {"type": "", "parameters": digest(net)}
+
+
+def _fork(lives_s: float) -> None:
+    """Fork a child; the one that lives for no time runs what the interpreter runs at its end."""
+    child = os.fork()
+    if child:
+        if not lives_s:
+            assert os.waitpid(child, 0)[1] == 0
+        return
+    time.sleep(lives_s)
+    if not lives_s:
+        atexit._run_exitfuncs()
+        gc.collect()
+    os._exit(0)

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from compressa.config import Config
 from compressa.engine.rollcall import RollCall
 from compressa.errors import BackendUnavailable, ConfigError
+from compressa.transports import forks
 from compressa.transports.mpi_process import left_behind
 
 _GROUP_MARGIN_S = 0.5
@@ -82,7 +83,8 @@ def _new_gloo_group(call: RollCall) -> dist.ProcessGroup:
     _bury_retired()
 
     def create(name: str, store: dist.Store) -> dist.ProcessGroup:
-        backend = dist.ProcessGroupGloo(store, call.rank, call.size, timeout)
+        with forks.owning_new():
+            backend = dist.ProcessGroupGloo(store, call.rank, call.size, timeout)
         return _around(backend, name, store, torch.device("cpu"))
 
     return call.together(create)

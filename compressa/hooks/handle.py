@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import os
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -336,7 +337,7 @@ class Handle:
 
     def _end_at_exit(self) -> None:
         """Threads that wait inside the network library must end before the interpreter does."""
-        self._at_exit = partial(_close_at_exit, weakref.ref(self))
+        self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._at_exit)
 
     def check(self) -> None:
@@ -393,7 +394,7 @@ class Handle:
         return [json.loads(answer)["value"] for answer in texts]
 
 
-def _close_at_exit(reference: weakref.ref[Handle]) -> None:
+def _close_at_exit(reference: weakref.ref[Handle], process: int) -> None:
     handle = reference()
-    if handle is not None:
+    if handle is not None and os.getpid() == process:  # a forked child has no threads to end
         handle.close()

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from compressa.errors import Timeout
+from compressa.transports import forks
 
 _MAGIC = b"compressa-tcp-2\0"
 _NONCE_BYTES = 16
@@ -93,6 +94,7 @@ class _Guest:
 
     def __init__(self, link: socket.socket, address: object) -> None:
         self.link = link
+        forks.own(link)
         self.address = address
         self.since_s = time.monotonic()
         self._nonce = secrets.token_bytes(_NONCE_BYTES)

@@ -40,6 +40,7 @@ import torch
 from compressa.collectives.broadcast_multicast import Bits, Receiver, Sender
 from compressa.errors import TransportError
 from compressa.pacing import Pacer
+from compressa.transports import forks
 from compressa.transports.multicast_address import Address
 from compressa.transports.reactor import READ, Reactor
 from compressa.transports.rendezvous import local_address
@@ -309,6 +310,7 @@ class MulticastReceiver(Receiver):
 
 def _opened(here: str, set_up: Callable[[socket.socket, bytes], None]) -> socket.socket:
     link = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    forks.own(link)
     try:
         set_up(link, socket.inet_aton(here))
     except OSError as error:

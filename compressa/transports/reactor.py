@@ -14,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from compressa.transports import forks
+
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 Callback = Callable[[], None]
@@ -45,6 +47,8 @@ class Reactor:
         self._waker, self._wakes = socket.socketpair()
         for end in (self._waker, self._wakes):
             end.setblocking(False)
+            forks.own(end)
+        forks.own(self._selector)
         self._selector.register(self._wakes, READ, self._awake)
 
     def post(self, callback: Callback) -> None:

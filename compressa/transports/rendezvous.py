@@ -23,6 +23,7 @@ from itertools import product, starmap
 from typing import NamedTuple
 
 from compressa.errors import PeerLost, Timeout, TransportError
+from compressa.transports import forks
 from compressa.transports.door import Door, Entrance, Place, time_left
 
 AllGather = Callable[[bytes, str, float], list[bytes]]
@@ -98,6 +99,7 @@ def _listen(backlog: int) -> socket.socket:
     address = local_address()
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
+    forks.own(listener)
     try:
         listener.bind((address, 0))
         listener.listen(2 * backlog + _QUEUE)
@@ -165,6 +167,7 @@ def _connect(door: Door, place: Place, seat: _Seat, end_s: float) -> socket.sock
     peer, link = place.peer, None
     try:
         link = socket.create_connection(seat, time_left(end_s))
+        forks.own(link)
         door.knock(link, place, end_s)
     except TimeoutError as error:
         _drop(link)
