@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import gc
 import os
+import resource
 import signal
 import struct
 import time
@@ -17,6 +18,7 @@ import torch.distributed as dist
 from _proxy import Change, between
 from _rank_jobs import _optimizer, digest, registered
 from _rank_models import build, loss_of
+from torch.nn.parallel import DistributedDataParallel
 
 import compressa
 
@@ -132,3 +134,36 @@ def _fork(lives_s: float) -> None:
         atexit._run_exitfuncs()
         gc.collect()
     os._exit(0)
+
+
+def register_with_few_files(*, config: Any, culprits: list[int], spare: int) -> dict[str, Any]:
+    """Register while the culprits may open so many more files; return the error, and the limit."""
+    used = len(os.listdir("/proc/self/fd"))
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wrapped = DistributedDataParallel(build("mlp", 0))
+    if dist.get_rank() in culprits:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + spare, before[1]))
+    started_s = time.monotonic()
+    try:
+        compressa.register_comm_hook(wrapped, config).close()
+    except Exception as error:
+        seconds = time.monotonic() - started_s
+        return {
+            "type": type(error).__name__,
+            "message": str(error),
+            "seconds": seconds,
+            "limit": used + spare,
+            "used": used,
+        }
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    return {"type": "", "used": used}
+
+
+def count_files(*, config: Any) -> int:
+    before = len(os.listdir("/proc/self/fd"))
+    wrapped = DistributedDataParallel(build("mlp", 0))
+    handle = compressa.register_comm_hook(wrapped, config)
+    after = len(os.listdir("/proc/self/fd"))
+    handle.close()
+    return after - before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -36,3 +38,24 @@ def test_a_proxy_that_changes_nothing_is_not_noticed(two: Group) -> None:
     found = two.run(JOB, config=settings("int8"), how="flip", at=99)
     assert [seen["type"] for seen in found] == ["", ""]
     assert found[0]["parameters"] == found[1]["parameters"]
+
+
+@pytest.mark.parametrize("culprits", [[1], [0], [0, 1, 2]])
+def test_too_few_files_are_told_to_all_ranks_with_the_fix(
+    culprits: list[int], fresh: Callable[[int], Group]
+) -> None:
+    job = "_rank_jobs_frames.register_with_few_files"
+    config = settings("int8", exchange={"deadline_s": 20.0})
+    for seen in fresh(3).run(job, config=config, culprits=culprits, spare=16):
+        assert seen["type"] == "TransportError", seen
+        assert re.search(
+            r"this process may open \d+ files, has \d+ and needs 18 more", seen["message"]
+        )
+        assert "ulimit -n" in seen["message"]
+        assert seen["seconds"] < 10.0
+
+
+def test_as_many_files_as_are_said_to_be_needed_are_enough(fresh: Callable[[int], Group]) -> None:
+    job = "_rank_jobs_frames.register_with_few_files"
+    found = fresh(3).run(job, config=settings("int8"), culprits=[0, 1, 2], spare=18)
+    assert [seen["type"] for seen in found] == [""] * 3

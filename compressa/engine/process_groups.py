@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from compressa.config import Config
 from compressa.engine.rollcall import RollCall
-from compressa.errors import BackendUnavailable, ConfigError
+from compressa.errors import BackendUnavailable, CompressaError, ConfigError
 from compressa.transports import forks
 from compressa.transports.mpi_process import left_behind
 
@@ -32,7 +32,11 @@ _retired: list[dist.ProcessGroup] = []
 
 
 def new_group(
-    config: Config, group: dist.ProcessGroup, backend: str, caller: str
+    config: Config,
+    group: dist.ProcessGroup,
+    backend: str,
+    caller: str,
+    failure: CompressaError | None = None,
 ) -> dist.ProcessGroup:
     """Create a process group of the ranks of `group`, who must all do so together.
 
@@ -41,16 +45,19 @@ def new_group(
         group: Of whom.
         backend: Of torch's, "gloo" or "nccl".
         caller: The function that the user called, which an error names.
+        failure: Why this rank can not after all, which the others are told; only for "gloo".
 
     Raises:
         Timeout: They do not, or one of them is lost.
+        TransportError: One of them can not, and says why.
+        CompressaError: The failure that was given.
     """
     if backend == "nccl":
         return _new_nccl_group(config, group, caller)
     call = RollCall(
         group.group_name, group.rank(), group.size(), config.exchange.deadline_s, caller
     )
-    return _new_gloo_group(call)
+    return _new_gloo_group(call, failure)
 
 
 def new_group_of(config: Config, ranks: Sequence[int], caller: str) -> dist.ProcessGroup:
@@ -77,7 +84,7 @@ def new_group_of(config: Config, ranks: Sequence[int], caller: str) -> dist.Proc
     return _new_gloo_group(RollCall(name, place, len(ranks), deadline_s, caller))
 
 
-def _new_gloo_group(call: RollCall) -> dist.ProcessGroup:
+def _new_gloo_group(call: RollCall, failure: CompressaError | None = None) -> dist.ProcessGroup:
     # The engine's own deadline comes first: it knows whom it waits for.
     timeout = timedelta(seconds=call.deadline_s + _GROUP_MARGIN_S)
     _bury_retired()
@@ -87,7 +94,7 @@ def _new_gloo_group(call: RollCall) -> dist.ProcessGroup:
             backend = dist.ProcessGroupGloo(store, call.rank, call.size, timeout)
         return _around(backend, name, store, torch.device("cpu"))
 
-    return call.together(create)
+    return call.together(create, failure)
 
 
 def _new_nccl_group(config: Config, group: dist.ProcessGroup, caller: str) -> dist.ProcessGroup:

@@ -23,11 +23,12 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from compressa.errors import Timeout
+from compressa.errors import CompressaError, Timeout, TransportError
 
 T = TypeVar("T")
 
 _ASK_S = 0.25  # for the store to say who has come
+_REFUSED = "refused: "
 
 
 class RollCall:
@@ -51,22 +52,27 @@ class RollCall:
         self._began = 0
         self._met = False
 
-    def together(self, call: Callable[[str, dist.Store], T]) -> T:
+    def together(
+        self, call: Callable[[str, dist.Store], T], failure: CompressaError | None = None
+    ) -> T:
         """Make a call that returns when all ranks make it.
 
         Args:
             call: Takes a name that all ranks share and nobody had before, and a part of the store
                 that is empty.
+            failure: Why this rank can not make it, which the others are told.
 
         Raises:
             Timeout: They do not within the deadline, or one of them is lost.
+            TransportError: Some rank can not make it, and says why.
+            CompressaError: The failure that was given.
         """
         made: list[T] = []
         failures: list[Exception] = []
 
         def run() -> None:
             try:
-                name = self._meet()
+                name = self._meet("" if failure is None else str(failure))
                 made.append(call(name, PrefixStore(name, self._store)))
             except Exception as error:
                 failures.append(error)
@@ -74,6 +80,8 @@ class RollCall:
         _wait_for(run, self.deadline_s + _ASK_S)
         if made:
             return made[0]
+        if failure is not None:
+            raise failure
         cause = failures[0] if failures else None
         if cause is not None and not isinstance(cause, RuntimeError):
             raise cause
@@ -82,11 +90,15 @@ class RollCall:
             _wait_for(lambda: absent.append(self._absent()), _ASK_S)
         raise self._timeout(absent[0] if absent else [], cause) from cause
 
-    def _meet(self) -> str:
-        """Return the name that the first rank gives to all, once they are here."""
+    def _meet(self, refusal: str) -> str:
+        """Return the name that the first rank gives to all, once they are here.
+
+        Raises:
+            TransportError: Some rank refuses to make the call.
+        """
         answer = self._key(uuid.uuid4().hex)
         self._began = self._store.add(self._clock, 1)
-        self._store.set(self._here(self.rank), answer)
+        self._store.set(self._here(self.rank), f"{answer}\n{refusal}")
         try:
             if self.rank == 0:
                 self._answer()
@@ -94,6 +106,8 @@ class RollCall:
             name: str = self._store.get(answer).decode()
             self._met = True
             self._store.delete_key(answer)
+            if name.startswith(_REFUSED):
+                raise TransportError(name.removeprefix(_REFUSED))
             return name
         finally:
             with contextlib.suppress(RuntimeError):  # the reason is told by what failed before
@@ -103,9 +117,12 @@ class RollCall:
     def _answer(self) -> None:
         here = [self._here(rank) for rank in range(self.size)]
         self._store.wait(here, self._patience)
+        said = [self._store.get(key).decode().partition("\n") for key in here]
         name = f"compressa/{uuid.uuid4().hex}"
-        for key in here:
-            self._store.set(self._store.get(key).decode(), name)
+        for rank, (_, _, refusal) in enumerate(said):
+            name = f"{_REFUSED}rank {rank}: {refusal}" if refusal else name
+        for answer, _, _ in said:
+            self._store.set(answer, name)
 
     def _timeout(self, absent: Sequence[int], cause: Exception | None) -> Timeout:
         """Say who did not come, as far as it is known."""

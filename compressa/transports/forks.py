@@ -60,7 +60,7 @@ def owning_new() -> Iterator[None]:
 def _sockets() -> dict[int, str]:
     """Return the sockets of this process with their inodes."""
     found = {}
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # another system, or no descriptor is left to look
         for name in os.listdir(_FOLDER):
             with contextlib.suppress(OSError):  # it has been closed meanwhile
                 target = os.readlink(f"{_FOLDER}/{name}")

@@ -1,0 +1,49 @@
+"""Files: whether a rank may open as many as it needs, before it begins to.
+
+Once they run out, whatever needs the next one fails, mostly inside a library: a group that is never
+made, a rank that seems to be gone. So they are counted beforehand.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from compressa.config import Config
+from compressa.errors import TransportError
+
+_GROUPS, _OTHERS = (
+    2,
+    12,
+)  # a connection to each rank; listeners, epoll instances, pipes, and a spare
+
+
+def files_needed(config: Config, ranks: int) -> int:
+    """Return how many files the groups and the transport of a rank keep open.
+
+    Args:
+        config: Says which transport. For "nccl" and "mpi", what their libraries open comes on top.
+        ranks: Number of ranks.
+    """
+    exchange = config.exchange
+    own = exchange.connections if exchange.transport in ("auto", "tcp") else 0
+    return (_GROUPS + own) * (ranks - 1) + _OTHERS
+
+
+def too_few_files(needed: int) -> TransportError | None:
+    """Return what to raise if this process may not open so many more; None if it may."""
+    if sys.platform != "linux":
+        return None
+    import resource  # there is none on Windows
+
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    try:
+        used = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        used = limit
+    if limit == resource.RLIM_INFINITY or used + needed <= limit:
+        return None
+    return TransportError(
+        f"this process may open {limit} files, has {used} and needs {needed} more for its "
+        f"connections; raise the limit where it is started: ulimit -n {max(1024, used + needed)}"
+    )
