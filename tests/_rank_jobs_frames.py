@@ -11,13 +11,16 @@ import signal
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from _proxy import Change, between
 from _rank_jobs import _optimizer, digest, registered
 from _rank_models import build, loss_of
+from compressa.kernels.checksums import checksum
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
@@ -167,3 +170,50 @@ def count_files(*, config: Any) -> int:
     after = len(os.listdir("/proc/self/fd"))
     handle.close()
     return after - before
+
+
+def _forged(header: bytes, data: bytes) -> bytes:
+    """Another bit, and checksums that fit it: what somebody does who knows the format."""
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 0x10
+    front = header[:32] + checksum(np.frombuffer(changed, np.uint8)).to_bytes(8, "little")
+    whole = checksum(np.frombuffer(bytearray(front), np.uint8)).to_bytes(8, "little")
+    return front + whole + bytes(changed)
+
+
+def _repeated(header: bytes, data: bytes) -> bytes:
+    """The same frame once more."""
+    return 2 * (header + data)
+
+
+def _left_out(header: bytes, data: bytes) -> bytes:
+    """Nothing, in the place of a frame."""
+    return b""
+
+
+CHANGES |= {"forge": _forged, "repeat": _repeated, "leave out": _left_out}
+
+
+def train_with_a_secret(
+    *,
+    config: Any,
+    folder: str,
+    how: str = "",
+    own: bool = False,
+    mode: int = 0o600,
+    steps: int = 6,
+) -> dict[str, Any]:
+    """As `train_over_a_bad_link`, with authenticated frames; `own`: rank 1's secret is another."""
+    other = own and dist.get_rank() == 1
+    home = Path(folder) / str(dist.get_rank())
+    home.mkdir(exist_ok=True)
+    path = home / "secret"
+    path.write_bytes(b"another secret of some length" if other else 32 * b"s")
+    path.chmod(mode)
+    known = {**config["exchange"], "authenticate": True, "secret_file": "secret"}
+    change = _once(CHANGES[how], 2) if how else _intact
+    with contextlib.chdir(home), _proxied(change):
+        try:
+            return _trained({**config, "exchange": known}, steps)
+        except compressa.CompressaError as error:  # at registration
+            return {"type": type(error).__name__, "message": str(error), "step": -1}

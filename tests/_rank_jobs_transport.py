@@ -23,7 +23,6 @@ from compressa.engine.process_groups import release_groups
 from compressa.errors import CompressaError, PayloadError
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Key, Received, Traffic
-from compressa.transports.connection import TcpSettings
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.gloo_group import GlooGroupTransport
@@ -33,6 +32,7 @@ from compressa.transports.reactor import Reactor
 from compressa.transports.rendezvous import connect_mesh
 from compressa.transports.streams import StreamSettings
 from compressa.transports.tcp import TcpTransport
+from compressa.transports.tcp_settings import TcpSettings
 
 CHUNK_BYTES = 512
 

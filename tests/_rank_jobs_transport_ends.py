@@ -16,9 +16,9 @@ from compressa.collectives.base import Exchange
 from compressa.engine.process_groups import release_groups
 from compressa.errors import CompressaError
 from compressa.transports.base import Key
-from compressa.transports.connection import TcpSettings
 from compressa.transports.rendezvous import connect_mesh
 from compressa.transports.tcp import TcpTransport
+from compressa.transports.tcp_settings import TcpSettings
 
 
 def leave_early(*, kind: str = "gloo") -> str:

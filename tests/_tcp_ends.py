@@ -14,11 +14,11 @@ import torch
 
 from compressa.errors import CompressaError
 from compressa.transports.base import Key
-from compressa.transports.connection import TcpSettings
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
 from compressa.transports.inbox import Inbox
 from compressa.transports.link import Link
 from compressa.transports.reactor import Reactor
+from compressa.transports.tcp_settings import TcpSettings
 
 EPOCH = 4
 PEER = 3

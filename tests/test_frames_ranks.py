@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,3 +60,52 @@ def test_as_many_files_as_are_said_to_be_needed_are_enough(fresh: Callable[[int]
     job = "_rank_jobs_frames.register_with_few_files"
     found = fresh(3).run(job, config=settings("int8"), culprits=[0, 1, 2], spare=18)
     assert [seen["type"] for seen in found] == [""] * 3
+
+
+SECRET_JOB = "_rank_jobs_frames.train_with_a_secret"
+
+
+@pytest.mark.parametrize("compressor", ["int8", "none"])
+@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+def test_authenticated_training_has_the_same_bits(
+    compressor: str, transport: str, two: Group, tmp_path: Path
+) -> None:
+    config = settings(compressor, exchange={"transport": transport, "algorithm": "round_robin"})
+    plain = two.run("_rank_jobs_frames.train_over_a_bad_link", config=config, how="flip", at=99)
+    found = two.run(SECRET_JOB, config=config, folder=str(tmp_path))
+    assert found == plain
+    assert [seen["type"] for seen in found] == ["", ""]
+
+
+@pytest.mark.parametrize("how", ["forge", "repeat", "leave out", "flip"])
+@pytest.mark.parametrize("connections", [1, 2])
+def test_what_is_not_authentic_ends_the_step_on_both_ranks(
+    how: str, connections: int, two: Group, tmp_path: Path
+) -> None:
+    config = settings("int8", exchange={"connections": connections, "deadline_s": 8.0})
+    found = two.run(SECRET_JOB, config=config, folder=str(tmp_path), how=how)
+    check_refused(found)
+    assert "is not authentic" in found[0]["message"]
+
+
+def test_a_forged_frame_needs_a_secret_to_be_found_out(two: Group) -> None:
+    """The proxy's forgery is a good one: without a secret nobody notices it."""
+    found = two.run(JOB, config=settings("int8"), how="forge")
+    assert [seen["type"] for seen in found] == ["", ""]
+    assert found[0]["parameters"] != found[1]["parameters"]
+
+
+def test_ranks_with_different_secrets_do_not_begin(two: Group, tmp_path: Path) -> None:
+    for seen in two.run(SECRET_JOB, config=settings("int8"), folder=str(tmp_path), own=True):
+        assert seen["type"] == "PayloadError", seen
+        assert "different secrets" in seen["message"], seen
+        assert seen["step"] == -1
+
+
+def test_a_secret_that_others_may_read_is_refused(
+    fresh: Callable[[int], Group], tmp_path: Path
+) -> None:
+    config = settings("int8", exchange={"deadline_s": 10.0})
+    for seen in fresh(2).run(SECRET_JOB, config=config, folder=str(tmp_path), mode=0o640):
+        assert seen["type"] == "ConfigError", seen
+        assert "may be used by others (mode 640): chmod 600" in seen["message"]

@@ -123,9 +123,9 @@ class TestBetweenTwo:
     @pytest.mark.parametrize(
         ("size", "says", "what"),
         [
-            (5, 0, "a frame of 5 bytes, where 32 to 544 are allowed"),
-            (1 << 20, 9, "a frame of 1048576 bytes, where 32 to 544 are allowed"),
-            (50, 40, "has 50 bytes and says 72 of itself"),
+            (5, 0, "a frame of 5 bytes, where 48 to 560 are allowed"),
+            (1 << 20, 9, "a frame of 1048576 bytes, where 48 to 560 are allowed"),
+            (50, 40, "has 50 bytes and says 88 of itself"),
         ],
     )
     def test_a_frame_of_another_length_is_refused(

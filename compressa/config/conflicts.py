@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 # Bounds are stated for a length; any that is long compared to 1 / density shows the kind.
 _TYPICAL_ELEMS = 1 << 20
 _KIND: Path = ("exchange", "kind")
+_WITHOUT_MAC = (
+    ("transport", ("gloo-group", "mpi", "nccl"), "tcp"),
+    ("algorithm", ("backend",), "auto"),
+    ("broadcast", ("multicast",), "auto"),
+)
 
 
 class _Use(NamedTuple):
@@ -47,6 +52,7 @@ def conflicts(config: Config) -> list[Mistake]:
     found += _pace_conflicts(config)
     found += _momentum_conflicts(config)
     found += _trace_conflicts(config)
+    found += _secret_conflicts(config)
     found += _warmup_conflicts(config)
     # Two rules may run into the same wall.
     return list(dict.fromkeys(found))
@@ -90,6 +96,28 @@ def _pace_conflicts(config: Config) -> Iterator[Mistake]:
             'is set, but no backend can be paced; use exchange.algorithm = "auto", or leave it out',
             (path, ("exchange", "algorithm")),
         )
+
+
+def _secret_conflicts(config: Config) -> Iterator[Mistake]:
+    exchange, path = config.exchange, ("exchange", "authenticate")
+    secret: Path = ("exchange", "secret_file")
+    if exchange.secret_file is not None and not exchange.authenticate:
+        text = "is set, but nothing is authenticated; set exchange.authenticate, or leave it out"
+        yield Mistake(secret, text, (secret,))
+    if not exchange.authenticate:
+        return
+    if exchange.secret_file is None:
+        text = "is set, but not exchange.secret_file; set it to a file with the secret"
+        yield Mistake(path, text, (path,))
+    for setting, refused, use in _WITHOUT_MAC:
+        chosen = getattr(exchange, setting)
+        if chosen in refused:
+            yield Mistake(
+                path,
+                f'is set, but exchange.{setting} = "{chosen}" sends what has no MAC of ours; use '
+                f'"{use}", or leave authenticate out',
+                (path, ("exchange", setting)),
+            )
 
 
 def _trace_conflicts(config: Config) -> Iterator[Mistake]:

@@ -210,6 +210,18 @@ class Exchange(Section):
         description="Connections of the transport tcp to every peer, which share the credit. More "
         "than 1 pays where each is limited, as in clouds, or a fast line is long.",
     )
+    authenticate: bool = Field(
+        default=False,
+        description="Whether every frame has a MAC with a key from exchange.secret_file, so that "
+        "only ranks are listened to; nothing is encrypted. With transport tcp or gloo only; sums "
+        "are then never left to the backend, whose messages have none.",
+    )
+    secret_file: Annotated[str | None, BeforeValidator(_text_path)] = Field(
+        default=None,
+        description="A file with the secret of exchange.authenticate: at least 16 bytes, the same "
+        "on all ranks, which nobody but their user may read (chmod 600). It is read when ranks "
+        "register, and never sent.",
+    )
     deadline_s: Seconds = Field(default=120.0, description="Longest wait for anything, in seconds.")
     heartbeat_s: Heartbeat = Field(default=2.0, description="Seconds between two signs of life.")
     silence_s: Silence = Field(

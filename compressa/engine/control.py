@@ -24,6 +24,7 @@ from compressa.engine.cores import Place
 from compressa.engine.link_file import Shared
 from compressa.errors import CompressaError, PayloadError, PeerLost, Timeout, TransportError
 from compressa.transports.base import Key, Received
+from compressa.transports.checks import CHECKSUMS, Keys
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.mesh import has_left
 from compressa.transports.streams import StreamSettings
@@ -84,8 +85,10 @@ class Control:
     Args:
         group: A Gloo process group of its own.
         settings: Sizes and times of the streams.
+        keys: Of this session.
 
     Attributes:
+        keys: What further keys are made from.
         rank: This rank.
         size: Number of ranks.
         places: Where each rank runs, once all have said it.
@@ -93,7 +96,10 @@ class Control:
         epoch: That of the transport to come, once all have agreed on it.
     """
 
-    def __init__(self, group: dist.ProcessGroup, settings: StreamSettings) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, settings: StreamSettings, keys: Keys = CHECKSUMS
+    ) -> None:
+        self.keys = keys
         self.rank = group.rank()
         self.size = group.size()
         self.places: list[Place] = []

@@ -12,7 +12,6 @@ from compressa.config import Config
 from compressa.engine import link_file, process_groups, startup
 from compressa.engine.control import Control
 from compressa.engine.engine import Engine
-from compressa.engine.files import files_needed, too_few_files
 from compressa.engine.lanes import Lane
 from compressa.engine.late import Late
 from compressa.errors import CompressaError
@@ -75,8 +74,8 @@ def _start(
     caller: str,
 ) -> Engine:
     """Open the channels, compare the ranks, and start the engine; add to `groups` what is made."""
-    failure_of_files = too_few_files(files_needed(config, ranks.size()))
-    groups.append(process_groups.new_group(config, ranks, "gloo", caller, failure_of_files))
+    obstacle = startup.obstacle(config, ranks.size())
+    groups.append(process_groups.new_group(config, ranks, "gloo", caller, obstacle))
     control = startup.open_control(config, groups[0])
     try:
         kind, failure = _transport(config, ranks, lane, failure)

@@ -21,7 +21,6 @@ from compressa.config import Config, first_difference
 from compressa.engine import process_groups, startup
 from compressa.engine.communication import Communication
 from compressa.engine.driver import Task
-from compressa.engine.files import files_needed, too_few_files
 from compressa.engine.lanes import Lane
 from compressa.engine.late import Late
 from compressa.errors import CompressaError, ConfigError, Timeout
@@ -90,8 +89,8 @@ class Session:
         failure: CompressaError | None,
         caller: str,
     ) -> None:
-        failure_of_files = too_few_files(files_needed(config, group.size()))
-        self._groups.append(process_groups.new_group(config, group, "gloo", caller, failure_of_files))
+        obstacle = startup.obstacle(config, group.size())
+        self._groups.append(process_groups.new_group(config, group, "gloo", caller, obstacle))
         self._control = startup.open_control(config, self._groups[0])
         try:
             self.rank, self.size = self._control.rank, self._control.size

@@ -16,17 +16,19 @@ from compressa.config import Config, first_difference
 from compressa.config.sections import FIFO
 from compressa.engine.control import Control
 from compressa.engine.cores import Place, default_threads, has_core, launched_here, own_place
+from compressa.engine.files import files_needed, too_few_files
 from compressa.engine.lanes import CudaLane, Lane
 from compressa.engine.link_file import Shared
 from compressa.engine.pace import host_pacer
 from compressa.engine.partition import kept_bytes, partition
+from compressa.engine.secret_file import read_secret, session_keys
 from compressa.engine.sums import Sums
 from compressa.errors import CompressaError, ConfigError
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Transport
-from compressa.transports.connection import TcpSettings, frame_sizes
+from compressa.transports.checks import CHECKSUMS, Keys
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.gloo_group import GlooGroupTransport
 from compressa.transports.mpi import MpiTransport
@@ -36,6 +38,7 @@ from compressa.transports.rendezvous import connect_mesh
 from compressa.transports.staged import Staged
 from compressa.transports.streams import StreamSettings
 from compressa.transports.tcp import TcpTransport
+from compressa.transports.tcp_settings import TcpSettings, frame_sizes
 
 _reached_epoch = 0  # the latest of this process; others may have seen more, or fewer
 _CONTROL_EPOCH = 0  # nothing older can come over the sockets of a group that is new
@@ -69,7 +72,8 @@ def choose_transport(config: Config, group: dist.ProcessGroup, device: torch.dev
     if wanted != "auto":
         return wanted
     own = on_gpu and "cuda:nccl" in dist.get_backend_config(group)
-    return "nccl" if own and config.schedule.pace_bits_per_s is None else "tcp"
+    plain = config.schedule.pace_bits_per_s is None and not config.exchange.authenticate
+    return "nccl" if own and plain else "tcp"
 
 
 def stream_settings(
@@ -78,17 +82,29 @@ def stream_settings(
     chunk_bytes: int,
     window: int,
     pacer: Pacer | None = None,
+    keys: Keys = CHECKSUMS,
 ) -> StreamSettings:
     """Return what all streams of one transport share."""
     exchange, pacer = config.exchange, pacer or Pacer(None)
     return StreamSettings(
-        epoch, chunk_bytes, window, exchange.heartbeat_s, exchange.silence_s, pacer
+        epoch, chunk_bytes, window, exchange.heartbeat_s, exchange.silence_s, pacer, keys
     )
+
+
+def obstacle(config: Config, ranks: int) -> CompressaError | None:
+    """Return what keeps this rank from speaking to the others at all, or None."""
+    try:
+        if config.exchange.secret_file is not None:
+            read_secret(config.exchange.secret_file)
+    except ConfigError as error:
+        return error
+    return too_few_files(files_needed(config, ranks))
 
 
 def open_control(config: Config, group: dist.ProcessGroup) -> Control:
     """Open the control channel."""
-    return Control(group, stream_settings(config, _CONTROL_EPOCH, _CONTROL_CHUNK_BYTES, 4))
+    keys, own = session_keys(config, group), (_CONTROL_EPOCH, _CONTROL_CHUNK_BYTES, 4)
+    return Control(group, stream_settings(config, *own, keys=keys.named("control")), keys)
 
 
 def digest(
@@ -257,9 +273,10 @@ def _open_on_host(
     chunk_bytes, credit_bytes = partition(config, parameters, costs)
     # A peer may be ahead by a step; no compressor sends more than twice the gradients.
     early_bytes = _EARLY_BYTES + 4 * sum(p.elems * max(p.dtype.itemsize, 4) for p in parameters)
+    keys = control.keys.named(f"{kind} {control.epoch}")
     if kind in ("gloo", "mpi"):
         window = max(2, credit_bytes // chunk_bytes)
-        streams = stream_settings(config, control.epoch, chunk_bytes, window, pacer)
+        streams = stream_settings(config, control.epoch, chunk_bytes, window, pacer, keys)
         if kind == "gloo":
             return GlooTransport(group, streams, early_bytes, failed)
         comm = open_communicator(
@@ -270,7 +287,7 @@ def _open_on_host(
     poll_s = _POLL_S if has_core(control.rank, control.places, launched_here()) else 0.0
     kept = kept_bytes(config, costs)
     kept = None if kept is None else kept // exchange.connections
-    settings = TcpSettings(control.epoch, *sizes, exchange.silence_s, kept, pacer, poll_s)
+    settings = TcpSettings(control.epoch, *sizes, exchange.silence_s, kept, pacer, poll_s, keys)
     sockets = connect_mesh(
         control.rank,
         control.size,
@@ -278,5 +295,7 @@ def _open_on_host(
         control.all_gather,
         exchange.deadline_s,
         exchange.connections,
+        keys.named("door").secret,
     )
-    return TcpTransport(control.rank, sockets, settings, early_bytes, failed, BackendSum(group))
+    own_sum = None if exchange.authenticate else BackendSum(group)
+    return TcpTransport(control.rank, sockets, settings, early_bytes, failed, own_sum)

@@ -16,66 +16,20 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from compressa.errors import CompressaError, PeerLost
-from compressa.pacing import Pacer
-from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
+from compressa.transports.frames import FRAME_HEADER_BYTES, NO_DATA, Frame, Kind, read_frame
 from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Leaving, OutgoingFrame, Source
 from compressa.transports.reactor import READ, WRITE, Reactor
+from compressa.transports.tcp_settings import TcpSettings, tune
 
 _STAGING_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 17  # a wake-up and a read cost as much as some 10 kB
 _TURN_BYTES = 1 << 20  # then the other peers have their turn
 _MOST_OFFERED = 16  # frames in one call
-_LEAST_FRAME_BYTES, _LEAST_UNSENT_BYTES = 1 << 15, 1 << 12
-_NOTSENT_LOWAT = 25  # Linux's TCP_NOTSENT_LOWAT, which Python 3.11 does not name
-
-
-@dataclass(frozen=True)
-class TcpSettings:
-    """What all connections of a transport share.
-
-    Attributes:
-        epoch: Epoch of the transport.
-        chunk_bytes: Most bytes of data in a frame.
-        unsent_bytes: Most that the kernel holds of one connection and has not sent.
-        kept_bytes: Most that it holds, sent or not; None for as many as it likes.
-        silence_s: Sent bytes that nobody confirms for so long end the connection.
-        pacer: Holds back what is sent, to all peers together.
-        poll_s: For how long to look for what is due before sleeping.
-    """
-
-    epoch: int
-    chunk_bytes: int
-    unsent_bytes: int
-    silence_s: float
-    kept_bytes: int | None = None
-    pacer: Pacer = field(default_factory=lambda: Pacer(None))
-    poll_s: float = 0.0
-
-
-def frame_sizes(chunk_bytes: int, credit_bytes: int, connections: int) -> tuple[int, int]:
-    """Share out what may be handed over for one peer and not be overtaken.
-
-    Args:
-        chunk_bytes: Most bytes of a frame, if there is one connection.
-        credit_bytes: Most bytes that are in the kernel, unsent, or in a frame under way.
-        connections: How many share them.
-
-    Returns:
-        `TcpSettings.chunk_bytes` and `unsent_bytes`; not so small that calls cost more than bytes.
-
-    Example:
-        >>> frame_sizes(256 << 10, 512 << 10, 4)
-        (65536, 65536)
-    """
-    chunk = max(chunk_bytes // connections, min(chunk_bytes, _LEAST_FRAME_BYTES))
-    return chunk, max(credit_bytes // connections - chunk, _LEAST_UNSENT_BYTES)
 
 
 class Connection:
@@ -89,6 +43,7 @@ class Connection:
         inbox: Where messages go.
         failed: Called once, when the peer is lost or sends nonsense.
         left: Called once, when the peer has ended its stream.
+        number: Which of the connections between the two it is.
     """
 
     def __init__(
@@ -100,8 +55,11 @@ class Connection:
         inbox: Inbox,
         failed: Callable[[CompressaError], None],
         left: Callable[[int], None],
+        number: int = 0,
     ) -> None:
         self._link = link
+        self._sealing = settings.keys.to(peer, number)
+        self._opening = settings.keys.coming_from(peer, number)
         self._peer = peer
         self._settings = settings
         self._source = source
@@ -121,7 +79,7 @@ class Connection:
         self._piece = 1
         self._reactor: Reactor | None = None
         self.sent_bytes = 0
-        _tune(link, settings)
+        tune(link, settings)
 
     @property
     def open(self) -> bool:
@@ -185,8 +143,9 @@ class Connection:
 
     def _push_one(self, item: OutgoingFrame) -> None:
         """Offer a frame by itself, as most short messages are."""
+        header = item.frame.pack(item.data, self._sealing)
         try:
-            taken = self._link.sendmsg((item.frame.pack(item.data), item.data))
+            taken = self._link.sendmsg((header, item.data))
         except BlockingIOError:
             taken = 0
         self.sent_bytes += taken
@@ -194,11 +153,11 @@ class Connection:
             self._offered = 3
             item.sent()
         else:
-            self._stop([Leaving(item)], taken, [item])
+            self._stop([Leaving(item, header)], taken, [item])
 
     def _push(self, frames: list[OutgoingFrame]) -> None:
         """Offer the frame that has begun and others behind it; give back what does not begin."""
-        queue = [*self._leaving, *map(Leaving, frames)]
+        queue = [*self._leaving, *map(self._sealed, frames)]
         parts = [part for frame in queue for part in frame.parts]
         try:
             taken = self._link.sendmsg(parts)
@@ -216,6 +175,9 @@ class Connection:
         while self._handed:
             self._handed.popleft()()
 
+    def _sealed(self, item: OutgoingFrame) -> Leaving:
+        return Leaving(item, item.frame.pack(item.data, self._sealing))
+
     def _stop(self, queue: list[Leaving], taken: int, frames: list[OutgoingFrame]) -> int:
         """Wait for room; return how many frames have left as a whole."""
         old, whole = len(queue) - len(frames), 0
@@ -227,6 +189,7 @@ class Connection:
         begun = max(whole + (taken > 0), old)
         self._leaving = queue[whole:begun]
         self._source.give_back(frames[begun - old :])
+        self._sealing.take_back(len(frames) - (begun - old))
         self._offered = min(2 * (begun - old) + 1, _MOST_OFFERED)
         self._full = True
         self._watch()
@@ -322,10 +285,11 @@ class Connection:
         frame = read_frame(staged, settings.epoch, settings.chunk_bytes, way)
         end = FRAME_HEADER_BYTES + frame.data_bytes
         if frame.kind is not Kind.DATA:
+            frame.verify(NO_DATA, way, self._opening)
             return FRAME_HEADER_BYTES
         if end <= len(staged):
             data = staged[FRAME_HEADER_BYTES:end]
-            frame.verify(data, way)
+            frame.verify(data, way, self._opening)
             self._inbox.accept(frame, data)
             return end
         self._inbox.begin(frame)
@@ -351,7 +315,7 @@ class Connection:
         self._received += count
         if self._received == self._frame.data_bytes:
             frame, self._frame = self._frame, None
-            frame.verify(self._inbox.room(frame), self._inbox.way)
+            frame.verify(self._inbox.room(frame), self._inbox.way, self._opening)
             self._inbox.filled(frame)
 
     def _wake_for_piece(self) -> None:
@@ -391,14 +355,3 @@ class Connection:
         if self._reactor is not None and self._link.fileno() >= 0:
             wanted = READ * self._reading | WRITE * (self._writing and self._full)
             self._reactor.watch(self._link, wanted, self._ready)
-
-
-def _tune(link: socket.socket, settings: TcpSettings) -> None:
-    link.setblocking(False)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if settings.kept_bytes is not None:
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.kept_bytes)
-    if sys.platform == "linux":
-        patience_ms = round(settings.silence_s * 1000)
-        link.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, settings.unsent_bytes)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)

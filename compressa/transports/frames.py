@@ -11,7 +11,8 @@
     byte 20  u32  bytes of the whole message
     byte 24  u32  offset of this frame's data in the message
     byte 28  u32  bytes of data in this frame
-    byte 32  u64  check of the data: its checksum (`compressa.kernels.checksums`), or a MAC
+    byte 32  u64  check of the data: its checksum (`compressa.kernels.checksums`), or, where frames
+                  are authenticated, a MAC of bytes 0 to 31 and the data (`checks`)
     byte 40  u64  checksum of bytes 0 to 39
 
 A message is cut into frames of at most a chunk each, so that an urgent one can overtake.
@@ -32,19 +33,17 @@ import numpy.typing as npt
 from compressa.errors import PayloadError
 from compressa.kernels.checksums import checksum_of_memory
 from compressa.transports.base import Key
+from compressa.transports.checks import CHECKSUM, Check
 
 MAGIC = 0x7A66
 VERSION = 2
-_FORMAT = struct.Struct("<HBBIIIHHIIIQ")
-_CHECK = struct.Struct("<Q")
-FRAME_HEADER_BYTES = _FORMAT.size + _CHECK.size
+_FORMAT = struct.Struct("<HBBIIIHHIII")
+_CHECK, _CHECKS = struct.Struct("<Q"), struct.Struct("<QQ")
+_CHECKED_BYTES = _FORMAT.size + _CHECK.size
+FRAME_HEADER_BYTES = _CHECKED_BYTES + _CHECK.size
 
 _NOWHERE = Key(0, 0, 0)
 NO_DATA = memoryview(b"")
-_CHANGED = (
-    "is not what was sent: its checksum is wrong; the memory of a host, a network card or a device "
-    "between them changes bits"
-)
 
 
 class Kind(IntEnum):
@@ -84,34 +83,47 @@ class Frame(NamedTuple):
         """Whether more of its message comes behind it."""
         return self.offset_bytes + self.data_bytes < self.message_bytes
 
-    def pack(self, data: memoryview = NO_DATA) -> bytearray:
+    def pack(self, data: memoryview = NO_DATA, check: Check = CHECKSUM) -> bytearray:
         """Return the header's bytes, with the check of its data."""
-        step, unit, stage, part = self.key
-        name = (step & 0xFFFFFFFF, unit, stage, part)
-        sizes = (self.message_bytes, self.offset_bytes, self.data_bytes)
-        header, check = bytearray(FRAME_HEADER_BYTES), checksum_of_memory(data)
-        _FORMAT.pack_into(header, 0, MAGIC, VERSION, self.kind, self.epoch, *name, *sizes, check)
-        front = memoryview(header)[: _FORMAT.size]
-        _CHECK.pack_into(header, _FORMAT.size, checksum_of_memory(front))
+        header = bytearray(FRAME_HEADER_BYTES)
+        memory = memoryview(header)
+        header[: _FORMAT.size] = self._front()
+        _CHECK.pack_into(header, _FORMAT.size, check.of(memory[: _FORMAT.size], data))
+        whole = checksum_of_memory(memory[:_CHECKED_BYTES])
+        _CHECK.pack_into(header, _CHECKED_BYTES, whole)
         return header
 
-    def write(self, buffer: npt.NDArray[np.uint8], data: memoryview = NO_DATA) -> None:
+    def write(
+        self,
+        buffer: npt.NDArray[np.uint8],
+        data: memoryview = NO_DATA,
+        check: Check = CHECKSUM,
+    ) -> None:
         """Write the header to the front of `buffer`, with the check of its data."""
-        buffer.data[:FRAME_HEADER_BYTES] = self.pack(data)
+        buffer.data[:FRAME_HEADER_BYTES] = self.pack(data, check)
 
-    def verify(self, data: memoryview, way: str) -> None:
+    def verify(self, data: memoryview, way: str, check: Check = CHECKSUM) -> None:
         """Check that all data of a frame that was read is what was sent.
 
         Args:
             data: `data_bytes` bytes.
             way: From whom to whom and over what they came, for messages.
+            check: Of the stream that it came in.
 
         Raises:
             PayloadError: It is not.
         """
-        if checksum_of_memory(data) != self.check:
+        front = NO_DATA if check is CHECKSUM else memoryview(self._front())
+        if check.of(front, data) != self.check:
             step, unit, stage, _ = self.key
-            raise _refused(way, f"for unit {unit}, stage {stage} of step {step} {_CHANGED}")
+            raise _refused(way, f"for unit {unit}, stage {stage} of step {step} {check.wrong}")
+
+    def _front(self) -> bytes:
+        """Return what comes before the checks."""
+        step, unit, stage, part = self.key
+        name = (step & 0xFFFFFFFF, unit, stage, part)
+        sizes = (self.message_bytes, self.offset_bytes, self.data_bytes)
+        return _FORMAT.pack(MAGIC, VERSION, self.kind, self.epoch, *name, *sizes)
 
 
 def read_frame(buffer: memoryview, epoch: int, most_data_bytes: int, way: str) -> Frame:
@@ -128,13 +140,13 @@ def read_frame(buffer: memoryview, epoch: int, most_data_bytes: int, way: str) -
             sizes contradict each other.
     """
     fields = _FORMAT.unpack_from(buffer)
-    magic, version, number, got_epoch, step, unit, stage, part, *sizes, check = fields
-    total, offset, length = sizes
+    magic, version, number, got_epoch, step, unit, stage, part, total, offset, length = fields
+    check, whole = _CHECKS.unpack_from(buffer, _FORMAT.size)
     kind = _KINDS.get(number)
     if magic != MAGIC or version != VERSION:
         raise _refused(way, f"has magic {magic:#06x} and version {version}")
-    if checksum_of_memory(buffer[: _FORMAT.size]) != _CHECK.unpack_from(buffer, _FORMAT.size)[0]:
-        raise _refused(way, _CHANGED)
+    if checksum_of_memory(buffer[:_CHECKED_BYTES]) != whole:
+        raise _refused(way, CHECKSUM.wrong)
     if got_epoch != epoch:
         raise _refused(way, f"is of epoch {got_epoch}, this is epoch {epoch}")
     if kind is None:

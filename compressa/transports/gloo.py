@@ -61,8 +61,9 @@ class GlooTransport(MeshTransport):
 
     @property
     def sums(self) -> bool:
-        """Gloo has an all-reduce, which nobody can pace."""
-        return self._settings.pacer.rate_bits_per_s is None
+        """Gloo has an all-reduce, which nobody can pace or authenticate."""
+        settings = self._settings
+        return settings.pacer.rate_bits_per_s is None and settings.keys.secret is None
 
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]

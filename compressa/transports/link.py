@@ -18,11 +18,12 @@ import torch
 
 from compressa.errors import CompressaError, PeerLost
 from compressa.transports.base import Key, Left
-from compressa.transports.connection import Connection, TcpSettings
+from compressa.transports.connection import Connection
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Outbox, OutgoingFrame
 from compressa.transports.reactor import Reactor
+from compressa.transports.tcp_settings import TcpSettings
 
 
 class Link:
@@ -57,7 +58,8 @@ class Link:
         self._failed = failed
         self._left = left
         self.connections = [
-            Connection(link, peer, settings, self, inbox, self._fail, self._end) for link in sockets
+            Connection(link, peer, settings, self, inbox, self._fail, self._end, number)
+            for number, link in enumerate(sockets)
         ]
 
     @property

@@ -74,6 +74,10 @@ class Source(Protocol):
 class Leaving:
     """A frame that is being handed to the kernel.
 
+    Args:
+        item: What is sent.
+        header: The frame's.
+
     Attributes:
         parts: What is left of it.
         sent: To be called when nothing is; None if nobody waits for it any more.
@@ -81,8 +85,8 @@ class Leaving:
 
     __slots__ = ("parts", "sent")
 
-    def __init__(self, item: OutgoingFrame) -> None:
-        self.parts = [memoryview(item.frame.pack(item.data)), item.data]
+    def __init__(self, item: OutgoingFrame, header: bytearray) -> None:
+        self.parts = [memoryview(header), item.data]
         self.sent: Callable[[], None] | None = item.sent
 
     @property

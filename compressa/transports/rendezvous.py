@@ -47,6 +47,7 @@ def connect_mesh(
     all_gather: AllGather,
     deadline_s: float,
     connections: int = 1,
+    secret: bytes | None = None,
 ) -> dict[int, list[socket.socket]]:
     """Connect this rank to every other; all ranks must call it together.
 
@@ -57,6 +58,8 @@ def connect_mesh(
         all_gather: Brings bytes of every rank to every rank, within a deadline.
         deadline_s: For the whole, in seconds.
         connections: How many between every two ranks; the same on every rank.
+        secret: What all ranks know and nobody else; None to have rank 0 draw it and `all_gather`
+            carry it.
 
     Returns:
         Connected, blocking sockets for every other rank, in the same order at both ends.
@@ -69,11 +72,11 @@ def connect_mesh(
     with contextlib.ExitStack() as undo:
         listener = undo.enter_context(_listen(size * connections))
         address, port = listener.getsockname()[:2]
-        secret = secrets.token_hex(_SECRET_BYTES) if rank == 0 else ""
-        own = json.dumps({"address": address, "port": port, "secret": secret})
+        drawn = secrets.token_hex(_SECRET_BYTES) if rank == 0 else ""
+        own = json.dumps({"address": address, "port": port, "secret": drawn})
         answers = all_gather(own.encode(), "addresses", deadline_s)
         seats = [_read_seat(text, peer) for peer, text in enumerate(answers)]
-        door = Door(rank, epoch, bytes.fromhex(json.loads(answers[0])["secret"]))
+        door = Door(rank, epoch, secret or bytes.fromhex(json.loads(answers[0])["secret"]))
         links: dict[Place, socket.socket] = {}
         undo.callback(_close_all, links)
         numbers = range(connections)

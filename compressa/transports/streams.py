@@ -27,6 +27,7 @@ import torch.distributed as dist
 from compressa.errors import CompressaError, PeerLost
 from compressa.pacing import Pacer
 from compressa.transports.base import Key, Left
+from compressa.transports.checks import CHECKSUMS, Keys
 from compressa.transports.frames import FRAME_HEADER_BYTES, NO_DATA, Frame, Kind, read_frame
 from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Outbox
@@ -45,6 +46,7 @@ class StreamSettings:
         heartbeat_s: An idle sender sends an empty frame this often.
         silence_s: A peer from which nothing comes for so long is lost.
         pacer: Holds back what is sent, to all peers together.
+        keys: Of the checks of all streams.
     """
 
     epoch: int
@@ -53,6 +55,7 @@ class StreamSettings:
     heartbeat_s: float
     silence_s: float
     pacer: Pacer = field(default_factory=lambda: Pacer(None))
+    keys: Keys = CHECKSUMS
 
     @property
     def patience(self) -> timedelta:
@@ -87,6 +90,7 @@ class Sender:
         self._failed = failed
         self._beat = beat
         self._outbox = Outbox(settings.epoch, settings.chunk_bytes)
+        self._check = settings.keys.to(peer)
         self._sequence = itertools.count()
         self._wake = threading.Condition()
         self._closing = False
@@ -161,7 +165,7 @@ class Sender:
         self, group: dist.ProcessGroup, slot: int, frame: Frame, data: memoryview
     ) -> None:
         staging = self._slots[slot]
-        frame.write(staging.numpy(), data)
+        frame.write(staging.numpy(), data, self._check)
         end = FRAME_HEADER_BYTES + frame.data_bytes
         staging.numpy().data[FRAME_HEADER_BYTES:end] = data
         self._settings.pacer.wait(end)
@@ -185,6 +189,7 @@ class Receiver:
         self._peer = peer
         self._settings = settings
         self._inbox = inbox
+        self._check = settings.keys.coming_from(peer)
         self._failed = failed
         self._left = left
         self._sequence = itertools.count()
@@ -230,12 +235,12 @@ class Receiver:
         """Handle one frame; return whether there may be more."""
         settings, memory, way = self._settings, staging.numpy().data, self._inbox.way
         frame = read_frame(memory, settings.epoch, settings.chunk_bytes, way)
+        data = memory[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + frame.data_bytes]
+        frame.verify(data, way, self._check)
         if frame.kind is Kind.GOODBYE:
             self._left(self._peer)
             return False
         if frame.kind is Kind.DATA and not self._deaf:
-            data = memory[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + frame.data_bytes]
-            frame.verify(data, way)
             self._inbox.accept(frame, data)
         return True
 

@@ -18,10 +18,10 @@ from compressa.collectives.base import BackendAllReduce
 from compressa.errors import CompressaError, PeerLost
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, Left, Traffic
-from compressa.transports.connection import TcpSettings
 from compressa.transports.link import Link
 from compressa.transports.mesh import MeshTransport
 from compressa.transports.reactor import Reactor
+from compressa.transports.tcp_settings import TcpSettings
 
 
 class TcpTransport(MeshTransport):
