@@ -32,6 +32,7 @@ from compressa.errors import PayloadError, PeerLost
 from compressa.pacing import Pacer
 from compressa.testing.memory import Guarded
 from compressa.transports.base import Key
+from compressa.transports.checks import Keys
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
 from compressa.transports.reactor import Reactor
 
@@ -148,9 +149,11 @@ def test_a_large_message_is_read_straight_into_place(bench: Bench) -> None:
     assert bytes([0xA7] * 8) not in bytes(staged)
 
 
-def test_many_messages_both_ways_do_not_mix() -> None:
-    reactor = Reactor()
-    ends = [Side(reactor, link) for link in tcp_pair()]
+@pytest.mark.parametrize("buffer_bytes", [None, 4096])  # the second takes few frames whole
+@pytest.mark.parametrize("secret", [None, b"secret"])
+def test_many_messages_both_ways_do_not_mix(secret: bytes | None, buffer_bytes: int | None) -> None:
+    reactor, keys = Reactor(), Keys(PEER, secret)  # of one who speaks to itself
+    ends = [Side(reactor, link, keys=keys) for link in tcp_pair(buffer_bytes)]
     keys = [Key(2**32 + n % 3, n, n % 7) for n in range(120)]  # steps wrap on the wire
     lengths = [1 + (n * 7919) % 30_000 for n in range(120)]
     for number, (key, length) in enumerate(zip(keys, lengths, strict=True)):
