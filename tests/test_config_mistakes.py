@@ -61,6 +61,27 @@ def test_an_unknown_key_is_refused_at_every_level(raw: dict[str, Any], message: 
         ({"trace": {"path": 4}}, "trace.path: must be a string, not 4"),
         ({"trace": {"steps": [1, 2]}}, "trace.steps: is set, but not trace.path"),
         (
+            {"exchange": {"secret_file": "s"}},
+            "exchange.secret_file: is set, but nothing is authenticated",
+        ),
+        (
+            {"exchange": {"authenticate": True}},
+            "exchange.authenticate: is set, but not exchange.secret_file",
+        ),
+        *(
+            (
+                {"exchange": {"authenticate": True, "secret_file": "s", name: value}},
+                f'exchange.authenticate: is set, but exchange.{name} = "{value}" sends what has no',
+            )
+            for name, value in (
+                ("transport", "mpi"),
+                ("transport", "nccl"),
+                ("transport", "gloo-group"),
+                ("algorithm", "backend"),
+                ("broadcast", "multicast"),
+            )
+        ),
+        (
             {"trace": {"path": "t.json", "steps": [3, 2]}},
             "trace.steps: must be the first step and the last, not [3, 2]",
         ),
