@@ -16,7 +16,7 @@ from compressa.config import Config, first_difference
 from compressa.config.sections import FIFO
 from compressa.engine.control import Control
 from compressa.engine.cores import Place, default_threads, has_core, launched_here, own_place
-from compressa.engine.files import files_needed, too_few_files
+from compressa.engine.descriptors import descriptors_needed, too_few_descriptors
 from compressa.engine.lanes import CudaLane, Lane
 from compressa.engine.link_file import Shared
 from compressa.engine.pace import host_pacer
@@ -98,7 +98,7 @@ def obstacle(config: Config, ranks: int) -> CompressaError | None:
             read_secret(config.exchange.secret_file)
     except ConfigError as error:
         return error
-    return too_few_files(files_needed(config, ranks))
+    return too_few_descriptors(descriptors_needed(config, ranks))
 
 
 def open_control(config: Config, group: dist.ProcessGroup) -> Control:

@@ -1,4 +1,4 @@
-"""Files: whether a rank may open as many as it needs, before it begins to.
+"""Descriptors: whether a rank may open as many files as it needs, before it begins to.
 
 Once they run out, whatever needs the next one fails, mostly inside a library: a group that is never
 made, a rank that seems to be gone. So they are counted beforehand.
@@ -12,13 +12,11 @@ import sys
 from compressa.config import Config
 from compressa.errors import TransportError
 
-_GROUPS, _OTHERS = (
-    2,
-    12,
-)  # a connection to each rank; listeners, epoll instances, pipes, and a spare
+_GROUPS = 2  # each with a connection to every other rank
+_OTHERS = 12  # listeners, epoll instances, pipes, and a spare
 
 
-def files_needed(config: Config, ranks: int) -> int:
+def descriptors_needed(config: Config, ranks: int) -> int:
     """Return how many files the groups and the transport of a rank keep open.
 
     Args:
@@ -30,7 +28,7 @@ def files_needed(config: Config, ranks: int) -> int:
     return (_GROUPS + own) * (ranks - 1) + _OTHERS
 
 
-def too_few_files(needed: int) -> TransportError | None:
+def too_few_descriptors(needed: int) -> TransportError | None:
     """Return what to raise if this process may not open so many more; None if it may."""
     if sys.platform != "linux":
         return None
