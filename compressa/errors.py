@@ -2,7 +2,7 @@
 
 CompressaError
 ├── ConfigError          the configuration is wrong, or differs between ranks
-├── PayloadError         received bytes are not what the sender's codec writes
+├── PayloadError         received bytes are not what was sent, or not what a codec writes
 ├── TransportError       the network or a peer failed; the transport is dead
 │   ├── PeerLost         a rank died, or went silent for longer than allowed
 │   └── Timeout          a rank is alive, but what it owed did not come in time
@@ -54,7 +54,7 @@ class ConfigError(CompressaError):
 
 
 class PayloadError(CompressaError):
-    """Received bytes failed a check; no output memory was touched."""
+    """Received bytes failed a check; nothing that they said was handed on."""
 
 
 class TransportError(CompressaError):

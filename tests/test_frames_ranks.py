@@ -29,6 +29,10 @@ def test_a_flipped_bit_ends_the_step_on_both_ranks(compressor: str, two: Group) 
     check_refused(two.run(JOB, config=settings(compressor), how="flip"))
 
 
+def test_ranks_that_are_not_at_the_link_name_it_too(four: Group) -> None:
+    check_refused(four.run(JOB, config=settings("int8"), how="flip"))
+
+
 @pytest.mark.parametrize("connections", [1, 3])
 def test_half_a_frame_inverted_ends_the_step_on_both_ranks(connections: int, two: Group) -> None:
     config = settings("none", exchange={"connections": connections})
