@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from compressa.kernels.checksums import checksum
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
+from compressa.transports.frames import Frame
 
 _STEP = struct.Struct("<I")
 _STEP_AT = 8
@@ -217,3 +219,17 @@ def train_with_a_secret(
             return _trained({**config, "exchange": known}, steps)
         except compressa.CompressaError as error:  # at registration
             return {"type": type(error).__name__, "message": str(error), "step": -1}
+
+
+def train_with_a_bad_sender(*, config: Any, steps: int = 6) -> dict[str, Any]:
+    """Train while rank 0 sends one frame of step 2 whose data is not what its check is of."""
+    write, left = Frame.write, [1]
+
+    def broken(self: Frame, buffer: Any, data: memoryview, *check: Any) -> None:
+        changed = bytearray(data)
+        if self.epoch and self.key.step >= 2 and data and left:  # epoch 0 is the control channel's
+            changed[left.pop()] ^= 1
+        write(self, buffer, memoryview(changed), *check)
+
+    with mock.patch.object(Frame, "write", broken if dist.get_rank() == 0 else write):
+        return _trained(config, steps)

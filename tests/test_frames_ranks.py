@@ -16,10 +16,10 @@ JOB = "_rank_jobs_frames.train_over_a_bad_link"
 WAY = "from rank 0 to rank 1 over tcp"
 
 
-def check_refused(found: list[dict[str, Any]]) -> None:
+def check_refused(found: list[dict[str, Any]], way: str = WAY) -> None:
     for seen in found:
         assert seen["type"] == "PayloadError", found
-        assert WAY in seen["message"], found
+        assert way in seen["message"], found
         assert seen["step"] in (1, 2), found  # a rank may be a step behind what comes
         assert seen["seconds"] < 10.0, found
 
@@ -37,6 +37,13 @@ def test_ranks_that_are_not_at_the_link_name_it_too(four: Group) -> None:
 def test_half_a_frame_inverted_ends_the_step_on_both_ranks(connections: int, two: Group) -> None:
     config = settings("none", exchange={"connections": connections})
     check_refused(two.run(JOB, config=config, how="half"))
+
+
+@pytest.mark.parametrize("transport", ["gloo", "gloo-group"])
+def test_data_that_its_check_is_not_of_is_refused_over_gloo_too(transport: str, two: Group) -> None:
+    config = settings("int8", exchange={"transport": transport})
+    found = two.run("_rank_jobs_frames.train_with_a_bad_sender", config=config)
+    check_refused(found, f"from rank 0 to rank 1 over {transport} ")
 
 
 def test_a_proxy_that_changes_nothing_is_not_noticed(two: Group) -> None:
