@@ -21,6 +21,11 @@ magnitude of that rank (`base_ranks`), or at the smallest number above 0 if that
 has n elements if n < 4096, else n // 64, but 1024 at least and 2**15 at most; which, is as in
 :mod:`compressa.kernels.dgc`.
 
+A few elements far out, 10,000 times as large as the others, raise the mean excess over any t, and
+so the threshold, until next to nothing reaches it. Where fewer than 0.8 k elements do, the k
+largest are sent, exactly: any threshold from a fit has failed then, and the largest are listed
+already. So they are, as far as there are any, where no more than k elements differ from 0.
+
 The arithmetic of sums is the written one: magnitudes in blocks of 2048, by 16 strided lanes and
 halving in float64, blocks in order. Thresholds are worked out in float64 and rounded to float32.
 """
@@ -39,8 +44,8 @@ from ._backends import backend
 TOLERANCE = 0.2
 """A threshold is good if it leaves k elements, give or take so much of k."""
 
+SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 _WHOLE, _MOST_SAMPLED = 1 << 12, 1 << 15
-_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 def select_sidco(
@@ -56,7 +61,8 @@ def select_sidco(
     """Send what reaches the threshold of the first stage that leaves k elements, or of the last.
 
     What is compared, sent and kept is as in :mod:`compressa.kernels.select`. Elements that are 0
-    are not sent. Where there is no room for all, the largest are.
+    are not sent. Where there is no room for all, the largest are. With room for k, no fewer than
+    0.8 k are sent, but where that is all there are.
 
     Example:
         >>> import numpy as np
@@ -119,8 +125,8 @@ def fitted_threshold(
     reaching: Sequence[tuple[int, float]],
     largest: float,
     count: Callable[[float], int],
-) -> float:
-    """The threshold of the first stage that is good, or of the last.
+) -> tuple[float, bool]:
+    """The threshold of the first stage that is good, or of the last; and whether it has failed.
 
     Args:
         k: How many are to reach it.
@@ -130,19 +136,22 @@ def fitted_threshold(
         count: Says how many reach a threshold; anything above `most_counted` if those are more.
 
     Returns:
-        A float32 number larger than 0.
+        A float32 number larger than 0; and whether only k are to be sent of what reaches it.
     """
-    threshold = _SMALLEST
+    threshold, found = SMALLEST, 0
     for stage, (base, (above, total)) in enumerate(zip(bases, reaching, strict=True)):
         if stage and above <= k:
             break
         threshold = stage_threshold(k, base, above, total, largest)
-        if stage + 1 == len(bases) or abs(count(threshold) - k) <= TOLERANCE * k:
+        found = count(threshold)
+        if abs(found - k) <= TOLERANCE * k:
             break
-    return threshold
+    if k - found > TOLERANCE * k or count(SMALLEST) <= k:
+        return SMALLEST, True
+    return threshold, False
 
 
 def stage_threshold(k: int, base: float, above: int, total: float, largest: float) -> float:
     """A float32 number larger than 0, and no larger than ``largest`` if that is possible."""
     fitted = base + (total / above - base) * math.log(above / k)
-    return float(np.float32(max(min(fitted, largest), _SMALLEST)))
+    return float(np.float32(max(min(fitted, largest), SMALLEST)))

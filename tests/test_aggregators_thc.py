@@ -154,7 +154,7 @@ def test_overflow_on_one_rank_is_nan_on_all_in_its_chunk_and_poisons_nothing(val
     world.rollback()
     for rank in range(3):
         due = before[rank] + given[rank]
-        due = torch.where(due.isfinite(), due, before[rank])
+        due = torch.where(due.abs() <= 2.0**94, due, before[rank])
         torch.testing.assert_close(residual(world, rank), due, rtol=1e-5, atol=1e-5)
 
 

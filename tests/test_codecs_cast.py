@@ -41,8 +41,8 @@ def test_feedback_recovers_what_a_cast_loses() -> None:
     assert float((64 * (decoded(codec, encoded(codec, x), 8) - x)).abs().min()) == 2.0**-6
 
 
-def test_what_is_too_large_for_the_payload_is_kept_whole() -> None:
-    x, residual = torch.tensor([1.0, 1e6, -1e6]), torch.tensor([0.0, 5.0, 0.0])
-    payload = torch.zeros(6, dtype=torch.uint8)
-    Fp16().encode_feedback(x, residual, payload, DRAW, scale=2.0)
-    assert residual.tolist() == [0.0, (1e6 + 10.0) / 2.0, -5e5]
+def test_what_only_the_loss_scale_makes_too_large_for_the_payload_is_kept_whole() -> None:
+    x, residual = torch.tensor([1.0, 1e6, -1e6, 1e7]), torch.tensor([0.0, 5.0, 0.0, 7.0])
+    payload = torch.zeros(8, dtype=torch.uint8)
+    Fp16().encode_feedback(x, residual, payload, DRAW, scale=32.0)
+    assert residual.tolist() == [0.0, (1e6 + 160.0) / 32.0, -1e6 / 32.0, 7.0]

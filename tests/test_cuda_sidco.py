@@ -72,13 +72,16 @@ def shaped(kind: str) -> F32:
         "few values": np.round(random.standard_normal(N)),
         "zero": np.zeros(N),
         "hot": np.where(np.arange(N) < N // 50, random.standard_normal(N), 0),
+        "far out": np.where(np.arange(N) == 77, 1e4, random.standard_normal(N)),
+        "few": np.where(np.arange(N) < 250, random.standard_normal(N), 0),
         "not finite": np.where(np.arange(N) == N // 2, np.nan, random.standard_normal(N)),
     }
     return made[kind].astype(np.float32)
 
 
 @pytest.mark.parametrize(
-    "kind", ["laplace", "normal", "heavy", "few values", "zero", "hot", "not finite"]
+    "kind",
+    ["laplace", "normal", "heavy", "few values", "zero", "hot", "far out", "few", "not finite"],
 )
 def test_select_sidco_equals_reference_whatever_the_tail_is(kind: str) -> None:
     x = shaped(kind)

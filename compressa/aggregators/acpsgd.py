@@ -29,7 +29,6 @@ import torch
 
 from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.factors import F32, Factors, LowRank, Matrix, Side
-from compressa.kernels import lowrank
 from compressa.kernels.feedback import all_finite
 from compressa.parameters import Layout
 
@@ -81,10 +80,9 @@ class ACPSGDAggregator(Aggregator):
             place.copy_(gradients[i])
         views = [matrix.begin(gradients, turn) for matrix in self._matrices]
         for i, g in enumerate(views):
-            basis, matrix = fixed.directions[i].rows, self._matrices[i]
-            lowrank.orthonormalize(basis)
+            matrix = self._matrices[i]
             multiply = matrix.left if fixed is self._right else matrix.right
-            multiply(g, basis, moving.own[i], turn)
+            multiply(g, fixed.begin(i), moving.own[i], turn)
         yield moving.mean()
         for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
             gradients[i].copy_(place)
@@ -113,5 +111,5 @@ class ACPSGDAggregator(Aggregator):
 
     def _factors(self, i: int, moving: F32, turn: Turn) -> Factors:
         """Return (P, Q) of a matrix, one of them given."""
-        fixed = self._sides(turn)[0].directions[i].rows
+        fixed = self._sides(turn)[0].own[i]
         return (moving, fixed) if turn.step % 2 == 0 else (fixed, moving)

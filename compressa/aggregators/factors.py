@@ -174,6 +174,7 @@ class Directions:
         world: Seed and state.
 
     Attributes:
+        values: float32, as one vector.
         rows: float32 of that shape; one direction a row.
     """
 
@@ -181,10 +182,10 @@ class Directions:
         self, kind: str, parameter: ParameterInfo, shape: tuple[int, int], stream: int, world: World
     ) -> None:
         self._noise = Noise(world.seed, stream, 0, parameter.index)
-        vector = world.state.vector(
+        self.values = world.state.vector(
             kind, parameter, math.prod(shape), Merge.FIRST, lambda new: self._draw(new, shape)
         )
-        self.rows: F32 = as_array(vector).reshape(*shape)
+        self.rows: F32 = as_array(self.values).reshape(*shape)
 
     def keep(self, factor: F32, verdicts: U32, turn: Turn) -> None:
         """Keep a factor; a row that came out zero would stay zero for ever, and is drawn anew."""
@@ -290,6 +291,16 @@ class Side:
         self.sums = FactorSum(shapes, vectors, world)
         self._sent = [torch.zeros_like(values) for values in self.sums.values]
         self.own = [as_array(x).reshape(*s) for x, s in zip(self._sent, shapes, strict=True)]
+
+    def begin(self, i: int) -> F32:
+        """Return a kept factor, made orthonormal, in the memory of the own one.
+
+        What is kept stays as it is, so that a step that breaks off leaves the same on every rank.
+        Rows that are as long as the last M would overflow in the next product with one.
+        """
+        self._sent[i].copy_(self.directions[i].values)
+        lowrank.orthonormalize(self.own[i])
+        return self.own[i]
 
     def mean(self) -> AllReduce:
         """Copy the own factors to where they are averaged; return the request that adds up."""

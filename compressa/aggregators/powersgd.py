@@ -86,10 +86,8 @@ class PowerSGDAggregator(Aggregator):
             place.copy_(gradients[i])
         views = [matrix.begin(gradients, turn) for matrix in self._matrices]
         for i, g in enumerate(views):
-            matrix, kept = self._matrices[i], self._other.directions[i].rows
-            lowrank.orthonormalize(kept)  # they are as long as the last M: squares would overflow
-            multiply = matrix.right if self._tall[i] else matrix.left
-            multiply(g, kept, self._basis.factors[i], turn)
+            multiply = self._matrices[i].right if self._tall[i] else self._matrices[i].left
+            multiply(g, self._other.begin(i), self._basis.factors[i], turn)
         yield self._basis.mean()
         for i, place in zip(self._vectors, self._basis.vectors, strict=True):
             gradients[i].copy_(place)

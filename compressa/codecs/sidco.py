@@ -24,12 +24,13 @@ class SIDCo(BoundedSparse):
     on, so that the gradient is read once for all. The paper changes the number of stages from
     step to step, by the numbers that were sent. Here it is chosen in each step, since codecs have
     no memory: the first stage whose threshold leaves 0.8 k to 1.2 k elements counts, or the last.
-    Of more than 1.2 k elements, the largest are sent; a threshold above all elements is lowered
-    to the largest.
+    Of more than 1.2 k elements, the largest are sent. Of fewer than 0.8 k, which a single element
+    far out brings about, the k largest are sent in their place, and so is all that is not 0 where
+    that is no more than k.
 
     Wire format: u32 count; that many little-endian values in `value_dtype`, in the order of their
-    indices; then the indices as in `topk`. Bias: a contraction with delta >= 1 / n; where k are
-    sent, k / n. A scope with a NaN or an infinity sends one NaN.
+    indices; then the indices as in `topk`. Bias: a contraction with delta >= 0.8 k / n. A scope
+    with a NaN or an infinity sends one NaN.
 
     Args:
         value_dtype: Dtype of the values on the wire; what a cast loses stays in the residual.
@@ -64,8 +65,9 @@ class SIDCo(BoundedSparse):
         return min(elems, math.ceil((1 + sidco.TOLERANCE) * self.kept(elems)))
 
     def bias(self, elems: int) -> Contraction:
-        """The largest element is always sent."""
-        return Contraction((1.0 - self.form.rounding**2) / max(elems, 1))
+        """The largest 0.8 k elements are always sent."""
+        sent = math.ceil((1 - sidco.TOLERANCE) * self.kept(elems))
+        return Contraction((1.0 - self.form.rounding**2) * sent / max(elems, 1))
 
     def select(
         self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float

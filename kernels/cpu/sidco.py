@@ -77,6 +77,7 @@ def _select_short(
     most, bases, shape = out[0].size, ranks.copy(), (ranks.size, (x.size - 1) // BLOCK + 1)
     sums, numbers = np.empty(shape), np.empty(shape, np.int64)
     measured = sums, bases, numbers
+    count = 0
     least = _look(x, residual, factors, most, sample, bases)[0]
     found, top = begin(x, residual, factors, least, measured, entries)
     if top >= INFINITY:
@@ -94,6 +95,10 @@ def _select_short(
         count = reaching(entries[1], found, floor)
         if abs(count - k) <= TOLERANCE * k:
             break
+    if found <= k and least > 1:  # what is listed may not be all there are
+        least, found = 1, begin_again(x, residual, factors, 1, entries)
+    if k - count > TOLERANCE * k or found <= k:
+        most, floor = min(most, k), 1
     return finish_short(x, residual, factors, (most, floor, least), found, entries, out)
 
 
@@ -121,11 +126,12 @@ def select_sidco(
     if not listing.finite:
         return mark(indices, values)
     enough = most_counted(k)
-    threshold = fitted_threshold(
+    threshold, failed = fitted_threshold(
         k,
         [float(base) for base in bases.view(np.float32)],
         listing.sums,
         listing.largest,
         lambda t: listing.count(threshold_bits(t), enough),
     )
-    return listing.choose(indices.size, threshold_bits(threshold), (indices, values))
+    most = min(k, indices.size) if failed else indices.size
+    return listing.choose(most, threshold_bits(threshold), (indices, values))

@@ -2,8 +2,8 @@
 //
 // A sample says where the stages begin, and from which magnitude on elements are likely to be
 // chosen. The survey adds up what each stage fits, by tiles, which are the blocks of the written
-// order. Then all stages are fitted at once, and what reaches their thresholds is counted together:
-// among the candidates, if these are enough to tell.
+// order. Then all stages are fitted at once, and what reaches their thresholds is counted together,
+// and what is not 0: among the candidates, if these are enough to tell.
 
 #include "_in_order.cuh"
 #include "_ranks.cuh"
@@ -11,6 +11,7 @@
 #include "_survey.cuh"
 
 constexpr int STAGE_WORDS = 4;  // as in sidco.py
+constexpr u32 SMALLEST = 1;     // the bits of the least magnitude above 0
 constexpr double TOLERANCE = 0.2;  // as in compressa.kernels.sidco
 
 struct Stage {
@@ -108,7 +109,8 @@ KERNEL(
     if (!is_last_cta(state->arrived + FITTED)) return;
     u64 candidates = crossing(state->counts[0], 1).total;
     if (threadIdx.x != 0) return;
-    bool misses = fit(stages, count, k, fresh(&state->largest)) < state->least;
+    stages[count] = {0.0, 0, 0, 0, SMALLEST};
+    bool misses = fit(stages, count, k, fresh(&state->largest)) < state->least || candidates <= k;
     state->todo = misses && candidates <= enough ? COUNT_ALL : COUNT_MARKED;
     if (has_overflown(state)) state->todo = NOTHING;
 }
@@ -124,7 +126,6 @@ DEVICE Stage best_stage(const Stage* stages, int count, u64 k) {
 }
 
 DEVICE void choose(State* state, const Stage& best, const Crossing& found, u64 room) {
-    state->floor = best.threshold;
     if (best.threshold >= state->least && best.reaching <= room)
         settle(state, best.threshold, ALL);
     else
@@ -139,16 +140,23 @@ KERNEL(
     __shared__ u32 thresholds[THRESHOLDS];
     Source from = {{x, kind}, {residual, scale, back}, n};
     const u64* among = state->todo == COUNT_MARKED ? marks : nullptr;
-    for (int first = 0; first < count; first += THRESHOLDS) {
+    for (int first = 0; first <= count; first += THRESHOLDS) {
         int t = int(threadIdx.x), s = first + t;
         __syncthreads();  // until the last thresholds are read by all
-        if (t < THRESHOLDS) thresholds[t] = s < count ? stages[s].threshold : NONE;
+        if (t < THRESHOLDS) thresholds[t] = s <= count ? stages[s].threshold : NONE;
         __syncthreads();
         count_reaching(from, among, thresholds, [&](int t, u64 reaching) {
             atomicAdd(&stages[first + t].reaching, reaching);
         });
     }
     if (!is_last_cta(state->arrived + COUNTED)) return;
-    Crossing found = crossing(state->counts[0], max(room, u64(1)));
-    if (threadIdx.x == 0) choose(state, best_stage(stages, count, k), found, room);
+    Stage best = best_stage(stages, count, k);
+    bool too_few = double(k) - double(best.reaching) > TOLERANCE * double(k);
+    bool exactly = too_few || fresh(&stages[count].reaching) <= k;
+    u64 most = exactly ? min(k, room) : room;
+    Crossing found = crossing(state->counts[0], max(most, u64(1)));
+    if (threadIdx.x != 0) return;
+    state->floor = exactly ? SMALLEST : best.threshold;
+    if (exactly) judge(state, found, most);
+    else choose(state, best, found, most);
 }

@@ -30,7 +30,7 @@ def select_sidco(
 ) -> int:
     """See :func:`compressa.kernels.sidco.select_sidco`; it waits for the count, at the end."""
     selection, count = Selection(x, residual, scale), np.int32(stages)
-    fits = device().empty(stages * _STAGE_WORDS, np.uint64)
+    fits = device().empty((stages + 1) * _STAGE_WORDS, np.uint64)  # the last counts what is not 0
     ranks = _least_rank(indices.size, x.size), *base_ranks(k, x.size, stages)
     ranked = draw_ranks(_SOURCE, selection, sampled(x.size), ranks)
     ranked.finish("begin_sidco", residual, selection.state, fits)

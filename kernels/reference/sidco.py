@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, U32, Gradient
-from ..sidco import base_ranks, fitted_threshold, sampled
+from ..sidco import SMALLEST, base_ranks, fitted_threshold, sampled
 from ._selection import mark, sample_places, sum_blocks, take_largest, unscaled
-
-_SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 def _reaching(sizes: F32, base: float) -> tuple[int, float]:
@@ -20,7 +18,7 @@ def _reaching(sizes: F32, base: float) -> tuple[int, float]:
 def _bases(sample: F32, ranks: tuple[int, ...]) -> list[float]:
     """Where the tails of all stages begin."""
     largest_first = np.sort(sample)[::-1]
-    return [0.0, *(max(float(largest_first[rank - 1]), _SMALLEST) for rank in ranks)]
+    return [0.0, *(max(float(largest_first[rank - 1]), SMALLEST) for rank in ranks)]
 
 
 def select_sidco(
@@ -35,12 +33,15 @@ def select_sidco(
 ) -> int:
     """See :func:`compressa.kernels.sidco.select_sidco`."""
     q = unscaled(x, residual, scale)
-    sizes, threshold = np.abs(q), 0.0
+    sizes, threshold, most = np.abs(q), 0.0, 0
     if np.isfinite(q).all():
         sample = sizes[sample_places(q.size, sampled(q.size))]
         bases = _bases(sample, base_ranks(k, q.size, stages))
         reaching = [_reaching(sizes, base) for base in bases]
         largest = float(sizes.max())
-        threshold = fitted_threshold(k, bases, reaching, largest, lambda t: _reaching(sizes, t)[0])
-    found = take_largest(q, indices.size, threshold, indices, values, residual, scale)
+        threshold, failed = fitted_threshold(
+            k, bases, reaching, largest, lambda t: _reaching(sizes, t)[0]
+        )
+        most = min(k, indices.size) if failed else indices.size
+    found = take_largest(q, most, threshold, indices, values, residual, scale)
     return found if found >= 0 else mark(indices, values)
