@@ -23,6 +23,9 @@ BLOCK = 2048  # elements of a row that are summed up together
 PANEL = 256  # rows that are
 ZERO, ALIVE, SPOILED = 0, 1, 2  # verdicts on the rows of a factor
 
+Factors = tuple[F32, F32]
+"""p and q."""
+
 
 def _shape(name: str, matrix: F32) -> tuple[int, int]:
     if matrix.ndim != 2:
@@ -183,8 +186,9 @@ def split_low_rank(
     *,
     held: bool = False,
     verdicts: U32 | None = None,
+    out: Factors | None = None,
 ) -> None:
-    """Split ``m`` into its approximation and the rest, in one pass over memory.
+    """Split ``m`` into its approximation and the rest; on a CPU in one pass over memory.
 
     residual = (m - product) * (1 / scale), then m = product, with the product of
     :func:`low_rank_product`; float32, 1 / scale rounded first. With ``held`` the residual has no
@@ -199,16 +203,21 @@ def split_low_rank(
         held: Whether the residual is kept.
         verdicts: uint32[r] of :func:`judge_rows`; with a spoiled row, ``m`` becomes NaN and the
             residual stays as it is.
+        out: Factors of the shapes of p and q whose product ``m`` becomes in place of theirs, such
+            as those that are the means of many.
 
     Raises:
         TypeError: A dtype is wrong.
         ValueError: A shape, a layout or ``scale`` is wrong.
     """
     _check_product(p, q, m, "m", verdicts)
+    out = out or (p, q)
+    check_array("out[0]", out[0], np.float32, p.shape)
+    check_array("out[1]", out[1], np.float32, q.shape)
     check_array("residual", residual, np.float32, m.shape, writable=True)
     check_scale(scale)
-    kernel = backend("lowrank", m, p, q, residual, verdicts)
-    kernel.split_low_rank(m, p, q, residual, scale, held=held, verdicts=verdicts)
+    kernel = backend("lowrank", m, p, q, residual, verdicts, *out)
+    kernel.split_low_rank(m, p, q, residual, scale, held=held, verdicts=verdicts, out=out)
 
 
 def keep_directions(factor: F32, kept: F32, verdicts: U32, noise: Noise) -> None:

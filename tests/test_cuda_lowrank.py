@@ -156,6 +156,8 @@ def check_split(
         left.matrix[...] = poisoned(shape, np.float32)
     due_m, due_left = m.matrix.copy(), left.matrix.copy()
     more: dict[str, Any] = {"held": held, "verdicts": verdicts_of(r, last)}
+    if seed % 2:
+        more["out"] = tuple(part.matrix for part in product_operands(shape, r, seed + 9, shift))
     lowrank.split_low_rank(m.matrix, p.matrix, q.matrix, left.matrix, scale, **more)
     with np.errstate(all="ignore"):
         reference.split_low_rank(due_m, p.matrix, q.matrix, due_left, scale, **more)

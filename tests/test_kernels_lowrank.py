@@ -143,13 +143,15 @@ def judged(factor: F32) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
     st.sampled_from(SCALES),
     st.booleans(),
     st.booleans(),
+    st.booleans(),
 )
 def test_split_equals_reference(
-    p: F32, columns: int, scale: float, held: bool, is_judged: bool
+    p: F32, columns: int, scale: float, held: bool, is_judged: bool, other: bool
 ) -> None:
     q, m, residual = operands(p, columns)
     ours, specified = (m.copy(), residual.copy()), (m.copy(), residual.copy())
-    more = {"held": held, "verdicts": judged(p) if is_judged else None}
+    out = (p[::-1].copy(), q + np.float32(1)) if other else None
+    more = {"held": held, "verdicts": judged(p) if is_judged else None, "out": out}
     with np.errstate(all="ignore"):
         split_low_rank(ours[0], p, q, ours[1], scale, **more)
         reference.split_low_rank(specified[0], p, q, specified[1], scale, **more)

@@ -28,8 +28,9 @@ from typing import ClassVar
 import torch
 
 from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, Verb, World
-from compressa.aggregators.factors import F32, Factors, LowRank, Matrix, Side
+from compressa.aggregators.factors import F32, LowRank, Matrix, Side
 from compressa.kernels.feedback import all_finite
+from compressa.kernels.lowrank import Factors
 from compressa.parameters import Layout
 
 _P_STREAM, _Q_STREAM = 0x4150, 0x4151  # "AP", "AQ"

@@ -24,13 +24,12 @@ from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import lowrank
+from compressa.kernels.lowrank import Factors
 from compressa.kernels.philox import Noise
 from compressa.parameters import Layout, ParameterInfo, Segment
 
 F32 = npt.NDArray[np.float32]
 U32 = npt.NDArray[np.uint32]
-Factors = tuple[F32, F32]
-"""P and Q of a matrix."""
 
 _LARGEST = 2.0**100  # rows and columns of 2^54 elements that are no larger have a finite length
 
@@ -146,10 +145,8 @@ class Matrix:
         A residual that waits stays, and takes it in. Where a mean is spoiled, `m` becomes NaN:
         some rank overflowed, and every rank must see it.
         """
-        lowrank.split_low_rank(
-            m, *own, self.residual, turn.loss_scale, held=self.held, verdicts=verdicts
-        )
-        lowrank.low_rank_product(*mean, m, verdicts)
+        how = {"held": self.held, "verdicts": verdicts, "out": mean}
+        lowrank.split_low_rank(m, *own, self.residual, turn.loss_scale, **how)
 
     def give_back(self, p: F32, q: F32, turn: Turn) -> None:
         """Add P Q^T to the residual: then it is M again, but for what no factor could ever hold."""

@@ -33,9 +33,10 @@ from typing import ClassVar
 import torch
 
 from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, World
-from compressa.aggregators.factors import F32, Factors, FactorSum, LowRank, Matrix, Side
+from compressa.aggregators.factors import F32, FactorSum, LowRank, Matrix, Side
 from compressa.kernels import lowrank
 from compressa.kernels.feedback import all_finite
+from compressa.kernels.lowrank import Factors
 from compressa.parameters import Layout
 
 _STREAM = 0x5051  # "PQ"

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
@@ -336,9 +337,11 @@ def split_rows(
     back: Any,
     p: Any,
     q: Any,
+    out_p: Any,
+    out_q: Any,
     i: Any,
 ) -> Any:
-    """Residual = (x - p^T q) * back and x = p^T q, for so many rows from i on."""
+    """Residual = (x - p^T q) * back and x = out_p^T out_q, for so many rows from i on."""
     if not _is_constant(rows, vectors):
         return None
     count = rows.literal_value, vectors.literal_value
@@ -347,32 +350,38 @@ def split_rows(
         def part(number: int, first: Any, size: int) -> Any:
             return _rows_of(context, builder, signature, arguments, number, first, size)
 
-        i, first = arguments[7], _INDEX(0)
+        i, first = arguments[9], _INDEX(0)
         x, residual = part(2, i, count[0]), part(3, i, count[0])
-        factors, q = part(5, first, count[1]).factors(i, count[0]), part(6, first, count[1])
+        pairs = [
+            (part(p, first, count[1]).factors(i, count[0]), part(p + 1, first, count[1]))
+            for p in (5, 7)
+        ]
 
-        def product(row: int, lines: list[Any], wide: bool) -> Any:
-            total = None
-            for vector, line in zip(factors, lines, strict=True):
-                term = builder.fmul(_spread(builder, vector[row], wide), line)
-                total = term if total is None else builder.fadd(total, term)
-            return total
+        def products(pair: int, column: Any, wide: bool) -> list[Any]:
+            factors, q = pairs[pair]
+            lines = [q.load(number, column, wide) for number in range(count[1])]
+            totals = []
+            for row in range(count[0]):
+                terms = [
+                    builder.fmul(_spread(builder, vector[row], wide), line)
+                    for vector, line in zip(factors, lines, strict=True)
+                ]
+                totals.append(reduce(builder.fadd, terms))
+            return totals
 
         def body(column: Any, wide: bool) -> None:
             if wide:
                 x.ask(column)
                 residual.ask(column)
-            lines = [q.load(number, column, wide) for number in range(count[1])]
-            near = [product(row, lines, wide) for row in range(count[0])]
             scale, missed = _spread(builder, arguments[4], wide), []
-            for row, value in enumerate(near):
+            for row, value in enumerate(products(0, column, wide)):
                 lost = builder.fsub(x.load(row, column, wide), value)
                 missed.append(builder.fmul(lost, scale))
-            for rows, values in ((x, near), (residual, missed)):
+            for rows, values in ((residual, missed), (x, products(1, column, wide))):
                 for row, value in enumerate(values):
                     rows.store(value, row, column, wide)
 
         _over_columns(builder, x.columns, body)
         return context.get_dummy_value()
 
-    return types.void(rows, vectors, x, residual, back, p, q, types.intp), generate
+    return types.void(rows, vectors, x, residual, back, p, q, out_p, out_q, types.intp), generate

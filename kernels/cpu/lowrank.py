@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._arrays import F32, F64, U32
-from ..lowrank import ALIVE, BLOCK, DEPENDENT, PANEL, SPOILED, ZERO
+from ..lowrank import ALIVE, BLOCK, DEPENDENT, PANEL, SPOILED, ZERO, Factors
 from ..philox import Noise
 from ..scratch import scratch
 from ..threads import over_slices
@@ -130,46 +130,59 @@ def _product(p: F32, q: F32, out: F32, bounds: tuple[int, int]) -> None:
 
 
 @jit
-def _replace(m: F32, product: F32, residual: F32, back: np.float32, held: bool) -> None:
+def _keep_missed(m: F32, product: F32, residual: F32, back: np.float32, held: bool) -> None:
     for j in range(m.size):
         missed = (m[j] - product[j]) * back
         residual[j] = residual[j] + missed if held else missed
-        m[j] = product[j]
 
 
 @jit
 def _split_any(
-    m: F32, p: F32, q: F32, residual: F32, back: np.float32, held: bool, bounds: tuple[int, int]
+    m: F32,
+    factors: Factors,
+    residual: F32,
+    back: np.float32,
+    held: bool,
+    out: Factors,
+    bounds: tuple[int, int],
 ) -> None:
     """Split rows with any number of vectors."""
     product = np.empty(m.shape[1], np.float32)
     for i in range(bounds[0], bounds[1]):
-        _row_of_product(p[:, i], q, product)
-        _replace(m[i], product, residual[i], back, held)
+        _row_of_product(factors[0][:, i], factors[1], product)
+        _keep_missed(m[i], product, residual[i], back, held)
+        _row_of_product(out[0][:, i], out[1], m[i])
 
 
 @jit
 def _split(
-    m: F32, p: F32, q: F32, residual: F32, back: np.float32, bounds: tuple[int, int]
+    m: F32,
+    factors: Factors,
+    residual: F32,
+    back: np.float32,
+    out: Factors,
+    bounds: tuple[int, int],
 ) -> None:
+    p, q = factors
+    out_p, out_q = out
     approx_rank, rest = q.shape[0], bounds[0]
     if approx_rank == 4:
         for i in range(bounds[0], bounds[1] - ROWS + 1, ROWS):
-            split_rows(4, 4, m, residual, back, p, q, i)
+            split_rows(4, 4, m, residual, back, p, q, out_p, out_q, i)
             rest = i + ROWS
     elif approx_rank == 2:
         for i in range(bounds[0], bounds[1] - ROWS + 1, ROWS):
-            split_rows(4, 2, m, residual, back, p, q, i)
+            split_rows(4, 2, m, residual, back, p, q, out_p, out_q, i)
             rest = i + ROWS
     elif approx_rank == 1:
         for i in range(bounds[0], bounds[1] - ROWS + 1, ROWS):
-            split_rows(4, 1, m, residual, back, p, q, i)
+            split_rows(4, 1, m, residual, back, p, q, out_p, out_q, i)
             rest = i + ROWS
     elif approx_rank == 8:
         for i in range(bounds[0], bounds[1] - ROWS + 1, ROWS):
-            split_rows(4, 8, m, residual, back, p, q, i)
+            split_rows(4, 8, m, residual, back, p, q, out_p, out_q, i)
             rest = i + ROWS
-    _split_any(m, p, q, residual, back, False, (rest, bounds[1]))
+    _split_any(m, factors, residual, back, False, out, (rest, bounds[1]))
 
 
 @jit
@@ -314,19 +327,21 @@ def split_low_rank(
     *,
     held: bool = False,
     verdicts: U32 | None = None,
+    out: Factors | None = None,
 ) -> None:
     """See :func:`compressa.kernels.lowrank.split_low_rank`."""
     if _is_spoiled(verdicts):
         m.fill(np.nan)
         return
-    back = factors_of(scale)[1]
+    back, factors = factors_of(scale)[1], (p, q)
+    becomes = out or factors
 
     def work(low: int, high: int) -> None:
         bounds = low, high
         if held:
-            _split_any(m, p, q, residual, back, True, bounds)
+            _split_any(m, factors, residual, back, True, becomes, bounds)
         else:
-            _split(m, p, q, residual, back, bounds)
+            _split(m, factors, residual, back, becomes, bounds)
 
     _over_rows(m.shape, ROWS, work)
 

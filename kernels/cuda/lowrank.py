@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._arrays import F32, U32
-from ..lowrank import BLOCK, PANEL
+from ..lowrank import BLOCK, PANEL, Factors
 from ..philox import Noise
 from ._arguments import feedback, i32, i64, random
 from ._device import CTA, WARP, device, launch
@@ -92,11 +92,14 @@ def split_low_rank(
     *,
     held: bool = False,
     verdicts: U32 | None = None,
+    out: Factors | None = None,
 ) -> None:
     """See :func:`compressa.kernels.lowrank.split_low_rank`."""
     given = m, p, q, residual, *_sizes(m, p), verdicts
     back = feedback(residual, scale)[2]
     launch("lowrank", "split_low_rank", *_tiles(m), *given, back, np.bool_(held))
+    if out is not None and (out[0] is not p or out[1] is not q):
+        low_rank_product(*out, m, verdicts)
 
 
 def keep_directions(factor: F32, kept: F32, verdicts: U32, noise: Noise) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, F64, U32
-from ..lowrank import ALIVE, BLOCK, DEPENDENT, PANEL, SPOILED, ZERO
+from ..lowrank import ALIVE, BLOCK, DEPENDENT, PANEL, SPOILED, ZERO, Factors
 from ..philox import Noise
 from ._feedback import effective, remainder
 from ._tree import LANES, tree_sum
@@ -129,6 +129,7 @@ def split_low_rank(
     *,
     held: bool = False,
     verdicts: U32 | None = None,
+    out: Factors | None = None,
 ) -> None:
     """See :func:`compressa.kernels.lowrank.split_low_rank`."""
     product = np.empty_like(m)
@@ -136,7 +137,7 @@ def split_low_rank(
     rest = remainder(m, product, scale)
     if not _is_spoiled(verdicts):
         residual[:] = residual + rest if held else rest
-    m[:] = product
+    low_rank_product(*(out or (p, q)), m, verdicts)
 
 
 def keep_directions(factor: F32, kept: F32, verdicts: U32, noise: Noise) -> None:
