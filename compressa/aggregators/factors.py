@@ -145,8 +145,8 @@ class Matrix:
         A residual that waits stays, and takes it in. Where a mean is spoiled, `m` becomes NaN:
         some rank overflowed, and every rank must see it.
         """
-        how = {"held": self.held, "verdicts": verdicts, "out": mean}
-        lowrank.split_low_rank(m, *own, self.residual, turn.loss_scale, **how)
+        given = m, *own, self.residual, turn.loss_scale
+        lowrank.split_low_rank(*given, held=self.held, verdicts=verdicts, out=mean)
 
     def give_back(self, p: F32, q: F32, turn: Turn) -> None:
         """Add P Q^T to the residual: then it is M again, but for what no factor could ever hold."""
