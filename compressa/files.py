@@ -27,6 +27,11 @@ def read(path: str | Path, most_bytes: int) -> bytes:
     return data
 
 
+def reason(error: OSError | ValueError) -> str:
+    """Return why `read` has failed, in words."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def write(file: Path, data: bytes) -> None:
     """Write a file so that it is never seen half written.
 

@@ -69,7 +69,15 @@ def test_a_broken_file_on_one_rank_is_told_to_all(two: Group, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "text", ["[compressor\n", "", "compressor = 3\n", '[exchnage]\nkind="auto"\n']
+    "text",
+    [
+        "[compressor\n",
+        "",
+        "compressor = 3\n",
+        '[exchnage]\nkind="auto"\n',
+        pytest.param("a = " + "[" * 5000 + "]" * 5000, id="deep"),
+        pytest.param("a = " + "9" * 10_000, id="digits"),
+    ],
 )
 def test_a_file_that_is_not_a_configuration(text: str, two: Group, tmp_path: Path) -> None:
     good, bad = tmp_path / "good.toml", tmp_path / "bad.toml"

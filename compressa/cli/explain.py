@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 explain_app = typer.Typer()
 
+_MOST_RANKS = 1024  # as of simulations: each rank's buffers are laid out
+_MOST_BYTES = 4 << 30
 _SIZES = ("64KiB", "1MiB", "16MiB", "100MiB")
 
 
@@ -40,7 +42,8 @@ def explain(
         ),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option(min=2, help="How many ranks; as many as were measured.")
+        int | None,
+        typer.Option(min=2, max=_MOST_RANKS, help="How many ranks; as many as were measured."),
     ] = None,
     link: Annotated[
         Path | None,
@@ -69,6 +72,8 @@ def explain(
     count = ranks or (figures.ranks if figures is not None else None)
     if count is None:
         raise ConfigError("--ranks is needed where no link is measured: say how many there will be")
+    if count > _MOST_RANKS:
+        raise ConfigError(f"{count} ranks were measured: give --ranks, at most {_MOST_RANKS}")
     costs = None
     if figures is not None:
         costs = figures.costs_at(config.schedule.pace_bits_per_s)
@@ -117,8 +122,10 @@ def _bytes(text: str) -> int:
         size_bytes = parse_bytes(text)
     except ValueError as error:
         raise ConfigError(f"--size {error}") from error
-    if size_bytes < 4 or size_bytes % 4:
-        raise ConfigError(f"--size: {text} is no size of float32: give a multiple of 4")
+    if not 4 <= size_bytes <= _MOST_BYTES or size_bytes % 4:
+        raise ConfigError(
+            f"--size: {text} is no size of float32: give a multiple of 4, at most 4 GiB"
+        )
     return size_bytes
 
 

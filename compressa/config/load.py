@@ -104,8 +104,7 @@ def _read(path: str | os.PathLike[str], where: str) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where}: is not UTF-8 text, as TOML must be ({error})") from error
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{where}: cannot be read: {reason}") from error
+        raise ConfigError(f"{where}: cannot be read: {files.reason(error)}") from error
 
 
 def _parse(text: str, where: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ of its checkpoint, whatever has become of the file.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,11 +20,11 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
-    PositiveInt,
     ValidationError,
     model_validator,
 )
 
+from compressa import files
 from compressa.collectives.choice import CANDIDATES, Costs, points
 from compressa.collectives.cost import Link
 from compressa.config import Config
@@ -33,7 +34,11 @@ COMMAND = "compressa bench link"
 MOST_SPREAD = 0.1
 """Figures of which rounds differ by more were disturbed: they should be measured again."""
 
-Positive = Annotated[FiniteFloat, Field(gt=0)]
+_MOST_BYTES = 64 << 20
+_LONGEST_S = 1e6
+Positive = Annotated[FiniteFloat, Field(ge=1e-30, le=_LONGEST_S)]
+_Count = Annotated[int, Field(ge=1, le=1 << 20)]
+Share = Annotated[FiniteFloat, Field(ge=0, le=1e6)]
 
 
 class _Strict(BaseModel):
@@ -44,7 +49,7 @@ class Measured(_Strict):
     """How long one way of summing took: the median of several times, each of the slowest rank."""
 
     algorithm: str
-    size_bytes: PositiveInt
+    size_bytes: Annotated[int, Field(ge=1, le=1 << 53)]
     median_s: Positive
 
     @model_validator(mode="after")
@@ -63,13 +68,13 @@ class Figures(_Strict):
     are from before there were rounds.
     """
 
-    ranks: Annotated[int, Field(ge=2)]
-    message_s: Annotated[FiniteFloat, Field(ge=0)]
+    ranks: Annotated[int, Field(ge=2, le=1 << 16)]
+    message_s: Annotated[FiniteFloat, Field(ge=0, le=_LONGEST_S)]
     byte_s: Positive
     reduce_s: Positive
     pair_byte_s: Positive
-    byte_spread: Annotated[FiniteFloat, Field(ge=0)] | None = None
-    measured: tuple[Measured, ...]
+    byte_spread: Share | None = None
+    measured: Annotated[tuple[Measured, ...], Field(max_length=1 << 16)]
 
     @model_validator(mode="after")
     def _once(self) -> Self:
@@ -109,11 +114,11 @@ class LinkFile(Figures):
 
     format: Literal["compressa.link"] = "compressa.link"
     format_version: Literal[1] = 1
-    hosts: PositiveInt = Field(description="of which the network namespaces differ")
+    hosts: _Count = Field(description="of which the network namespaces differ")
     transport: str
-    connections: PositiveInt
+    connections: _Count
     cpu: str
-    cores: PositiveInt
+    cores: _Count
     system: str
     versions: dict[str, str]
     timestamp: AwareDatetime
@@ -162,10 +167,11 @@ def read(path: str | Path, where: str = "") -> LinkFile:
         ConfigError: It cannot be read, or is no such file.
     """
     try:
-        text = Path(path).read_bytes()
-    except OSError as error:
+        text = files.read(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{where}{path}: cannot be read: {error.strerror}; write it with `{COMMAND} --out FILE`"
+            f"{where}{path}: cannot be read: {files.reason(error)}; write it with "
+            f"`{COMMAND} --out FILE`"
         ) from error
     return parse(text, f"{where}{path}")
 
@@ -233,7 +239,7 @@ def offer(config: Config, transport: str) -> dict[str, Any] | None:
     path = config.exchange.link
     if path is None:
         return None
-    if not Path(path).exists():
+    if not os.path.exists(path):
         return {"missing": path}
     figures = read(path, "exchange.link: ")
     figures.check_fits(transport, f"exchange.link: {path}")

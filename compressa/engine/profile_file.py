@@ -26,6 +26,7 @@ from pydantic import (
     model_validator,
 )
 
+from compressa import files
 from compressa.config import Config
 from compressa.engine.link_file import LinkFile
 from compressa.engine.profiler import Profiler
@@ -35,6 +36,7 @@ from compressa.schedulers import Profile, UnitTimes
 
 CALL = "handle.save_profile(FILE)"
 
+_MOST_BYTES = 256 << 20
 _LONGEST_S = 1e6
 _MOST_ELEMS = 1 << 33
 _MOST_ROWS = 1 << 17
@@ -93,7 +95,7 @@ class ProfileFile(_Strict):
     format: Literal["compressa.profile"] = "compressa.profile"
     format_version: Literal[1] = 1
     configuration: dict[str, Any]
-    step: Annotated[int, Field(ge=0)] = Field(description="that was measured last")
+    step: Annotated[int, Field(ge=0, le=1 << 62)] = Field(description="that was measured last")
     ranks: Annotated[int, Field(ge=1, le=1 << 16)]
     threads: Annotated[int, Field(ge=1, le=1 << 10)] = Field(
         description="that encode and decode on a rank"
@@ -237,11 +239,13 @@ def read(path: str | Path, where: str = "") -> ProfileFile:
         ConfigError: It cannot be read, or is no such file; the message names the place.
     """
     try:
-        return ProfileFile.model_validate_json(Path(path).read_bytes())
-    except OSError as error:
+        text = files.read(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{where}{path}: cannot be read: {error.strerror}; write it with `{CALL}`"
+            f"{where}{path}: cannot be read: {files.reason(error)}; write it with `{CALL}`"
         ) from error
+    try:
+        return ProfileFile.model_validate_json(text)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or "the whole"

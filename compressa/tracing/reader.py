@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
+from compressa import files
 from compressa.errors import ConfigError
 from compressa.tracing.events import NO_UNIT, Span, Stage, Trace, Wait
 
-_Time = Annotated[FiniteFloat, Field(ge=0)]
+_MOST_BYTES = 1 << 30
+_Time = Annotated[FiniteFloat, Field(ge=0, le=1e18)]
 _Count = Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
@@ -93,9 +95,9 @@ def read(path: str | Path) -> Trace:
         ConfigError: It cannot be read, or is no such file; the message names the place.
     """
     try:
-        text = Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+        text = files.read(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read: {files.reason(error)}") from error
     try:
         file = _File.model_validate_json(text)
     except ValidationError as error:
