@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
+import resource
+import socket
+import struct
 import textwrap
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -18,6 +24,8 @@ import compressa.parameter_server
 from compressa.engine import session
 from compressa.errors import CompressaError
 from compressa.parameter_server import Server, Worker, open_parameter_server
+from compressa.transports import rendezvous
+from compressa.transports.door import Entrance
 
 Keys = Mapping[str, Sequence[int]]
 
@@ -161,3 +169,89 @@ def run_example() -> int:
     known["open_parameter_server"] = open_parameter_server
     exec(textwrap.dedent(example).replace("range(100)", "range(3)"), known)
     return steps
+
+
+def train_besieged(*, config: Any, keys: Keys, late_s: float) -> dict[str, Any]:
+    """As `train`, with attackers at the door while the others are late, and afterwards.
+
+    Returns also by how much the memory of this process has grown, and how long opening took.
+    """
+    over, attackers = threading.Event(), list[threading.Thread]()
+    wait = Entrance.wait
+
+    def besieged(self: Entrance, *arguments: Any) -> None:
+        seat = self._listener.getsockname()
+        attackers.extend(threading.Thread(target=a, args=(seat, over)) for a in _ATTACKS)
+        for attacker in attackers:
+            attacker.start()
+        wait(self, *arguments)
+
+    connect = rendezvous._connect
+
+    def connect_late(*arguments: Any) -> socket.socket:
+        time.sleep(late_s)
+        return connect(*arguments)
+
+    before_kb = _peak_kb()
+    started_s = time.monotonic()
+    try:
+        with (
+            mock.patch.object(Entrance, "wait", besieged),
+            mock.patch.object(rendezvous, "_connect", connect_late),
+        ):
+            node = open_parameter_server(dist.group.WORLD, keys, config)
+        opened_s, grown_kb = time.monotonic() - started_s, _peak_kb() - before_kb
+        assert isinstance(node, Worker)
+        with node as worker:
+            worker.push(list(keys), values_of(worker.rank, 0, keys))
+            digest = digest_of(worker.wait(worker.pull(list(keys))))
+    finally:
+        over.set()
+        for attacker in attackers:
+            attacker.join()
+    return {"digest": digest, "opened_s": opened_s, "grown_kb": grown_kb, "left": threads_left()}
+
+
+def _peak_kb() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+Seat = tuple[str, int]
+
+
+def _crowd(seat: Seat, over: threading.Event) -> None:
+    """Come by hundreds, say nothing, and stay."""
+    links = []
+    with contextlib.suppress(OSError):
+        while not over.wait(0.002) and len(links) < 400:
+            links.append(socket.create_connection(seat, 1.0))
+    over.wait()
+    for link in links:
+        link.close()
+
+
+def _drip(seat: Seat, over: threading.Event) -> None:
+    """Say a hello byte by byte, for ever."""
+    with contextlib.suppress(OSError), socket.create_connection(seat, 1.0) as link:
+        while not over.wait(0.02):
+            link.sendall(b"c")
+
+
+def _shout(seat: Seat, over: threading.Event) -> None:
+    """Announce absurd lengths, as much as anybody takes, again and again."""
+    while not over.wait(0.01):
+        with contextlib.suppress(OSError), socket.create_connection(seat, 1.0) as link:
+            link.settimeout(0.2)
+            link.sendall(struct.pack("<Q", 1 << 62) * (1 << 17))
+
+
+def _echo(seat: Seat, over: threading.Event) -> None:
+    """Give back what the door says, as if that were a proof."""
+    while not over.wait(0.01):
+        with contextlib.suppress(OSError), socket.create_connection(seat, 1.0) as link:
+            link.settimeout(0.2)
+            link.sendall(b"compressa-tcp-2\0" + link.recv(16) * 8)
+            link.recv(100)
+
+
+_ATTACKS = (_crowd, _drip, _shout, _echo)

@@ -139,3 +139,17 @@ def test_a_late_worker_is_named_by_all(pools: Pools) -> None:
         assert "for ranks 1 in" in seen["message"], seen
         assert "push of key 'w" in seen["message"], seen
         assert "step 2" in seen["message"], seen
+
+
+def test_attackers_at_the_door_change_nothing_and_take_little(
+    fresh: Callable[[int], Group],
+) -> None:
+    """Crowds, drips, absurd lengths and echoes, while the workers that are due are late."""
+    config, late_s = settings("int8"), 1.5
+    job = "_rank_jobs_server.train_besieged"
+    answers = fresh(3).run(job, config=config, keys=KEYS, late_s=late_s)
+    assert same([answer["digest"] for answer in answers]) == due(3, config, steps=1)[0]
+    for answer in answers:
+        assert late_s < answer["opened_s"] < 20.0
+        assert answer["grown_kb"] < 64 << 10
+        assert answer["left"] == []

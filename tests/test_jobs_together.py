@@ -1,0 +1,82 @@
+"""Jobs that share hosts, and nothing else: each trains as it does alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _ranks import Group, same, settings
+
+pytestmark = pytest.mark.ranks
+
+TRAIN = "_rank_jobs.train"
+
+
+def together(groups: list[Group], function: str, **arguments: Any) -> list[list[Any]]:
+    """Run the same job in several groups at the same time."""
+    started = [(group, group.start(function, **arguments)) for group in groups]
+    ended = [group.collect(processes, 90.0) for group, processes in started]
+    for outcomes in ended:
+        for outcome in outcomes:
+            assert outcome.ok, outcome.explain()
+    return [[outcome.value for outcome in outcomes] for outcomes in ended]
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {},
+        {"exchange": {"transport": "gloo"}},
+        {"exchange": {"connections": 3}},
+        {"schedule": {"pace_bits_per_s": 2e7, "policy": "priority"}},
+    ],
+    ids=["tcp", "gloo", "several connections", "paced"],
+)
+def test_two_jobs_of_one_configuration_train_as_alone(
+    sections: dict[str, Any], fresh: Callable[[int], Group]
+) -> None:
+    config = settings("topk", **sections)
+    groups = [fresh(2), fresh(2)]
+    alone = groups[0].run(TRAIN, config=config)
+    for results in together(groups, TRAIN, config=config, steps=4):
+        assert same([r["parameters"] for r in results]) == alone[0]["parameters"]
+
+
+def test_two_jobs_on_one_link_take_turns_and_train_as_alone(
+    fresh: Callable[[int], Group], tmp_path: Path
+) -> None:
+    share = {"name": "uplink", "at": tmp_path.as_uri()}
+    config = settings("topk", schedule={"share": share})
+    groups = [fresh(2), fresh(2)]
+    alone = groups[0].run(TRAIN, config=config)
+    for results in together(groups, TRAIN, config=config, steps=4):
+        assert same([r["parameters"] for r in results]) == alone[0]["parameters"]
+
+
+def test_two_jobs_that_save_to_folders_of_their_own_do_not_meet(
+    fresh: Callable[[int], Group], tmp_path: Path
+) -> None:
+    config = settings("topk")
+    groups = [fresh(2), fresh(2)]
+    started = [
+        group.start("_rank_jobs_state.save", config=config, folder=str(tmp_path / name))
+        for group, name in zip(groups, ("one", "other"), strict=True)
+    ]
+    for group, processes in zip(groups, started, strict=True):
+        assert all(outcome.ok for outcome in group.collect(processes, 60.0))
+    for name in ("one", "other"):
+        assert len(list((tmp_path / name).iterdir())) == 3
+
+
+def test_a_job_that_dies_leaves_the_other_alone(fresh: Callable[[int], Group]) -> None:
+    config = settings("topk", schedule={"pace_bits_per_s": 2e7})
+    doomed, other = fresh(2), fresh(2)
+    alone = other.run(TRAIN, config=config, steps=6)
+    processes = other.start(TRAIN, config=config, steps=6)
+    fate = {"culprit": 1, "how": "kill", "at": 2}
+    doomed.outcomes("_rank_jobs_faults.train_until_failure", config=config, **fate)
+    outcomes = other.collect(processes, 90.0)
+    assert all(outcome.ok for outcome in outcomes)
+    assert same([o.value["parameters"] for o in outcomes]) == alone[0]["parameters"]
