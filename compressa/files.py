@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO
 
 
-def read(path: str | Path, most_bytes: int) -> bytes:
+def read(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """Read a file.
 
     Raises:

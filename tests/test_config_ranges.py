@@ -18,7 +18,7 @@ Number = int | float
 _LEAST, _MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _TOGETHER: dict[str, dict[str, Any]] = {
     "demo.chunk": {"compressor": {"kept": 16}},
-    "demo.kept": {"compressor": {"chunk": 256}},
+    "demo.kept": {"compressor": {"chunk": 64}},
     "exchange.credit_bytes": {"exchange": {"chunk_bytes": 1}},
     "exchange.chunk_bytes": {"exchange": {"credit_bytes": 1 << 30}},
     "exchange.heartbeat_s": {"exchange": {"silence_s": 604800}},

@@ -18,8 +18,9 @@ _MOST_EXTENT = 1 << 53
 
 
 def _dimension(value: object) -> int | str:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if value == "*" or (whole and 0 <= value <= _MOST_EXTENT):
+    if value == "*":
+        return "*"
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_EXTENT:
         return value
     raise ValueError(
         f'must be a number of elements, at most {_MOST_EXTENT}, or "*" for any, not {show(value)}'
