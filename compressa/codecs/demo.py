@@ -65,7 +65,7 @@ class DeMo(Codec):
 
     chunk: Annotated[int, Ge(dct.LEAST), Le(dct.MOST)] = 64
     kept: Annotated[int, Ge(1), Le(dct.MOST**2)] = 32
-    columns: Annotated[int, Ge(0), Le(1 << 30)] = 0
+    columns: Annotated[int, Ge(0), Le(1 << 20)] = 0
 
     def __post_init__(self) -> None:
         self._form(self.kept, self.columns or self.chunk)
