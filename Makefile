@@ -2,18 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 TESTS ?= tests
+GPU_PYTHON ?= 3.12
+GPU_WHEELS ?= build/gpu-wheels
 
-.PHONY: install check test fuzz stress bench gpu demo coverage clean
+.PHONY: install check kernels test fuzz stress bench gpu gpu-bundle demo coverage clean
 
 install: .venv/installed
 
-# The kernels are compiled here, once, so that no first training step has to wait for them.
+# Kernels are compiled when a compressor that needs them is first registered.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "compressa needs Python 3.11 or newer; set PYTHON=/path/to/python3.11")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[experiments,dev]'
-	$(BIN)/python -m compressa.kernels.compile
 	touch $@
 
 check: install
@@ -21,12 +22,16 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/python tests/typecheck.py
 
+# All kernels for gradients in float32, by as many processes as there are cores.
+kernels: install
+	$(BIN)/python -m compressa.kernels.compile
+
 # First what needs a core, on all of them; then what starts ranks, which wait for one another most of
 # the time, two tests at a time; then what shapes links or tells the time, alone. Of a part of the
 # tests there may be none of one kind, which is status 5. What one of the many processes has compiled
 # of Python's files the others load.
 test: export PYTHONDONTWRITEBYTECODE =
-test: install
+test: kernels
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "not (ranks or netns or alone)" $(TESTS) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not (netns or alone)" $(TESTS) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -m "netns or alone" $(TESTS) || [ $$? -eq 5 ]
@@ -47,10 +52,15 @@ bench: install
 gpu: install
 	$(BIN)/python tests/gpu.py
 
+# The wheels that a machine with a GPU and without an index lacks: there, no installation is needed
+# but `python tests/gpu.py --wheels build/gpu-wheels`.
+gpu-bundle: install
+	$(BIN)/python tests/gpu_bundle.py $(GPU_WHEELS) $(GPU_PYTHON)
+
 demo: install
 	$(BIN)/compressa demo
 
-coverage: install
+coverage: kernels
 	$(BIN)/python -m coverage run -m pytest $(TESTS)
 	$(BIN)/python -m coverage report
 

@@ -82,6 +82,7 @@ def run(
     testbed: Annotated[Kind, typer.Option(help="Namespaces, plain processes, or the best.")] = (
         "auto"
     ),
+    report: Annotated[bool, typer.Option(help="Print a table, draw plots, write a report.")] = True,
 ) -> None:
     """Run a plan and report it. See the first lines of this file for examples."""
     console = Console()
@@ -91,7 +92,7 @@ def run(
         overrides = _overrides(task or [], steps, compressor or [])
         options = {"links": link, "seeds": seed, "time_steps": time_steps, "hosts": hosts}
         planned = _plan(plan, overrides | options)
-        failures = _execute(planned, out, testbed, console)
+        failures = _execute(planned, out, testbed, console, report)
     except (CompressaError, LabError, OSError, ValidationError) as error:
         console.print(_words(error), style="red", highlight=False, markup=False)
         raise typer.Exit(1) from error
@@ -105,7 +106,7 @@ def _words(error: Exception) -> str:
     return "".join(f"{place}: {message}\n" for place, message in mistakes)
 
 
-def _execute(plan: Plan, out: Path, testbed: Kind, console: Console) -> int:
+def _execute(plan: Plan, out: Path, testbed: Kind, console: Console, report: bool) -> int:
     """Runs the plan; whatever happens, what there is by then is reported."""
     if plan.device == "cuda" and not torch.cuda.is_available():
         raise BackendUnavailable(
@@ -119,7 +120,7 @@ def _execute(plan: Plan, out: Path, testbed: Kind, console: Console) -> int:
             driver = Driver(plan, out, watcher)
             driver.run(partial(open_testbed, link=UNSHAPED, kind=testbed, self_check=False))
     finally:
-        if (out / CELLS_FILE).exists():
+        if report and (out / CELLS_FILE).exists():
             render(out, console)
     return len(driver.failures)
 

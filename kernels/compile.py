@@ -1,16 +1,21 @@
 """Compile the CPU kernels now: `python -m compressa.kernels.compile [--half]`.
 
 Compiled code is kept on disk beside the sources (or in the user's cache folder where that is
-read-only), so this is needed once per machine and version. Without it the first step that uses
-a kernel compiles it. Kernels for gradients in float16 and bfloat16 are compiled with --half only:
-it takes three times as long, and few train in them on a CPU.
+read-only), so this is needed once per machine and version. Without it a registration compiles what
+its compressors need. All processor cores compile, each something else. Kernels for gradients in
+float16 and bfloat16 are compiled with --half only: it takes three times as long, and few train in
+them on a CPU.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 
 import numpy as np
 from compressa.kernels import (
@@ -275,6 +280,7 @@ def compile_rotations() -> None:
 
 
 _FOR_KINDS = (
+    compile_selections,  # takes longest
     compile_blockwise,
     compile_casts,
     compile_floats,
@@ -282,7 +288,6 @@ _FOR_KINDS = (
     compile_onebit,
     compile_onebit_sgd,
     compile_dct,
-    compile_selections,
 )
 _OTHERS = (
     compile_blockwise_mean,
@@ -313,15 +318,21 @@ def compile_one(name: str, half: bool = False) -> None:
             rest()
 
 
+def load_all() -> None:
+    """Compile or load all kernels for gradients in float32 in this process."""
+    for work in WORKS:
+        compile_one(work.__name__)
+
+
 def main(half: bool = False) -> None:
-    """Compile all, and say how long it took.
+    """Compile all, by as many processes as there are cores, and say how long it took.
 
     Args:
         half: Also for gradients in float16 and bfloat16.
     """
     started_s = time.perf_counter()
-    for work in WORKS:
-        compile_one(work.__name__, half)
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as pool:
+        list(pool.map(partial(compile_one, half=half), [work.__name__ for work in WORKS]))
     print(f"compressa: CPU kernels are compiled ({time.perf_counter() - started_s:.1f} s)")
 
 

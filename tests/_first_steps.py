@@ -1,9 +1,10 @@
 """A process that trains its first steps and says what numba had to compile: run by a test.
 
-    python tests/_first_steps.py [--compile] [--half] NAME...
+    python tests/_first_steps.py [--compile | --register] [--half] NAME...
 
 With --compile, what `compressa.kernels.compile` compiles is compiled or loaded before, and what is
-compiled or loaded after that is listed. With --half gradients are float16 and bfloat16 as well.
+compiled or loaded after that is listed. With --register, what a registration compiles is. With
+--half gradients are float16 and bfloat16 as well.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ from numba.core import event
 from compressa.codecs import Codec, Contraction
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS
+from compressa.config import Config
+from compressa.engine.compilation import compile_kernels
+from compressa.engine.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
-from compressa.testing.lockstep import Lockstep
 from compressa.wrappers import ErrorFeedback, MomentumCorrection
 
 HALF = (torch.bfloat16, torch.float16)
@@ -78,6 +81,16 @@ def first_steps(name: str, dtypes: Sequence[torch.dtype]) -> None:
                     ranks.step([_gradients(dtype, rank) for rank in range(size)])
 
 
+def register(name: str, dtypes: Sequence[torch.dtype]) -> None:
+    """Compile or load what registrations with a compressor do, by two and by three ranks."""
+    for dtype in dtypes:
+        parameters = [ParameterInfo(i, n, s, dtype) for i, (n, s) in enumerate(SHAPES.items())]
+        for compressor in forms(name):
+            for size in (2, 3):
+                compressors = dict.fromkeys(SHAPES, compressor)
+                compile_kernels(parameters, compressors, Config(), size)
+
+
 def _gradients(dtype: torch.dtype, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return {n: torch.randn(s, generator=generator).to(dtype) for n, s in SHAPES.items()}
@@ -88,12 +101,17 @@ def main() -> None:
     names = [name for name in sys.argv[1:] if not name.startswith("--")]
     half = "--half" in sys.argv
     if "--compile" in sys.argv:
-        kernels_compile.main(half)
+        for work in kernels_compile.WORKS:
+            kernels_compile.compile_one(work.__name__, half)
     before, listener = overloads(), Compilations()
     event.register("numba:compile", listener)
     missing = {}
+    dtypes = (torch.float32, *HALF) if half else (torch.float32,)
     for name in names:
-        first_steps(name, (torch.float32, *HALF) if half else (torch.float32,))
+        if "--register" in sys.argv:
+            register(name, dtypes)
+            before = overloads()
+        first_steps(name, dtypes)
         missing[name] = sorted(overloads() - before)
         before = overloads()
     print(json.dumps({"compiled": listener.names, "missing": missing}))

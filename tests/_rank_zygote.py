@@ -55,7 +55,7 @@ def main() -> None:
     for name in _PRELOADED:
         importlib.import_module(name)
     torch.set_num_threads(1)
-    compile.main()  # loads every kernel, so that no rank has to
+    compile.load_all()  # loads every kernel, so that no rank has to
     gc.collect()
     gc.freeze()  # a rank's collector would copy every page that it touches
     threads = len(os.listdir("/proc/self/task"))

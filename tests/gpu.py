@@ -1,16 +1,23 @@
-# python tests/gpu.py [FOLDER [PART ...]]
+# python tests/gpu.py [--wheels FOLDER] [--minutes N] [--out FOLDER] [PART ...]
 """Check and measure everything that runs on a GPU; write down what was found.
 
-Parts: `compilation` of all kernels, each in a process of its own; `checks`: the kernels are
-compared with the reference on the GPU itself, codecs on its tensors with those of the CPU, the hook
-runs over NCCL in a world of one, and over Gloo and TCP with two ranks that share the GPU;
-`training` of the demo's tasks by two ranks; `measurement`: `compressa bench kernels --device cuda`.
-The result is gpu-NAME-DATE.json in FOLDER, experiments/results if not given, and grows with each
-part. All together take less than eight minutes.
+Parts, in order of worth: `imports` of all that the others need; `compilation` of all kernels, each
+in a process of its own; `checks`: the hook runs over NCCL in a world of one, and over Gloo and TCP
+with two ranks that share the GPU, codecs on its tensors are compared with those of the CPU, and
+kernels with the reference; `measurement`: `compressa bench kernels --device cuda`; `training` of
+the demo's tasks by two ranks. Each has a limit of its own, and all together take less than eight
+minutes, or what --minutes leaves; what was not reached is listed.
+
+The result is gpu-NAME-DATE.json in FOLDER, experiments/results if not given. It is written anew
+whenever something is known, and a part that is run later is added.
+
+Nothing has to be installed but torch for CUDA, CuPy, numba, pytest and hypothesis, if the folder
+that `make gpu-bundle` fills is given with --wheels.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -18,65 +25,130 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import torch
-from compressa.kernels import KernelUnavailable, cuda
-from compressa.kernels import compile as cpu_kernels
+import gpu_bundle
 
+State = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
 PACKAGES = (
     *("compressa", "torch", "triton", "numpy", "cupy-cuda12x", "cupy-cuda13x", "bitsandbytes"),
     *("nvidia-cuda-nvrtc", "nvidia-nccl-cu12", "nvidia-nccl-cu13"),
 )
-COMPILATION_S, CHECKS_S, TRAINING_S, MEASUREMENT_S = 90.0, 150.0, 60.0, 170.0
+LIMITS_S = {
+    "imports": 240.0,
+    "compilation": 90.0,
+    "checks": 150.0,
+    "measurement": 170.0,
+    "training": 60.0,
+}
+TRAINING = ROOT / "experiments" / "accuracy_vs_bandwidth.py"
+WITHOUT_DIGITS = ("--task", "gpt-demo", "--steps", "60")
+# Warnings of other versions than those that are pinned are no faults here.
+PYTEST = (
+    *(sys.executable, "-m", "pytest", "--gpu", "-q", "-p", "no:cacheprovider", "-W", "default"),
+    *("-o", "timeout=120", "-o", "timeout_method=thread"),
+)
+IMPORT_ALL = """
+import importlib, pkgutil, compressa
+for module in pkgutil.walk_packages(compressa.__path__, "compressa."):
+    importlib.import_module(module.name)
+"""
 GRACE_S = 20.0  # for what is told to end
 PROCESSES = 8
 NOT_ON_A_GPU = ("test_cuda_builds.py", "test_cuda_emulation.py")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Return 0 if all checks have passed."""
-    if not torch.cuda.is_available():
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # so that children heed it, too
+    chosen = options().parse_args(arguments)
+    try:
+        with gpu_bundle.importable(chosen.wheels) as site:
+            return run(chosen, site)
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+
+
+def options() -> argparse.ArgumentParser:
+    """Return what can be chosen."""
+    parser = argparse.ArgumentParser(description="Check and measure what runs on a GPU.")
+    parser.add_argument("--wheels", type=Path, help="a folder that `make gpu-bundle` has filled")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all parts together")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the folder of the result")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    return parser
+
+
+def run(chosen: argparse.Namespace, site: Path) -> int:
+    """Run the chosen parts, as far as time goes."""
+    end_s = time.monotonic() + 60.0 * chosen.minutes
+    can_import = next(imports(site, LIMITS_S["imports"]))
+    if can_import["code"]:
         print(
-            "There is no GPU here: torch sees none. Run this on a machine with an NVIDIA GPU, "
-            "torch for its CUDA, and compressa[cuda12] or compressa[cuda13].",
+            "What the parts need can not be imported; see above. Install what is missing, or fill "
+            "a folder with `make gpu-bundle` where there is an index, and name it with --wheels.",
             file=sys.stderr,
         )
         return 1
+    missing = missing_gpu()
+    if missing:
+        print(missing, file=sys.stderr)
+        return 1
+    import torch
+
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    path = chosen.out.resolve() / file_name(torch.cuda.get_device_name(), datetime.now(UTC))
+    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    found |= {"machine": machine(), "imports": can_import}
+    wanted = [name for name in PARTS if name in (chosen.parts or PARTS)]
+    found["not_reached"] = list(wanted)
+    for name in wanted:
+        limit_s = min(LIMITS_S[name], end_s - time.monotonic())
+        if limit_s <= 0:
+            break
+        for state in PARTS[name](site, limit_s):  # what is known is kept, whatever comes
+            found[name] = state
+            path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        found["not_reached"].remove(name)
+        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return told(path, found, wanted)
+
+
+def told(path: Path, found: dict[str, Any], wanted: Sequence[str]) -> int:
+    """Say what came of the parts; return 0 if all have passed."""
+    missed = found["not_reached"]
+    codes = {name: int(found[name]["code"]) for name in wanted if name not in missed}
+    print(f"{path}: {', '.join(f'{name} {code}' for name, code in codes.items())}")
+    if missed:
+        print(f"not reached: {', '.join(missed)}")
+    return max([1 if missed else 0, *codes.values()])
+
+
+def missing_gpu() -> str:
+    """Say what is missing to run anything on a GPU; nothing if all is there."""
+    import torch
+    from compressa.kernels import KernelUnavailable, cuda
+
+    if not torch.cuda.is_available():
+        return (
+            "There is no GPU here: torch sees none. Run this on a machine with an NVIDIA GPU, "
+            "torch for its CUDA, and compressa[cuda12] or compressa[cuda13]."
+        )
     try:
         cuda.check_available()
     except KernelUnavailable as error:
-        print(f"There is a GPU, but {error}", file=sys.stderr)
-        return 1
-    folder = Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else RESULTS
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / file_name(torch.cuda.get_device_name(), datetime.now(UTC))
-    found: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
-    found["machine"] = machine()
-    parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "compilation": compilation,
-        "checks": checks,
-        "training": training,
-        "measurement": partial(measurement, path.with_suffix(".kernels.json")),
-    }
-    wanted = sys.argv[2:] or list(parts)
-    for name in wanted:  # what is known is kept, whatever comes
-        path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        found[name] = parts[name]()
-    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    codes = {name: int(found[name]["code"]) for name in wanted}
-    print(f"{path}: {', '.join(f'{name} {code}' for name, code in codes.items())}")
-    return max(codes.values())
+        return f"There is a GPU, but {error}"
+    return ""
 
 
 def file_name(gpu: str, when: datetime) -> str:
@@ -87,6 +159,8 @@ def file_name(gpu: str, when: datetime) -> str:
 
 def machine() -> dict[str, Any]:
     """Return the GPU, its driver, and versions."""
+    import torch
+
     facts = torch.cuda.get_device_properties()
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     driver = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
@@ -111,31 +185,49 @@ def version_of(package: str) -> str | None:
         return None
 
 
-def compilation() -> dict[str, Any]:
+def imports(site: Path, limit_s: float) -> Iterator[State]:
+    """Import every module, and what collects tests or begins a training."""
+    commands = [
+        [sys.executable, "-c", IMPORT_ALL],
+        [*PYTEST, "--collect-only", *map(str, test_files())],
+        [sys.executable, str(TRAINING), "--help"],
+    ]
+    done = [one for _, one in side_by_side(commands, limit_s, site, heard=False)]
+    failed = [one["output"][-4000:] for one in done if one["code"]]
+    print("\n".join(failed), end="", flush=True)
+    yield {"code": max(one["code"] for one in done), "failed": failed}
+
+
+def compilation(site: Path, limit_s: float) -> Iterator[State]:
     """Compile all kernels, for the GPU and for the CPU, so that no other part waits for it."""
+    from compressa.kernels import compile as cpu_kernels
+
     code = "from compressa.kernels.cuda._gpu import current; current().prepare({!r})"
     codes = [code.format(path.stem) for path in sorted((ROOT / "kernels" / "cuda").glob("*.cu"))]
     code = "import compressa.kernels.compile as c; c.compile_one({!r}, half=True)"
     codes += [code.format(work.__name__) for work in cpu_kernels.WORKS]
-    done = side_by_side([[sys.executable, "-c", code] for code in codes], COMPILATION_S)
-    failed = [one["output"][-2000:] for one in done if one["code"]]
-    return {"code": max(one["code"] for one in done), "failed": failed}
+    state: State = {"code": 0, "failed": []}
+    for _, one in side_by_side([[sys.executable, "-c", code] for code in codes], limit_s, site):
+        state["code"] = max(state["code"], one["code"])
+        state["failed"] += [one["output"][-2000:]] if one["code"] else []
+    yield state
 
 
-def checks() -> dict[str, Any]:
+def checks(site: Path, limit_s: float) -> Iterator[State]:
     """Run the tests that belong on a GPU, each file in a process: a fault ends one of them only."""
+    files, state = test_files(), State(code=0, files={})
+    commands = [[*PYTEST, "--maxfail=15", "--tb=short", str(file)] for file in files]
+    for place, one in side_by_side(commands, limit_s, site):
+        state["code"] = max(state["code"], one["code"])
+        state["files"][files[place].name] = outcome(one)
+        yield state
+
+
+def test_files() -> list[Path]:
+    """Return the tests that belong on a GPU, those of most at once first."""
     tests = ROOT / "tests"
     files = [tests / "test_gpu.py", tests / "test_codecs_cuda.py"]
-    files += sorted(f for f in tests.glob("test_cuda_*.py") if f.name not in NOT_ON_A_GPU)
-    # Warnings of other versions than those that are pinned are no faults here.
-    options = ["--gpu", "-q", "-p", "no:cacheprovider", "-W", "default", "--maxfail=15"]
-    options += ["-o", "timeout=120", "-o", "timeout_method=thread", "--tb=short"]
-    command = [sys.executable, "-m", "pytest", *options]
-    done = side_by_side([[*command, str(file)] for file in files], CHECKS_S)
-    return {
-        "code": max(one["code"] for one in done),
-        "files": {f.name: outcome(one) for f, one in zip(files, done, strict=True)},
-    }
+    return files + sorted(f for f in tests.glob("test_cuda_*.py") if f.name not in NOT_ON_A_GPU)
 
 
 def outcome(done: dict[str, Any]) -> dict[str, Any]:
@@ -145,45 +237,63 @@ def outcome(done: dict[str, Any]) -> dict[str, Any]:
     return kept if not done["code"] else {**kept, "output": done["output"][-3000:]}
 
 
-def measurement(path: Path) -> dict[str, Any]:
+def measurement(site: Path, limit_s: float) -> Iterator[State]:
     """Run the benchmark; return its rows."""
+    path = site / "kernels.json"
     code = "from compressa.cli import main; main()"
     options = ["bench", "kernels", "--device", "cuda", "--json", str(path)]
-    done = said([sys.executable, "-c", code, *options], MEASUREMENT_S)
-    if not path.exists():
-        return {"code": done["code"], "output": done["output"][-2000:]}
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    path.unlink()
-    return {"code": done["code"], **rows}
+    done = said([sys.executable, "-c", code, *options], limit_s, site)
+    if path.exists():
+        yield {"code": done["code"], **json.loads(path.read_text(encoding="utf-8"))}
+    else:
+        yield {"code": done["code"], "output": done["output"][-2000:]}
 
 
-def training() -> dict[str, Any]:
+def training(site: Path, limit_s: float) -> Iterator[State]:
     """Train the demo's tasks on two ranks; return what each compressor reached."""
-    with tempfile.TemporaryDirectory() as folder:
-        script = ROOT / "experiments" / "accuracy_vs_bandwidth.py"
-        options = ["--plan", "gpu", "--testbed", "loopback", "--out", folder]
-        done = said([sys.executable, str(script), *options], TRAINING_S)
-        cells = Path(folder) / "cells.jsonl"
-        lines = cells.read_text(encoding="utf-8").splitlines() if cells.exists() else []
-    reached = []
-    for cell in map(json.loads, lines):
-        kept = ("task", "compressor", "steps", "metrics", "elapsed_s", "error")
-        reached.append({key: cell[key] for key in kept if key in cell})
-    return {"code": done["code"], "reached": reached, "output": done["output"][-1000:]}
+    folder, left_out = site / "training", []
+    options = ["--plan", "gpu", "--testbed", "loopback", "--no-report", "--out", str(folder)]
+    if find_spec("sklearn") is None:
+        left_out, options = ["digits, which needs scikit-learn"], [*options, *WITHOUT_DIGITS]
+    done = said([sys.executable, str(TRAINING), *options], limit_s, site)
+    cells = folder / "cells.jsonl"
+    lines = cells.read_text(encoding="utf-8").splitlines() if cells.exists() else []
+    kept = ("task", "compressor", "steps", "metrics", "elapsed_s", "error")
+    reached = [{key: cell[key] for key in kept if key in cell} for cell in map(json.loads, lines)]
+    output = done["output"][-1000:]
+    yield {"code": done["code"], "reached": reached, "left_out": left_out, "output": output}
 
 
-def side_by_side(commands: list[list[str]], limit_s: float) -> list[dict[str, Any]]:
-    """Run commands, several at a time, all within a limit; return what each says."""
+PARTS: dict[str, Callable[[Path, float], Iterator[State]]] = {
+    "compilation": compilation,
+    "checks": checks,
+    "measurement": measurement,
+    "training": training,
+}
+
+
+def side_by_side(
+    commands: list[list[str]], limit_s: float, folder: Path, *, heard: bool = True
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Run commands, several at a time, all within a limit; yield each one's place and words."""
     end_s = time.monotonic() + limit_s
+
+    def one(command: list[str]) -> dict[str, Any]:
+        return said(command, end_s - time.monotonic(), folder, heard=heard)
+
     with ThreadPoolExecutor(PROCESSES) as pool:
-        return list(pool.map(lambda one: said(one, end_s - time.monotonic()), commands))
+        begun = {pool.submit(one, command): place for place, command in enumerate(commands)}
+        for done in as_completed(begun):
+            yield begun[done], done.result()
 
 
-def said(command: list[str], limit_s: float) -> dict[str, Any]:
-    """Run a command for so long at most; show and return what it says."""
+def said(
+    command: list[str], limit_s: float, folder: Path = ROOT, *, heard: bool = True
+) -> dict[str, Any]:
+    """Run a command in a folder for so long at most; return what it says, and show it if wanted."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=folder, env=environment
     ) as process:
         try:
             output, ended = process.communicate(timeout=max(limit_s, 0.1))[0], ""
@@ -196,7 +306,8 @@ def said(command: list[str], limit_s: float) -> dict[str, Any]:
                 process.kill()
                 output = process.communicate()[0]
     text = output.decode(errors="replace") + ended
-    print(text, flush=True)
+    if heard:
+        print(text, flush=True)
     return {"code": 124 if ended else process.returncode, "output": text}
 
 

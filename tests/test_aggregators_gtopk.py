@@ -23,11 +23,11 @@ from compressa.codecs.payload import HEADER_BYTES
 from compressa.collectives import tree
 from compressa.collectives.accumulator import Author
 from compressa.collectives.cost import Link
+from compressa.engine.lockstep import Lockstep
 from compressa.errors import ConfigError, PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld, MassLedger
 from compressa.testing.inputs import generator
-from compressa.testing.lockstep import Lockstep
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.loopback import Loopback
 from compressa.wrappers import MomentumCorrection

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from compressa.aggregators.acpsgd import ACPSGD
 from compressa.aggregators.factors import LowRank
 from compressa.aggregators.powersgd import PowerSGD
+from compressa.engine.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import generator
-from compressa.testing.lockstep import Lockstep
 
 RANKS = 4
 SHAPES = [(64, 64), (96, 32), (32, 96)]

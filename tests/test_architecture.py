@@ -71,6 +71,7 @@ FLOORS = {
     "config": {"compressor", "compressors", "codecs", "plugins", "wrappers"},
     "engine": {
         "aggregators",
+        "codecs",
         "collectives",
         "compressor",
         "config",

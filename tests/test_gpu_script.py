@@ -1,23 +1,49 @@
-"""`make gpu` without a GPU says so; with one, it names its file by GPU and day."""
+"""`make gpu` without a GPU says so; with one, it names its file by GPU and day.
+
+On a bare machine it needs no more than torch, CuPy, numba, pytest, hypothesis and some wheels.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+import zipfile
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from importlib.metadata import distribution
 from pathlib import Path
+from typing import Any
 
 import gpu
+import gpu_bundle
 import pytest
 import torch
+
+import compressa
+
+WITHOUT = (
+    *("pydantic", "pydantic_core", "annotated_types", "typing_inspection", "safetensors"),
+    *("typer", "rich", "shellingham", "annotated_doc", "markdown_it", "mdurl", "pytest_timeout"),
+    *("plotly", "matplotlib", "sklearn", "scikit_learn", "xdist", "pytest_xdist", "mpi4py"),
+    *("zstandard", "compressa", "markdown_it_py", "__editable__", "__pycache__"),
+)
+BARE = """
+import sys
+sys.path[:] = [place for place in sys.path if not place.endswith("site-packages")]
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in finder.__module__]
+"""
+WHEELS = (
+    *("pydantic", "pydantic_core", "annotated_types", "typing_inspection", "safetensors"),
+    *("typer", "rich", "shellingham", "annotated_doc", "markdown_it_py", "mdurl", "pytest_timeout"),
+)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so_and_writes_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
-    assert gpu.main() == 1
-    assert "There is no GPU here" in capsys.readouterr().err
+    assert gpu.missing_gpu().startswith("There is no GPU here")
     assert not list(tmp_path.iterdir())
 
 
@@ -34,3 +60,121 @@ def test_commands_are_ended_at_their_limit_and_heard_until_then() -> None:
     assert done["code"] == 124
     assert "begun" in done["output"]
     assert "ended after 3 s" in done["output"]
+
+
+@pytest.fixture
+def with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were a GPU, and all could be imported."""
+
+    def imports(site: Path, limit_s: float) -> Iterator[gpu.State]:
+        yield {"code": 0, "failed": []}
+
+    monkeypatch.setattr(gpu, "imports", imports)
+    monkeypatch.setattr(gpu, "missing_gpu", lambda: "")
+    monkeypatch.setattr(gpu, "machine", lambda: {"gpu": "One"})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "One")
+
+
+def written(folder: Path) -> Any:
+    (file,) = folder.glob("gpu-one-*.json")
+    return gpu.json.loads(file.read_text(encoding="utf-8"))
+
+
+@pytest.mark.usefixtures("with_a_gpu")
+def test_what_is_known_is_written_at_once_and_what_was_not_reached_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    limits: list[float] = []
+
+    def quick(site: Path, limit_s: float) -> Iterator[gpu.State]:
+        yield {"code": 0}
+
+    def cut_off(site: Path, limit_s: float) -> Iterator[gpu.State]:
+        limits.append(limit_s)
+        yield {"code": 0, "files": {"first": "passed"}}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "PARTS", {"compilation": quick, "checks": cut_off, "training": quick})
+    with pytest.raises(KeyboardInterrupt):
+        gpu.main(["--out", str(tmp_path), "--minutes", "2"])
+    known = written(tmp_path)
+    assert known["compilation"] == {"code": 0}
+    assert known["checks"]["files"] == {"first": "passed"}
+    assert known["not_reached"] == ["checks", "training"]
+    assert 0 < limits[0] <= 120
+    assert gpu.main(["--out", str(tmp_path), "--minutes", "0"]) == 1
+    assert "not reached: compilation, checks, training" in capsys.readouterr().out
+    assert gpu.main(["--out", str(tmp_path), "training", "compilation"]) == 0
+    assert written(tmp_path)["not_reached"] == []
+
+
+def packed(package: str, folder: Path) -> None:
+    """Make a wheel of an installed package again."""
+    found = distribution(package)
+    tag = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    with zipfile.ZipFile(folder / f"{package}-{found.version}-{tag}-none-any.whl", "w") as wheel:
+        for file in found.files or ():
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                wheel.write(str(found.locate_file(file)), str(file))
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> dict[str, str]:
+    """The environment of a Python that has what a bare machine has, and no more."""
+    libraries = tmp_path / "libraries"
+    libraries.mkdir()
+    places = {Path(place).resolve() for place in sys.path if place.endswith("site-packages")}
+    for entry in (entry for place in places for entry in place.iterdir()):
+        missing = entry.name.split("-")[0].split(".")[0] in WITHOUT
+        if not missing and entry.suffix != ".pth" and not (libraries / entry.name).exists():
+            (libraries / entry.name).symlink_to(entry)
+    (libraries / "sitecustomize.py").write_text(BARE, encoding="utf-8")
+    return {**os.environ, "PYTHONPATH": str(libraries)}
+
+
+def run_there(machine: dict[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(Path(gpu.__file__)), *options]
+    return subprocess.run(
+        command, env=machine, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_bare_machine_needs_nothing_but_the_folder_of_wheels(
+    machine: dict[str, str], tmp_path: Path
+) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for package in WHEELS:
+        packed(package, wheels)
+    done = run_there(machine, "--wheels", str(wheels), "--out", str(tmp_path))
+    assert "There is no GPU here" in done.stderr, done.stdout + done.stderr
+    assert done.returncode == 1
+    next(wheels.glob("pydantic_core-*")).unlink()
+    done = run_there(machine, "--wheels", str(wheels), "--out", str(tmp_path))
+    assert "No module named 'pydantic_core'" in done.stdout
+    assert "can not be imported" in done.stderr
+
+
+def test_a_wheel_for_another_python_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(tmp_path / "some_thing-1.0-cp27-cp27m-linux_x86_64.whl", "w"):
+        pass
+    assert gpu.main(["--wheels", str(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "some_thing-1.0" in said
+    assert f"GPU_PYTHON={sys.version_info[0]}.{sys.version_info[1]}" in said
+
+
+def test_the_tree_is_importable_as_it_is(tmp_path: Path) -> None:
+    before = list(sys.path), os.environ.get("PYTHONPATH")
+    with gpu_bundle.importable() as site:
+        code = "import compressa.kernels, compressa.schedulers; print(compressa.__version__)"
+        code += "; print(compressa.__file__, compressa.kernels.__file__)"
+        done = gpu.said([sys.executable, "-c", code], 60, site)
+    version, places = done["output"].splitlines()
+    assert version == compressa.__version__
+    assert all(place.startswith(str(site)) for place in places.split())
+    assert (list(sys.path), os.environ.get("PYTHONPATH")) == before

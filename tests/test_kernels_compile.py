@@ -59,6 +59,17 @@ def test_all_that_training_needs_is_compiled_beforehand(name: str, prepared: Any
     assert prepared["missing"][name] == []
 
 
+@pytest.fixture(scope="module")
+def registered() -> Any:
+    """A run after what a registration with each compressor does."""
+    return trained("--register", *FIRST_TIER)
+
+
+@pytest.mark.parametrize("name", FIRST_TIER)
+def test_a_registration_leaves_no_step_anything_to_compile(name: str, registered: Any) -> None:
+    assert registered["missing"][name] == []
+
+
 def test_a_second_run_compiles_nothing(prepared: Any) -> None:
     again = trained(*FIRST_TIER)
     assert again["compiled"] == []

@@ -11,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,9 @@ pytestmark = [
 
 OWNER = textwrap.dedent(
     """
-    import sys, time, types
+    import signal, sys, time, types
+    # As at a terminal, also where a script in the background has the tests ignore Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # A stand-in for the package, so that the program starts without torch.
     sys.modules["compressa"] = types.ModuleType("compressa")
     sys.modules["compressa"].__path__ = [sys.argv[1]]
@@ -104,8 +107,13 @@ def start_owner() -> tuple[subprocess.Popen[str], str, list[int]]:
     return owner, mark, [int(pid) for pid in pids]
 
 
-def test_nothing_is_left_after_ctrl_c() -> None:
-    owner, mark, pids = start_owner()
+@pytest.mark.parametrize("inherited", [signal.default_int_handler, signal.SIG_IGN])
+def test_nothing_is_left_after_ctrl_c(inherited: Any) -> None:
+    before = signal.signal(signal.SIGINT, inherited)  # a handler is SIG_DFL in the child
+    try:
+        owner, mark, pids = start_owner()
+    finally:
+        signal.signal(signal.SIGINT, before)
     owner.send_signal(signal.SIGINT)
     _, said = owner.communicate(timeout=20)
     assert "KeyboardInterrupt" in said

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from compressa.compressor import Compressor
 from compressa.config import Config
 from compressa.engine import link_file, process_groups, startup
+from compressa.engine.compilation import compile_together
 from compressa.engine.control import Control
 from compressa.engine.engine import Engine
 from compressa.engine.lanes import Lane
@@ -53,6 +54,7 @@ def open_engine(
     if ranks.size() == 1:
         if failure is not None:
             raise failure
+        compile_together(parameters, compressors, config, lane, None)
         return Engine(parameters, compressors, config, Alone(), lane=lane), []
     groups: list[dist.ProcessGroup] = []
     try:
@@ -82,6 +84,7 @@ def _start(
         link, failure = _link(config, kind, control.rank, failure)
         text = str(failure) if failure is not None else None
         _agree(control, startup.digest(config, text, parameters, kind), failure, config, link)
+        compile_together(parameters, compressors, config, lane, control)
         own_backend = "nccl" if kind == "nccl" else "gloo"
         groups.append(process_groups.new_group(config, ranks, own_backend, caller))
         failed = Late()

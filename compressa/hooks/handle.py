@@ -29,6 +29,7 @@ from compressa.config import (
     recompressed,
 )
 from compressa.engine import process_groups
+from compressa.engine.compilation import compile_together
 from compressa.engine.engine import Engine
 from compressa.engine.link_file import Shared
 from compressa.engine.stats import Stats
@@ -266,6 +267,8 @@ class Handle:
                     f"with {value!r}; call handle.switch alike on every rank"
                 )
         self.config, compressors = wanted[0]
+        engine = self._engine
+        compile_together(engine.parameters, compressors, self.config, engine.lane, engine.control)
         self._engine.switch(compressors, step)
         return step
 

@@ -22,10 +22,10 @@ import torch
 
 from compressa.codecs.base import Bias, Biased, Codec, Contraction, Unbiased
 from compressa.compressor import Compressor
+from compressa.engine.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
 from compressa.testing.codec_checks import DRAW, decoded, encoded
 from compressa.testing.inputs import vectors
-from compressa.testing.lockstep import Lockstep
 from compressa.testing.memory import require, same_bits
 
 SIGMAS = 6.0

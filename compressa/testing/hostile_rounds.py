@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from compressa.compressor import Compressor
+from compressa.engine.lockstep import Lockstep
 from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
 from compressa.testing.hostile import Tally
 from compressa.testing.inputs import generator
-from compressa.testing.lockstep import Lockstep
 from compressa.testing.memory import require
 from compressa.testing.mutations import Bytes, Mutator
 

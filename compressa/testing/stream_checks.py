@@ -14,10 +14,10 @@ import torch
 
 from compressa.codecs.base import Codec, Draw
 from compressa.compressor import Compressor, Granularity
+from compressa.engine.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
 from compressa.testing.bias_checks import SIGMAS, is_random
 from compressa.testing.inputs import vectors
-from compressa.testing.lockstep import Lockstep
 from compressa.testing.memory import require, same_bits
 
 _ELEMS = 512

@@ -13,11 +13,11 @@ import torch
 
 from compressa.codecs.base import Codec
 from compressa.compressor import Compressor
+from compressa.engine.lockstep import Lockstep
 from compressa.kernels.threads import Team
 from compressa.parameters import ParameterInfo
 from compressa.testing.codec_checks import DRAW
 from compressa.testing.inputs import generator
-from compressa.testing.lockstep import Lockstep
 from compressa.testing.memory import require, same_bits
 
 _SHAPE = (1024, 769)  # three slices, the last of them odd

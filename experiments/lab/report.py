@@ -12,8 +12,6 @@ from rich.markup import escape
 
 from lab.confirm import Confirmation, confirmations
 from lab.derive import Results, write_rows
-from lab.html import save_html
-from lab.plots import save_plots
 from lab.records import FailedRecord, read
 from lab.table import markdown_table, rich_table
 
@@ -32,6 +30,9 @@ def render(results_dir: Path, console: Console | None = None) -> None:
         FileNotFoundError: If the folder has no ``cells.jsonl``.
         ValueError: If a line of it is no record.
     """
+    from lab.html import save_html  # plotly and matplotlib are needed here only
+    from lab.plots import save_plots
+
     records = read(results_dir)
     results = Results(records)
     failures = [record for record in records if isinstance(record, FailedRecord)]

@@ -19,7 +19,7 @@ from numba.core import cgutils, types
 from .._arrays import F32, U32
 from ._feedback import magnitude_bits
 from ._intrinsic import intrinsic
-from ._jit import lean
+from ._jit import lean_nested
 
 LANES = 16
 LARGEST = 0x7FFFFFFF  # of all magnitudes
@@ -94,7 +94,7 @@ def _append_lanes(
     return types.intp(*arguments), _append
 
 
-@lean
+@lean_nested
 def append(
     sources: U32 | None,
     values: F32,

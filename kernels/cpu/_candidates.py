@@ -12,7 +12,7 @@ from ._absent import first_of, only_with
 from ._append import LARGEST, append
 from ._feedback import Factors, Values, magnitude_bits
 from ._flags import WORD, list_flagged
-from ._jit import jit, lean
+from ._jit import jit, lean, lean_nested, nested
 from ._prefetch import prefetch
 from ._sums import Sums, add_up
 from ._tree import LANES
@@ -33,14 +33,14 @@ Lists = tuple[Entries, I64, I64]
 """Indices and values of all lists; where each piece's begin, and the last one ends; their notes."""
 
 
-@lean
+@lean_nested
 def _span(lists: Lists, number: int) -> tuple[int, int]:
     """Where a piece's list begins and ends."""
     begin = lists[1][number]
     return begin, begin + lists[2][number, FOUND]
 
 
-@jit
+@nested
 def list_part(
     x: Values | None,
     residual: F32 | None,
@@ -144,7 +144,7 @@ def gather(lists: Lists, least: int, most: int, few: Entries) -> int:
     return found
 
 
-@lean
+@lean_nested
 def compare(values: F32, threshold: np.uint32) -> tuple[int, int]:
     """How many magnitudes are larger than the threshold, and how many equal."""
     above, equal = np.uint32(0), np.uint32(0)
@@ -156,7 +156,7 @@ def compare(values: F32, threshold: np.uint32) -> tuple[int, int]:
     return int(np.int64(above)), int(np.int64(equal))
 
 
-@lean
+@lean_nested
 def _after_ties(values: F32, threshold: np.uint32, ties: int) -> int:
     """Where the first so many that equal the threshold end."""
     i = 0

@@ -16,7 +16,7 @@ from numba.core import types
 
 from .._arrays import F32
 from ._intrinsic import intrinsic
-from ._jit import inlined, lean
+from ._jit import inlined, lean_nested
 from ._lanes import Largest, LargestAndSquares, Nothing, Sum, magnitudes, squares
 from ._prefetch import FAR
 from ._values import load
@@ -28,7 +28,7 @@ Factors = tuple[np.float32, np.float32]
 """The loss scale, and one over it."""
 
 
-@lean
+@lean_nested
 def effective(x: Values, residual: F32 | None, scale: np.float32, i: int) -> np.float32:
     """Element i of p; the product is rounded before the sum."""
     if residual is None:
@@ -116,7 +116,7 @@ def _is_plain(x: Any, residual: Any) -> bool:
     return isinstance(residual, types.NoneType) and x.dtype == types.float32
 
 
-@lean
+@lean_nested
 def magnitude_bits(value: np.float32) -> np.uint32:
     """The bits of |value|: they order as the magnitudes do, with Inf and then NaN on top."""
     bits = np.float32(value).view(np.uint32)

@@ -14,7 +14,7 @@ from numba.core import types
 
 from .._arrays import F32, U32, U64
 from ._intrinsic import intrinsic
-from ._jit import lean
+from ._jit import lean_nested
 
 WORD = 64  # elements whose flags are in one word, from the lowest bit upwards
 
@@ -42,7 +42,7 @@ def _count(typing: Any, word: Any) -> Any:
     return types.int64(types.uint64), generate
 
 
-@lean
+@lean_nested
 def _list(
     word: np.uint64,
     count: int,
@@ -62,7 +62,7 @@ def _list(
     return word
 
 
-@lean
+@lean_nested
 def list_flagged(
     flags: U64, q: F32, first: np.uint32, indices: U32, values: F32, found: int
 ) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._arrays import F32
 from ..blockwise import STATISTICS, Form
-from ._jit import inlined, lean
+from ._jit import inlined, lean_nested
 
 MAX, RANGE, L2, CLIPPED = range(len(STATISTICS))
 _SMALLEST = np.float32(2.0**-149)
@@ -36,14 +36,14 @@ def shape_of(form: Form) -> Shape:
     )
 
 
-@lean
+@lean_nested
 def _ordered(value: np.float32) -> np.int32:
     """Its bits as an integer that orders as the value does; its own inverse."""
     bits = np.float32(value).view(np.int32)
     return np.int32(bits ^ np.int32(np.int32(bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
-@lean
+@lean_nested
 def _value(ordered: np.int32) -> np.float32:
     bits = np.int32(ordered ^ np.int32(np.int32(ordered >> 31) & np.int32(0x7FFFFFFF)))
     return np.float32(np.int32(bits).view(np.float32))
@@ -58,7 +58,7 @@ def _extremes(p: F32) -> tuple[np.float32, np.float32]:
     return _value(low), _value(high)
 
 
-@lean
+@lean_nested
 def _from_length(length: float, shape: Shape) -> np.float32:
     """The unit where L of them are worth ``length``, which is positive and finite."""
     return max(np.float32(min(length / shape.top, _LARGEST)), _SMALLEST)

@@ -1,13 +1,10 @@
 """The one numba setting that all CPU kernels are compiled with.
 
-``nogil``: the engine's own threads run kernels side by side. ``cache``: compiled code is kept on
-disk, so that only the first process on a machine compiles. ``error_model="numpy"``: a division by
-zero gives inf or NaN as in the reference, and loops keep no branch for it. Neither ``fastmath``
-nor ``parallel``: the first would change bits (also by contracting a*b + c), and the default layer
-of the second aborts the process when two threads call it.
-
-Numba's cache notices a change in the file of the compiled function only. After an edit of a helper
-that other files call (``_feedback.py``, ``_tree.py``), delete ``kernels/cpu/__pycache__``.
+``nogil``: the engine's own threads run kernels side by side. Compiled code is kept on disk
+(`_cache.py`), so that only the first process on a machine compiles. ``error_model="numpy"``: a
+division by zero gives inf or NaN as in the reference, and loops keep no branch for it. Neither
+``fastmath`` nor ``parallel``: the first would change bits (also by contracting a*b + c), and the
+default layer of the second aborts the process when two threads call it.
 """
 
 from __future__ import annotations
@@ -17,14 +14,27 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
 
+from ._cache import KernelCache
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+_ALL = {"nogil": True, "error_model": "numpy", "no_cfunc_wrapper": True}
+_NESTED = {"no_cpython_wrapper": True}
+_LEAN = {"_nrt": False}
 
 
 def jit(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Compile ``function`` on its first call with each new combination of argument types."""
-    compiled = numba.njit(nogil=True, cache=True, error_model="numpy")(function)
-    return cast(Callable[_P, _R], compiled)
+    return _compiled(function, _ALL)
+
+
+def nested(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """As `jit`, for what only compiled code calls: a call from Python crashes.
+
+    What takes arguments from Python and gives results back takes a third of the compilation.
+    """
+    return _compiled(function, _ALL | _NESTED)
 
 
 def lean(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -34,14 +44,20 @@ def lean(function: Callable[_P, _R]) -> Callable[_P, _R]:
     with small slices takes longer than the work on them. It may return views of arrays only
     (`_view.py`), since nobody would count what it returns.
     """
-    return _lean(function, inline=False)
+    return _compiled(function, _ALL | _LEAN)
+
+
+def lean_nested(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """As `lean` and `nested`."""
+    return _compiled(function, _ALL | _LEAN | _NESTED)
 
 
 def inlined(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """As `lean`, for what is called once per block: its calls pass arrays, which costs as much."""
-    return _lean(function, inline=True)
+    """As `lean_nested`, for what is called once per block: calls that pass arrays cost as much."""
+    return _compiled(function, _ALL | _LEAN | _NESTED | {"forceinline": True})
 
 
-def _lean(function: Callable[_P, _R], inline: bool) -> Callable[_P, _R]:
-    options: Any = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
-    return cast(Callable[_P, _R], numba.njit(**options, forceinline=inline)(function))
+def _compiled(function: Callable[_P, _R], options: dict[str, Any]) -> Callable[_P, _R]:
+    compiled = numba.njit(**options)(function)
+    compiled._cache = KernelCache(function)  # as `cache=True` would, which knows one folder only
+    return cast(Callable[_P, _R], compiled)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import U8
-from ._jit import inlined, lean
+from ._jit import inlined, lean_nested
 from ._view import view
 
 
-@lean
+@lean_nested
 def bytes_of(elems: int, bits: int) -> int:
     """Bytes that so many codes fill: by a shift, since a block has no time for a division."""
     return (elems * bits + 7) >> 3

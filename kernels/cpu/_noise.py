@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .._arrays import U16, U32
 from ..philox import ROW, Noise
-from ._jit import lean
+from ._jit import lean, lean_nested
 from ._philox import four_words
 from ._view import view
 
@@ -22,7 +22,7 @@ _BITS = np.uint32(0x7FFF7FFF)  # of two numbers in a word
 Key = npt.NDArray[np.uint64]
 
 
-@lean
+@lean_nested
 def _row(out: U32, row: np.uint64, key: Key) -> None:
     """One row: word w of its block i has the numbers of pair 32 w + i."""
     first, second = view(out, 0, _BLOCKS), view(out, _BLOCKS, 2 * _BLOCKS)

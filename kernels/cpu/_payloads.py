@@ -15,7 +15,7 @@ from numba.np.arrayobj import make_array, populate_array
 
 from .._arrays import F32, I64
 from ._intrinsic import intrinsic
-from ._jit import inlined, lean
+from ._jit import inlined, lean_nested
 from ._values import Values, bits_of, store
 from ._view import view
 
@@ -56,7 +56,7 @@ def at(typing: Any, like: Any, address: Any, size: Any) -> Any:
     return like(like, types.intp, types.intp), generate
 
 
-@lean
+@lean_nested
 def first_of_sums(rounded: Values | None, low: int) -> int:
     """Where the sums of the elements from low on are made."""
     return low if rounded is None else 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..philox import ROUNDS
-from ._jit import lean
+from ._jit import lean_nested
 
 _WORD = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -17,7 +17,7 @@ _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
 _KEY_STEP_0, _KEY_STEP_1 = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 
 
-@lean
+@lean_nested
 def four_words(
     block: np.uint64, step: np.uint64, parameter: np.uint64, k0: np.uint64, k1: np.uint64
 ) -> tuple[np.uint64, np.uint64, np.uint64, np.uint64]:

@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from ._intrinsic import intrinsic
-from ._jit import lean
+from ._jit import lean_nested
 
 AHEAD = 1024  # elements; 512 and 2048 were slower, on a Sapphire Rapids core
 NEAR = 512  # where two loops of a block share the hints
@@ -53,7 +53,7 @@ def _per_line(typing: Any, array: Any) -> Any:
     return types.intp(array), generate
 
 
-@lean
+@lean_nested
 def fetch(array: Any, low: int, high: int) -> None:
     """Ask for elements low to high of an array, or for nothing if it is None."""
     if array is not None:

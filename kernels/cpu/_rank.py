@@ -11,7 +11,7 @@ import numpy as np
 from .._arrays import F32, I64
 from ._append import LARGEST
 from ._feedback import Factors, Values, effective, magnitude_bits
-from ._jit import jit, lean
+from ._jit import jit, lean, lean_nested, nested
 from ._prefetch import prefetch
 
 _BITS, _FEW_BITS = 11, 8
@@ -23,7 +23,7 @@ _DEVIATIONS = 4.0  # so many deviations too low, a guess is too high once in ten
 _AHEAD = 32
 
 
-@jit
+@nested
 def _range(values: F32) -> tuple[int, int]:
     low, high = np.uint32(0xFFFFFFFF), np.uint32(0)
     for i in range(values.size):
@@ -32,7 +32,7 @@ def _range(values: F32) -> tuple[int, int]:
     return int(np.int64(low)), int(np.int64(high))
 
 
-@jit
+@nested
 def _count(values: F32, low: int, high: int, shift: int, counts: I64) -> None:
     counts[:] = 0
     for i in range(values.size):
@@ -41,7 +41,7 @@ def _count(values: F32, low: int, high: int, shift: int, counts: I64) -> None:
             counts[(magnitude - low) >> shift] += 1
 
 
-@jit
+@nested
 def _between(values: F32, low: int, high: int, count: int) -> F32:
     """The so many from ``low`` to ``high``, if they are few; else all values.
 
@@ -57,7 +57,7 @@ def _between(values: F32, low: int, high: int, count: int) -> F32:
     return room[:found]
 
 
-@jit
+@nested
 def largest_of(values: F32, least: int) -> F32:
     """Those that reach some magnitude bits, if they are few: the largest of these are sooner found.
 
@@ -99,7 +99,7 @@ def sample_size(size: int) -> int:
     return min(max(size // _ELEMS_PER_SAMPLE, _LEAST_SAMPLE), _MOST_SAMPLE)
 
 
-@lean
+@lean_nested
 def _place(stretch: int, size: int) -> int:
     """One place in a stretch of a vector, by a sequence without a period that both may share."""
     word = np.uint64(np.uint64(stretch) * _SPREAD) >> np.uint64(32)
@@ -151,7 +151,7 @@ def guess(
     return guess_from(sample, k, x.size)
 
 
-@jit
+@nested
 def guess_from(sample: F32, k: int, size: int) -> tuple[int, int, int]:
     """The same, by a sample of ``size`` elements that is there already."""
     expected = k * sample.size / size

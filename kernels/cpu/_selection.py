@@ -13,7 +13,7 @@ from ..scratch import scratch
 from . import _candidates as candidates
 from ._candidates import FOUND, NOTES, TOP, Entries, Lists
 from ._feedback import Factors, Values
-from ._jit import jit
+from ._jit import jit, nested
 from ._listing import (
     LEAST_PIECE,
     Guess,
@@ -122,7 +122,7 @@ class Short:
         return int(finish(*self._source, limits, self._found, self._room, out))
 
 
-@jit
+@nested
 def _list_of(found: int, entries: Entries, size: int) -> Lists:
     """The list of the only piece."""
     notes = np.zeros((1, NOTES), np.int64)
@@ -156,7 +156,7 @@ def reaching(values: F32, found: int, threshold: int) -> int:
     return above + equal
 
 
-@jit
+@nested
 def begin_again(
     x: Values, residual: F32 | None, factors: Factors, least: int, entries: Entries
 ) -> int:
@@ -194,7 +194,7 @@ def finish(
     return int(offsets[1])
 
 
-@jit
+@nested
 def finish_short(
     x: Values,
     residual: F32 | None,

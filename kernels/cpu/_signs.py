@@ -11,13 +11,13 @@ from numba.core import types
 
 from .._arrays import F32, U8
 from ._intrinsic import intrinsic
-from ._jit import lean
+from ._jit import lean_nested
 from ._vector import Memory, for_rows, hints_of
 
 SIGN = np.uint32(1 << 31)
 
 
-@lean
+@lean_nested
 def sign_of(value: np.float32) -> np.uint32:
     """The highest bit, set for negative numbers: adding 0 turns -0 into +0."""
     return np.uint32(np.float32(value + np.float32(0)).view(np.uint32) & SIGN)
@@ -50,7 +50,7 @@ def pack_whole(typing: Any, p: Any, bits: Any, x: Any, left: Any, position: Any)
     return types.void(p, bits, x, left, position), generate
 
 
-@lean
+@lean_nested
 def pack_short(p: F32, bits: U8) -> None:
     """The same where the last plane is shorter."""
     for i in range(bits.size):

@@ -6,7 +6,7 @@ import numpy as np
 
 from .._arrays import F32, F64, I64, U32
 from ._feedback import magnitude_bits
-from ._jit import jit, lean
+from ._jit import jit, lean_nested
 from ._lanes import sum_all_and_reaching, sum_reaching, sum_squares
 from ._tree import LANES, halve
 
@@ -15,7 +15,7 @@ Sums = tuple[F64, U32, I64]
 sums of squares."""
 
 
-@lean
+@lean_nested
 def _sum_listed(indices: U32, values: F32, base: np.uint32, lanes: F64) -> tuple[float, int]:
     """What a block's list says, which lacks nothing that reaches the base: lanes add no zeros."""
     count = 0
@@ -27,7 +27,7 @@ def _sum_listed(indices: U32, values: F32, base: np.uint32, lanes: F64) -> tuple
     return halve(lanes), count
 
 
-@lean
+@lean_nested
 def add_up(
     sizes: F32, listed: tuple[U32, F32], least: int, block: int, measured: Sums, lanes: F64
 ) -> None:

@@ -16,7 +16,7 @@ from .._arrays import F32, U64
 from ._absent import only_without
 from ._feedback import Factors, Values, effective
 from ._intrinsic import intrinsic
-from ._jit import lean
+from ._jit import lean_nested
 from ._lanes import Largest
 from ._vector import for_rows, hints_of, memory, spread
 from ._view import view
@@ -26,7 +26,7 @@ _AHEAD = 512  # elements; 128 to 2048 were slower, on a Sapphire Rapids core
 _NOTHING = np.float32(0)
 
 
-@lean
+@lean_nested
 def unscaled(x: Values | None, residual: F32 | None, factors: Factors, i: int) -> np.float32:
     """Element i of q."""
     if x is not None:
@@ -85,7 +85,7 @@ def _look(
     return types.uint32(*arguments), generate
 
 
-@lean
+@lean_nested
 def look(
     x: Values | None,
     residual: F32 | None,

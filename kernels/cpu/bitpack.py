@@ -11,7 +11,7 @@ import numpy as np
 from .._arrays import U8, U32
 from ..threads import over_slices
 from ._bytes import load_word, ones, store_word, trailing_zeros
-from ._jit import jit
+from ._jit import jit, nested
 
 _ONE = np.uint64(1)
 _BYTE = np.uint64(8)
@@ -23,7 +23,7 @@ FEW = 1 << 16  # packed by one thread, with nothing cut
 _MOST_PAIRED = np.uint64(28)  # two such values and seven bits that wait for them fit a word
 
 
-@jit
+@nested
 def _pack_rest(
     values: U32, width: np.uint64, out: U8, register: np.uint64, held: np.uint64, at: int
 ) -> None:
@@ -85,7 +85,7 @@ def _set_bits(indices: U32, out: U8) -> None:
         out[index >> 3] |= np.uint8(1 << (index & 7))
 
 
-@jit
+@nested
 def _count_bits(bitmap: U8) -> int:
     count, whole = _NONE, bitmap.size // _WORD_BYTES * _WORD_BYTES
     for at in range(0, whole, _WORD_BYTES):
@@ -95,7 +95,7 @@ def _count_bits(bitmap: U8) -> int:
     return int(np.int64(count))
 
 
-@jit
+@nested
 def _list_word(word: np.uint64, first: int, indices: U32, found: int) -> int:
     while word != _NONE:
         indices[found] = np.uint32(first + np.int64(trailing_zeros(word)))
@@ -104,7 +104,7 @@ def _list_word(word: np.uint64, first: int, indices: U32, found: int) -> int:
     return found
 
 
-@jit
+@nested
 def _list_bits(bitmap: U8, indices: U32) -> None:
     found, whole = 0, bitmap.size // _WORD_BYTES * _WORD_BYTES
     for at in range(0, whole, _WORD_BYTES):

@@ -26,7 +26,7 @@ from ._feedback import (
     place,
 )
 from ._grid import CLIPPED, L2, Shape, clipped_grid, grid_of, norm_grid, shape_of
-from ._jit import inlined, lean
+from ._jit import inlined, lean, lean_nested
 from ._nibbles import bytes_of, pack_planes, unpack_planes
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
@@ -41,21 +41,21 @@ _ONE = np.float32(1)
 Offset = np.float32 | None
 
 
-@lean
+@lean_nested
 def _decoded(q: np.float32, unit: np.float32, offset: np.float32 | None) -> np.float32:
     if offset is None:
         return np.float32(q * unit)
     return np.float32(q * unit + offset)
 
 
-@lean
+@lean_nested
 def _lifted(p: np.float32, offset: np.float32 | None, lift: np.float32) -> np.float32:
     if offset is None:
         return np.float32(p * lift)
     return np.float32(p * lift - offset * lift)
 
 
-@lean
+@lean_nested
 def _encode_carefully(
     p: F32,
     grid: tuple[np.float32, Offset],

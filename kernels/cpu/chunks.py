@@ -14,7 +14,7 @@ from ..scratch import scratch
 from ..threads import over_slices
 from ._candidates import Entries
 from ._feedback import factors_of
-from ._jit import jit
+from ._jit import jit, nested
 from ._lanes import sum_squares
 from ._listing import LEAST_PIECE, room_for
 from ._prefetch import AHEAD, fetch
@@ -23,19 +23,19 @@ from ._selection import select_largest, select_short
 from ._view import view
 
 
-@jit
+@nested
 def _add(x: F32, residual: F32, back: np.float32, p: F32) -> None:
     for i in range(x.size):
         p[i] = residual[i] + x[i] * back
 
 
-@jit
+@nested
 def _keep(p: F32, residual: F32) -> None:
     for i in range(residual.size):
         residual[i] = p[i]
 
 
-@jit
+@nested
 def _keep_accepted(p: F32, residual: F32, largest: np.float32) -> bool:
     """Keep what is not too large; returns whether that is all."""
     whole = True
@@ -47,7 +47,7 @@ def _keep_accepted(p: F32, residual: F32, largest: np.float32) -> bool:
     return whole
 
 
-@jit
+@nested
 def _clear(x: F32) -> None:
     for i in range(x.size):
         x[i] = np.float32(0)
@@ -79,7 +79,7 @@ def _absorb(
             _clear(now)
 
 
-@jit
+@nested
 def _take(residual: F32, chosen: U32, values: F32, chunk: int) -> None:
     for k in range(chosen.size):
         low = int(np.int64(chosen[k])) * chunk
@@ -119,7 +119,7 @@ def _take_largest(
     _take_chosen(finite, hold, residual, chosen, values, chunk)
 
 
-@jit
+@nested
 def _add_weighted(values: F32, out: F32, weight: np.float32) -> None:
     for i in range(out.size):
         out[i] += weight * values[i]

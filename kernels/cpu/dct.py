@@ -12,7 +12,7 @@ from .._arrays import F32, F64, U8, U16, U32, Gradient
 from ..dct import LARGEST_WHOLE, ChunkForm, basis
 from ..threads import over_slices
 from ._feedback import Factors, Values, factors_of, fill_largest, magnitude_bits, place
-from ._jit import jit, lean
+from ._jit import jit, lean, lean_nested
 from ._values import bits_of
 from ._view import view
 
@@ -27,13 +27,13 @@ _NAN = np.float32(np.nan)
 _ONE = np.uint32(1)
 
 
-@lean
+@lean_nested
 def _add_row(factor: float, row: F32 | F64, sums: F64) -> None:
     for j in range(sums.size):
         sums[j] += factor * row[j]
 
 
-@lean
+@lean_nested
 def _transform(p: F32, rows: F64, sums: F64) -> None:
     """All coefficients: ``rows`` is the transposed matrix. Padding would add nothing."""
     sums[:] = 0.0
@@ -41,7 +41,7 @@ def _transform(p: F32, rows: F64, sums: F64) -> None:
         _add_row(float(p[i]), view(rows, i * sums.size, (i + 1) * sums.size), sums)
 
 
-@lean
+@lean_nested
 def _transform_columns(lines: F32, rows: int, line: F64, sums: F64) -> None:
     """Add up the first rows of a tile, each times an element of a row of a matrix."""
     sums[:] = 0.0
@@ -49,7 +49,7 @@ def _transform_columns(lines: F32, rows: int, line: F64, sums: F64) -> None:
         _add_row(line[i], view(lines, i * sums.size, (i + 1) * sums.size), sums)
 
 
-@lean
+@lean_nested
 def _transform_row_back(values: F32, chosen: U16, first: int, table: F64, sums: F64) -> int:
     """Transform the row of coefficients back that begins with this one; return where it ends."""
     sums[:] = 0.0
@@ -61,13 +61,13 @@ def _transform_row_back(values: F32, chosen: U16, first: int, table: F64, sums: 
     return i
 
 
-@lean
+@lean_nested
 def _round(sums: F64, line: F32) -> None:
     for j in range(sums.size):
         line[j] = np.float32(sums[j])
 
 
-@lean
+@lean_nested
 def _transform_back(
     values: F32, chosen: U16, height: int, table: F64, lines: F32, decoded: F32, sums: F64
 ) -> None:
@@ -87,7 +87,7 @@ def _transform_back(
         _round(sums, view(decoded, i * chunk, (i + 1) * chunk))
 
 
-@lean
+@lean_nested
 def _largest_key(coefficients: F32, keys: U32) -> np.uint32:
     """Return the largest key: the bits of a magnitude order as it does."""
     largest = np.uint32(0)
@@ -97,7 +97,7 @@ def _largest_key(coefficients: F32, keys: U32) -> np.uint32:
     return largest
 
 
-@lean
+@lean_nested
 def _count(keys: U32, least: np.uint32) -> int:
     """How many keys are at least so large."""
     count = np.uint32(0)
@@ -106,7 +106,7 @@ def _count(keys: U32, least: np.uint32) -> int:
     return int(count)
 
 
-@lean
+@lean_nested
 def _kth_largest(keys: U32, k: int) -> np.uint32:
     """The largest number that k keys reach, bit by bit."""
     found = np.uint32(0)
@@ -117,7 +117,7 @@ def _kth_largest(keys: U32, k: int) -> np.uint32:
     return found
 
 
-@lean
+@lean_nested
 def _choose(coefficients: F32, keys: U32, values: F32, chosen: U16) -> None:
     """The largest ones in the order of their places; of equal ones the first."""
     least = _kth_largest(keys, values.size)
@@ -131,13 +131,13 @@ def _choose(coefficients: F32, keys: U32, values: F32, chosen: U16) -> None:
             at += 1
 
 
-@lean
+@lean_nested
 def _mark_overflow(values: F32, chosen: U16) -> None:
     for i in range(values.size):
         values[i], chosen[i] = _NAN, np.uint16(i)
 
 
-@lean
+@lean_nested
 def _pack(chosen: U16, width: int, packed: U8) -> None:
     packed[:] = np.uint8(0)
     for i in range(chosen.size):
@@ -150,7 +150,7 @@ def _pack(chosen: U16, width: int, packed: U8) -> None:
             byte += 1
 
 
-@lean
+@lean_nested
 def _unpack_stream(packed: U8, width: int, chosen: U16) -> bool:
     """Read places; return whether they increase and unused bits are 0."""
     right, before = True, -1
@@ -166,7 +166,7 @@ def _unpack_stream(packed: U8, width: int, chosen: U16) -> bool:
     return right and int(packed[packed.size - 1]) >> used == 0
 
 
-@lean
+@lean_nested
 def _unpack_bitmap(packed: U8, chosen: U16) -> bool:
     """Read places; return whether there are as many as there should be."""
     at = 0
@@ -178,14 +178,14 @@ def _unpack_bitmap(packed: U8, chosen: U16) -> bool:
     return at == chosen.size
 
 
-@lean
+@lean_nested
 def _unpack(packed: U8, width: int, chosen: U16) -> bool:
     if width:
         return _unpack_stream(packed, width, chosen)
     return _unpack_bitmap(packed, chosen)
 
 
-@lean
+@lean_nested
 def _keep(p: F32, decoded: F32, residual: F32, back: np.float32) -> None:
     """The error; where there is none to speak of, the element itself if it can be sent later."""
     for i in range(residual.size):
@@ -194,7 +194,7 @@ def _keep(p: F32, decoded: F32, residual: F32, back: np.float32) -> None:
         residual[i] = error if magnitude_bits(error) < _INFINITY else kept
 
 
-@lean
+@lean_nested
 def _row(sizes: Sizes, elems: int, tile: int, i: int) -> tuple[int, int]:
     """Where row i of a tile begins and ends; it is empty beyond the last element."""
     height, chunk, row_elems = sizes[:3]
@@ -204,7 +204,7 @@ def _row(sizes: Sizes, elems: int, tile: int, i: int) -> tuple[int, int]:
     return min(low, elems), min(low + min(chunk, row_elems - column), elems)
 
 
-@lean
+@lean_nested
 def _transform_tile(
     x: Values,
     residual: F32 | None,
@@ -235,7 +235,7 @@ def _transform_tile(
     return finite
 
 
-@lean
+@lean_nested
 def _keep_tile(
     x: Values, residual: F32, factors: Factors, tile: int, sizes: Sizes, decoded: F32, room: F32
 ) -> None:
@@ -282,7 +282,7 @@ def _check(places: U8, kept: int, width: int, place_bytes: int) -> bool:
     return True
 
 
-@lean
+@lean_nested
 def _deliver(decoded: F32, weight: np.float32, add: bool, out: F32) -> None:
     if add:
         for i in range(out.size):

@@ -10,7 +10,7 @@ from ..scratch import scratch
 from ..threads import over_slices
 from ._candidates import Entries
 from ._feedback import Factors, Values, magnitude_bits
-from ._jit import jit
+from ._jit import jit, nested
 from ._listing import (
     LEAST_PIECE,
     Guess,
@@ -24,7 +24,7 @@ from ._rank import nth_largest, sample_stretches
 from ._selection import begin, begin_again, finish_short
 from ._unscaled import INFINITY
 
-_lowered = jit(lowered)
+_lowered = nested(lowered)
 _OCTAVE = 1 << 23  # in magnitude bits, a factor of two
 
 

@@ -18,7 +18,7 @@ from ..fp8 import Format
 from ..threads import over_slices
 from ._feedback import Values, factors_of, fill_largest, place
 from ._intrinsic import intrinsic
-from ._jit import inlined, lean
+from ._jit import inlined, lean, lean_nested
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
 from ._prefetch import AHEAD, fetch
 from ._values import bits_of
@@ -33,7 +33,7 @@ Numbers = tuple[np.uint32, np.uint32, np.float32]
 """Of a format: mantissa, bias, largest."""
 
 
-@lean
+@lean_nested
 def _rounded(t: np.float32, mantissa: np.uint32, least: np.uint32) -> np.float32:
     """|t| to nearest, with ``mantissa`` bits and no exponent below that of the bits ``least``."""
     bits = np.uint32(np.float32(t).view(np.uint32) & _MAGNITUDE)
@@ -115,7 +115,7 @@ def _of_half(typing: Any, bits: Any) -> Any:
     return types.float32(types.uint16), generate
 
 
-@lean
+@lean_nested
 def _value(code: np.uint8, form: Numbers) -> np.float32:
     """What a code stands for: e5m2 is the upper byte of a half, e4m3 has a bias of its own.
 

@@ -13,7 +13,7 @@ from .._arrays import F32, U8, U16, U32
 from ..hadamard import Codebook, Sums
 from ..philox import Noise
 from ..threads import over_slices
-from ._jit import jit, lean
+from ._jit import jit, lean_nested, nested
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._prefetch import fetch
 from ._view import view
@@ -23,7 +23,7 @@ _CODES = 16
 _ZERO, _HALF = np.float32(0), np.float32(0.5)
 
 
-@lean
+@lean_nested
 def _pairs(x: F32, low: F32, high: F32) -> None:
     for i in range(low.size):
         a, b = x[2 * i], x[2 * i + 1]
@@ -31,7 +31,7 @@ def _pairs(x: F32, low: F32, high: F32) -> None:
         high[i] = a - b
 
 
-@lean
+@lean_nested
 def _fours(x: F32, first: F32, second: F32, third: F32, fourth: F32) -> None:
     for i in range(first.size):
         a, b, c, d = x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]
@@ -42,7 +42,7 @@ def _fours(x: F32, first: F32, second: F32, third: F32, fourth: F32) -> None:
         fourth[i] = less_ab - less_cd
 
 
-@jit
+@nested
 def _hadamard(x: F32, spare: F32) -> F32:
     """Transform; the result is in one of the two, and returned."""
     size, done = x.size, 1
@@ -62,14 +62,14 @@ def _hadamard(x: F32, spare: F32) -> F32:
     return x
 
 
-@lean
+@lean_nested
 def _sign_plane(words: U32, plane: np.uint32, factor: np.float32, x: F32) -> None:
     for i in range(words.size):
         minus = np.uint32(np.uint32(words[i] >> plane) & np.uint32(1))
         x[i] = x[i] * (-factor if minus else factor)
 
 
-@jit
+@nested
 def _sign(words: U32, factor: np.float32, x: F32) -> None:
     """Multiply by the factor, and by the signs."""
     width = words.size
@@ -78,7 +78,7 @@ def _sign(words: U32, factor: np.float32, x: F32) -> None:
         _sign_plane(words, np.uint32(plane), factor, view(x, low, low + width))
 
 
-@lean
+@lean_nested
 def _copy(source: F32, x: F32) -> None:
     for i in range(source.size):
         x[i] = source[i]
@@ -86,7 +86,7 @@ def _copy(source: F32, x: F32) -> None:
         x[i] = _ZERO
 
 
-@lean
+@lean_nested
 def _place(v: F32, factor: np.float32, middle: np.float32, noise: U16, u: F32) -> None:
     """Turn coordinates into places in the table, and noise into numbers from 0.5."""
     for i in range(v.size):
@@ -94,7 +94,7 @@ def _place(v: F32, factor: np.float32, middle: np.float32, noise: U16, u: F32) -
         u[i] = np.float32(np.int32(noise[i])) + _HALF
 
 
-@lean
+@lean_nested
 def _count_four(t: F32, u: F32, lows: F32, gaps: F32, counts: U8) -> None:
     # A look-up in a table does not vectorise, comparisons do.
     low_0, low_1, low_2, low_3 = lows[0], lows[1], lows[2], lows[3]
@@ -105,14 +105,14 @@ def _count_four(t: F32, u: F32, lows: F32, gaps: F32, counts: U8) -> None:
         counts[i] += np.uint8(passed)
 
 
-@lean
+@lean_nested
 def _pack(counts: U8, codes: U8) -> None:
     half = codes.size
     for i in range(half):
         codes[i] = counts[i] | np.uint8(counts[i + half] << np.uint8(4))
 
 
-@jit
+@nested
 def _power(size: int) -> int:
     power = 0
     while 1 << power < size:
@@ -120,7 +120,7 @@ def _power(size: int) -> int:
     return power
 
 
-@jit
+@nested
 def _rotated(n: int, chunk: int) -> int:
     """Elements of a chunk with its padding."""
     size = _PLANES
@@ -129,7 +129,7 @@ def _rotated(n: int, chunk: int) -> int:
     return min(size, chunk)
 
 
-@jit
+@nested
 def _reach(norm: np.float32, power: int, clip: float) -> np.float32:
     if not norm <= np.float32(2.0**100):
         return np.float32(np.nan)
@@ -174,7 +174,7 @@ def _quantize(
         _pack(counts, view(codes, low // 2, (low + size) // 2))
 
 
-@lean
+@lean_nested
 def _look_up(codes: U8, shift: np.uint8, table: Sums, add: bool, sums: Sums) -> None:
     if add:
         for i in range(sums.size):
@@ -193,19 +193,19 @@ def _sum(codes: U8, table: Sums, sums: Sums, chunk: int, add: bool) -> None:
         _look_up(packed, np.uint8(4), table, add, view(sums, low + half, low + 2 * half))
 
 
-@lean
+@lean_nested
 def _centre(sums: Sums, most: np.int32, unit: np.float32, w: F32) -> None:
     for i in range(w.size):
         w[i] = np.float32(np.int32(np.int32(2) * np.int32(sums[i]) - most)) * unit
 
 
-@lean
+@lean_nested
 def _scale(w: F32, factor: np.float32) -> None:
     for i in range(w.size):
         w[i] *= factor
 
 
-@lean
+@lean_nested
 def _deliver(y: F32, weight: np.float32, add: bool, out: F32) -> None:
     if add:
         for i in range(out.size):

@@ -8,14 +8,14 @@ from .._arrays import F32, U16
 from ..integers import Integers
 from ..philox import ROW, Noise
 from ..threads import over_slices
-from ._jit import jit
+from ._jit import jit, nested
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._view import view
 
 _PIECE = 4 * ROW  # elements whose random bits are drawn at once
 
 
-@jit
+@nested
 def _round_piece(x: F32, factor: float, most: float, noise: U16, out: Integers) -> None:
     for i in range(x.size):
         t = float(x[i]) * factor

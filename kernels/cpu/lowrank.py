@@ -17,14 +17,14 @@ from ..scratch import scratch
 from ..threads import over_slices
 from ._dots import sum_products
 from ._feedback import factors_of
-from ._jit import jit
+from ._jit import jit, nested
 from ._skinny import ROWS, add_products, multiply_rows, split_rows
 from .philox import random_words
 
 _PIECE = 512  # elements of a sum of rows: small enough for the first-level cache
 
 
-@jit
+@nested
 def _products(p: F32, found: F64) -> None:
     """<p[j], p[k]> for every k up to j."""
     found[:] = 0.0
@@ -35,7 +35,7 @@ def _products(p: F32, found: F64) -> None:
                 found[j, k] += sum_products(p[j, low:high], p[k, low:high])
 
 
-@jit
+@nested
 def _share_out(products: F64, j: int, of: F64, shares: F64) -> float:
     """How much of row j lies along each row before it; returns the square of what is left."""
     left = products[j, j]
@@ -48,7 +48,7 @@ def _share_out(products: F64, j: int, of: F64, shares: F64) -> float:
     return float(left)
 
 
-@jit
+@nested
 def _combinations(products: F64, again: bool, of: F64) -> None:
     """Of which rows each row is made."""
     of[:] = 0.0
@@ -66,19 +66,19 @@ def _combinations(products: F64, again: bool, of: F64) -> None:
             of[j, j] = 1.0 / np.sqrt(left)
 
 
-@jit
+@nested
 def _add_share(share: float, row: F32, total: F64) -> None:
     for i in range(row.size):
         total[i] += share * np.float64(row[i])
 
 
-@jit
+@nested
 def _narrow(total: F64, row: F32) -> None:
     for i in range(row.size):
         row[i] = np.float32(total[i])
 
 
-@jit
+@nested
 def _combine(p: F32, of: F64) -> None:
     room = np.empty(_PIECE, np.float64)
     for low in range(0, p.shape[1], _PIECE):
@@ -104,19 +104,19 @@ def _orthonormalize(p: F32) -> None:
         _combine(p, of)
 
 
-@jit
+@nested
 def _scaled(factor: np.float32, row: F32, out: F32) -> None:
     for j in range(out.size):
         out[j] = factor * row[j]
 
 
-@jit
+@nested
 def _add_scaled(factor: np.float32, row: F32, out: F32) -> None:
     for j in range(out.size):
         out[j] += factor * row[j]
 
 
-@jit
+@nested
 def _row_of_product(factors: F32, q: F32, out: F32) -> None:
     _scaled(factors[0], q[0], out)
     for k in range(1, factors.size):
@@ -129,7 +129,7 @@ def _product(p: F32, q: F32, out: F32, bounds: tuple[int, int]) -> None:
         _row_of_product(p[:, i], q, out[i])
 
 
-@jit
+@nested
 def _keep_missed(m: F32, product: F32, residual: F32, back: np.float32, held: bool) -> None:
     for j in range(m.size):
         missed = (m[j] - product[j]) * back
@@ -245,7 +245,7 @@ def _add_up(panels: npt.NDArray[np.float32], q: F32) -> None:
                 q[k, j] += panels[panel, k, j]
 
 
-@jit
+@nested
 def _judge_row(words: U32) -> int:
     found, spoiled = np.uint32(0), False
     for i in range(words.size):

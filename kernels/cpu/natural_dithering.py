@@ -13,7 +13,7 @@ from ..natural_dithering import Dithering
 from ..philox import Noise
 from ..threads import over_slices
 from ._feedback import Values, factors_of, fill_largest, place
-from ._jit import inlined, lean
+from ._jit import inlined, lean, lean_nested
 from ._lanes import sum_squares
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._signs import sign_of
@@ -27,14 +27,14 @@ _STEPS = np.float32(32768)
 _ROUNDER = np.float32(8388608.0)  # added to at most 32768: rounds half to even, and vectorises
 
 
-@lean
+@lean_nested
 def _power(exponent: np.int32) -> np.float32:
     """2**exponent, for a normal number."""
     bits = np.uint32(np.uint32(np.int32(exponent + np.int32(127))) << np.uint32(23))
     return np.float32(np.uint32(bits).view(np.float32))
 
 
-@lean
+@lean_nested
 def _value(code: np.uint8, levels: np.int32, top: np.uint8, norm: np.float32) -> np.float32:
     """What a code stands for; ``top`` is the bit of the sign."""
     level = np.int32(code & np.uint8(top - np.uint8(1)))

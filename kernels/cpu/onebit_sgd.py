@@ -11,7 +11,7 @@ import numpy as np
 from .._arrays import F32, F64, U8, Gradient
 from ..threads import over_slices
 from ._feedback import Factors, Values, effective, factors_of
-from ._jit import jit, lean
+from ._jit import jit, lean, lean_nested, nested
 from ._tree import LANES, add_terms, halve
 from ._values import bits_of
 from ._view import view
@@ -21,7 +21,7 @@ _NAN = np.float32(np.nan)
 _ZERO = np.float32(0)
 
 
-@lean
+@lean_nested
 def _write_terms(
     x: Values, residual: F32 | None, scale: np.float32, negatives: F64, others: F64
 ) -> int:
@@ -35,12 +35,12 @@ def _write_terms(
     return count
 
 
-@lean
+@lean_nested
 def _mean(total: float, count: int) -> np.float32:
     return np.float32(total / count) if count else _ZERO
 
 
-@jit
+@nested
 def _means(
     x: Values, residual: F32 | None, scale: np.float32, terms: F64, lanes: F64
 ) -> tuple[np.float32, np.float32]:
@@ -60,7 +60,7 @@ def _means(
     return _mean(negative, count), _mean(other, x.size - count)
 
 
-@lean
+@lean_nested
 def _pack_plane(
     x: Values,
     residual: F32 | None,
@@ -105,7 +105,7 @@ def _quantize(
             _pack_plane(view(now, first, last), kept, factors, pair, plane, some)
 
 
-@lean
+@lean_nested
 def _decode_plane(
     bits: U8, plane: int, negative: np.float32, other: np.float32, add: bool, out: F32
 ) -> None:

@@ -12,7 +12,7 @@ from ..threads import over_slices
 from ._absent import first_of
 from ._candidates import BLOCK
 from ._feedback import Factors, Values, factors_of, magnitude_bits
-from ._jit import jit, lean
+from ._jit import jit, lean, lean_nested
 from ._listing import guessed, mark, threshold_bits
 from ._selection import listing_of, select_largest
 from ._unscaled import INFINITY, look
@@ -20,7 +20,7 @@ from ._values import bits_of
 from ._view import view
 
 
-@lean
+@lean_nested
 def _take_out(q: F32, low: int, indices: U32, values: F32, residual: F32 | None) -> None:
     """Move what a block has at some indices from the residual to ``values``."""
     for j in range(indices.size):

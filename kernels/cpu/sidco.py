@@ -18,7 +18,7 @@ from ..sidco import (
 )
 from ._candidates import BLOCK, Entries
 from ._feedback import Factors, Values, magnitude_bits
-from ._jit import jit
+from ._jit import jit, nested
 from ._listing import (
     LEAST_PIECE,
     Guess,
@@ -33,7 +33,7 @@ from ._selection import begin, begin_again, finish_short, reaching
 from ._sums import add_in_order
 from ._unscaled import INFINITY
 
-_stage_threshold = jit(stage_threshold)
+_stage_threshold = nested(stage_threshold)
 
 
 @lru_cache

@@ -1,0 +1,61 @@
+"""Compiled kernels on disk: where they are, and whose turn it is to compile.
+
+Compiled code is kept in a folder (see `compressa.kernels.cpu._cache`). What is compiled under this
+module's lock is compiled by one process of a host: the others wait, and load what it left.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+_LOCK = "compressa.lock"
+
+
+def compile_once(what: str, work: Callable[[], None]) -> None:
+    """Have the first process of a host compile kernels, and all others load them.
+
+    The lock is a file beside the compiled code, which the system releases when its holder ends,
+    however it ends. Where nothing can be written, every process compiles for itself.
+
+    Args:
+        what: What `work` compiles: the same text for the same kernels.
+        work: Calls the kernels; in every process, whether it compiles or loads.
+    """
+    folder = _folder()
+    if folder is None:
+        work()
+        return
+    mark = folder / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}-{_identity()}.compiled"
+    if not mark.exists():
+        with (folder / _LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not mark.exists():
+                work()
+                mark.touch()
+                return
+    work()
+
+
+def _folder() -> Path | None:
+    """The folder that compiled code goes to; None if there is none."""
+    from .cpu._cache import KernelCache  # numba is imported when kernels are needed
+
+    found = KernelCache(compile_once).cache_path
+    return None if found is None else Path(found)
+
+
+@cache
+def _identity() -> str:
+    """What compiled code is for: numba's version, this processor, and the kernels' sources."""
+    import numba
+    from numba.core.registry import cpu_target
+
+    processor = repr(cpu_target.target_context.codegen().magic_tuple())
+    digest = hashlib.sha256(f"{numba.__version__} {processor}".encode())
+    for file in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:32]

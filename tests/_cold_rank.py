@@ -1,0 +1,58 @@
+"""A rank that registers and trains, and says what it compiled when: run by a test.
+
+python tests/_cold_rank.py RANK SIZE STORE COMPRESSOR DEADLINE_S
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from numba.core import event
+from torch.nn.parallel import DistributedDataParallel
+
+import compressa
+
+_STEPS = 3
+
+
+class Compilations(event.Listener):  # type: ignore[misc]
+    """Counts the functions that numba compiles."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def on_start(self, _: Any) -> None:
+        """One more."""
+        self.count += 1
+
+    def on_end(self, _: Any) -> None:
+        """Nothing."""
+
+
+def main() -> None:
+    """Train some steps of a small model, and print how much was compiled when."""
+    rank, size, store, compressor, deadline_s = sys.argv[1:]
+    torch.set_num_threads(1)
+    torch.manual_seed(int(rank))
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(size)
+    )
+    model = DistributedDataParallel(torch.nn.Linear(500, 400))
+    compiled = Compilations()
+    event.register("numba:compile", compiled)
+    settings = {"compressor": compressor, "exchange": {"deadline_s": float(deadline_s)}}
+    handle = compressa.register_comm_hook(model, settings)
+    registered = compiled.count
+    for _ in range(_STEPS):
+        model(torch.randn(8, 500)).square().mean().backward()
+    print(json.dumps({"registration": registered, "training": compiled.count - registered}))
+    handle.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
