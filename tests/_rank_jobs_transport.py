@@ -148,6 +148,7 @@ def opened(
         yield transport, failures
     finally:
         transport.close(5.0)
+        dist.destroy_process_group(group)
         release_groups([group])
 
 

@@ -107,6 +107,7 @@ def close_unattached() -> dict[str, Any]:
     transport.close(5.0)
     seconds = time.monotonic() - started_s
     left = len(os.listdir("/proc/self/fd")) - before
+    dist.destroy_process_group(group)
     release_groups([group])
     return {"left": left, "failures": len(failures), "quick": seconds < 3.0}
 

@@ -47,6 +47,7 @@ def test_a_reform_that_fails_half_way_keeps_neither_engine_nor_groups() -> None:
     with (
         mock.patch.object(reform, "open_engine", return_value=(opened, groups)),
         mock.patch.object(process_groups, "release_groups") as released,
+        mock.patch.object(process_groups, "new_group_of"),
         pytest.raises(Timeout),
     ):
         reform.reform(old, Config(), 3, mock.Mock())

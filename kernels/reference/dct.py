@@ -28,7 +28,7 @@ def _tiles(n: int, form: ChunkForm) -> Iterator[tuple[list[slice], slice, slice]
 
 
 def _sum_in_order(factors: F32 | F64, rows: F32 | F64) -> F32:
-    total = np.zeros(rows.shape[1])
+    total: F64 = np.zeros(rows.shape[1])
     for factor, row in zip(factors.astype(np.float64), rows.astype(np.float64), strict=True):
         total += factor * row
     return total.astype(np.float32)
