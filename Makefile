@@ -5,7 +5,7 @@ TESTS ?= tests
 GPU_PYTHON ?= 3.12
 GPU_WHEELS ?= build/gpu-wheels
 
-.PHONY: install check kernels test fuzz stress bench gpu gpu-bundle demo coverage clean
+.PHONY: install check kernels test fuzz stress matrix bench gpu gpu-bundle demo coverage clean
 
 install: .venv/installed
 
@@ -43,6 +43,10 @@ fuzz: install
 # 100 faults in a row on real ranks, in some 10 minutes; make stress STRESS="--seed 1 --only 7"
 stress: install
 	$(BIN)/python tests/stress.py $(STRESS)
+
+# The lowest and the newest versions, on every Python found; make matrix MATRIX="--python 3.13"
+matrix: install
+	$(BIN)/python tests/matrix.py $(MATRIX)
 
 bench: install
 	$(BIN)/compressa bench kernels --scaling --json results/bench/kernels.json

@@ -10,6 +10,11 @@ from _ranks import Group
 pytestmark = pytest.mark.ranks
 
 
+def assert_no_more(many: list[int], few: list[int]) -> None:
+    """Threads and files after many cycles, and after few; some of torch's own may have ended."""
+    assert all(later <= sooner for later, sooner in zip(many, few, strict=True)), (few, many)
+
+
 @pytest.mark.parametrize("first", [True, False], ids=["among them", "before them"])
 def test_a_part_registers_and_all_make_groups(first: bool, fresh: Callable[[int], Group]) -> None:
     results = fresh(4).run("_rank_jobs_groups.use_beside", part=[1, 2], first=first)
@@ -24,12 +29,12 @@ def test_a_registration_on_a_part_of_the_ranks_leaves_nothing(
     first, second, absent = fresh(3).run(job, part=[0, 1], cycles=[2, 6], fails=fails)
     assert absent is None
     for few, many in (first, second):
-        assert few == many
+        assert_no_more(many, few)
 
 
 def test_a_reform_leaves_nothing_of_the_one_before(fresh: Callable[[int], Group]) -> None:
     for few, many in fresh(2).run("_rank_jobs_groups.reform_often", cycles=[2, 6]):
-        assert few == many
+        assert_no_more(many, few)
 
 
 @pytest.mark.parametrize("ranks", [[], [1], [0, 0], [0, 2]], ids=str)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from compressa.config import Config
 from compressa.engine.rollcall import RollCall
@@ -89,7 +90,7 @@ def _new_gloo_group(call: RollCall, failure: CompressaError | None = None) -> di
     timeout = timedelta(seconds=call.deadline_s + _GROUP_MARGIN_S)
     _bury_retired()
 
-    def create(name: str, store: dist.Store) -> dist.ProcessGroup:
+    def create(name: str, store: Store) -> dist.ProcessGroup:
         with forks.owning_new():
             backend = dist.ProcessGroupGloo(store, call.rank, call.size, timeout)
         return _around(backend, name, store, torch.device("cpu"))
@@ -103,7 +104,7 @@ def _new_nccl_group(config: Config, group: dist.ProcessGroup, caller: str) -> di
     device = torch.device("cuda", torch.cuda.current_device())
     _bury_retired()
 
-    def create(name: str, store: dist.Store) -> dist.ProcessGroup:
+    def create(name: str, store: Store) -> dist.ProcessGroup:
         options = _nccl_options(timedelta(seconds=deadline_s + _GROUP_MARGIN_S))
         options.group_name = name
         options.global_ranks_in_group = dist.get_process_group_ranks(group)
@@ -115,14 +116,15 @@ def _new_nccl_group(config: Config, group: dist.ProcessGroup, caller: str) -> di
     return call.together(create)
 
 
-def _around(backend: Any, name: str, store: dist.Store, device: torch.device) -> dist.ProcessGroup:
+def _around(backend: Any, name: str, store: Store, device: torch.device) -> dist.ProcessGroup:
     """Return the process group that has one backend."""
     kinds: Any = dist.ProcessGroup.BackendType
     kind = kinds.GLOO if device.type == "cpu" else kinds.NCCL
     made = dist.ProcessGroup(store, backend.rank(), backend.size())
     made._set_default_backend(kind)
     made._register_backend(device, kind, backend)
-    made._set_group_name(name)
+    label: Any = name  # a type of its own to mypy
+    made._set_group_name(label)
     return made
 
 

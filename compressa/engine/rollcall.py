@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from compressa.errors import CompressaError, Timeout, TransportError
 
@@ -52,9 +52,7 @@ class RollCall:
         self._began = 0
         self._met = False
 
-    def together(
-        self, call: Callable[[str, dist.Store], T], failure: CompressaError | None = None
-    ) -> T:
+    def together(self, call: Callable[[str, Store], T], failure: CompressaError | None = None) -> T:
         """Make a call that returns when all ranks make it.
 
         Args:
