@@ -28,7 +28,7 @@ def _tiles(n: int, form: ChunkForm) -> Iterator[tuple[list[slice], slice, slice]
 
 
 def _sum_in_order(factors: F32 | F64, rows: F32 | F64) -> F32:
-    total: F64 = np.zeros(rows.shape[1])
+    total = np.zeros(rows.shape[1])
     for factor, row in zip(factors.astype(np.float64), rows.astype(np.float64), strict=True):
         total += factor * row
     return total.astype(np.float32)
@@ -41,7 +41,8 @@ def _transform(p: list[F32], form: ChunkForm) -> F32:
     for i, row in enumerate(p):
         rows[i] = _sum_in_order(row, turned[: row.size])
     if form.height == 1:
-        return rows[0]
+        first: F32 = rows[0]
+        return first
     return np.concatenate([_sum_in_order(line[: len(p)], rows[: len(p)]) for line in table])
 
 
