@@ -74,10 +74,11 @@ class PeerLost(TransportError):  # noqa: N818 - the design's name for the event
 
 
 class Timeout(TransportError):  # noqa: N818 - the design's name for the event
-    """A deadline passed while this rank waited.
+    """A deadline passed while ranks waited.
 
     Attributes:
-        ranks: The ranks that this rank was waiting for (not necessarily to blame).
+        ranks: Who holds up the others, as far as they could say what they do: where the chains of
+            waits end, or all ranks of a cycle.
     """
 
     def __init__(self, ranks: tuple[int, ...], message: str) -> None:

@@ -5,7 +5,8 @@ Each fault has ranks of its own that train a small model, and one that is struck
 (`ip link set down`), late by 10 s, or made to send a payload of another size or a corrupted
 header; in the middle of encoding, of an exchange, between steps, at close or at registration; over
 every transport that is installed. Every survivor must get `PeerLost`, `Timeout` or `PayloadError`
-within deadline + 1 s, with a message that names a rank and what was going on, close its handle,
+within deadline + 1 s, the same as the others (where a cut link does not part them), with a message
+that names a rank and what was going on, close its handle,
 keep no thread and no socket of it, and end when it is told to. The first that does not ends the run
 with status 1, and with what repeats it. Faults are drawn from a seed, each by its own number.
 """
@@ -137,6 +138,7 @@ class Arena:
         deadline_s: The exchanges' deadline.
         slack_s: How much later every survivor must know.
         zygote: What ranks are forked from; one of its own if not given.
+        rate: Of the hosts' links.
     """
 
     def __init__(
@@ -144,8 +146,10 @@ class Arena:
         deadline_s: float = DEADLINE_S,
         slack_s: float = SLACK_S,
         zygote: Zygote | None = None,
+        rate: str = "1gbit",
     ) -> None:
         self.deadline_s, self.slack_s = deadline_s, slack_s
+        self._rate = rate
         self._stack = ExitStack()
         self._zygote = zygote or Zygote()
         if zygote is None:
@@ -187,6 +191,11 @@ class Arena:
             _leave(survivors, any_code=_cut_off(fault))
             return slowest_s
 
+    def network_group(self, size: int) -> NetworkGroup:
+        """Return ranks on hosts of their own, which the caller ends."""
+        bed = self._hosts()
+        return NetworkGroup(self._zygote, size, bed, self._pids)
+
     def _judge(self, fault: Fault, outcomes: list[Outcome], struck_s: float) -> float:
         slowest_s = 0.0
         for outcome in outcomes:
@@ -209,6 +218,9 @@ class Arena:
             seconds = seen["at_s"] - struck_s
             assert seconds <= self.deadline_s + self.slack_s, f"{seconds:.2f} s after it, {where}"
             slowest_s = max(slowest_s, seconds)
+        if fault.moment not in ("close", "registration") and fault.kind != "link":
+            verdicts = {(o.value["type"], *o.value["ranks"]) for o in outcomes}
+            assert len(verdicts) == 1, [o.value for o in outcomes]
         if fault.kind in ("size", "header"):
             assert "PayloadError" in {o.value["type"] for o in outcomes}, outcomes
         return slowest_s
@@ -230,8 +242,7 @@ class Arena:
         if fault.transport == "mpi":
             group = MpiGroup(fault.size, faults=True)
         elif fault.kind == "link":
-            bed = self._hosts()
-            group = NetworkGroup(self._zygote, fault.size, bed, self._pids)
+            group = self.network_group(fault.size)
         else:
             group = Group(self._zygote, fault.size)
         try:
@@ -243,7 +254,7 @@ class Arena:
 
     def _hosts(self) -> Testbed:
         if self._bed is None:
-            self._bed = open_testbed(4, "1gbit", "netns", self_check=False)
+            self._bed = open_testbed(4, self._rate, "netns", self_check=False)
             self._stack.callback(self._bed.close)
             holders = [self._bed.spawn(i, ["sleep", "infinity"]) for i in range(4)]
             self._pids = [holder.pid for holder in holders]

@@ -222,12 +222,30 @@ class Exchange(Section):
         "on all ranks, which nobody but their user may read (chmod 600). It is read when ranks "
         "register, and never sent.",
     )
-    deadline_s: Seconds = Field(default=120.0, description="Longest wait for anything, in seconds.")
+    deadline_s: Seconds = Field(
+        default=1800.0,
+        description="Longest wait, in seconds, for a rank that is alive and elsewhere, as where "
+        "one alone evaluates; after 30 s a warning says who waits for whom. As long as torch's own "
+        "for Gloo.",
+    )
+    start_s: Seconds = Field(
+        default=300.0,
+        description="Longest wait, in seconds, for a rank that does not come to registration, "
+        "compressa.broadcast or handle.reform, before which nobody can tell whether it is alive; "
+        "never more than deadline_s.",
+    )
     heartbeat_s: Heartbeat = Field(default=2.0, description="Seconds between two signs of life.")
     silence_s: Silence = Field(
-        default=20.0,
-        description="A rank silent for so many seconds is lost; more than two heartbeats.",
+        default=60.0,
+        description="A rank silent for so many seconds is lost; more than two heartbeats, and "
+        "longer than anything that keeps Python's lock. One whose process has ended is lost at "
+        "once.",
     )
+
+    @property
+    def start_wait_s(self) -> float:
+        """Longest wait for a rank that does not come to a start."""
+        return min(self.start_s, self.deadline_s)
 
 
 class Share(Section):

@@ -158,7 +158,7 @@ def _multicast(session: Session, sources: Sequence[int], config: Config) -> Iter
     def open_end() -> MulticastSender | MulticastReceiver | None:
         epoch, pace = session.transport.epoch, config.schedule.pace_bits_per_s
         if rank == source:
-            return MulticastSender(address, epoch, pace, config.exchange.deadline_s / _BURSTS)
+            return MulticastSender(address, epoch, pace, config.exchange.start_wait_s / _BURSTS)
         return MulticastReceiver(address, epoch) if rank in receivers else None
 
     with _open_on_all(session, open_end) as end:

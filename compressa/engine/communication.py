@@ -13,6 +13,7 @@ from compressa.collectives.base import Compute
 from compressa.engine.driver import Carried, ComputeDone, Driver, Task
 from compressa.engine.gate import Gate
 from compressa.engine.lanes import Lane, Mark, Ticket, resources_for
+from compressa.engine.waits import Wait
 from compressa.errors import CompressaError, Timeout, TransportError
 from compressa.kernels.threads import Team
 from compressa.schedulers import Plan
@@ -22,6 +23,7 @@ from compressa.transports.reactor import Reactor
 _TICK_S = 0.25
 _PAUSE_S = 0.05
 _SETTLE_S = 10.0
+_BRIEF_S = 1.0  # a busy machine has this thread wait for so long
 
 
 class Communication:
@@ -78,6 +80,10 @@ class Communication:
         """Have exchanges begin when a gate lets them; owned from now on, before the first one."""
         self._gate = gate
         self._driver.pass_through(gate)
+
+    def waits(self) -> list[Wait]:
+        """What exchanges under way wait for; from any thread."""
+        return self._driver.waits()
 
     def step_over(self) -> None:
         """All of a step has been exchanged; on the communication thread."""
@@ -178,10 +184,13 @@ class Communication:
             try:
                 self._reactor.run_once(_TICK_S)
             except Exception as error:  # whatever it is: nobody may wait for this thread in vain
-                self._fail(_wrapped(error))
+                self._fail(wrapped(error))
                 time.sleep(_PAUSE_S)  # a socket that goes on failing must not fill a core
-            if time.monotonic() - checked_s > _TICK_S:
-                checked_s = time.monotonic()
+            now_s = time.monotonic()
+            if now_s - checked_s > _TICK_S:
+                if now_s - checked_s > _TICK_S + _BRIEF_S:  # what came meanwhile lies unread
+                    self._driver.excuse(now_s - checked_s)
+                checked_s = now_s
                 self._call(self._check_deadline)
                 self._call(self._lane.judge)
 
@@ -191,10 +200,8 @@ class Communication:
     def _call(self, event: Callable[[], None]) -> None:
         try:
             event()
-        except CompressaError as error:
-            self._fail(error)
         except Exception as error:
-            self._fail(_wrapped(error))
+            self._fail(wrapped(error))
 
     def _start(self, task: Task) -> None:
         if self._error is not None:
@@ -236,10 +243,8 @@ class Communication:
             what = f"the unit {task.name}"
             with resources_for(what), self._lane.checking(f"{what} in step {task.step}"):
                 value = operation.work()
-        except CompressaError as error:
-            failure = error
         except Exception as error:
-            failure = _wrapped(error)
+            failure = wrapped(error)
         ended_s = time.perf_counter()
         self._timed(task, operation.stage, started_s, ended_s - started_s)
         task.waiting_since_s = ended_s
@@ -254,8 +259,10 @@ def _meet(meeting: threading.Barrier, timeout_s: float) -> bool:
     return True
 
 
-def _wrapped(error: Exception) -> CompressaError:
+def wrapped(error: BaseException) -> CompressaError:
     """Give an unforeseen error a type that every caller of the engine handles."""
-    wrapped = CompressaError(f"an internal error ended the communication: {error!r}")
-    wrapped.__cause__ = error
-    return wrapped
+    if isinstance(error, CompressaError):
+        return error
+    known = CompressaError(f"an internal error ended the communication: {error!r}")
+    known.__cause__ = error
+    return known

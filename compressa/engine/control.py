@@ -1,17 +1,18 @@
-"""Control: a channel of its own for start-up digests, heartbeats and aborts.
+"""Control: a channel of its own for start-up digests, heartbeats and verdicts.
 
-It has its own process group, so that bulk data never stands in its way. Heartbeats are the
-idle frames of its streams. The first abort that is recorded names the culprit: a rank that
-fails because it lost another says so before it leaves, and is not blamed itself.
+It has its own process group, so that bulk data never stands in its way. Heartbeats are the idle
+frames of its streams. Collective calls are named by their purpose and the number of the attempt
+(`compressa.engine.attempts`). Each rank can say what it is doing (`compressa.engine.waits`), and
+when something fails, all raise one verdict (`compressa.engine.verdicts`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import json
+import math
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -20,23 +21,29 @@ import torch
 import torch.distributed as dist
 
 from compressa.collectives.base import Exchange
+from compressa.engine.attempts import Attempts
 from compressa.engine.cores import Place
+from compressa.engine.inquest import cause_of_timeout, heard, told
+from compressa.engine.late import Late
 from compressa.engine.link_file import Shared
-from compressa.errors import CompressaError, PayloadError, PeerLost, Timeout, TransportError
+from compressa.engine.long_waits import LongWaits
+from compressa.engine.notes import Notes, as_bytes, as_tensor
+from compressa.engine.verdicts import Verdicts
+from compressa.engine.waits import Activity, Cause, Doing, Wait, names
+from compressa.errors import CompressaError, PeerLost, Timeout
 from compressa.transports.base import Key, Received
 from compressa.transports.checks import CHECKSUMS, Keys
 from compressa.transports.gloo import GlooTransport
-from compressa.transports.mesh import has_left
 from compressa.transports.streams import StreamSettings
 
-_ABORT = Key(0xFFFFFFFF, 0, 0)
 _PARTING = Key(0xFFFFFFFE, 0, 0)
 _SIGNAL = Key(0xFFFFFFFD, 0, 0)
-_ABORT_BYTES = 2048
 _LENGTH_BYTES = 8
 _MOST_BYTES = 1 << 26
-_VERDICT_S = 0.5
 _LOOK_S = 0.05
+_BRIEF_S = 1.0  # a busy machine has a thread wait for so long
+_AHEAD_S = 1.0  # of a deadline, all tell each other what they are doing
+_ANSWERS_S = 0.4  # for the others to say what they are doing
 
 
 class Awaited:
@@ -45,38 +52,77 @@ class Awaited:
     Args:
         control: Carries them.
         key: Their name.
-        what: What messages of errors call them.
+        purpose: What they are for.
     """
 
-    def __init__(self, control: Control, key: Key, what: str) -> None:
+    def __init__(self, control: Control, key: Key, purpose: str) -> None:
+        self.key = key
+        self.purpose = purpose
+        self.waited_since_s: float | None = None
+        self.stuck: Timeout | None = None
         self._control = control
-        self._key = key
-        self._what = what
         self._answer: list[Received | CompressaError] = []
         self._finished = threading.Event()
+
+    @property
+    def operation(self) -> str:
+        """Their name, the same on all ranks."""
+        return f"{self.purpose}#{self.key.step}"
+
+    def description(self, ranks: Sequence[int]) -> Wait:
+        """Describe the wait for some ranks."""
+        since_s = self.waited_since_s
+        seconds = 0.0 if since_s is None else time.monotonic() - since_s
+        return Wait(self.operation, self.purpose, tuple(ranks), seconds)
 
     def done(self, result: Received | CompressaError) -> None:
         """To be called once, from any thread, with what came."""
         self._answer.append(result)
         self._finished.set()
 
-    def wait(self, deadline_s: float) -> Received:
+    def wait(
+        self,
+        deadline_s: float,
+        over: Callable[[], bool] = lambda: False,
+        told_s: float | None = None,
+    ) -> Received:
         """Return what came, when all is here.
+
+        Args:
+            deadline_s: Longest wait.
+            over: Whether another rank has withdrawn its call.
+            told_s: The deadline that an error tells, if not this one.
 
         Raises:
             Timeout: Some rank has sent nothing in time.
             PeerLost: Some rank is gone.
         """
-        end_s = time.monotonic() + deadline_s
-        while not self._finished.wait(_LOOK_S):
-            self._control.look(self._what)
-            if time.monotonic() > end_s:
-                ranks = tuple(self._control.missing(self._key))
-                who = ", ".join(map(str, ranks))
-                raise Timeout(ranks, f"ranks {who} sent no {self._what} within {deadline_s:g} s")
+        self.waited_since_s = looked_s = time.monotonic()
+        left_s, asked_s = deadline_s, -math.inf
+        try:
+            while not self._finished.wait(_LOOK_S):
+                self._control.look(self.purpose)
+                now_s = time.monotonic()
+                left_s -= min(now_s - looked_s, _BRIEF_S)  # what came while it was away is unread
+                looked_s = now_s
+                if over():
+                    raise _Withdrawn
+                if self.stuck is not None:
+                    raise self.stuck
+                if left_s < _AHEAD_S and asked_s < 0:
+                    asked_s = self._control.ask()
+                if left_s < 0:
+                    raise self._control.explained(self, told_s or deadline_s, asked_s)
+        except BaseException as error:
+            self._control.withdraw(self, told=isinstance(error, _Withdrawn))
+            raise
         if isinstance(self._answer[0], CompressaError):
             raise self._answer[0]
         return self._answer[0]
+
+
+class _Withdrawn(Exception):  # noqa: N818 - no error: a call goes on with the next attempt
+    """Another rank's call for the same purpose has failed."""
 
 
 class Control:
@@ -105,15 +151,21 @@ class Control:
         self.places: list[Place] = []
         self.link = Shared()
         self.epoch = 0
-        self._lock = threading.Lock()
-        self._first: CompressaError | None = None
-        self._settled = threading.Event()
-        self._listener: Callable[[CompressaError], None] | None = None
-        self._numbers = itertools.count()
-        self._transport = GlooTransport(group, settings, _MOST_BYTES, self._record)
-        for peer in self._peers:
-            buffer = torch.zeros(_ABORT_BYTES, dtype=torch.uint8)
-            self._transport.listen(peer, _ABORT, buffer, partial(self._heard, peer))
+        self._attempts = Attempts()
+        self._waited_for: dict[Key, Awaited] = {}
+        self._doing = Doing("at the start")
+        self._describe: Callable[[], Activity] = self._doing.activity
+        self._deadline_s, self._prepared_s = math.inf, -math.inf
+        self._explained: Timeout | None = None
+        failed = Late()
+        self._transport = GlooTransport(group, settings, _MOST_BYTES, failed)
+        self._notes = Notes(self._transport)
+        self._verdicts = Verdicts(self._transport, self._notes, settings, self.activity)
+        own = {"withdrawn": self._heard_of_withdrawal, "stuck": self._heard_of_cycle}
+        self._notes.take({**self._verdicts.takers, **own})
+        failed.connect(self._verdicts.fail)
+        waits = LongWaits(self.rank, self._verdicts.ask, self._verdicts.answers, self._stuck)
+        self._transport.silence.at_every_look(partial(self._look_at, waits))
 
     @property
     def _peers(self) -> list[int]:
@@ -121,52 +173,64 @@ class Control:
 
     def listen(self, listener: Callable[[CompressaError], None]) -> None:
         """Have `listener` called, from any thread, with the first failure."""
-        with self._lock:
-            self._listener = listener
-            first = self._first
-        if first is not None:
-            listener(first)
+        self._verdicts.listen(listener)
+
+    def describe(self, activity: Callable[[], Activity], deadline_s: float = math.inf) -> None:
+        """Have a function say what this rank is doing but for calls of this; from any thread.
+
+        Args:
+            activity: The function.
+            deadline_s: When its waits end: a moment before, all tell each other what they do.
+        """
+        self._describe, self._deadline_s = activity, deadline_s
+
+    def activity(self) -> Activity:
+        """Return what this rank is doing; from any thread."""
+        beside = self._describe()
+        called = [a for a in list(self._waited_for.values()) if a.waited_since_s is not None]
+        if not called:
+            return beside
+        waits = tuple(a.description(self._transport.missing(a.key)) for a in called)
+        doing = f"in {called[0].purpose}"
+        return Activity(doing, waits[0].seconds, True, (*waits, *beside.waits))
 
     def all_gather(self, data: bytes, what: str, deadline_s: float) -> list[bytes]:
         """Bring every rank's bytes to every rank; blocks, within the deadline.
 
-        All ranks must call it in the same order.
+        All ranks must call it, in the same order for one purpose. If a rank gives up, only this
+        call has failed: who comes later waits for its next one.
+
+        Args:
+            data: This rank's.
+            what: The purpose, by which calls of all ranks belong together; for people, too.
+            deadline_s: Longest wait.
 
         Raises:
-            Timeout: Some rank did not call it in time.
+            Timeout: Some rank did not call it in time; says what the ranks are doing instead.
             PeerLost: Some rank is gone.
         """
-        number = next(self._numbers)
-        lengths = self._exchange(
-            Key(number, 0, 0),
-            _as_tensor(len(data).to_bytes(_LENGTH_BYTES, "little")),
-            dict.fromkeys(self._peers, _LENGTH_BYTES),
-            what,
-            deadline_s,
-        )
-        sizes = {
-            peer: int.from_bytes(_as_bytes(buffer), "little") for peer, buffer in lengths.items()
-        }
-        for peer, size in sizes.items():
-            if size > _MOST_BYTES:
-                raise PeerLost(peer, f"rank {peer} announced {size} bytes of {what}")
-        parts = self._exchange(Key(number, 0, 1), _as_tensor(data), sizes, what, deadline_s)
-        return [data if r == self.rank else _as_bytes(parts[r]) for r in range(self.size)]
+        end_s = time.monotonic() + deadline_s
+        while True:
+            try:
+                return self._gather(data, what, self._attempts.begin(what), end_s, deadline_s)
+            except _Withdrawn:
+                continue
 
     def exchange(
         self, outgoing: Mapping[int, bytes], most_bytes: Mapping[int, int], what: str
     ) -> Awaited:
         """Begin to send some ranks something, and to hear from some; does not block.
 
-        All ranks must call this and `all_gather` in the same order.
+        All ranks must call it, in the same order for one purpose.
 
         Args:
             outgoing: By rank that is sent to; not empty.
             most_bytes: How much may come, by rank that is heard from.
-            what: What messages of errors call it.
+            what: The purpose, by which calls of all ranks belong together; for people, too.
         """
-        data = {peer: _as_tensor(message) for peer, message in outgoing.items()}
-        return self._start(Key(next(self._numbers), 0, 0), data, most_bytes, what)
+        data = {peer: as_tensor(message) for peer, message in outgoing.items()}
+        number = self._attempts.begin(what)
+        return self._start(_key(what, number, 0), data, most_bytes, what)
 
     def signal(self, number: int) -> None:
         """Send every other rank a signal, for which it may wait already, or will; from any thread.
@@ -175,7 +239,7 @@ class Control:
             number: Each is sent once.
         """
         for peer in self._peers:
-            self._transport.send(peer, _signal(number), _as_tensor(b"\0"), 0, lambda: None)
+            self._transport.send(peer, _signal(number), as_tensor(b"\0"), 0, lambda: None)
 
     def await_signal(self, peer: int, number: int, heard: Callable[[], None]) -> None:
         """Have a function called, from any thread, when a rank's signal has come."""
@@ -183,50 +247,91 @@ class Control:
         self._transport.listen(peer, _signal(number), buffer, lambda _: heard())
 
     def verdict(self, error: CompressaError) -> CompressaError:
-        """Say who is to blame for a failure, and tell the others.
-
-        A failure of the network waits a moment for the reason, which a rank that gives up
-        tells before it leaves. A failure of this rank's own is the reason.
-        """
-        if isinstance(error, TransportError):
-            self._wait_for_reason(error)
-        with self._lock:
-            if self._first is None:
-                self._first = self._blame(error)
-            first = self._first
-        self._abort(first)
-        if isinstance(first, Timeout) and isinstance(error, TransportError):
-            return error if isinstance(error, Timeout) else first
-        return first if isinstance(first, PeerLost | PayloadError) else error
+        """Say who is to blame for a failure, and tell the others; within a second."""
+        return self._verdicts.verdict(error, explained=error is self._explained)
 
     def look(self, what: str) -> None:
         """Raise the first failure, if there is one, to whoever waits for something."""
-        if self._first is not None:
-            self._first.locate(f"rank {self.rank} waited for the others' {what}")
-            raise self._first
-
-    def missing(self, key: Key) -> Sequence[int]:
-        """Return the ranks that something under way still waits for."""
-        return self._transport.missing(key)
+        first = self._verdicts.first
+        if first is not None:
+            first.locate(f"rank {self.rank} waited for the others' {what}")
+            raise first
 
     def part(self, deadline_s: float) -> None:
         """Wait until every rank calls this, as the last thing before `close`; or is gone.
 
         A rank that goes on for longer than the deadline is no error.
         """
-        with contextlib.suppress(CompressaError):
-            sizes = dict.fromkeys(self._peers, 1)
-            self._exchange(_PARTING, _as_tensor(b"\0"), sizes, "goodbye", deadline_s)
+        sizes = dict.fromkeys(self._peers, 1)
+        outgoing = dict.fromkeys(self._peers, as_tensor(b"\0"))
+        end_s = time.monotonic() + deadline_s
+        with contextlib.suppress(CompressaError, _Withdrawn):
+            awaited = self._start(_PARTING, outgoing, sizes, "goodbye", exact=True)
+            awaited.wait(deadline_s, over=lambda: time.monotonic() > end_s)
 
     def close(self, timeout_s: float) -> None:
         """Say goodbye and end the threads."""
+        self._verdicts.close()
         self._transport.close(timeout_s)
 
-    def _exchange(
-        self, key: Key, data: torch.Tensor, sizes: dict[int, int], what: str, deadline_s: float
-    ) -> Received:
-        awaited = self._start(key, dict.fromkeys(self._peers, data), sizes, what, exact=True)
-        return awaited.wait(deadline_s)
+    # For calls under way
+
+    def withdraw(self, awaited: Awaited, *, told: bool) -> None:
+        """Wait no longer for a call; tell the others, unless they have been told."""
+        self._waited_for.pop(awaited.key, None)
+        self._transport.abandon(awaited.key)
+        if told or awaited.key == _PARTING:
+            return
+        number = awaited.key.step
+        self._attempts.withdraw(awaited.purpose, number)
+        self._notes.send_all("withdrawn", {"purpose": awaited.purpose, "attempt": number})
+
+    def ask(self) -> float:
+        """Ask all others what they are doing; return the time."""
+        return self._verdicts.ask()
+
+    def explained(self, awaited: Awaited, deadline_s: float, since_s: float) -> Timeout:
+        """Return why a call has taken longer than its deadline, by what the others are doing.
+
+        What they have answered since a time counts, if they do not answer again.
+        """
+        ranks = tuple(self._transport.missing(awaited.key))
+        text = (
+            f"rank {self.rank} waited {deadline_s:g} s in {awaited.purpose} for {names(ranks)}, "
+            "where all ranks must call it"
+        )
+        asked_s = self._verdicts.ask()
+        end_s = asked_s + _ANSWERS_S
+        while not self._verdicts.answered(asked_s) and time.monotonic() < end_s:
+            time.sleep(_LOOK_S / 5)
+        answers = self._verdicts.answers(min(since_s, asked_s))
+        cause = cause_of_timeout(Timeout(ranks, text), answers, self.rank)
+        self._explained = Timeout(ranks, text)
+        if cause is not None:
+            self._explained = Timeout(cause.ranks, f"{text}; {cause.text}")
+            self._end_cycle(cause, self._explained, answers)
+        return self._explained
+
+    def _gather(
+        self, data: bytes, what: str, number: int, end_s: float, deadline_s: float
+    ) -> list[bytes]:
+        def exchange(stage: int, own: torch.Tensor, sizes: Mapping[int, int]) -> Received:
+            outgoing = dict.fromkeys(self._peers, own)
+            awaited = self._start(_key(what, number, stage), outgoing, sizes, what, exact=True)
+            left_s = end_s - time.monotonic()
+            over = partial(self._attempts.is_withdrawn, what, number)
+            return awaited.wait(left_s, over, deadline_s)
+
+        own = as_tensor(len(data).to_bytes(_LENGTH_BYTES, "little"))
+        lengths = exchange(0, own, dict.fromkeys(self._peers, _LENGTH_BYTES))
+        sizes = {p: int.from_bytes(as_bytes(length), "little") for p, length in lengths.items()}
+        for peer, size in sizes.items():
+            if size > _MOST_BYTES:
+                raise PeerLost(peer, f"rank {peer} announced {size} bytes of {what}")
+        parts = exchange(1, as_tensor(data), sizes)
+        # What came of earlier attempts has come before.
+        self._transport.forget(_key(what, number, 0).unit, number)
+        return [data if r == self.rank else as_bytes(parts[r]) for r in range(self.size)]
 
     def _start(
         self,
@@ -238,80 +343,55 @@ class Control:
         exact: bool = False,
     ) -> Awaited:
         incoming = {p: torch.zeros(size, dtype=torch.uint8) for p, size in most_bytes.items()}
-        awaited = Awaited(self, key, what)
-        self._transport.exchange(key, Exchange(outgoing, incoming, exact), 0, awaited.done)
+        awaited = self._waited_for[key] = Awaited(self, key, what)
+
+        def done(result: Received | CompressaError) -> None:
+            self._waited_for.pop(key, None)
+            awaited.done(result)
+
+        self._transport.exchange(key, Exchange(outgoing, incoming, exact), 0, done)
         return awaited
 
-    def _wait_for_reason(self, error: TransportError) -> None:
-        end_s = time.monotonic() + _VERDICT_S
-        while not self._settled.wait(0.02) and time.monotonic() < end_s:
-            if isinstance(error, PeerLost) and error.rank in self._transport.gone:
-                return
+    def _heard_of_withdrawal(self, peer: int, note: Mapping[str, Any]) -> None:
+        self._attempts.withdraw(str(note["purpose"]), int(note["attempt"]))
 
-    def _blame(self, error: CompressaError) -> CompressaError:
-        """A wait that fails after a rank has left fails because of it."""
-        gone = min(self._transport.gone, default=None)
-        if gone is None or not isinstance(error, TransportError):
-            return error
-        left = has_left(gone)
-        left.__cause__ = error
-        return left
+    def _look_at(self, waits: LongWaits) -> None:
+        now_s, activity = time.monotonic(), self.activity()
+        waits.look(now_s, activity)
+        longest_s = max((wait.seconds for wait in self._describe().waits), default=0.0)
+        if longest_s > self._deadline_s - _AHEAD_S and now_s > self._prepared_s + _AHEAD_S:
+            self._prepared_s = now_s
+            self._verdicts.prepare()
 
-    def _abort(self, error: CompressaError) -> None:
-        culprit = error.rank if isinstance(error, PeerLost) else self.rank
-        waited_for = list(error.ranks) if isinstance(error, Timeout) else None
-        said: dict[str, Any] = {"rank": culprit, "reason": str(error)[:1000]}
-        said |= {"waited_for": waited_for, "payload": isinstance(error, PayloadError)}
-        text = json.dumps(said).encode()
-        for peer in self._peers:
-            if peer != culprit:
-                self._transport.send(peer, _ABORT, _as_tensor(text), 0, lambda: None)
+    def _stuck(self, wait: Wait, cause: Cause, answers: Mapping[int, Activity]) -> None:
+        """A wait never ends: calls give up, so that those who wait for these ranks can go on."""
+        text = (
+            f"rank {self.rank} waits in {wait.what} for {names(wait.ranks)}, in vain, since each "
+            f"waits for the next in another call: {cause.text}"
+        )
+        self._end_cycle(cause, Timeout(cause.ranks, text), answers)
 
-    def _heard(self, peer: int, data: torch.Tensor) -> None:
-        """A peer gave up, and says why."""
-        try:
-            message = json.loads(_as_bytes(data))
-            culprit, reason, payload = (
-                int(message["rank"]),
-                str(message["reason"]),
-                message["payload"],
-            )
-            ranks = message["waited_for"]
-            waited_for = None if ranks is None else tuple(map(int, ranks))
-        except (ValueError, KeyError, TypeError):
-            culprit, reason, waited_for = peer, "it sent an abort that cannot be read", None
-            payload = False
-        if payload:  # who was sent the wrong bytes is not to blame
-            self._record(PayloadError(reason))
-        elif waited_for is not None:  # who waits is not to blame
-            self._record(Timeout(waited_for, reason))
-        elif reason.startswith(f"rank {culprit} "):
-            self._record(PeerLost(culprit, reason))
-        else:
-            self._record(PeerLost(culprit, f"rank {culprit} gave up: {reason}"))
+    def _end_cycle(self, cause: Cause, error: Timeout, answers: Mapping[int, Activity]) -> None:
+        """Have all calls of a cycle of waits give up, if it is one, with the same error."""
+        if not cause.stuck:
+            return
+        waits = [wait for rank in cause.ranks for wait in answers[rank].waits]
+        note = {**told(error, self.rank), "operations": [wait.operation for wait in waits]}
+        for rank in cause.ranks:
+            if rank != self.rank:
+                self._notes.send(rank, "stuck", note)
+        self._heard_of_cycle(self.rank, note)
 
-    def _record(self, error: CompressaError) -> None:
-        with self._lock:
-            if self._first is not None:
-                return
-            self._first = error
-            listener = self._listener
-        self._settled.set()
-        if listener is not None:
-            listener(error)
+    def _heard_of_cycle(self, peer: int, note: Mapping[str, Any]) -> None:
+        error = heard(note, self.size)
+        for awaited in list(self._waited_for.values()):
+            if awaited.operation in note["operations"] and isinstance(error, Timeout):
+                awaited.stuck = error
+
+
+def _key(purpose: str, attempt: int, stage: int) -> Key:
+    return Key(attempt, zlib.crc32(purpose.encode()), stage)
 
 
 def _signal(number: int) -> Key:
     return _SIGNAL._replace(unit=number & 0xFFFFFFFF)
-
-
-def _as_tensor(data: bytes) -> torch.Tensor:
-    return (
-        torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        if data
-        else torch.empty(0, dtype=torch.uint8)
-    )
-
-
-def _as_bytes(tensor: torch.Tensor) -> bytes:
-    return tensor.numpy().tobytes()

@@ -23,6 +23,7 @@ from compressa.collectives.base import (
     Together,
 )
 from compressa.engine.gate import Gate
+from compressa.engine.waits import Wait
 from compressa.errors import CompressaError, Timeout
 from compressa.schedulers import Name, Plan
 from compressa.transports.base import Key, Transport
@@ -177,6 +178,28 @@ class Driver:
         for task in sorted(busy, key=lambda task: task.waits_since_s is None):
             return f"{who} in {_described(task)}"
         return f"{who} {'before its first step' if self._step < 0 else f'after step {self._step}'}"
+
+    def waits(self) -> list[Wait]:
+        """What exchanges under way wait for, the longest wait first; from any thread."""
+        now = self._now_s()
+        others = tuple(r for r in range(self._transport.size) if r != self._transport.rank)
+        tasks = [(task, task.waits_since_s) for task in list(self._tasks)]
+        begun = [(task, s) for task, s in tasks if s is not None and s != math.inf]
+        return [
+            Wait(
+                f"{task.step}/{task.unit}",
+                _described(task),
+                tuple(self._transport.missing(task.key)) or others,  # a sum of the backend's
+                now - since_s,
+            )
+            for task, since_s in sorted(begun, key=lambda item: item[1])
+        ]
+
+    def excuse(self, seconds: float) -> None:
+        """Let all exchanges under way take longer: this process did not run for so long."""
+        for task in self._tasks:
+            if task.waits_since_s is not None:
+                task.waits_since_s += seconds
 
     def expired(self) -> CompressaError | None:
         """Return an error if an exchange has waited for longer than the deadline."""

@@ -22,7 +22,7 @@ from compressa.collectives.choice import Costs
 from compressa.compressor import Compressor
 from compressa.config import Config
 from compressa.engine.arrivals import Arrivals
-from compressa.engine.communication import Communication
+from compressa.engine.communication import Communication, wrapped
 from compressa.engine.control import Control
 from compressa.engine.driver import Task
 from compressa.engine.lanes import Lane, Ticket
@@ -37,6 +37,7 @@ from compressa.engine.turns import gate_for
 from compressa.engine.undo import Undo
 from compressa.engine.unit_runtime import UnitRuntime, all_delivered_finite
 from compressa.engine.units import UnitSizes
+from compressa.engine.waits import OUTSIDE, Doing
 from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
 from compressa.tracing import Tracer
@@ -98,7 +99,7 @@ class Engine:
             transport,
             self.threads,
             config.exchange.deadline_s,
-            self._judge,
+            (lambda error: error) if control is None else control.verdict,
             self._broke,
             self._timed,
             self.lane,
@@ -110,8 +111,10 @@ class Engine:
         self._timeline = Timeline(tracer, lambda: self.planning.profiler.needs_s)
         transport.observe(self._timeline.left)
         self._expected = 0
+        self._doing = Doing(f"{OUTSIDE}, before step 0", self._communication.waits)
         self._phases, self._phase = self._first_phase(compressors)
         if control is not None:
+            control.describe(self._doing.activity, config.exchange.deadline_s)
             control.listen(self.fail)
 
     def submit(
@@ -167,7 +170,8 @@ class Engine:
         On a GPU, what the caller enqueues next comes after these, and not after what follows them.
         """
         started_s = time.perf_counter()
-        self.lane.follow(self._communication.wait(tickets))
+        with self._doing.blocked(f"in step {self.step}", then=f"{OUTSIDE}, after step {self.step}"):
+            self.lane.follow(self._communication.wait(tickets))
         seconds = time.perf_counter() - started_s
         self._ledger.exposed_s += seconds
         self.planning.profiler.waited(seconds)
@@ -255,7 +259,7 @@ class Engine:
         Raises:
             StateError: A worker thread goes on for too long.
         """
-        if not self._communication.idle(self._config.exchange.deadline_s):
+        if not self._communication.idle(self._config.exchange.start_wait_s):
             raise StateError("a unit is still being encoded: the state can not be taken over")
         with self._lock:
             self.interrupted |= self._arrivals.open
@@ -304,6 +308,7 @@ class Engine:
         self._arrivals.begin(self._phase)
         self._ledger.steps += 1
         self.step = step
+        self._doing.begin(f"computing step {step}")
         if self.undo is not None:
             with self.lane.current():
                 self.undo.keep(step)
@@ -362,9 +367,7 @@ class Engine:
     def _finished(self, index: int, error: BaseException | None) -> None:
         """On the communication thread: one unit is done, or failed."""
         if error is not None:
-            if not isinstance(error, CompressaError):
-                error = CompressaError(f"an internal error ended a unit: {error!r}")
-            self._communication.fail(error)
+            self._communication.fail(wrapped(error))
             return
         with self._lock:
             done = self._arrivals.done(index)
@@ -373,10 +376,6 @@ class Engine:
             self._communication.step_over()
         for ticket in done:
             ticket.set_result(self.lane.note())
-
-    def _judge(self, error: CompressaError) -> CompressaError:
-        """On the communication thread: settle with the other ranks who is to blame."""
-        return error if self._control is None else self._control.verdict(error)
 
     def _broke(self, error: CompressaError) -> None:
         """On the communication thread: nothing more will be combined."""

@@ -127,7 +127,7 @@ def _agree(
     link: dict[str, Any] | None,
 ) -> None:
     try:
-        startup.agree(control, own, config.exchange.deadline_s, link)
+        startup.agree(control, own, config.exchange.start_wait_s, link)
     except CompressaError:
         if failure is None:
             raise

@@ -56,9 +56,9 @@ def new_group(
     if backend == "nccl":
         return _new_nccl_group(config, group, caller)
     call = RollCall(
-        group.group_name, group.rank(), group.size(), config.exchange.deadline_s, caller
+        group.group_name, group.rank(), group.size(), config.exchange.start_wait_s, caller
     )
-    return _new_gloo_group(call, failure)
+    return _new_gloo_group(config, call, failure)
 
 
 def new_group_of(config: Config, ranks: Sequence[int], caller: str) -> dist.ProcessGroup:
@@ -81,13 +81,15 @@ def new_group_of(config: Config, ranks: Sequence[int], caller: str) -> dist.Proc
             "ranks of the default group, this one among them, and the same list on each"
         )
     name = "ranks " + ",".join(map(str, ranks))
-    place, deadline_s = list(ranks).index(own), config.exchange.deadline_s
-    return _new_gloo_group(RollCall(name, place, len(ranks), deadline_s, caller))
+    place, deadline_s = list(ranks).index(own), config.exchange.start_wait_s
+    return _new_gloo_group(config, RollCall(name, place, len(ranks), deadline_s, caller))
 
 
-def _new_gloo_group(call: RollCall, failure: CompressaError | None = None) -> dist.ProcessGroup:
+def _new_gloo_group(
+    config: Config, call: RollCall, failure: CompressaError | None = None
+) -> dist.ProcessGroup:
     # The engine's own deadline comes first: it knows whom it waits for.
-    timeout = timedelta(seconds=call.deadline_s + _GROUP_MARGIN_S)
+    timeout = timedelta(seconds=config.exchange.deadline_s + _GROUP_MARGIN_S)
     _bury_retired()
 
     def create(name: str, store: Store) -> dist.ProcessGroup:
@@ -100,7 +102,8 @@ def _new_gloo_group(call: RollCall, failure: CompressaError | None = None) -> di
 
 def _new_nccl_group(config: Config, group: dist.ProcessGroup, caller: str) -> dist.ProcessGroup:
     deadline_s = _NCCL_PATIENCE * config.exchange.deadline_s
-    call = RollCall(group.group_name, group.rank(), group.size(), deadline_s, caller)
+    start_s = _NCCL_PATIENCE * config.exchange.start_wait_s
+    call = RollCall(group.group_name, group.rank(), group.size(), start_s, caller)
     device = torch.device("cuda", torch.cuda.current_device())
     _bury_retired()
 

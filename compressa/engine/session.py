@@ -23,6 +23,7 @@ from compressa.engine.communication import Communication
 from compressa.engine.driver import Task
 from compressa.engine.lanes import Lane
 from compressa.engine.late import Late
+from compressa.engine.waits import Doing
 from compressa.errors import CompressaError, ConfigError, Timeout
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import Plan, Transfer
@@ -113,6 +114,8 @@ class Session:
         except BaseException:
             self._control.close(_GIVE_UP_S)
             raise
+        doing = Doing(f"in {caller}", self._communication.waits)
+        self._control.describe(doing.activity, self._deadline_s)
         failed.connect(self.fail)
         self._control.listen(self.fail)
 
@@ -132,7 +135,7 @@ class Session:
         text = None if failure is None else str(failure)
         own = startup.digest(config, text, parameters, kind)
         try:
-            startup.agree(self._control, own, self._deadline_s)
+            startup.agree(self._control, own, config.exchange.start_wait_s)
         finally:
             if failure is not None:
                 raise failure

@@ -268,7 +268,7 @@ def _open_on_host(
     exchange = config.exchange
     if kind == "gloo-group":
         return GlooGroupTransport(group, control.epoch)
-    pacer = host_pacer(config.schedule, control, exchange.deadline_s)
+    pacer = host_pacer(config.schedule, control, exchange.start_wait_s)
     costs = _costs(config, control)
     chunk_bytes, credit_bytes = partition(config, parameters, costs)
     # A peer may be ahead by a step; no compressor sends more than twice the gradients.
@@ -280,7 +280,7 @@ def _open_on_host(
         if kind == "gloo":
             return GlooTransport(group, streams, early_bytes, failed)
         comm = open_communicator(
-            control.rank, control.size, streams.epoch, control.all_gather, exchange.deadline_s
+            control.rank, control.size, streams.epoch, control.all_gather, exchange.start_wait_s
         )
         return MpiTransport(comm, streams, early_bytes, failed, BackendSum(group))
     sizes = frame_sizes(chunk_bytes, credit_bytes, exchange.connections)
@@ -293,7 +293,7 @@ def _open_on_host(
         control.size,
         settings.epoch,
         control.all_gather,
-        exchange.deadline_s,
+        exchange.start_wait_s,
         exchange.connections,
         keys.named("door").secret,
     )

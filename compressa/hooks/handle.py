@@ -176,7 +176,7 @@ class Handle:
         def write() -> str:
             return checkpoint.write_rank(folder, self._rank, self._engine.state)
 
-        digests = self._together("checkpoint", write)
+        digests = self._together("handle.save", write)
         parameters = self._engine.parameters
 
         def finish() -> str:
@@ -185,7 +185,7 @@ class Handle:
                 checkpoint.write_manifest(folder, self.next_step, digests, parameters, link)
             return ""
 
-        self._together("manifest", finish)
+        self._together("handle.save, its manifest", finish)
 
     def load(self, path: str | Path) -> None:
         """Read a checkpoint of this model, of any number of ranks. Collective.
@@ -209,7 +209,7 @@ class Handle:
             Shared.saved(manifest.link, folder / checkpoint.MANIFEST)
             return manifest.model_dump_json(include={"step", "ranks", "link"})
 
-        answer = json.loads(self._together("checkpoint", read)[0])
+        answer = json.loads(self._together("handle.load", read)[0])
         # Every rank could read its part: only now does any of them change.
         checkpoint.fill(state, values)
         self.next_step = int(answer["step"])
@@ -257,7 +257,7 @@ class Handle:
             own = {"step": step, "next_step": self.next_step, "config": config.canonical()}
             return json.dumps({**own, "library": config.plugin_versions()})
 
-        answers = [json.loads(text) for text in self._together("switch", prepare)]
+        answers = [json.loads(text) for text in self._together("handle.switch", prepare)]
         for rank, answer in enumerate(answers):
             difference = first_difference(answers[0], answer)
             if difference is not None:

@@ -41,7 +41,7 @@ def save_profile(handle: Profiled, link: Shared, together: Together, path: Path)
     def tell() -> str:
         return profile_file.measured(planning.profiler, parameters)
 
-    texts = together("profile", tell)
+    texts = together("handle.save_profile", tell)
 
     def write() -> str:
         if engine.transport.rank == 0:
@@ -56,4 +56,4 @@ def save_profile(handle: Profiled, link: Shared, together: Together, path: Path)
             path.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
         return ""
 
-    together("profile's file", write)
+    together("handle.save_profile, its file", write)

@@ -102,7 +102,7 @@ def _go_on(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup
         config, old.compressors, old.parameters, old.lane, ranks, caller="handle.reform"
     )
     try:
-        standings = _exchange(engine, own, config.exchange.deadline_s)
+        standings = _exchange(engine, own, config.exchange.start_wait_s)
         step = min(standing.next_step for standing in standings)
         _check_together(standings, step)
     except BaseException:
@@ -130,7 +130,7 @@ def _standing(engine: Engine, next_step: int) -> Standing:
 def _exchange(engine: Engine, own: Standing, deadline_s: float) -> list[Standing]:
     if engine.control is None:
         return [own]
-    texts = engine.control.all_gather(json.dumps(own).encode(), "standing", deadline_s)
+    texts = engine.control.all_gather(json.dumps(own).encode(), "handle.reform", deadline_s)
     return [Standing(*map(int, json.loads(text))) for text in texts]
 
 

@@ -146,7 +146,7 @@ def _agree(engine: Engine, own: dict[str, Any], config: Config) -> None:
     if engine.control is None:
         return
     data = json.dumps(own).encode()
-    answers = engine.control.all_gather(data, "overlap options", config.exchange.deadline_s)
+    answers = engine.control.all_gather(data, "overlap options", config.exchange.start_wait_s)
     told = [json.loads(answer) for answer in answers]
     for rank, other in enumerate(told):
         difference = first_difference(told[0], other)

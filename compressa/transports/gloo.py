@@ -18,6 +18,7 @@ from compressa.errors import CompressaError
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, Left, Traffic
 from compressa.transports.mesh import MeshTransport
+from compressa.transports.silence import Silence
 from compressa.transports.streams import Receiver, Sender, StreamSettings, silent
 
 
@@ -29,6 +30,9 @@ class GlooTransport(MeshTransport):
         settings: Sizes and times of the streams.
         early_bytes: Most bytes that one peer may send before anybody waits for them.
         failed: Called once, from any thread, when a peer is lost or sends nonsense.
+
+    Attributes:
+        silence: The thread that notices whose heart does not beat.
     """
 
     name = "gloo"
@@ -44,8 +48,7 @@ class GlooTransport(MeshTransport):
         self._settings = settings
         self._sum = BackendSum(group)
         self._senders = {
-            peer: Sender(group, peer, settings, self.link_failed, self._beat)
-            for peer in self.inboxes
+            peer: Sender(group, peer, settings, self.link_failed) for peer in self.inboxes
         }
         self._receivers = {
             peer: Receiver(group, peer, settings, inbox, self.link_failed, self.leave)
@@ -53,6 +56,9 @@ class GlooTransport(MeshTransport):
         }
         for thread in self._threads():
             thread.start()
+        self.silence = Silence(
+            settings.silence_s, settings.heartbeat_s, lambda: self.heard_s, self._silent
+        )
 
     def observe(self, left: Left) -> None:
         """Ask the senders."""
@@ -91,6 +97,7 @@ class GlooTransport(MeshTransport):
 
     def close(self, timeout_s: float) -> None:
         """Say goodbye to everyone and wait for theirs."""
+        self.silence.close()
         for sender in self._senders.values():
             sender.close()
         end_s = time.monotonic() + timeout_s
@@ -102,7 +109,10 @@ class GlooTransport(MeshTransport):
         receiving = [receiver.thread for receiver in self._receivers.values()]
         return receiving + [sender.thread for sender in self._senders.values()]
 
-    def _beat(self, peer: int) -> None:
-        """Once a heartbeat at least: see that the peer's heart beats, too."""
-        if time.monotonic() - self._receivers[peer].heard_s > self._settings.silence_s:
-            self.link_failed(silent(peer, self._settings.silence_s))
+    @property
+    def heard_s(self) -> dict[int, float]:
+        """By peer that is still there, when something was heard from it last."""
+        return {p: r.heard_s for p, r in self._receivers.items() if p not in self.gone}
+
+    def _silent(self, peer: int) -> None:
+        self.link_failed(silent(peer, self._settings.silence_s))

@@ -165,6 +165,21 @@ class Inbox:
         with self._lock:
             return any(m.arrived is not None and m.owed for m in self._messages.values())
 
+    def disown(self, key: Key) -> None:
+        """Go on waiting for a message that the peer does not owe any more."""
+        with self._lock:
+            message = self._messages.get(_wrapped(key))
+            if message is not None:
+                message.owed = False
+
+    def forget(self, unit: int, step: int) -> None:
+        """Forget a unit's messages of steps up to this one; none of it may still be on its way."""
+        with self._lock:
+            for key in [k for k in self._messages if k.unit == unit and k.step <= step]:
+                message = self._messages.pop(key)
+                if message.arrived is None:
+                    self._early_bytes -= message.message_bytes
+
     def clear(self) -> None:
         """Forget everything: no memory that was lent is written from now on."""
         with self._lock:

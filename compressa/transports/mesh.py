@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import ClassVar
 
 import torch
@@ -56,11 +56,17 @@ class MeshTransport(TaggedTransport):
         self._lock = threading.Lock()
         self._dead = False
         self._gone: set[int] = set()
+        self._lost: dict[int, PeerLost] = {}
 
     @property
     def gone(self) -> frozenset[int]:
         """Peers that have said goodbye."""
         return frozenset(self._gone)
+
+    @property
+    def lost(self) -> Mapping[int, PeerLost]:
+        """Peers whose link has failed, and how; not only the first."""
+        return dict(self._lost)
 
     def receive(
         self,
@@ -83,6 +89,17 @@ class MeshTransport(TaggedTransport):
         """Take a message that may never come: a peer that leaves does not owe it."""
         self.inboxes[peer].expect(key, buffer, False, arrived, owed=False)
 
+    def abandon(self, key: Key) -> None:
+        """Wait no longer for an exchange; what still comes of it goes to its buffers, unseen."""
+        self.withdraw(key)
+        for inbox in self.inboxes.values():
+            inbox.disown(key)
+
+    def forget(self, unit: int, step: int) -> None:
+        """Free what came, or did not, of a unit's exchanges in steps up to this one."""
+        for inbox in self.inboxes.values():
+            inbox.forget(unit, step)
+
     def must_be_here(self, peer: int) -> None:
         """Report a peer that left before something was sent to it, which nobody would take."""
         if peer in self._gone:
@@ -102,8 +119,11 @@ class MeshTransport(TaggedTransport):
 
     def link_failed(self, error: CompressaError) -> None:
         """Report a failure, unless it is of a peer that had said goodbye."""
-        if not (isinstance(error, PeerLost) and error.rank in self._gone):
-            self.report(error)
+        if isinstance(error, PeerLost):
+            if error.rank in self._gone:
+                return
+            self._lost.setdefault(error.rank, error)
+        self.report(error)
 
     def report(self, error: CompressaError) -> None:
         """Report a failure, if it is the first."""

@@ -83,12 +83,10 @@ class Sender:
         peer: int,
         settings: StreamSettings,
         failed: Callable[[CompressaError], None],
-        beat: Callable[[int], None],
     ) -> None:
         self._peer = peer
         self._settings = settings
         self._failed = failed
-        self._beat = beat
         self._outbox = Outbox(settings.epoch, settings.chunk_bytes)
         self._check = settings.keys.to(peer)
         self._sequence = itertools.count()
@@ -152,7 +150,6 @@ class Sender:
             item = self._outbox.next_frame() if self._outbox else None
             # A program that ends without closing must not wait for this thread for ever.
             closing = self._closing or not threading.main_thread().is_alive()
-        self._beat(self._peer)
         if item is None:
             kind = Kind.GOODBYE if closing else Kind.IDLE
             self._send_frame(group, slot, Frame(kind, self._settings.epoch), NO_DATA)

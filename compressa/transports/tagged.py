@@ -84,8 +84,12 @@ class TaggedTransport(Transport):
         return [] if pending is None else pending.missing
 
     def _finish(self, key: Key, done: Done, received: Received | CompressaError) -> None:
-        del self._pending[key]
-        done(received)
+        if self._pending.pop(key, None) is not None:
+            done(received)
+
+    def withdraw(self, key: Key) -> None:
+        """Have an exchange that is under way never be done."""
+        self._pending.pop(key, None)
 
     @abstractmethod
     def send(

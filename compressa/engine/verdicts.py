@@ -1,0 +1,281 @@
+"""Verdicts: one error for all ranks, when the network or one of them has failed.
+
+The I/O of `compressa.engine.inquest`: notes, a timer, and what this rank knows of its links.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from compressa.engine.inquest import Complaint, Inquest, heard, told
+from compressa.engine.notes import Notes, Take
+from compressa.engine.waits import Activity
+from compressa.errors import CompressaError, PayloadError, PeerLost, TransportError
+from compressa.transports.gloo import GlooTransport
+from compressa.transports.mesh import has_left
+from compressa.transports.streams import StreamSettings, silent
+
+_ANSWERS_S = 0.45  # for all to answer a complaint
+_TURN_S = 0.15  # longer waits who decides if those before do not
+_MOST_TURNS = 2  # so that all know within a second
+_LONGEST_S = 0.95
+_BEFORE_S = 2.5  # what a rank has said of itself since then may still hold
+_AWAKE_S = 1.0  # after an absence, what comes of it comes within this and two heartbeats
+
+
+class Verdicts:
+    """What this rank says and hears of a failure; the first verdict counts.
+
+    Args:
+        transport: The control channel's.
+        notes: Over it.
+        settings: Its times.
+        activity: Returns what this rank is doing; from any thread.
+
+    Attributes:
+        first: The verdict; None while nothing has failed.
+    """
+
+    def __init__(
+        self,
+        transport: GlooTransport,
+        notes: Notes,
+        settings: StreamSettings,
+        activity: Callable[[], Activity],
+    ) -> None:
+        self.first: CompressaError | None = None
+        self._transport = transport
+        self._notes = notes
+        self._settings = settings
+        self._activity = activity
+        self._lock = threading.Lock()
+        self._settled = threading.Event()
+        self._listener: Callable[[CompressaError], None] | None = None
+        self._inquest: Inquest | None = None
+        self._timer: threading.Timer | None = None
+        self._answers: dict[int, tuple[float, Activity]] = {}
+
+    @property
+    def takers(self) -> Mapping[str, Take]:
+        """What takes other ranks' notes."""
+        return {
+            "ask": self._answer,
+            "prepare": self._tell_all,
+            "report": self._reported,
+            "complaint": self._reported,
+            "verdict": self._told,
+        }
+
+    def listen(self, listener: Callable[[CompressaError], None]) -> None:
+        """Have `listener` called, from any thread, with the verdict."""
+        with self._lock:
+            self._listener = listener
+            first = self.first
+        if first is not None:
+            listener(first)
+
+    def fail(self, error: CompressaError) -> None:
+        """Take a failure of the control channel itself; from any thread, no waiting."""
+        if isinstance(error, TransportError):
+            self.complain(error)
+        else:
+            self.settle(error)
+
+    def complain(self, error: CompressaError, *, explained: bool = False) -> None:
+        """Tell the others of a failure that this rank has noticed; from any thread, no waiting."""
+        if self.first is not None:
+            return
+        absence = self._absence()
+        if absence:
+            own = PeerLost(self._rank, f"rank {self._rank} {absence}; so the others lost it")
+            self.settle(own)
+            return
+        activity, complaint = self._activity(), Complaint(error, explained)
+        note = {**told(error, self._rank), "explained": explained, "activity": activity.message()}
+        self._notes.send_all("complaint", note)
+        self._consider(self._rank, activity, complaint)
+
+    def verdict(self, error: CompressaError, *, explained: bool = False) -> CompressaError:
+        """Return what all ranks raise, because of a failure here; within a second.
+
+        A failure of this rank's own is the verdict, unless there is one.
+        """
+        if isinstance(error, TransportError):
+            self.complain(error, explained=explained)
+            self._settled.wait(_LONGEST_S)
+            return self.settle(error)
+        first = self.settle(error)
+        return first if isinstance(error, PayloadError) else error
+
+    def settle(
+        self, error: CompressaError, note: Mapping[str, Any] | None = None
+    ) -> CompressaError:
+        """Have a verdict, unless there is one; return it, and tell all others.
+
+        Args:
+            error: The verdict.
+            note: As another rank has told it, if it comes from there.
+        """
+        with self._lock:
+            if self.first is not None:
+                return self.first
+            self.first = error
+            listener, timer = self._listener, self._timer
+        if timer is not None:
+            timer.cancel()
+        self._notes.send_all("verdict", note or told(error, self._rank))
+        self._settled.set()
+        if listener is not None:
+            listener(error)
+        return error
+
+    def ask(self) -> float:
+        """Ask all others what they are doing; return the time."""
+        now_s = time.monotonic()
+        self._notes.send_all("ask", {})
+        return now_s
+
+    def prepare(self) -> None:
+        """Have all tell all what they are doing, since a deadline is near."""
+        self._notes.send_all("prepare", {})
+        self._tell_all(self._rank, {})
+
+    def answers(self, since_s: float) -> Mapping[int, Activity]:
+        """Return what has been answered since then, and what this rank is doing."""
+        known = {rank: said for rank, (s, said) in self._answers.copy().items() if s >= since_s}
+        return {**known, self._rank: self._activity()}
+
+    def answered(self, since_s: float) -> bool:
+        """Whether all have answered since then that can be reached."""
+        return len(self.answers(since_s).keys() | self._unreachable) == self._transport.size
+
+    def close(self) -> None:
+        """Decide nothing any more."""
+        with self._lock:
+            timer = self._timer
+        if timer is not None:
+            timer.cancel()
+            timer.join()
+
+    @property
+    def _rank(self) -> int:
+        return self._transport.rank
+
+    @property
+    def _unreachable(self) -> set[int]:
+        return set(self._transport.gone) | self._transport.lost.keys()
+
+    # What other ranks say
+
+    def _answer(self, peer: int, note: Mapping[str, Any]) -> None:
+        self._notes.send(peer, "report", {"activity": self._activity().message()})
+
+    def _tell_all(self, peer: int, note: Mapping[str, Any]) -> None:
+        self._notes.send_all("report", {"activity": self._activity().message()})
+
+    def _reported(self, peer: int, note: Mapping[str, Any]) -> None:
+        activity = Activity.of(note["activity"], self._transport.size)
+        complaint = None
+        if note["kind"] == "complaint":
+            complaint = Complaint(heard(note, self._transport.size), bool(note["explained"]))
+        self._consider(peer, activity, complaint)
+
+    def _told(self, peer: int, note: Mapping[str, Any]) -> None:
+        error = heard(note, self._transport.size)
+        absence = self._absence()
+        if isinstance(error, PeerLost) and error.rank == self._rank and absence:
+            error = PeerLost(self._rank, f"{error}; rank {self._rank} {absence}")
+        self.settle(error, note)
+
+    # What comes of it
+
+    def _consider(self, rank: int, activity: Activity, complaint: Complaint | None) -> None:
+        """Take what a rank says; to the first complaint of another, say what this one does."""
+        with self._lock:
+            if self.first is not None:
+                return
+            begins = self._inquest is None
+            if begins and complaint is None:
+                self._answers[rank] = time.monotonic(), activity
+                return
+            inquest = self._inquest = self._inquest or self._begin()
+            inquest.hear(rank, activity, complaint)
+        if begins and rank != self._rank:
+            own = self._activity()
+            self._notes.send_all("report", {"activity": own.message()})
+            self._consider(self._rank, own, None)
+        unreachable = self._unreachable
+        if not inquest.turn(unreachable) and inquest.complete(unreachable):
+            self._decide()
+
+    def _begin(self) -> Inquest:
+        """Decide in any case, after those whose turn is before."""
+        inquest = Inquest(self._rank, self._transport.size)
+        turns = min(inquest.turn(self._unreachable), _MOST_TURNS)
+        self._decide_in(_ANSWERS_S + turns * _TURN_S, self._decide_unless_nameless)
+        return inquest
+
+    def _decide_in(self, seconds: float, decide: Callable[[], None]) -> None:
+        self._timer = threading.Timer(seconds, decide)
+        self._timer.daemon = True
+        self._timer.name = "compressa-verdict"
+        self._timer.start()
+
+    def _decide_unless_nameless(self) -> None:
+        """A call of the backend fails at once if a rank is lost, and does not say which."""
+        with self._lock:
+            waits = self.first is None and self._inquest is not None and self._inquest.nameless
+            if waits:
+                self._decide_in(_ANSWERS_S, self._decide)
+        if not waits:
+            self._decide()
+
+    def _decide(self) -> None:
+        with self._lock:
+            inquest = self._inquest
+            if self.first is not None or inquest is None:
+                return
+            left = min(self._transport.gone, default=None)
+            before = self.answers(time.monotonic() - _BEFORE_S)
+            verdict = has_left(left) if left is not None else inquest.verdict(self._alive(), before)
+        self.settle(self._cut_off(inquest) or verdict)
+
+    def _alive(self) -> list[int]:
+        """Peers whose heart has beaten within the last two beats, or nearly so."""
+        since_s = time.monotonic() - 2 * self._settings.heartbeat_s - _AWAKE_S
+        return [peer for peer, heard_s in self._transport.heard_s.items() if heard_s > since_s]
+
+    def _cut_off(self, inquest: Inquest) -> PeerLost | None:
+        """Where nothing comes from any of several ranks, and none has ended, it is this one's link.
+
+        They may all have been lost within a moment; which nobody can tell from here.
+        """
+        now_s, silence_s = time.monotonic(), self._settings.silence_s
+        signs = self._transport.heard_s.values()
+        closed = [e for p, e in self._transport.lost.items() if str(e) != str(silent(p, silence_s))]
+        if len(signs) < 2 or self._transport.gone or closed or len(inquest.activities) > 1:
+            return None
+        if now_s - max(signs) < silence_s / 2:
+            return None
+        return PeerLost(
+            self._rank,
+            f"rank {self._rank} is cut off: nothing was heard from any other rank for "
+            f"{now_s - max(signs):.1f} s",
+        )
+
+    def _absence(self) -> str:
+        """If this rank did not run for so long that others must take it for lost, say so."""
+        settings = self._settings
+        absence = self._transport.silence.absence
+        recent_s = 2 * settings.heartbeat_s + _AWAKE_S
+        if absence is None or time.monotonic() - absence.ended_s > recent_s:
+            return ""
+        if absence.seconds < settings.silence_s - 2 * settings.heartbeat_s:
+            return ""
+        return (
+            f"was itself not running for {absence.seconds:.1f} s, where exchange.silence_s is "
+            f"{settings.silence_s:g}"
+        )

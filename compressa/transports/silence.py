@@ -1,0 +1,122 @@
+"""Silence: peers from which nothing is heard, noticed by a thread that nothing can block.
+
+It sends nothing and waits for nobody, so a peer that takes nothing more cannot keep it from
+looking. It also notices when this process itself did not run: stopped by a signal, with the
+machine, or by a call that kept the interpreter's lock. That time counts against no peer, whose
+signs of life lie unread meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+_MOST_TICK_S = 0.25
+_BRIEF_S = 1.0  # a busy machine has a thread wait for so long
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A time in which this process did not run.
+
+    Attributes:
+        seconds: How long it was.
+        ended_s: Its end, of `time.monotonic`.
+    """
+
+    seconds: float
+    ended_s: float
+
+
+class Hearing:
+    """What is noticed from one look to the next; without a clock.
+
+    Args:
+        silence_s: How long a peer may be silent.
+        tick_s: Between two looks, if nothing keeps this process from running.
+        now_s: The time.
+    """
+
+    def __init__(self, silence_s: float, tick_s: float, now_s: float) -> None:
+        self._silence_s, self._tick_s = silence_s, tick_s
+        self._looked_s = now_s
+        self._absences: list[Absence] = []
+        self._absence: Absence | None = None
+
+    def absence_by(self, now_s: float) -> Absence | None:
+        """Return the last absence, which may have ended at this time; None if there was none."""
+        gap_s = now_s - self._looked_s - self._tick_s
+        return Absence(gap_s, now_s) if gap_s > _BRIEF_S else self._absence
+
+    def look(self, now_s: float, heard: Mapping[int, float]) -> list[int]:
+        """Return the peers that are silent.
+
+        Args:
+            now_s: The time.
+            heard: By peer, when something was heard from it last.
+        """
+        absence = self.absence_by(now_s)
+        if absence is not None and absence is not self._absence:
+            self._absence = absence
+            self._absences.append(absence)
+        self._looked_s = now_s
+        first_s = min(heard.values(), default=now_s)
+        self._absences = [absence for absence in self._absences if absence.ended_s > first_s]
+        return [peer for peer, s in heard.items() if self._awake_s(s, now_s) > self._silence_s]
+
+    def _awake_s(self, since_s: float, now_s: float) -> float:
+        """For how long this process has run since then."""
+        away = (min(a.seconds, a.ended_s - since_s) for a in self._absences if a.ended_s > since_s)
+        return now_s - since_s - sum(away)
+
+
+class Silence:
+    """The thread.
+
+    Args:
+        silence_s: How long a peer may be silent.
+        heartbeat_s: How often a peer gives a sign of life.
+        heard: Returns, by peer, when something was heard from it last.
+        silent: Called, on the thread, with each peer that is silent; at every look.
+    """
+
+    def __init__(
+        self,
+        silence_s: float,
+        heartbeat_s: float,
+        heard: Callable[[], Mapping[int, float]],
+        silent: Callable[[int], None],
+    ) -> None:
+        self._heard, self._silent = heard, silent
+        self._tick_s = min(_MOST_TICK_S, heartbeat_s)
+        self._hearing = Hearing(silence_s, self._tick_s, time.monotonic())
+        self._also: list[Callable[[], None]] = []
+        self._closing = threading.Event()
+        # A program that ends without closing must not wait for it.
+        self._thread = threading.Thread(target=self._run, name="compressa-silence", daemon=True)
+        self._thread.start()
+
+    @property
+    def absence(self) -> Absence | None:
+        """When this process last did not run; it may have come back just now."""
+        return self._hearing.absence_by(time.monotonic())
+
+    def at_every_look(self, also: Callable[[], None]) -> None:
+        """Have a function called at every look; it must block nowhere."""
+        self._also.append(also)
+
+    def close(self) -> None:
+        """End the thread; it may be the caller's own."""
+        self._closing.set()
+        self._also.clear()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(2 * self._tick_s)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._tick_s):
+            for peer in self._hearing.look(time.monotonic(), self._heard()):
+                self._silent(peer)
+            for also in list(self._also):
+                also()
