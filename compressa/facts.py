@@ -15,7 +15,8 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from compressa import plugins
 from compressa.aggregators import choose_exchange
 from compressa.aggregators.base import Merge, Round, State, Verb, World
-from compressa.codecs import Bias, Biased, Codec, Contraction, Fixed, Unbiased
+from compressa.codecs import Bias, Biased, Codec, Contraction, Fixed, Range, Unbiased
+from compressa.codecs.bias import EVERY
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS, Entry
 from compressa.config import Config, DenseBelow, assign
@@ -54,6 +55,8 @@ class Facts:
         summable: The dtypes in which an all-reduce may sum payloads; empty if it may not.
         bias: "exact", "unbiased", "contraction", "biased" or "undeclared".
         bound: Omega if unbiased, delta of a contraction, the noise if biased; else None.
+        smallest: Least magnitude above 0 for which the bound holds; None without a bound.
+        largest: The largest.
         feedback: What a configuration adds by itself: "error feedback", "built in" if there is
             nothing to add, or "none".
         state_bytes: Bytes per element that each rank keeps between steps.
@@ -73,6 +76,8 @@ class Facts:
     summable: tuple[str, ...]
     bias: str
     bound: float | None
+    smallest: float | None
+    largest: float | None
     feedback: str
     state_bytes: float
 
@@ -91,6 +96,15 @@ class Facts:
             relative = _shown(_rounded(math.sqrt(1.0 - self.bound), ROUND_CEILING))
             return f"relative error <= {relative}"
         return f"delta >= {down}"
+
+    @property
+    def range_text(self) -> str:
+        """For which magnitudes the bound holds; empty if for all."""
+        if self.smallest is None or self.largest is None:
+            return ""
+        limits = [f"from {self.smallest:.3g}"] if self.smallest > EVERY.smallest else []
+        limits += [f"up to {self.largest:.3g}"] if self.largest < EVERY.largest else []
+        return f"for magnitudes {' '.join(limits)}" if limits else ""
 
     @property
     def error_text(self) -> str:
@@ -125,7 +139,7 @@ def facts(entry: Entry, source: str = LIBRARY) -> Facts:
     compressor = entry.compressor().for_parameter(PARAMETER)
     codec = compressor if isinstance(compressor, Codec) else None
     used = _Used(entry)
-    bias, bound = _bias(compressor)
+    bias, bound, held = _bias(compressor)
     return Facts(
         name=compressor.name,
         family=str(entry.family),
@@ -141,6 +155,8 @@ def facts(entry: Entry, source: str = LIBRARY) -> Facts:
         summable=_summable(codec) if codec else used.summable,
         bias=bias,
         bound=bound,
+        smallest=None if bound is None else held.smallest,
+        largest=None if bound is None else held.largest,
         feedback=used.feedback,
         state_bytes=used.state_bytes,
     )
@@ -255,21 +271,21 @@ def _word(dtype: str) -> str:
     return dtype.removeprefix("torch.")
 
 
-def _bias(compressor: Compressor) -> tuple[str, float | None]:
-    """Return the kind of error and its bound. An aggregator need not declare them."""
+def _bias(compressor: Compressor) -> tuple[str, float | None, Range]:
+    """Return the kind of error, its bound and range. An aggregator need not declare them."""
     elems = PARAMETER.elems
     bias: Bias | None = compressor.bias_of_mean(elems, RANKS)
     if isinstance(compressor, Codec):
         bias = compressor.bias(elems)
     if bias is None:
-        return "undeclared", None
+        return "undeclared", None, Range()
     if bias == Contraction(1.0):
-        return "exact", None
+        return "exact", None, bias.range
     if isinstance(bias, Unbiased):
-        return "unbiased", bias.omega
+        return "unbiased", bias.omega, bias.range
     if isinstance(bias, Biased):
-        return "biased", bias.noise
-    return "contraction", bias.delta
+        return "biased", bias.noise, bias.range
+    return "contraction", bias.delta, bias.range
 
 
 def _rounded(bound: float, direction: str) -> Decimal:

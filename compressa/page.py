@@ -146,7 +146,8 @@ def _fact_lines(own: Facts) -> Iterator[str]:
     least = "" if own.exact_size is not False else "at least "
     yield f"Ratio: {least}{own.ratio:.1f}."
     yield f"Dense ring over the busiest of {_RANK_COUNTS} ranks: {least}{own.busiest_text}."
-    yield f"Error: {own.bias_text}. Feedback: {own.feedback}."
+    held = f", {own.range_text}" if own.range_text else ""
+    yield f"Error: {own.bias_text}{held}. Feedback: {own.feedback}."
     yield f"State: {own.state_bytes:.3g} bytes per element and rank."
     yield f"Exchange on {RANKS} ranks: {own.exchange}. Summable: {own.summable_text}."
     if own.wire_id is not None:

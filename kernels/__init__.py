@@ -56,7 +56,7 @@ from .natural import natural_dequantize, natural_quantize, sum_natural
 from .natural_dithering import Dithering, dither, undither
 from .onebit import SignForm, sign_bytes, sign_dequantize, sign_quantize, sum_signs
 from .onebit_sgd import group_sign_bytes, two_means_dequantize, two_means_quantize
-from .philox import Noise, random_halves, random_words
+from .philox import Noise, random_fractions, random_words
 from .prefix import starts_with, write_prefix
 from .select import select_above, select_at
 from .sidco import select_sidco
@@ -115,7 +115,7 @@ __all__ = [
     "quantize_blockwise",
     "quantize_blockwise_list",
     "quantize_fp8",
-    "random_halves",
+    "random_fractions",
     "random_words",
     "return_unsent",
     "right_factor",

@@ -14,7 +14,7 @@ statistic  unit                                method
 =========  ==================================  ==========================================
 
 Rounding to nearest (half to even) gives |p - decode| <= unit / 2 up to float rounding. Stochastic
-rounding goes up with the probability of the fraction, to 2**-16: unbiased.
+rounding goes up with the probability of the fraction, to 2**-23: unbiased.
 
 Codes on the wire, block after block, c = 8 / bits codes to a byte, planar: of a block of ``len``
 elements with m = ceil(len / c), byte i has element i + j*m in bits j*bits to (j+1)*bits - 1. A code
@@ -31,8 +31,8 @@ Exact arithmetic, in float32 unless said otherwise:
   overflows counts as an infinite p.
 * lift = 1 and factor = 1 / unit; where unit < 2**-100, unit is at least 2**-149, lift = 2**64 and
   factor = 1 / (unit * lift). Then t = (p * lift - offset * lift) * factor.
-* Nearest: q = rint(t). Stochastic: k = rint(t * 32768), q = (k + noise) >> 15 with the 15
-  random bits of the element (`philox.random_halves`). Both are clipped to -L..L, or 0..L.
+* Nearest: q = rint(t). Stochastic: k = trunc(t * 2**23), q = (k + noise) >> 23 with the 23 random
+  bits of the element (`philox.random_fractions`). t is limited to -L..L, or 0..L.
 * decode = q * unit (+ offset). New residual = (p - decode) * (1 / scale).
 """
 

@@ -16,9 +16,9 @@ Exact arithmetic, in float32, for a chunk of d = 2**b elements, with a = (b+1)//
   coordinates in their natural order (Sylvester's). v = H (D p 2**-a).
 * reach = norm * float32(clip * 2**-a). A norm below 2**-100 counts as 0, one above 2**100 as NaN.
 * Code: t = v * ((levels/2) / reach) + levels/2, with 0 for the quotient where reach is 0; u = noise
-  + 0.5 with the 15 random bits of the element in the rotated array (`philox.random_halves`). The
-  code is the number of c in 0..14 with t > T[c] + ((T[c+1] - T[c]) / 32768) * u: of the neighbours
-  of t in the table the upper one with the right probability, to 2**-16; so unbiased. What lies
+  + 0.5 with the 23 random bits of the element in the rotated array (`philox.random_fractions`). The
+  code is the number of c in 0..14 with t > T[c] + ((T[c+1] - T[c]) / 2**23) * u: of the neighbours
+  of t in the table the upper one with the right probability, to 2**-23; so unbiased. What lies
   outside the table, NaN too, gets 0 or 15.
 * Two codes to a byte, planar in their chunk: byte i has element i in its low and element i + d/2 in
   its high nibble.
@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from ._arrays import F32, U8, U32, block_count, check_array
 from ._backends import backend
-from .philox import Noise, check_noise
+from .philox import FRACTION_BITS, Noise, check_noise
 
 LEAST = 32
 Sums = npt.NDArray[Any]
@@ -88,9 +88,9 @@ class Codebook:
 
     @cached_property
     def thresholds(self) -> tuple[F32, F32]:
-        """T[c] and (T[c+1] - T[c]) / 32768; for c = 15 what nothing passes."""
+        """T[c] and (T[c+1] - T[c]) / 2**23; for c = 15 what nothing passes."""
         low = np.array([*self.table[:15], np.inf], np.float32)
-        gaps = np.append(np.diff(np.array(self.table)) / 32768, 0.0).astype(np.float32)
+        gaps = np.append(np.diff(np.array(self.table)) / 2**FRACTION_BITS, 0.0).astype(np.float32)
         return low, gaps
 
 

@@ -8,8 +8,8 @@ Whoever calls leaves room: P ranks with integers of at most ``most`` need P * mo
 Exact arithmetic, in float64, so that units of any size and integers of 32 bits lose nothing:
 
 * t = x * factor, limited to -most..most; NaN counts as ``most``.
-* k = floor(t * 32768 + 0.5), q = (k + noise) >> 15 with the 15 random bits of the element
-  (`philox.random_halves`): up with the probability of the fraction, unbiased to 2**-16.
+* k = trunc(t * 2**23), q = (k + noise) >> 23 with the 23 random bits of the element
+  (`philox.random_fractions`): up with the probability of the fraction, unbiased to 2**-23.
 * decode = float32(q * unit).
 """
 

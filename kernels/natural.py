@@ -9,9 +9,9 @@ with m = ceil(len / 8), bit j of byte i is 1 where element j*m + i is negative (
 
 Exact arithmetic on the bits of float32, with p = x + scale * residual (product rounded first):
 
-* magnitude = bits without the sign; exponent = (magnitude + noise * 256 + 128) >> 23, with the 15
-  random bits of the element (`philox.random_halves`). So a power of two is exact, and
-  probabilities are right to 2**-16. Below 2**-126 it is 0: the next power up would be far away.
+* magnitude = bits without the sign; exponent = (magnitude + noise) >> 23, with the 23 random bits
+  of the element (`philox.random_fractions`): as many as a mantissa has, so that probabilities are
+  exact. Below 2**-126 it is 0: the next power up would be far away.
 * From 2**127 on, where the next power would be infinite, the exponent is 254. Infinite or NaN: 255,
   and the residual is left as it was.
 * New residual = (p - decode) * (1 / scale).

@@ -18,9 +18,9 @@ first):
 
 * N = max|p|, or ||p||_2: the root of the squares, summed in float64 by the fixed tree of `onebit`,
   as float32, and at most its largest number. So no |p| is above N.
-* t = |p| / N. From 2**(1-s) on, level = ((bits of t + noise * 256 + 128) >> 23) - 127 + s, with
-  the 15 random bits of the element (`philox.random_halves`); a level itself is exact.
-* Below, level = (rint(t * 2**(s-1) * 32768) + noise) >> 15, which is 0 or 1.
+* t = |p| / N. From 2**(1-s) on, level = ((bits of t + noise) >> 23) - 127 + s, with the 23 random
+  bits of the element (`philox.random_fractions`); a level itself is exact.
+* Below, level = (rint(min(t * 2**(s-1), 1 - 2**-23) * 2**23) + noise) >> 23, which is 0 or 1.
 * decode = N * 2**(level - s). New residual = (p - decode) * (1 / scale).
 * All p are 0: N = 0, and codes are 0. An infinite or NaN p: N is NaN, codes are 0, and the block's
   residual is left as it was.

@@ -16,11 +16,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._arrays import U16, U32, check_array
+from ._arrays import U32, check_array
 from ._backends import backend
 
 ROUNDS = 7
 ROW = 1024  # elements whose numbers are drawn together
+FRACTION_BITS = 23  # of `random_fractions`
 
 
 class Noise(NamedTuple):
@@ -77,25 +78,29 @@ def random_words(
     kernel.random_words(out, seed=seed, stream=stream, step=step, parameter=parameter, start=start)
 
 
-def random_halves(out: U16, noise: Noise) -> None:
-    """Fill ``out`` with uniform 15-bit numbers: enough to round an element, at half the price.
+def random_fractions(out: U32, noise: Noise) -> None:
+    """Fill ``out`` with uniform 23-bit numbers: enough to round an element, at half a word's price.
 
-    Element e = start + i lies in row e // 1024 at place j = e % 1024; with m = j // 2 it gets, of
-    word m // 128 of Philox4x32-7 with the key of `random_words` and block = 128 * (e // 1024) +
-    m % 128, bits 0 to 14 where j is even and bits 16 to 30 where it is odd. (So the words of 128
-    neighbouring pairs come from 128 blocks, which suits vector registers.)
+    Element e = start + i lies in row e // 1024 at place j = e % 1024; it gets, of word j // 256 of
+    Philox4x32-7 with the key of `random_words` and block = 128 * (e // 1024) + j % 128, bits 0 to
+    22 where j // 128 is even, and bits 9 to 31 where it is odd. (So 128 neighbours come from as
+    many blocks, which suits vector registers.)
+
+    The highest 14 bits of the first of two elements are the lowest 14 of the second. Given the
+    first, the second may lie in each 512th of its range, so that it is below any bound with a
+    probability that is right to 2**-9.
 
     Args:
-        out: uint16[n], overwritten.
+        out: uint32[n], overwritten.
         noise: Where the numbers begin.
 
     Raises:
-        TypeError: ``out`` is not a uint16 array.
+        TypeError: ``out`` is not a uint32 array.
         ValueError: ``out`` is not contiguous, or ``noise.start`` is out of range.
     """
-    check_array("out", out, np.uint16, writable=True)
+    check_array("out", out, np.uint32, writable=True)
     check_noise(noise, out.size)
-    backend("philox", out).random_halves(out, noise)
+    backend("philox", out).random_fractions(out, noise)
 
 
 def check_noise(noise: Noise | None, size_elems: int) -> None:

@@ -123,6 +123,11 @@ class PromisesTooMuch(OneBit):
         return Contraction(0.6)
 
 
+class ForgetsWhatFloat16Holds(Fp16):
+    def bias(self, elems: int) -> Contraction:
+        return Contraction(super().bias(elems).delta)
+
+
 class SaysThatItIsUnbiased(Bf16):
     def bias(self, elems: int) -> Unbiased:  # type: ignore[override]
         return Unbiased(1.0)

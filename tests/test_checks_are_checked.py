@@ -65,6 +65,7 @@ from compressa.wrappers import DenseBelow, ErrorFeedback, FeedbackRule, Warmup
         (codecs.LeavesAByteUnwritten(), "bytes that encode did not write"),
         (codecs.PromisesTooMuch(), "squared error"),
         (codecs.PromisesTooLittleNoise(), "squared error"),
+        (codecs.ForgetsWhatFloat16Holds(), r"squared error of a gaussian \(smallest\)"),
         (codecs.PromisesTooSmallABias(), "squared error"),
         (codecs.ScalesByTheNorm(), "squared error of a (laplace|spiky|one-hot)"),
         (codecs.SaysThatItIsUnbiased(), "errs in the same way"),

@@ -37,10 +37,10 @@ def test_words_equal_reference(n: int, noise: Noise) -> None:
 
 
 @given(SIZES, noises)
-def test_halves_equal_reference(n: int, noise: Noise) -> None:
-    ours, due = poisoned(n, np.uint16), poisoned(n, np.uint16)
-    philox.random_halves(ours, noise)
-    reference.random_halves(due, noise)
+def test_fractions_equal_reference(n: int, noise: Noise) -> None:
+    ours, due = poisoned(n, np.uint32), poisoned(n, np.uint32)
+    philox.random_fractions(ours, noise)
+    reference.random_fractions(due, noise)
     assert same_bits(ours, due)
 
 
@@ -48,13 +48,13 @@ def test_halves_equal_reference(n: int, noise: Noise) -> None:
 def test_threads_take_more_than_one_turn(start: int) -> None:
     n, noise = 150_001, NOISE._replace(start=start)
     words, due_words = poisoned(n, np.uint32), poisoned(n, np.uint32)
-    halves, due_halves = poisoned(n, np.uint16), poisoned(n, np.uint16)
+    fractions, due_fractions = poisoned(n, np.uint32), poisoned(n, np.uint32)
     philox.random_words(words, **noise._asdict())
-    philox.random_halves(halves, noise)
+    philox.random_fractions(fractions, noise)
     reference.random_words(due_words, **noise._asdict())
-    reference.random_halves(due_halves, noise)
+    reference.random_fractions(due_fractions, noise)
     assert same_bits(words, due_words)
-    assert same_bits(halves, due_halves)
+    assert same_bits(fractions, due_fractions)
 
 
 @pytest.mark.parametrize("start", range(4))
@@ -63,11 +63,11 @@ def test_addresses_may_be_odd_and_nothing_beside_the_array_is_written(
     shift: int, start: int
 ) -> None:
     noise, n = NOISE._replace(start=start), 1500
-    words, halves = poisoned(n + 2 * shift, np.uint32), poisoned(n + 2 * shift, np.uint16)
-    due_words, due_halves = words.copy(), halves.copy()
+    words, fractions = poisoned(n + 2 * shift, np.uint32), poisoned(n + 2 * shift, np.uint32)
+    due_words, due_fractions = words.copy(), fractions.copy()
     philox.random_words(words[shift:-shift], **noise._asdict())
-    philox.random_halves(halves[shift:-shift], noise)
+    philox.random_fractions(fractions[shift:-shift], noise)
     reference.random_words(due_words[shift:-shift], **noise._asdict())
-    reference.random_halves(due_halves[shift:-shift], noise)
+    reference.random_fractions(due_fractions[shift:-shift], noise)
     assert same_bits(words, due_words)
-    assert same_bits(halves, due_halves)
+    assert same_bits(fractions, due_fractions)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from compressa.kernels import random_words
-from compressa.kernels.philox import Noise, random_halves
+from compressa.kernels.philox import Noise, random_fractions
 from compressa.kernels.reference import philox as reference
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,28 +103,29 @@ noises = st.builds(
 
 
 @given(st.integers(0, 3000), noises)
-def test_halves_equal_reference(n: int, noise: Noise) -> None:
-    ours, specified = poisoned(n, np.uint16), poisoned(n, np.uint16)
-    random_halves(ours, noise)
-    reference.random_halves(specified, noise)
+def test_fractions_equal_reference(n: int, noise: Noise) -> None:
+    ours, specified = poisoned(n, np.uint32), poisoned(n, np.uint32)
+    random_fractions(ours, noise)
+    reference.random_fractions(specified, noise)
     assert same_bits(ours, specified)
 
 
 @given(st.integers(0, 600), st.integers(0, 600), noises)
-def test_halves_do_not_depend_on_the_cut(first: int, second: int, noise: Noise) -> None:
-    whole = poisoned(first + second, np.uint16)
-    random_halves(whole, noise)
-    parts = poisoned(first, np.uint16), poisoned(second, np.uint16)
-    random_halves(parts[0], noise)
-    random_halves(parts[1], noise._replace(start=noise.start + first))
+def test_fractions_do_not_depend_on_the_cut(first: int, second: int, noise: Noise) -> None:
+    whole = poisoned(first + second, np.uint32)
+    random_fractions(whole, noise)
+    parts = poisoned(first, np.uint32), poisoned(second, np.uint32)
+    random_fractions(parts[0], noise)
+    random_fractions(parts[1], noise._replace(start=noise.start + first))
     assert same_bits(whole, np.concatenate(parts))
 
 
-def test_halves_are_uniform_and_no_two_elements_share_one() -> None:
-    out = poisoned(1 << 16, np.uint16)
-    random_halves(out, Noise(1, 0, 0, 0))
-    assert out.max() < 1 << 15
-    counts = np.bincount(out >> 7, minlength=256)
-    assert 170 < ((counts - 256.0) ** 2 / 256.0).sum() < 360
+def test_fractions_are_uniform_and_no_two_elements_share_one() -> None:
+    out = poisoned(1 << 16, np.uint32)
+    random_fractions(out, Noise(1, 0, 0, 0))
+    assert out.max() < 1 << 23
+    for bits in (out >> 15, out & 255):
+        counts = np.bincount(bits, minlength=256)
+        assert 170 < ((counts - 256.0) ** 2 / 256.0).sum() < 360
     correlations = [abs(np.corrcoef(out[:-lag], out[lag:])[0, 1]) for lag in (1, 2, 256, 1024)]
     assert max(correlations) < 0.02  # five deviations of 1 / sqrt(n)

@@ -17,8 +17,9 @@ from typing import ClassVar, Literal
 import torch
 
 from compressa.aggregators.base import Aggregator, World
-from compressa.aggregators.shared_scale import SharedScale, most_levels, omega_of_mean
-from compressa.codecs.base import Unbiased
+from compressa.aggregators.shared_scale import SharedScale, most_levels
+from compressa.codecs import bounds
+from compressa.codecs.bias import SMALLEST_NORMAL, Range, Unbiased
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
@@ -34,8 +35,8 @@ class IntSGD(Compressor):
     Wire: 4 bytes a parameter for the maximum, then `bits` bits an element. Keeps no residual.
 
     Bias: unbiased, with a variance of at most 1 / (4 alpha^2) = (s / (2 levels))^2 per coordinate
-    and rank, so 1/P of that for the mean: omega = min(P d / (4 levels^2), sqrt(P d) / levels) for
-    parameters of d elements.
+    and rank, so 1/P of that for the mean: omega = (sqrt(1 + (P d - 1) / levels^2) - 1) / 2 for
+    parameters of d elements, reached by one element beside others of 1 / (2 (1 + omega)) units.
 
     Args:
         bits: Of an integer on the wire, 8, 16 or 32. P ranks have (2^(bits-1) - 1) // P levels:
@@ -79,7 +80,9 @@ class IntSGD(Compressor):
 
     def bias_of_mean(self, elems: int, size: int) -> Unbiased:
         """Unbiased, as QSGD with a block of all ranks' gradients and their largest magnitude."""
-        return Unbiased(omega_of_mean(elems, size, self.levels(size)))
+        levels = self.levels(size)
+        range_ = Range(size * levels * SMALLEST_NORMAL, bounds.LARGEST_BLOCK)
+        return Unbiased(bounds.at_random(max(elems * size, 1) - 1, levels), range_)
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """Two rounds for the unit."""

@@ -44,17 +44,6 @@ def most_levels(dtype: torch.dtype, size: int) -> int:
     return torch.iinfo(dtype).max // size
 
 
-def omega_of_mean(elems: int, size: int, levels: int) -> float:
-    """Return the bound of `Compressor.bias_of_mean` where a scope's scale is its largest magnitude.
-
-    The ranks' gradients are one vector x of n = `elems * size` elements, max|x| of which is
-    `levels` units u. Rounding has a variance of at most u^2 / 4 and at most u |x_j| in each, so in
-    sum at most n u^2 / 4 and u sqrt(n) ||x||, and levels u <= ||x||.
-    """
-    n = elems * size
-    return min(n / (4.0 * levels**2), math.sqrt(n) / levels) * (1 + 1e-5)
-
-
 class SharedScale(Aggregator):
     """Two rounds for a unit: a maximum for each scope, and the integers of all.
 

@@ -20,7 +20,8 @@ from annotated_types import Ge, Le
 
 from compressa.aggregators.base import Aggregator, World
 from compressa.aggregators.shared_scale import SharedScale, largest_magnitude, most_levels
-from compressa.codecs.base import Biased, Unbiased
+from compressa.codecs import bounds
+from compressa.codecs.bias import SMALLEST_NORMAL, Biased, Range, Unbiased
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
@@ -42,8 +43,10 @@ class SharedTernGrad(Compressor):
 
     Bias: unbiased about the clipped gradients, and over P ranks with a variance of
     (1 / P^2) sum_i (s ||g_i||_1 - ||g_i||_2^2) exactly: without clipping omega is
-    (sqrt(P d) - 1) / 2 for parameters of d elements. What is clipped off is lost; there is no
-    residual. A parameter with a NaN or an infinity on some rank becomes NaN on all.
+    (sqrt(P d) - 1) / 2 for parameters of d elements. What is clipped off is lost, and does not
+    average out: the squared error is up to about P (||g_1||^2 + ...) / P^2, where all ranks have
+    one large element at the same place. There is no residual. A parameter with a NaN or an infinity
+    on some rank becomes NaN on all.
 
     Args:
         clip: In root mean squares; 0 for no clipping.
@@ -71,12 +74,13 @@ class SharedTernGrad(Compressor):
         return math.prod(shape) + 4
 
     def bias_of_mean(self, elems: int, size: int) -> Unbiased | Biased:
-        """As of `terngrad`, with all ranks' gradients for one block.
-
-        What is clipped off each is at most the gradient itself, and does not average out.
-        """
-        omega = (math.sqrt(elems * size) - 1) / 2 * (1 + 1e-5) + 1e-5
-        return Biased(omega + size) if self.clip else Unbiased(omega)
+        """See `bounds`: without clipping, all ranks' gradients are one block of `terngrad`."""
+        elems = max(elems, 1)
+        if not self.clip:
+            range_ = Range(size * SMALLEST_NORMAL, bounds.LARGEST_BLOCK)
+            return Unbiased(bounds.at_random(elems * size - 1, 1), range_)
+        range_ = bounds.clipped_range(elems, self.clip, size)
+        return Biased(bounds.clipped(elems, self.clip, size), range_)
 
     def measure(self, x: torch.Tensor) -> torch.Tensor:
         """Return the scale that one rank needs; not finite if its gradient is not."""

@@ -21,7 +21,6 @@ follows gradients whose parts differ in size, and lets a parameter be cut at chu
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,13 +32,13 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
-from compressa.aggregators.lookup_table import best_table
+from compressa.aggregators.lookup_table import best_table, largest_error
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.rotated import RotatedScope, Sums
 from compressa.aggregators.scatter import cut_shards
 from compressa.aggregators.scopes import whole_scopes
 from compressa.arrays import as_array
-from compressa.codecs.base import Biased, Draw
+from compressa.codecs.base import Biased, Draw, Range
 from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
 from compressa.collectives.base import Combine
 from compressa.collectives.combine import DenseMax
@@ -132,19 +131,13 @@ class THC(Compressor):
     def bias_of_mean(self, elems: int, size: int) -> Biased | None:
         """What rounding and clipping add up to without feedback; with it, no step stands alone.
 
-        Codes lie at most g = clip max(T[c+1] - T[c]) / levels from the mean of two neighbours, in
-        units of s, so rounding has a variance of at most g^2 s^2 on each rank, and s^2 is at most
-        the sum of all ||p_i||^2. A sum of p_i with random signs passes t ||p_i|| with a probability
-        of at most 2 exp(-t^2 / 2), so that clipping takes away 4 times the integral of
-        (t - clip) exp(-t^2 / 2) from `clip` on, in the mean, and does not average out over ranks.
+        It grows with the ranks: one whose gradient is 0 still rounds against the norm of all, to
+        one of the two codes in the middle.
         """
         if self.feedback:
             return None
-        table = self.book.table
-        gap = self.clip * max(b - a for a, b in itertools.pairwise(table)) / self.levels
-        tail = math.sqrt(math.pi / 2) * math.erfc(self.clip / math.sqrt(2))
-        clipped = 4 * (math.exp(-(self.clip**2) / 2) - self.clip * tail)
-        return Biased(size * (gap**2 + clipped) * (1 + 1e-5))
+        range_ = Range(1.0 / _LONGEST, _LONGEST / math.sqrt(self.chunk))
+        return Biased(largest_error(self.book.table, self.levels, self.clip, size), range_)
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
         """Norms, and the mean of both ways of round 2 while sums have 8 bits: 6 bits an element."""

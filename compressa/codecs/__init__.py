@@ -9,6 +9,7 @@ from compressa.codecs.base import (
     Contraction,
     Draw,
     Fixed,
+    Range,
     Reduction,
     Unbiased,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "OneBit",
     "OneBitSGD",
     "RandomK",
+    "Range",
     "Reduction",
     "SIDCo",
     "TernGrad",

@@ -10,8 +10,20 @@ import numpy as np
 import torch
 
 from compressa.arrays import as_array
-from compressa.codecs.base import Codec, Contraction, Draw, Granularity, Reduction
+from compressa.codecs.base import Codec, Contraction, Draw, Granularity, Range, Reduction
 from compressa.kernels import casts
+
+
+def rounding_of(dtype: torch.dtype) -> float:
+    """Return the largest relative error of a cast, in the normal range."""
+    half_ulp = torch.finfo(dtype).eps / 2
+    return half_ulp / (1.0 + half_ulp)
+
+
+def range_of(dtype: torch.dtype) -> Range:
+    """Return the normal range of a dtype."""
+    limits = torch.finfo(dtype)
+    return Range(limits.tiny, limits.max)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +61,8 @@ class Cast(Codec):
         return (2 * elems,)
 
     def bias(self, elems: int) -> Contraction:
-        """Half a unit in the last place, relative, for values in the normal range."""
-        half_ulp = torch.finfo(self.wire_dtype).eps / 2
-        return Contraction(1.0 - half_ulp**2)
+        """Half a unit h in the last place: relative to 1 + h, the tie that reaches it."""
+        return Contraction(1.0 - rounding_of(self.wire_dtype) ** 2, range_of(self.wire_dtype))
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Cast."""

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from compressa.codecs import bounds
 from compressa.codecs._blockwise import Blockwise
-from compressa.codecs.base import Bias, Biased, Contraction, Unbiased
+from compressa.codecs.bias import SMALLEST_NORMAL, Bias, Biased, Contraction, Range, Unbiased
 from compressa.kernels import blockwise
-
-_ROUNDING = 1 + 1e-5  # what float32 adds to bounds that are worked out in real numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,17 +26,22 @@ class Linear(Blockwise):
         return self.rounding == "stochastic"
 
     def bias(self, elems: int) -> Bias:
-        """The extremes are exact; the others err by half a unit, or with a variance of 1/4."""
-        block = self._in_block(elems)
-        # Unit^2 in terms of ||x||^2: m^2 / L^2, and (max - min)^2 <= 2 (max^2 + min^2).
-        share = 1.0 if self.mapping == "symmetric" else 2.0
-        error = share * (block - 1) / (4.0 * self.form.top**2) * _ROUNDING
-        if self.stochastic:
-            return Unbiased(error)
+        """See `bounds` for "symmetric". With "maxmin", both extremes are exact.
+
+        The other b - 2 elements err by half a unit, to nearest, or have a variance of 1/4, and
+        min^2 + max^2 >= (max - min)^2 / 2 = (unit L)^2 / 2: (b - 2) / (2 L^2), reached by
+        -1, 0, ..., 0, 1, as L is odd.
+        """
+        block, levels = self._in_block(elems), self.form.top
+        range_ = Range(levels * SMALLEST_NORMAL, bounds.LARGEST_BLOCK)
         if self.mapping == "symmetric":
-            # Nothing is rounded away from 0 by more than it has itself, and the largest is exact.
-            return Contraction(max(1.0 - error, (2 - _ROUNDING) / block))
-        return Contraction(1.0 - error) if error < 1 else Biased(error)
+            if self.stochastic:
+                return Unbiased(bounds.at_random(block - 1, levels), range_)
+            return Contraction(1.0 - bounds.to_nearest(block - 1, levels), range_)
+        error = max(block - 2, 0) / (2.0 * levels**2) * bounds.ROUNDING
+        if self.stochastic:
+            return Unbiased(error, range_)
+        return Contraction(1.0 - error, range_) if error < 1 else Biased(error, range_)
 
     def _make_form(self) -> blockwise.Form:
         statistic: blockwise.Statistic = "max" if self.mapping == "symmetric" else "range"

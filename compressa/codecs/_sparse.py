@@ -28,7 +28,9 @@ import numpy.typing as npt
 import torch
 
 from compressa.arrays import as_array
-from compressa.codecs.base import Bounded, Codec, Draw, Granularity
+from compressa.codecs._cast import range_of, rounding_of
+from compressa.codecs.base import Bounded, Codec, Draw, Granularity, Range
+from compressa.codecs.bias import EVERY
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import bitpack, casts, cuda, device_of, elias_fano, topk
 from compressa.kernels.scratch import scratch
@@ -109,7 +111,12 @@ class SparseForm:
     @property
     def rounding(self) -> float:
         """Largest relative error of a value on the wire."""
-        return 0.0 if self.lossless else torch.finfo(_DTYPES[self.value_dtype]).eps / 2
+        return 0.0 if self.lossless else rounding_of(_DTYPES[self.value_dtype])
+
+    @property
+    def range(self) -> Range:
+        """Magnitudes for which `rounding` holds."""
+        return EVERY if self.lossless else range_of(_DTYPES[self.value_dtype])
 
     def index_format(self, k: int, n: int) -> str:
         """Return the format that k indices below n are written in."""

@@ -23,9 +23,8 @@ class AdaComp(BoundedSparse):
     was sent leaves nothing behind, and without a residual the result is a contraction.
 
     Wire format: u32 k; k little-endian values in `value_dtype`, in the order of their indices;
-    then the indices as in `topk`. Bias: a contraction with delta >= 1 / bin_elems, or less where
-    max_density * n is less than the number of bins. A scope with a NaN or an infinity sends one
-    NaN.
+    then the indices as in `topk`. Bias: a contraction with delta = 4 / (bin_elems + 3), or
+    max_density if that is less. A scope with a NaN or an infinity sends one NaN.
 
     Args:
         value_dtype: Dtype of the values on the wire; what a cast loses stays in the residual.
@@ -61,11 +60,16 @@ class AdaComp(BoundedSparse):
         return min(elems, max(1, round(self.max_density * elems)))
 
     def bias(self, elems: int) -> Contraction:
-        """The largest of each bin is sent, or of as many bins as there is room for."""
-        in_bin = min(self.bin_elems, max(elems, 1))
-        bins = -(-elems // self.bin_elems)
-        served = min(1.0, self.most(elems) / max(bins, 1))
-        return Contraction(served / in_bin * (1.0 - self.form.rounding**2))
+        """Of each bin, all are sent that reach half the largest, or the k = `most` largest of all.
+
+        A bin of b keeps least where the others are just below half: 1 / (1 + (b - 1) / 4); all bins
+        together where all elements are alike: k / n.
+        """
+        n = max(elems, 1)
+        in_bin = 4.0 / (min(self.bin_elems, n) + 3)
+        return Contraction(
+            min(in_bin, self.most(n) / n) * (1.0 - self.form.rounding**2), self.form.range
+        )
 
     def select(
         self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float

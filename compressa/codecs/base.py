@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 
 from compressa.arrays import scratch_tensor, surely_finite
+from compressa.codecs.bias import Bias, Biased, Contraction, Range, Unbiased
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import PayloadError
 from compressa.kernels.philox import Noise
@@ -24,34 +25,6 @@ if TYPE_CHECKING:
     from compressa.aggregators.base import Aggregator, World
     from compressa.codecs.share import Share
     from compressa.parameters import Layout
-
-
-@dataclass(frozen=True)
-class Unbiased:
-    """E C(x) = x, and E||C(x) - x||^2 <= omega ||x||^2."""
-
-    omega: float
-
-
-@dataclass(frozen=True)
-class Contraction:
-    """E||C(x) - x||^2 <= (1 - delta) ||x||^2 with 0 <= delta <= 1.
-
-    Delta = 0 says only that the error is never longer than x, as of a threshold that may keep
-    nothing at all.
-    """
-
-    delta: float
-
-
-@dataclass(frozen=True)
-class Biased:
-    """E||C(x) - x||^2 <= noise ||x||^2, and neither of the others: for use without feedback."""
-
-    noise: float
-
-
-Bias = Unbiased | Contraction | Biased
 
 
 @dataclass(frozen=True)
@@ -189,7 +162,7 @@ class Codec(Compressor):
 
     @abstractmethod
     def bias(self, elems: int) -> Bias:
-        """Return the error bound that holds for every finite vector of `elems` elements."""
+        """Return the error bound that holds for every vector of `elems` elements in its range."""
 
     @property
     def reduce(self) -> Reduction | None:
@@ -389,6 +362,7 @@ __all__ = [
     "Fixed",
     "Granularity",
     "Item",
+    "Range",
     "Reduction",
     "Unbiased",
 ]

@@ -18,6 +18,7 @@ from annotated_types import Ge, Le
 
 from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
+from compressa.codecs.bias import LARGEST, Range
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import dct
 from compressa.parameters import ParameterInfo
@@ -111,7 +112,8 @@ class DeMo(Codec):
     def bias(self, elems: int) -> Contraction:
         """Delta = k / n; rounding is a part of the error."""
         left = math.sqrt(1.0 - self.form.kept / self.form.tile_elems) + _ROUNDING
-        return Contraction(max(0.0, 1.0 - left**2))
+        range_ = Range(2.0**-100, LARGEST / self.form.tile_elems)
+        return Contraction(max(0.0, 1.0 - left**2), range_)
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Transform, and keep the largest."""

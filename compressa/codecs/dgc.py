@@ -14,6 +14,7 @@ from annotated_types import Gt, Le
 
 from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient, share
 from compressa.codecs.base import Contraction
+from compressa.codecs.bounds import ROUNDING
 from compressa.errors import ConfigError
 from compressa.kernels import dgc
 
@@ -30,8 +31,8 @@ class DGC(BoundedSparse):
     fifth; if more than 1.3 k do, the k largest are sent, exactly.
 
     Wire format: u32 count; that many little-endian values in `value_dtype`, in the order of their
-    indices; then the indices as in `topk`. Bias: a contraction with delta >= 1 / n, and near k / n.
-    A scope with a NaN or an infinity sends one NaN.
+    indices; then the indices as in `topk`. Bias: a contraction with delta = 0.8 k / n, or
+    less where the sample is short. A scope with a NaN or an infinity sends one NaN.
 
     Args:
         value_dtype: Dtype of the values on the wire; what a cast loses stays in the residual.
@@ -65,8 +66,19 @@ class DGC(BoundedSparse):
         return min(elems, dgc.most_selected(self.kept(elems)))
 
     def bias(self, elems: int) -> Contraction:
-        """The threshold is at most an element of the sample, so the largest is always sent."""
-        return Contraction((1.0 - self.form.rounding**2) / max(elems, 1))
+        """Sent are at least 0.8 k, none smaller than what is not; or what the sample's share says.
+
+        That is q elements of the sample, and after ten steps down others may be as large as 0.8^10
+        times the least of them.
+        """
+        n = max(elems, 1)
+        k, sample = self.kept(n), self._sample(n)
+        found, fewest = -(-k * sample // n), math.ceil(dgc.FEWEST * k)
+        step = (dgc.FEWEST * ROUNDING) ** (2 * dgc.ADJUSTMENTS)
+        kept = min(1.0, max(fewest, found) / n)
+        if found < fewest:
+            kept = min(kept, found / (found + (n - found) * step))
+        return Contraction(kept * (1.0 - self.form.rounding**2), self.form.range)
 
     def select(
         self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float

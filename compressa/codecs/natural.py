@@ -14,7 +14,9 @@ import torch
 from annotated_types import Ge, Le, MultipleOf
 
 from compressa.arrays import as_array
+from compressa.codecs import bounds
 from compressa.codecs.base import Codec, Draw, Granularity, Unbiased
+from compressa.codecs.bias import SMALLEST_NORMAL, Range
 from compressa.errors import ConfigError
 from compressa.kernels import block_count, natural, natural_dithering
 
@@ -37,9 +39,10 @@ class Natural(Codec):
     lowest (0 for 0, j for N 2^(j-s)), last the sign (0 where the level is 0).
 
     Bias: unbiased with omega = 1/8, whatever the vector. From 2^127 on the result is 2^127, below
-    2^-126 it is 0. With levels: omega = 1/8 + min(sqrt(d) u, d u^2 / 4) for the smallest level
-    u = 2^(1-s) and blocks of d elements; with "max" less. A block with a NaN or an infinity then
-    decodes to NaN.
+    2^-126 it is 0. With levels, the smallest of which is u = 2^(1-s), and blocks of d elements:
+    omega = 1/8 + 2 d u^2 / 9, or u sqrt(d) - 1 from d u^2 = 81/16 on; with "max"
+    (sqrt(1 + (d - 1) u^2) - 1) / 2, or (d - 1) / (8 d + 10) if that is more. A block with a NaN or
+    an infinity then decodes to NaN.
 
     Args:
         levels: The s of natural dithering, which is 4 bits an element with 7; None for natural
@@ -105,14 +108,25 @@ class Natural(Codec):
     def bias(self, elems: int) -> Unbiased:
         """The variance of x between 2^e and 2^(e+1) is at most x^2 / 8, reached at 4/3 2^e.
 
-        Between 0 and u N it is |x| (u N - |x|), so at most u N |x| and at most (u N)^2 / 4. N is at
-        most the Euclidean norm, and the sum of all |x| at most sqrt(d) times that.
+        With levels and N = 1 it is t (u - t) below u = 2^(1-s). With "l2", n equal elements of
+        t = 4 u / 9, beside others that reach 1/8, have 2 n u^2 / 9 more than 1/8; if they alone are
+        longer than 1, n of 1 / sqrt(n) have u sqrt(n) - 1. With "max", the largest is exact: the
+        others are below u, or all at 2/3.
         """
-        small = 0.0
-        if self.levels is not None:
-            elems, least = min(self.block, max(elems, 1)), 2.0 ** (1 - self.levels)
-            small = min(math.sqrt(elems) * least, elems * least**2 / 4)
-        return Unbiased((0.125 + small) * (1 + 1e-5))
+        if self.levels is None:
+            return Unbiased(0.125 * bounds.ROUNDING, Range(SMALLEST_NORMAL, 2.0**127))
+        n, least = min(self.block, max(elems, 1)), 2.0 ** (1 - self.levels)
+        range_ = Range(SMALLEST_NORMAL / least, bounds.LARGEST_BLOCK / math.sqrt(n))
+        if self.norm == "max":
+            middle = (n - 1) / (8 * n + 10) if self.levels > 1 else 0.0
+            return Unbiased(
+                max(bounds.at_random(n - 1, 1 / least), middle * bounds.ROUNDING), range_
+            )
+        if self.levels == 1:
+            return Unbiased(bounds.of_length(n, 1), range_)
+        small = 2 * n * least**2 / 9
+        omega = 0.125 + small if small <= 1.125 else least * math.sqrt(n) - 1.0
+        return Unbiased(omega * bounds.ROUNDING, range_)
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Round."""

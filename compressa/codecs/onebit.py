@@ -27,6 +27,7 @@ from compressa.codecs.base import (
     Granularity,
     Item,
 )
+from compressa.codecs.bias import LARGEST, SMALLEST_NORMAL, Range
 from compressa.errors import ConfigError
 from compressa.kernels import onebit
 
@@ -89,7 +90,8 @@ class OneBit(Codec):
 
     def bias(self, elems: int) -> Contraction:
         """Delta >= 1 / d, reached by a vector with a single non-zero element."""
-        return Contraction((1 - 1e-5) / min(self.block, max(elems, 1)))
+        block = min(self.block, max(elems, 1))
+        return Contraction((1 - 1e-5) / block, Range(block * SMALLEST_NORMAL, LARGEST))
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Signs and mean magnitudes."""

@@ -17,6 +17,7 @@ from annotated_types import Ge, Le
 
 from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
+from compressa.codecs.bias import LARGEST, SMALLEST_NORMAL, Range
 from compressa.errors import ConfigError
 from compressa.kernels import onebit_sgd
 from compressa.parameters import ParameterInfo
@@ -88,7 +89,8 @@ class OneBitSGD(Codec):
 
     def bias(self, elems: int) -> Contraction:
         """Delta >= 1 / L, reached by a vector with a single non-zero element."""
-        return Contraction((1 - 1e-5) / max(1, min(self._length(elems), elems)))
+        group = max(1, min(self._length(elems), elems))
+        return Contraction((1 - 1e-5) / group, Range(group * SMALLEST_NORMAL, LARGEST))
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Signs and means."""

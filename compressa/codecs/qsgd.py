@@ -8,8 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le, MultipleOf
 
+from compressa.codecs import bounds
 from compressa.codecs._blockwise import Blockwise
-from compressa.codecs.base import Unbiased
+from compressa.codecs.bias import SMALLEST_NORMAL, Range, Unbiased
 from compressa.kernels import blockwise
 
 
@@ -22,8 +23,9 @@ class QSGD(Blockwise):
 
     Wire format: ceil(n / block) little-endian float32 units norm / s; then, with b the least of
     2, 4 and 8 bits that hold -s to s, the codes l sign(x) as in int2, int4 and int8. Bias:
-    unbiased; with "l2" omega = min(d / (4 s^2), sqrt(d) / s) for blocks of d elements, with "max"
-    (d - 1) / (4 s^2) or less. A block with a NaN or an infinity decodes to NaN.
+    unbiased; with "l2" omega = sqrt(d) / s - 1 for blocks of d >= 4 s^2 elements, reached by equal
+    ones, and d / (4 s^2) for shorter ones; with "max" (sqrt(1 + (d - 1) / s^2) - 1) / 2. A block
+    with a NaN or an infinity decodes to NaN.
 
     Args:
         levels: The s of the paper: steps between 0 and the norm.
@@ -48,9 +50,14 @@ class QSGD(Blockwise):
         return True
 
     def bias(self, elems: int) -> Unbiased:
-        """A variance of at most unit^2 / 4, and of at most unit |x|, in each element."""
-        block, steps = self._in_block(elems), self.levels
-        return Unbiased(min(block / (4.0 * steps**2), math.sqrt(block) / steps) * (1 + 1e-5))
+        """See `bounds`."""
+        block = self._in_block(elems)
+        smallest = self.levels * SMALLEST_NORMAL
+        if self.norm == "l2":
+            range_ = Range(smallest, bounds.LARGEST_BLOCK / math.sqrt(block))
+            return Unbiased(bounds.of_length(block, self.levels), range_)
+        range_ = Range(smallest, bounds.LARGEST_BLOCK)
+        return Unbiased(bounds.at_random(block - 1, self.levels), range_)
 
     def _make_form(self) -> blockwise.Form:
         bits = 2 if self.levels == 1 else 4 if self.levels <= 7 else 8

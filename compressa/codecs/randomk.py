@@ -26,6 +26,7 @@ from compressa.codecs.base import (
     Reduction,
     Unbiased,
 )
+from compressa.codecs.bias import EVERY, LARGEST, SMALLEST, Range
 from compressa.errors import ConfigError
 from compressa.kernels import philox, select, strata, topk
 from compressa.kernels.scratch import scratch
@@ -98,7 +99,9 @@ class RandomK(Codec):
         """Strata differ in size by one element where k does not divide n: the worst counts."""
         kept = self.kept(elems)
         widest = -(-elems // kept) if kept else 1
-        return Unbiased(widest - 1.0) if self.unbiased else Contraction(1.0 / max(widest, 1))
+        if not self.unbiased:
+            return Contraction(1.0 / max(widest, 1), EVERY)
+        return Unbiased(widest - 1.0, Range(SMALLEST, LARGEST / widest))
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Gather."""

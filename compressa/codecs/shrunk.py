@@ -22,6 +22,7 @@ from compressa.codecs.base import (
     Draw,
     Fixed,
     Granularity,
+    Range,
     Reduction,
     Unbiased,
 )
@@ -92,7 +93,8 @@ class Shrunk(Codec):
 
     def bias(self, elems: int) -> Contraction:
         """A contraction."""
-        return Contraction(self._gain(elems))
+        gain, inner = self._gain(elems), self.codec.bias(elems).range
+        return Contraction(gain, Range(inner.smallest / gain, inner.largest))
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Encode as the codec does."""

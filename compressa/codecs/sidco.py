@@ -67,7 +67,8 @@ class SIDCo(BoundedSparse):
     def bias(self, elems: int) -> Contraction:
         """The largest 0.8 k elements are always sent."""
         sent = math.ceil((1 - sidco.TOLERANCE) * self.kept(elems))
-        return Contraction((1.0 - self.form.rounding**2) * sent / max(elems, 1))
+        kept = sent / max(elems, 1)
+        return Contraction((1.0 - self.form.rounding**2) * kept, self.form.range)
 
     def select(
         self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le, MultipleOf
 
+from compressa.codecs import bounds
 from compressa.codecs._blockwise import Blockwise
-from compressa.codecs.base import Biased, Unbiased
+from compressa.codecs.bias import SMALLEST_NORMAL, Biased, Range, Unbiased
 from compressa.kernels import blockwise
 
 
@@ -22,8 +22,10 @@ class TernGrad(Blockwise):
 
     Wire format: ceil(n / block) little-endian float32 values of s, then two bits per element as
     in int2. Bias: unbiased about the clipped x, with a variance of s ||x||_1 - ||x||_2^2 exactly:
-    without clipping omega = (sqrt(d) - 1) / 2 for blocks of d elements; what is clipped off is
-    lost. A block with a NaN or an infinity decodes to NaN.
+    without clipping omega = (sqrt(d) - 1) / 2 for blocks of d elements, reached by one element
+    beside others of 1 / (sqrt(d) + 1). What is clipped off is lost, so that the squared error is up
+    to nearly (1 + clip^2 / 8) ||x||^2 in blocks of many elements, or clip - 1 from clip = 4 on. A
+    block with a NaN or an infinity decodes to NaN.
 
     Args:
         block: Elements that share a scale.
@@ -46,9 +48,13 @@ class TernGrad(Blockwise):
         return True
 
     def bias(self, elems: int) -> Unbiased | Biased:
-        """Clipping adds at most the length of x itself."""
-        omega = (math.sqrt(self._in_block(elems)) - 1) / 2 * (1 + 1e-5) + 1e-5
-        return Biased(omega + 1.0) if self.clip else Unbiased(omega)
+        """See `bounds`."""
+        block = self._in_block(elems)
+        if not self.clip:
+            range_ = Range(SMALLEST_NORMAL, bounds.LARGEST_BLOCK)
+            return Unbiased(bounds.at_random(block - 1, 1), range_)
+        range_ = bounds.clipped_range(block, self.clip)
+        return Biased(bounds.clipped(block, self.clip), range_)
 
     def _make_form(self) -> blockwise.Form:
         if not self.clip:

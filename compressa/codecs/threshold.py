@@ -16,6 +16,7 @@ from annotated_types import Ge, Gt, Le
 
 from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient
 from compressa.codecs.base import Contraction
+from compressa.codecs.bounds import ROUNDING
 from compressa.errors import ConfigError
 from compressa.kernels import select
 
@@ -34,9 +35,10 @@ class Threshold(BoundedSparse):
     if there are residuals.
 
     Wire format: u32 k; k little-endian values in `value_dtype`, in the order of their indices;
-    then the indices as in `topk`. Bias: a contraction with delta >= 1 / n, but for an absolute
-    threshold, which may send nothing at all, with delta >= 0. A scope with a NaN or an infinity
-    sends one NaN.
+    then the indices as in `topk`. Bias: a contraction. An absolute threshold may send nothing at
+    all, so that delta = 0. With "max", delta is the least of max_density and
+    1 / (1 + (n - 1) threshold^2); with "rms", of max_density and 1 - threshold^2, and 1 / n if that
+    is more. A scope with a NaN or an infinity sends one NaN.
 
     Args:
         value_dtype: Dtype of the values on the wire; what a cast loses stays in the residual.
@@ -82,10 +84,18 @@ class Threshold(BoundedSparse):
         return min(elems, max(1, round(self.max_density * elems)))
 
     def bias(self, elems: int) -> Contraction:
-        """The largest is sent, unless it does not reach an absolute threshold."""
+        """All are sent that reach t, or the k = `most` largest, where k may be all that there is.
+
+        With "max", others just below t leave 1 / (1 + (n - 1) t^2). With "rms", others just below t
+        leave 1 - t^2 (n - 1) / n; from t = 1 on, the largest may be all that is sent of nearly
+        equal ones. An absolute threshold may be larger than all.
+        """
         if self.unit == "absolute":
             return Contraction(0.0)
-        return Contraction((1.0 - self.form.rounding**2) / max(elems, 1))
+        n, square = max(elems, 1), (self.threshold * ROUNDING) ** 2
+        kept = 1.0 / (1.0 + (n - 1) * square) if self.unit == "max" else 1.0 - square * (n - 1) / n
+        kept = min(max(kept, 1.0 / n), self.most(n) / n)
+        return Contraction(kept * (1.0 - self.form.rounding**2), self.form.range)
 
     def select(
         self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float

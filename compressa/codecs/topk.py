@@ -77,7 +77,9 @@ class TopK(Codec):
 
     def bias(self, elems: int) -> Contraction:
         """Delta = k / n; a 16-bit cast of the kept values costs a little more."""
-        return Contraction(self.kept(elems) / max(elems, 1) * (1.0 - self.form.rounding**2))
+        return Contraction(
+            self.kept(elems) / max(elems, 1) * (1.0 - self.form.rounding**2), self.form.range
+        )
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Select and pack."""

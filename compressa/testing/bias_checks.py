@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import torch
 
-from compressa.codecs.base import Bias, Biased, Codec, Contraction, Unbiased
+from compressa.codecs.base import Bias, Biased, Codec, Contraction, Range, Unbiased
 from compressa.compressor import Compressor
 from compressa.engine.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
@@ -78,6 +78,31 @@ def share(bound: Bias) -> float:
     return bound.noise if isinstance(bound, Biased) else bound.omega
 
 
+def holds_for(bound: Bias, x: torch.Tensor) -> bool:
+    """Whether all elements that are not 0 are within the bound's range."""
+    sizes = x[x != 0].double().abs()
+    return bool(((sizes >= bound.range.smallest) & (sizes <= bound.range.largest)).all())
+
+
+def check_range(codec: Codec, elems: int) -> None:
+    """The bound holds where the smallest element, or the largest, is just within its range."""
+    draws = _DRAWS if is_random(codec) else 1
+    declared = codec.bias(elems)
+    for what, x in vectors(elems).items():
+        for edge, scaled in _at_edges(x, declared.range).items():
+            if holds_for(declared, scaled):
+                check_error(codec, scaled, f"{what} ({edge})", errors(codec, scaled, draws))
+
+
+def _at_edges(x: torch.Tensor, held: Range) -> dict[str, torch.Tensor]:
+    """Return the vector with its smallest or its largest magnitude at the edge of a range."""
+    sizes, signs = x.double().abs(), x.sign()
+    low = (sizes * (held.smallest / float(sizes[sizes > 0].min()))).float()
+    low = signs * low.clamp(min=held.smallest)  # which rounding may have passed
+    high = signs * (sizes * (held.largest / float(sizes.max()))).float().clamp(max=held.largest)
+    return {"smallest": low, "largest": high}
+
+
 @dataclass(frozen=True)
 class _Trial:
     """What is due, and how far from it draws were.
@@ -89,6 +114,7 @@ class _Trial:
         errors: float64[draws, n].
         declared: What is declared for it.
         square: What the declared bound is multiplied by.
+        beyond: Whether some elements are out of the bound's range, as too small for a cast.
     """
 
     name: str
@@ -97,6 +123,7 @@ class _Trial:
     errors: torch.Tensor
     declared: float
     square: float
+    beyond: bool
 
     def check_error(self) -> None:
         squares, elems = self.errors.square().sum(dim=1), self.exact.numel()
@@ -104,7 +131,7 @@ class _Trial:
         spread = float(squares.std()) / len(squares) ** 0.5 if len(squares) > 1 else 0.0
         largest = max(self.square, float(self.exact.square().sum()))
         rounding = self.declared * _ROUNDING * self.square + _FLOAT**2 * largest
-        rounding += elems * _SMALLEST_STEP**2
+        rounding += elems * _SMALLEST_STEP**2 if self.beyond else 0.0
         sentence = (
             f"{self.name}: the squared error of a {self.what} vector of {elems} elements is "
             f"{mean / self.square:.4g} of its square over {len(squares)} draws, declared are "
@@ -155,7 +182,8 @@ def check_bias_of_mean(compressor: Compressor, elems: int, size: int) -> None:
         drawn = _means(compressor, gradients).double() - exact
         square = float(gradients.double().square().sum()) / size**2
         name = f"{compressor.name} on {size} ranks"
-        trial = _Trial(name, what, exact, drawn, share(declared), square)
+        beyond = not holds_for(declared, gradients)
+        trial = _Trial(name, what, exact, drawn, share(declared), square, beyond)
         trial.check_error()
         if isinstance(declared, Unbiased) and what in (*_DENSE, "uneven"):
             trial.check_unbiased()
@@ -163,8 +191,9 @@ def check_bias_of_mean(compressor: Compressor, elems: int, size: int) -> None:
 
 def _codec_trial(codec: Codec, x: torch.Tensor, what: str, drawn: torch.Tensor) -> _Trial:
     exact = x.double()
-    declared, square = share(codec.bias(x.numel())), float(exact.square().sum())
-    return _Trial(codec.name, what, exact, drawn, declared, square)
+    declared, square = codec.bias(x.numel()), float(exact.square().sum())
+    beyond = not holds_for(declared, x)
+    return _Trial(codec.name, what, exact, drawn, share(declared), square, beyond)
 
 
 def _directions(exact: torch.Tensor) -> dict[str, torch.Tensor]:

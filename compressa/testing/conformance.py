@@ -33,6 +33,7 @@ from compressa.testing.memory import generators_untouched
 from compressa.wrappers import ErrorFeedback
 
 _SEED = 20
+_RANGE_ELEMS = 256
 _MEAN_RANKS = 3
 _PAYLOADS, _MEASURED_PAYLOADS, _UNITS, _ROUNDS = 600, 60, 200, 100
 
@@ -80,6 +81,7 @@ def check_codec(codec: Codec) -> None:
         _do(name, stream_checks.check_streams, codec)
         _do(name, check_hostile, codec)
         _do(name, thread_checks.check_codec_threads, codec)
+        _do(name, bias_checks.check_range, codec, _RANGE_ELEMS)
 
 
 def check_among_ranks(compressor: Compressor, *, most_ranks: int = 4) -> None:

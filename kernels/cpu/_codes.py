@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba.core import types
 
-from .._arrays import F32, U8, U16
+from .._arrays import F32, U8, U32
+from ..philox import FRACTION_BITS
 from ._grid import Shape
 from ._intrinsic import intrinsic
 from ._jit import inlined
@@ -23,25 +24,22 @@ from ._vector import Hints, Vector, for_rows, memory, spread
 # Adding 1.5 * 2**23 leaves no bits for a fraction, so the sum is rounded half to even, and its last
 # bits are the integer in two's complement. Unlike rint, this is a plain addition.
 ROUNDER = np.float32(12582912.0)
-STEPS = np.float32(32768)  # 127 times that still is below 2**22, which ROUNDER takes
-_FLOOR = np.float32(8388608.0)  # the same for numbers from 0 to 2**23, without a sign
+STEPS = np.float32(2**FRACTION_BITS)  # 255 times that, and noise, is below 2**31
 _ONE = np.float32(1)
-_BITS_OF_NOISE = 15
 
 
 class Grid(NamedTuple):
     """What turns values into codes and back: numbers, or vectors of them.
 
     Attributes:
-        factor: From a value to units; to 2**-15 of a unit with noise.
+        factor: From a value to units; to 2**-23 of a unit with noise.
         unit: Of the block.
         offset: The value of the integer 0; None for 0.
         back: One over the scale of the residual.
-        rounder: Added to a float to have it rounded.
-        base: The integer that a sum with ``rounder`` has in its bits, above those of noise, for 0.
-        bottom: The smallest integer allowed, plus ``base``.
-        top: The largest, plus ``base``.
-        zero: The code of the integer 0, less ``base``.
+        rounder: Without noise: added to a float to have it rounded.
+        bottom: With noise: the smallest multiple of ``factor`` allowed.
+        top: The largest.
+        zero: The code of the integer 0.
     """
 
     factor: Any
@@ -49,7 +47,6 @@ class Grid(NamedTuple):
     offset: Any
     back: Any
     rounder: Any
-    base: Any
     bottom: Any
     top: Any
     zero: Any
@@ -57,31 +54,26 @@ class Grid(NamedTuple):
 
 @inlined
 def grid_numbers(
-    unit: np.float32, offset: np.float32 | None, back: np.float32, shape: Shape, noise: U16 | None
+    unit: np.float32, offset: np.float32 | None, back: np.float32, shape: Shape, noise: U32 | None
 ) -> Grid:
     """The grid of a block whose unit is no subnormal."""
     factor = np.float32(_ONE / unit)
-    if noise is None:
-        rounder = np.float32(ROUNDER + np.float32(shape.zero))  # zero is even: ties stay ties
-        base = np.int32(0)
-    else:
+    if noise is not None:
         factor = np.float32(factor * STEPS)  # a power of two: rounds as if it came afterwards
-        rounder = _FLOOR if shape.bottom == 0 else ROUNDER
-        base = np.int32(np.int32(np.float32(rounder).view(np.int32)) >> np.int32(15))
-    bottom, top = np.int32(base + shape.bottom), np.int32(base + shape.top)
-    zero = np.int32(shape.zero - base)
-    return Grid(factor, unit, offset, back, rounder, base, bottom, top, zero)
+    rounder = np.float32(ROUNDER + np.float32(shape.zero))  # zero is even: ties stay ties
+    bottom, top = np.float32(shape.bottom) * STEPS, np.float32(shape.top) * STEPS
+    return Grid(factor, unit, offset, back, rounder, bottom, top, np.int32(shape.zero))
 
 
 def _rounded(p: Vector, noise: Vector | None, grid: Grid) -> tuple[Vector, Vector]:
     """The code, in the lowest bits of a word, and the integer that it stands for, as a float."""
     t = (p if grid.offset is None else p - grid.offset) * grid.factor
-    rounded = t + grid.rounder
     if noise is None:
+        rounded = t + grid.rounder
         return rounded.words(), rounded - grid.rounder
-    fixed = (rounded.words() + noise) >> _BITS_OF_NOISE
-    whole = fixed.at_least(grid.bottom).at_most(grid.top)
-    return whole + grid.zero, (whole - grid.base).floats()
+    fixed = t.at_least(grid.bottom).at_most(grid.top).truncated()
+    whole = (fixed + noise) >> FRACTION_BITS
+    return whole + grid.zero, whole.floats()
 
 
 def _left(p: Vector, integer: Vector, grid: Grid) -> Vector:
@@ -117,7 +109,7 @@ def _encoder(bits: int) -> Callable[..., Any]:
 
         def encode(at: Any, numbers: Grid, lanes: int) -> Vector:
             values = p.read(at, lanes)
-            drawn = None if noise is None else noise.read_words(at, lanes)
+            drawn = None if noise is None else noise.read(at, lanes)
             code, integer = _rounded(values, drawn, numbers)
             if residual is not None:
                 residual.write(at, _left(values, integer, numbers))
@@ -158,7 +150,7 @@ def encode(
     bits: int,
     p: F32,
     codes: U8,
-    noise: U16 | None,
+    noise: U32 | None,
     residual: F32 | None,
     x: Values,
     left: F32 | None,

@@ -1,4 +1,4 @@
-"""Fifteen random bits per element for stochastic rounding; see :mod:`compressa.kernels.philox`.
+"""Random bits per element for stochastic rounding; see :mod:`compressa.kernels.philox`.
 
 The bits of whole rows are drawn at once into a buffer that stays in the first-level cache, so that
 a kernel's own loops only read them.
@@ -9,36 +9,39 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from .._arrays import U16, U32
-from ..philox import ROW, Noise
+from .._arrays import U32
+from ..philox import FRACTION_BITS, ROW, Noise
 from ._jit import lean, lean_nested
 from ._philox import four_words
 from ._view import view
 
 _BLOCKS = ROW // 8
 _LEAST = 2 * ROW
-_BITS = np.uint32(0x7FFF7FFF)  # of two numbers in a word
+_BITS = np.uint32(2**FRACTION_BITS - 1)  # the lowest of a word, for the first of two elements
+_UPPER = np.uint32(32 - FRACTION_BITS)  # what lies below the highest, which the second gets
 
 Key = npt.NDArray[np.uint64]
 
 
 @lean_nested
 def _row(out: U32, row: np.uint64, key: Key) -> None:
-    """One row: word w of its block i has the numbers of pair 32 w + i."""
-    first, second = view(out, 0, _BLOCKS), view(out, _BLOCKS, 2 * _BLOCKS)
-    third, fourth = view(out, 2 * _BLOCKS, 3 * _BLOCKS), view(out, 3 * _BLOCKS, 4 * _BLOCKS)
+    """One row: word w of its block i has the numbers of elements 256 w + i and 128 further."""
     step, parameter, k0, k1 = key[0], key[1], key[2], key[3]
     for i in range(_BLOCKS):
         block = row * np.uint64(_BLOCKS) + np.uint64(i)
         a, b, c, d = four_words(block, step, parameter, k0, k1)
-        first[i] = np.uint32(a) & _BITS
-        second[i] = np.uint32(b) & _BITS
-        third[i] = np.uint32(c) & _BITS
-        fourth[i] = np.uint32(d) & _BITS
+        out[i] = np.uint32(a) & _BITS
+        out[i + _BLOCKS] = np.uint32(a) >> _UPPER
+        out[i + 2 * _BLOCKS] = np.uint32(b) & _BITS
+        out[i + 3 * _BLOCKS] = np.uint32(b) >> _UPPER
+        out[i + 4 * _BLOCKS] = np.uint32(c) & _BITS
+        out[i + 5 * _BLOCKS] = np.uint32(c) >> _UPPER
+        out[i + 6 * _BLOCKS] = np.uint32(d) & _BITS
+        out[i + 7 * _BLOCKS] = np.uint32(d) >> _UPPER
 
 
 @lean
-def drawn_at(key: Key | None, low: int, high: int, buffer: U16 | None) -> int:
+def drawn_at(key: Key | None, low: int, high: int, buffer: U32 | None) -> int:
     """Where in the buffer the bits of elements low to high of the call's array begin.
 
     ``key[4]`` is the element number of the array's first element, ``key[5]`` the first row that
@@ -51,9 +54,8 @@ def drawn_at(key: Key | None, low: int, high: int, buffer: U16 | None) -> int:
     begin = (int(key[5]) - 1) * ROW
     if key[5] == 0 or first < begin or last > begin + buffer.size:
         row = first // ROW
-        words = buffer.view(np.uint32)
         for i in range(buffer.size // ROW):
-            _row(view(words, i * ROW // 2, (i + 1) * ROW // 2), np.uint64(row + i), key)
+            _row(view(buffer, i * ROW, (i + 1) * ROW), np.uint64(row + i), key)
         key[5] = np.uint64(row + 1)
         begin = row * ROW
     return first - begin
@@ -67,8 +69,8 @@ def noise_key(noise: Noise | None, low: int) -> Key | None:
     return np.array([*wrapped, noise.start + low, 0], np.uint64)
 
 
-def noise_buffer(noise: Noise | None, block: int) -> U16 | None:
+def noise_buffer(noise: Noise | None, block: int) -> U32 | None:
     """Room for the bits of a block, wherever in a row it begins."""
     if noise is None:
         return None
-    return np.empty(max(_LEAST, (block // ROW + 2) * ROW), np.uint16)
+    return np.empty(max(_LEAST, (block // ROW + 2) * ROW), np.uint32)

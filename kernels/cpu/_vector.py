@@ -73,11 +73,11 @@ class Vector:
         return self._with(bits, self.builder.lshr)
 
     def at_least(self, other: Vector) -> Vector:
-        """The larger of both, of signed words."""
+        """The larger of both, of floats or signed words."""
         return self._chosen(">", other)
 
     def at_most(self, other: Vector) -> Vector:
-        """The smaller of both, of signed words."""
+        """The smaller of both, of floats or signed words."""
         return self._chosen("<", other)
 
     def is_below(self, bound: Vector | float) -> Any:
@@ -110,6 +110,10 @@ class Vector:
         """The floats that have these bits."""
         return self._cast(self.builder.bitcast, _FLOAT)
 
+    def truncated(self) -> Vector:
+        """Floats as signed words, without their fractions."""
+        return self._cast(self.builder.fptosi, _WORD)
+
     def floats(self) -> Vector:
         """Signed words as the floats next to them."""
         return self._cast(self.builder.sitofp, _FLOAT)
@@ -127,7 +131,8 @@ class Vector:
         return Vector(self.builder, operation(self.value, self._fellow(other)))
 
     def _chosen(self, relation: str, other: Vector) -> Vector:
-        better = self.builder.icmp_signed(relation, self.value, other.value)
+        compare = self.builder.fcmp_ordered if self.is_float else self.builder.icmp_signed
+        better = compare(relation, self.value, other.value)
         return Vector(self.builder, self.builder.select(better, self.value, other.value))
 
     def _fellow(self, other: Vector | float) -> Any:

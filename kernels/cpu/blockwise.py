@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._arrays import F32, I8, I64, U8, U16, Gradient
+from .._arrays import F32, I8, I64, U8, U32, Gradient
 from ..blockwise import Form
-from ..philox import Noise
+from ..philox import FRACTION_BITS, Noise
 from ..threads import over_slices
 from ._absent import only_with
 from ._codes import ROUNDER, STEPS, encode, grid_numbers
@@ -60,7 +60,7 @@ def _encode_carefully(
     p: F32,
     grid: tuple[np.float32, Offset],
     shape: Shape,
-    noise: U16 | None,
+    noise: U32 | None,
     q: U8,
     residual: F32 | None,
     back: np.float32,
@@ -77,12 +77,12 @@ def _encode_carefully(
         whole = np.int64(0)
         if unit > np.float32(0):
             t = np.float32(_lifted(p[i], offset, lift) * factor)
+            t = min(max(t, np.float32(shape.bottom)), np.float32(shape.top))
             if noise is None:
                 whole = np.int64(np.float32(np.float32(t + ROUNDER) - ROUNDER))
             else:
-                fixed = np.round(np.float64(t * STEPS))
-                whole = (np.int64(fixed) + np.int64(noise[i])) >> 15
-            whole = min(max(whole, np.int64(shape.bottom)), np.int64(shape.top))
+                fixed = np.int64(np.float32(t * STEPS))
+                whole = (fixed + np.int64(noise[i])) >> np.int64(FRACTION_BITS)
         q[i] = np.uint8(whole + shape.zero)
         if residual is not None and unit >= np.float32(0):
             residual[i] = (p[i] - _decoded(np.float32(whole), unit, offset)) * back
@@ -93,7 +93,7 @@ def encode_block(
     p: F32,
     grid: tuple[np.float32, Offset],
     shape: Shape,
-    noise: U16 | None,
+    noise: U32 | None,
     residual: F32 | None,
     back: np.float32,
     x: Values,
@@ -149,7 +149,7 @@ def _quantize(
     scales: F32,
     offsets: F32 | None,
     key: Key | None,
-    drawn: U16 | None,
+    drawn: U32 | None,
     room: F32,
     bytes_: U8,
     shape: Shape,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._arrays import F32, I64, U8, U16
+from .._arrays import F32, I64, U8, U32
 from ..blockwise import Form
 from ..blockwise_mean import Owned, Packed
 from ..philox import Noise
@@ -73,7 +73,7 @@ def _average(
     kept: F32 | None,
     factors: tuple[np.float32, np.float32, np.float32],
     key: Key | None,
-    drawn: U16 | None,
+    drawn: U32 | None,
     room: F32,
     bytes_: U8,
     shape: Shape,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, U8, U16, U32
+from .._arrays import F32, U8, U32
 from ..hadamard import Codebook, Sums
 from ..philox import Noise
 from ..threads import over_slices
@@ -87,7 +87,7 @@ def _copy(source: F32, x: F32) -> None:
 
 
 @lean_nested
-def _place(v: F32, factor: np.float32, middle: np.float32, noise: U16, u: F32) -> None:
+def _place(v: F32, factor: np.float32, middle: np.float32, noise: U32, u: F32) -> None:
     """Turn coordinates into places in the table, and noise into numbers from 0.5."""
     for i in range(v.size):
         v[i] = v[i] * factor + middle
@@ -149,7 +149,7 @@ def _quantize(
     middle: np.float32,
     thresholds: tuple[F32, F32],
     key: Key | None,
-    drawn: U16 | None,
+    drawn: U32 | None,
 ) -> None:
     lows, gaps = thresholds
     first, second = np.empty(chunk, np.float32), np.empty(chunk, np.float32)

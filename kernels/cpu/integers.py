@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, U16
+from .._arrays import F32, U32
 from ..integers import Integers
-from ..philox import ROW, Noise
+from ..philox import FRACTION_BITS, ROW, Noise
 from ..threads import over_slices
 from ._jit import jit, nested
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._view import view
 
-_PIECE = 4 * ROW  # elements whose random bits are drawn at once
+_STEPS = float(2**FRACTION_BITS)
+_PIECE = ROW  # elements that are rounded at once
 
 
 @nested
-def _round_piece(x: F32, factor: float, most: float, noise: U16, out: Integers) -> None:
+def _round_piece(x: F32, factor: float, most: float, noise: U32, out: Integers) -> None:
     for i in range(x.size):
         t = float(x[i]) * factor
         t = t if t < most else most
         t = t if t > -most else -most
-        fixed = np.int64(np.floor(t * 32768.0 + 0.5))
-        out[i] = (fixed + np.int64(noise[i])) >> np.int64(15)
+        out[i] = (np.int64(t * _STEPS) + np.int64(noise[i])) >> np.int64(FRACTION_BITS)
 
 
 @jit
 def _round(
-    x: F32, factor: float, most: float, key: Key | None, buffer: U16 | None, out: Integers
+    x: F32, factor: float, most: float, key: Key | None, buffer: U32 | None, out: Integers
 ) -> None:
     for low in range(0, x.size, _PIECE):
         high = min(low + _PIECE, x.size)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._arrays import F32, I64, U8, U16, Gradient
+from .._arrays import F32, I64, U8, U32, Gradient
 from ..natural import GROUP
 from ..philox import Noise
 from ..threads import over_slices
@@ -26,10 +26,10 @@ _NORMAL = np.uint32(1 << 23)
 
 
 @inlined
-def _round(p: F32, noise: U16, exponents: U8, residual: F32 | None, back: np.float32) -> None:
+def _round(p: F32, noise: U32, exponents: U8, residual: F32 | None, back: np.float32) -> None:
     for i in range(p.size):
         bits = np.uint32(np.float32(p[i]).view(np.uint32) & _MAGNITUDE)
-        raised = np.uint32(bits + np.uint32(np.uint32(noise[i]) << np.uint32(8)) + np.uint32(128))
+        raised = np.uint32(bits + noise[i])
         exponent = min(np.uint32(raised >> np.uint32(23)), np.uint32(254))
         exponent = exponent if bits >= _NORMAL else np.uint32(0)
         exponent = exponent if bits < _INFINITY else np.uint32(255)
@@ -49,7 +49,7 @@ def _quantize(
     exponents: U8,
     signs: U8,
     key: Key,
-    drawn: U16,
+    drawn: U32,
     room: F32,
 ) -> None:
     for low in range(0, x.size, GROUP):

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, U8, U16, Gradient
+from .._arrays import F32, U8, U32, Gradient
 from ..natural_dithering import Dithering
-from ..philox import Noise
+from ..philox import FRACTION_BITS, Noise
 from ..threads import over_slices
 from ._feedback import Values, factors_of, fill_largest, place
 from ._jit import inlined, lean, lean_nested
@@ -23,8 +23,9 @@ from ._view import view
 _LARGEST = float(np.finfo(np.float32).max)
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _ONE = np.float32(1)
-_STEPS = np.float32(32768)
-_ROUNDER = np.float32(8388608.0)  # added to at most 32768: rounds half to even, and vectorises
+_STEPS = np.float32(2**FRACTION_BITS)  # added to less, it rounds half to even, and vectorises
+_MOST = np.float32(1 - 2.0**-FRACTION_BITS)
+_BITS = np.uint32(2**FRACTION_BITS - 1)
 
 
 @lean_nested
@@ -53,7 +54,7 @@ def _norm(p: F32, largest: np.float32, euclidean: bool) -> np.float32:
 def _round(
     p: F32,
     norm: np.float32,
-    noise: U16,
+    noise: U32,
     levels: np.int32,
     top: np.uint8,
     q: U8,
@@ -67,12 +68,12 @@ def _round(
         t = np.float32(np.float32(np.uint32(magnitude).view(np.float32)) / norm)
         bits = np.float32(t).view(np.uint32)
         drawn = np.uint32(noise[i])
-        raised = np.uint32(bits + np.uint32(drawn << np.uint32(8)) + np.uint32(128))
+        raised = np.uint32(bits + drawn)
         large = np.int32(np.int32(raised >> np.uint32(23)) + below)
         share = np.float32(t * smallest)
-        fixed = np.float32(min(share, _ONE) * _STEPS + _ROUNDER).view(np.uint32)
-        # The bits of _ROUNDER end in zeros: what was added to it is all that is below 2**23.
-        small = np.int32(np.uint32(np.uint32(fixed & np.uint32(0x7FFFFF)) + drawn) >> np.uint32(15))
+        fixed = np.float32(min(share, _MOST) * _STEPS + _STEPS).view(np.uint32)
+        # The bits of _STEPS end in zeros: what was added to it is all that is below 2**23.
+        small = np.int32(np.uint32(np.uint32(fixed & _BITS) + drawn) >> np.uint32(FRACTION_BITS))
         level = small if share < _ONE else large
         negative = np.uint8(sign_of(p[i]) >> np.uint32(31))
         code = np.uint8(np.uint8(level) | np.uint8(negative * top))
@@ -127,7 +128,7 @@ def _dither(
     codes: U8,
     norms: F32,
     key: Key,
-    drawn: U16,
+    drawn: U32,
     room: F32,
     bytes_: U8,
     shape: tuple[int, int, int, bool],

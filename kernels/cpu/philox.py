@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import U16, U32, U64
+from .._arrays import U32, U64
 from ..philox import Noise
 from ._jit import jit
 from ._noise import drawn_at, noise_buffer, noise_key
@@ -46,8 +46,8 @@ def random_words(
     _single_words(out[tail:], np.uint64(start + tail), *counter, key)
 
 
-def random_halves(out: U16, noise: Noise) -> None:
-    """See :func:`compressa.kernels.philox.random_halves`."""
+def random_fractions(out: U32, noise: Noise) -> None:
+    """See :func:`compressa.kernels.philox.random_fractions`."""
     buffer = noise_buffer(noise, out.size)
     assert buffer is not None
     at = drawn_at(noise_key(noise, 0), 0, out.size, buffer)

@@ -13,7 +13,6 @@ enum Statistic { MAX, RANGE, L2, CLIPPED };
 
 constexpr float LARGEST = 3.402823466e+38f, SMALL = 0x1p-100f, SMALLEST = 0x1p-149f;
 constexpr float LIFT = 0x1p64f;
-constexpr float MOST_PARTS = 0x1p30f;  // more than any integer has, in 32768ths
 
 struct Form {
     int block, statistic, top, bottom, zero;
@@ -121,15 +120,12 @@ template <bool RANDOM>
 DEVICE int integer_of(float p, Grid grid, const Numbers& numbers, i64 i, const Form& form) {
     if (!(grid.unit > 0.0f)) return 0;
     float t = (p * grid.lift - grid.offset * grid.lift) * grid.factor;
-    if (RANDOM) t = t * 32768.0f;
-    t = t < -MOST_PARTS ? -MOST_PARTS : t > MOST_PARTS ? MOST_PARTS : t;
-    int q = int(rintf(t));
-    if (RANDOM) {
-        u32 half = numbers.at_hand ? drawn_half(numbers.drawn, int(i - numbers.low))
-                                   : random_half(numbers.noise, i);
-        q = (q + int(half)) >> 15;
-    }
-    return min(max(q, form.bottom), form.top);
+    float bottom = float(form.bottom), top = float(form.top);
+    t = t < bottom ? bottom : t > top ? top : t;
+    if (!RANDOM) return int(rintf(t));
+    u32 fraction = numbers.at_hand ? drawn_fraction(numbers.drawn, int(i - numbers.low))
+                                   : random_fraction(numbers.noise, i);
+    return (int(t * float(1 << FRACTION_BITS)) + int(fraction)) >> FRACTION_BITS;
 }
 
 DEVICE float decoded(int q, float unit, float offset, bool ranged) {

@@ -1,8 +1,8 @@
 // Random numbers for a span of elements, drawn by all of a CTA together.
 //
-// The eight numbers of a call of Philox belong to pairs of elements that lie 256 apart in a row of
-// 1024. So a CTA draws whole rows into shared memory, where they lie in the order of the elements,
-// and a span of eight rows costs nine at most, wherever in a row it begins.
+// The eight numbers of a call of Philox belong to elements that lie 128 apart in a row of 1024. So a
+// CTA draws whole rows into shared memory, word by word, and a span of eight rows costs nine at
+// most, wherever in a row it begins.
 #pragma once
 
 #include "_philox.cuh"
@@ -33,8 +33,8 @@ DEVICE Drawn drawn_for_span(const Noise& noise, i64 low, int size) {
     return {words, first};
 }
 
-// The 15 bits of element i of the span; see `random_halves`.
-DEVICE u32 drawn_half(Drawn drawn, int i) {
-    int place = drawn.first + i;
-    return drawn.words[place / 2] >> (place % 2 ? 16 : 0) & 0x7FFFu;
+// The 23 bits of element i of the span; see `random_fractions`.
+DEVICE u32 drawn_fraction(Drawn drawn, int i) {
+    int place = drawn.first + i, part = place / ROW_BLOCKS;
+    return fraction_of(drawn.words[part / 2 * ROW_BLOCKS + place % ROW_BLOCKS], part % 2);
 }

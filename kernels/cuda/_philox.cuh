@@ -5,6 +5,7 @@
 
 constexpr int ROUNDS = 7;
 constexpr int ROW = 1024;             // elements whose numbers are drawn together
+constexpr int FRACTION_BITS = 23;
 constexpr int ROW_BLOCKS = ROW / 8;   // each gives four words of two numbers
 
 struct Noise {
@@ -25,12 +26,17 @@ DEVICE void philox(const Noise& noise, u64 block, u32 (&words)[4]) {
     words[0] = c0, words[1] = c1, words[2] = c2, words[3] = c3;
 }
 
-// The 15 bits of an element; see `random_halves`.
-DEVICE u32 random_half(const Noise& noise, i64 i) {
+// The number that a word has for one of its two elements; see `random_fractions`.
+DEVICE u32 fraction_of(u32 word, bool second) {
+    return second ? word >> (32 - FRACTION_BITS) : word & ((1u << FRACTION_BITS) - 1u);
+}
+
+// The 23 bits of an element; see `random_fractions`.
+DEVICE u32 random_fraction(const Noise& noise, i64 i) {
     u64 element = u64(noise.start + i);
-    u32 place = u32(element % ROW), pair = place / 2, words[4];
-    philox(noise, element / ROW * ROW_BLOCKS + pair % ROW_BLOCKS, words);
-    u32 which = pair / ROW_BLOCKS;
+    u32 place = u32(element % ROW), part = place / ROW_BLOCKS, words[4];
+    philox(noise, element / ROW * ROW_BLOCKS + place % ROW_BLOCKS, words);
+    u32 which = part / 2;
     u32 word = which == 0 ? words[0] : which == 1 ? words[1] : which == 2 ? words[2] : words[3];
-    return word >> (place % 2 ? 16 : 0) & 0x7FFFu;
+    return fraction_of(word, part % 2);
 }

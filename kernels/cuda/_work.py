@@ -25,7 +25,7 @@ def threads_for(elems: int, each: int) -> tuple[int, int]:
 def threads_for_rows(elems: int) -> tuple[int, int]:
     """The same for kernels that go by rows of random numbers; see ``_rows.cuh``."""
     rows = elems // ROW + 2  # the first and the last may have a few elements only
-    return threads_for(rows * ROW if elems else 0, 16)
+    return threads_for(rows * ROW if elems else 0, 32)
 
 
 def new_answer(source: str) -> Any:

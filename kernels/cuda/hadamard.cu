@@ -34,12 +34,12 @@ DEVICE void lay_cells(const Table& table, u32* cells) {
 
 // How many of the thresholds are below t. They rise, and each lies in its own stretch, so only that
 // of the stretch of t has to be looked at.
-DEVICE u32 code_of(float t, u32 half, const u32* cells, float levels) {
+DEVICE u32 code_of(float t, u32 fraction, const u32* cells, float levels) {
     if (!(t > 0.0f)) return 0u;
     if (t > levels) return 15u;
     u32 cell = cells[int(ceilf(t)) - 1];
-    float low = float(cell >> 8 & 255u), gap = float(cell >> 16) * 0x1p-15f;
-    float threshold = low + gap * (float(half) + 0.5f);
+    float low = float(cell >> 8 & 255u), gap = float(cell >> 16) * 0x1p-23f;
+    float threshold = low + gap * (float(fraction) + 0.5f);
     return (cell & 255u) + u32(t > threshold);
 }
 
@@ -98,8 +98,8 @@ KERNEL(
             u32 pair = 0;
             for (int u = 0; u < 2; ++u) {
                 float t = v[r + u] * factors[i >> tile.bits] + levels_of(table) * 0.5f;
-                u32 half = drawn_half(drawn, i + u);
-                pair |= code_of(t, half, cells, levels_of(table)) << 8 * u;
+                u32 fraction = drawn_fraction(drawn, i + u);
+                pair |= code_of(t, fraction, cells, levels_of(table)) << 8 * u;
             }
             reinterpret_cast<u16*>(room)[i / 2] = u16(pair);
         }
@@ -345,7 +345,7 @@ KERNEL(
             if (r >= column.tiles) continue;
             i64 i = column.first + i64(r) * TILE;
             float t = v[r] * factor_of(norms[i >> bits], bits, table) + levels_of(table) * 0.5f;
-            u64 code = code_of(t, random_half(noise, i), cells, levels_of(table));
+            u64 code = code_of(t, random_fraction(noise, i), cells, levels_of(table));
             all |= code << 4 * r;
         }
         int half = 1 << (bits - 1 - TILE_BITS);  // tiles from an element to the one it shares with

@@ -9,7 +9,7 @@ typedef short i16;
 template <class Integer>
 DEVICE void round_all(
     const float* x, double factor, double most, Integer* out, i64 n, const Noise& noise) {
-    for_random_halves(noise, n, [&](i64 i, int count, const u32(&halves)[4]) {
+    for_random_fractions(noise, n, [&](i64 i, int count, const u32(&fractions)[4]) {
         float values[4];
         Integer integers[4];
         load4(x, i, count, values);
@@ -17,8 +17,8 @@ DEVICE void round_all(
             double t = double(values[u]) * factor;
             t = t < most ? t : most;  // a NaN too
             t = t > -most ? t : -most;
-            i64 parts = i64(floor(t * 32768.0 + 0.5));
-            integers[u] = Integer((parts + i64(halves[u])) >> 15);
+            i64 parts = i64(t * double(1 << FRACTION_BITS));
+            integers[u] = Integer((parts + i64(fractions[u])) >> FRACTION_BITS);
         }
         store4(out, i, count, integers);
     });

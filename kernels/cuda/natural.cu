@@ -19,11 +19,11 @@ constexpr int AT_ONCE = 2;  // planes whose elements are asked for before the fi
 static_assert(SPAN == GROUP * (CTA / WARP), "a CTA draws what its warps need");
 
 // The biased exponent of p, rounded up or down; 255 where p is not finite.
-DEVICE u32 rounded_exponent(float p, u32 half) {
+DEVICE u32 rounded_exponent(float p, u32 fraction) {
     u32 magnitude = magnitude_bits(p);
     if (magnitude >= 0x7F800000u) return 255u;
     if (magnitude < 1u << 23) return 0u;
-    return min((magnitude + (half << 8) + 128u) >> 23, 254u);
+    return min((magnitude + fraction) >> FRACTION_BITS, 254u);
 }
 
 DEVICE float power(u32 exponent, u32 sign) { return __uint_as_float(exponent << 23 | sign); }
@@ -40,7 +40,7 @@ DEVICE u32 quantize4(
     u32 word = 0, signs = 0;
     for (int u = 0; u < 4; ++u) {
         float p = feedback.residual ? x[u] + feedback.scale * left[u] : x[u];
-        u32 exponent = rounded_exponent(p, u < count ? drawn_half(drawn, place + u) : 0u);
+        u32 exponent = rounded_exponent(p, u < count ? drawn_fraction(drawn, place + u) : 0u);
         u32 sign = sign_of(p);
         word |= exponent << 8 * u, signs |= sign >> 31 << 8 * u;
         if (is_finite(p)) left[u] = (p - power(exponent, sign)) * feedback.back;

@@ -71,10 +71,13 @@ DEVICE float norm_of(
     return float(length < double(LARGEST) ? length : double(LARGEST));
 }
 
-DEVICE int level_of(float p, float norm, u32 half, int levels) {
+DEVICE int level_of(float p, float norm, u32 fraction, int levels) {
     float t = __uint_as_float(magnitude_bits(p)) / norm, share = t * power(levels - 1);
-    if (share < 1.0f) return (int(rintf(share * 32768.0f)) + int(half)) >> 15;
-    return int((__float_as_uint(t) + (half << 8) + 128u) >> 23) - 127 + levels;
+    if (share < 1.0f) {
+        float steps = float(1 << FRACTION_BITS), most = steps - 1.0f;
+        return (int(rintf(fminf(share * steps, most))) + int(fraction)) >> FRACTION_BITS;
+    }
+    return int((__float_as_uint(t) + fraction) >> FRACTION_BITS) - 127 + levels;
 }
 
 // A block that is worked on: its elements, the bytes of each of its planes, and its norm.
@@ -93,9 +96,9 @@ DEVICE u32 round4(
     for (int u = 0; u < 4; ++u) {
         int level = 0;
         if (u < count && block.norm > 0.0f) {
-            u32 half = at_hand ? drawn_half(drawn, place + first + u)
-                               : random_half(noise, block.low + first + u);
-            level = level_of(p[u], block.norm, half, form.levels);
+            u32 fraction = at_hand ? drawn_fraction(drawn, place + first + u)
+                                   : random_fraction(noise, block.low + first + u);
+            level = level_of(p[u], block.norm, fraction, form.levels);
         }
         bool negative = level > 0 && p[u] < 0.0f;
         word |= (u32(level) | u32(negative) << (form.bits - 1)) << 8 * u;

@@ -1,4 +1,4 @@
-// Random words and halves for all elements of an array; see compressa.kernels.philox.
+// Random words and fractions for all elements of an array; see compressa.kernels.philox.
 
 #include "_rows.cuh"
 #include "_values.cuh"
@@ -23,12 +23,10 @@ KERNEL(
 }
 
 KERNEL(
-    random_halves, CTA,
-    (u16* out, i64 n, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {
+    random_fractions, CTA,
+    (u32* out, i64 n, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {
     Noise noise = {seed, stream, step, parameter, start};
-    for_random_halves(noise, n, [&](i64 i, int count, const u32(&halves)[4]) {
-        u16 narrow[4];
-        for (int u = 0; u < 4; ++u) narrow[u] = u16(halves[u]);
-        store4(out, i, count, narrow);
+    for_random_fractions(noise, n, [&](i64 i, int count, const u32(&fractions)[4]) {
+        store4(out, i, count, fractions);
     });
 }

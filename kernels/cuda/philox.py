@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import U16, U32
+from .._arrays import U32
 from ..philox import Noise
 from ._arguments import random
 from ._device import launch
@@ -19,7 +19,7 @@ def random_words(
     launch("philox", "random_words", *threads_for(out.size, 4), out, np.int64(out.size), *key)
 
 
-def random_halves(out: U16, noise: Noise) -> None:
-    """See :func:`compressa.kernels.philox.random_halves`."""
+def random_fractions(out: U32, noise: Noise) -> None:
+    """See :func:`compressa.kernels.philox.random_fractions`."""
     threads = threads_for_rows(out.size)
-    launch("philox", "random_halves", *threads, out, np.int64(out.size), *random(noise))
+    launch("philox", "random_fractions", *threads, out, np.int64(out.size), *random(noise))

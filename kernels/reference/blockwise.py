@@ -7,19 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._arrays import F32, I64, U8, U16, Gradient
+from .._arrays import F32, I64, U8, U32, Gradient
 from ..blockwise import Form
-from ..philox import Noise
+from ..philox import FRACTION_BITS, Noise
 from ._feedback import combine, effective, remainder, widened
 from ._rounding import put
 from ._tree import tree_sum
-from .philox import random_halves
+from .philox import random_fractions
 
 _SMALL = np.float32(2.0**-100)
 _SMALLEST = np.float32(2.0**-149)
 _LARGEST = float(np.finfo(np.float32).max)
 _LIFT = np.float32(2.0**64)
 _ONE = np.float32(1)
+_STEPS = np.float32(2**FRACTION_BITS)
 
 
 class _Grid(NamedTuple):
@@ -66,14 +67,15 @@ def _grid(p: F32, form: Form) -> _Grid:
     return grid._replace(factor=_ONE / (grid.unit * grid.lift))
 
 
-def _integers(p: F32, grid: _Grid, noise: U16 | None, form: Form) -> I64:
+def _integers(p: F32, grid: _Grid, noise: U32 | None, form: Form) -> I64:
     if not grid.unit > 0:
         return np.zeros(p.size, np.int64)
     t = (p * grid.lift - grid.offset * grid.lift) * grid.factor
     if noise is None:
         q = np.rint(t).astype(np.int64)
     else:
-        q = (np.rint(t * np.float32(32768)).astype(np.int64) + noise) >> 15
+        limited = np.clip(t, np.float32(form.bottom), np.float32(form.top))
+        q = (np.trunc(limited * _STEPS).astype(np.int64) + noise) >> FRACTION_BITS
     clipped: I64 = np.clip(q, form.bottom, form.top)
     return clipped
 
@@ -113,15 +115,15 @@ def quantize_blockwise(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.blockwise.quantize_blockwise`."""
-    halves = np.zeros(x.size, np.uint16)
+    fractions = np.zeros(x.size, np.uint32)
     if noise is not None:
-        random_halves(halves, noise)
+        random_fractions(fractions, noise)
     for b in range(scales.size):
         elements = slice(b * form.block, (b + 1) * form.block)
         left = None if residual is None else residual[elements]
         p = effective(widened(x[elements]), left, scale)
         grid = _grid(p, form)
-        q = _integers(p, grid, None if noise is None else halves[elements], form)
+        q = _integers(p, grid, None if noise is None else fractions[elements], form)
         scales[b] = grid.unit
         if offsets is not None:
             offsets[b] = grid.offset

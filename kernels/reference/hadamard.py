@@ -9,7 +9,7 @@ import numpy as np
 from .._arrays import F32, U8, U32
 from ..hadamard import Codebook, Sums
 from ..philox import Noise
-from .philox import random_halves
+from .philox import random_fractions
 
 _HALF = np.float32(0.5)
 
@@ -52,15 +52,15 @@ def rotate_quantize(
     """See :func:`compressa.kernels.hadamard.rotate_quantize`."""
     lows, gaps = book.thresholds
     middle = np.float32(book.levels) * _HALF
-    halves = np.empty(2 * codes.size, np.uint16)
-    random_halves(halves, noise)
+    fractions = np.empty(2 * codes.size, np.uint32)
+    random_fractions(fractions, noise)
     for c, low, n, size in _chunks(p.size, book):
         padded = np.zeros(size, np.float32)
         padded[:n] = p[low : low + n] * np.float32(2.0 ** -_exponents(size)[0])
         v = _hadamard(_signed(padded, signs[low // 32 : (low + size) // 32]))
         reach = _reach(norms[c], size, book)
         t = v * (middle / reach if reach else np.float32(0)) + middle
-        u = halves[low : low + size].astype(np.float32) + _HALF
+        u = fractions[low : low + size].astype(np.float32) + _HALF
         passed = t[:, None] > lows + gaps * u[:, None]
         pairs = passed.sum(axis=1, dtype=np.uint8).reshape(2, -1)
         codes[low // 2 : (low + size) // 2] = pairs[0] | pairs[1] << 4

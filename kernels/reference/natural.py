@@ -8,11 +8,11 @@ import numpy as np
 
 from .._arrays import F32, U8, Gradient
 from ..natural import GROUP
-from ..philox import Noise
+from ..philox import FRACTION_BITS, Noise
 from ._feedback import combine, effective, remainder, widened
 from ._rounding import put
 from ._signs import pack_planes, unpack_planes
-from .philox import random_halves
+from .philox import random_fractions
 
 _NORMAL = np.uint32(1 << 23)
 
@@ -33,12 +33,10 @@ def natural_quantize(
 ) -> None:
     """See :func:`compressa.kernels.natural.natural_quantize`."""
     p = effective(widened(x), residual, scale)
-    halves = np.empty(p.size, np.uint16)
-    random_halves(halves, noise)
+    fractions = np.empty(p.size, np.uint32)
+    random_fractions(fractions, noise)
     magnitude = p.view(np.uint32) & np.uint32(0x7FFFFFFF)
-    rounded = (magnitude + halves.astype(np.uint32) * np.uint32(256) + np.uint32(128)) >> np.uint32(
-        23
-    )
+    rounded = (magnitude + fractions) >> np.uint32(FRACTION_BITS)
     rounded = np.where(magnitude < _NORMAL, np.uint32(0), rounded)
     finite = np.isfinite(p)
     exponents[:] = np.where(finite, np.minimum(rounded, 254), 255)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, I64, U8, U16, Gradient
+from .._arrays import F32, I64, U8, U32, Gradient
 from ..natural_dithering import Dithering
-from ..philox import Noise
+from ..philox import FRACTION_BITS, Noise
 from ._feedback import combine, effective, remainder, widened
 from ._signs import Bits, pack_planes, unpack_planes
 from ._tree import tree_sum
-from .philox import random_halves
+from .philox import random_fractions
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -23,16 +23,17 @@ def _norm(p: F32, form: Dithering) -> np.float32:
     return np.float32(min(np.sqrt(tree_sum(p.astype(np.float64) ** 2)), _LARGEST))
 
 
-def _levels(p: F32, norm: np.float32, halves: U16, form: Dithering) -> I64:
+def _levels(p: F32, norm: np.float32, fractions: U32, form: Dithering) -> I64:
     if not norm > 0:
         return np.zeros(p.size, np.int64)
     t = np.abs(p) / norm
-    raised = (t.view(np.uint32) + halves.astype(np.uint32) * np.uint32(256) + np.uint32(128)) >> 23
+    raised = (t.view(np.uint32) + fractions) >> FRACTION_BITS
     smallest = np.float32(2.0 ** (form.levels - 1))
-    fixed = np.rint(np.minimum(t * smallest, np.float32(1)) * np.float32(32768))
+    most = np.float32(1 - 2.0**-FRACTION_BITS)
+    fixed = np.rint(np.minimum(t * smallest, most) * np.float32(2**FRACTION_BITS))
     level: I64 = np.where(
         t * smallest < np.float32(1),
-        (fixed.astype(np.int64) + halves) >> 15,
+        (fixed.astype(np.int64) + fractions) >> FRACTION_BITS,
         raised.astype(np.int64) - 127 + form.levels,
     )
     return level
@@ -54,14 +55,14 @@ def dither(
     scale: float = 1.0,
 ) -> None:
     """See :func:`compressa.kernels.natural_dithering.dither`."""
-    halves = np.empty(x.size, np.uint16)
-    random_halves(halves, noise)
+    fractions = np.empty(x.size, np.uint32)
+    random_fractions(fractions, noise)
     for b in range(norms.size):
         elements = slice(b * form.block, (b + 1) * form.block)
         left = None if residual is None else residual[elements]
         p = effective(widened(x[elements]), left, scale)
         norms[b] = _norm(p, form)
-        levels = _levels(p, norms[b], halves[elements], form)
+        levels = _levels(p, norms[b], fractions[elements], form)
         negative = (p < 0) & (levels > 0)
         values = levels + (negative.astype(np.int64) << (form.bits - 1))
         planes = [pack_planes((values >> k & 1).astype(np.bool_)) for k in range(form.bits)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import U16, U32, U64
+from .._arrays import U32, U64
 from ..philox import ROUNDS, ROW, Noise
 
 _WORD = np.uint64(0xFFFFFFFF)
@@ -55,13 +55,13 @@ def random_words(
     out[:] = np.take_along_axis(words, (element & np.uint64(3)).astype(np.int64)[None], 0)[0]
 
 
-def random_halves(out: U16, noise: Noise) -> None:
-    """See :func:`compressa.kernels.philox.random_halves`."""
+def random_fractions(out: U32, noise: Noise) -> None:
+    """See :func:`compressa.kernels.philox.random_fractions`."""
     key = noise._asdict()
     element = np.uint64(key.pop("start")) + np.arange(out.size, dtype=np.uint64)
-    pair = element % np.uint64(ROW) // np.uint64(2)
-    block = element // np.uint64(ROW) * np.uint64(ROW // 8) + pair % np.uint64(ROW // 8)
-    place = (pair // np.uint64(ROW // 8)).astype(np.int64)
-    words = np.take_along_axis(np.array(_words_of(block, **key)), place[None], 0)[0]
-    shift = np.uint64(16) * (element % np.uint64(2))
-    out[:] = (words >> shift) & np.uint64(0x7FFF)
+    row, place = np.divmod(element, np.uint64(ROW))
+    part, column = np.divmod(place, np.uint64(ROW // 8))
+    words = np.array(_words_of(row * np.uint64(ROW // 8) + column, **key))
+    words = np.take_along_axis(words, (part // np.uint64(2)).astype(np.int64)[None], 0)[0]
+    shift = np.uint64(9) * (part % np.uint64(2))
+    out[:] = (words >> shift) & np.uint64(0x7FFFFF)
