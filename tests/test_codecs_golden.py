@@ -105,9 +105,9 @@ def test_int4_nibbles_are_planar() -> None:
 def test_natural_dithering_is_norms_then_planes_of_level_and_sign() -> None:
     payload = bytes.fromhex(GOLDEN[Natural(levels=3, block=8, norm="max")])
     assert struct.unpack("<2f", payload[:8]) == (127.0, 7.0)
-    # 127 is level 3, -64 level 2 here, the others of their block 0; then 7 -7 3: 3, -3, and 2.
+    # 127 is level 3, -64 level 2 here, the others of their block 0; then 7 -7 3: 3, -3, and 1.
     assert payload[8:11] == bytes([0b00000001, 0b00010001, 0b00010000])
-    assert payload[11:] == bytes([0b011, 0b111, 0b010])
+    assert payload[11:] == bytes([0b111, 0b011, 0b010])
 
 
 def test_onebit_signs_are_planar() -> None:

@@ -136,7 +136,7 @@ class THC(Compressor):
         """
         if self.feedback:
             return None
-        range_ = Range(2.0**-100, 2.0**100 / math.sqrt(self.chunk))
+        range_ = Range(2.0**-100, _LARGEST)
         return Biased(largest_error(self.book.table, self.levels, self.clip, size), range_)
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:

@@ -16,7 +16,6 @@ from ._philox import four_words
 from ._view import view
 
 _BLOCKS = ROW // 8
-_LEAST = 2 * ROW
 _BITS = np.uint32(2**FRACTION_BITS - 1)  # the lowest of a word, for the first of two elements
 _UPPER = np.uint32(32 - FRACTION_BITS)  # what lies below the highest, which the second gets
 
@@ -44,21 +43,20 @@ def _row(out: U32, row: np.uint64, key: Key) -> None:
 def drawn_at(key: Key | None, low: int, high: int, buffer: U32 | None) -> int:
     """Where in the buffer the bits of elements low to high of the call's array begin.
 
-    ``key[4]`` is the element number of the array's first element, ``key[5]`` the first row that
-    the buffer holds, plus one (0: none). The buffer holds at least the elements of a block. If
-    both are None, as without noise, there is nothing to draw.
+    ``key[4]`` is the element number of the array's first element; ``key[5]`` to ``key[6]`` are those
+    that the buffer holds, which has room for the rows of a block. If both are None, as without
+    noise, there is nothing to draw.
     """
     if key is None or buffer is None:
         return low - low
     first, last = int(key[4]) + low, int(key[4]) + high
-    begin = (int(key[5]) - 1) * ROW
-    if key[5] == 0 or first < begin or last > begin + buffer.size:
+    if first < int(key[5]) or last > int(key[6]):
         row = first // ROW
-        for i in range(buffer.size // ROW):
+        rows = (last - 1) // ROW + 1 - row
+        for i in range(rows):
             _row(view(buffer, i * ROW, (i + 1) * ROW), np.uint64(row + i), key)
-        key[5] = np.uint64(row + 1)
-        begin = row * ROW
-    return first - begin
+        key[5], key[6] = np.uint64(row * ROW), np.uint64((row + rows) * ROW)
+    return first - int(key[5])
 
 
 def noise_key(noise: Noise | None, low: int) -> Key | None:
@@ -66,11 +64,11 @@ def noise_key(noise: Noise | None, low: int) -> Key | None:
     if noise is None:
         return None
     wrapped = (number % 2**32 for number in (noise.step, noise.parameter, noise.seed, noise.stream))
-    return np.array([*wrapped, noise.start + low, 0], np.uint64)
+    return np.array([*wrapped, noise.start + low, 0, 0], np.uint64)
 
 
 def noise_buffer(noise: Noise | None, block: int) -> U32 | None:
     """Room for the bits of a block, wherever in a row it begins."""
     if noise is None:
         return None
-    return np.empty(max(_LEAST, (block // ROW + 2) * ROW), np.uint32)
+    return np.empty(((max(block, 1) - 1) // ROW + 2) * ROW, np.uint32)
