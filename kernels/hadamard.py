@@ -18,8 +18,8 @@ Exact arithmetic, in float32, for a chunk of d = 2**b elements, with a = (b+1)//
 * Code: t = v * ((levels/2) / reach) + levels/2, with 0 for the quotient where reach is 0; u = noise
   + 0.5 with the 23 random bits of the element in the rotated array (`philox.random_fractions`). The
   code is the number of c in 0..14 with t > T[c] + ((T[c+1] - T[c]) / 2**23) * u: of the neighbours
-  of t in the table the upper one with the right probability, to float rounding; so unbiased. What lies
-  outside the table, NaN too, gets 0 or 15.
+  of t in the table the upper one with the right probability, to float rounding; so unbiased. What
+  lies outside the table, NaN too, gets 0 or 15.
 * Two codes to a byte, planar in their chunk: byte i has element i in its low and element i + d/2 in
   its high nibble.
 * A sum S of the integers of `count` ranks decodes to D H (w 2**(a-b)), with

@@ -43,9 +43,9 @@ def _row(out: U32, row: np.uint64, key: Key) -> None:
 def drawn_at(key: Key | None, low: int, high: int, buffer: U32 | None) -> int:
     """Where in the buffer the bits of elements low to high of the call's array begin.
 
-    ``key[4]`` is the element number of the array's first element; ``key[5]`` to ``key[6]`` are those
-    that the buffer holds, which has room for the rows of a block. If both are None, as without
-    noise, there is nothing to draw.
+    ``key[4]`` is the element number of the array's first element; ``key[5]`` to ``key[6]`` are
+    those that the buffer holds, which has room for the rows of a block. If both are None, as
+    without noise, there is nothing to draw.
     """
     if key is None or buffer is None:
         return low - low
