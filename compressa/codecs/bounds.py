@@ -106,7 +106,8 @@ def _variance(x: _F64, scale: _F64) -> _F64:
 
 
 def _error(x: _F64, scale: _F64) -> _F64:
-    return _variance(x, scale) + np.maximum(x - scale, 0.0) ** 2
+    error: _F64 = _variance(x, scale) + np.maximum(x - scale, 0.0) ** 2
+    return error
 
 
 def _aligned(first: _F64, scale: _F64, bound: float, ranks: int) -> _F64:
