@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from compressa.kernels.reference._selection import sample_places
+from compressa.testing.lockstep import Lockstep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +47,6 @@ from compressa.codecs.shrunk import Shrunk
 from compressa.compressor import Compressor
 from compressa.parameters import ParameterInfo
 from compressa.testing.bias_checks import errors, is_random, share
-from compressa.testing.lockstep import Lockstep
 
 Family = Callable[[int, float], torch.Tensor]
 """Elements and a parameter in (0, 2) -> a vector."""
