@@ -52,7 +52,8 @@ def drawn_at(key: Key | None, low: int, high: int, buffer: U32 | None) -> int:
     first, last = int(key[4]) + low, int(key[4]) + high
     if first < int(key[5]) or last > int(key[6]):
         row = first // ROW
-        rows = (last - 1) // ROW + 1 - row
+        # Two for short blocks, which have room for them: faster than one by a few percent.
+        rows = 2 if high - low < ROW else (last - 1) // ROW + 1 - row
         for i in range(rows):
             _row(view(buffer, i * ROW, (i + 1) * ROW), np.uint64(row + i), key)
         key[5], key[6] = np.uint64(row * ROW), np.uint64((row + rows) * ROW)
