@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import torch
 from compressa.kernels.reference._selection import sample_places
-from compressa.testing.lockstep import Lockstep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -45,6 +44,7 @@ from compressa.codecs import (
 )
 from compressa.codecs.shrunk import Shrunk
 from compressa.compressor import Compressor
+from compressa.engine.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
 from compressa.testing.bias_checks import errors, is_random, share
 
