@@ -47,10 +47,10 @@ def test_a_reform_that_fails_half_way_keeps_neither_engine_nor_groups() -> None:
     with (
         mock.patch.object(reform, "open_engine", return_value=(opened, groups)),
         mock.patch.object(process_groups, "release_groups") as released,
-        mock.patch.object(process_groups, "new_group_of"),
+        mock.patch.object(process_groups, "new_group_of") as made,
         pytest.raises(Timeout),
     ):
         reform.reform(old, Config(), 3, mock.Mock())
     opened.close.assert_called_once()
-    released.assert_called_once_with(groups)
+    assert released.mock_calls == [mock.call(groups), mock.call([made.return_value])]
     old.undo.restore.assert_not_called()

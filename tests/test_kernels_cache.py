@@ -16,6 +16,7 @@ import llvmlite
 import numba
 import numpy
 import pytest
+from _trees import uncompiled_tree
 from compressa.kernels.cpu import _cache
 
 TESTS = Path(__file__).parent
@@ -138,12 +139,7 @@ def called(env: dict[str, str]) -> tuple[Any, str]:
 @pytest.fixture
 def image(tmp_path: Path) -> Path:
     """A tree without compiled code, as in an image."""
-    tree = tmp_path / "image" / "compressa"
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "compressa", tree, ignore=ignored)
-    shutil.copytree(ROOT / "kernels", tree / "kernels", ignore=ignored)
-    shutil.copytree(ROOT / "schedulers", tree / "schedulers", ignore=ignored)
-    return tree
+    return uncompiled_tree(tmp_path / "image") / "compressa"
 
 
 def beside(image: Path, user: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _trees import uncompiled_tree
 
 SCRIPT = Path(__file__).with_name("_first_steps.py")
 FIRST_TIER = (
@@ -32,11 +33,11 @@ FIRST_TIER = (
 )
 
 
-def trained(*arguments: str, cache: Path | None = None) -> Any:
+def trained(*arguments: str, tree: Path | None = None) -> Any:
     """Train first steps in a process of their own; return what it had to compile."""
     environment = dict(os.environ)
-    if cache is not None:
-        environment["NUMBA_CACHE_DIR"] = str(cache)
+    if tree is not None:
+        environment |= {"PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(tree / "cache")}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), *arguments],
         env=environment,
@@ -77,10 +78,12 @@ def test_a_second_run_compiles_nothing(prepared: Any) -> None:
 
 
 def test_a_first_run_compiles_and_leaves_it_to_the_second(tmp_path: Path) -> None:
-    assert trained("fp16", cache=tmp_path)["compiled"]
-    assert trained("fp16", cache=tmp_path)["compiled"] == []
+    tree = uncompiled_tree(tmp_path)
+    assert trained("fp16", tree=tree)["compiled"]
+    assert trained("fp16", tree=tree)["compiled"] == []
 
 
 def test_so_do_gradients_of_16_bits(tmp_path: Path) -> None:
-    assert trained("--half", "onebit", cache=tmp_path)["compiled"]
-    assert trained("--half", "onebit", cache=tmp_path)["compiled"] == []
+    tree = uncompiled_tree(tmp_path)
+    assert trained("--half", "onebit", tree=tree)["compiled"]
+    assert trained("--half", "onebit", tree=tree)["compiled"] == []

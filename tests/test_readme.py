@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import runpy
@@ -56,7 +57,7 @@ def all_commands() -> list[list[str]]:
 
 def test_make_targets_exist() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    targets = set(re.findall(r"^(\w+):", makefile, re.M))
+    targets = set(re.findall(r"^([\w-]+):", makefile, re.M))
     named = {command[1] for command in all_commands() if command[0] == "make"}
     assert {"demo", "test", "install", "check"} <= named
     assert named <= targets
@@ -98,7 +99,9 @@ def test_every_subcommand_is_in_the_readme() -> None:
 
 
 def test_scripts_and_links_exist() -> None:
-    scripts = [command[1] for command in all_commands() if command[0] == "python"]
+    started = [command[1:] for command in all_commands() if command[0] == "python"]
+    assert all(importlib.util.find_spec(words[1]) for words in started if words[0] == "-m")
+    scripts = [words[0] for words in started if words[0] != "-m"]
     links = re.findall(r"\]\(([^)#]+)\)", README)
     for place in [*scripts, *(link for link in links if not link.startswith("http"))]:
         assert (ROOT / place).exists(), place

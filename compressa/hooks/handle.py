@@ -33,10 +33,11 @@ from compressa.engine.compilation import compile_together
 from compressa.engine.engine import Engine
 from compressa.engine.link_file import Shared
 from compressa.engine.stats import Stats
-from compressa.errors import CompressaError, ConfigError, StateError
+from compressa.errors import ConfigError, StateError
 from compressa.hooks.integrity import Integrity
 from compressa.hooks.profiles import save_profile
 from compressa.hooks.reform import check_recoverable, reform
+from compressa.hooks.together import together
 
 _STEP = "step"
 _STEPS_AHEAD = 2
@@ -378,23 +379,8 @@ class Handle:
     def _rank(self) -> int:
         return self._engine.transport.rank
 
-    def _together(self, what: str, work: Any) -> list[str]:
-        """Do something on every rank; if it fails on one, it fails on all, with the reason."""
-        own: dict[str, str | None] = {"error": None, "value": None}
-        failure: Exception | None = None
-        try:
-            own["value"] = work()
-        except Exception as error:  # the others must not wait for a rank that stumbled
-            failure, own["error"] = error, str(error) or repr(error)
-        control = self._engine.control
-        text = json.dumps(own).encode()
-        texts = [text] if control is None else control.all_gather(text, what, self._deadline_s)
-        if isinstance(failure, CompressaError):
-            raise failure
-        for rank, answer in enumerate(map(json.loads, texts)):
-            if answer["error"] is not None:
-                raise StateError(f"rank {rank}: {answer['error']}") from failure
-        return [json.loads(answer)["value"] for answer in texts]
+    def _together(self, what: str, work: Callable[[], str]) -> list[str]:
+        return together(self._engine.control, what, work, self._deadline_s)
 
 
 def _close_at_exit(reference: weakref.ref[Handle], process: int) -> None:

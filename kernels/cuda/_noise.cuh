@@ -1,7 +1,7 @@
 // Random numbers for a span of elements, drawn by all of a CTA together.
 //
-// The eight numbers of a call of Philox belong to elements that lie 128 apart in a row of 1024. So a
-// CTA draws whole rows into shared memory, word by word, and a span of eight rows costs nine at
+// The eight numbers of a call of Philox belong to elements that lie 128 apart in a row of 1024. So
+// a CTA draws whole rows into shared memory, word by word, and a span of eight rows costs nine at
 // most, wherever in a row it begins.
 #pragma once
 

@@ -24,8 +24,8 @@ struct Source {
     float largest;
 };
 
-// `size` elements from `low` on: p to the tile and the residual; where it is too large, a NaN to the
-// tile only.
+// `size` elements from `low` on: p to the tile and the residual; where it is too large, a NaN to
+// the tile only.
 template <int THREADS>
 DEVICE void absorb_tile(Source from, i64 low, int size, float* tile) {
     constexpr int ROW = 4 * THREADS;
