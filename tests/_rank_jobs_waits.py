@@ -194,6 +194,30 @@ def broadcast_alone(*, config: Any) -> dict[str, Any]:
     return seen | {"value": values.unique().tolist()}
 
 
+def reform_alone(*, config: Any) -> dict[str, Any]:
+    """Rank 0 reforms alone, in vain, and the others train; then all reform, and train."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net = build("mlp", rank)
+    with registered(net, config) as (wrapped, handle):
+        optimizer = _optimizer(net)
+        _steps(wrapped, optimizer, 0, 2)
+        dist.barrier()
+        began_s, error = time.monotonic(), None
+        try:
+            if rank == 0:
+                handle.reform(range(size))
+            else:
+                _steps(wrapped, optimizer, 2, 1)
+        except compressa.CompressaError as caught:
+            error = caught
+        seen = _seen(error, began_s)
+        if rank:
+            time.sleep(config["exchange"]["start_s"] + 1.0)  # by then rank 0 has given up
+        source = handle.reform(range(size))
+        _steps(wrapped, optimizer, handle.next_step, 2)
+        return seen | {"parameters": digest(net), "source": source, "step": handle.next_step}
+
+
 def train_on_a_slow_link(*, config: Any, steps: int) -> dict[str, Any]:
     """Train a model whose gradients take the link for longer than a peer may be silent."""
     rank = dist.get_rank()

@@ -62,6 +62,15 @@ def test_it_shows_the_choice_and_the_numbers_behind_it(
     assert ring[1:3] == ["6", "1,572,864"]
 
 
+def test_more_ranks_than_are_worked_out_are_refused_at_once(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["explain", str(config), "--ranks", "1000000000", "--size", "1MiB"])
+    assert end.value.code == 2
+    assert "1000000000 is not in the range 2<=x<=1024" in capsys.readouterr().err
+
+
 def test_the_configured_link_is_used_unless_another_is_given(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

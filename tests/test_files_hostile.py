@@ -17,9 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated import profile
+from test_bench_records import whole
 from test_link_file import favouring
 from test_tracing_files import small
 
+from compressa import bench
 from compressa.config import ConfigWarning
 from compressa.engine import link_file, profile_file
 from compressa.errors import ConfigError
@@ -59,6 +61,13 @@ def use_trace(path: Path) -> None:
     summarise(reader.read(path))
 
 
+def use_measurement(path: Path) -> None:
+    for row in bench.read(path).rows:
+        assert row.name
+        assert row.elems >= 0
+        assert row.speedup is None or row.speedup >= 0
+
+
 def profiled() -> dict[str, Any]:
     layers = [(4000, 0.1, 0.0), (4000, 0.05, 0.02)]
     return json.loads(profile(layers, backward_s=0.1, forward_s=0.05).model_dump_json())
@@ -69,6 +78,7 @@ KINDS: dict[str, Kind] = {
     "link": (favouring("ring"), use_link),
     "profile": (profiled(), use_profile),
     "trace": (small(), use_trace),
+    "measurement": (json.loads(whole().model_dump_json()), use_measurement),
 }
 
 

@@ -227,6 +227,14 @@ def test_the_command_says_what_is_missing(
     assert shown[1:21] == [str(step) for step in range(20, 40)]
 
 
+def test_the_command_shows_names_as_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waits = wait(0.0, 0.5, name="[red]w[/red]\x1b[2J")
+    write(Trace(0, 1, 0.0, (waits,), ((0, 0.0),), 1.0), tmp_path / "t.json")
+    assert r"[red]w[/red]\x1b[2J" in printed(capsys, tmp_path / "t.json")
+
+
 def test_the_command_prints_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (told,) = json.loads(printed(capsys, file, "--json"))
     assert (told["file"], told["rank"], told["size"]) == (str(file), 0, 2)

@@ -101,6 +101,15 @@ def test_a_lone_call_fails_alone_and_the_next_one_works(
     assert [s["left"] for s in seen] == [0, 0, 0]
 
 
+def test_a_lone_reform_fails_and_all_reform_after_it(pools: Pools) -> None:
+    config = brisk(deadline_s=4.0, start_s=2.0) | {"engine": {"recover": True}}
+    seen = pools.get(3).run("_rank_jobs_waits.reform_alone", config=config)
+    assert (seen[0]["type"], seen[0]["ranks"]) == ("Timeout", [1, 2]), seen[0]
+    check_verdict(seen[1:], "PeerLost", [0])
+    same([s["parameters"] for s in seen])
+    assert [(s["source"], s["step"]) for s in seen] == [(None, 4)] * 3
+
+
 def test_different_calls_do_not_meet_and_both_sides_are_named(two: Group, tmp_path: Path) -> None:
     seen = two.run(
         "_rank_jobs_waits.call_alone",

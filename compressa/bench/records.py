@@ -22,6 +22,7 @@ from pydantic import (
     model_validator,
 )
 
+from compressa import files
 from compressa.errors import ConfigError
 
 Positive = Annotated[FiniteFloat, Field(gt=0)]
@@ -31,6 +32,7 @@ Benchmark = Literal["kernels", "kernels-scaling", "kernels-fixed-cost", "kernels
 Model = TypeVar("Model", bound=BaseModel)
 
 _AT = " @ "
+_MOST_BYTES = 64 << 20
 
 
 class Strict(BaseModel):
@@ -166,9 +168,11 @@ def read_as(kind: type[Model], path: Path, command: str) -> Model:
         ConfigError: It cannot be read, or is of another kind; the message names the place.
     """
     try:
-        return kind.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        data = files.read(path, _MOST_BYTES)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read: {files.reason(error)}") from error
+    try:
+        return kind.model_validate_json(data)
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"

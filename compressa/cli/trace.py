@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from compressa.errors import escaped
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -84,7 +86,9 @@ def _print(files: Sequence[Path], summaries: Sequence[Summary]) -> None:
 
 
 def _headline(file: Path, summary: Summary) -> str:
-    said = [f"{file}: rank {summary.rank} of {summary.size}, {len(summary.steps)} steps"]
+    said = [
+        f"{escaped(str(file))}: rank {summary.rank} of {summary.size}, {len(summary.steps)} steps"
+    ]
     if len(summary.steps) > _MOST_STEPS:
         said.append(f"the last {_MOST_STEPS} are shown")
     if summary.dropped_steps:
@@ -121,9 +125,12 @@ def _queueing_table(total: Figures) -> Table:
 
 
 def _exposed_table(summary: Summary) -> Table:
+    from rich import markup
+
     table = _table("\nwaited for", "\nms in all", "\nper step")
     for name, seconds in summary.exposed:
-        table.add_row(name, _ms(seconds), _ms(seconds / max(len(summary.steps), 1)))
+        plain = markup.escape(escaped(name))
+        table.add_row(plain, _ms(seconds), _ms(seconds / max(len(summary.steps), 1)))
     return table
 
 
