@@ -92,6 +92,7 @@ def test_bare_name_is_refused() -> None:
 def test_second_process_compiles_nothing(tmp_path: Path) -> None:
     cold = {
         "PYTHONPATH": str(uncompiled_tree(tmp_path)),
+        "PYTHONSAFEPATH": "1",  # or the folder that it is started in comes first
         "NUMBA_CACHE_DIR": str(tmp_path / "cache"),
     }
     code = """

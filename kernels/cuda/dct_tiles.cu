@@ -1,6 +1,6 @@
 // Cosine transforms of a matrix's tiles along both dimensions; see compressa.kernels.dct.
 //
-// A CTA takes a tile of N x N elements. Sums run in the written order, in float64, a thread for each.
+// A CTA takes a tile of N x N elements. Sums run in the written order, in float64, one thread each.
 
 #include "_coefficients.cuh"
 #include "_cosines.cuh"
