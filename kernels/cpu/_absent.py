@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from numba.core import types
+from numba.core.imputils import impl_ret_borrowed
 
 from ._intrinsic import intrinsic
 
@@ -20,7 +21,9 @@ def _is_absent(kind: Any) -> bool:
 def _only(wanted: Any) -> Any:
     def declare(typing: Any, array: Any, value: Any) -> Any:
         if wanted(array):
-            return value(array, value), lambda c, b, s, given: given[1]
+            return value(array, value), lambda c, b, s, given: impl_ret_borrowed(
+                c, b, value, given[1]
+            )
         return types.none(array, value), lambda c, b, s, given: c.get_dummy_value()
 
     return intrinsic(declare)
@@ -37,4 +40,5 @@ only_without = _only(_is_absent)
 def first_of(typing: Any, array: Any, other: Any) -> Any:
     """The array, or another one if it is None."""
     source = 1 if _is_absent(array) else 0
-    return (array, other)[source](array, other), lambda c, b, s, given: given[source]
+    kind = (array, other)[source]
+    return kind(array, other), lambda c, b, s, given: impl_ret_borrowed(c, b, kind, given[source])

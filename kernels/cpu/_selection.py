@@ -11,6 +11,7 @@ import numpy as np
 from .._arrays import F32, U32, Gradient
 from ..scratch import scratch
 from . import _candidates as candidates
+from ._absent import only_without
 from ._candidates import FOUND, NOTES, TOP, Entries, Lists
 from ._feedback import Factors, Values
 from ._jit import jit, nested
@@ -156,16 +157,6 @@ def reaching(values: F32, found: int, threshold: int) -> int:
     return above + equal
 
 
-@nested
-def begin_again(
-    x: Values, residual: F32 | None, factors: Factors, least: int, entries: Entries
-) -> int:
-    """List from another magnitude on; the residual holds q already. Return how many there are."""
-    if residual is None:
-        return begin(x, None, factors, least, None, entries)[0]
-    return begin(None, residual, factors, least, None, entries)[0]
-
-
 @jit
 def finish(
     x: Values | None,
@@ -194,22 +185,6 @@ def finish(
     return int(offsets[1])
 
 
-@nested
-def finish_short(
-    x: Values,
-    residual: F32 | None,
-    factors: Factors,
-    limits: tuple[int, int, int],
-    found: int,
-    entries: Entries,
-    out: Entries,
-) -> int:
-    """As `finish`; the residual holds q already."""
-    if residual is None:
-        return finish(x, None, factors, limits, found, entries, out)
-    return finish(None, residual, factors, limits, found, entries, out)
-
-
 @jit
 def select_short(
     x: Values,
@@ -226,4 +201,5 @@ def select_short(
     found, top = begin(x, residual, factors, least, None, entries)
     if top >= INFINITY:
         return -1
-    return finish_short(x, residual, factors, (most, floor, least), found, entries, out)
+    again = only_without(residual, x)
+    return finish(again, residual, factors, (most, floor, least), found, entries, out)

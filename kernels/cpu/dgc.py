@@ -8,6 +8,7 @@ from .._arrays import F32, U32, Gradient
 from ..dgc import ADJUSTMENTS, FEWEST, MOST, SMALLEST, adjusted_threshold, lowered, most_selected
 from ..scratch import scratch
 from ..threads import over_slices
+from ._absent import only_without
 from ._candidates import Entries
 from ._feedback import Factors, Values, magnitude_bits
 from ._jit import jit, nested
@@ -21,7 +22,7 @@ from ._listing import (
     threshold_bits,
 )
 from ._rank import nth_largest, sample_stretches
-from ._selection import begin, begin_again, finish_short
+from ._selection import begin, finish
 from ._unscaled import INFINITY
 
 _lowered = nested(lowered)
@@ -46,14 +47,15 @@ def _select_short(
     found, top = begin(x, residual, factors, least, None, entries)
     if top >= INFINITY:
         return -1
+    again = only_without(residual, x)
     for _ in range(ADJUSTMENTS):
         if found >= FEWEST * k or threshold == SMALLEST:
             break
         threshold = _lowered(threshold)
         least = int(np.int64(magnitude_bits(np.float32(threshold))))
-        found = begin_again(x, residual, factors, least, entries)
+        found, _ = begin(again, residual, factors, least, None, entries)
     most = min(k if found > MOST * k else int(MOST * k), x.size)
-    return finish_short(x, residual, factors, (most, least, least), found, entries, out)
+    return finish(again, residual, factors, (most, least, least), found, entries, out)
 
 
 def select_dgc(

@@ -16,6 +16,7 @@ from ..sidco import (
     sampled,
     stage_threshold,
 )
+from ._absent import only_without
 from ._candidates import BLOCK, Entries
 from ._feedback import Factors, Values, magnitude_bits
 from ._jit import jit, nested
@@ -29,7 +30,7 @@ from ._listing import (
     threshold_bits,
 )
 from ._rank import guess_from, largest_of, nth_largest, sample_stretches
-from ._selection import begin, begin_again, finish_short, reaching
+from ._selection import begin, finish, reaching
 from ._sums import add_in_order
 from ._unscaled import INFINITY
 
@@ -82,6 +83,7 @@ def _select_short(
     found, top = begin(x, residual, factors, least, measured, entries)
     if top >= INFINITY:
         return -1
+    again = only_without(residual, x)
     largest, floor = np.float64(np.uint32(top).view(np.float32)), 1
     for s in range(bases.size):
         above, total = add_in_order(numbers[s], sums[s])
@@ -91,15 +93,15 @@ def _select_short(
         threshold = _stage_threshold(k, base, above, total, largest)
         floor = int(np.int64(magnitude_bits(np.float32(threshold))))
         if floor < least:
-            least, found = floor, begin_again(x, residual, factors, floor, entries)
+            least, found = floor, begin(again, residual, factors, floor, None, entries)[0]
         count = reaching(entries[1], found, floor)
         if abs(count - k) <= TOLERANCE * k:
             break
     if found <= k and least > 1:  # what is listed may not be all there are
-        least, found = 1, begin_again(x, residual, factors, 1, entries)
+        least, found = 1, begin(again, residual, factors, 1, None, entries)[0]
     if k - count > TOLERANCE * k or found <= k:
         most, floor = min(most, k), 1
-    return finish_short(x, residual, factors, (most, floor, least), found, entries, out)
+    return finish(again, residual, factors, (most, floor, least), found, entries, out)
 
 
 def select_sidco(
