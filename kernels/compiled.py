@@ -12,10 +12,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-_LOCK = "compressa.lock"
 
-
-def compile_once(what: str, work: Callable[[], None]) -> None:
+def compile_once(what: str, work: Callable[[], object], turn: str = "compressa") -> None:
     """Have the first process of a host compile kernels, and all others load them.
 
     The lock is a file beside the compiled code, which the system releases when its holder ends,
@@ -24,6 +22,8 @@ def compile_once(what: str, work: Callable[[], None]) -> None:
     Args:
         what: What `work` compiles: the same text for the same kernels.
         work: Calls the kernels; in every process, whether it compiles or loads.
+        turn: One process at a time has a turn of this name. What is compiled while a deadline
+            runs has one of its own, so that it waits for nothing long.
     """
     folder = _folder()
     if folder is None:
@@ -31,7 +31,7 @@ def compile_once(what: str, work: Callable[[], None]) -> None:
         return
     mark = folder / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}-{_identity()}.compiled"
     if not mark.exists():
-        with (folder / _LOCK).open("a") as lock:
+        with (folder / f"{turn}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not mark.exists():
                 work()

@@ -20,21 +20,22 @@ _STEPS = 3
 
 
 class Compilations(event.Listener):  # type: ignore[misc]
-    """Counts the functions that numba compiles."""
+    """Lists the functions that numba compiles."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.names: list[str] = []
 
-    def on_start(self, _: Any) -> None:
+    def on_start(self, found: Any) -> None:
         """One more."""
-        self.count += 1
+        function = found.data["dispatcher"].py_func
+        self.names.append(f"{function.__module__}.{function.__name__}{found.data['args']}")
 
     def on_end(self, _: Any) -> None:
         """Nothing."""
 
 
 def main() -> None:
-    """Train some steps of a small model, and print how much was compiled when."""
+    """Train some steps of a small model, and print what was compiled when."""
     rank, size, store, compressor, deadline_s = sys.argv[1:]
     torch.set_num_threads(1)
     torch.manual_seed(int(rank))
@@ -46,10 +47,11 @@ def main() -> None:
     event.register("numba:compile", compiled)
     settings = {"compressor": compressor, "exchange": {"deadline_s": float(deadline_s)}}
     handle = compressa.register_comm_hook(model, settings)
-    registered = compiled.count
+    registered = len(compiled.names)
     for _ in range(_STEPS):
         model(torch.randn(8, 500)).square().mean().backward()
-    print(json.dumps({"registration": registered, "training": compiled.count - registered}))
+    names = compiled.names
+    print(json.dumps({"registration": names[:registered], "training": names[registered:]}))
     handle.close()
     dist.destroy_process_group()
 

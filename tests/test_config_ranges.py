@@ -30,7 +30,7 @@ _TOGETHER: dict[str, dict[str, Any]] = {
 }
 """What else must be set, or has to be otherwise than in `settings`."""
 
-_HURRIES = ("deadline_s", "silence_s", "heartbeat_s")
+_HURRIES = ("deadline_s", "start_s", "silence_s", "heartbeat_s")
 """What two ranks can not keep at its least: a call takes longer."""
 
 

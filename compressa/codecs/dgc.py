@@ -88,6 +88,5 @@ class DGC(BoundedSparse):
         return dgc.select_dgc(x, k, sample, indices, values, residual=residual, scale=scale)
 
     def _sample(self, elems: int) -> int:
-        enough = math.ceil(_ENOUGH / self.density)
-        wanted = max(math.ceil(self.sample * elems), math.ceil(_FEWEST / self.density))
-        return min(wanted, enough, elems)
+        wanted = max(self.sample * elems, _FEWEST / self.density)
+        return math.ceil(min(wanted, _ENOUGH / self.density, elems))

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import struct
 from enum import IntEnum
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +33,7 @@ import numpy.typing as npt
 
 from compressa.errors import PayloadError
 from compressa.kernels.checksums import checksum_of_memory
+from compressa.kernels.compiled import compile_once
 from compressa.transports.base import Key
 from compressa.transports.checks import CHECKSUM, Check
 
@@ -163,7 +165,8 @@ def way(sender: int, receiver: int, transport: str) -> str:
 
 def prepare() -> None:
     """Load what checks frames, on one thread: many that import at once can find half a module."""
-    checksum_of_memory(memoryview(bytearray(1)))
+    work = partial(checksum_of_memory, memoryview(bytearray(1)))
+    compile_once("checksums", work, turn="checksums")
 
 
 def _refused(way: str, why: str) -> PayloadError:
