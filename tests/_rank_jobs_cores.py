@@ -62,8 +62,8 @@ def _observed(config: Any) -> dict[str, Any]:
         return values
 
     with (
+        registered("mlp", config) as (wrapped, handle),  # which compiles on the user's thread
         mock.patch.object(UnitRuntime, "collect", watched),
-        registered("mlp", config) as (wrapped, handle),
     ):
         loss_of(wrapped, dist.get_rank(), 0, torch.float32).backward()
         workers = [t.name for t in threading.enumerate() if t.name.startswith("compressa-codec")]
