@@ -196,13 +196,10 @@ def leader_sends_wrong_indices() -> Iterator[None]:
     """In step 1, whoever picks the indices of a unit sends others than there can be."""
     pick = ScaleComAggregator._pick
 
-    def broken(
-        self: ScaleComAggregator, gradients: Sequence[torch.Tensor], turn: Turn
-    ) -> torch.Tensor:
-        payload = pick(self, gradients, turn)
+    def broken(self: ScaleComAggregator, gradients: Sequence[torch.Tensor], turn: Turn) -> None:
+        pick(self, gradients, turn)
         if turn.step == 1:
-            payload[HEADER_BYTES:] = 0xFF
-        return payload
+            self._payload[HEADER_BYTES:] = 0xFF
 
     with mock.patch.object(ScaleComAggregator, "_pick", broken):
         yield
