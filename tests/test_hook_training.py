@@ -103,8 +103,9 @@ def test_what_crosses_between_hosts_is_encoded_and_what_does_not_is_dense(four: 
 def test_every_compressor_learns_on_two_ranks(compressor: str, two: Group) -> None:
     config = settings(compressor, schedule={"policy": "priority"})
     lr = 0.001 if compressor == "signsgd" else 0.1  # every element moves by as much
-    results = two.run("_rank_jobs.train", config=config, steps=40, lr=lr)
-    check_run(results, steps=40)
+    steps = 60 if compressor == "demo" else 40  # at most 32 elements of a tile leave at a time
+    results = two.run("_rank_jobs.train", config=config, steps=steps, lr=lr)
+    check_run(results, steps=steps)
     losses = results[0]["losses"]
     assert sum(losses[-10:]) < 0.95 * sum(losses[:10])
 
