@@ -5,6 +5,7 @@ The I/O of `compressa.engine.inquest`: notes, a timer, and what this rank knows 
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ _ANSWERS_S = 0.45  # for all to answer a complaint
 _TURN_S = 0.15  # longer waits who decides if those before do not
 _MOST_TURNS = 2  # so that all know within a second
 _LONGEST_S = 0.95
+_UNDER_WAY_S = 2.0  # more, while who decides before this rank is alive: its word may be under way
 _BEFORE_S = 2.5  # what a rank has said of itself since then may still hold
 _AWAKE_S = 1.0  # after an absence, what comes of it comes within this and two heartbeats
 
@@ -56,6 +58,7 @@ class Verdicts:
         self._listener: Callable[[CompressaError], None] | None = None
         self._inquest: Inquest | None = None
         self._timer: threading.Timer | None = None
+        self._latest_s = math.inf
         self._answers: dict[int, tuple[float, Activity]] = {}
 
     @property
@@ -99,13 +102,14 @@ class Verdicts:
         self._consider(self._rank, activity, complaint)
 
     def verdict(self, error: CompressaError, *, explained: bool = False) -> CompressaError:
-        """Return what all ranks raise, because of a failure here; within a second.
+        """Return what all ranks raise, because of a failure here.
 
-        A failure of this rank's own is the verdict, unless there is one.
+        That takes a second at most, or longer where a message does: on a link that is full. A
+        failure of this rank's own is the verdict, unless there is one.
         """
         if isinstance(error, TransportError):
             self.complain(error, explained=explained)
-            self._settled.wait(_LONGEST_S)
+            self._settled.wait(_LONGEST_S + _UNDER_WAY_S)
             return self.settle(error)
         first = self.settle(error)
         return first if isinstance(error, PayloadError) else error
@@ -215,6 +219,7 @@ class Verdicts:
         """Decide in any case, after those whose turn is before."""
         inquest = Inquest(self._rank, self._transport.size)
         turns = min(inquest.turn(self._unreachable), _MOST_TURNS)
+        self._latest_s = time.monotonic() + _LONGEST_S + _UNDER_WAY_S
         self._decide_in(_ANSWERS_S + turns * _TURN_S, self._decide_unless_nameless)
         return inquest
 
@@ -229,7 +234,18 @@ class Verdicts:
         with self._lock:
             waits = self.first is None and self._inquest is not None and self._inquest.nameless
             if waits:
-                self._decide_in(_ANSWERS_S, self._decide)
+                self._decide_in(_ANSWERS_S, self._decide_unless_told)
+        if not waits:
+            self._decide_unless_told()
+
+    def _decide_unless_told(self) -> None:
+        """Who decides before this rank, and is alive, may have done so on a link that is full."""
+        with self._lock:
+            before = range(self._rank)
+            waits = any(self._beats(rank) for rank in before if rank not in self._unreachable)
+            waits = waits and self.first is None and time.monotonic() + _TURN_S < self._latest_s
+            if waits:
+                self._decide_in(_TURN_S, self._decide_unless_told)
         if not waits:
             self._decide()
 
@@ -245,8 +261,12 @@ class Verdicts:
 
     def _alive(self) -> list[int]:
         """Peers whose heart has beaten within the last two beats, or nearly so."""
-        since_s = time.monotonic() - 2 * self._settings.heartbeat_s - _AWAKE_S
-        return [peer for peer, heard_s in self._transport.heard_s.items() if heard_s > since_s]
+        return [peer for peer in self._transport.heard_s if self._beats(peer, _AWAKE_S)]
+
+    def _beats(self, peer: int, more_s: float = 0.0) -> bool:
+        """Whether a peer's heart has beaten within the last two beats and some time more."""
+        since_s = time.monotonic() - 2 * self._settings.heartbeat_s - more_s
+        return self._transport.heard_s[peer] > since_s
 
     def _cut_off(self, inquest: Inquest) -> PeerLost | None:
         """Where nothing comes from any of several ranks, and none has ended, it is this one's link.
