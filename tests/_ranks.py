@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 MESSAGE_BYTES = 1 << 20
-_START_S = 90.0
+_START_S = 180.0  # torch is imported, from a cold disk at worst
 _FRESH_AFTER_JOBS = 40  # a pool is replaced then, so that leaks of a test stay small
 
 
