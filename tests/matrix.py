@@ -182,18 +182,18 @@ def run_tests(
     return outcome if status in (0, 1) else outcome + Counter(error=1)
 
 
-def run_in(folder: Path, python: str, which: str, tests: Sequence[str], *, full: bool) -> Record:
-    """Return what came out in an environment, which is there for so long."""
+def run_in(folder: Path, python: str, which: str, tests: Sequence[str]) -> Record:
+    """Return what came out in an environment, which is there for so long; no tests are all."""
     wheel = next(folder.glob("*.whl"), None) or build_wheel(folder)
     with tempfile.TemporaryDirectory(dir=folder) as name:
         environment = Environment(Path(name) / "env", python, wheel, which)
         versions = environment.versions()
         print(f"{which}: {versions}", flush=True)
         tree = copied(TREE, Path(name) / "tree")
-        if full:
+        if not tests:
             environment.run("-m", "compressa.kernels.compile", cwd=tree)
-        without = "netns or alone" if full else "ranks or netns or alone"
-        outcome = run_tests(environment, tree, FULL if full else tests, without)
+        without = "ranks or netns or alone" if tests is FAST else "netns or alone"
+        outcome = run_tests(environment, tree, tests or FULL, without)
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     return Record(versions.pop("python"), which, date, versions, list(tests), dict(outcome))
 
@@ -254,7 +254,7 @@ def main() -> int:
     held = []
     with tempfile.TemporaryDirectory(prefix="compressa-matrix-") as name:
         for version, end in [(list(found)[-1], "newest")] if options.fast else wanted:
-            record = run_in(Path(name), found[version], end, tests, full=not tests)
+            record = run_in(Path(name), found[version], end, tests)
             held.append(record.held)
             if not options.fast:
                 keep(record)
