@@ -83,6 +83,27 @@ def test_who_gives_up_a_moment_before_has_come_all_the_same(store: dist.Store) -
         assert error.ranks == (2,)
 
 
+def test_who_comes_after_all_others_gave_up_says_so_of_itself(store: dist.Store) -> None:
+    all_of([0, 1], name_of)
+    with pytest.raises(Timeout, match=r"ranks 0, 1 had given up waiting before rank 2") as caught:
+        call_of(2).together(name_of)
+    assert caught.value.ranks == (2,)
+
+
+def test_who_had_given_up_is_not_named_beside_who_never_came(store: dist.Store) -> None:
+    all_of([0], name_of)
+    with pytest.raises(Timeout, match=r"ranks 2 did not come within") as caught:
+        call_of(1).together(name_of)
+    assert caught.value.ranks == (2,)
+
+
+def test_who_came_to_the_last_call_and_not_to_this_one_is_named(store: dist.Store) -> None:
+    assert len(set(all_of(range(3), name_of, deadline_s=5.0))) == 1
+    with pytest.raises(Timeout, match=r"ranks 0, 2 did not come within") as caught:
+        call_of(1).together(name_of)
+    assert caught.value.ranks == (0, 2)
+
+
 @pytest.mark.parametrize("alone", [[0], [1], [2], [1, 2]])
 def test_a_call_that_some_have_made_alone_does_no_harm_to_the_next(
     alone: list[int], store: dist.Store
@@ -110,7 +131,8 @@ def test_a_call_that_does_not_return_is_left_alone(store: dist.Store) -> None:
 
 def test_a_store_that_does_not_answer_is_named(store: dist.Store) -> None:
     over = threading.Event()
-    silent: Any = mock.Mock(set=lambda *_: over.wait(), clone=lambda: over.wait() and store)
+    answers = {"add": lambda *_: 1, "clone": lambda: over.wait() and store}
+    silent: Any = mock.Mock(set=lambda *_: over.wait(), **answers)
     with (
         mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=silent),
         pytest.raises(Timeout, match=r"the store .* did not answer within"),

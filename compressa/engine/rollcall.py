@@ -16,7 +16,7 @@ import contextlib
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ T = TypeVar("T")
 
 _ASK_S = 0.25  # for the store to say who has come
 _REFUSED = "refused: "
+_GAVE_UP = "gave up"
 
 
 class RollCall:
@@ -83,10 +84,10 @@ class RollCall:
         cause = failures[0] if failures else None
         if cause is not None and not isinstance(cause, RuntimeError):
             raise cause
-        absent: list[list[int]] = []
+        absent: dict[int, bool] = {}
         if not self._met:
-            _wait_for(lambda: absent.append(self._absent()), _ASK_S)
-        raise self._timeout(absent[0] if absent else [], cause) from cause
+            _wait_for(lambda: absent.update(self._absent()), _ASK_S)
+        raise self._timeout(absent, cause) from cause
 
     def _meet(self, refusal: str) -> str:
         """Return the name that the first rank gives to all, once they are here.
@@ -110,7 +111,8 @@ class RollCall:
         finally:
             with contextlib.suppress(RuntimeError):  # the reason is told by what failed before
                 self._store.delete_key(self._here(self.rank))
-                self._store.set(self._left(self.rank), str(self._store.add(self._clock, 1)))
+                how = "met" if self._met else _GAVE_UP
+                self._store.set(self._left(self.rank), f"{self._store.add(self._clock, 1)} {how}")
 
     def _answer(self) -> None:
         here = [self._here(rank) for rank in range(self.size)]
@@ -122,42 +124,48 @@ class RollCall:
         for answer, _, _ in said:
             self._store.set(answer, name)
 
-    def _timeout(self, absent: Sequence[int], cause: Exception | None) -> Timeout:
+    def _timeout(self, absent: Mapping[int, bool], cause: Exception | None) -> Timeout:
         """Say who did not come, as far as it is known."""
         others = tuple(rank for rank in range(self.size) if rank != self.rank)
-        names = ", ".join(map(str, absent or others))
+        missing = tuple(rank for rank, gave_up in absent.items() if not gave_up)
         why = f" ({str(cause).splitlines()[0]})" if cause is not None and str(cause) else ""
-        if absent:
-            what = f"ranks {names} did not come within {self.deadline_s:g} s"
+        if missing:
+            what = f"ranks {_names(missing)} did not come within {self.deadline_s:g} s"
+        elif absent:
+            missing = (self.rank,)
+            what = f"ranks {_names(absent)} had given up waiting before rank {self.rank} came"
         elif cause is not None or self._met:
-            what = f"one of the ranks {names} was lost on the way, or did not go on{why}"
+            what = f"one of the ranks {_names(others)} was lost on the way, or did not go on{why}"
         else:
             what = (
-                f"the store that the ranks {names} were started with did not answer within "
-                f"{self.deadline_s:g} s: it is kept by rank 0, or by the launcher"
+                f"the store that the ranks {_names(others)} were started with did not answer "
+                f"within {self.deadline_s:g} s: it is kept by rank 0, or by the launcher"
             )
         return Timeout(
-            tuple(absent) or others,
+            missing or others,
             f"rank {self.rank} waited in {self._caller} for the other ranks: {what}; call it on "
             "all ranks of the process group",
         )
 
-    def _absent(self) -> list[int]:
-        """Who has not come; nobody where the store does not say."""
+    def _absent(self) -> dict[int, bool]:
+        """Who has not come, and whether it had given up before; nobody if the store is silent."""
         try:
             _look_for(self._store)
             store = self._store.clone()
-            others = (rank for rank in range(self.size) if rank != self.rank)
-            return [rank for rank in others if not self._came(store, rank)]
+            others = [rank for rank in range(self.size) if rank != self.rank]
+            away = [rank for rank in others if not store.check([self._here(rank)])]
+            left = {rank: self._how_it_left(store, rank) for rank in away}
+            # Who gave up since this rank came has come all the same.
+            return {r: how == _GAVE_UP for r, (at, how) in left.items() if at <= self._began}
         except (RuntimeError, OSError):
-            return []
+            return {}
 
-    def _came(self, store: Any, rank: int) -> bool:
-        """Whether it is here, or gave up since this rank came."""
-        if store.check([self._here(rank)]):
-            return True
-        left = self._left(rank)
-        return store.check([left]) and int(store.get(left)) > self._began
+    def _how_it_left(self, store: Any, rank: int) -> tuple[int, str]:
+        """When a rank has left the last call that it came to, and how."""
+        if not store.check([self._left(rank)]):
+            return 0, ""
+        at, _, how = store.get(self._left(rank)).decode().partition(" ")
+        return int(at), how
 
     def _here(self, rank: int) -> str:
         return self._key(f"here/{rank}")
@@ -167,6 +175,10 @@ class RollCall:
 
     def _key(self, what: str) -> str:
         return f"{self._prefix}/{what}"
+
+
+def _names(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _look_for(store: Any) -> None:
