@@ -173,7 +173,7 @@ def test_mpi_is_not_finalized_after_a_registration_that_failed(
     fail: Callable[..., Any] = mock.Mock(side_effect=error)
     with (
         mock.patch.object(process_groups, "new_group", fail),
-        mock.patch.object(process_groups, "left_behind") as noted,
+        mock.patch.object(process_groups, "start_failed") as noted,
         pytest.raises(type(error)),
     ):
         opening.open_engine(config, {}, [], Lane(), ranks)

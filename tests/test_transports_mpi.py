@@ -256,3 +256,14 @@ def test_a_call_that_blocks_ends_at_its_deadline() -> None:
     ):
         mpi_process._within(lambda: time.sleep(0.4), 0.05)
     noted.assert_called_once_with()
+
+
+@pytest.mark.parametrize(("in_use", "times"), [(0, 1), (1, 0)])
+def test_who_misses_a_start_is_lost_only_if_no_communicator_is_in_use(
+    in_use: int, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else MPI_Finalize would wait for who called something alone, though all is well."""
+    monkeypatch.setattr(mpi_process._Ending, "in_use", in_use)
+    with mock.patch.object(mpi_process, "left_behind") as noted:
+        mpi_process.start_failed()
+    assert noted.call_count == times

@@ -27,7 +27,7 @@ from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, Left, Traffic, call_failed
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 from compressa.transports.mesh import MeshTransport
-from compressa.transports.mpi_process import left_behind
+from compressa.transports.mpi_process import left_behind, released
 from compressa.transports.mpi_requests import Requests
 from compressa.transports.mpi_sum import MpiSum
 from compressa.transports.outbox import Outbox
@@ -199,6 +199,7 @@ class MpiTransport(MeshTransport):
             left_behind()  # MPI can not be made to let go: this communicator stays
         else:
             self._comm.Free()
+        released()
 
     @property
     def _owed(self) -> bool:

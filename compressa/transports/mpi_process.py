@@ -35,6 +35,7 @@ class _Ending:
 
     own = False  # whether MPI was initialised here, and so is ended here
     unclean = False  # whether a rank was lost, or something cannot be ended any more
+    in_use = 0  # communicators, which notice a loss
     registered = False
 
 
@@ -132,6 +133,20 @@ def left_behind() -> None:
     _Ending.unclean = True
 
 
+def start_failed() -> None:
+    """Note that some rank did not come to a start, and may be lost.
+
+    Where another communicator is in use, that one would notice: the rank is elsewhere.
+    """
+    if not _Ending.in_use:
+        left_behind()
+
+
+def released() -> None:
+    """Note that a communicator is in use no more."""
+    _Ending.in_use -= 1
+
+
 def _end(mpi: Any) -> None:
     """At the interpreter's exit: leave MPI in a way that waits for nobody who is gone."""
     if mpi.Is_finalized():
@@ -195,6 +210,7 @@ def open_communicator(
     comm = made[0]
     comm.Set_errhandler(mpi.ERRORS_RETURN)
     assert (comm.rank, comm.size) == (rank, size)
+    _Ending.in_use += 1
     return comm
 
 
