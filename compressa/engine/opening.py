@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -65,6 +66,12 @@ def open_engine(
         raise
 
 
+def close_engine(engine: Engine, groups: list[dist.ProcessGroup]) -> None:
+    """End an engine, and give back the groups that were made for it."""
+    engine.close()
+    process_groups.release_groups(groups)
+
+
 def _start(
     config: Config,
     compressors: Mapping[str, Compressor],
@@ -79,7 +86,7 @@ def _start(
     obstacle = startup.obstacle(config, ranks.size())
     groups.append(process_groups.new_group(config, ranks, "gloo", caller, obstacle))
     control = startup.open_control(config, groups[0])
-    try:
+    with startup.opening(control, partial(control.close, _CLOSE_S)):
         kind, failure = _transport(config, ranks, lane, failure)
         link, failure = _link(config, kind, control.rank, failure)
         text = str(failure) if failure is not None else None
@@ -94,9 +101,6 @@ def _start(
         engine = Engine(parameters, compressors, config, transport, control, lane)
         failed.connect(engine.fail)
         return engine
-    except BaseException:
-        control.close(_CLOSE_S)
-        raise
 
 
 def _transport(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
+from functools import partial
 from typing import Any, Self
 
 import torch.distributed as dist
@@ -93,7 +94,7 @@ class Session:
         obstacle = startup.obstacle(config, group.size())
         self._groups.append(process_groups.new_group(config, group, "gloo", caller, obstacle))
         self._control = startup.open_control(config, self._groups[0])
-        try:
+        with startup.opening(self._control, partial(self._control.close, _GIVE_UP_S)):
             self.rank, self.size = self._control.rank, self._control.size
             kind = self._agree_on_transport(config, group, parameters, failure)
             own_backend = "nccl" if kind == "nccl" else "gloo"
@@ -111,9 +112,6 @@ class Session:
                 _ignore,
                 self.lane,
             )
-        except BaseException:
-            self._control.close(_GIVE_UP_S)
-            raise
         doing = Doing(f"in {caller}", self._communication.waits)
         self._control.describe(doing.activity, self._deadline_s)
         failed.connect(self.fail)

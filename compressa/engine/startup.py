@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -23,7 +24,7 @@ from compressa.engine.pace import host_pacer
 from compressa.engine.partition import kept_bytes, partition
 from compressa.engine.secret_file import read_secret, session_keys
 from compressa.engine.sums import Sums
-from compressa.errors import CompressaError, ConfigError
+from compressa.errors import CompressaError, ConfigError, TransportError
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
 from compressa.transports.backend_sum import BackendSum
@@ -105,6 +106,29 @@ def open_control(config: Config, group: dist.ProcessGroup) -> Control:
     """Open the control channel."""
     keys, own = session_keys(config, group), (_CONTROL_EPOCH, _CONTROL_CHUNK_BYTES, 4)
     return Control(group, stream_settings(config, *own, keys=keys.named("control")), keys)
+
+
+@contextlib.contextmanager
+def opening(control: Control | None, close: Callable[[], None]) -> Iterator[None]:
+    """Close what has been opened if what is done meanwhile fails.
+
+    If the network has, all raise one verdict: a rank that closed without a word would seem to be
+    the cause to those who wait for longer.
+
+    Args:
+        control: The control channel; None in a world of one.
+        close: Closes it, and all else.
+    """
+    try:
+        yield
+    except BaseException as error:
+        told: BaseException = error
+        if control is not None and isinstance(error, TransportError):
+            told = control.verdict(error)
+        close()
+        if told is error:
+            raise
+        raise told from error
 
 
 def digest(

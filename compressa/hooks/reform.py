@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -18,7 +19,8 @@ from compressa import checkpoint
 from compressa.config import Config
 from compressa.engine import process_groups
 from compressa.engine.engine import Engine
-from compressa.engine.opening import open_engine
+from compressa.engine.opening import close_engine, open_engine
+from compressa.engine.startup import opening
 from compressa.engine.undo import handed_over
 from compressa.errors import StateError
 
@@ -101,14 +103,11 @@ def _go_on(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup
     engine, groups = open_engine(
         config, old.compressors, old.parameters, old.lane, ranks, caller="handle.reform"
     )
-    try:
+
+    with opening(engine.control, partial(close_engine, engine, groups)):
         standings = _exchange(engine, own, config.exchange.start_wait_s)
         step = min(standing.next_step for standing in standings)
         _check_together(standings, step)
-    except BaseException:
-        engine.close()
-        process_groups.release_groups(groups)
-        raise
     if own.next_step > step:
         old.undo.restore()
     engine.succeed(old)

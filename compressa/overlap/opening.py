@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,9 +20,9 @@ from compressa.config import (
     load_config,
     parameter_infos,
 )
+from compressa.engine import startup
 from compressa.engine.engine import Engine
-from compressa.engine.opening import open_engine
-from compressa.engine.process_groups import release_groups
+from compressa.engine.opening import close_engine, open_engine
 from compressa.errors import CompressaError, ConfigError, StateError
 from compressa.hooks import broadcast
 from compressa.hooks.register import load_for
@@ -84,15 +85,11 @@ def open_overlap(
     if options.find_unused_parameters:
         infos, compressors = _with_flags(infos, compressors)
     engine, groups = open_engine(settings, compressors, infos, lane, ranks, failure, caller=_CALLER)
-    try:
+    with startup.opening(engine.control, partial(close_engine, engine, groups)):
         named = {n: p for n, p in module.named_parameters() if p.requires_grad and p.numel()}
         _agree(engine, {**asdict(options), **_described(optimizer, named)}, settings)
         if options.init_sync:
             broadcast(module, group=ranks, config=settings)
-    except BaseException:
-        engine.close()
-        release_groups(groups)
-        raise
     return Opened(ranks, engine, settings, groups, named)
 
 
