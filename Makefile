@@ -40,8 +40,9 @@ test: kernels
 fuzz: install
 	$(BIN)/python tests/fuzz.py $(FUZZ)
 
-# 100 faults in a row on real ranks, in some 10 minutes; make stress STRESS="--seed 1 --only 7"
-stress: install
+# 200 random schedules of overlapping faults on real ranks, in half an hour; it prints its seed:
+# make stress STRESS="--seed 1 --only 7"
+stress: kernels
 	$(BIN)/python tests/stress.py $(STRESS)
 
 # The lowest and the newest versions, on every Python found; make matrix MATRIX="--python 3.13"

@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from _rank_jobs import alive_threads, digest
 from _rank_jobs_mass import Scales, gradients, residuals
-from _rank_jobs_stress import _in_encode, _in_exchange
 from _rank_models import Linear
+from _rank_strikes import in_encode, in_exchange
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
 
 LR = 0.1
-_MOMENTS = {"encode": _in_encode, "exchange": _in_exchange}
+_MOMENTS = {"encode": in_encode, "exchange": in_exchange}
 
 
 def go_on_without(
@@ -46,7 +46,7 @@ def go_on_without(
     net = Linear()
     wrapped = DistributedDataParallel(net, static_graph=static_graph)
     handle = compressa.register_comm_hook(wrapped, config)
-    balance, events = _Balance(handle), []
+    balance, events = Balance(handle), []
 
     def kill() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -70,8 +70,8 @@ def go_on_without(
                 assert handle.next_step == step
                 if len(alive) > 1:  # as who has fallen behind takes over parameters
                     compressa.broadcast(net, group=group)
-                _check_state(before, handle, len(alive) / (len(alive) + 1))
-                balance = _Balance(handle, group)
+                check_state(before, handle, len(alive) / (len(alive) + 1))
+                balance = Balance(handle, group)
                 continue
             balance.count(vectors, net)
             with torch.no_grad():
@@ -91,7 +91,7 @@ def go_on_without(
     return result | {"left": alive_threads()}
 
 
-class _Balance:
+class Balance:
     """What came in and out since some step, beside what was owed then."""
 
     def __init__(self, handle: compressa.Handle, group: dist.ProcessGroup | None = None) -> None:
@@ -117,7 +117,7 @@ class _Balance:
         return result
 
 
-def _check_state(before: dict[str, torch.Tensor], handle: compressa.Handle, gain: float) -> None:
+def check_state(before: dict[str, torch.Tensor], handle: compressa.Handle, gain: float) -> None:
     """The step left no trace: residuals are what they were, scaled; what all share is the same."""
     after = handle.state_dict()
     prefix = next(iter(after)).split("/")[0]
@@ -161,7 +161,7 @@ def one_is_ahead(*, config: Any, begun: bool) -> dict[str, Any]:
         handle.close()
         return {"error": str(error)}
     assert handle.next_step == 3
-    _check_state(before, handle, 1.0)
+    check_state(before, handle, 1.0)
     assert source is not None
     compressa.broadcast(net, group=group, sources=[source])
     for step in range(3, 6):

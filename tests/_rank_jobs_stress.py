@@ -1,42 +1,36 @@
-"""One fault in one rank, and what the others see of it; see `stress`."""
+"""Ranks that train while faults of a schedule happen to them; see `stress`."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
-import itertools
 import os
 import signal
-import subprocess
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from _rank_jobs import _optimizer, _stores, alive_threads
-from _rank_models import build, loss_of
+from _rank_jobs import _stores, alive_threads, digest, state_digest
+from _rank_jobs_mass import gradients
+from _rank_jobs_reform import Balance, check_state
+from _rank_strikes import in_encode, in_exchange, in_registration, on_frames, on_payloads
+from _stress_faults import Run, descend, frame_is_due, payload_is_due, seeing, train_a_part
+from _stress_schedules import LONE, STEPS, Fault
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
-from compressa.aggregators.scopes import ScopePayload
-from compressa.collectives.base import Operation
-from compressa.engine import process_groups, startup
-from compressa.engine.driver import Driver, Task
-from compressa.engine.unit_runtime import UnitRuntime
-from compressa.hooks import register
-from compressa.transports import frames, mpi_process
+from compressa.engine import process_groups
+from compressa.transports import mpi_process
 
 _CLONE_NEWNET = 0x40000000
-_SETTLE_S = 5.0  # Gloo's calls under way end at their own deadline, half a second after ours
-_LAST_STEP = 400
-
-Strike = Callable[[], None]
+_SETTLE_S = 3.0  # after the deadline: Gloo's calls end half a second later, who was away is back
+_HEAD_START_S = 2.0  # of who makes a call alone, so that its deadline comes before the others'
 
 
 def enter_network(*, pid: int, interface: str) -> None:
@@ -64,222 +58,169 @@ def join_at(*, rank: int, size: int, address: str, port: int) -> None:
     )
 
 
-def suffer(
-    *,
-    config: Any,
-    kind: str,
-    moment: str,
-    culprit: int,
-    step: int,
-    late_s: float,
-    mark: str,
-) -> dict[str, Any]:
-    """Train until one rank has its fault; return what this rank saw, and what is left of it.
+_runs: list[Run] = []
 
-    Args:
-        config: The configuration.
-        kind: What happens: "kill", "link", "late", "size" or "header".
-        moment: When: "registration", "encode", "exchange", "between" or "close".
-        culprit: Whom it happens to.
-        step: In which step.
-        late_s: How long a late rank is away.
-        mark: File to which the culprit writes when it happened, on `time.monotonic`.
-    """
-    rank = dist.get_rank()
+
+def begin(*, config: Any, faults: Sequence[Mapping[str, Any]], folder: str) -> dict[str, Any]:
+    """Register; return what this rank saw."""
     dist.all_reduce(torch.zeros(1))  # the user's own group is connected now
     if config["exchange"]["transport"] == "mpi":
         mpi_process.load(dist.get_world_size())
-    before = open_things()
-    net = build("mlp", rank)
-
-    def strike() -> None:
-        _strike(kind, late_s, Path(mark))
-
-    seen: dict[str, Any] = {"type": "", "message": "", "ranks": []}
-    handle = None
-    wrapped = DistributedDataParallel(net, bucket_cap_mb=0.005, init_sync=False)
-    with _armed(kind, moment, step, strike) if rank == culprit else contextlib.nullcontext():
-        try:
-            handle = compressa.register_comm_hook(wrapped, config)
-            steps = step if moment == "close" else _LAST_STEP
-            _train(wrapped, net, rank, steps, strike if _in_loop(rank, culprit, moment) else None)
-        except compressa.CompressaError as error:
-            seen = _told(error)
-        seen["at_s"] = time.monotonic()
-        if moment == "close" and rank == culprit:
-            strike()
-        started_s = time.monotonic()
-        if handle is not None:
-            handle.close()
-    seen["closing_s"] = time.monotonic() - started_s
-    seen["step"] = handle.next_step if handle is not None else -1
-    model = weakref.ref(wrapped)
-    del handle, wrapped
-    return seen | {"left": _left(before, model)}
+    known = [Fault(**fault) for fault in faults]
+    parts = {i: _make_part(f) for i, f in enumerate(known) if f.kind == "part"}
+    world = list(range(dist.get_world_size()))
+    run = Run(config, known, Path(folder), world, parts, open_things())
+    _runs[:] = [run]
+    with contextlib.ExitStack() as stack:
+        for fault in known:
+            if fault.moment == "registration":
+                arm = in_registration(fault.detail, lambda: run.strike("registration"))
+                stack.enter_context(arm)
+        run.stack.enter_context(on_frames(lambda frame, data: frame_is_due(run, frame, data)))
+        run.wrapped = DistributedDataParallel(run.net, init_sync=False)
+        seen = seeing(run.world, lambda: _register(run))
+    run.stack.enter_context(in_encode(0, lambda: run.strike("encode")))
+    run.stack.enter_context(in_exchange(0, lambda: run.strike("exchange")))
+    run.stack.enter_context(on_payloads(lambda step: payload_is_due(run, step)))
+    return seen
 
 
-def _in_loop(rank: int, culprit: int, moment: str) -> bool:
-    return rank == culprit and moment == "between"
+def _make_part(fault: Fault) -> tuple[list[int], dist.ProcessGroup]:
+    """Make a group of the fault's rank and the next one."""
+    size = dist.get_world_size()
+    ranks = sorted({fault.rank, (fault.rank + 1) % size})
+    group = dist.new_group(ranks)
+    if dist.get_rank() in ranks:
+        dist.all_reduce(torch.zeros(1), group=group)
+    return ranks, group
 
 
-def _train(
-    wrapped: DistributedDataParallel,
-    net: torch.nn.Module,
-    rank: int,
-    steps: int,
-    strike: Strike | None,
-) -> None:
-    optimizer = _optimizer(net)
-    for number in range(steps):
-        if strike is not None and number == 2:
-            strike()
-        optimizer.zero_grad()
-        loss_of(wrapped, rank, number, torch.float32).backward()
-        optimizer.step()
-    assert steps < _LAST_STEP, "the fault was not seen"
+def _register(run: Run) -> None:
+    run.handle = compressa.register_comm_hook(run.wrapped, run.config)
+    run.balance = Balance(run.handle)
+    run.handle.save(run.folder / "first")
+    _remember(run)
 
 
-def _told(error: compressa.CompressaError) -> dict[str, Any]:
-    own = getattr(error, "rank", None)
+def train() -> dict[str, Any]:
+    """Train up to the last step or an error; return what this rank saw."""
+    run = _runs[0]
+    run.digests.clear()
+    return seeing(run.world, lambda: _train(run)) | {"digests": run.digests}
+
+
+def _train(run: Run) -> None:
+    for step in range(run.handle.next_step, STEPS):
+        run.step = step
+        run.net.zero_grad()
+        vectors = gradients(dist.get_rank(), step)
+        loss = run.wrapped(*vectors)
+        _between(run)
+        loss.backward()
+        run.balance.count(vectors, run.net)
+        descend(run.net)
+        run.digests[step] = digest(run.net)
+        _remember(run)
+
+
+def _remember(run: Run) -> None:
+    """Keep the state before the next step, and before the one that has just ended."""
+    step, state = run.handle.next_step, run.handle.state_dict()
+    run.before = {s: run.before[s] for s in run.before if s == step - 1}
+    run.before[step] = {key: vector.clone() for key, vector in state.items()}
+
+
+def _between(run: Run) -> None:
+    """What happens between forward and backward: what a part does, and this rank's own faults."""
+    rank, now = dist.get_rank(), [f for f in run.faults if f.step == run.step]
+    done = {int(path.name) for path in run.folder.iterdir() if path.name.isdecimal()}
+    for number, (ranks, group) in run.parts.items():
+        due = run.faults[number].step == run.step and number not in done
+        if due and rank in ranks and set(ranks) <= set(run.world):
+            train_a_part(run, number, group)
+    lone = {f.rank for f in now if f.kind in LONE and f.rank in run.world}
+    if lone and rank not in lone:
+        time.sleep(_HEAD_START_S)
+    run.strike("between")
+
+
+def reform(*, ranks: list[int]) -> dict[str, Any]:
+    """Go on with these ranks; return what this rank saw."""
+    run = _runs[0]
+    run.strike("reform")
+    run.world = ranks
+    return seeing(run.world, lambda: _reform(run))
+
+
+def _reform(run: Run) -> None:
+    size = run.handle.engine.transport.size
+    source = run.handle.reform(run.world)
+    group = run.wrapped.process_group
+    if source is not None:
+        compressa.broadcast(run.net, group=group, sources=[source])
+    before = run.before.get(run.handle.next_step)
+    if before is not None:  # whose engine failed as soon as a step was over knows no state of it
+        check_state(before, run.handle, len(run.world) / size)
+    run.balance = Balance(run.handle, group)
+    _remember(run)
+
+
+def finish() -> dict[str, Any]:
+    """Return what the survivors have come to."""
+    run = _runs[0]
+    run.strike("finish")
     return {
-        "type": type(error).__name__,
-        "message": str(error),
-        "ranks": [own] if own is not None else list(getattr(error, "ranks", ())),
+        "errors": run.balance.errors(),
+        "parameters": digest(run.net),
+        "calls": run.calls,
+        "steps": run.handle.next_step,
     }
 
 
-def _strike(kind: str, late_s: float, mark: Path) -> None:
-    """Have the fault happen now; once."""
-    if mark.exists():
-        return
-    mark.write_text(repr(time.monotonic()))
-    if kind == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif kind == "link":
-        interface = os.environ["GLOO_SOCKET_IFNAME"]
-        subprocess.run(["ip", "link", "set", "dev", interface, "down"], check=True)
-    elif kind == "late":
-        time.sleep(late_s)
+def save_and_load() -> None:
+    """What failed when one called it alone works when all do."""
+    run = _runs[0]
+    state = state_digest(run.handle)
+    run.handle.save(run.folder / "last")
+    run.handle.load(run.folder / "last")
+    assert state_digest(run.handle) == state
 
 
-@contextlib.contextmanager
-def _armed(kind: str, moment: str, step: int, strike: Strike) -> Iterator[None]:
-    """Have the fault happen at its moment."""
-    patched = {
-        "size": _another_size,
-        "header": _corrupted_header,
-        "encode": _in_encode,
-        "exchange": _in_exchange,
-        "registration": _in_registration,
-    }
-    wanted = kind if kind in ("size", "header") else moment
-    if wanted not in patched:
-        yield
-        return
-    if kind == "header" and moment == "registration":
-        step = -1
-    with patched[wanted](step, strike):
-        yield
-
-
-@contextlib.contextmanager
-def _in_encode(step: int, strike: Strike) -> Iterator[None]:
-    """On a worker thread, before a unit of the step is encoded."""
-    collect, calls = UnitRuntime.collect, itertools.count()
-
-    def broken(self: UnitRuntime, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        if next(calls) >= 3 * step:
-            strike()
-        return collect(self, gradients)
-
-    with mock.patch.object(UnitRuntime, "collect", broken):
-        yield
-
-
-@contextlib.contextmanager
-def _in_exchange(step: int, strike: Strike) -> Iterator[None]:
-    """On the communication thread, when the first messages of the step have been handed over."""
-    launch = Driver._launch
-
-    def broken(self: Driver, task: Task, operation: Operation) -> None:
-        launch(self, task, operation)
-        if task.step >= step:
-            strike()
-
-    with mock.patch.object(Driver, "_launch", broken):
-        yield
-
-
-@contextlib.contextmanager
-def _in_registration(step: int, strike: Strike) -> Iterator[None]:
-    """Before it, or in the middle; which of them, the step settles."""
-    targets: list[tuple[Any, str]] = [
-        (register, "_check_model"),
-        (startup, "agree"),
-        (startup, "open_transport"),
-        (process_groups, "new_group"),
-    ]
-    owner, name = targets[step % len(targets)]
-    real = getattr(owner, name)
-
-    def broken(*arguments: Any, **named: Any) -> Any:
-        strike()
-        return real(*arguments, **named)
-
-    with mock.patch.object(owner, name, broken):
-        yield
-
-
-@contextlib.contextmanager
-def _another_size(step: int, strike: Strike) -> Iterator[None]:
-    """A payload of the step is longer or shorter than it should be."""
-    seal = ScopePayload.seal
-
-    def broken(self: ScopePayload, payload: torch.Tensor, turn: Any, body: int) -> torch.Tensor:
-        filled = seal(self, payload, turn, body)
-        if turn.step < step:
-            return filled
-        strike()
-        return filled[:-1] if step % 2 else torch.cat([filled, filled[:1]])
-
-    with mock.patch.object(ScopePayload, "seal", broken):
-        yield
-
-
-@contextlib.contextmanager
-def _corrupted_header(step: int, strike: Strike) -> Iterator[None]:
-    """One bit of a frame's header is another; of the control channel's at registration."""
-    write = frames.Frame.write
-
-    def broken(self: frames.Frame, buffer: Any) -> None:
-        write(self, buffer)
-        control = self.epoch == 0
-        due = control if step < 0 else not control and self.key.step >= step
-        if due and self.kind is frames.Kind.DATA and not struck:
-            struck.append(True)
-            strike()
-            bit = 8 * [0, 2, 4, 20][step % 4] + 3
-            buffer[bit // 8] ^= 1 << bit % 8
-
-    struck: list[bool] = []
-    with mock.patch.object(frames.Frame, "write", broken):
-        yield
+def close() -> dict[str, Any]:
+    """Close; return what is left."""
+    run = _runs.pop()
+    run.strike("close")
+    run.stack.close()
+    started_s = time.monotonic()
+    if run.handle is not None:
+        run.handle.close()
+    closing_s = time.monotonic() - started_s
+    for child in run.children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    before, model = run.opened, weakref.ref(run.wrapped)
+    settle_s = run.config["exchange"]["deadline_s"] + _SETTLE_S
+    del run
+    return {"closing_s": closing_s, "left": _left(before, model, settle_s)}
 
 
 def open_things() -> dict[str, int]:
-    """Count sockets, other files and threads of this process."""
+    """Count sockets, other files, threads and children of this process."""
     sockets = files = 0
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
             to_socket = os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
             sockets, files = sockets + to_socket, files + (not to_socket)
-    threads = len(os.listdir("/proc/self/task"))
-    return {"sockets": sockets, "files": files, "threads": threads}
+    tasks = list(Path("/proc/self/task").iterdir())
+    children = sum(len((task / "children").read_text().split()) for task in tasks)
+    return {"sockets": sockets, "files": files, "threads": len(tasks), "children": children}
 
 
-def _left(before: dict[str, int], model: weakref.ref[DistributedDataParallel]) -> dict[str, Any]:
+def _left(
+    before: dict[str, int], model: weakref.ref[DistributedDataParallel], settle_s: float
+) -> dict[str, Any]:
     """Return what is more than before, once it has had a moment to end; nothing if nothing is."""
-    end_s = time.monotonic() + _SETTLE_S
+    end_s = time.monotonic() + settle_s
     while True:
         gc.collect()
         process_groups._bury_retired()

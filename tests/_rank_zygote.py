@@ -42,6 +42,7 @@ _PRELOADED = (
     "_rank_jobs_reform",
     "_rank_jobs_state",
     "_rank_jobs_stress",
+    "_rank_strikes",
     "_rank_jobs_switch",
     "_rank_jobs_transport",
     "_rank_jobs_transport_ends",

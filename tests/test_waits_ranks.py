@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from _ranks import Group, Pools, same, settings
-from stress import Arena, kinds_here
+from _stress_arena import Arena, kinds_here
 
 pytestmark = pytest.mark.ranks
 

@@ -1,0 +1,122 @@
+"""Moments inside the library at which a test has something happen."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from compressa.aggregators.scopes import ScopePayload
+from compressa.collectives.base import Operation
+from compressa.engine import process_groups, startup
+from compressa.engine.driver import Driver, Task
+from compressa.engine.unit_runtime import UnitRuntime
+from compressa.hooks import register
+from compressa.transports import frames
+
+Strike = Callable[[], None]
+_FIELDS = (0, 2, 4, 20)  # bytes of the magic, the version, the epoch and the message's length
+
+
+@contextmanager
+def in_encode(step: int, strike: Strike) -> Iterator[None]:
+    """On a worker thread, before a unit of the step is encoded."""
+    collect, calls = UnitRuntime.collect, itertools.count()
+
+    def broken(self: UnitRuntime, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
+        if next(calls) >= 3 * step:
+            strike()
+        return collect(self, gradients)
+
+    with mock.patch.object(UnitRuntime, "collect", broken):
+        yield
+
+
+@contextmanager
+def in_exchange(step: int, strike: Strike) -> Iterator[None]:
+    """On the communication thread, when the first messages of the step have been handed over."""
+    launch = Driver._launch
+
+    def broken(self: Driver, task: Task, operation: Operation) -> None:
+        launch(self, task, operation)
+        if task.step >= step:
+            strike()
+
+    with mock.patch.object(Driver, "_launch", broken):
+        yield
+
+
+@contextmanager
+def in_registration(part: int, strike: Strike) -> Iterator[None]:
+    """Before it, or in the middle; which of them, `part` settles."""
+    targets: list[tuple[Any, str]] = [
+        (register, "_check_model"),
+        (startup, "agree"),
+        (startup, "open_transport"),
+        (process_groups, "new_group"),
+    ]
+    owner, name = targets[part % len(targets)]
+    real = getattr(owner, name)
+
+    def broken(*arguments: Any, **named: Any) -> Any:
+        strike()
+        return real(*arguments, **named)
+
+    with mock.patch.object(owner, name, broken):
+        yield
+
+
+@contextmanager
+def on_payloads(due: Callable[[int], int | None]) -> Iterator[None]:
+    """Make payloads longer or shorter than they should be.
+
+    Args:
+        due: From the step to a variant, for a payload that is to be changed; else to None.
+    """
+    seal = ScopePayload.seal
+
+    def broken(self: ScopePayload, payload: torch.Tensor, turn: Any, body: int) -> torch.Tensor:
+        filled = seal(self, payload, turn, body)
+        variant = due(turn.step)
+        if variant is None:
+            return filled
+        return filled[:-1] if variant % 2 else torch.cat([filled, filled[:1]])
+
+    with mock.patch.object(ScopePayload, "seal", broken):
+        yield
+
+
+@contextmanager
+def on_frames(due: Callable[[frames.Frame, memoryview], tuple[str, int] | None]) -> Iterator[None]:
+    """Flip bits of frames that leave.
+
+    Args:
+        due: From a frame and its data to "flip" or "header" and a variant, for a frame that is to
+            be changed; else to None.
+    """
+    pack = frames.Frame.pack
+
+    def broken(
+        self: frames.Frame,
+        data: memoryview = frames.NO_DATA,
+        check: frames.Check = frames.CHECKSUM,
+    ) -> bytearray:
+        kind, variant = due(self, data) or ("", 0)
+        header = pack(self, _changed(data) if kind == "flip" else data, check)
+        if kind == "header":
+            header[_FIELDS[variant % len(_FIELDS)]] ^= 8
+        return header
+
+    with mock.patch.object(frames.Frame, "pack", broken):
+        yield
+
+
+def _changed(data: memoryview) -> memoryview:
+    """Return data of which the checksum is another: what leaves differs from it by a bit."""
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 0x10
+    return memoryview(changed)
