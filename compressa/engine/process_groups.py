@@ -23,7 +23,7 @@ from compressa.config import Config
 from compressa.engine.rollcall import RollCall
 from compressa.errors import BackendUnavailable, CompressaError, ConfigError
 from compressa.transports import forks
-from compressa.transports.mpi_process import start_failed
+from compressa.transports.mpi_process import left_behind, start_failed
 
 _GROUP_MARGIN_S = 0.5
 _NCCL_PATIENCE = 4.0
@@ -170,7 +170,10 @@ def give_up(config: Config, groups: list[dist.ProcessGroup], error: BaseExceptio
     """Give back the groups of an opening that has failed."""
     alike = isinstance(error, ConfigError | BackendUnavailable)  # on every rank
     if config.exchange.transport == "mpi" and not alike:
-        start_failed()  # whoever is lost will not come to MPI's end either
+        if groups:
+            left_behind()  # whoever is lost will not come to MPI's end either
+        else:
+            start_failed()  # nobody need be lost
     release_groups(groups)
 
 
