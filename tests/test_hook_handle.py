@@ -43,6 +43,7 @@ def test_to_close_a_handle_leaves_the_ends_of_others() -> None:
 def test_a_reform_that_fails_half_way_keeps_neither_engine_nor_groups() -> None:
     opened, groups = mock.Mock(), [mock.Mock()]
     opened.control.all_gather.side_effect = Timeout((1,), "rank 1 is late")
+    opened.control.verdict = lambda error: error
     old: Any = mock.Mock(interrupted=True, step=3)
     with (
         mock.patch.object(reform, "open_engine", return_value=(opened, groups)),
