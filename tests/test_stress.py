@@ -138,7 +138,6 @@ def test_what_is_right_is_not_found_fault_with(must: Invariants) -> None:
         ("verdict", corrupt()),
         ("time", lost(at_s=time.time() + 3600)),
     ],
-    ids=str,
 )
 def test_a_wrong_verdict_is_found_out(what: str, seen: dict[str, Any], must: Invariants) -> None:
     with pytest.raises(InvariantError, match=f"^{what}: "):
