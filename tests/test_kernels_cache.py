@@ -22,7 +22,7 @@ from compressa.kernels.cpu import _cache
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 DEADLINE_S = 15.0
-PATIENCE_S = 100.0
+PATIENCE_S = 300.0
 TURN = """
 import time
 from compressa.kernels.compiled import compile_once
