@@ -31,6 +31,7 @@ def compiled() -> Iterator[dict[tuple[str, str], Future[list[Needs]]]]:
 @needs_nvrtc
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.timeout(600)  # NVRTC takes a minute for some sources on two cores
 def test_compiles_and_spills_next_to_nothing(
     source: str, architecture: str, compiled: dict[tuple[str, str], Future[list[Needs]]]
 ) -> None:
