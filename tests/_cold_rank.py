@@ -7,31 +7,16 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from _compilations import Compilations
 from numba.core import event
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
 
 _STEPS = 3
-
-
-class Compilations(event.Listener):  # type: ignore[misc]
-    """Lists the functions that numba compiles."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def on_start(self, found: Any) -> None:
-        """One more."""
-        function = found.data["dispatcher"].py_func
-        self.names.append(f"{function.__module__}.{function.__name__}{found.data['args']}")
-
-    def on_end(self, _: Any) -> None:
-        """Nothing."""
 
 
 def main() -> None:

@@ -14,10 +14,10 @@ import json
 import pkgutil
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import compressa.kernels.cpu
 import torch
+from _compilations import Compilations
 from compressa.kernels import compile as kernels_compile
 from numba.core import event
 
@@ -32,20 +32,6 @@ from compressa.wrappers import ErrorFeedback, MomentumCorrection
 
 HALF = (torch.bfloat16, torch.float16)
 SHAPES = {"weight": (400, 400), "bias": (1000,)}  # selections look at long vectors in another way
-
-
-class Compilations(event.Listener):  # type: ignore[misc]
-    """Names the functions that numba compiles."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def on_start(self, found: Any) -> None:
-        """Note a function and its signature."""
-        self.names.append(f"{found.data['dispatcher'].py_func.__name__}{found.data['args']}")
-
-    def on_end(self, found: Any) -> None:
-        """Nothing."""
 
 
 def overloads() -> set[str]:

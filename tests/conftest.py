@@ -18,8 +18,8 @@ from emulated_cuda import SHARED, Emulated
 from hypothesis import settings
 from mirrored_cuda import Mirrored
 
-# A shared machine can stop for longer than any deadline per example. Each run draws other examples.
-settings.register_profile("shared-machine", deadline=None, max_examples=40)
+# A shared machine can stop for longer than any deadline per example.
+settings.register_profile("shared-machine", deadline=None)
 settings.load_profile("shared-machine")
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import nvrtc
 import pytest
 from compressa.kernels.cuda._device import HOME, OPTIONS, source_text
-from cuda_registers import ARCHITECTURES, SOURCES, TABLE, Needs, needs
+from cuda_registers import ARCHITECTURES, SOURCES, TABLE, needs
 from emulated_cuda import HEADER
 
 MOST_SPILLED_BYTES = 32
@@ -19,23 +17,11 @@ needs_nvrtc = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def compiled() -> Iterator[dict[tuple[str, str], Future[list[Needs]]]]:
-    """What the kernels of each source need on each architecture; two are compiled at a time."""
-    cases = [(source, architecture) for source in SOURCES for architecture in ARCHITECTURES]
-    pool = ThreadPoolExecutor(2)
-    yield {case: pool.submit(lambda case=case: list(needs(*case))) for case in cases}
-    pool.shutdown(cancel_futures=True)
-
-
 @needs_nvrtc
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.timeout(600)  # NVRTC takes a minute for some sources on two cores
-def test_compiles_and_spills_next_to_nothing(
-    source: str, architecture: str, compiled: dict[tuple[str, str], Future[list[Needs]]]
-) -> None:
-    found = compiled[source, architecture].result()
+def test_compiles_and_spills_next_to_nothing(source: str, architecture: str) -> None:
+    found = list(needs(source, architecture))
     page = TABLE.read_text(encoding="utf-8")
     missing = [one.name for one in found if f"| {source} | {one.name} |" not in page]
     assert found

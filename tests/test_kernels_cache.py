@@ -41,7 +41,8 @@ print(json.dumps({"loaded": sum(stats.cache_hits.values()), "folder": stats.cach
 
 def environment(cache: Path | None, **others: str) -> dict[str, str]:
     """Return that of a process that imports the tree in a folder, if one is there."""
-    chosen = {"PYTHONPATH": str(cache), "PYTHONSAFEPATH": "1", "NUMBA_CACHE_DIR": f"{cache}/code"}
+    path = f"{cache}{os.pathsep}{TESTS}"
+    chosen = {"PYTHONPATH": path, "PYTHONSAFEPATH": "1", "NUMBA_CACHE_DIR": f"{cache}/code"}
     return {**os.environ, **(chosen if cache else {}), **others}
 
 

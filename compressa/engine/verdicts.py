@@ -266,7 +266,7 @@ class Verdicts:
     def _beats(self, peer: int, more_s: float = 0.0) -> bool:
         """Whether a peer's heart has beaten within the last two beats and some time more."""
         since_s = time.monotonic() - 2 * self._settings.heartbeat_s - more_s
-        return self._transport.heard_s[peer] > since_s
+        return self._transport.heard_s.get(peer, -math.inf) > since_s
 
     def _cut_off(self, inquest: Inquest) -> PeerLost | None:
         """Where nothing comes from any of several ranks, and none has ended, it is this one's link.

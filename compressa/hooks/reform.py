@@ -103,7 +103,6 @@ def _go_on(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup
     engine, groups = open_engine(
         config, old.compressors, old.parameters, old.lane, ranks, caller="handle.reform"
     )
-
     with opening(engine.control, partial(close_engine, engine, groups)):
         standings = _exchange(engine, own, config.exchange.start_wait_s)
         step = min(standing.next_step for standing in standings)
