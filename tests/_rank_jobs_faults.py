@@ -37,6 +37,9 @@ def register(
     """Register and close."""
     with registered(model, config, mutation=mutation, ddp=ddp):
         pass
+    end_s = time.monotonic() + 5.0  # those of a registration that has failed end by themselves
+    while alive_threads() and time.monotonic() < end_s:
+        time.sleep(0.02)
     return alive_threads()
 
 

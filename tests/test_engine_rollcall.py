@@ -83,6 +83,35 @@ def test_who_gives_up_a_moment_before_has_come_all_the_same(store: dist.Store) -
         assert error.ranks == (2,)
 
 
+def test_nor_is_it_named_while_it_gives_up(store: dist.Store) -> None:
+    left, go_on = threading.Event(), threading.Event()
+
+    class Slow:
+        """What a rank does to the store after it has taken a key out of it, it does late."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(store, name)
+
+        def delete_key(self, key: str) -> bool:
+            gone = store.delete_key(key)
+            left.set()
+            go_on.wait(5.0)
+            return gone
+
+    first = call_of(0)
+    first._store = Slow()
+    with ThreadPoolExecutor(1) as pool:
+        sooner = pool.submit(lambda: first.together(name_of))
+        second = call_of(1, deadline_s=1.0)
+        with pytest.raises(Timeout) as caught:
+            second.together(name_of)
+        go_on.set()
+        with pytest.raises(Timeout):
+            sooner.result()
+    assert left.is_set()
+    assert caught.value.ranks == (2,)
+
+
 def test_who_comes_after_all_others_gave_up_says_so_of_itself(store: dist.Store) -> None:
     all_of([0, 1], name_of)
     with pytest.raises(Timeout, match=r"ranks 0, 1 had given up waiting before rank 2") as caught:

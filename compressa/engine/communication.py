@@ -152,8 +152,12 @@ class Communication:
             self._pool.submit(_meet, meeting, timeout_s)
         return _meet(meeting, timeout_s)
 
-    def close(self, timeout_s: float) -> None:
+    def close(self, timeout_s: float, wait_s: float | None = None) -> None:
         """End the threads and the transport.
+
+        Args:
+            timeout_s: Longest wait for the communication thread.
+            wait_s: For the transport's, if not as long.
 
         Raises:
             TransportError: Some of it does not end; what it uses must be left as it is.
@@ -169,7 +173,7 @@ class Communication:
                 "network library; its connections stay until the process ends"
             )
         try:
-            self._transport.close(timeout_s)
+            self._transport.close(timeout_s if wait_s is None else wait_s)
         finally:
             self._reactor.close()
 

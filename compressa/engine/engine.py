@@ -43,7 +43,7 @@ from compressa.parameters import ParameterInfo
 from compressa.tracing import Tracer
 from compressa.transports.base import Transport
 
-_CLOSE_S = 5.0
+CLOSE_S = 5.0
 
 
 class Engine:
@@ -59,6 +59,7 @@ class Engine:
 
     Attributes:
         parameters: As given.
+        transport: As given.
         state: This rank's state.
         step: The step that began last.
         threads: Number of threads that encode and decode.
@@ -83,7 +84,7 @@ class Engine:
         self.step = 0
         self.threads = config.engine.threads or self.lane.threads or threads_of(control)
         self._config = config
-        self._transport = transport
+        self.transport = transport
         self._control = control
         self._sums = sums_of(config, transport, control, parameters)
         self._ledger = Ledger()
@@ -179,7 +180,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """Return what was measured since the start."""
-        traffic = self._transport.traffic
+        traffic = self.transport.traffic
         return self._ledger.snapshot(traffic.sent_bytes, traffic.messages)
 
     @property
@@ -196,11 +197,6 @@ class Engine:
     def control(self) -> Control | None:
         """The control channel; None in a world of one."""
         return self._control
-
-    @property
-    def transport(self) -> Transport:
-        """What carries payloads."""
-        return self._transport
 
     def fail(self, error: CompressaError) -> None:
         """End everything under way, and all that comes, with an error; from any thread."""
@@ -268,8 +264,11 @@ class Engine:
             elif self.undo is not None:
                 self.undo.restore()
 
-    def close(self) -> None:
+    def close(self, wait_s: float = CLOSE_S) -> None:
         """End threads and transports. Ranks may close at different times.
+
+        Threads that wait for lost ranks in the network library are waited for `wait_s`, and may
+        end later.
 
         Raises:
             TransportError: The network library does not let go; what it holds stays.
@@ -279,11 +278,12 @@ class Engine:
                 "this model's handle is closed; wrap the network in a new "
                 "DistributedDataParallel and register again to go on training"
             )
+        end_s = time.monotonic() + wait_s
         try:
-            self._communication.close(_CLOSE_S)
+            self._communication.close(CLOSE_S, wait_s)
         finally:
             if self._control is not None:
-                self._control.close(_CLOSE_S)
+                self._control.close(max(0.0, end_s - time.monotonic()))
 
     def _begin(self, step: int, loss_scale: float | None, hold_zeros: bool) -> None:
         if self._arrivals.open:
@@ -303,7 +303,7 @@ class Engine:
         if course is not None:
             self._communication.follow(*course)
         self._expected = step + 1
-        self._turn = Turn(step, self._transport.epoch, loss_scale or 1.0, hold_zeros)
+        self._turn = Turn(step, self.transport.epoch, loss_scale or 1.0, hold_zeros)
         self._rollback = self._phase if loss_scale is not None else None
         self._arrivals.begin(self._phase)
         self._ledger.steps += 1
@@ -324,14 +324,14 @@ class Engine:
                     unit.aggregator.rollback(self._turn)
 
     def _first_phase(self, compressors: Mapping[str, Compressor]) -> tuple[Phases, Phase]:
-        config, rank, size = self._config, self._transport.rank, self._transport.size
+        config, rank, size = self._config, self.transport.rank, self.transport.size
         way, sizes = config.exchange, UnitSizes.of(config)
         world = World(rank, size, config.engine.seed, way.kind, self.state, way.inside)
         try:
             phases = Phases(self.parameters, compressors, sizes, world, self._sums, self.lane)
             return phases, self._enter(phases, 0)
         except BaseException:
-            self._communication.close(_CLOSE_S)
+            self._communication.close(CLOSE_S)
             raise
 
     def _enter(self, phases: Phases, step: int) -> Phase:

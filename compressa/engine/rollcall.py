@@ -110,9 +110,10 @@ class RollCall:
             return name
         finally:
             with contextlib.suppress(RuntimeError):  # the reason is told by what failed before
-                self._store.delete_key(self._here(self.rank))
                 how = "met" if self._met else _GAVE_UP
                 self._store.set(self._left(self.rank), f"{self._store.add(self._clock, 1)} {how}")
+                # Only now, so that there is no moment in which it seems never to have come.
+                self._store.delete_key(self._here(self.rank))
 
     def _answer(self) -> None:
         here = [self._here(rank) for rank in range(self.size)]

@@ -30,7 +30,7 @@ from compressa.config import (
 )
 from compressa.engine import process_groups
 from compressa.engine.compilation import compile_together
-from compressa.engine.engine import Engine
+from compressa.engine.engine import CLOSE_S, Engine
 from compressa.engine.link_file import Shared
 from compressa.engine.stats import Stats
 from compressa.errors import ConfigError, StateError
@@ -41,6 +41,7 @@ from compressa.hooks.together import together
 
 _STEP = "step"
 _STEPS_AHEAD = 2
+_REFORM_WAIT_S = 0.5  # for threads that wait for the lost: the other survivors wait for this rank
 
 
 class Handle:
@@ -310,7 +311,7 @@ class Handle:
         if not self._retired:
             self._engine.retire()
             self._retired = True
-            self._end()
+            self._end(_REFORM_WAIT_S)
         process_groups.release_groups(self._groups)
         made = reform(self._engine, self.config, self.next_step, survivors)
         self._engine, self._groups, self.next_step = made.engine, made.groups, made.step
@@ -332,12 +333,12 @@ class Handle:
         process_groups.release_groups(self._groups)
         self._engine.tracer.stop()
 
-    def _end(self) -> None:
+    def _end(self, wait_s: float = CLOSE_S) -> None:
         if not self._closed:
             self._closed = True
             atexit.unregister(self._at_exit)
             self.integrity.part()
-            self._engine.close()
+            self._engine.close(wait_s)
 
     def _end_at_exit(self) -> None:
         """Threads that wait inside the network library must end before the interpreter does."""
