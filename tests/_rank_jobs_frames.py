@@ -101,7 +101,7 @@ def train_over_a_bad_link(*, config: Any, how: str, at: int = 2, steps: int = 6)
 
 
 def train_beside_a_child(
-    *, config: Any, culprit: int, how: str = "kill", child_s: float = 12.0
+    *, config: Any, culprit: int, how: str = "kill", child_s: float = 6.0
 ) -> dict[str, Any]:
     """Train; the culprit forks a child that lives on, and is killed in a later step.
 

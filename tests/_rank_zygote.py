@@ -26,6 +26,8 @@ from typing import Any
 import torch
 from compressa.kernels import compile
 
+from compressa.config import load_config
+
 MESSAGE_BYTES = 1 << 20
 _PRELOADED = (
     "torch._dynamo",  # DistributedDataParallel imports it when it is first used
@@ -57,6 +59,7 @@ def main() -> None:
         importlib.import_module(name)
     torch.set_num_threads(1)
     compile.load_all()  # loads every kernel, so that no rank has to
+    load_config({})  # builds the models of all sections
     gc.collect()
     gc.freeze()  # a rank's collector would copy every page that it touches
     threads = len(os.listdir("/proc/self/task"))

@@ -279,6 +279,8 @@ class Group:
     def end(self) -> None:
         """Kill what still runs."""
         for process in self.processes:
+            process.signal(signal.SIGKILL)
+        for process in self.processes:
             process.end()
 
 

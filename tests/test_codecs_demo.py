@@ -92,6 +92,7 @@ def test_matrices_are_cut_into_the_paper_s_tiles(shape: tuple[int, ...], due_byt
     codec = DeMo().for_parameter(ParameterInfo(0, "w", shape))
     assert codec.wire_bytes(math.prod(shape)) == due_bytes
     assert DeMo().for_parameter(ParameterInfo(0, "b", (64,))) == DeMo()
+    assert DeMo(columns=1 << 20).for_parameter(ParameterInfo(0, "w", (9, 9))).columns == 81
     assert DeMo().wire_bytes(64) == 136
 
 

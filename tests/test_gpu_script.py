@@ -6,6 +6,7 @@ On a bare machine it needs no more than torch, CuPy, numba, pytest, hypothesis a
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -52,6 +53,15 @@ def test_a_result_is_named_by_gpu_and_day() -> None:
     assert gpu.file_name("NVIDIA H200 (SXM)", when) == "gpu-nvidia-h200-sxm-2026-01-31.json"
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A program that a script starts in the background ignores SIGINT, and so do its children."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_commands_are_ended_at_their_limit_and_heard_until_then() -> None:
     done = gpu.said([sys.executable, "-c", "print('here', flush=True)"], 60)
     assert (done["code"], done["output"]) == (0, "here\n")

@@ -106,7 +106,7 @@ def test_a_host_that_compiles_does_not_eat_the_deadline_of_one_that_has_compiled
 ) -> None:
     cold = uncompiled_tree(tmp_path / "cold")
     trained([None, None], tmp_path / "first")
-    with compiling(cold, 2 * DEADLINE_S):
+    with compiling(cold, DEADLINE_S + 2.0):
         ranks = trained([None, cold], tmp_path / "store")
     assert ranks[0] == {"registration": [], "training": []}
     assert ranks[1]["registration"]

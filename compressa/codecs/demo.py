@@ -94,10 +94,11 @@ class DeMo(Codec):
         return self.form.band_elems
 
     def for_parameter(self, parameter: ParameterInfo) -> DeMo:
-        """Cut a matrix into tiles."""
-        if self.columns or len(parameter.shape) < 2 or not parameter.elems:
+        """Cut a matrix into tiles; a row has no more elements than there are."""
+        if not parameter.elems or not (self.columns or len(parameter.shape) > 1):
             return self
-        return replace(self, columns=parameter.elems // parameter.shape[0])
+        columns = self.columns or parameter.elems // parameter.shape[0]
+        return replace(self, columns=min(columns, parameter.elems))
 
     @property
     def takes_half(self) -> bool:
