@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +24,10 @@ _ENTRY = re.compile(
     r"entry function '(?P<name>\w+)'.*?(?P<spilled>\d+) bytes spill stores.*?"
     r"Used (?P<registers>\d+) registers(?P<rest>[^\n]*)",
     re.DOTALL,
+)
+_ROW = re.compile(
+    r"^\| (?P<source>\w+) \| (?P<name>\w+) \| (?P<cells>\d.*) \|$",
+    re.MULTILINE,
 )
 
 
@@ -76,7 +81,21 @@ def table() -> str:
                 for one in found
             )
             lines.append(f"| {source} | {name} |{cells}")
+    lines += ["", "Of these sources, with what they include:", "", "| source | SHA-256 |"]
+    lines += ["| --- | --- |", *(f"| {source} | {digest(source)} |" for source in SOURCES)]
     return "\n".join(lines) + "\n"
+
+
+def digest(source: str) -> str:
+    """Tell a source that was compiled from one that has changed since."""
+    return sha256("\n".join([*OPTIONS, source_text(source)]).encode()).hexdigest()[:16]
+
+
+def listed() -> Iterator[tuple[str, Needs]]:
+    """Yield what the page says: the architecture, and what a kernel needs there."""
+    for row in _ROW.finditer(TABLE.read_text(encoding="utf-8")):
+        for architecture, cell in zip(ARCHITECTURES, row["cells"].split(" | "), strict=True):
+            yield architecture, Needs(f"{row['source']}: {row['name']}", *map(int, cell.split(",")))
 
 
 if __name__ == "__main__":
