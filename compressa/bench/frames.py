@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from compressa.bench.tracing import Overhead, overhead
 from compressa.hooks import Handle, register_comm_hook
+from compressa.kernels.checksums import checksum_of_memory
 from compressa.transports import checks, frames
 
 COMPRESSORS = ("none", "int8", "topk", "powersgd")
@@ -50,7 +51,7 @@ class Switch:
 
     def __init__(self) -> None:
         self.on = True
-        self._computed, self._none = checks.checksum_of_memory, _Unlike(0)
+        self._computed, self._none = checksum_of_memory, _Unlike(0)
 
     @contextmanager
     def installed(self) -> Iterator[None]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -30,7 +31,12 @@ bench_app.command(epilog=EPILOG)(exchange)
 bench_app.command(epilog=LINK_EPILOG)(link)
 bench_app.command(epilog=SCHEDULE_EPILOG)(schedule)
 
-_Device = Literal["cpu", "cuda"]
+
+class _Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
 _COLOURS = {"met": "green", "missed": "red"}
 
 
@@ -49,7 +55,7 @@ def kernels(
     ] = None,
     device: Annotated[
         _Device, typer.Option(help="Where compressors run: the CPU, or the current GPU.")
-    ] = "cpu",
+    ] = _Device.CPU,
     threads: Annotated[int, typer.Option(min=1, help="Threads that share a call.")] = 2,
     case: Annotated[str, typer.Option(help="Only cases whose names match this pattern.")] = "*",
     json_file: Annotated[

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import statistics
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,13 +22,18 @@ EPILOG = "Example: torchrun --nproc-per-node 2 -m compressa bench link --out lin
 _LARGE_BYTES = 1_000_000
 
 
+class _Transport(StrEnum):
+    TCP = "tcp"
+    GLOO = "gloo"
+    GLOO_GROUP = "gloo-group"
+    MPI = "mpi"
+
+
 def link(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures to this file, on rank 0.")
     ] = None,
-    transport: Annotated[
-        Literal["tcp", "gloo", "gloo-group", "mpi"], typer.Option(help="As exchange.transport.")
-    ] = "tcp",
+    transport: Annotated[_Transport, typer.Option(help="As exchange.transport.")] = _Transport.TCP,
     connections: Annotated[
         int, typer.Option(min=1, max=16, help="As exchange.connections, of tcp.")
     ] = 1,
@@ -43,7 +49,7 @@ def link(
     With exchange.link = FILE, algorithm = "auto" chooses by the figures; `compressa explain` shows
     how.
     """
-    exchange = {"transport": transport, "connections": connections, "deadline_s": deadline}
+    exchange = {"transport": transport.value, "connections": connections, "deadline_s": deadline}
     config = load_config({"exchange": exchange})
     console = Console()
     with (

@@ -135,7 +135,7 @@ def tally(lists: Lists, numbers: tuple[int, int], least: int, shift: int, counts
 @jit
 def gather(lists: Lists, least: int, most: int, few: Entries) -> int:
     """Join what all lists have between two magnitudes, both included; return how many."""
-    (indices, values), found = lists[0], np.int64(0)
+    (indices, values), found = lists[0], int(np.int64(0))
     low, extent, base = np.uint32(least), np.uint32(most - least), np.uint32(0)
     for number in range(lists[2].shape[0]):
         begin, end = _span(lists, number)
@@ -209,7 +209,7 @@ def emit(
     for number in range(numbers[0], numbers[1]):
         begin, end = _span(lists, number)
         place = slice(offsets[number], offsets[number + 1])
-        indices, values, found = out[0][place], out[1][place], np.int64(0)
+        indices, values, found = out[0][place], out[1][place], int(np.int64(0))
         cut = cuts[number]
         for start, stop, least in ((begin, cut, threshold), (cut, end, np.uint32(threshold + 1))):
             some, their = lists[0][0][start:stop], lists[0][1][start:stop]

@@ -82,7 +82,7 @@ def list_flagged(
     whole = q.size // WORD
     for w in range(whole):
         count = _count(flags[w])
-        left = _list(flags[w], np.int64(_AT_ONCE), q, w * WORD, first, indices, values, found)
+        left = _list(flags[w], int(np.int64(_AT_ONCE)), q, w * WORD, first, indices, values, found)
         if count > _AT_ONCE:
             rest = found + _AT_ONCE
             _list(left, count - _AT_ONCE, q, w * WORD, first, indices, values, rest)

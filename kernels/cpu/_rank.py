@@ -63,10 +63,10 @@ def largest_of(values: F32, least: int) -> F32:
 
     Else all values.
     """
-    count = np.int64(0)
+    count = int(np.int64(0))
     for i in range(values.size):
         count += int(np.int64(magnitude_bits(values[i])) >= least)
-    return _between(values, least, np.int64(LARGEST), count)
+    return _between(values, least, int(np.int64(LARGEST)), count)
 
 
 @jit
