@@ -5,7 +5,7 @@ TESTS ?= tests
 GPU_PYTHON ?= 3.12
 GPU_WHEELS ?= build/gpu-wheels
 
-.PHONY: install check kernels test test-ranks test-cores fuzz stress matrix bench gpu gpu-bundle demo coverage clean
+.PHONY: install check kernels test test-deadlines test-others fuzz stress matrix bench gpu gpu-bundle demo coverage clean
 
 install: .venv/installed
 
@@ -26,19 +26,19 @@ check: install
 kernels: install
 	$(BIN)/python -m compressa.kernels.compile
 
-# First what starts ranks, which wait for one another half of the time, two tests at a time; beside
-# it, on what it leaves of the cores, what needs no more than one; then what shapes links or tells the
-# time, alone. Of a part of the tests there may be none of one kind, which is status 5. What one of
-# the many processes has compiled of Python's files the others load.
-test test-ranks test-cores: export PYTHONDONTWRITEBYTECODE =
+# What has deadlines: ranks, which wait for one another half of the time, two tests at a time; then what
+# shapes links or tells the time, one by one. Beside it, on what it leaves of the cores, what has none.
+# Of a part of the tests there may be none of one kind, which is status 5. What one of the many
+# processes has compiled of Python's files the others load.
+test test-deadlines test-others: export PYTHONDONTWRITEBYTECODE =
 test: kernels
-	$(MAKE) --jobs 2 test-ranks test-cores
+	$(MAKE) --jobs 2 test-deadlines test-others
+
+test-deadlines: kernels
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not (netns or alone)" $(TESTS) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -m "netns or alone" $(TESTS) || [ $$? -eq 5 ]
 
-test-ranks: kernels
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "ranks and not (netns or alone)" $(TESTS) || [ $$? -eq 5 ]
-
-test-cores: kernels
+test-others: kernels
 	nice -n 19 $(BIN)/python -m pytest -n auto --dist worksteal -m "not (ranks or netns or alone)" $(TESTS) || [ $$? -eq 5 ]
 
 # 100,000 hostile payloads for every compressor; make fuzz FUZZ="--compressor topk --seed 1"

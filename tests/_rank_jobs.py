@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -235,5 +239,13 @@ def lasting_threads(patience_s: float = 5.0) -> list[str]:
 
 
 def alive_threads() -> list[str]:
-    """Return the names of this library's threads that still run."""
-    return [t.name for t in threading.enumerate() if t.name.startswith("compressa")]
+    """Return the names of this library's threads that still run, and where each is."""
+    frames = sys._current_frames()
+    ours = [t for t in threading.enumerate() if t.name.startswith("compressa")]
+    return [f"{t.name}: {_where(frames[t.ident])}" for t in ours if t.ident in frames]
+
+
+def _where(frame: FrameType) -> str:
+    """The innermost calls, the last one first."""
+    calls = traceback.extract_stack(frame)[:-5:-1]
+    return " < ".join(f"{call.name} ({Path(call.filename).name}:{call.lineno})" for call in calls)

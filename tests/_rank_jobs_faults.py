@@ -17,7 +17,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from _rank_jobs import _optimizer, _stores, alive_threads, digest, registered
+from _rank_jobs import _optimizer, _stores, alive_threads, digest, lasting_threads, registered
 from _rank_models import build, loss_of
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,10 +37,7 @@ def register(
     """Register and close."""
     with registered(model, config, mutation=mutation, ddp=ddp):
         pass
-    end_s = time.monotonic() + 5.0  # those of a registration that has failed end by themselves
-    while alive_threads() and time.monotonic() < end_s:
-        time.sleep(0.02)
-    return alive_threads()
+    return lasting_threads()  # those of a registration that has failed end by themselves
 
 
 def train_uncollected(*, config: Any) -> list[str]:
