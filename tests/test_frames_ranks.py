@@ -106,8 +106,12 @@ def test_a_forged_frame_needs_a_secret_to_be_found_out(two: Group) -> None:
     assert found[0]["parameters"] != found[1]["parameters"]
 
 
-def test_ranks_with_different_secrets_do_not_begin(two: Group, tmp_path: Path) -> None:
-    for seen in two.run(SECRET_JOB, config=settings("int8"), folder=str(tmp_path), own=True):
+def test_ranks_with_different_secrets_do_not_begin(
+    fresh: Callable[[int], Group], tmp_path: Path
+) -> None:
+    """Neither believes the other's goodbye: their threads end after the silence only."""
+    group = fresh(2)
+    for seen in group.run(SECRET_JOB, config=settings("int8"), folder=str(tmp_path), own=True):
         assert seen["type"] == "PayloadError", seen
         assert "different secrets" in seen["message"], seen
         assert seen["step"] == -1
