@@ -21,11 +21,12 @@ import torch.distributed as dist
 from _proxy import Change, between
 from _rank_jobs import _optimizer, digest, registered
 from _rank_models import build, loss_of
-from compressa.kernels.checksums import checksum
+from compressa.kernels.checksums import checksum, checksum_of_memory
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
 from compressa.bench.frames import measured
+from compressa.transports import frames
 from compressa.transports.frames import Frame
 
 _STEP = struct.Struct("<I")
@@ -239,4 +240,5 @@ def train_with_a_bad_sender(*, config: Any, steps: int = 6) -> dict[str, Any]:
 def cost_of_checks() -> tuple[float, float]:
     """Return the seconds of a step without checks, and how many times as long one with them is."""
     found = measured({}, "int8", pairs=2)
+    assert frames.checksum_of_memory is checksum_of_memory, "frames are not checked any more"
     return found.off_s, found.ratio

@@ -81,7 +81,12 @@ def table() -> str:
                 for one in found
             )
             lines.append(f"| {source} | {name} |{cells}")
-    lines += ["", "Of these sources, with what they include:", "", "| source | SHA-256 |"]
+    lines += [
+        "",
+        "Of these sources, with what they include (16 digits of a digest):",
+        "",
+        "| source | SHA-256 |",
+    ]
     lines += ["| --- | --- |", *(f"| {source} | {digest(source)} |" for source in SOURCES)]
     return "\n".join(lines) + "\n"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,14 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
+from compressa.bench.integrity import perceptron
 from compressa.bench.tracing import Overhead, overhead
-from compressa.hooks import Handle, register_comm_hook
 from compressa.kernels.checksums import checksum_of_memory
 from compressa.transports import checks, frames
 
 COMPRESSORS = ("none", "int8", "topk", "powersgd")
-_WIDTH, _BATCH, _LAYERS = 1024, 64, 4
+_BATCH, _LAYERS = 64, 4
 _WARM_STEPS, _PAIRS, _STEPS = 3, 20, 3
 _SECRET = "known to everybody who reads this"
 
@@ -77,9 +75,8 @@ def measured(exchange: Mapping[str, Any], compressor: str, pairs: int = _PAIRS) 
     """
     switch, keyed = Switch(), bool(exchange.get("authenticate"))
     with switch.installed():
-        trained = [_trained({}, compressor)]
-        if keyed:
-            trained.append(_trained(exchange, compressor))
+        sections = ({}, exchange) if keyed else ({},)
+        trained = [perceptron(_settings(s, compressor), _LAYERS, _BATCH) for s in sections]
         current = [0]
 
         def choose(path: Path | None) -> None:
@@ -98,22 +95,10 @@ def measured(exchange: Mapping[str, Any], compressor: str, pairs: int = _PAIRS) 
     return found
 
 
-def _trained(exchange: Mapping[str, Any], compressor: str) -> tuple[Callable[[], None], Handle]:
-    torch.manual_seed(0)
-    model = DistributedDataParallel(
-        nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(_LAYERS)))
-    )
+def _settings(exchange: Mapping[str, Any], compressor: str) -> dict[str, Any]:
     # Sums by the backend would have no frames of ours.
     options = {"algorithm": "ring"} if compressor == "none" else {}
-    settings = {"compressor": compressor, "exchange": {**options, **exchange}}
-    handle = register_comm_hook(model, settings)
-    inputs = torch.randn(_BATCH, _WIDTH)
-
-    def step() -> None:
-        model.zero_grad()
-        model(inputs).square().mean().backward()
-
-    return step, handle
+    return {"compressor": compressor, "exchange": {**options, **exchange}}
 
 
 @contextmanager

@@ -9,8 +9,9 @@ default, one step in a hundred bears it. Perceptrons of 4.2 and 25 million param
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +38,8 @@ def measured(layers: int, batch: int, pairs: int = _PAIRS) -> tuple[Overhead, fl
     Returns:
         What it costs when done in every step, and the share of a run that it is by default.
     """
-    trained = {every: _trained(every, layers, batch) for every in (0, 1)}
+    settings = {every: {"compressor": "int8", "integrity": {"every": every}} for every in (0, 1)}
+    trained = {every: perceptron(settings[every], layers, batch) for every in settings}
     current = [0]
 
     def choose(path: Path | None) -> None:
@@ -53,12 +55,15 @@ def measured(layers: int, batch: int, pairs: int = _PAIRS) -> tuple[Overhead, fl
     return found, (found.ratio - 1) / Config().integrity.every
 
 
-def _trained(every: int, layers: int, batch: int) -> tuple[Callable[[], None], Handle]:
+def perceptron(
+    settings: Mapping[str, Any], layers: int, batch: int
+) -> tuple[Callable[[], None], Handle]:
+    """Return what trains a step of a perceptron with a hook, and its handle."""
     torch.manual_seed(0)
     model = DistributedDataParallel(
         nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(layers)))
     )
-    handle = register_comm_hook(model, {"compressor": "int8", "integrity": {"every": every}})
+    handle = register_comm_hook(model, settings)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     inputs = torch.randn(batch, _WIDTH)
 

@@ -63,7 +63,7 @@ def largest_of(values: F32, least: int) -> F32:
 
     Else all values.
     """
-    count = int(np.int64(0))
+    count = int(np.int64(0))  # a literal would be compiled for, too
     for i in range(values.size):
         count += int(np.int64(magnitude_bits(values[i])) >= least)
     return _between(values, least, int(np.int64(LARGEST)), count)

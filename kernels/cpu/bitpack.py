@@ -106,6 +106,7 @@ def _list_word(word: np.uint64, first: int, indices: U32, found: int) -> int:
 
 @nested
 def _list_bits(bitmap: U8, indices: U32) -> None:
+    # a literal would be compiled for, too
     found, whole = int(np.int64(0)), bitmap.size // _WORD_BYTES * _WORD_BYTES
     for at in range(0, whole, _WORD_BYTES):
         found = _list_word(load_word(bitmap, at), 8 * at, indices, found)
