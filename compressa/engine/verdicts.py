@@ -23,7 +23,7 @@ _ANSWERS_S = 0.45  # for all to answer a complaint
 _TURN_S = 0.15  # longer waits who decides if those before do not
 _MOST_TURNS = 2  # so that all know within a second
 _LONGEST_S = 0.95
-_UNDER_WAY_S = 2.0  # more, while who decides before this rank is alive: its word may be under way
+_UNDER_WAY_S = 2.0  # more, while somebody's word may be under way
 _BEFORE_S = 2.5  # what a rank has said of itself since then may still hold
 _AWAKE_S = 1.0  # after an absence, what comes of it comes within this and two heartbeats
 
@@ -239,15 +239,27 @@ class Verdicts:
             self._decide_unless_told()
 
     def _decide_unless_told(self) -> None:
-        """Who decides before this rank, and is alive, may have done so on a link that is full."""
+        """Wait for a verdict that may be under way, on a link that is full or was down."""
         with self._lock:
-            before = range(self._rank)
-            waits = any(self._beats(rank) for rank in before if rank not in self._unreachable)
-            waits = waits and self.first is None and time.monotonic() + _TURN_S < self._latest_s
+            waits = self.first is None and time.monotonic() + _TURN_S < self._latest_s
+            waits = waits and self._word_is_under_way()
             if waits:
                 self._decide_in(_TURN_S, self._decide_unless_told)
         if not waits:
             self._decide()
+
+    def _word_is_under_way(self) -> bool:
+        """Whether who decides before this rank is alive, or who has ended its data can still speak.
+
+        Data end in order where a rank fails by itself or closes; it says why, or goodbye, here.
+        """
+        assert self._inquest is not None
+        errors = [complaint.error for complaint in self._inquest.complaints.values()]
+        lost = [error for error in errors if isinstance(error, PeerLost)]
+        ended = {error.rank for error in lost if str(error) == str(has_left(error.rank))}
+        dumb = ended - self._inquest.activities.keys() - self._unreachable
+        before = set(range(self._rank)) - self._unreachable
+        return bool(dumb) or any(map(self._beats, before))
 
     def _decide(self) -> None:
         with self._lock:
