@@ -22,6 +22,7 @@ from compressa.config import (
 from compressa.config.choices import CHOICES, choice
 from compressa.config.sizes import parse_bytes
 from compressa.engine.units import UnitSizes
+from compressa.errors import ConfigError
 
 READY = sorted((Path(__file__).parent.parent / "experiments" / "configs").glob("*.toml"))
 
@@ -75,6 +76,19 @@ def test_hyper_parameters_reach_the_compressor() -> None:
         repr(config.compressor.build())
         == "TopK(density=0.5, value_dtype='float16', indices='auto')"
     )
+
+
+@pytest.mark.parametrize("name", ["powersgd", "acpsgd"])
+def test_a_low_rank_may_be_called_rank(name: str) -> None:
+    config = load_config({"compressor": {"name": name, "rank": 2}})
+    assert config == load_config({"compressor": {"name": name, "approx_rank": 2}})
+    assert config.canonical()["compressor"]["approx_rank"] == 2
+    with pytest.raises(ConfigError, match=r"compressor\.rank: must be at least 1 and at most"):
+        load_config({"compressor": {"name": name, "rank": 0}})
+    with pytest.raises(ConfigError, match=r"compressor\.rank: is not a setting"):
+        load_config({"compressor": {"name": name, "rank": 2, "approx_rank": 2}})
+    with pytest.raises(ConfigError, match=r"compressor\.rank"):
+        load_config({"compressor": {"name": "topk", "rank": 2}})
 
 
 def test_a_lone_value_stands_for_a_list_of_one() -> None:

@@ -41,7 +41,7 @@ class ACPSGD(LowRank):
     """Send one of the two rank-`approx_rank` factors a step, in turn; error feedback built in.
 
     Args:
-        approx_rank: Columns of the factors.
+        approx_rank: Columns of the factors; `rank` will do in a file.
         min_gain: Matrices for which 2 n m / (approx_rank (n + m)) is below this travel dense.
 
     Example:

@@ -39,7 +39,7 @@ class LowRank(Compressor):
     """A compressor that sends factors of each gradient matrix; has its own error feedback.
 
     Args:
-        approx_rank: Columns of the factors.
+        approx_rank: Columns of the factors; `rank` will do in a file.
         min_gain: Matrices that would become smaller by less than this factor travel dense.
     """
 

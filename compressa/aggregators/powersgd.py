@@ -47,7 +47,7 @@ class PowerSGD(LowRank):
     """Send rank-`approx_rank` factors of each gradient matrix; has its own error feedback.
 
     Args:
-        approx_rank: Columns of the factors.
+        approx_rank: Columns of the factors; `rank` will do in a file.
         min_gain: Matrices for which n m / (approx_rank (n + m)) is below this travel dense.
 
     Example:

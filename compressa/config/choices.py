@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import (
+    AliasChoices,
     Field,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -31,6 +32,9 @@ from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS, Entry
 from compressa.config.base import Section
 from compressa.errors import ConfigError
+
+# In a user's file no other rank can be meant; in code a rank is a process.
+_ALIASES = {"approx_rank": AliasChoices("approx_rank", "rank")}
 
 
 class CompressorChoice(Section):
@@ -75,7 +79,14 @@ def choice_model(name: str, entry: Entry) -> type[CompressorChoice]:
     texts = field_texts(entry.compressor.__doc__ or "")
     fields: dict[str, Any] = {"name": (Literal[name], Field(description="Which compressor."))}
     fields |= {
-        field.name: (hints[field.name], Field(_default(field), description=texts.get(field.name)))
+        field.name: (
+            hints[field.name],
+            Field(
+                _default(field),
+                description=texts.get(field.name),
+                validation_alias=_ALIASES.get(field.name),
+            ),
+        )
         for field in dataclasses.fields(entry.compressor)
         if field.init
     }

@@ -6,7 +6,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import BaseModel
+from pydantic import AliasChoices, BaseModel
 from pydantic.fields import FieldInfo
 
 from compressa.config.choices import CHOICES
@@ -121,9 +121,18 @@ def _say_bounds(error: ErrorDetails) -> str:
     keys = list(error["loc"])
     while keys and isinstance(keys[-1], int):  # an item of a list
         keys.pop()
-    field = _model_at(keys[:-1]).model_fields.get(str(keys[-1]))
+    field = _field(_model_at(keys[:-1]), str(keys[-1]))
     wanted = bounds_text(_constraints(field)) or error["msg"].removeprefix("Input should be ")
     return f"must be {wanted}, not {show(error['input'])}"
+
+
+def _field(model: type[BaseModel], key: str) -> FieldInfo | None:
+    """Return the field that a key sets, by its name or by another that it may have in a file."""
+    for name, field in model.model_fields.items():
+        others = field.validation_alias
+        if key == name or (isinstance(others, AliasChoices) and key in others.choices):
+            return field
+    return None
 
 
 def _constraints(field: FieldInfo | None) -> list[Any]:
