@@ -257,7 +257,7 @@ def test_mass_check_finds_a_slow_leak() -> None:
 
 def test_the_check_of_a_long_run_finds_a_residual_lost_in_a_switch() -> None:
     check_mass(Gathers(kind=aggregators.ResetsOnBuild), "auto")
-    with pytest.raises(AssertionError, match=r"after 70 steps .* neither delivered"):
+    with pytest.raises(AssertionError, match=r"after 35 steps .* neither delivered"):
         check_mass_of_run(Gathers(kind=aggregators.ResetsOnBuild))
 
 
