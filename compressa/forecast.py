@@ -19,7 +19,6 @@ from compressa.collectives.choice import BACKEND, DIRECT, Costs, formula_s
 from compressa.collectives.cost import Stage
 from compressa.compressor import Compressor
 from compressa.config import Config
-from compressa.config.sections import FIFO
 from compressa.engine.sums import Sums
 from compressa.engine.unit_runtime import UnitRuntime
 from compressa.engine.units import UnitSizes, build_units
@@ -125,7 +124,7 @@ class Forecast:
     def _sums(self) -> Sums:
         transport = _Imagined(Loopback(self.ranks), 0)
         transport.offers_sums = self._backend
-        overtaking = self.config.schedule.policy != FIFO
+        overtaking = self.config.schedule.overtaking
         return Sums(
             transport, self.config.exchange.algorithm, costs=self.costs, overtaking=overtaking
         )

@@ -10,9 +10,6 @@ if __name__ != "compressa.schedulers":
         "(`pip install -e .`) and import compressa.schedulers"
     )
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
-
 from compressa.schedulers.auto import auto
 from compressa.schedulers.conditions import Conditions
 from compressa.schedulers.credit import credit, credit_bytes
@@ -22,30 +19,20 @@ from compressa.schedulers.link import Link
 from compressa.schedulers.merge import merge
 from compressa.schedulers.partition import chunk_bytes
 from compressa.schedulers.plan import Name, Plan, Transfer
+from compressa.schedulers.policy import Policy
 from compressa.schedulers.predict import Leg, Prediction, predict
 from compressa.schedulers.priority import priority
 from compressa.schedulers.profile import Profile, UnitTimes
 from compressa.schedulers.staggered import Slot, slots, staggered
 
+_ROWS = (fifo, priority, credit, merge, auto)
 
-class Policy(Protocol):
-    """What all policies are: pure functions; the order of the transfers makes no difference."""
+POLICIES: dict[str, Policy] = {row.name: row for row in _ROWS}
+"""What `schedule.policy` chooses from: a new policy is a file, and a row above.
 
-    def __call__(
-        self, transfers: Sequence[Transfer], conditions: Conditions = ..., first_step: int = ...
-    ) -> Plan:
-        """Plan a step."""
-
-
-# What `schedule.policy` chooses from. `staggered` is not among them: with an engine it sends as
-# `credit` does, and the slots are the server's to give.
-POLICIES: Mapping[str, Policy] = {
-    "fifo": fifo,
-    "priority": priority,
-    "credit": credit,
-    "merge": merge,
-    "auto": auto,
-}
+`staggered` is not among them: with an engine it sends as `credit` does, and the slots are the
+server's to give.
+"""
 
 __all__ = [
     "POLICIES",

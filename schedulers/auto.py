@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from compressa.schedulers.bound import least_step_s
 from compressa.schedulers.columns import Columns
-from compressa.schedulers.conditions import UNKNOWN, Conditions
+from compressa.schedulers.conditions import Conditions
 from compressa.schedulers.credit import draft_credit
 from compressa.schedulers.draft import Draft
 from compressa.schedulers.fifo import draft_fifo
 from compressa.schedulers.link import Link
 from compressa.schedulers.merge import fused_if_faster
-from compressa.schedulers.plan import Plan, Transfer
+from compressa.schedulers.policy import Policy
 from compressa.schedulers.predict import Prediction, outlook
 from compressa.schedulers.priority import draft_priority
 from compressa.schedulers.staggered import with_slots
 
 
-def auto(
-    transfers: Sequence[Transfer], conditions: Conditions = UNKNOWN, first_step: int = 0
-) -> Plan:
-    """Plan by credit, merge, priority or fifo, as predicted; of equals, by the first of these.
+def draft_auto(columns: Columns, conditions: Conditions) -> Draft:
+    """Draft by credit, merge, priority or fifo, as predicted; of equals, by the first of these.
 
     What cannot be shorter, by a bound, is not predicted.
 
@@ -30,19 +28,12 @@ def auto(
     one host, and nothing of bursts that meet.
 
     Args:
-        transfers: All transfers of one step.
+        columns: All transfers of one step.
         conditions: Without a link nothing can be predicted; that is by priority then.
-        first_step: First step that follows the plan.
 
     Returns:
-        The plan, which says why; a pure function of the arguments.
+        The plan in the making, which says why.
     """
-    columns = Columns.of(transfers)
-    return draft_auto(columns, conditions).plan(columns, first_step)
-
-
-def draft_auto(columns: Columns, conditions: Conditions) -> Draft:
-    """Draft the plan of the shortest step."""
     if conditions.link is None:
         draft = draft_priority(columns, conditions)
         return replace(draft, reason="priority: the link has not been measured")
@@ -67,3 +58,10 @@ def _tries(
         return  # what fuses nothing is longer
     for other in (draft_priority(columns, conditions), draft_fifo(columns, conditions)):
         yield other, outlook(columns, other, link, conditions.compute_s)
+
+
+auto = Policy(
+    "auto",
+    "whichever of credit, merge, priority and fifo is predicted to make the shortest step",
+    draft_auto,
+)

@@ -8,15 +8,14 @@ it is known that a chunk has left, never leaves the wire idle.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 from compressa.schedulers.columns import Columns
-from compressa.schedulers.conditions import UNKNOWN, Conditions
+from compressa.schedulers.conditions import Conditions
 from compressa.schedulers.draft import Draft
 from compressa.schedulers.link import Link
 from compressa.schedulers.partition import LEAST_CHUNK_BYTES, chunk_bytes
-from compressa.schedulers.plan import Plan, Transfer
+from compressa.schedulers.policy import Policy
 from compressa.schedulers.priority import by_need
 
 
@@ -34,26 +33,14 @@ def credit_bytes(link: Link, chunk: int) -> int:
     return chunk + math.ceil(link.bytes_per_s * link.latency_s)
 
 
-def credit(
-    transfers: Sequence[Transfer], conditions: Conditions = UNKNOWN, first_step: int = 0
-) -> Plan:
-    """Plan by need, in chunks, with a window.
+def draft_credit(columns: Columns, conditions: Conditions) -> Draft:
+    """Draft a plan by need, in chunks, with a window.
 
     Args:
-        transfers: All transfers of one step.
+        columns: All transfers of one step.
         conditions: Its link says how large chunks and the window are, unless that is fixed there;
             without one, they are as the transport has them.
-        first_step: First step that follows the plan.
-
-    Returns:
-        The plan; a pure function of the arguments.
     """
-    columns = Columns.of(transfers)
-    return draft_credit(columns, conditions).plan(columns, first_step)
-
-
-def draft_credit(columns: Columns, conditions: Conditions) -> Draft:
-    """Draft a plan by need, in chunks, with a window."""
     return sized(Draft("credit", by_need(columns, conditions.link)), columns, conditions)
 
 
@@ -76,3 +63,11 @@ def _largest(draft: Draft, columns: Columns) -> int:
     sizes: list[int] = columns.wire_bytes.tolist()
     fused = (sum([sizes[row] for row in group]) for group in draft.groups)
     return max([0, *sizes, *fused])
+
+
+credit = Policy(
+    "credit",
+    "that order, reckoned with chunks and the smallest window that keeps the wire busy",
+    draft_credit,
+    paper="ByteScheduler, Peng et al. 2019",
+)

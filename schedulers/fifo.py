@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from compressa.schedulers.columns import Columns
-from compressa.schedulers.conditions import UNKNOWN, Conditions
+from compressa.schedulers.conditions import Conditions
 from compressa.schedulers.draft import Draft
-from compressa.schedulers.plan import Plan, Transfer
-
-
-def fifo(
-    transfers: Sequence[Transfer], conditions: Conditions = UNKNOWN, first_step: int = 0
-) -> Plan:
-    """Plan by readiness: measured ready times where known, else the units' numbers.
-
-    Args:
-        transfers: All transfers of one step.
-        conditions: Only what is fixed there counts.
-        first_step: First step that follows the plan.
-
-    Returns:
-        The plan; a pure function of the arguments.
-    """
-    columns = Columns.of(transfers)
-    return draft_fifo(columns, conditions).plan(columns, first_step)
+from compressa.schedulers.policy import Policy
 
 
 def draft_fifo(columns: Columns, conditions: Conditions) -> Draft:
-    """Draft a plan by readiness."""
+    """Draft a plan by readiness: measured ready times where known, else the units' numbers.
+
+    Args:
+        columns: All transfers of one step.
+        conditions: Only what is fixed there counts.
+    """
     return Draft(
         "fifo",
         columns.in_stages([columns.ready_s]),
         conditions.chunk_bytes,
         conditions.credit_bytes,
     )
+
+
+fifo = Policy("fifo", "as backward readies units", draft_fifo, overtaking=False)

@@ -11,39 +11,27 @@ the step is predicted to take longer than without, nothing is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 from compressa.schedulers.columns import Columns
-from compressa.schedulers.conditions import UNKNOWN, Conditions
+from compressa.schedulers.conditions import Conditions
 from compressa.schedulers.credit import draft_credit, sized
 from compressa.schedulers.draft import Draft
 from compressa.schedulers.link import Link
 from compressa.schedulers.partition import chunk_bytes
-from compressa.schedulers.plan import Plan, Transfer
+from compressa.schedulers.policy import Policy
 from compressa.schedulers.predict import Prediction, outlook
 
 
-def merge(
-    transfers: Sequence[Transfer], conditions: Conditions = UNKNOWN, first_step: int = 0
-) -> Plan:
-    """Plan by need, as `credit` does, and fuse what is small.
+def draft_merge(columns: Columns, conditions: Conditions) -> Draft:
+    """Draft a plan by need, as `credit` does, and fuse what is small.
 
     Args:
-        transfers: All transfers of one step.
+        columns: All transfers of one step.
         conditions: Without a link, nothing is fused.
-        first_step: First step that follows the plan.
-
-    Returns:
-        The plan; a pure function of the arguments.
     """
-    columns = Columns.of(transfers)
-    return draft_merge(columns, conditions).plan(columns, first_step)
-
-
-def draft_merge(columns: Columns, conditions: Conditions) -> Draft:
-    """Draft a plan by need, and fuse what is small."""
     apart = draft_credit(columns, conditions)
     if conditions.link is None:
         return replace(apart, policy="merge")
@@ -143,3 +131,12 @@ def _runs(turns: _Turns, link: Link, largest_bytes: int) -> Iterator[tuple[int, 
             end = joins + 1
     if end - begin > 1:
         yield begin, end
+
+
+merge = Policy(
+    "merge",
+    "as credit, and small messages leave as one where waiting costs less than a startup and "
+    "nothing gets late",
+    draft_merge,
+    paper="MG-WFBP, Shi et al. 2019",
+)

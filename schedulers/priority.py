@@ -7,36 +7,22 @@ Sending what is due first makes the largest lateness smallest, if all else can b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from compressa.schedulers.columns import Columns, Integers
-from compressa.schedulers.conditions import UNKNOWN, Conditions
+from compressa.schedulers.conditions import Conditions
 from compressa.schedulers.draft import Draft
 from compressa.schedulers.link import Link
-from compressa.schedulers.plan import Plan, Transfer
-
-
-def priority(
-    transfers: Sequence[Transfer], conditions: Conditions = UNKNOWN, first_step: int = 0
-) -> Plan:
-    """Plan by need: measured need times where known, else the last unit readied goes first.
-
-    Args:
-        transfers: All transfers of one step.
-        conditions: Its link says how much earlier than the need something is due; and what is
-            fixed there counts.
-        first_step: First step that follows the plan.
-
-    Returns:
-        The plan; a pure function of the arguments.
-    """
-    columns = Columns.of(transfers)
-    return draft_priority(columns, conditions).plan(columns, first_step)
+from compressa.schedulers.policy import Policy
 
 
 def draft_priority(columns: Columns, conditions: Conditions) -> Draft:
-    """Draft a plan by need."""
+    """Draft a plan by need: measured need times where known, else the last unit readied first.
+
+    Args:
+        columns: All transfers of one step.
+        conditions: Its link says how much earlier than the need something is due; and what is
+            fixed there counts.
+    """
     return Draft(
         "priority",
         by_need(columns, conditions.link),
@@ -51,3 +37,11 @@ def by_need(columns: Columns, link: Link | None) -> Integers:
     if due_s.any():
         due_s = due_s - columns.tails_s(link)
     return np.lexsort((columns.stage, -columns.unit, due_s))
+
+
+priority = Policy(
+    "priority",
+    "what the next forward needs first goes first",
+    draft_priority,
+    paper="P3, Jayarajan et al. 2019",
+)

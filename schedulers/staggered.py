@@ -15,11 +15,11 @@ from math import ceil
 from typing import NamedTuple
 
 from compressa.schedulers.columns import Columns
-from compressa.schedulers.conditions import UNKNOWN, Conditions
+from compressa.schedulers.conditions import Conditions
 from compressa.schedulers.credit import draft_credit
 from compressa.schedulers.draft import Draft
 from compressa.schedulers.link import Link
-from compressa.schedulers.plan import Plan, Transfer
+from compressa.schedulers.policy import Policy
 from compressa.schedulers.predict import outlook
 
 
@@ -49,25 +49,13 @@ def slots(sizes_bytes: Sequence[int], link: Link, at_once: int = 1) -> list[Slot
     return [_next_slot(lanes, 0.0, size, link) for size in sizes_bytes]
 
 
-def staggered(
-    transfers: Sequence[Transfer], conditions: Conditions = UNKNOWN, first_step: int = 0
-) -> Plan:
-    """Plan by need, as `credit` does, with slots for the hosts of a parameter server.
+def draft_staggered(columns: Columns, conditions: Conditions) -> Draft:
+    """Draft a plan by need, as `credit` does, with slots for the hosts of a parameter server.
 
     Args:
-        transfers: All transfers of one host's step, the same for all.
+        columns: All transfers of one host's step, the same for all.
         conditions: With one host, or without a link, there is nothing to share out.
-        first_step: First step that follows the plan.
-
-    Returns:
-        The plan; a pure function of the arguments.
     """
-    columns = Columns.of(transfers)
-    return draft_staggered(columns, conditions).plan(columns, first_step)
-
-
-def draft_staggered(columns: Columns, conditions: Conditions) -> Draft:
-    """Draft a plan by need, with slots."""
     draft = replace(draft_credit(columns, conditions), policy="staggered")
     return with_slots(columns, draft, conditions)
 
@@ -109,3 +97,8 @@ def _next_slot(
     end_s = start_s + link.wire_s(len(lanes) * size_bytes, max(chunks, 1))
     heapreplace(lanes, end_s)
     return Slot(start_s, end_s)
+
+
+staggered = Policy(
+    "staggered", "hosts that send to one parameter server take turns", draft_staggered
+)

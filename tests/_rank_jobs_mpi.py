@@ -19,7 +19,7 @@ from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
 def sums() -> dict[str, Any]:
     """Sum small whole numbers of every type, of one element and of several pieces."""
     wrong = []
-    with opened("mpi", sums=True) as (transport, failures):
+    with opened("mpi") as (transport, failures):
         rank, size, answers = transport.rank, transport.size, Answers()
         dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
         for number, dtype in enumerate((*dtypes, torch.int8, torch.uint8, torch.int32)):

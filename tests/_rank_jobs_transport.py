@@ -21,18 +21,12 @@ from _rank_jobs_conform import ManyWeights, digest, gradients
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.engine.process_groups import release_groups
 from compressa.errors import CompressaError, PayloadError
-from compressa.transports.backend_sum import BackendSum
-from compressa.transports.base import Key, Received, Traffic
+from compressa.transports.base import Key, Received, Traffic, Transport
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame
-from compressa.transports.gloo import GlooTransport
 from compressa.transports.gloo_group import GlooGroupTransport
-from compressa.transports.mpi import MpiTransport
-from compressa.transports.mpi_process import open_communicator
 from compressa.transports.reactor import Reactor
-from compressa.transports.rendezvous import connect_mesh
-from compressa.transports.streams import StreamSettings
-from compressa.transports.tcp import TcpTransport
-from compressa.transports.tcp_settings import TcpSettings
+from compressa.transports.setup import Setup
+from compressa.transports.table import TRANSPORTS
 
 CHUNK_BYTES = 512
 
@@ -64,7 +58,7 @@ class Answers:
 class Reacting:
     """A transport with a reactor on a thread of its own, where all calls to it are made."""
 
-    def __init__(self, transport: TcpTransport | MpiTransport) -> None:
+    def __init__(self, transport: Transport) -> None:
         self.rank, self.size = transport.rank, transport.size
         self.transport = transport
         self._reactor = Reactor()
@@ -121,29 +115,29 @@ def opened(
     early_bytes: int = 1 << 20,
     silence_s: float = 10.0,
     window: int = 3,
-    sums: bool = False,
     connections: int = 1,
-) -> Iterator[tuple[Any, list[CompressaError]]]:
+) -> Iterator[tuple[Reacting, list[CompressaError]]]:
     """Open a transport on a group of its own; give it and its failures."""
-    group = dist.new_group(backend="gloo")
+    row, group = TRANSPORTS[kind], dist.new_group(backend="gloo")
     failures: list[CompressaError] = []
-    settings = StreamSettings(5, CHUNK_BYTES, window, 0.2, silence_s)
-    transport: Any
-    if kind == "gloo":
-        transport = GlooTransport(group, settings, early_bytes, failures.append)
-    elif kind == "tcp":
-        tcp = TcpSettings(5, CHUNK_BYTES, window * CHUNK_BYTES, silence_s)
-        rank, size = group.rank(), group.size()
-        sockets = connect_mesh(rank, size, 5, partial(gather, group), 20.0, connections)
-        backend = BackendSum(group) if sums else None
-        made = TcpTransport(rank, sockets, tcp, early_bytes, failures.append, backend)
-        transport = Reacting(made)
-    elif kind == "mpi":
-        comm = open_communicator(group.rank(), group.size(), 5, partial(gather, group), 20.0)
-        backend = BackendSum(group) if sums else None
-        transport = Reacting(MpiTransport(comm, settings, early_bytes, failures.append, backend))
-    else:
-        transport = GlooGroupTransport(group, settings.epoch)
+    setup = Setup(
+        rank=group.rank(),
+        size=group.size(),
+        epoch=5,
+        group=group,
+        all_gather=partial(gather, group),
+        part=lambda seconds: None,
+        failed=failures.append,
+        start_s=20.0,
+        deadline_s=20.0,
+        heartbeat_s=0.2,
+        silence_s=silence_s,
+        chunk_bytes=CHUNK_BYTES,
+        credit_bytes=window * CHUNK_BYTES,
+        early_bytes=early_bytes,
+        connections=connections,
+    )
+    transport = Reacting(row.open(setup))
     try:
         yield transport, failures
     finally:
@@ -201,6 +195,12 @@ def all_to_all(
         "payload_bytes": sum(sizes) * len(peers),
         "messages": traffic.messages,
     }
+
+
+def is_ordered(*, kind: str) -> bool:
+    """Return whether the transport wants one order of launches for exchanges."""
+    with opened(kind) as (transport, _):
+        return transport.transport.ordered(Exchange({}, {}))
 
 
 def shorter_than_capacity(*, kind: str) -> list[int]:
@@ -362,7 +362,7 @@ def until(what: Callable[[], Any], timeout_s: float = 5.0) -> None:
 
 def all_reduces(*, kind: str, elems: int) -> dict[str, Any]:
     """Sum with the backend, beside named messages."""
-    with opened(kind, sums=True) as (transport, failures):
+    with opened(kind) as (transport, failures):
         rank, answers = transport.rank, Answers()
         tensor = torch.full((elems,), float(rank + 1))
         peers = [peer for peer in range(transport.size) if peer != rank]

@@ -68,7 +68,7 @@ FLOORS = {
     "transports": {"collectives"},
     "aggregators": {"codecs", "collectives", "compressor"},
     "wrappers": {"aggregators", "codecs", "compressor"},
-    "config": {"compressor", "compressors", "codecs", "plugins", "wrappers"},
+    "config": {"compressor", "compressors", "codecs", "plugins", "transports", "wrappers"},
     "engine": {
         "aggregators",
         "codecs",
@@ -88,6 +88,7 @@ FLOORS = {
         "compressor",
         "config",
         "engine",
+        "transports",
         "wrappers",
     },
     "simulation": {

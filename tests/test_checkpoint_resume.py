@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from _ranks import Group, Pools, same, settings
+from _transports import ON_HOST
 
 pytestmark = pytest.mark.ranks
 
@@ -51,7 +52,7 @@ def test_resume_repeats_random_and_warm_up_steps(
     assert [r["state"] for r in straight] == [r["state"] for r in resumed]
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 @pytest.mark.parametrize("compressor", ["topk", "powersgd"])
 def test_resume_after_a_dense_warm_up(
     compressor: str,

@@ -87,7 +87,10 @@ def test_the_bandwidth_of_a_measured_link_need_not_be_given(
         (["--bandwidth", "fast"], "is not a link"),
         (["--bandwidth", "unshaped"], '--bandwidth: give a rate such as "10gbit"'),
         (["--latency", "soon"], "--latency: give a time"),
-        (["--bandwidth", "1gbit", "--policy", "best"], "no policy is called 'best'"),
+        (
+            ["--bandwidth", "1gbit", "--policy", "best"],
+            'schedule.policy: "best" is not allowed; must be one of "fifo", ',
+        ),
         (["--bandwidth", "1gbit", "--compressor", "best"], "compressor"),
         (["--bandwidth", "1gbit", "--trace", "no/where/t.json"], "--trace: no/where"),
         (["--bandwidth", "1gbit", "--json", "no/where/t.json"], "--json: no/where"),

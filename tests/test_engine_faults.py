@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from _ranks import Group, same, settings
+from _transports import ON_HOST, TAGGED
 
 pytestmark = pytest.mark.ranks
 
@@ -77,7 +78,7 @@ def test_units_launched_in_another_order_are_never_averaged(compressor: str, two
     assert all("plans differ" in error["message"] for error in found), found
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+@pytest.mark.parametrize("transport", TAGGED)
 def test_tagged_messages_need_no_order(transport: str, two: Group) -> None:
     """The same fault is none where messages have names."""
     config = settings("topk", exchange={"transport": transport})
@@ -94,7 +95,7 @@ def test_an_unforeseen_error_in_a_worker_thread_reaches_every_rank(two: Group) -
     assert all("ZeroDivisionError" in error["message"] for error in found), found
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 def test_a_unit_that_one_rank_never_sends_times_out(transport: str, two: Group) -> None:
     config = quick("topk", deadline_s=2.0, transport=transport)
     found = refusals(two, config, "rank 1 forgets a unit")

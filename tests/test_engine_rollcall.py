@@ -19,6 +19,7 @@ from compressa.engine import opening, process_groups, rollcall
 from compressa.engine.lanes import Lane
 from compressa.engine.rollcall import RollCall
 from compressa.errors import CompressaError, ConfigError, PayloadError, Timeout
+from compressa.transports import mpi_process
 
 
 @pytest.fixture
@@ -202,7 +203,7 @@ def test_mpi_is_not_finalized_after_a_registration_that_failed(
     fail: Callable[..., Any] = mock.Mock(side_effect=error)
     with (
         mock.patch.object(process_groups, "new_group", fail),
-        mock.patch.object(process_groups, "start_failed") as noted,
+        mock.patch.object(mpi_process, "start_failed") as noted,
         pytest.raises(type(error)),
     ):
         opening.open_engine(config, {}, [], Lane(), ranks)

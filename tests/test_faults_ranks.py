@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from _ranks import Group, Outcome, same, settings
+from _transports import ON_HOST
 
 pytestmark = pytest.mark.ranks
 
@@ -96,7 +97,7 @@ def test_a_static_graph_hears_of_a_loss_in_its_first_step(fresh: Callable[[int],
     assert "rank 1 is lost" in said, survivor.explain()
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 def test_a_stopped_rank_is_lost_after_its_silence(
     transport: str, fresh: Callable[[int], Group]
 ) -> None:
@@ -170,7 +171,7 @@ def test_a_rank_that_gives_up_is_named(
     leave_promptly(group, [0])
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 def test_a_closed_handle_ends_the_wait_of_the_others(
     transport: str, fresh: Callable[[int], Group]
 ) -> None:
@@ -276,7 +277,7 @@ def test_a_plain_script_ends_promptly(tmp_path: Path) -> None:
         assert not any(noise in text for noise in NOISE), text
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 def test_nothing_is_left_behind(transport: str, fresh: Callable[[int], Group]) -> None:
     group = fresh(2)
     config = impatient(transport=transport)

@@ -6,13 +6,14 @@ from collections.abc import Callable
 
 import pytest
 from _ranks import Group, settings
+from _transports import ON_HOST
 
 pytestmark = pytest.mark.ranks
 
 JOB = "_rank_jobs_frames.train_beside_a_child"
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_a_killed_rank_with_a_child_is_noticed_at_once(
     transport: str, culprit: int, fresh: Callable[[int], Group]
@@ -28,7 +29,7 @@ def test_a_killed_rank_with_a_child_is_noticed_at_once(
             assert outcome.value["seconds"] < 5.0
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 def test_a_child_that_ends_says_no_goodbye(transport: str, two: Group) -> None:
     config = settings("int8", exchange={"transport": transport})
     found = two.run(JOB, config=config, culprit=1, how="leave")

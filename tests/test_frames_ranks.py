@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from _ranks import Group, settings
+from _transports import AUTHENTICATED
 
 pytestmark = pytest.mark.ranks
 
@@ -77,7 +78,7 @@ SECRET_JOB = "_rank_jobs_frames.train_with_a_secret"
 
 
 @pytest.mark.parametrize("compressor", ["int8", "none"])
-@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+@pytest.mark.parametrize("transport", AUTHENTICATED)
 def test_authenticated_training_has_the_same_bits(
     compressor: str, transport: str, two: Group, tmp_path: Path
 ) -> None:

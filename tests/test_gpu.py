@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from _ranks import Group, same, settings
+from _transports import ON_HOST
 
 from compressa.codecs import Codec, Draw, TopK
 from compressa.codecs.payload import HEADER_BYTES, Header, read_header, write_header
@@ -138,7 +139,7 @@ def test_more_elements_than_31_bits_can_count(name: str) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 @pytest.mark.parametrize("compressor", ["none", "int8", "topk", "powersgd"])
 def test_two_ranks_that_share_the_gpu_get_the_bits_of_the_cpu(
     compressor: str, transport: str, two: Group

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from _ranks import Group, same, settings
+from _transports import ON_HOST
 
 pytestmark = pytest.mark.ranks
 
@@ -71,7 +72,7 @@ def test_frozen_layers_are_not_sent(two: Group) -> None:
     assert sizes[1] - sizes[0] == 2 * first_layer_bytes
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 def test_subgroups_train_apart(transport: str, four: Group) -> None:
     config = settings("topk", exchange={"transport": transport})
     results = four.run("_rank_jobs.train_in_subgroups", config=config)
@@ -99,7 +100,7 @@ def test_a_world_of_one_conserves_mass(fresh: Callable[[int], Group]) -> None:
         assert max(result["errors"]) < 2e-6
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 def test_a_rank_may_register_late(transport: str, two: Group) -> None:
     config = settings("topk", exchange={"transport": transport, "silence_s": 1.5})
     config["exchange"]["heartbeat_s"] = 0.2
@@ -107,7 +108,7 @@ def test_a_rank_may_register_late(transport: str, two: Group) -> None:
     replicas_agree(two, config=config, per_rank=late, steps=2)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 def test_user_collectives_run_beside_the_engine(transport: str, four: Group) -> None:
     config = settings("int8", exchange={"transport": transport})
     results = four.run("_rank_jobs.train_beside_user_traffic", config=config, steps=25)

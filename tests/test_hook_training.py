@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Any
 
 import pytest
 from _ranks import Group, same, settings
+from _transports import ON_HOST, ORDERED, TAGGED
 
 from compressa.collectives.algorithms import ALGORITHMS
 from compressa.compressors import COMPRESSORS
@@ -36,10 +38,9 @@ def check_run(results: list[dict[str, Any]], steps: int) -> None:
 @pytest.mark.parametrize(
     ("transport", "compressor"),
     [
-        *(("tcp", name) for name in COMPRESSORS),
-        *(("gloo", name) for name in COMPRESSORS),
+        *product(TAGGED, COMPRESSORS),
         # What is launched in one order is bytes like any other: one of each kind of exchange.
-        *(("gloo-group", name) for name in ("none", "int8", "topk", "powersgd", "thc")),
+        *product(ORDERED, ("none", "int8", "topk", "powersgd", "thc")),
     ],
 )
 def test_every_compressor_trains_and_replicas_stay_identical(
@@ -117,7 +118,7 @@ def test_every_compressor_learns_on_two_ranks(compressor: str, two: Group) -> No
     assert sum(losses[-10:]) < 0.95 * sum(losses[:10])
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 @pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
 def test_transport_and_schedule_change_no_bit(compressor: str, transport: str, four: Group) -> None:
     configs = [

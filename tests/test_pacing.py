@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 from _ranks import Group, same, settings
+from _transports import PACED
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -267,7 +268,7 @@ def test_a_burst_without_a_pace_is_a_mistake() -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("transport", ["tcp", "gloo"])
+@pytest.mark.parametrize("transport", PACED)
 def test_paced_ranks_of_one_host_end_with_the_same_bits(transport: str, two: Group) -> None:
     config = settings("int8", exchange={"transport": transport})
     pace = {"pace_bits_per_s": 5e7, "burst_bytes": "4KiB"}

@@ -348,7 +348,7 @@ def test_policies_with_the_same_plan_are_run_once_and_each_has_its_name() -> Non
         ({"bandwidth_bits_per_s": 0.0}, "no bandwidth"),
         ({"bandwidth_bits_per_s": 1e9, "hosts": 0}, "can not be simulated"),
         ({"bandwidth_bits_per_s": 1e9, "hosts": 1 << 20}, "can not be simulated"),
-        ({"bandwidth_bits_per_s": 1e9, "policy": "best"}, "no policy is called 'best'"),
+        ({"bandwidth_bits_per_s": 1e9, "policy": "best"}, 'schedule.policy: "best" is not'),
         ({"bandwidth_bits_per_s": 1e9, "steps": 1}, "2 steps at least"),
         ({"bandwidth_bits_per_s": 1e9, "compression": {"compressor": "?"}}, "compressor"),
     ],

@@ -8,11 +8,13 @@ from types import SimpleNamespace
 from unittest import mock
 
 import pytest
+import torch
 from _ranks import Group, same, settings
 from _ranks_mpi import MpiGroup, missing, mpi_group, shared_files
 
 from compressa.errors import BackendUnavailable, ConfigError, Timeout
 from compressa.transports import mpi_process
+from compressa.transports.table import TRANSPORTS
 
 JOBS = "_rank_jobs_transport"
 ENDS = "_rank_jobs_transport_ends"
@@ -246,7 +248,7 @@ def test_without_mpi4py_the_extra_is_named() -> None:
         mock.patch("importlib.util.find_spec", return_value=None),
         pytest.raises(BackendUnavailable, match=r'pip install "compressa\[mpi\]"'),
     ):
-        mpi_process.load(2)
+        TRANSPORTS["mpi"].check(torch.device("cpu"), 2)
 
 
 def test_a_call_that_blocks_ends_at_its_deadline() -> None:
@@ -258,12 +260,14 @@ def test_a_call_that_blocks_ends_at_its_deadline() -> None:
     noted.assert_called_once_with()
 
 
-@pytest.mark.parametrize(("in_use", "times"), [(0, 1), (1, 0)])
+@pytest.mark.parametrize(
+    ("met", "in_use", "times"), [(False, 0, 1), (False, 1, 0), (True, 0, 1), (True, 1, 1)]
+)
 def test_who_misses_a_start_is_lost_only_if_no_communicator_is_in_use(
-    in_use: int, times: int, monkeypatch: pytest.MonkeyPatch
+    met: bool, in_use: int, times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else MPI_Finalize would wait for who called something alone, though all is well."""
     monkeypatch.setattr(mpi_process._Ending, "in_use", in_use)
     with mock.patch.object(mpi_process, "left_behind") as noted:
-        mpi_process.start_failed()
+        mpi_process.start_failed(met=met)
     assert noted.call_count == times

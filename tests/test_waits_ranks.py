@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from _ranks import Group, Pools, same, settings
 from _stress_arena import Arena, kinds_here
+from _transports import ON_HOST
 
 pytestmark = pytest.mark.ranks
 
@@ -41,7 +42,7 @@ def test_a_cycle_of_waits_is_named_as_a_whole(
     check_verdict(seen, "Timeout", cycle)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group"])
+@pytest.mark.parametrize("transport", ON_HOST)
 def test_all_ranks_of_a_ring_name_the_one_that_does_not_come(transport: str, four: Group) -> None:
     """Each waits for its neighbour, most of which are healthy."""
     config = brisk("none", transport=transport, algorithm="ring", kind="all_reduce")

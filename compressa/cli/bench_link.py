@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -16,24 +15,30 @@ from compressa.bench.link import Check, opened
 from compressa.bench.network.texts import ms_text, size_text, spread_text
 from compressa.config import load_config
 from compressa.engine.link_file import LinkFile
+from compressa.transports.table import TRANSPORTS, USUAL
 
 EPILOG = "Example: torchrun --nproc-per-node 2 -m compressa bench link --out link.json"
 
 _LARGE_BYTES = 1_000_000
+_MEASURABLE = [name for name, row in TRANSPORTS.items() if not row.device]
 
 
-class _Transport(StrEnum):
-    TCP = "tcp"
-    GLOO = "gloo"
-    GLOO_GROUP = "gloo-group"
-    MPI = "mpi"
+def _measurable(transport: str) -> str:
+    if transport not in _MEASURABLE:
+        raise typer.BadParameter(f"is not one of {', '.join(_MEASURABLE)}")
+    return transport
 
 
 def link(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the figures to this file, on rank 0.")
     ] = None,
-    transport: Annotated[_Transport, typer.Option(help="As exchange.transport.")] = _Transport.TCP,
+    transport: Annotated[
+        str,
+        typer.Option(
+            metavar="|".join(_MEASURABLE), callback=_measurable, help="As exchange.transport."
+        ),
+    ] = USUAL,
     connections: Annotated[
         int, typer.Option(min=1, max=16, help="As exchange.connections, of tcp.")
     ] = 1,
@@ -49,7 +54,7 @@ def link(
     With exchange.link = FILE, algorithm = "auto" chooses by the figures; `compressa explain` shows
     how.
     """
-    exchange = {"transport": transport.value, "connections": connections, "deadline_s": deadline}
+    exchange = {"transport": transport, "connections": connections, "deadline_s": deadline}
     config = load_config({"exchange": exchange})
     console = Console()
     with (

@@ -89,13 +89,10 @@ def _gpu() -> dict[str, Any]:
 
 
 def _backends() -> dict[str, bool]:
-    import torch.distributed as dist
+    from compressa.transports.table import TRANSPORTS
 
-    here = dist.is_available()
     return {
-        "gloo": here and dist.is_gloo_available(),
-        "nccl": here and dist.is_nccl_available(),
-        "mpi (mpi4py)": importlib.util.find_spec("mpi4py") is not None,
+        **{name: not row.missing() for name, row in TRANSPORTS.items()},
         "kernels: numba": importlib.util.find_spec("numba") is not None,
         "kernels: cupy": importlib.util.find_spec("cupy") is not None,
     }

@@ -46,7 +46,7 @@ def simulate(
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="As schedule.policy; several times. Most of them if not given."),
+        typer.Option(help="As schedule.policy; several times. All of them if not given."),
     ] = None,
     compressor: Annotated[
         str | None,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
 
 class Section(BaseModel):
@@ -48,3 +49,37 @@ class Listed:
         if self.or_one and not isinstance(value, tuple):
             return (value,)
         return value
+
+
+@dataclass(frozen=True, eq=False)
+class OneOf:
+    """Takes a name of a table, as the table is when a configuration is read.
+
+    Attributes:
+        table: What there is, by name.
+        besides: Names that stand for no row.
+    """
+
+    table: Mapping[str, object]
+    besides: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.besides
+        yield from self.table
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        """Refuse other strings, as pydantic refuses what is not in a `Literal`."""
+        return core_schema.no_info_after_validator_function(self._known, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Tell editors the names."""
+        return {"type": "string", "enum": [*self]}
+
+    def _known(self, name: str) -> str:
+        if name not in [*self]:
+            raise PydanticKnownError("literal_error", {"expected": ", ".join(map(repr, self))})
+        return name

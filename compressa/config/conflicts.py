@@ -10,6 +10,7 @@ from compressa.codecs.base import Biased, Codec, Fixed, Unbiased
 from compressa.codecs.entropy import can_shorten
 from compressa.compressor import Compressor, Granularity
 from compressa.config.mistakes import Mistake, Path
+from compressa.transports.table import USUAL, meant
 from compressa.wrappers.density_schedule import has_density
 
 if TYPE_CHECKING:
@@ -18,11 +19,7 @@ if TYPE_CHECKING:
 # Bounds are stated for a length; any that is long compared to 1 / density shows the kind.
 _TYPICAL_ELEMS = 1 << 20
 _KIND: Path = ("exchange", "kind")
-_WITHOUT_MAC = (
-    ("transport", ("gloo-group", "mpi", "nccl"), "tcp"),
-    ("algorithm", ("backend",), "auto"),
-    ("broadcast", ("multicast",), "auto"),
-)
+_TRANSPORT: Path = ("exchange", "transport")
 
 
 class _Use(NamedTuple):
@@ -84,11 +81,13 @@ def _pace_conflicts(config: Config) -> Iterator[Mistake]:
                 (("schedule", "burst_bytes"),),
             )
         return
-    if config.exchange.transport == "nccl":
+    transport = config.exchange.transport
+    if not any(row.paced for row in meant(transport)):
         yield Mistake(
             path,
-            'is set, but NCCL can not be paced; use exchange.transport = "tcp", or leave it out',
-            (path, ("exchange", "transport")),
+            f'is set, but exchange.transport = "{transport}" can not be paced; use "{USUAL}", or '
+            "leave it out",
+            (path, _TRANSPORT),
         )
     if config.exchange.algorithm == "backend":
         yield Mistake(
@@ -109,9 +108,13 @@ def _secret_conflicts(config: Config) -> Iterator[Mistake]:
     if exchange.secret_file is None:
         text = "is set, but not exchange.secret_file; set it to a file with the secret"
         yield Mistake(path, text, (path,))
-    for setting, refused, use in _WITHOUT_MAC:
-        chosen = getattr(exchange, setting)
-        if chosen in refused:
+    for setting, refused, use in (
+        ("transport", not any(row.authenticated for row in meant(exchange.transport)), USUAL),
+        ("algorithm", exchange.algorithm == "backend", "auto"),
+        ("broadcast", exchange.broadcast == "multicast", "auto"),
+    ):
+        if refused:
+            chosen = getattr(exchange, setting)
             yield Mistake(
                 path,
                 f'is set, but exchange.{setting} = "{chosen}" sends what has no MAC of ours; use '
@@ -327,19 +330,20 @@ def _exchange_conflicts(config: Config) -> Iterator[Mistake]:
             f"is {credit}, less than one chunk; must be at least chunk_bytes = {chunk}",
             (("exchange", "credit_bytes"), ("exchange", "chunk_bytes")),
         )
-    if exchange.connections > 1 and exchange.transport not in ("auto", "tcp"):
+    rows = meant(exchange.transport)
+    if exchange.connections > 1 and not any(row.connections for row in rows):
         yield Mistake(
             ("exchange", "connections"),
             f"is {exchange.connections}, but the transport {exchange.transport} makes its own; use "
-            'exchange.transport = "tcp", or leave it out',
-            (("exchange", "connections"), ("exchange", "transport")),
+            f'exchange.transport = "{USUAL}", or leave it out',
+            (("exchange", "connections"), _TRANSPORT),
         )
-    if exchange.broadcast == "multicast" and exchange.transport in ("nccl", "gloo-group"):
+    if exchange.broadcast == "multicast" and all(row.ordered for row in rows):
         yield Mistake(
             ("exchange", "broadcast"),
             f'is "multicast", which asks for lost packets by messages that come in any order, and '
-            f'exchange.transport = "{exchange.transport}" has none; use "tcp"',
-            (("exchange", "broadcast"), ("exchange", "transport")),
+            f'exchange.transport = "{exchange.transport}" has none; use "{USUAL}"',
+            (("exchange", "broadcast"), _TRANSPORT),
         )
     if exchange.silence_s <= 2 * exchange.heartbeat_s:
         yield Mistake(

@@ -16,7 +16,6 @@ from compressa.config.describe import describe
 from compressa.config.mistakes import MISTAKES, Mistake, Path, report
 from compressa.config.model import Config
 from compressa.config.positions import key_lines
-from compressa.config.sections import FIFO
 from compressa.errors import ConfigError, escaped
 
 _NOTHING: Mapping[str, Any] = {"match": {"name": "*"}, "compressor": {"name": "none"}}
@@ -39,13 +38,13 @@ Source = str | os.PathLike[str] | Mapping[str, Any] | Config
 _COMPRESSION = {"compressor", "rules", "feedback", "momentum", "warmup", "dense_below"}
 
 
-def load_config(source: Source, *, policy: str = FIFO) -> Config:
+def load_config(source: Source, *, policy: str | None = None) -> Config:
     """Read and check a configuration.
 
     Args:
         source: A TOML file's path, a mapping with the same keys, or a configuration, which
             is returned as it is.
-        policy: `schedule.policy` where the source does not say it.
+        policy: `schedule.policy` where the source does not say it; None for the usual one.
 
     Raises:
         ConfigError: The file cannot be read, is not TOML, or holds mistakes. The message
@@ -89,9 +88,9 @@ def recompressed(config: Config, wanted: Config) -> Config:
     return load_config({**config.model_dump(mode="json", exclude=_COMPRESSION), **changed})
 
 
-def _with_policy(raw: Mapping[str, Any], policy: str) -> dict[str, Any]:
+def _with_policy(raw: Mapping[str, Any], policy: str | None) -> dict[str, Any]:
     schedule = raw.get("schedule", {})
-    if policy == FIFO or not isinstance(schedule, Mapping):
+    if policy is None or not isinstance(schedule, Mapping):
         return dict(raw)
     return {**raw, "schedule": {"policy": policy, **schedule}}
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from compressa.codecs.entropy import MOST_LEVEL
-from compressa.config.base import Listed, Section
+from compressa.config.base import Listed, OneOf, Section
 from compressa.config.choices import AnyCompressor, choice
 from compressa.config.places import board_place, link_name
 from compressa.config.ranges import (
@@ -22,6 +23,8 @@ from compressa.config.ranges import (
     Silence,
 )
 from compressa.config.sizes import BurstBytes, UnitBytes, WireBytes
+from compressa.schedulers import POLICIES, Policy
+from compressa.transports.table import AUTO, AUTO_SUMMARY, TRANSPORTS, Entry
 
 FeedbackKind = Literal["auto", "error", "scaled", "ef21", "none"]
 ExchangeKind = Literal["auto", "all_reduce", "all_gather", "scatter_reduce", "per_hop"]
@@ -44,6 +47,15 @@ NONE: dict[str, JsonValue] = {"default": {"name": "none"}}
 def none() -> AnyCompressor:
     """Return the choice of no compression."""
     return choice("none")
+
+
+def _summaries(rows: Iterable[Entry | Policy]) -> str:
+    return "; ".join(f"{row.name}: {row.summary}" for row in rows)
+
+
+def _which(fact: str) -> str:
+    """Return the transports of which something is true."""
+    return " or ".join(name for name, row in TRANSPORTS.items() if getattr(row, fact))
 
 
 def _text_path(value: object) -> object:
@@ -118,19 +130,12 @@ class DenseBelow(Section):
     )
 
 
-FIFO = "fifo"
-
-
 class Exchange(Section):
     """How payloads cross the network."""
 
-    transport: Literal["auto", "tcp", "gloo", "gloo-group", "mpi", "nccl"] = Field(
-        default="auto",
-        description="tcp: own sockets on the interface that GLOO_SOCKET_IFNAME names; gloo: "
-        "Gloo's point-to-point; gloo-group: its group calls; mpi: between ranks that mpiexec has "
-        "started; nccl: between GPUs, without the host. "
-        "auto: nccl if gradients are on GPUs, the model's process group is NCCL's and nothing is "
-        "paced, else tcp.",
+    transport: Annotated[str, OneOf(TRANSPORTS, (AUTO,))] = Field(
+        default=AUTO,
+        description=f"{_summaries(TRANSPORTS.values())}; {AUTO}: {AUTO_SUMMARY}.",
     )
     kind: ExchangeKind = Field(
         default="auto",
@@ -207,14 +212,16 @@ class Exchange(Section):
     )
     connections: Annotated[int, Ge(1), Le(16)] = Field(
         default=1,
-        description="Connections of the transport tcp to every peer, which share the credit. More "
-        "than 1 pays where each is limited, as in clouds, or a fast line is long.",
+        description="Connections to every peer, which share the credit; of the transport "
+        f"{_which('connections')}. More than 1 pays where each is limited, as in clouds, or a fast "
+        "line is long.",
     )
     authenticate: bool = Field(
         default=False,
         description="Whether every frame has a MAC with a key from exchange.secret_file, so that "
-        "only ranks are listened to; nothing is encrypted. With transport tcp or gloo only; sums "
-        "are then never left to the backend, whose messages have none.",
+        "only ranks are listened to; nothing is encrypted. With the transport "
+        f"{_which('authenticated')} only; sums are then never left to the backend, whose messages "
+        "have none.",
     )
     secret_file: Annotated[str | None, BeforeValidator(_text_path)] = Field(
         default=None,
@@ -272,13 +279,11 @@ class Share(Section):
 class Schedule(Section):
     """Which unit goes next, and how fast."""
 
-    policy: Literal["fifo", "priority", "credit", "merge", "auto"] = Field(
+    policy: Annotated[str, OneOf(POLICIES)] = Field(
         default="fifo",
-        description="fifo: as gradients appear; priority: in the order of use; credit: that order, "
-        "reckoned with chunks and a window, which exchange.chunk_bytes and exchange.credit_bytes "
-        "give every policy; merge: as credit, and small messages leave as one where waiting costs "
-        "less than a message; auto: whichever of these is predicted to make the shortest step (by "
-        "exchange.link; priority without it). OverlappedDataParallel takes auto if not given.",
+        description=f"{_summaries(POLICIES.values())} (by exchange.link; priority without it). "
+        "Chunks and the window are exchange.chunk_bytes and exchange.credit_bytes, whatever the "
+        "policy. OverlappedDataParallel takes auto if not given.",
     )
     profile_steps: FewSteps = Field(
         default=5,
@@ -309,6 +314,11 @@ class Schedule(Section):
     share: Share | None = Field(
         default=None, description="With which other jobs the link is shared; left out: with none."
     )
+
+    @property
+    def overtaking(self) -> bool:
+        """Whether what is urgent shall go before what was ready earlier."""
+        return POLICIES[self.policy].overtaking
 
 
 class Engine(Section):

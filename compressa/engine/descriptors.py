@@ -11,6 +11,7 @@ import sys
 
 from compressa.config import Config
 from compressa.errors import TransportError
+from compressa.transports.table import meant
 
 _GROUPS = 2  # each with a connection to every other rank
 _OTHERS = 12  # listeners, epoll instances, pipes, and a spare
@@ -20,11 +21,12 @@ def descriptors_needed(config: Config, ranks: int) -> int:
     """Return how many files the groups and the transport of a rank keep open.
 
     Args:
-        config: Says which transport. For "nccl" and "mpi", what their libraries open comes on top.
+        config: Says which transport. What a library such as NCCL or MPI opens comes on top.
         ranks: Number of ranks.
     """
     exchange = config.exchange
-    own = exchange.connections if exchange.transport in ("auto", "tcp") else 0
+    several = any(row.connections for row in meant(exchange.transport))
+    own = exchange.connections if several else 0
     return (_GROUPS + own) * (ranks - 1) + _OTHERS
 
 

@@ -29,6 +29,7 @@ from compressa.collectives.choice import CANDIDATES, Costs, points
 from compressa.collectives.cost import Link
 from compressa.config import Config
 from compressa.errors import ConfigError, StateError
+from compressa.transports.table import TRANSPORTS
 
 COMMAND = "compressa bench link"
 MOST_SPREAD = 0.1
@@ -128,8 +129,8 @@ class LinkFile(Figures):
         if transport == self.transport:
             return
         use = f"measure it with `{COMMAND} --transport {transport}`"
-        if transport == "nccl":
-            use = "NCCL can not be measured yet: leave exchange.link out"
+        if TRANSPORTS[transport].device:
+            use = f"{transport} can not be measured yet: leave exchange.link out"
         raise ConfigError(
             f"{where}: transport: was measured over {self.transport!r}, and these ranks use "
             f"{transport!r}; {use}"

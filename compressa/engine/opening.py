@@ -19,6 +19,7 @@ from compressa.engine.late import Late
 from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
 from compressa.transports.alone import Alone
+from compressa.transports.table import TRANSPORTS
 
 _CLOSE_S = 0.5  # a failure must be told in time; threads that wait for the lost end by themselves
 
@@ -92,8 +93,8 @@ def _start(
         text = str(failure) if failure is not None else None
         _agree(control, startup.digest(config, text, parameters, kind), failure, config, link)
         compile_together(parameters, compressors, config, lane, control)
-        own_backend = "nccl" if kind == "nccl" else "gloo"
-        groups.append(process_groups.new_group(config, ranks, own_backend, caller))
+        backend = TRANSPORTS[kind].backend
+        groups.append(process_groups.new_group(config, ranks, backend, caller))
         failed = Late()
         transport = startup.open_transport(
             config, groups[1], control, parameters, failed, kind, lane

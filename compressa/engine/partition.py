@@ -14,7 +14,6 @@ from typing import NamedTuple
 from compressa.collectives.choice import Costs
 from compressa.config import Config
 from compressa.config.rules import ConfigWarning, assign
-from compressa.config.sections import FIFO
 from compressa.engine.pace import paced_chunk_bytes
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import Link, chunk_bytes, credit_bytes
@@ -48,7 +47,7 @@ def partition(config: Config, parameters: Sequence[ParameterInfo], costs: Costs 
     """
     chunk, credit = config.exchange.chunk_bytes, config.exchange.credit_bytes
     link = wire(costs)
-    if link is not None and config.schedule.policy != FIFO:
+    if link is not None and config.schedule.overtaking:
         total_bytes = _payload_bytes(config, parameters)
         costly = replace(link, overhead_s=max(link.overhead_s, _CHUNK_S))
         chunk = chunk or min(chunk_bytes(total_bytes, costly), credit or _CREDIT_BYTES)
@@ -69,7 +68,7 @@ def kept_bytes(config: Config, costs: Costs | None) -> int | None:
         costs: Of the link; None if it was not measured.
     """
     link = wire(costs)
-    if link is None or config.schedule.policy == FIFO:
+    if link is None or not config.schedule.overtaking:
         return None
     kept = max(2 * credit_bytes(_slow_to_answer(link), 0), _LEAST_KEPT_BYTES)
     return kept if kept < _MOST_KEPT_BYTES else None

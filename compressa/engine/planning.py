@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from compressa.config import Schedule
-from compressa.config.sections import FIFO
 from compressa.engine.control import Awaited, Control
 from compressa.engine.phase import Course, Phase
 from compressa.engine.profiler import Profiler
@@ -100,7 +99,7 @@ class Planning:
             TransportError: A rank's profile, or the plan, has not come in time, or is none.
         """
         course = None
-        if self._control is not None and self._schedule.policy != FIFO and self._names:
+        if self._control is not None and self._schedule.overtaking and self._names:
             if step == self._round:
                 self._profiles = self._tell(self._control)
             elif step == self._round + 1:

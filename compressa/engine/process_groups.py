@@ -23,7 +23,7 @@ from compressa.config import Config
 from compressa.engine.rollcall import RollCall
 from compressa.errors import BackendUnavailable, CompressaError, ConfigError
 from compressa.transports import forks
-from compressa.transports.mpi_process import left_behind, start_failed
+from compressa.transports.table import meant
 
 _GROUP_MARGIN_S = 0.5
 _NCCL_PATIENCE = 4.0
@@ -169,11 +169,9 @@ def release_groups(groups: list[dist.ProcessGroup]) -> None:
 def give_up(config: Config, groups: list[dist.ProcessGroup], error: BaseException) -> None:
     """Give back the groups of an opening that has failed."""
     alike = isinstance(error, ConfigError | BackendUnavailable)  # on every rank
-    if config.exchange.transport == "mpi" and not alike:
-        if groups:
-            left_behind()  # whoever is lost will not come to MPI's end either
-        else:
-            start_failed()  # nobody need be lost
+    if not alike:
+        for row in meant(config.exchange.transport):
+            row.note_failed_start(met=bool(groups))
     release_groups(groups)
 
 

@@ -29,6 +29,7 @@ from compressa.errors import CompressaError, ConfigError, Timeout
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import Plan, Transfer
 from compressa.transports.reactor import Reactor
+from compressa.transports.table import TRANSPORTS
 
 _MARGIN_S = 10.0  # for the communication thread to answer
 _CLOSE_S = 5.0
@@ -97,8 +98,8 @@ class Session:
         with startup.opening(self._control, partial(self._control.close, _GIVE_UP_S)):
             self.rank, self.size = self._control.rank, self._control.size
             kind = self._agree_on_transport(config, group, parameters, failure)
-            own_backend = "nccl" if kind == "nccl" else "gloo"
-            self._groups.append(process_groups.new_group(config, group, own_backend, caller))
+            backend = TRANSPORTS[kind].backend
+            self._groups.append(process_groups.new_group(config, group, backend, caller))
             failed = Late()
             self.transport = startup.open_transport(
                 config, self._groups[1], self._control, parameters, failed, kind, self.lane

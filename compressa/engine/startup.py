@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from compressa.collectives.choice import Costs
 from compressa.config import Config, first_difference
-from compressa.config.sections import FIFO
 from compressa.engine.control import Control
 from compressa.engine.cores import Place, default_threads, has_core, launched_here, own_place
 from compressa.engine.descriptors import descriptors_needed, too_few_descriptors
@@ -27,23 +26,16 @@ from compressa.engine.sums import Sums
 from compressa.errors import CompressaError, ConfigError, TransportError
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
-from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Transport
-from compressa.transports.checks import CHECKSUMS, Keys
-from compressa.transports.gloo import GlooTransport
-from compressa.transports.gloo_group import GlooGroupTransport
-from compressa.transports.mpi import MpiTransport
-from compressa.transports.mpi_process import load, open_communicator
-from compressa.transports.nccl import NcclTransport
-from compressa.transports.rendezvous import connect_mesh
+from compressa.transports.setup import Setup
 from compressa.transports.staged import Staged
 from compressa.transports.streams import StreamSettings
-from compressa.transports.tcp import TcpTransport
-from compressa.transports.tcp_settings import TcpSettings, frame_sizes
+from compressa.transports.table import AUTO, TRANSPORTS, Entry, meant
 
 _reached_epoch = 0  # the latest of this process; others may have seen more, or fewer
 _CONTROL_EPOCH = 0  # nothing older can come over the sockets of a group that is new
 _CONTROL_CHUNK_BYTES = 1 << 16
+_CONTROL_WINDOW = 4
 _PLACE, _EPOCH, _LINK = "place", "epoch", "link"
 _POLL_S = 150e-6  # a small message, and what both ends do with it; a sleep costs some 50 us
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
@@ -56,40 +48,22 @@ def choose_transport(config: Config, group: dist.ProcessGroup, device: torch.dev
         ConfigError: There is no such transport there.
         BackendUnavailable: It needs what is not installed.
     """
-    wanted = config.exchange.transport
-    if wanted == "mpi":
-        load(group.size())
-    on_gpu = device.type == "cuda"
-    if wanted == "nccl" and not on_gpu:
-        raise ConfigError(
-            f'exchange.transport = "nccl" is for gradients on GPUs, and these are on the {device}; '
-            'use "auto" or "tcp"'
-        )
-    if wanted == "nccl" and not dist.is_nccl_available():
-        raise ConfigError(
-            'exchange.transport = "nccl", but this torch has no NCCL; install a CUDA build of '
-            'torch, or use "tcp"'
-        )
-    if wanted != "auto":
-        return wanted
-    own = on_gpu and "cuda:nccl" in dist.get_backend_config(group)
-    plain = config.schedule.pace_bits_per_s is None and not config.exchange.authenticate
-    return "nccl" if own and plain else "tcp"
+    choice = config.exchange.transport
+    if choice == AUTO:
+        return next(row.name for row in meant(choice) if _fits(row, config, group, device))
+    TRANSPORTS[choice].check(device, group.size())
+    return choice
 
 
-def stream_settings(
-    config: Config,
-    epoch: int,
-    chunk_bytes: int,
-    window: int,
-    pacer: Pacer | None = None,
-    keys: Keys = CHECKSUMS,
-) -> StreamSettings:
-    """Return what all streams of one transport share."""
-    exchange, pacer = config.exchange, pacer or Pacer(None)
-    return StreamSettings(
-        epoch, chunk_bytes, window, exchange.heartbeat_s, exchange.silence_s, pacer, keys
-    )
+def _fits(row: Entry, config: Config, group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether a transport that nobody has asked for can do what is asked of any."""
+    if row.device and row.device != device.type:
+        return False
+    if row.device and f"{row.device}:{row.backend}" not in dist.get_backend_config(group):
+        return False  # whoever made the model's group did not want that backend there
+    if config.schedule.pace_bits_per_s is not None and not row.paced:
+        return False
+    return row.authenticated or not config.exchange.authenticate
 
 
 def obstacle(config: Config, ranks: int) -> CompressaError | None:
@@ -104,8 +78,16 @@ def obstacle(config: Config, ranks: int) -> CompressaError | None:
 
 def open_control(config: Config, group: dist.ProcessGroup) -> Control:
     """Open the control channel."""
-    keys, own = session_keys(config, group), (_CONTROL_EPOCH, _CONTROL_CHUNK_BYTES, 4)
-    return Control(group, stream_settings(config, *own, keys=keys.named("control")), keys)
+    keys, exchange = session_keys(config, group), config.exchange
+    settings = StreamSettings(
+        _CONTROL_EPOCH,
+        _CONTROL_CHUNK_BYTES,
+        _CONTROL_WINDOW,
+        exchange.heartbeat_s,
+        exchange.silence_s,
+        keys=keys.named("control"),
+    )
+    return Control(group, settings, keys)
 
 
 @contextlib.contextmanager
@@ -224,7 +206,7 @@ def sums_of(
     networks = [place.network for place in control.places]
     costs = _costs(config, control)
     sizes = partition(config, parameters, costs)
-    overtaking = config.schedule.policy != FIFO
+    overtaking = config.schedule.overtaking
     return Sums(transport, algorithm, networks, costs, sizes, overtaking=overtaking)
 
 
@@ -266,60 +248,54 @@ def open_transport(
 
     Args:
         config: Sizes and times.
-        group: A process group of its own: of NCCL for the transport "nccl", else of Gloo.
+        group: A process group of its own, of the backend that the row names.
         control: The control channel.
         parameters: The model's.
         failed: Called once, from any thread, when a peer is lost or sends nonsense.
         kind: From `choose_transport`.
         lane: Where payloads are made.
     """
-    if not isinstance(lane, CudaLane):
-        return _open_on_host(config, group, control, parameters, failed, kind)
-    if kind == "nccl":
-        deadline_s = config.exchange.deadline_s
-        return NcclTransport(group, control.epoch, lane.stream, deadline_s, failed, control.part)
-    return Staged(_open_on_host(config, group, control, parameters, failed, kind), lane.stream)
+    row = TRANSPORTS[kind]
+    stream = lane.stream if isinstance(lane, CudaLane) else None
+    transport = row.open(_setup(config, group, control, parameters, failed, row, stream))
+    return transport if stream is None or row.device else Staged(transport, stream)
 
 
-def _open_on_host(
+def _setup(
     config: Config,
     group: dist.ProcessGroup,
     control: Control,
     parameters: Sequence[ParameterInfo],
     failed: Callable[[CompressaError], None],
-    kind: str,
-) -> Transport:
-    exchange = config.exchange
-    if kind == "gloo-group":
-        return GlooGroupTransport(group, control.epoch)
-    pacer = host_pacer(config.schedule, control, exchange.start_wait_s)
-    costs = _costs(config, control)
-    chunk_bytes, credit_bytes = partition(config, parameters, costs)
+    row: Entry,
+    stream: torch.cuda.Stream | None,
+) -> Setup:
+    exchange, costs = config.exchange, _costs(config, control)
+    sizes = partition(config, parameters, costs)
+    pacer = Pacer(None)
+    if row.paced:
+        pacer = host_pacer(config.schedule, control, exchange.start_wait_s)
     # A peer may be ahead by a step; no compressor sends more than twice the gradients.
     early_bytes = _EARLY_BYTES + 4 * sum(p.elems * max(p.dtype.itemsize, 4) for p in parameters)
-    keys = control.keys.named(f"{kind} {control.epoch}")
-    if kind in ("gloo", "mpi"):
-        window = max(2, credit_bytes // chunk_bytes)
-        streams = stream_settings(config, control.epoch, chunk_bytes, window, pacer, keys)
-        if kind == "gloo":
-            return GlooTransport(group, streams, early_bytes, failed)
-        comm = open_communicator(
-            control.rank, control.size, streams.epoch, control.all_gather, exchange.start_wait_s
-        )
-        return MpiTransport(comm, streams, early_bytes, failed, BackendSum(group))
-    sizes = frame_sizes(chunk_bytes, credit_bytes, exchange.connections)
-    poll_s = _POLL_S if has_core(control.rank, control.places, launched_here()) else 0.0
-    kept = kept_bytes(config, costs)
-    kept = None if kept is None else kept // exchange.connections
-    settings = TcpSettings(control.epoch, *sizes, exchange.silence_s, kept, pacer, poll_s, keys)
-    sockets = connect_mesh(
-        control.rank,
-        control.size,
-        settings.epoch,
-        control.all_gather,
-        exchange.start_wait_s,
-        exchange.connections,
-        keys.named("door").secret,
+    return Setup(
+        rank=control.rank,
+        size=control.size,
+        epoch=control.epoch,
+        group=group,
+        all_gather=control.all_gather,
+        part=control.part,
+        failed=failed,
+        start_s=exchange.start_wait_s,
+        deadline_s=exchange.deadline_s,
+        heartbeat_s=exchange.heartbeat_s,
+        silence_s=exchange.silence_s,
+        chunk_bytes=sizes.chunk_bytes,
+        credit_bytes=sizes.credit_bytes,
+        early_bytes=early_bytes,
+        kept_bytes=kept_bytes(config, costs),
+        connections=exchange.connections,
+        pacer=pacer,
+        keys=control.keys.named(f"{row.name} {control.epoch}"),
+        poll_s=_POLL_S if has_core(control.rank, control.places, launched_here()) else 0.0,
+        stream=stream,
     )
-    own_sum = None if exchange.authenticate else BackendSum(group)
-    return TcpTransport(control.rank, sockets, settings, early_bytes, failed, own_sum)

@@ -29,7 +29,6 @@ import torch
 
 from compressa.compressor import Compressor, Granularity
 from compressa.config import Config
-from compressa.config.sections import FIFO
 from compressa.parameters import Layout, ParameterInfo, Segment
 
 _UNIT_BYTES, _DENSE_UNIT_BYTES = 4 << 20, 25 << 20  # as DDP's buckets, where order is all the same
@@ -60,7 +59,7 @@ class UnitSizes(NamedTuple):
         """Return what is configured, or usual for the configured policy."""
         exchange = config.exchange
         unit_bytes, dense_bytes = exchange.unit_bytes, exchange.unit_dense_bytes
-        if config.schedule.policy == FIFO:
+        if not config.schedule.overtaking:
             unit_bytes = unit_bytes or _UNIT_BYTES
             dense_bytes = dense_bytes or _DENSE_UNIT_BYTES
         return cls(unit_bytes, exchange.unit_payload_bytes, dense_bytes)

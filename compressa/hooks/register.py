@@ -11,7 +11,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from compressa.compressor import Compressor
 from compressa.config import Config, Source, assign, load_config, parameter_infos
-from compressa.config.sections import FIFO
 from compressa.engine.lanes import Lane, lane_of
 from compressa.engine.opening import open_engine
 from compressa.errors import BackendUnavailable, CompressaError, StateError
@@ -103,7 +102,7 @@ def load_for(
     source: Source,
     module: torch.nn.Module,
     parameters: Sequence[ParameterInfo],
-    policy: str = FIFO,
+    policy: str | None = None,
 ) -> tuple[Config | None, dict[str, Compressor], Lane, CompressaError | None]:
     """Load a configuration for a module.
 
@@ -111,7 +110,7 @@ def load_for(
         source: Of the configuration.
         module: Whose gradients are combined.
         parameters: Of the module.
-        policy: `schedule.policy` where the source does not say it.
+        policy: `schedule.policy` where the source does not say it; None for the usual one.
 
     Returns:
         The configuration, compressors by parameter name, where gradients will be, and, if

@@ -16,6 +16,7 @@ from compressa.parameter_server.keys import MOST_SHARDS, KeyTable, describe, sha
 from compressa.parameter_server.placement import Placement
 from compressa.parameter_server.protocol import Units
 from compressa.schedulers import Transfer
+from compressa.transports.table import AUTO, TRANSPORTS, meant
 
 
 @dataclass(frozen=True)
@@ -103,10 +104,11 @@ def plan_job(
 
 def _check(config: Config, first_step: int) -> None:
     exchange = config.exchange
-    if exchange.transport in ("gloo-group", "nccl"):
+    if all(row.ordered for row in meant(exchange.transport)):
+        others = ", ".join(name for name, row in TRANSPORTS.items() if not row.ordered)
         raise ConfigError(
             f'exchange.transport = "{exchange.transport}" needs all ranks in every exchange, and '
-            'a worker and a server meet alone; use "auto", "tcp", "gloo" or "mpi"'
+            f'a worker and a server meet alone; use "{AUTO}", or one of {others}'
         )
     if exchange.kind not in ("auto", "scatter_reduce") or exchange.algorithm != "auto":
         raise ConfigError(

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from compressa.aggregators.base import Round, State, Verb, World
-from compressa.config.sections import FIFO
 from compressa.engine.lanes import resources_for
 from compressa.engine.phase import Course, Phase
 from compressa.engine.profile_file import ParameterRow, ProfileFile
@@ -165,7 +164,7 @@ def _phase(scenario: Scenario, hosts: int) -> Phase:
 
 def _sums(scenario: Scenario, transport: Transport) -> Sums:
     config = scenario.config
-    overtaking = config.schedule.policy != FIFO
+    overtaking = config.schedule.overtaking
     sizes, costs = scenario.sizes, scenario.costs
     algorithm = config.exchange.algorithm
     return Sums(transport, algorithm, costs=costs, sizes=sizes, overtaking=overtaking)

@@ -18,6 +18,7 @@ from compressa.errors import CompressaError
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, Left, Traffic
 from compressa.transports.mesh import MeshTransport
+from compressa.transports.setup import Setup
 from compressa.transports.silence import Silence
 from compressa.transports.streams import Receiver, Sender, StreamSettings, silent
 
@@ -116,3 +117,8 @@ class GlooTransport(MeshTransport):
 
     def _silent(self, peer: int) -> None:
         self.link_failed(silent(peer, self._settings.silence_s))
+
+
+def open_gloo(setup: Setup) -> GlooTransport:
+    """Open streams to every other rank; see `Entry.open`."""
+    return GlooTransport(setup.group, setup.streams, setup.early_bytes, setup.failed)

@@ -18,6 +18,7 @@ from compressa.errors import CompressaError, PayloadError, TransportError
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, Received, Traffic, Transport, call_failed
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame, way
+from compressa.transports.setup import Setup
 
 
 class GlooGroupTransport(Transport):
@@ -168,3 +169,8 @@ class GlooGroupTransport(Transport):
     def _let_go(self) -> None:
         if self._closed and not self._under_way:
             self._group = None
+
+
+def open_gloo_group(setup: Setup) -> GlooGroupTransport:
+    """Open the group's calls; see `Entry.open`."""
+    return GlooGroupTransport(setup.group, setup.epoch)

@@ -27,11 +27,12 @@ from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, Left, Traffic, call_failed
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 from compressa.transports.mesh import MeshTransport
-from compressa.transports.mpi_process import left_behind, released
+from compressa.transports.mpi_process import left_behind, open_communicator, released
 from compressa.transports.mpi_requests import Requests
 from compressa.transports.mpi_sum import MpiSum
 from compressa.transports.outbox import Outbox
 from compressa.transports.reactor import Reactor
+from compressa.transports.setup import Setup
 from compressa.transports.streams import StreamSettings
 
 if TYPE_CHECKING:
@@ -363,3 +364,15 @@ class MpiTransport(MeshTransport):
             data = arrived.slot.memory[FRAME_HEADER_BYTES:end]
             frame.verify(data, way)
             self.inboxes[peer].accept(frame, data)
+
+
+def open_mpi(setup: Setup) -> MpiTransport:
+    """Create a communicator of the ranks, and open links over it; see `Entry.open`.
+
+    Raises:
+        ConfigError: The ranks are not processes of one MPI job.
+        Timeout: Some rank did not come.
+    """
+    comm = open_communicator(setup.rank, setup.size, setup.epoch, setup.all_gather, setup.start_s)
+    backend_sum = BackendSum(setup.group)
+    return MpiTransport(comm, setup.streams, setup.early_bytes, setup.failed, backend_sum)

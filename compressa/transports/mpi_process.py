@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib.util
 import json
 import os
 import signal
@@ -73,10 +72,6 @@ def load(size: int) -> Any:
 
 
 def _imported() -> Any:
-    if importlib.util.find_spec("mpi4py") is None:
-        raise BackendUnavailable(
-            'exchange.transport = "mpi" needs mpi4py and an MPI: pip install "compressa[mpi]"'
-        )
     if "mpi4py.MPI" not in sys.modules:
         import mpi4py
 
@@ -133,12 +128,14 @@ def left_behind() -> None:
     _Ending.unclean = True
 
 
-def start_failed() -> None:
-    """Note that some rank did not come to a start, and may be lost.
+def start_failed(*, met: bool) -> None:
+    """Note that some ranks did not get through a start, and may be lost.
 
-    Where another communicator is in use, that one would notice: the rank is elsewhere.
+    Args:
+        met: Whether all ranks had come to it. Where they had not, and another communicator is in
+            use, nothing follows: that one would notice a loss, so who is missing is elsewhere.
     """
-    if not _Ending.in_use:
+    if met or not _Ending.in_use:
         left_behind()
 
 

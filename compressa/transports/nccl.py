@@ -27,6 +27,7 @@ from compressa.errors import CompressaError, PayloadError, Timeout, TransportErr
 from compressa.transports.base import Done, Key, Traffic, Transport, call_failed
 from compressa.transports.guard import Guard
 from compressa.transports.reactor import Reactor
+from compressa.transports.setup import Setup
 from compressa.transports.watcher import Watcher
 
 _ABORT_S = 5.0
@@ -351,3 +352,15 @@ def _padded(data: torch.Tensor, size_bytes: int) -> torch.Tensor:
 
 def _wrong_length(peer: int, length: int, most: int) -> PayloadError:
     return PayloadError(f"rank {peer} says that it sent {length} bytes, of at most {most}")
+
+
+def open_nccl(setup: Setup) -> NcclTransport:
+    """Have NCCL connect all ranks; see `Entry.open`.
+
+    Raises:
+        TransportError: The ranks did not meet.
+    """
+    assert setup.stream is not None, "the engine works on a GPU"
+    return NcclTransport(
+        setup.group, setup.epoch, setup.stream, setup.deadline_s, setup.failed, setup.part
+    )

@@ -21,7 +21,9 @@ from compressa.transports.base import Done, Key, Left, Traffic
 from compressa.transports.link import Link
 from compressa.transports.mesh import MeshTransport
 from compressa.transports.reactor import Reactor
-from compressa.transports.tcp_settings import TcpSettings
+from compressa.transports.rendezvous import connect_mesh
+from compressa.transports.setup import Setup
+from compressa.transports.tcp_settings import TcpSettings, frame_sizes
 
 
 class TcpTransport(MeshTransport):
@@ -136,3 +138,33 @@ class TcpTransport(MeshTransport):
             link.close()
         if self._sum is not None:
             self._sum.close()
+
+
+def open_tcp(setup: Setup) -> TcpTransport:
+    """Connect this rank to every other; see `Entry.open`.
+
+    Raises:
+        TransportError: There is no address to listen on, or a rank cannot be reached in time.
+    """
+    several = setup.connections
+    kept_bytes = None if setup.kept_bytes is None else setup.kept_bytes // several
+    settings = TcpSettings(
+        setup.epoch,
+        *frame_sizes(setup.chunk_bytes, setup.credit_bytes, several),
+        setup.silence_s,
+        kept_bytes,
+        setup.pacer,
+        setup.poll_s,
+        setup.keys,
+    )
+    sockets = connect_mesh(
+        setup.rank,
+        setup.size,
+        setup.epoch,
+        setup.all_gather,
+        setup.start_s,
+        several,
+        setup.keys.named("door").secret,
+    )
+    backend_sum = None if setup.authenticated else BackendSum(setup.group)
+    return TcpTransport(setup.rank, sockets, settings, setup.early_bytes, setup.failed, backend_sum)

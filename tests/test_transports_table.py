@@ -1,0 +1,98 @@
+"""The table of transports: what it says is so, and a row in it is all that anybody else needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from _counted_transport import ROW
+from _ranks import Group, same, settings
+from _transports import ON_HOST
+
+from compressa.config import config_schema, load_config
+from compressa.errors import ConfigError
+from compressa.transports.table import AUTO, TRANSPORTS, USUAL, Entry, meant
+
+ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
+
+
+def line(row: Entry) -> str:
+    """What docs/architecture.md says of a transport."""
+    cells = [
+        row.name,
+        row.summary,
+        "ordered" if row.ordered else "tagged",
+        row.device or "any device",
+        "yes" if row.paced else "no",
+        "yes" if row.authenticated else "no",
+        "several" if row.connections else "one",
+        row.needs,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def test_the_documentation_has_every_row_and_no_other() -> None:
+    _, _, rest = ARCHITECTURE.read_text(encoding="utf-8").partition("\n| transport |")
+    table, _, _ = rest.partition("\n\n")
+    assert table.splitlines()[2:] == [line(row) for row in TRANSPORTS.values()]
+
+
+def test_editors_offer_every_row() -> None:
+    offered = config_schema()["$defs"]["Exchange"]["properties"]["transport"]
+    assert offered["enum"] == [AUTO, *TRANSPORTS]
+    for row in TRANSPORTS.values():
+        assert f"{row.name}: {row.summary}" in offered["description"]
+
+
+def refusal(row: Entry, **sections: Any) -> str:
+    """What is said against a configuration with this transport; nothing if it is taken."""
+    exchange = {"transport": row.name, **sections.pop("exchange", {})}
+    try:
+        load_config({"exchange": exchange, **sections})
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("row", TRANSPORTS.values(), ids=[*TRANSPORTS])
+def test_what_a_row_can_not_do_is_refused_by_the_configuration(row: Entry) -> None:
+    assert not refusal(row)
+    secret = {"authenticate": True, "secret_file": "s"}
+    said = (
+        (refusal(row, schedule={"pace_bits_per_s": 1e8}), not row.paced),
+        (refusal(row, exchange=secret), not row.authenticated),
+        (refusal(row, exchange={"connections": 2}), not row.connections),
+        (refusal(row, exchange={"broadcast": "multicast"}), row.ordered),
+    )
+    for text, expected in said:
+        assert bool(text) is expected, text
+        assert not expected or (row.name in text and f'"{USUAL}"' in text)
+
+
+def test_the_usual_transport_goes_with_everything() -> None:
+    row = TRANSPORTS[USUAL]
+    assert meant(AUTO)[-1] is row
+    assert (row.device, row.package, row.prepare) == ("", "", "")
+    assert row.paced
+    assert row.authenticated
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", ON_HOST)
+def test_a_row_says_in_which_order_its_transport_wants_exchanges(kind: str, two: Group) -> None:
+    found = two.run("_rank_jobs_transport.is_ordered", kind=kind)
+    assert found == [TRANSPORTS[kind].ordered] * 2
+
+
+@pytest.mark.ranks
+def test_a_transport_is_its_file_and_a_row(two: Group) -> None:
+    """Nothing else of the library or of the tests names it."""
+    with pytest.raises(ConfigError, match='"counted" is not allowed'):
+        load_config({"exchange": {"transport": ROW.name}})
+    config = settings("int8", exchange={"transport": ROW.name})
+    found = two.run("_counted_transport.train_over_it", config=config, steps=3)
+    usual = settings("int8", exchange={"transport": USUAL})
+    expected = two.run("_rank_jobs.train", config=usual, steps=3)
+    same([one["parameters"] for one in (*found, *expected)])
+    assert all(one["exchanges"] >= 3 for one in found)
