@@ -1,9 +1,10 @@
 # python docs/compressor_table.py
-"""Write what README.md and docs/compressors.md say of each compressor.
+"""Write what README.md and docs/ say of each compressor, transport and policy.
 
-Everything between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in the two files is worked out
-here from the contract table, `compressa.facts` and the docstrings; a new compressor appears by
-its row in `compressa.compressors`. Everything else in them is written by hand.
+Everything between `<!-- NAME:begin -->` and `<!-- NAME:end -->` in the files is worked out here
+from the contract tables, `compressa.facts` and the docstrings; what is new appears by its row in
+`compressa.compressors`, `compressa.transports.table` or `compressa.schedulers`. Everything else
+in them is written by hand.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from compressa.schedulers import POLICIES
+
 import compressa.wrappers
 from compressa.compressors import COMPRESSORS, Entry, Family
 from compressa.facts import BUSIEST_OF, RANKS, Facts, facts
 from compressa.page import described, page
+from compressa.transports.table import TRANSPORTS
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "compressors.md"
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
 _BLANK = ""
 _BUSIEST = f"busiest of {', '.join(map(str, BUSIEST_OF[:-1]))} and {BUSIEST_OF[-1]} ranks"
 _TITLES = ("ratio", _BUSIEST, f"exchange on {RANKS} ranks", "summable")
@@ -64,6 +69,34 @@ def by_family() -> Iterator[tuple[Family, list[Entry]]]:
             yield family, entries
 
 
+def transports_block() -> str:
+    """Return the table of transports."""
+    titles = ("transport", "what it is", "messages", "gradients", "paced", "authenticated")
+    rows = [
+        [
+            f"`{row.name}`",
+            row.summary,
+            "in one order" if row.ordered else "by name",
+            f"on {row.device}" if row.device else "anywhere",
+            "yes" if row.paced else "no",
+            "yes" if row.authenticated else "no",
+            "several" if row.connections else "one",
+            row.needs,
+        ]
+        for row in TRANSPORTS.values()
+    ]
+    return _table((*titles, "connections", "needs"), rows)
+
+
+def policies_block() -> str:
+    """Return the table of scheduling policies."""
+    rows = [
+        [f"`{row.name}`", row.summary, "yes" if row.overtaking else "no", row.paper or "-"]
+        for row in POLICIES.values()
+    ]
+    return _table(("policy", "what it does", "overtakes", "paper"), rows)
+
+
 def with_compressors(readme: str, block: str) -> str:
     """Return the README's text with its table."""
     return with_block(readme, "compressors", block)
@@ -74,6 +107,12 @@ def with_page_blocks(text: str) -> str:
     text = with_block(text, "overview", overview_block())
     text = with_block(text, "sections", sections_block())
     return with_block(text, "wrappers", wrappers_block())
+
+
+def with_tables(text: str) -> str:
+    """Return the text of docs/architecture.md with its tables."""
+    text = with_block(text, "transports", transports_block())
+    return with_block(text, "policies", policies_block())
 
 
 def with_block(text: str, name: str, block: str) -> str:
@@ -113,9 +152,11 @@ def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def main() -> None:
-    """Bring both files up to date."""
+    """Bring the files up to date."""
     readme = README.read_text(encoding="utf-8")
     README.write_text(with_compressors(readme, compressors_block()), encoding="utf-8")
+    structure = ARCHITECTURE.read_text(encoding="utf-8")
+    ARCHITECTURE.write_text(with_tables(structure), encoding="utf-8")
     PAGE.write_text(with_page_blocks(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 

@@ -115,6 +115,7 @@ def test_a_wrong_type_is_refused_and_never_converted(raw: dict[str, Any], messag
         ({"exchange": {"deadline_s": math.inf}}, "exchange.deadline_s: must be a finite number"),
         ({"exchange": {"chunk_bytes": 0}}, "exchange.chunk_bytes: must be at least 1 and at most"),
         ({"exchange": {"chunk_bytes": "4 apples"}}, 'such as 262144 or "256KiB", not "4 apples"'),
+        ({"exchange": {"chunk_bytes": "4MiB/s"}}, 'such as 262144 or "256KiB", not "4MiB/s"'),
         ({"exchange": {"chunk_bytes": "0.3B"}}, 'must be a whole number of bytes, not "0.3B"'),
         ({"engine": {"seed": 2**32}}, "engine.seed: must be at least 0 and less than 4294967296"),
         ({"engine": {"seed": -1}}, "engine.seed: must be at least 0 and less than 4294967296"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from _ranks import Group, same, settings
 from _shortest_first import shortest
@@ -13,15 +11,6 @@ from simulated import profile
 from compressa.config import config_schema, load_config
 from compressa.errors import ConfigError
 from compressa.simulation import Scenario, simulate
-
-ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
-
-
-def test_the_documentation_has_every_row_and_no_other() -> None:
-    _, _, rest = ARCHITECTURE.read_text(encoding="utf-8").partition("\n| policy |")
-    table, _, _ = rest.partition("\n\n")
-    said = [line.split(" | ")[:3] for line in table.splitlines()[2:]]
-    assert said == [[f"| {p.name}", p.summary, p.paper or "-"] for p in POLICIES.values()]
 
 
 def test_editors_offer_every_row() -> None:

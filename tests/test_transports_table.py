@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -9,33 +10,20 @@ import pytest
 from _counted_transport import ROW
 from _ranks import Group, same, settings
 from _transports import ON_HOST
+from compressa.schedulers import POLICIES
 
 from compressa.config import config_schema, load_config
 from compressa.errors import ConfigError
 from compressa.transports.table import AUTO, TRANSPORTS, USUAL, Entry, meant
 
-ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
+DOCS = Path(__file__).parent.parent / "docs"
 
 
-def line(row: Entry) -> str:
-    """What docs/architecture.md says of a transport."""
-    cells = [
-        row.name,
-        row.summary,
-        "ordered" if row.ordered else "tagged",
-        row.device or "any device",
-        "yes" if row.paced else "no",
-        "yes" if row.authenticated else "no",
-        "several" if row.connections else "one",
-        row.needs,
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def test_the_documentation_has_every_row_and_no_other() -> None:
-    _, _, rest = ARCHITECTURE.read_text(encoding="utf-8").partition("\n| transport |")
-    table, _, _ = rest.partition("\n\n")
-    assert table.splitlines()[2:] == [line(row) for row in TRANSPORTS.values()]
+def test_the_documentation_has_the_rows_of_transports_and_policies() -> None:
+    script = runpy.run_path(str(DOCS / "compressor_table.py"))
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    assert script["with_tables"](text) == text, "run python docs/compressor_table.py"
+    assert all(f"| `{name}` |" in text for name in [*TRANSPORTS, *POLICIES])
 
 
 def test_editors_offer_every_row() -> None:

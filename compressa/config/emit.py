@@ -1,4 +1,8 @@
-"""A configuration as TOML text that loads back to the same configuration."""
+"""A configuration as TOML text that loads back to the same configuration.
+
+Written here and not by tomli-w, which writes no comments: a comment names each setting that is not
+set, and would not be known of otherwise.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from compressa.config.model import Config
 def config_toml(config: Config) -> str:
     """Return all settings as TOML, with defaults filled in.
 
-    What is not set and has no default (such as where traces are written) is left out.
+    What is not set and has no default (such as where traces are written) is named in a comment.
 
     Example:
         >>> print(config_toml(Config()).splitlines()[0])

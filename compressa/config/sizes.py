@@ -1,4 +1,7 @@
-"""Sizes in bytes, written as a number or as people write them: "4MiB", "256 KiB", "1.5MB"."""
+"""Sizes in bytes, written as a number or as people write them: "4MiB", "256 KiB", "1.5MB".
+
+pydantic's `ByteSize` is not as strict as the rest: it takes "4MiB/s" for 4 MiB, and "0.3B" for 0.
+"""
 
 from __future__ import annotations
 
