@@ -6,7 +6,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-TRANSPORTS = ("tcp", "gloo", "gloo-group", "mpi")
+from compressa.transports import table
+
+TRANSPORTS = tuple(name for name, row in table.TRANSPORTS.items() if not row.device)
 COMPRESSORS = ("none", "int8", "topk", "powersgd")
 STEPS = 8
 
