@@ -272,11 +272,6 @@ def _setup(
 ) -> Setup:
     exchange, costs = config.exchange, _costs(config, control)
     sizes = partition(config, parameters, costs)
-    pacer = Pacer(None)
-    if row.paced:
-        pacer = host_pacer(config.schedule, control, exchange.start_wait_s)
-    # A peer may be ahead by a step; no compressor sends more than twice the gradients.
-    early_bytes = _EARLY_BYTES + 4 * sum(p.elems * max(p.dtype.itemsize, 4) for p in parameters)
     return Setup(
         rank=control.rank,
         size=control.size,
@@ -291,11 +286,22 @@ def _setup(
         silence_s=exchange.silence_s,
         chunk_bytes=sizes.chunk_bytes,
         credit_bytes=sizes.credit_bytes,
-        early_bytes=early_bytes,
+        early_bytes=_early_bytes(parameters),
         kept_bytes=kept_bytes(config, costs),
         connections=exchange.connections,
-        pacer=pacer,
+        pacer=_pacer(config, control, row),
         keys=control.keys.named(f"{row.name} {control.epoch}"),
         poll_s=_POLL_S if has_core(control.rank, control.places, launched_here()) else 0.0,
         stream=stream,
     )
+
+
+def _early_bytes(parameters: Sequence[ParameterInfo]) -> int:
+    # A peer may be ahead by a step; no compressor sends more than twice the gradients.
+    return _EARLY_BYTES + 4 * sum(p.elems * max(p.dtype.itemsize, 4) for p in parameters)
+
+
+def _pacer(config: Config, control: Control, row: Entry) -> Pacer:
+    if not row.paced:
+        return Pacer(None)
+    return host_pacer(config.schedule, control, config.exchange.start_wait_s)

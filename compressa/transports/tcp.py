@@ -146,11 +146,11 @@ def open_tcp(setup: Setup) -> TcpTransport:
     Raises:
         TransportError: There is no address to listen on, or a rank cannot be reached in time.
     """
-    several = setup.connections
-    kept_bytes = None if setup.kept_bytes is None else setup.kept_bytes // several
+    connections = setup.connections
+    kept_bytes = None if setup.kept_bytes is None else setup.kept_bytes // connections
     settings = TcpSettings(
         setup.epoch,
-        *frame_sizes(setup.chunk_bytes, setup.credit_bytes, several),
+        *frame_sizes(setup.chunk_bytes, setup.credit_bytes, connections),
         setup.silence_s,
         kept_bytes,
         setup.pacer,
@@ -163,7 +163,7 @@ def open_tcp(setup: Setup) -> TcpTransport:
         setup.epoch,
         setup.all_gather,
         setup.start_s,
-        several,
+        connections,
         setup.keys.named("door").secret,
     )
     backend_sum = None if setup.authenticated else BackendSum(setup.group)
