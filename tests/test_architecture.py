@@ -68,7 +68,15 @@ FLOORS = {
     "transports": {"collectives"},
     "aggregators": {"codecs", "collectives", "compressor"},
     "wrappers": {"aggregators", "codecs", "compressor"},
-    "config": {"compressor", "compressors", "codecs", "plugins", "transports", "wrappers"},
+    "config": {
+        "codecs",
+        "collectives",
+        "compressor",
+        "compressors",
+        "plugins",
+        "transports",
+        "wrappers",
+    },
     "engine": {
         "aggregators",
         "codecs",

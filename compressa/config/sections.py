@@ -10,6 +10,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from compressa.codecs.entropy import MOST_LEVEL
+from compressa.collectives.algorithms import ALGORITHMS
 from compressa.config.base import Listed, OneOf, Section
 from compressa.config.choices import AnyCompressor, choice
 from compressa.config.places import board_place, link_name
@@ -28,18 +29,6 @@ from compressa.transports.table import AUTO, AUTO_SUMMARY, TRANSPORTS, Entry
 
 FeedbackKind = Literal["auto", "error", "scaled", "ef21", "none"]
 ExchangeKind = Literal["auto", "all_reduce", "all_gather", "scatter_reduce", "per_hop"]
-Algorithm = Literal[
-    "auto",
-    "backend",
-    "all_to_all",
-    "halving_doubling",
-    "hierarchical",
-    "master_worker",
-    "recursive_doubling",
-    "ring",
-    "round_robin",
-    "tree",
-]
 
 NONE: dict[str, JsonValue] = {"default": {"name": "none"}}
 
@@ -143,7 +132,7 @@ class Exchange(Section):
         "sums a part and shares it compressed; per_hop: payloads are decoded, added and encoded "
         "anew at every hop of exchange.algorithm.",
     )
-    algorithm: Algorithm = Field(
+    algorithm: Annotated[str, OneOf(ALGORITHMS, ("auto", "backend", "hierarchical"))] = Field(
         default="auto",
         description="How sums of plain values cross the network (compressor none, fp16, bf16, and "
         "what else a plain all-reduce may sum), and sums of kind per_hop: backend: as Gloo, NCCL "
