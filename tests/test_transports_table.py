@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from _counted_transport import ROW
 from _ranks import Group, same, settings
 from _transports import ON_HOST
 from compressa.schedulers import POLICIES
 
 from compressa.config import config_schema, load_config
-from compressa.errors import ConfigError
+from compressa.errors import BackendUnavailable, ConfigError
 from compressa.transports.table import AUTO, TRANSPORTS, USUAL, Entry, meant
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -56,6 +59,15 @@ def test_what_a_row_can_not_do_is_refused_by_the_configuration(row: Entry) -> No
     for text, expected in said:
         assert bool(text) is expected, text
         assert not expected or (row.name in text and f'"{USUAL}"' in text)
+
+
+@pytest.mark.parametrize("row", TRANSPORTS.values(), ids=[*TRANSPORTS])
+def test_what_is_missing_is_named_with_how_to_get_it(
+    row: Entry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dist, "is_backend_available", lambda backend: backend != row.backend)
+    with pytest.raises(BackendUnavailable, match=re.escape(row.needs)):
+        row.check(torch.device(row.device or "cpu"), 2)
 
 
 def test_the_usual_transport_goes_with_everything() -> None:
