@@ -29,7 +29,7 @@ AUTO_SUMMARY = (
 USUAL = "tcp"
 """The transport that goes with every device and every setting."""
 
-_TRIED = ("nccl", USUAL)
+_TRIED = ("nccl", USUAL)  # by "auto", in this order
 
 
 @dataclass(frozen=True)
