@@ -14,9 +14,10 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 from compressa import plugins
 from compressa.aggregators import choose_exchange
-from compressa.aggregators.base import Merge, Round, State, Verb, World
+from compressa.aggregators.base import Merge, Round, State, World
 from compressa.codecs import Bias, Biased, Codec, Contraction, Fixed, Range, Unbiased
 from compressa.codecs.bias import EVERY
+from compressa.collectives.choice import ROUND_ROBIN
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS, Entry
 from compressa.config import Config, DenseBelow, assign
@@ -231,7 +232,7 @@ class _Used:
     @property
     def summable(self) -> tuple[str, ...]:
         """The dtypes of the rounds that a backend could sum, if the largest is one of them."""
-        dense = [own for own in self._rounds if own.verb is Verb.ALL_REDUCE and own.dense]
+        dense = [own for own in self._rounds if own.dense]
         largest = max(self._rounds, key=lambda own: own.capacity_bytes)
         return tuple({_word(str(own.dtype)): 0 for own in dense}) if largest in dense else ()
 
@@ -249,9 +250,10 @@ class _Used:
 
 
 def _verb(round_: Round) -> str:
-    """Return what a round asks of the network, and by which algorithm if it must be one."""
+    """Return what a round asks of the network, and by which algorithm if by no usual one."""
     verb = round_.verb.value.replace("_", "-")
-    return f"{verb} by {round_.algorithm}" if round_.algorithm else verb
+    usual = round_.algorithm in (None, ROUND_ROBIN)
+    return verb if usual else f"{verb} by {round_.algorithm}"
 
 
 def _wrappers(compressor: Compressor, wrapped: type[Compressor]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,8 +15,7 @@ import torch
 from compressa.aggregators.base import Round, State, Verb, World
 from compressa.collectives import broadcast
 from compressa.collectives.algorithms import ALGORITHMS, segments_of
-from compressa.collectives.choice import BACKEND, DIRECT, Costs, formula_s
-from compressa.collectives.cost import Stage
+from compressa.collectives.choice import BACKEND, CANDIDATES, ROUND_ROBIN, Costs, formula_s
 from compressa.compressor import Compressor
 from compressa.config import Config
 from compressa.engine.sums import Sums
@@ -132,29 +131,32 @@ class Forecast:
     def _exchange(
         self, sums: Sums, compressor: str, gradient_bytes: int, round_: Round
     ) -> Exchange:
-        gathered = round_.verb in (Verb.ALL_GATHER, Verb.BROADCAST)
-        way = round_.verb.value if gathered else sums.way(round_)
-        if way == "direct":
-            way = DIRECT if round_.dense else "scatter_reduce"
+        way = _way(sums, round_)
         seconds = dense_s = None
         if self.costs is not None:
-            seconds = self._seconds(self.costs, way, round_)
+            seconds = self._seconds(self.costs, sums, round_)
             best = self.costs.best(gradient_bytes, self.ranks, backend=self._backend)
             dense_s = self.costs.time_s(best, gradient_bytes, self.ranks)
         size_bytes = round_.capacity_bytes
         return Exchange(compressor, gradient_bytes, way, size_bytes, round_.dense, seconds, dense_s)
 
-    def _seconds(self, costs: Costs, way: str, round_: Round) -> float | None:
+    def _seconds(self, costs: Costs, sums: Sums, round_: Round) -> float | None:
+        """What a round takes, without encoding and decoding; None where there is no prediction."""
         size_bytes, ranks = round_.capacity_bytes, self.ranks
-        if round_.dense:
-            known = way in costs.candidates(backend=self._backend)
-            return costs.time_s(way, size_bytes, ranks) if known else None
-        if way in ALGORITHMS and round_.segmented:
-            return costs.time_s(way, size_bytes, ranks)
-        if way in ALGORITHMS:
-            stages = ALGORITHMS[way].stages(size_bytes, ranks)
-            return costs.factor(way, size_bytes) * costs.link.time_s(stages)
-        return _direct_s(costs, way, size_bytes, ranks)
+        if round_.verb is Verb.BROADCAST:
+            algorithm = broadcast.chosen("auto", size_bytes, ranks, 1)
+            return costs.link.time_s(algorithm.stages(size_bytes, ranks, 1))
+        name = sums.algorithm(round_)
+        if round_.verb is Verb.ALL_GATHER:
+            return costs.gather_s(name, size_bytes, ranks)
+        if round_.dense and name not in costs.candidates(backend=self._backend):
+            return None
+        if round_.algorithm is None:
+            return costs.time_s(name, size_bytes, ranks) if name in CANDIDATES else None
+        stages, link = ALGORITHMS[name].stages(size_bytes, ranks), costs.link
+        if name == ROUND_ROBIN:
+            link = replace(link, reduce_s=0.0)  # what is added is decoded: not the network's part
+        return costs.factor(name, size_bytes) * link.time_s(stages)
 
 
 class _Imagined(LoopbackTransport):
@@ -179,22 +181,11 @@ def _candidate(costs: Costs, name: str, size_bytes: int, ranks: int) -> Candidat
     return Candidate(name, messages, port_bytes, formula, factor, factor * formula)
 
 
-def _direct_s(costs: Costs, way: str, size_bytes: int, ranks: int) -> float | None:
-    """What bringing payloads around takes, or scattering and gathering them, without decoding.
-
-    It is off as much as the sums are that exchange alike.
-    """
-    others = ranks - 1
-    if way == "broadcast":
-        algorithm = broadcast.chosen("auto", size_bytes, ranks, 1)
-        return costs.link.time_s(algorithm.stages(size_bytes, ranks, 1))
-    if way == "all_gather":
-        stages, alike = [Stage(others, others * size_bytes)], "all_to_all"
-    elif way == "scatter_reduce":
-        stages, alike = [Stage(others, others / ranks * size_bytes)] * 2, DIRECT
-    else:
-        return None
-    return costs.factor(alike, size_bytes) * costs.link.time_s(stages)
+def _way(sums: Sums, round_: Round) -> str:
+    """Name what carries a round: payloads by `round_robin` are scattered and reduced."""
+    if round_.verb is not Verb.ALL_REDUCE:
+        return round_.verb.value
+    return "scatter_reduce" if round_.algorithm == ROUND_ROBIN else sums.algorithm(round_)
 
 
 def parameter_of(size_bytes: int) -> ParameterInfo:

@@ -238,7 +238,7 @@ class CutsItsPayload(Gathered):
         wrong = torch.zeros(max(due.numel() + self.extra_bytes, 1), dtype=torch.uint8)
         front = min(wrong.numel(), due.numel())
         wrong[:front] = due[:front]
-        yield type(request)(wrong, request.incoming, request.exact)
+        yield type(request)(wrong, request.incoming, request.scratch)
 
 
 class OneByte(CutsItsPayload):

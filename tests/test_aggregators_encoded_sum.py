@@ -9,7 +9,7 @@ import torch
 from test_collectives_algorithms import same_bits, sum_with
 
 from compressa.aggregators.base import State, Turn, World
-from compressa.aggregators.encoded_sum import EncodedSum
+from compressa.aggregators.encoded_sum import EncodedSum, SpanPayloads
 from compressa.codecs import (
     AdaComp,
     DeMo,
@@ -47,8 +47,8 @@ def holder(
     elems = values.numel()
     layout = Layout(0, (Segment(ParameterInfo(3, "w", (elems,)), 0, elems),))
     world = World(rank, 16, 5, "per_hop", State())
-    made: EncodedSum = kind(codec, layout, world, None, codec.block_elems)
-    made.begin([values], Turn(step))
+    payloads = SpanPayloads(codec, layout, world, codec.block_elems)
+    made: EncodedSum = kind(payloads, [values], Turn(step), None)
     return made
 
 
@@ -193,10 +193,9 @@ def test_segments_are_cut_between_blocks_of_their_own() -> None:
     layout = Layout(0, tuple(Segment(info, 0, info.elems) for info in infos))
     world = World(0, 4, 5, "per_hop", State())
     values = [torch.randn(n, generator=generator(n)) for n in elems]
-    total = EncodedSum(codec, layout, world, None, 32)
     held = [x.clone() for x in values]
-    total.begin(held, Turn(0))
-    whole, parts = total.give(total.span), total.span.cut(3, total.align_elems)
+    total = EncodedSum(SpanPayloads(codec, layout, world, 32), held, Turn(0), None)
+    whole, parts = total.give(total.span), total.cut(total.span, 3)
     assert total.span == Span(0, 64 + 32 + 96)
     assert all(span.start % 32 == 0 for span in parts)
     assert whole.numel() == 24 + sum(-(-codec.wire_bytes(n) // 8) * 8 for n in elems)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compressa.aggregators import choose_exchange
-from compressa.aggregators.scatter import cut_shards
+from compressa.aggregators.shards import cut_shards
 from compressa.codecs import Bf16, Codec, Fp16, Int4, Int8, NoCompression, OneBit, RandomK, TopK
 from compressa.errors import ConfigError
 from compressa.parameters import Layout, ParameterInfo, Segment

@@ -119,7 +119,8 @@ def test_factors_of_whole_16_bytes_lie_in_front_and_none_is_lost() -> None:
     sums = FactorSum([(3, 5), (2, 6), (1, 7), (4, 3)], [3, 4], World(0, 1, 0, "auto", State()))
     for number, x in enumerate((*sums.values, *sums.vectors)):
         x.fill_(number)
-    buffer = sums.mean().combine.partial(0).view(torch.float32)
+    buffer = sums.mean().values.dense
+    assert buffer is not None
     due = [1] * 12 + [3] * 12 + [0] * 15 + [2] * 7 + [4] * 3 + [5] * 4
     assert buffer.tolist() == due
     assert [f.shape for f in sums.factors] == [(3, 5), (2, 6), (1, 7), (4, 3)]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from compressa.aggregators import State, World
 from compressa.aggregators.base import Turn
 from compressa.aggregators.gtopk import GTopK
-from compressa.aggregators.sparse_sum import SparseSum
+from compressa.aggregators.sparse_sum import SparseUnit
 from compressa.codecs import TopK
 from compressa.codecs._sparse import ValueDtype
 from compressa.codecs.payload import HEADER_BYTES
@@ -283,10 +283,9 @@ def test_hostile_messages_are_refused_by_sender_before_they_are_used(
     layout = Layout(0, (Segment(VECTOR, 0, ELEMS),))
     codec = GTopK(density=0.05, indices="bits").messages
     ours, theirs = (
-        SparseSum(codec, layout, World(rank, 2, 0, "auto", State())) for rank in range(2)
+        SparseUnit(codec, layout, World(rank, 2, 0, "auto", State())).begin([own], Turn(0))
+        for rank, own in enumerate(gradients(2))
     )
-    for one, gradient in zip((ours, theirs), gradients(2), strict=True):
-        one.begin([gradient], Turn(0))
     for message in (theirs.give(theirs.span), theirs.share(theirs.span, Author(1))):
         ours.check(ours.span, message, 1)
         with pytest.raises(PayloadError, match=f"from rank 1: .*{reason}"):

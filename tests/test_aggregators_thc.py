@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from compressa.aggregators.base import AllReduce, Turn
 from compressa.aggregators.lookup_table import CODES, best_table
 from compressa.aggregators.thc import THC, THCAggregator
 from compressa.codecs.payload import HEADER_BYTES
+from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.errors import ConfigError, PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld
@@ -34,19 +36,33 @@ def gradients(size: int, seed: int = 0) -> list[torch.Tensor]:
     return [torch.randn(ELEMS, generator=generator(100 * seed + rank)) for rank in range(size)]
 
 
-def ranks_after_round_1(size: int, hyper: THC) -> tuple[list[THCAggregator], list[torch.Tensor]]:
+class Rank(NamedTuple):
+    """A rank in its first step, before the sum of codes."""
+
+    aggregator: THCAggregator
+    sums: Accumulator
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The shards, by owner."""
+        return self.sums.cut(self.sums.span, len(self.aggregator._shards))
+
+
+def ranks_after_round_1(size: int, hyper: THC) -> tuple[list[Rank], list[torch.Tensor]]:
     """Run all ranks to the codes of their first step, by hand."""
     ranks = [THCAggregator(hyper, LAYOUT, World(r, size, 0, "auto", State())) for r in range(size)]
     given = gradients(size)
     steps = [a.run([g], Turn(0)) for a, g in zip(ranks, given, strict=True)]
-    requests = [next(step) for step in steps]
-    norms = [r.combine.partial(0).view(torch.float32) for r in requests if isinstance(r, AllReduce)]
+    for step in steps:
+        assert isinstance(next(step), AllReduce)
     largest = torch.stack([aggregator._norms for aggregator in ranks]).amax(dim=0)
-    assert norms
+    found = []
     for aggregator, step in zip(ranks, steps, strict=True):
         aggregator._norms.copy_(largest)
-        step.send(None)
-    return ranks, given
+        request = step.send(None)
+        assert isinstance(request, AllReduce)
+        found.append(Rank(aggregator, request.values))
+    return found, given
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 9])
@@ -54,26 +70,28 @@ def test_sums_of_integers_are_exact_and_decode_to_the_sum_of_the_decodes(size: i
     ranks, given = ranks_after_round_1(size, THC(chunk=CHUNK))
     dtype = np.uint8 if size <= 8 else np.uint16
     total, decoded = 0, torch.zeros(ELEMS)
-    for aggregator in ranks:
-        for shard, parts in enumerate(aggregator._shards):
+    for rank in ranks:
+        for shard, parts in enumerate(rank.aggregator._shards):
             numbers = np.zeros(parts[-1].high if parts else 0, np.uint16)
             for part in parts:
-                part.look_up(aggregator.partial(shard), numbers, add=False)
+                part.look_up(rank.sums.give(rank.spans[shard]), numbers, add=False)
                 out = torch.zeros(part.scope.segment.elems)
                 part.decode(numbers, out, 1, 1.0)
                 start = part.scope.start
                 decoded[start : start + out.numel()] += out / size
             total += int(numbers.astype(np.int64).sum())
-    summed = 0
-    for owner, aggregator in enumerate(ranks):
-        parts = [None if r == owner else ranks[r].partial(owner) for r in range(size)]
-        aggregator.reduce(owner, parts)
-        summed += int(aggregator.sealed(owner)[HEADER_BYTES:].numpy().view(dtype).sum(dtype=int))
-    assert summed == total
-    for aggregator, gradient in zip(ranks, given, strict=True):
-        for owner in range(size):
-            if owner != aggregator._world.rank:
-                aggregator.accept(owner, ranks[owner].sealed(owner))
+    sealed = []
+    for owner, rank in enumerate(ranks):
+        span = rank.spans[owner]
+        sent = [other.sums.give(span) for other in ranks]
+        rank.sums.add(span, sent[owner + 1 :], sent[:owner])
+        sealed.append(rank.sums.share(span, Author(owner)))
+    assert sum(int(x[HEADER_BYTES:].numpy().view(dtype).sum(dtype=int)) for x in sealed) == total
+    for number, (rank, gradient) in enumerate(zip(ranks, given, strict=True)):
+        for owner, span in enumerate(rank.spans):
+            if owner != number:
+                rank.sums.check(span, sealed[owner], owner)
+                rank.sums.take(span, sealed[owner])
         torch.testing.assert_close(gradient, decoded, rtol=1e-5, atol=1e-5)
 
 
@@ -179,19 +197,21 @@ def test_very_small_gradients_wait_in_the_residual() -> None:
 
 def test_hostile_sums_and_headers_are_refused() -> None:
     ranks, _ = ranks_after_round_1(2, THC(chunk=CHUNK))
-    owner, other = ranks
-    codes = other.partial(0)
+    owner, other = (rank.sums for rank in ranks)
+    span = ranks[0].spans[0]
+    codes = other.give(span)
+    owner.check(span, codes, 1)
     for place, value in ((0, 1), (3, 9), (12, 1), (16, 1), (20, 7)):
         wrong = codes.clone()
         wrong[place] = value
         with pytest.raises(PayloadError):
-            owner.reduce(0, [None, wrong])
-    owner.reduce(0, [None, codes])
-    sums = owner.sealed(0).clone()
-    other.accept(0, sums)
+            owner.check(span, wrong, 1)
+    owner.add(span, [codes])
+    sums = owner.share(span, Author(0)).clone()
+    other.check(span, sums, 0)
     sums[-1] = 61
     with pytest.raises(PayloadError, match="above 60"):
-        other.accept(0, sums)
+        other.check(span, sums, 0)
 
 
 @pytest.mark.parametrize(("levels", "clip"), [(15, 2.5), (30, 2.5), (31, 2.0), (51, 3.0)])

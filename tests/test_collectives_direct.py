@@ -1,4 +1,4 @@
-"""The direct collectives on a virtual clock: right sums, right bits, right time."""
+"""Sums by direct messages on a virtual clock: right sums, right bits, right time."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from compressa.collectives import Compute, DenseSum, Program, direct, shard_edges
+from compressa.collectives import Compute, DenseValues, Program, round_robin
+from compressa.collectives.accumulator import Span
 from compressa.collectives.scratch import Scratch
+from compressa.collectives.team import Team
 from compressa.engine.driver import Driver, Task
 from compressa.errors import PeerLost
 from compressa.testing.inputs import generator
@@ -44,8 +46,8 @@ def reduce_all(loopback: Loopback, values: list[torch.Tensor]) -> list[Any]:
     size = loopback.size
 
     def program(rank: int) -> Program[None]:
-        combine = DenseSum(values[rank], rank, size)
-        return direct.all_reduce(combine, Scratch(torch.device("cpu")), rank, size)
+        total, team = DenseValues(values[rank]), Team.everyone(rank, size)
+        return round_robin.all_reduce(total, total.span, team, Scratch(torch.device("cpu")))
 
     return run_all(loopback, program)
 
@@ -67,42 +69,6 @@ def test_all_reduce_sums_in_the_tensors_dtype(dtype: torch.dtype) -> None:
     values = [torch.full((33,), float(rank), dtype=dtype) for rank in range(5)]
     reduce_all(Loopback(5), values)
     assert all(torch.equal(value, torch.full((33,), 10.0, dtype=dtype)) for value in values)
-
-
-@pytest.mark.parametrize("size", [*range(1, 10), 64])
-@pytest.mark.parametrize("exact", [True, False])
-def test_all_gather_brings_everyones_bytes(size: int, exact: bool) -> None:
-    capacity = 12
-    lengths = [capacity if exact else 1 + rank % capacity for rank in range(size)]
-    payloads = [torch.full((n,), rank, dtype=torch.uint8) for rank, n in enumerate(lengths)]
-    results: list[dict[int, torch.Tensor]] = [{} for _ in range(size)]
-
-    def program(rank: int) -> Program[None]:
-        incoming = {
-            peer: torch.empty(capacity, dtype=torch.uint8) for peer in direct.peers(rank, size)
-        }
-        results[rank] = yield from direct.all_gather(
-            payloads[rank], incoming, rank, size, exact=exact
-        )
-
-    assert run_all(Loopback(size), program) == [None] * size
-    for result in results:
-        assert sorted(result) == list(range(size))
-        assert all(torch.equal(result[rank], payloads[rank]) for rank in range(size))
-
-
-@pytest.mark.parametrize("elems", [0, 1])
-def test_all_gather_of_hardly_anything(elems: int) -> None:
-    ends = run_all(
-        Loopback(3),
-        lambda rank: direct.all_gather(
-            torch.zeros(elems, dtype=torch.uint8),
-            {peer: torch.empty(elems, dtype=torch.uint8) for peer in direct.peers(rank, 3)},
-            rank,
-            3,
-        ),
-    )
-    assert ends == [None] * 3
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 16])
@@ -135,8 +101,10 @@ def test_lost_peer_ends_the_wait_of_all_others() -> None:
 
 @pytest.mark.parametrize("elems", [0, 1, 15, 16, 17, 1000, 4097])
 @pytest.mark.parametrize("shards", [1, 2, 3, 7, 64])
-def test_shard_edges_are_an_aligned_partition(elems: int, shards: int) -> None:
-    edges = shard_edges(elems, shards)
+def test_parts_of_a_span_are_an_aligned_partition(elems: int, shards: int) -> None:
+    parts = Span(0, elems).cut(shards, 16)
+    edges = [parts[0].start, *(part.stop for part in parts)]
+    assert [part.start for part in parts] == edges[:-1]
     assert len(edges) == shards + 1
     assert edges == sorted(edges)
     assert (edges[0], edges[-1]) == (0, elems)

@@ -27,9 +27,9 @@ from compressa.kernels import (
 )
 from compressa.kernels.reference import philox as reference
 
-from compressa.aggregators.scatter import cut_shards
+from compressa.aggregators.shards import cut_shards
 from compressa.codecs import Int8, RandomK, TopK
-from compressa.collectives.combine import shard_edges
+from compressa.collectives.accumulator import Span
 from compressa.engine.units import UnitSizes, build_units
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing.codec_checks import DRAW
@@ -156,8 +156,9 @@ def tile(segments: list[Segment], whole: ParameterInfo) -> None:
 
 
 def test_dense_shards_tile_2_33_elements() -> None:
-    edges = shard_edges((1 << 33) + 5, 7)
-    assert edges[0] == 0
-    assert edges[-1] == (1 << 33) + 5
-    sizes = [b - a for a, b in itertools.pairwise(edges)]
+    spans = Span(0, (1 << 33) + 5).cut(7, 16)
+    assert spans[0].start == 0
+    assert spans[-1].stop == (1 << 33) + 5
+    assert all(low.stop == high.start for low, high in itertools.pairwise(spans))
+    sizes = [span.elems for span in spans]
     assert max(sizes) - min(sizes) <= 32

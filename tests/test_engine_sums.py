@@ -10,9 +10,8 @@ import pytest
 import torch
 from test_collectives_direct import run_all
 
-from compressa.aggregators import Round, Sum, Verb
+from compressa.aggregators import AllReduce, Round, Verb
 from compressa.collectives import Exchange, Program
-from compressa.collectives.accumulator import Span
 from compressa.collectives.algorithms import ALGORITHMS
 from compressa.collectives.choice import Costs
 from compressa.collectives.cost import Link
@@ -28,7 +27,7 @@ HOSTS = {4: "aabb", 5: "aaabb", 6: "aabbcc"}
 
 
 def a_round(elems: int = ELEMS, **options: Any) -> Round:
-    return Round(Verb.SUM, torch.int64, 8 * elems, **options)
+    return Round(Verb.ALL_REDUCE, torch.int64, 8 * elems, **options)
 
 
 class Counted:
@@ -52,14 +51,13 @@ class Counted:
 def sum_up(
     sums: Callable[[Any], Sums], size: int, round_: Round, elems: int = ELEMS
 ) -> tuple[list[torch.Tensor], Counted]:
-    """Carry a Sum of the rank's number on every rank."""
+    """Sum the rank's number over all ranks, plus one."""
     values = [torch.full((elems,), rank + 1) for rank in range(size)]
     loopback, counted = Loopback(size), Counted(size)
 
     def program(rank: int) -> Program[None]:
-        request = Sum(DenseValues(values[rank]), Span(0, elems), Scratch(CPU))
-        carried = sums(loopback.transports[rank]).carry(request, round_)
-        return counted.program(rank, carried)
+        request = AllReduce(DenseValues(values[rank]), Scratch(CPU))
+        return counted.program(rank, sums(loopback.transports[rank]).run(request, round_))
 
     assert run_all(loopback, program) == [None] * size
     return values, counted
@@ -99,16 +97,16 @@ def test_the_algorithm_of_a_round_comes_before_the_configured_one() -> None:
     ],
 )
 def test_auto_chooses_by_size_and_ranks(size: int, kib: int, due: str) -> None:
-    plain = Round(Verb.SUM, torch.uint8, kib << 10)
+    plain = Round(Verb.ALL_REDUCE, torch.uint8, kib << 10)
     (transport, *_) = Loopback(size).transports
     planned = Sums(transport).transfers(0, [plain])
     assert planned == Sums(transport, due).transfers(0, [plain])
 
 
-def test_only_a_round_that_allows_it_is_cut() -> None:
+def test_only_a_round_that_names_no_algorithm_is_cut() -> None:
     elems = 1 << 18  # 2 MiB, so that a part has several segments
     (transport, *_) = Loopback(2).transports
-    whole, cut = (a_round(elems, segmented=own) for own in (False, True))
+    whole, cut = (a_round(elems, algorithm=own) for own in ("ring", None))
     counts = [len(Sums(transport, "ring").transfers(0, [own])) for own in (whole, cut)]
     assert counts == [2, 8]
     for round_, count in zip((whole, cut), counts, strict=True):
@@ -127,7 +125,10 @@ def test_what_stays_within_a_host_is_counted_apart() -> None:
     (transport, *_) = Loopback(4).transports
     sums = Sums(transport, "hierarchical", "aabb")
     (alike, apart) = (
-        [own.wire_bytes for own in sums.transfers(0, [Round(Verb.SUM, torch.uint8, 400, **more)])]
+        [
+            own.wire_bytes
+            for own in sums.transfers(0, [Round(Verb.ALL_REDUCE, torch.uint8, 400, **more)])
+        ]
         for more in ({}, {"inside_bytes": 1600})
     )
     assert alike == [200, 100, 100, 200]
@@ -148,9 +149,9 @@ def test_a_sum_is_launched_in_any_order() -> None:
 def test_auto_leaves_no_sum_to_the_backend_that_others_shall_overtake() -> None:
     plain = Round(Verb.ALL_REDUCE, torch.float32, 64 << 20, dense=True)
     transport = mock.Mock(size=4, sums=True)
-    assert Sums(transport).way(plain) == "backend"
-    assert Sums(transport, overtaking=True).way(plain) == "round_robin"
-    assert Sums(transport, "backend", overtaking=True).way(plain) == "backend"
+    assert Sums(transport).algorithm(plain) == "backend"
+    assert Sums(transport, overtaking=True).algorithm(plain) == "round_robin"
+    assert Sums(transport, "backend", overtaking=True).algorithm(plain) == "backend"
 
 
 def test_where_others_compute_a_sum_has_few_hops_if_its_bytes_are_as_many() -> None:

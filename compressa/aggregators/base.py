@@ -18,8 +18,7 @@ import torch
 
 from compressa.aggregators import narrow
 from compressa.codecs.payload import check_countable
-from compressa.collectives.accumulator import Accumulator, Span
-from compressa.collectives.base import Combine
+from compressa.collectives.accumulator import Accumulator
 from compressa.collectives.scratch import Scratch
 from compressa.parameters import ParameterInfo
 
@@ -33,7 +32,6 @@ class Verb(Enum):
     ALL_REDUCE = "all_reduce"
     ALL_GATHER = "all_gather"
     BROADCAST = "broadcast"
-    SUM = "sum"
 
 
 @dataclass(frozen=True)
@@ -44,11 +42,13 @@ class Round:
         verb: What is asked.
         dtype: Dtype of the values on the wire; uint8 for payloads.
         capacity_bytes: Most bytes of this rank's whole contribution.
-        dense: Whether a backend's own all-reduce can carry it.
-        algorithm: Of a sum, the name of the algorithm that must carry it; else the configured one.
-        segmented: Of a sum, whether it may be cut into segments that follow each other.
-        inside_bytes: Of a sum, most bytes of a message that stays within a host, if it differs.
+        dense: Of an all-reduce, whether a backend can carry it: plain values, to be added.
+        algorithm: Of an all-reduce, the name of the one that must carry it, whole; else it is the
+            configured one, in segments that follow each other.
+        inside_bytes: Of an all-reduce, most bytes of a message that stays within a host, if it
+            differs.
         shard_bytes: Of an all-reduce, most bytes of each rank's shard; nearly equal if empty.
+        exact: Of an all-gather, whether every payload has `capacity_bytes`; else it may be shorter.
     """
 
     verb: Verb
@@ -56,9 +56,9 @@ class Round:
     capacity_bytes: int
     dense: bool = False
     algorithm: str | None = None
-    segmented: bool = False
     inside_bytes: int | None = None
     shard_bytes: tuple[int, ...] = ()
+    exact: bool = True
 
     def check(self) -> None:
         """Raise ConfigError if no message can be as long."""
@@ -66,20 +66,18 @@ class Round:
 
 
 @dataclass(frozen=True)
-class AllReduce:
-    """Request: combine over all ranks; the combine holds the result."""
-
-    combine: Combine
-    scratch: Scratch
-
-
-@dataclass(frozen=True)
 class AllGather:
-    """Request: bring every rank's payload to every rank; answered with `{rank: payload}`."""
+    """Request: bring every rank's payload to every rank; answered with `{rank: payload}`.
+
+    Attributes:
+        payload: uint8; this rank's.
+        incoming: A buffer of the round's capacity for each other rank's.
+        scratch: Memory for payloads that travel together.
+    """
 
     payload: torch.Tensor
     incoming: Mapping[int, torch.Tensor]
-    exact: bool
+    scratch: Scratch
 
 
 @dataclass(frozen=True)
@@ -96,24 +94,22 @@ class Broadcast:
 
 
 @dataclass(frozen=True)
-class Sum:
-    """Request: sum over all ranks, by an algorithm that adds up on the way; `values` hold the sum.
+class AllReduce:
+    """Request: sum over all ranks; `values` hold the result afterwards.
 
     Attributes:
         values: What is summed, and the messages it travels as.
-        span: Of which elements.
         scratch: Memory for what comes in.
         inside: Makes the messages that stay within a host, of the same values, if they differ; its
             spans may begin where those of `values` may.
     """
 
     values: Accumulator
-    span: Span
     scratch: Scratch
     inside: Accumulator | None = None
 
 
-Request = AllReduce | AllGather | Broadcast | Sum
+Request = AllReduce | AllGather | Broadcast
 Rounds = Generator[Request, Any, None]
 
 

@@ -32,7 +32,7 @@ from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Tur
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.scopes import whole_scopes
 from compressa.arrays import as_array
-from compressa.collectives.combine import DenseSum
+from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
@@ -124,7 +124,6 @@ class ChunkedTopKAggregator(Aggregator):
         kept = [hyper.kept(n) for n in elems]
         no_chunks = torch.full((sum(kept),), -1, dtype=torch.int32, device=world.device)
         self._chosen = [part.view(np.uint32) for part in _parts(no_chunks, kept)]
-        self._sums = [DenseSum(v, world.rank, world.size) for v in (self._norms, self._values)]
         self._scratch = Scratch(world.device)
 
     @property
@@ -138,11 +137,11 @@ class ChunkedTopKAggregator(Aggregator):
         """Measure, agree on the chunks, sum their values."""
         self._residuals.absorb(gradients, turn)
         self._share_of_norms()
-        yield AllReduce(self._sums[0], self._scratch)
+        yield AllReduce(DenseValues(self._norms), self._scratch)
         for i in range(len(self._scopes)):
             self._take(i)
         self._world.divide(self._sent, self._values)
-        yield AllReduce(self._sums[1], self._scratch)
+        yield AllReduce(DenseValues(self._values), self._scratch)
         for i, scope in enumerate(self._scopes):
             arrays = self._values_of[i], self._chosen[i], as_array(scope.of(gradients))
             # Without a chunk some rank overflowed: every rank must see it.

@@ -8,7 +8,7 @@ import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.region import Region
-from compressa.collectives.combine import DenseSum
+from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
 from compressa.parameters import Layout
 
@@ -37,8 +37,7 @@ class Dense(Aggregator):
         """One all-reduce, in place where the segments lie together in memory."""
         flat = self._region.join(gradients)
         self._world.divide(flat)
-        combine = DenseSum(flat, self._world.rank, self._world.size)
-        yield AllReduce(combine, self._scratch)
+        yield AllReduce(DenseValues(flat), self._scratch)
         self._region.split()
 
     def rollback(self, turn: Turn) -> None:

@@ -27,6 +27,7 @@ from compressa.aggregators.base import (
 from compressa.aggregators.scopes import Scope, ScopePayload, whole_scopes
 from compressa.arrays import scratch_tensor, surely_finite
 from compressa.codecs.base import Codec
+from compressa.collectives.scratch import Scratch
 from compressa.parameters import Layout
 
 
@@ -51,18 +52,20 @@ class Estimated(Aggregator):
         self._mean = [_part(scope, world, "ef21_mean", Merge.FIRST) for scope in scopes]
         self._payload = self._scopes.buffer()
         self._incoming = {peer: self._scopes.buffer() for peer in world.peers}
+        self._scratch = Scratch(world.device)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
         """One all-gather."""
-        return (Round(Verb.ALL_GATHER, torch.uint8, self._scopes.wire_bytes),)
+        size, exact = self._scopes.wire_bytes, self._scopes.exact
+        return (Round(Verb.ALL_GATHER, torch.uint8, size, exact=exact),)
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Encode the change, gather, and follow."""
         for gradient, own in zip(gradients, self._own, strict=True):
             gradient.mul_(1.0 / turn.loss_scale).sub_(own)
         sent = self._scopes.encode(gradients, turn, self._payload)
-        everyone = yield AllGather(sent, self._incoming, self._scopes.exact)
+        everyone = yield AllGather(sent, self._incoming, self._scratch)
         for sender in self._world.peers:
             self._scopes.check(everyone[sender], turn, sender)
         for gradient in gradients:

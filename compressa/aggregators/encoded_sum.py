@@ -31,8 +31,8 @@ _HOP_SHIFT = 16  # a Draw's rank has 23 bits
 _LOSSLESS = Contraction(1.0)
 
 
-class EncodedSum(Accumulator):
-    """A unit's float32 gradients, summed where they are, which travel as a codec's payloads.
+class SpanPayloads:
+    """What encodes and decodes the messages of a unit, by span; made once, as spans come again.
 
     A message is a payload with a header and a scope for each segment that it touches. Spans count
     elements as if each segment began at a multiple of `align_elems`, so that blocks are the same
@@ -42,57 +42,88 @@ class EncodedSum(Accumulator):
         codec: Its size is Fixed.
         layout: The unit.
         world: Rank, seed and device.
-        residuals: Keep what messages lose; None if nobody does.
         align_elems: A multiple of the codec's block.
+
+    Attributes:
+        codec: As given.
+        layout: As given.
+        rank: This rank.
+        align_elems: As given.
+        span: All elements.
+        lossless: Whether there is nothing to keep of what is encoded.
 
     Raises:
         ValueError: The codec's payloads have no fixed size.
     """
 
-    def __init__(
-        self,
-        codec: Codec,
-        layout: Layout,
-        world: World,
-        residuals: HopResiduals | None,
-        align_elems: int,
-    ) -> None:
+    def __init__(self, codec: Codec, layout: Layout, world: World, align_elems: int) -> None:
         if not isinstance(codec.size, Fixed):
             raise ValueError(f"{codec.name}: the length of its payloads is not known beforehand")
-        self._codec = codec
-        self._layout = layout
+        self.codec = codec
+        self.layout = layout
+        self.rank = world.rank
+        self.align_elems = align_elems
+        self.lossless = codec.bias(layout.elems) == _LOSSLESS
         self._world = world
-        self._residuals = None if codec.bias(layout.elems) == _LOSSLESS else residuals
-        self._align_elems = align_elems
         padded = [-(-s.elems // align_elems) * align_elems for s in layout.segments]
         *self._starts, end = accumulate(padded, initial=0)
         self.span = Span(0, end)
         self._parts: dict[Span, ScopePayload] = {}
-        self._payloads: dict[Span, torch.Tensor] = {}
-        self._values: Sequence[torch.Tensor] = ()
-        self._turn = Turn(0)
+        self._buffers: dict[Span, torch.Tensor] = {}
 
-    def begin(self, values: Sequence[torch.Tensor], turn: Turn) -> None:
-        """Begin a sum of the unit's gradients, float32; they hold it when it is done."""
-        self._values, self._turn = values, turn
+    def buffer(self, span: Span) -> torch.Tensor:
+        """Where a span's messages are made; padding is zero, and stays it."""
+        if span not in self._buffers:
+            self._buffers[span] = self.part(span).buffer()
+        return self._buffers[span]
 
-    def end(self) -> None:
-        """Let go of the gradients."""
-        self._values = ()
+    def part(self, span: Span) -> ScopePayload:
+        """What encodes and decodes the messages of a span."""
+        if span not in self._parts:
+            scopes = [
+                Scope(i, low, segment.part(low, high))
+                for i, segment in enumerate(self.layout.segments)
+                for low, high in [self._within(i, span)]
+                if low < high
+            ]
+            unit = self.layout.unit
+            self._parts[span] = ScopePayload(self.codec, unit, scopes, self._world, feedback=None)
+        return self._parts[span]
 
-    @property
-    def align_elems(self) -> int:
-        """As given."""
-        return self._align_elems
+    def _within(self, i: int, span: Span) -> tuple[int, int]:
+        """The elements of a segment that are in a span."""
+        start, elems = self._starts[i], self.layout.segments[i].elems
+        return max(span.start - start, 0), min(span.stop - start, elems)
 
-    @property
-    def exact(self) -> bool:
-        """Always."""
-        return True
+
+class EncodedSum(Accumulator):
+    """One step's sum of a unit's gradients where they are, which travel as a codec's payloads.
+
+    Args:
+        payloads: Make the messages.
+        values: The unit's gradients, float32; they hold the sum when it is done.
+        turn: The step.
+        residuals: Keep what messages lose; None if nobody does.
+    """
+
+    def __init__(
+        self,
+        payloads: SpanPayloads,
+        values: Sequence[torch.Tensor],
+        turn: Turn,
+        residuals: HopResiduals | None,
+    ) -> None:
+        self.span = payloads.span
+        self.align_elems = payloads.align_elems
+        self._payloads = payloads
+        self._values = values
+        self._turn = turn
+        self._codec = payloads.codec
+        self._residuals = None if payloads.lossless else residuals
 
     def capacity_bytes(self, span: Span) -> int:
         """A header, and what the codec takes for each scope."""
-        return self._part(span).wire_bytes
+        return self._payloads.part(span).wire_bytes
 
     def quick(self, elems: int) -> bool:
         """Unless there are many."""
@@ -100,11 +131,11 @@ class EncodedSum(Accumulator):
 
     def give(self, span: Span) -> torch.Tensor:
         """Encode, with this rank's own random bits; what that loses is this rank's to keep."""
-        return self._encode(span, keeps=True, rank=self._world.rank)
+        return self._encode(span, keeps=True, rank=self._payloads.rank)
 
     def share(self, span: Span, author: Author) -> torch.Tensor:
         """Encode, with the author's random bits, and decode; the author keeps what that loses."""
-        keeps = author.rank == self._world.rank
+        keeps = author.rank == self._payloads.rank
         rank = author.rank | author.hop << _HOP_SHIFT
         message = self._encode(span, keeps=keeps, rank=rank, shared=True)
         self.take(span, message)
@@ -113,24 +144,25 @@ class EncodedSum(Accumulator):
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
         """Raise PayloadError unless it is what `sender` owes in this step."""
         try:
-            self._part(span).check(message, self._turn, sender)
+            self._payloads.part(span).check(message, self._turn, sender)
         except PayloadError as error:
-            where = f"unit {self._layout.unit} ({self._layout.name}) in step {self._turn.step}"
+            layout, step = self._payloads.layout, self._turn.step
+            where = f"unit {layout.unit} ({layout.name}) in step {step}"
             raise PayloadError(f"{where}, from rank {sender}: {error}") from error
 
     def add(
         self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
     ) -> None:
         """Decode and add."""
-        part = self._part(span)
+        part = self._payloads.part(span)
         if before:
             self._add_before(part, [part.parts(message) for message in before])
         for message in after:
-            part.decode_add(message, self._values, 1.0, self._turn, self._world.rank)
+            part.decode_add(message, self._values, 1.0, self._turn, self._payloads.rank)
 
     def take(self, span: Span, message: torch.Tensor) -> None:
         """Decode."""
-        self._part(span).decode(message, self._values, self._turn, self._world.rank)
+        self._payloads.part(span).decode(message, self._values, self._turn, self._payloads.rank)
 
     def _add_before(
         self, part: ScopePayload, messages: Sequence[Sequence[tuple[Scope, torch.Tensor]]]
@@ -145,8 +177,8 @@ class EncodedSum(Accumulator):
             own.add_(total)
 
     def _encode(self, span: Span, *, keeps: bool, rank: int, shared: bool = False) -> torch.Tensor:
-        part, turn = self._part(span), self._turn
-        payload = self._payload(span)
+        part, turn = self._payloads.part(span), self._turn
+        payload = self._payloads.buffer(span)
         if self._residuals is None:
             return part.encode(self._values, turn, payload, owner=shared, rank=rank)
         keeps = keeps and (self._residuals.rule.owner or not shared)
@@ -166,27 +198,3 @@ class EncodedSum(Accumulator):
         if keeps:
             self._residuals.keep(scope, lost)
         return length
-
-    def _payload(self, span: Span) -> torch.Tensor:
-        """Where a span's messages are made; padding is zero, and stays it."""
-        if span not in self._payloads:
-            self._payloads[span] = self._part(span).buffer()
-        return self._payloads[span]
-
-    def _part(self, span: Span) -> ScopePayload:
-        """What encodes and decodes the messages of a span; the spans of a step come again."""
-        if span not in self._parts:
-            scopes = [
-                Scope(i, low, segment.part(low, high))
-                for i, segment in enumerate(self._layout.segments)
-                for low, high in [self._within(i, span)]
-                if low < high
-            ]
-            unit = self._layout.unit
-            self._parts[span] = ScopePayload(self._codec, unit, scopes, self._world, feedback=None)
-        return self._parts[span]
-
-    def _within(self, i: int, span: Span) -> tuple[int, int]:
-        """The elements of a segment that are in a span."""
-        start, elems = self._starts[i], self._layout.segments[i].elems
-        return max(span.start - start, 0), min(span.stop - start, elems)

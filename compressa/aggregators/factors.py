@@ -19,7 +19,7 @@ from annotated_types import Ge, Le
 from compressa.aggregators.base import AllReduce, Merge, Round, Turn, Verb, World
 from compressa.aggregators.scopes import held_back
 from compressa.arrays import as_array
-from compressa.collectives.combine import DenseSum
+from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
@@ -230,7 +230,6 @@ class FactorSum:
         self.factors = [as_array(x).reshape(*s) for x, s in zip(self.values, shapes, strict=True)]
         self.vectors = views[len(sizes) :]
         self._verdicts = [_verdicts(shape[0], world.device) for shape in shapes]
-        self._sum = DenseSum(self._buffer, world.rank, world.size)
         self._scratch = Scratch(world.device)
 
     @property
@@ -246,7 +245,7 @@ class FactorSum:
     def mean(self) -> AllReduce:
         """Divide by the number of ranks; return the request that adds up."""
         self._world.divide(self._buffer)
-        return AllReduce(self._sum, self._scratch)
+        return AllReduce(DenseValues(self._buffer), self._scratch)
 
     def judge(self, i: int) -> U32:
         """Find out whether a mean is finite, and which of its rows are zeros."""

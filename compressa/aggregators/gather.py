@@ -18,6 +18,7 @@ from compressa.aggregators.base import (
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.scopes import ScopePayload, whole_scopes
 from compressa.codecs.base import Codec
+from compressa.collectives.scratch import Scratch
 from compressa.parameters import Layout
 
 
@@ -38,6 +39,7 @@ class Gathered(Aggregator):
         )
         self._payload = self._sent = self._scopes.buffer()
         self._incoming = {peer: self._scopes.buffer() for peer in world.peers}
+        self._scratch = Scratch(world.device)
 
     @property
     def takes_half(self) -> bool:
@@ -47,12 +49,13 @@ class Gathered(Aggregator):
     @property
     def rounds(self) -> tuple[Round, ...]:
         """One all-gather."""
-        return (Round(Verb.ALL_GATHER, torch.uint8, self._scopes.wire_bytes),)
+        size, exact = self._scopes.wire_bytes, self._scopes.exact
+        return (Round(Verb.ALL_GATHER, torch.uint8, size, exact=exact),)
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Encode, gather, decode and average."""
         self._sent = self._scopes.encode(gradients, turn, self._payload)
-        everyone = yield AllGather(self._sent, self._incoming, self._scopes.exact)
+        everyone = yield AllGather(self._sent, self._incoming, self._scratch)
         for sender in self._world.peers:
             self._scopes.check(everyone[sender], turn, sender)
         payloads = [everyone[rank] for rank in range(self._world.size)]

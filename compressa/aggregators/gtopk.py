@@ -33,8 +33,8 @@ from typing import Annotated, ClassVar
 import torch
 from annotated_types import Gt, Le
 
-from compressa.aggregators.base import Aggregator, Round, Rounds, Sum, Turn, Verb, World
-from compressa.aggregators.sparse_sum import SparseSum
+from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.sparse_sum import SparseUnit
 from compressa.codecs import TopK
 from compressa.codecs._sparse import IndexFormat, SparseForm, ValueDtype
 from compressa.collectives.scratch import Scratch
@@ -108,7 +108,7 @@ class GTopKAggregator(Aggregator):
     """All scopes of one unit, in one sum by a tree."""
 
     def __init__(self, hyper: GTopK, layout: Layout, world: World) -> None:
-        self._values = SparseSum(hyper.messages, layout, world)
+        self._unit = SparseUnit(hyper.messages, layout, world)
         self._scratch = Scratch(world.device)
 
     @property
@@ -119,15 +119,15 @@ class GTopKAggregator(Aggregator):
     @property
     def rounds(self) -> tuple[Round, ...]:
         """One sum, up the tree and down again."""
-        size = self._values.capacity_bytes(self._values.span)
-        return (Round(Verb.SUM, torch.uint8, size, algorithm="tree"),)
+        size = self._unit.payload.wire_bytes
+        return (Round(Verb.ALL_REDUCE, torch.uint8, size, algorithm="tree"),)
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Select, sum, and write the mean."""
-        self._values.begin(gradients, turn)
-        yield Sum(self._values, self._values.span, self._scratch)
-        self._values.end(gradients)
+        total = self._unit.begin(gradients, turn)
+        yield AllReduce(total, self._scratch)
+        total.write(gradients)
 
     def rollback(self, turn: Turn) -> None:
         """Each rank has its own gradient back, whoever left out or got what."""
-        self._values.undo()
+        self._unit.undo()

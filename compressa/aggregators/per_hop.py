@@ -61,8 +61,8 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import Aggregator, Round, Rounds, Sum, Turn, Verb, World
-from compressa.aggregators.encoded_sum import EncodedSum
+from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.encoded_sum import EncodedSum, SpanPayloads
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.hop_residuals import HopResiduals
 from compressa.codecs.base import Codec, Fixed
@@ -108,26 +108,25 @@ class PerHop(Aggregator):
         self._residuals = None if feedback is None else HopResiduals(layout, feedback, world)
         align = math.lcm(codec.block_elems, feedback.block_elems if feedback else 1)
         self._across, self._inside = (
-            EncodedSum(each, layout, world, self._residuals, align)
-            for each in (codec, _INSIDE[world.inside])
+            SpanPayloads(each, layout, world, align) for each in (codec, _INSIDE[world.inside])
         )
         self._scratch = Scratch(world.device)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
         """One sum."""
-        size, inside = (own.capacity_bytes(own.span) for own in (self._across, self._inside))
-        return (Round(Verb.SUM, torch.uint8, size, segmented=True, inside_bytes=inside),)
+        size, inside = (own.part(own.span).wire_bytes for own in (self._across, self._inside))
+        return (Round(Verb.ALL_REDUCE, torch.uint8, size, inside_bytes=inside),)
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Add the residuals, sum, divide."""
         if self._residuals:
             self._residuals.begin(gradients, turn)
-        for values in (self._across, self._inside):
-            values.begin(gradients, turn)
-        yield Sum(self._across, self._across.span, self._scratch, self._inside)
-        for values in (self._across, self._inside):
-            values.end()  # the memory is DDP's, who may free it
+        across, inside = (
+            EncodedSum(payloads, gradients, turn, self._residuals)
+            for payloads in (self._across, self._inside)
+        )
+        yield AllReduce(across, self._scratch, inside)
         if self._residuals:
             self._residuals.end(gradients)
         for x in gradients:

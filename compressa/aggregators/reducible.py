@@ -10,7 +10,7 @@ from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Tur
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.scopes import decode, encode, residuals_of, whole_scopes
 from compressa.codecs.base import Codec, Draw
-from compressa.collectives.combine import DenseSum
+from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
 from compressa.errors import ConfigError
 from compressa.parameters import Layout, Segment
@@ -43,7 +43,6 @@ class Reducible(Aggregator):
         self._payload = torch.zeros(sum(self._sizes), dtype=torch.uint8, device=world.device)
         self._sent = torch.zeros_like(self._payload)
         self._values = self._payload.view(codec.reduce.dtype)
-        self._combine = DenseSum(self._values, world.rank, world.size)
         self._scratch = Scratch(world.device)
         self._residuals = residuals_of(self._scopes, feedback, world)
         self._feedback = feedback
@@ -67,7 +66,7 @@ class Reducible(Aggregator):
             encode(self._codec, x, residual, place, draw, turn)
         self._sent.copy_(self._payload)
         self._world.divide(self._values)
-        yield AllReduce(self._combine, self._scratch)
+        yield AllReduce(DenseValues(self._values), self._scratch)
         for scope, place in zip(self._scopes, places, strict=True):
             decode(self._codec, place, scope.of(gradients), self._draw(scope.segment, turn))
 

@@ -48,7 +48,7 @@ from compressa.codecs.payload import (
     check_header,
     write_header,
 )
-from compressa.collectives.combine import DenseSum
+from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError, PayloadError
@@ -171,7 +171,6 @@ class ScaleComAggregator(Aggregator):
         self._index_bytes = index_bytes
         size = HEADER_BYTES + sum(self._index_bytes)
         self._payload = torch.zeros(size, dtype=torch.uint8, device=world.device)
-        self._sum = DenseSum(self._values, world.rank, world.size)
         self._scratch = Scratch(world.device)
 
     @property
@@ -199,7 +198,7 @@ class ScaleComAggregator(Aggregator):
         for i, finite in enumerate(self._finite()):
             self._take(i, finite)
         self._world.divide(self._values)
-        yield AllReduce(self._sum, self._scratch)
+        yield AllReduce(DenseValues(self._values), self._scratch)
         for i, chosen in enumerate(self._selections):
             out = chosen.scope.of(gradients)
             if self._hyper.beta < 1.0:

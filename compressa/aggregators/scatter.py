@@ -12,7 +12,6 @@ holds as it stands, and a change of world size redistributes one kind of residua
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 
@@ -20,20 +19,22 @@ import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
 from compressa.aggregators.feedback import FeedbackRule, OwnedResidual
-from compressa.aggregators.scopes import Scope, ScopePayload, decode, held_back
+from compressa.aggregators.scopes import ScopePayload, decode, held_back
+from compressa.aggregators.shards import ShardSpans, ShardSum, cut_shards
 from compressa.arrays import widened
 from compressa.codecs.base import Codec
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.codecs.share import Share
-from compressa.collectives.base import Combine
+from compressa.collectives.accumulator import Author, Span
+from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Granularity
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
 
 
-class Scattered(Aggregator, Combine):
-    """Scatter-reduce-all-gather with a codec; also the combine of its own all-reduce."""
+class Scattered(Aggregator):
+    """Scatter-reduce-all-gather with a codec."""
 
     def __init__(
         self, codec: Codec, layout: Layout, world: World, *, feedback: FeedbackRule | None
@@ -50,20 +51,16 @@ class Scattered(Aggregator, Combine):
                 'leaves no velocity there; use exchange.kind = "auto" or "all_gather"'
             )
         block = math.lcm(codec.block_elems, feedback.block_elems if feedback else 1)
+        cut = cut_shards(layout, world.size, block)
         self._shards = [
-            ScopePayload(codec, layout.unit, scopes, world, feedback=feedback)
-            for scopes in cut_shards(layout, world.size, block)
+            ScopePayload(codec, layout.unit, scopes, world, feedback=feedback) for scopes in cut
         ]
-        self._sent = [shard.buffer() for shard in self._shards]
-        self._filled = list(self._sent)
+        self._sizes_bytes = tuple(shard.wire_bytes for shard in self._shards)
+        self._spans = ShardSpans(cut, self._sizes_bytes)
+        self._buffers = [shard.buffer() for shard in self._shards]
+        self._sent = list(self._buffers)
+        self._own = _OwnShard(self._shards[world.rank], self._buffers[world.rank], world)
         self._scratch = Scratch(world.device)
-        pairs = zip(self._own.residuals, self._own.scopes, strict=True)
-        self._owned = [
-            None if residual is None else OwnedResidual(residual, scope.segment.elems)
-            for residual, scope in pairs
-        ]
-        self._turn = Turn(0)
-        self._gradients: Sequence[torch.Tensor] = ()
 
     @property
     def takes_half(self) -> bool:
@@ -73,179 +70,191 @@ class Scattered(Aggregator, Combine):
     @property
     def rounds(self) -> tuple[Round, ...]:
         """One all-reduce that decodes, adds and encodes."""
-        sizes = tuple(shard.wire_bytes for shard in self._shards)
-        return (Round(Verb.ALL_REDUCE, torch.uint8, sum(sizes), shard_bytes=sizes),)
+        size, shards = sum(self._sizes_bytes), self._sizes_bytes
+        kind = Verb.ALL_REDUCE, torch.uint8
+        return (Round(*kind, size, algorithm=ROUND_ROBIN, shard_bytes=shards),)
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
-        """Encode every other rank's shard, then combine."""
-        self._gradients, self._turn = gradients, turn
+        """Encode every other rank's shard, then average."""
         for peer in self._world.peers:
-            buffer = self._sent[peer]
-            self._filled[peer] = self._shards[peer].encode(gradients, turn, buffer)
-        yield AllReduce(self, self._scratch)
-        self._gradients = ()  # their memory is DDP's, who may free it
+            buffer = self._buffers[peer]
+            self._sent[peer] = self._shards[peer].encode(gradients, turn, buffer)
+        means = _Means(self._spans, self._sent, self._shards, self._own, gradients, turn)
+        yield AllReduce(means, self._scratch)
+        if self._world.size == 1:
+            means.add(means.span, ())  # a mean of one is encoded, too
 
     def rollback(self, turn: Turn) -> None:
         """Add back what the peers were sent; restore what the own shard contributed."""
         for peer in self._world.peers:
-            self._shards[peer].give_back(self._filled[peer], turn)
+            self._shards[peer].give_back(self._sent[peer], turn)
+        self._own.restore()
+
+
+class _Means(ShardSum):
+    """The means of one step: the own shard's is encoded when it is summed."""
+
+    def __init__(
+        self,
+        spans: ShardSpans,
+        given: Sequence[torch.Tensor],
+        shards: Sequence[ScopePayload],
+        own: _OwnShard,
+        gradients: Sequence[torch.Tensor],
+        turn: Turn,
+    ) -> None:
+        super().__init__(spans, given, exact=own.payload.exact)
+        self._shards = shards
+        self._own = own
+        self._gradients = gradients
+        self._turn = turn
+        self._mean = own.buffer
+
+    def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
+        """Raise PayloadError unless it is what `sender` owes for the step."""
+        self._shards[self._owners[span]].check(message, self._turn, sender)
+
+    def add(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """Average the own values and what others gave; encode the mean."""
+        arrived = self.by_rank(span, after, before)
+        self._mean = self._own.encode_means(arrived, self._gradients, self._turn)
+
+    def share(self, span: Span, author: Author) -> torch.Tensor:
+        """The encoded mean."""
+        return self._mean
+
+    def take(self, span: Span, message: torch.Tensor) -> None:
+        """Decode another owner's mean."""
+        owner = self._owners[span]
+        self._shards[owner].decode(message, self._gradients, self._turn, owner)
+
+
+class _OwnShard:
+    """The shard of which this rank computes and encodes the mean.
+
+    Args:
+        payload: Encodes and decodes it.
+        buffer: Memory for the encoded mean.
+        world: This rank, and how many there are.
+    """
+
+    def __init__(self, payload: ScopePayload, buffer: torch.Tensor, world: World) -> None:
+        self.payload = payload
+        self.buffer = buffer
+        self._world = world
+        self._owned = [
+            None if residual is None else OwnedResidual(residual, scope.segment.elems)
+            for residual, scope in zip(payload.residuals, payload.scopes, strict=True)
+        ]
+
+    def restore(self) -> None:
+        """Keep what a skipped step would have left had nothing arrived."""
         for owned in self._owned:
             if owned is not None:
                 owned.restore()
 
-    @property
-    def exact(self) -> bool:
-        """Whether payloads are of fixed size."""
-        return self._own.exact
-
-    def shard_bytes(self, shard: int) -> int:
-        """Bytes of a shard's payload."""
-        return self._shards[shard].wire_bytes
-
-    def partial(self, shard: int) -> torch.Tensor:
-        """The payload for a shard's owner."""
-        return self._filled[shard]
-
-    def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
-        """Average the own values and the decoded partials; encode the mean."""
-        own, turn = self._own, self._turn
-        arrived = {sender: part for sender, part in enumerate(partials) if part is not None}
-        for sender, part in arrived.items():
-            own.check(part, turn, sender)
-        payload = self._sent[self._world.rank]
-        encode_means = self._encode_means_at_once if payload.is_cuda else self._encode_means
-        self._filled[self._world.rank] = encode_means(arrived, payload)
-
-    def sealed(self, shard: int) -> torch.Tensor:
-        """The encoded mean."""
-        return self._filled[shard]
-
-    def accept(self, shard: int, sealed: torch.Tensor) -> None:
-        """Check and decode another owner's mean."""
-        self._shards[shard].check(sealed, self._turn, shard)
-        self._shards[shard].decode(sealed, self._gradients, self._turn, shard)
-
-    @property
-    def _own(self) -> ScopePayload:
-        return self._shards[self._world.rank]
-
-    def _encode_means(
-        self, arrived: Mapping[int, torch.Tensor], payload: torch.Tensor
+    def encode_means(
+        self, arrived: Mapping[int, torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn
     ) -> torch.Tensor:
-        """Scope by scope, so that each stays in the cache; return the filled payload.
+        """Average the own values and the decoded payloads; return the mean's payload.
 
-        The gradients go on as what the others will decode.
+        Args:
+            arrived: By rank, checked payloads, in the order in which they are added.
+            gradients: The unit's; the shard goes on as what the others will decode.
+            turn: The step.
         """
-        own, turn = self._own, self._turn
+        if self.buffer.is_cuda:
+            return self._encode_all(arrived, gradients, turn)
+        own, payload = self.payload, self.buffer
         parts = {sender: own.parts(part) for sender, part in arrived.items()}
         offset = HEADER_BYTES
-        for i, scope in enumerate(own.scopes):
+        for i, scope in enumerate(own.scopes):  # one by one, so that each stays in the cache
             sent = {sender: part[i][1] for sender, part in parts.items()}
             place = own.place(payload, offset, scope)
-            length = self._average_in_one_pass(i, sent, place)
+            length = self._average_in_one_pass(i, sent, place, gradients, turn)
             if length is None:
-                length = self._average(i, sent, place)
+                length = self._average(i, sent, place, gradients, turn)
             offset = own.advance(payload, offset, length)
         return own.seal(payload, turn, offset - HEADER_BYTES)
 
     def _average_in_one_pass(
-        self, i: int, sent: Mapping[int, torch.Tensor], place: torch.Tensor
+        self,
+        i: int,
+        sent: Mapping[int, torch.Tensor],
+        place: torch.Tensor,
+        gradients: Sequence[torch.Tensor],
+        turn: Turn,
     ) -> int | None:
         """Do what `_average` does where codec and feedback allow; else do nothing."""
-        own, owned, turn, ranks = self._own, self._owned[i], self._turn, self._world.size
+        own, owned, ranks = self.payload, self._owned[i], self._world.size
         scope, kept = own.scopes[i], None
-        x, draw = scope.of(self._gradients), own.draw(scope, turn, owner=True)
+        x, draw = scope.of(gradients), own.draw(scope, turn, owner=True)
         if owned is not None:
             kept = owned.lent(turn, ranks, held=held_back(x, turn))
         if x.dtype is not torch.float32 or (owned is not None and kept is None):
             return None
         return own.codec.average(Share(x, list(sent.values()), place, draw, 1.0 / ranks, kept))
 
-    def _average(self, i: int, sent: Mapping[int, torch.Tensor], place: torch.Tensor) -> int:
+    def _average(
+        self,
+        i: int,
+        sent: Mapping[int, torch.Tensor],
+        place: torch.Tensor,
+        gradients: Sequence[torch.Tensor],
+        turn: Turn,
+    ) -> int:
         """Average scope i, encode its mean and decode that; return the payload's length."""
-        own, turn, weight = self._own, self._turn, 1.0 / self._world.size
-        scope, mean = own.scopes[i], self._own_share(i)
+        own, weight = self.payload, 1.0 / self._world.size
+        scope, mean = own.scopes[i], self._own_share(i, gradients, turn)
         for sender, payload in sent.items():
             own.codec.decode_add(payload, mean, weight, own.draw(scope, turn, rank=sender))
-        length = self._encode_mean(i, mean, place)
+        length = self._encode_mean(i, mean, place, turn)
         draw = own.draw(scope, turn, owner=True)
-        decode(own.codec, place[:length], scope.of(self._gradients), draw)
+        decode(own.codec, place[:length], scope.of(gradients), draw)
         return length
 
-    def _encode_means_at_once(
-        self, arrived: Mapping[int, torch.Tensor], payload: torch.Tensor
+    def _encode_all(
+        self, arrived: Mapping[int, torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn
     ) -> torch.Tensor:
         """The same, but all scopes at each stage, so that a GPU can take them by one launch."""
-        own, turn, weight = self._own, self._turn, 1.0 / self._world.size
-        means = list(self._gradients)
+        own, weight, payload = self.payload, 1.0 / self._world.size, self.buffer
+        means = list(gradients)
         for i, scope in enumerate(own.scopes):
-            means[scope.gradient] = self._own_share(i)
+            means[scope.gradient] = self._own_share(i, gradients, turn)
         for sender, part in arrived.items():
             own.decode_add(part, means, weight, turn, sender)
         # What is widened lies elsewhere in each step: a list of it would be made for one use.
-        if not any(self._owned) and all(x.dtype is torch.float32 for x in self._gradients):
+        if not any(self._owned) and all(x.dtype is torch.float32 for x in gradients):
             filled = own.encode(means, turn, payload, owner=True)
         else:
-            filled = self._encode_each(means, payload)
-        own.decode(filled, self._gradients, turn, self._world.rank)
+            filled = self._encode_each(means, turn)
+        own.decode(filled, gradients, turn, self._world.rank)
         return filled
 
-    def _encode_each(self, means: Sequence[torch.Tensor], payload: torch.Tensor) -> torch.Tensor:
+    def _encode_each(self, means: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
         """Encode means with what is kept of them; return the filled payload."""
-        own, offset = self._own, HEADER_BYTES
+        own, payload, offset = self.payload, self.buffer, HEADER_BYTES
         for i, scope in enumerate(own.scopes):
             place = own.place(payload, offset, scope)
-            length = self._encode_mean(i, means[scope.gradient], place)
+            length = self._encode_mean(i, means[scope.gradient], place, turn)
             offset = own.advance(payload, offset, length)
-        return own.seal(payload, self._turn, offset - HEADER_BYTES)
+        return own.seal(payload, turn, offset - HEADER_BYTES)
 
-    def _own_share(self, i: int) -> torch.Tensor:
+    def _own_share(self, i: int, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
         """Return what this rank has of scope i's mean, in float32: memory to add to."""
-        scope, owned = self._own.scopes[i], self._owned[i]
-        x = scope.of(self._gradients)
+        scope, owned = self.payload.scopes[i], self._owned[i]
+        x = scope.of(gradients)
         mean = widened(x, "scatter.mean")
         if owned is not None:
-            owned.absorb(mean, self._turn, held=held_back(x, self._turn))
+            owned.absorb(mean, turn, held=held_back(x, turn))
         return mean.mul_(1.0 / self._world.size)
 
-    def _encode_mean(self, i: int, mean: torch.Tensor, place: torch.Tensor) -> int:
+    def _encode_mean(self, i: int, mean: torch.Tensor, place: torch.Tensor, turn: Turn) -> int:
         """Encode the mean of scope i; return its length."""
-        own, owned, turn = self._own, self._owned[i], self._turn
+        own, owned = self.payload, self._owned[i]
         draw = own.draw(own.scopes[i], turn, owner=True)
         if owned is None:
             return own.codec.encode(mean, place, draw)
         return owned.encode(own.codec, mean, place, draw, turn, self._world.size)
-
-
-def cut_shards(layout: Layout, shards: int, block_elems: int) -> list[list[Scope]]:
-    """Cut a unit into one nearly equal list of scopes per rank, on block boundaries.
-
-    Cuts fall on multiples of `block_elems` within each segment, or between segments, so that
-    blocks are the same whatever the number of ranks.
-    """
-    edges = _edges(layout, shards, block_elems)
-    result: list[list[Scope]] = []
-    for low, high in itertools.pairwise(edges):
-        scopes, base = [], 0
-        for i, segment in enumerate(layout.segments):
-            start, stop = max(low - base, 0), min(high - base, segment.elems)
-            if start < stop:
-                scopes.append(Scope(i, start, segment.part(start, stop)))
-            base += segment.elems
-        result.append(scopes)
-    return result
-
-
-def _edges(layout: Layout, shards: int, block_elems: int) -> list[int]:
-    edges = [0]
-    for i in range(1, shards):
-        target = layout.elems * i // shards
-        base = 0
-        for segment in layout.segments:
-            if target < base + segment.elems:
-                inside = round((target - base) / block_elems) * block_elems
-                target = base + min(inside, segment.elems)
-                break
-            base += segment.elems
-        edges.append(max(target, edges[-1]))
-    return [*edges, layout.elems]

@@ -22,7 +22,8 @@ from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Tur
 from compressa.aggregators.scopes import Scope, whole_scopes
 from compressa.arrays import as_array
 from compressa.codecs.base import Draw
-from compressa.collectives.combine import DenseMax, DenseSum
+from compressa.collectives.choice import ROUND_ROBIN
+from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
 from compressa.errors import PayloadError
 from compressa.kernels.integers import round_to_integers, scale_integers
@@ -75,8 +76,6 @@ class SharedScale(Aggregator):
         self._integers = torch.zeros(layout.elems, dtype=dtype, device=world.device)
         elems = [scope.segment.elems for scope in self._scopes]
         self._parts = torch.split(self._integers, elems)
-        self._maximum = DenseMax(self._scales, world.rank, world.size)
-        self._sum = DenseSum(self._integers, world.rank, world.size)
         self._scratch = Scratch(world.device)
 
     @property
@@ -84,20 +83,22 @@ class SharedScale(Aggregator):
         """The scales, then the integers."""
         dtype = self._integers.dtype
         size = self._integers.numel() * dtype.itemsize
+        dense = dtype in _SUMMED_BY_BACKENDS
+        by = None if dense else ROUND_ROBIN
         return (
-            Round(Verb.ALL_REDUCE, torch.float32, 4 * len(self._scopes)),
-            Round(Verb.ALL_REDUCE, dtype, size, dense=dtype in _SUMMED_BY_BACKENDS),
+            Round(Verb.ALL_REDUCE, torch.float32, 4 * len(self._scopes), algorithm=ROUND_ROBIN),
+            Round(Verb.ALL_REDUCE, dtype, size, dense=dense, algorithm=by),
         )
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Measure, agree, round, sum, decode."""
         for i, scope in enumerate(self._scopes):
             self._scales[i] = self._measure(scope.of(gradients))
-        yield AllReduce(self._maximum, self._scratch)
+        yield AllReduce(DenseValues(self._scales, maximum=True), self._scratch)
         scales = self._agreed()
         for scope, place, scale in zip(self._scopes, self._parts, scales, strict=True):
             self._round(scope, scope.of(gradients), scale, place, turn)
-        yield AllReduce(self._sum, self._scratch)
+        yield AllReduce(DenseValues(self._integers), self._scratch)
         for scope, place, scale in zip(self._scopes, self._parts, scales, strict=True):
             # In float64, where neither the smallest scale nor the largest integer is rounded.
             unit = scale / (self._levels * self._world.size) if math.isfinite(scale) else math.nan

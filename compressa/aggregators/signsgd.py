@@ -27,11 +27,12 @@ import numpy.typing as npt
 import torch
 
 from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
-from compressa.aggregators.scatter import cut_shards
 from compressa.aggregators.scopes import ScopePayload
+from compressa.aggregators.shards import ShardSpans, ShardSum, cut_shards
 from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs.base import Biased, Codec, Draw
-from compressa.collectives.base import Combine
+from compressa.collectives.accumulator import Author, Span
+from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError, PayloadError
@@ -156,75 +157,98 @@ class Signs(Codec):
         return payload[:flags], bits
 
 
-class MajorityVote(Aggregator, Combine):
-    """Counts signs in place of the gradients; also the combine of its own all-reduce."""
+class MajorityVote(Aggregator):
+    """Counts signs in place of the gradients."""
 
     def __init__(self, hyper: SignSGD, layout: Layout, world: World) -> None:
         self._hyper = hyper
-        self._signs = Signs()
+        self._world = world
+        cut = cut_shards(layout, world.size, BLOCK)
         self._shards = [
-            ScopePayload(self._signs, layout.unit, scopes, world, feedback=None)
-            for scopes in cut_shards(layout, world.size, BLOCK)
+            ScopePayload(Signs(), layout.unit, scopes, world, feedback=None) for scopes in cut
         ]
+        self._spans = ShardSpans(cut, [shard.wire_bytes for shard in self._shards])
         self._sent = [shard.buffer() for shard in self._shards]
         self._scratch = Scratch(world.device)
-        self._turn = Turn(0)
-        self._gradients: Sequence[torch.Tensor] = ()
 
     @property
     def rounds(self) -> tuple[Round, ...]:
         """One all-reduce that counts."""
         size = sum(shard.wire_bytes for shard in self._shards)
-        return (Round(Verb.ALL_REDUCE, torch.uint8, size),)
+        return (Round(Verb.ALL_REDUCE, torch.uint8, size, algorithm=ROUND_ROBIN),)
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Send signs, count, share the signs of the sums."""
-        self._gradients, self._turn = gradients, turn
         for shard, payload in zip(self._shards, self._sent, strict=True):
             shard.encode(gradients, turn, payload)
-        yield AllReduce(self, self._scratch)
+        lean = -0.5 if self._hyper.ties == "alternate" and turn.step % 2 else 0.0
+        votes = _Votes(self._spans, self._sent, self._shards, gradients, turn, lean)
+        yield AllReduce(votes, self._scratch)
+        if self._world.size == 1:
+            votes.add(votes.span, ())
         if turn.loss_scale != 1.0:
             for gradient in gradients:
                 gradient.mul_(turn.loss_scale)
-        self._gradients = ()  # their memory is DDP's, who may free it
 
     def rollback(self, turn: Turn) -> None:
         """There is no residual."""
 
-    def shard_bytes(self, shard: int) -> int:
-        """Bytes of a shard's payload."""
-        return self._shards[shard].wire_bytes
 
-    def partial(self, shard: int) -> torch.Tensor:
-        """The own signs for a shard's owner."""
-        return self._sent[shard]
+class _Votes(ShardSum):
+    """The votes of one step, in place of the gradients; the own shard's are counted as they come.
 
-    def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
+    Args:
+        spans: Where the unit is cut.
+        given: By owner, this rank's signs; what the own shard's become takes their place.
+        shards: Encode and check them.
+        gradients: The unit's.
+        turn: The step.
+        lean: Is added to each sum, so that no vote is a tie; or 0.
+    """
+
+    def __init__(
+        self,
+        spans: ShardSpans,
+        given: Sequence[torch.Tensor],
+        shards: Sequence[ScopePayload],
+        gradients: Sequence[torch.Tensor],
+        turn: Turn,
+        lean: float,
+    ) -> None:
+        super().__init__(spans, given, exact=True)
+        self._shards = shards
+        self._gradients = gradients
+        self._turn = turn
+        self._lean = lean
+        self._signs = Signs()
+
+    def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
+        """Raise PayloadError unless it is what `sender` owes for the step."""
+        self._shards[self._owners[span]].check(message, self._turn, sender)
+
+    def add(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
+    ) -> None:
         """Count the votes; they are whole numbers, which float32 adds exactly in any order."""
-        own, turn, votes = self._shards[shard], self._turn, self._gradients
-        for sender, part in enumerate(partials):
-            if part is not None:
-                own.check(part, turn, sender)
-        self._count(shard, self._sent[shard], add=False)
-        for part in partials:
-            if part is not None:
-                self._count(shard, part, add=True)
-        if self._hyper.ties == "alternate" and turn.step % 2:
+        own, signs = self._shards[self._owners[span]], self.give(span)
+        self._count(span, signs, add=False)
+        for message in (*before, *after):
+            self._count(span, message, add=True)
+        if self._lean:
             for scope in own.scopes:
-                scope.of(votes).sub_(0.5)
-        own.encode(votes, turn, self._sent[shard])
-        self._count(shard, self._sent[shard], add=False)
+                scope.of(self._gradients).add_(self._lean)
+        own.encode(self._gradients, self._turn, signs)
+        self._count(span, signs, add=False)
 
-    def sealed(self, shard: int) -> torch.Tensor:
+    def share(self, span: Span, author: Author) -> torch.Tensor:
         """The majority's signs."""
-        return self._sent[shard]
+        return self.give(span)
 
-    def accept(self, shard: int, sealed: torch.Tensor) -> None:
-        """Check and decode another owner's count."""
-        self._shards[shard].check(sealed, self._turn, shard)
-        self._count(shard, sealed, add=False)
+    def take(self, span: Span, message: torch.Tensor) -> None:
+        """Write signs in place of the gradients."""
+        self._count(span, message, add=False)
 
-    def _count(self, shard: int, payload: torch.Tensor, *, add: bool) -> None:
+    def _count(self, span: Span, message: torch.Tensor, *, add: bool) -> None:
         """Write a shard's signs in place of its gradients, or add them; they have been checked."""
-        for scope, part in self._shards[shard].parts(payload):
+        for scope, part in self._shards[self._owners[span]].parts(message):
             self._signs.count(part, scope.of(self._gradients), add=add)

@@ -30,59 +30,68 @@ from compressa.parameters import Layout
 _QUICK_KEPT = 1 << 11  # elements that are merged sooner than handed to another thread
 
 
-class SparseSum(Accumulator):
-    """The sums of all scopes of a unit, as one message: they can not be cut.
-
-    It is for algorithms in which every rank's values are added once, as in a tree: ranks that made
-    the same sum would return what they leave out several times.
+class SparseUnit:
+    """The scopes of a unit on one rank, and what returns to their residuals.
 
     Args:
         codec: How many elements are kept, and their wire format.
         layout: The unit.
         world: Ranks and state; the residuals are allocated now.
+
+    Attributes:
+        payload: Lays out a message of all scopes.
+        parts: By scope, the largest elements.
+        kept: How many these are in all.
+        message: Where messages are made.
     """
 
     def __init__(self, codec: TopK, layout: Layout, world: World) -> None:
         scopes = whole_scopes(layout)
-        self._payload = ScopePayload(codec, layout.unit, scopes, world, feedback=None)
-        self._parts = [_Part(codec, scope, world) for scope in scopes]
-        self._kept = sum(codec.kept(scope.segment.elems) for scope in scopes)
-        self._message = self._payload.buffer()
-        self._result: torch.Tensor | None = None
-        self._turn = Turn(0)
+        self.payload = ScopePayload(codec, layout.unit, scopes, world, feedback=None)
+        self.parts = [_Part(codec, scope, world) for scope in scopes]
+        self.kept = sum(codec.kept(scope.segment.elems) for scope in scopes)
+        self.message = self.payload.buffer()
 
-    @property
-    def span(self) -> Span:
-        """All elements, which is the only span that there is."""
-        return Span(0, self._payload.elems)
-
-    def begin(self, gradients: Sequence[torch.Tensor], turn: Turn) -> None:
+    def begin(self, gradients: Sequence[torch.Tensor], turn: Turn) -> SparseSum:
         """Begin the sum of a step: select, and leave the rest in the residuals."""
-        self._turn, self._result = turn, None
-        for part in self._parts:
+        for part in self.parts:
             part.begin(gradients, turn)
+        return SparseSum(self, turn)
 
-    def end(self, gradients: Sequence[torch.Tensor]) -> None:
+    def undo(self) -> None:
+        """Give back to the residuals what the last step took, and take back what it returned."""
+        for part in self.parts:
+            part.undo()
+
+
+class SparseSum(Accumulator):
+    """One step's sums of all scopes of a unit, as one message: they can not be cut.
+
+    It is for algorithms in which every rank's values are added once, as in a tree: ranks that made
+    the same sum would return what they leave out several times.
+
+    Args:
+        unit: Whose sums; they have begun.
+        turn: The step.
+    """
+
+    def __init__(self, unit: SparseUnit, turn: Turn) -> None:
+        elems = unit.payload.elems
+        self.span = Span(0, elems)
+        self.align_elems = max(elems, 1)  # all of them: it is cut nowhere
+        self._payload = unit.payload
+        self._parts = unit.parts
+        self._kept = unit.kept
+        self._message = unit.message
+        self._turn = turn
+        self._result: torch.Tensor | None = None
+
+    def write(self, gradients: Sequence[torch.Tensor]) -> None:
         """Write the sum, that is the mean, over the gradients; the same bits on every rank."""
         result = self._result
         if result is None:  # a rank alone shares nothing
             result = self.share(self.span, Author(0))
         self._payload.decode(result, gradients, self._turn, sender=0)
-
-    def undo(self) -> None:
-        """Give back to the residuals what the last step took, and take back what it returned."""
-        for part in self._parts:
-            part.undo()
-
-    @property
-    def align_elems(self) -> int:
-        """All of them: there is no place to cut."""
-        return max(self._payload.elems, 1)
-
-    @property
-    def exact(self) -> bool:
-        """Always."""
-        return True
 
     def capacity_bytes(self, span: Span) -> int:
         """A header, and the scopes' values and indices."""
@@ -122,7 +131,7 @@ class SparseSum(Accumulator):
                 part.add(packed)
 
     def take(self, span: Span, message: torch.Tensor) -> None:
-        """Remember the result, which stays where it is until `end`."""
+        """Remember the result, which stays where it is until `write`."""
         self._result = message
 
 

@@ -35,13 +35,14 @@ from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Tur
 from compressa.aggregators.lookup_table import best_table, largest_error
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.rotated import RotatedScope, Sums
-from compressa.aggregators.scatter import cut_shards
 from compressa.aggregators.scopes import whole_scopes
+from compressa.aggregators.shards import ShardSpans, ShardSum, cut_shards
 from compressa.arrays import as_array
 from compressa.codecs.base import Biased, Draw, Range
 from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
-from compressa.collectives.base import Combine
-from compressa.collectives.combine import DenseMax
+from compressa.collectives.accumulator import Author, Span
+from compressa.collectives.choice import ROUND_ROBIN
+from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError, PayloadError
@@ -149,8 +150,8 @@ class THC(Compressor):
         return THCAggregator(self, layout, world)
 
 
-class THCAggregator(Aggregator, Combine):
-    """All scopes of one unit; also the combine of its own second round."""
+class THCAggregator(Aggregator):
+    """All scopes of one unit."""
 
     def __init__(self, hyper: THC, layout: Layout, world: World) -> None:
         self._hyper = hyper
@@ -166,57 +167,56 @@ class THCAggregator(Aggregator, Combine):
         self._residuals = ChunkResiduals(scopes, hyper.chunk, kept, _LARGEST)
         counts = [norms.numel() for norms in self._residuals.norms]
         self._norms = torch.zeros(sum(counts), device=world.device)
-        self._maximum = DenseMax(self._norms, world.rank, world.size)
         self._signs = [_buffer(book.rotated_elems(n) // 32, torch.uint32, world) for n in elems]
-        self._turn = Turn(0)
-        self._gradients: Sequence[torch.Tensor] = ()
         norms_of = torch.split(self._norms, counts)
+        cut = cut_shards(layout, world.size, hyper.chunk)
         self._shards: list[list[RotatedScope]] = []
-        for cut in cut_shards(layout, world.size, hyper.chunk):
+        for part in cut:
             shard: list[RotatedScope] = []
-            for scope in cut:
+            for scope in part:
                 low = shard[-1].high if shard else 0
                 whole = norms_of[scope.gradient], self._signs[scope.gradient]
                 shard.append(RotatedScope(scope, book, low, *whole))
             self._shards.append(shard)
+        self._wire = _Wire(hyper, layout.unit, world.size, self._shards)
+        self._spans = ShardSpans(cut, self._wire.sealed_bytes)
         self._allocate()
 
     def _allocate(self) -> None:
         """Make the payloads."""
-        world, dtype = self._world, self._hyper.sums_dtype(self._world.size)
-        sizes = [shard[-1].high if shard else 0 for shard in self._shards]
-        self._dtype = np.dtype(np.uint8 if dtype is torch.uint8 else np.uint16)
-        self._sent = [_buffer(HEADER_BYTES + n // 2, torch.uint8, world) for n in sizes]
-        self._sealed_bytes = [HEADER_BYTES + n * dtype.itemsize for n in sizes]
-        self._sealed = _buffer(self._sealed_bytes[world.rank], torch.uint8, world)
-        self._integers: Sums = as_array(_buffer(max(sizes), torch.uint8, world))
+        world, wire = self._world, self._wire
+        self._sent = [_buffer(size, torch.uint8, world) for size in wire.sent_bytes]
+        self._sealed = _buffer(wire.sealed_bytes[world.rank], torch.uint8, world)
+        self._integers: Sums = as_array(_buffer(max(wire.coordinates), torch.uint8, world))
         self._scratch = Scratch(world.device)
 
     @property
     def rounds(self) -> tuple[Round, ...]:
         """Norms, then codes and sums."""
+        norms_bytes, sums_bytes = 4 * self._norms.numel(), sum(self._wire.sealed_bytes)
         return (
-            Round(Verb.ALL_REDUCE, torch.float32, 4 * self._norms.numel()),
-            Round(Verb.ALL_REDUCE, torch.uint8, sum(self._sealed_bytes)),
+            Round(Verb.ALL_REDUCE, torch.float32, norms_bytes, algorithm=ROUND_ROBIN),
+            Round(Verb.ALL_REDUCE, torch.uint8, sums_bytes, algorithm=ROUND_ROBIN),
         )
 
     def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
         """Agree on norms, send codes, hear sums."""
-        self._gradients, self._turn = gradients, turn
         if not self._hyper.feedback:
             self._residuals.clear()
         self._residuals.absorb(gradients, turn)
         self._norms.copy_(self._residuals.all_norms.sqrt())
-        yield AllReduce(self._maximum, self._scratch)
+        yield AllReduce(DenseValues(self._norms, maximum=True), self._scratch)
         if bool((self._norms < 0).any()):  # the owners' word; waits for a GPU
             raise PayloadError("thc: the largest norm of all ranks is negative")
-        self._draw_signs()
+        self._draw_signs(turn)
         for shard, payload in enumerate(self._sent):
             for part in self._shards[shard]:
-                self._encode(part, payload)
-            write_header(payload, self._header(shard, payload.numel()))
-        yield AllReduce(self, self._scratch)
-        self._gradients = ()  # their memory is DDP's, who may free it
+                self._encode(part, payload, gradients, turn)
+            self._wire.seal(shard, payload, turn)
+        integers = _IntegerSum(self._spans, self._sent, self._wire, self._sealed, gradients, turn)
+        yield AllReduce(integers, self._scratch)
+        if self._world.size == 1:
+            integers.add(integers.span, ())
 
     def rollback(self, turn: Turn) -> None:
         """Decode the own codes, and add them back."""
@@ -225,63 +225,31 @@ class THCAggregator(Aggregator, Combine):
                 for part in parts:
                     self._add_own(part, payload, 1.0)
 
-    @property
-    def exact(self) -> bool:
-        """Codes and sums differ in size."""
-        return False
-
-    def shard_bytes(self, shard: int) -> int:
-        """Bytes of a shard's sums, more than those of its codes."""
-        return self._sealed_bytes[shard]
-
-    def partial(self, shard: int) -> torch.Tensor:
-        """The own codes for a shard's owner."""
-        return self._sent[shard]
-
-    def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
-        """Add up the integers of all ranks' codes."""
-        own = self._sent[shard]
-        for sender, payload in enumerate(partials):
-            if payload is not None:
-                check_header(payload, self._header(shard, own.numel()), sender, exact=True)
-        sums = self._sums(self._sealed)
-        for sender, payload in enumerate(partials):
-            for part in self._shards[shard]:
-                part.look_up(own if payload is None else payload, sums, add=sender > 0)
-        write_header(self._sealed, self._header(shard, self._sealed.numel()))
-        self._decode(shard, sums)
-
-    def sealed(self, shard: int) -> torch.Tensor:
-        """The sums."""
-        return self._sealed
-
-    def accept(self, shard: int, sealed: torch.Tensor) -> None:
-        """Check and decode another owner's sums."""
-        check_header(sealed, self._header(shard, self._sealed_bytes[shard]), shard, exact=True)
-        sums, most = self._sums(sealed), self._world.size * self._hyper.levels
-        if self._largest(sealed) > most:
-            raise PayloadError(f"thc: a sum from rank {shard} is above {most}, the most possible")
-        self._decode(shard, sums)
-
-    def _draw_signs(self) -> None:
+    def _draw_signs(self, turn: Turn) -> None:
         for segment, signs in zip(self._layout.segments, self._signs, strict=True):
             philox.random_words(
                 as_array(signs),
                 seed=self._world.seed,
                 stream=_SIGN_STREAM,
-                step=self._turn.step,
+                step=turn.step,
                 parameter=segment.parameter.index,
                 start=segment.start // 32,
             )
 
-    def _encode(self, part: RotatedScope, payload: torch.Tensor) -> None:
+    def _encode(
+        self,
+        part: RotatedScope,
+        payload: torch.Tensor,
+        gradients: Sequence[torch.Tensor],
+        turn: Turn,
+    ) -> None:
         """Write the codes of p, and keep what they miss."""
         scope, rank = part.scope, self._world.rank
         index, start = scope.segment.parameter.index, scope.segment.start
-        noise = Draw(self._world.seed, self._turn.step, index, start, rank).private_noise(_WIRE_ID)
+        noise = Draw(self._world.seed, turn.step, index, start, rank).private_noise(_WIRE_ID)
         # Where the residual waits, p is the gradient, which is zero.
         held = self._residuals.held[scope.gradient]
-        part.encode(scope.of(self._gradients) if held else self._kept(part), payload, noise)
+        part.encode(scope.of(gradients) if held else self._kept(part), payload, noise)
         if self._hyper.feedback:
             self._add_own(part, payload, -1.0)
 
@@ -296,13 +264,57 @@ class THCAggregator(Aggregator, Combine):
         whole = self._residuals[scope.gradient]
         return whole[scope.start : scope.start + scope.segment.elems]
 
-    def _decode(self, shard: int, sums: Sums) -> None:
-        """Write the mean of a shard to the gradients."""
-        for part in self._shards[shard]:
-            out = part.scope.of(self._gradients)
-            part.decode(sums, out, self._world.size, self._turn.loss_scale)
 
-    def _sums(self, payload: torch.Tensor) -> Sums:
+class _Wire:
+    """The payloads of a unit's shards: of codes to the owner, of sums of integers from there.
+
+    Args:
+        hyper: Says what integers there are.
+        unit: Number of the unit.
+        size: Number of ranks.
+        shards: The parts of each.
+
+    Attributes:
+        size: As given.
+        shards: As given.
+        coordinates: How many each shard has.
+        sent_bytes: Of the codes of each shard.
+        sealed_bytes: Of the sums of each shard: more.
+    """
+
+    def __init__(
+        self, hyper: THC, unit: int, size: int, shards: Sequence[Sequence[RotatedScope]]
+    ) -> None:
+        dtype = hyper.sums_dtype(size)
+        self.size = size
+        self.shards = shards
+        self.coordinates = [shard[-1].high if shard else 0 for shard in shards]
+        self.sent_bytes = [HEADER_BYTES + n // 2 for n in self.coordinates]
+        self.sealed_bytes = [HEADER_BYTES + n * dtype.itemsize for n in self.coordinates]
+        self._dtype = np.dtype(np.uint8 if dtype is torch.uint8 else np.uint16)
+        self._elems = [sum(part.scope.segment.elems for part in shard) for shard in shards]
+        self._unit = unit
+        self._most = size * hyper.levels
+
+    def seal(self, shard: int, payload: torch.Tensor, turn: Turn) -> None:
+        """Write the header."""
+        write_header(payload, self._header(shard, payload.numel(), turn))
+
+    def check_codes(self, shard: int, payload: torch.Tensor, turn: Turn, sender: int) -> None:
+        """Raise PayloadError unless they are what `sender` owes the owner."""
+        header = self._header(shard, self.sent_bytes[shard], turn)
+        check_header(payload, header, sender, exact=True)
+
+    def check_sums(self, shard: int, payload: torch.Tensor, turn: Turn) -> None:
+        """Raise PayloadError unless they are what the owner owes."""
+        header = self._header(shard, self.sealed_bytes[shard], turn)
+        check_header(payload, header, shard, exact=True)
+        if self._largest(payload) > self._most:
+            raise PayloadError(
+                f"thc: a sum from rank {shard} is above {self._most}, the most possible"
+            )
+
+    def sums(self, payload: torch.Tensor) -> Sums:
         """See the body of a payload as integers."""
         body: npt.NDArray[np.uint8] = as_array(payload)[HEADER_BYTES:]
         return body.view(self._dtype)
@@ -311,7 +323,7 @@ class THCAggregator(Aggregator, Combine):
         """Return the largest of a payload's integers; waits for a GPU."""
         body = payload[HEADER_BYTES:]
         if not body.is_cuda:
-            return int(self._sums(payload).max(initial=0))
+            return int(self.sums(payload).max(initial=0))
         if not body.numel():
             return 0
         if self._dtype.itemsize == 1:
@@ -319,11 +331,59 @@ class THCAggregator(Aggregator, Combine):
         # torch does not compare uint16; as int16 with their highest bits turned they compare alike.
         return int(body.view(torch.int16).bitwise_xor(-32768).max()) + 32768
 
-    def _header(self, shard: int, size_bytes: int) -> Header:
+    def _header(self, shard: int, size_bytes: int, turn: Turn) -> Header:
         """The header of a payload of some size, itself included."""
-        turn, elems = self._turn, sum(part.scope.segment.elems for part in self._shards[shard])
-        body_bytes = size_bytes - HEADER_BYTES
-        return Header(_WIRE_ID, turn.epoch, turn.step, self._layout.unit, elems, body_bytes)
+        elems, body_bytes = self._elems[shard], size_bytes - HEADER_BYTES
+        return Header(_WIRE_ID, turn.epoch, turn.step, self._unit, elems, body_bytes)
+
+
+class _IntegerSum(ShardSum):
+    """The sum of one step's codes, as the integers that they stand for."""
+
+    def __init__(
+        self,
+        spans: ShardSpans,
+        given: Sequence[torch.Tensor],
+        wire: _Wire,
+        sealed: torch.Tensor,
+        gradients: Sequence[torch.Tensor],
+        turn: Turn,
+    ) -> None:
+        super().__init__(spans, given, exact=False)  # codes and sums differ in size
+        self._wire = wire
+        self._sealed = sealed
+        self._gradients = gradients
+        self._turn = turn
+
+    def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
+        """Raise PayloadError unless it is what `sender` owes for the step."""
+        owner = self._owners[span]
+        if owner == sender:
+            self._wire.check_sums(owner, message, self._turn)
+        else:
+            self._wire.check_codes(owner, message, self._turn, sender)
+
+    def add(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """Add up the integers of all ranks' codes."""
+        owner, sums = self._owners[span], self._wire.sums(self._sealed)
+        for i, payload in enumerate((*before, self.give(span), *after)):
+            for part in self._wire.shards[owner]:
+                part.look_up(payload, sums, add=i > 0)
+        self._wire.seal(owner, self._sealed, self._turn)
+        self.take(span, self._sealed)
+
+    def share(self, span: Span, author: Author) -> torch.Tensor:
+        """The sums."""
+        return self._sealed
+
+    def take(self, span: Span, message: torch.Tensor) -> None:
+        """Write the mean of a shard to the gradients."""
+        sums = self._wire.sums(message)
+        for part in self._wire.shards[self._owners[span]]:
+            out = part.scope.of(self._gradients)
+            part.decode(sums, out, self._wire.size, self._turn.loss_scale)
 
 
 def _buffer(elems: int, dtype: torch.dtype, world: World) -> torch.Tensor:

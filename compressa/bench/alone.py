@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from compressa.aggregators.base import Aggregator, AllGather, AllReduce, Request, State, Turn, World
+from compressa.aggregators.base import Aggregator, AllGather, Request, State, Turn, World
 from compressa.bench.operands import Operands
 from compressa.bench.timing import Call
 from compressa.compressor import Compressor
@@ -43,8 +43,4 @@ def run_alone(aggregator: Aggregator, gradients: list[torch.Tensor], turn: Turn)
 
 
 def _answer(request: Request) -> dict[int, torch.Tensor] | None:
-    if isinstance(request, AllGather):
-        return {0: request.payload}
-    if isinstance(request, AllReduce):
-        request.combine.reduce(0, [None])
-    return None
+    return {0: request.payload} if isinstance(request, AllGather) else None

@@ -1,23 +1,21 @@
 """Collectives as programs without I/O, one algorithm per file."""
 
+from compressa.collectives.accumulator import Accumulator
 from compressa.collectives.base import (
     BackendAllReduce,
-    Combine,
     Compute,
     Exchange,
     Operation,
     Program,
 )
-from compressa.collectives.combine import DenseMax, DenseSum, shard_edges
+from compressa.collectives.dense import DenseValues
 
 __all__ = [
+    "Accumulator",
     "BackendAllReduce",
-    "Combine",
     "Compute",
-    "DenseMax",
-    "DenseSum",
+    "DenseValues",
     "Exchange",
     "Operation",
     "Program",
-    "shard_edges",
 ]

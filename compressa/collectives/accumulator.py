@@ -64,17 +64,20 @@ class Accumulator(ABC):
     Messages are 1-D uint8 tensors, which stay as they are until the program has ended, or the
     next message of the same elements is made. Spans that are under way at the same time do not
     overlap.
+
+    Attributes:
+        span: All elements.
+        align_elems: Spans may begin at multiples of it.
+        exact: Whether messages always have `capacity_bytes` bytes.
+        ready: Whether messages are there already, so that giving or sharing one takes no time.
+        dense: The values, all of them, if a backend may sum them in place instead.
     """
 
-    @property
-    @abstractmethod
-    def align_elems(self) -> int:
-        """Spans may begin at multiples of it."""
-
-    @property
-    @abstractmethod
-    def exact(self) -> bool:
-        """Whether messages always have `capacity_bytes` bytes."""
+    span: Span
+    align_elems: int
+    exact: bool = True
+    ready: bool = False
+    dense: torch.Tensor | None = None
 
     @abstractmethod
     def capacity_bytes(self, span: Span) -> int:
@@ -84,10 +87,9 @@ class Accumulator(ABC):
     def quick(self, elems: int) -> bool:
         """Whether any of the calls below, for so many, is faster than handing it to a thread."""
 
-    @property
-    def in_place(self) -> bool:
-        """Whether messages are the values where they are, so that making one takes no time."""
-        return False
+    def cut(self, span: Span, parts: int) -> tuple[Span, ...]:
+        """Cut a span into nearly equal parts, some of which may be empty."""
+        return span.cut(parts, self.align_elems)
 
     @abstractmethod
     def give(self, span: Span) -> torch.Tensor:

@@ -67,8 +67,11 @@ def segmented(algorithm: Algorithm, segments: int) -> AllReduce:
         return algorithm.all_reduce
 
     def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-        parts = span.cut(segments, values.align_elems)
-        programs = [algorithm.all_reduce(values, part, team, scratch) for part in parts]
+        parts = values.cut(span, segments)
+        programs = [
+            algorithm.all_reduce(values, part, team, scratch.part(number))
+            for number, part in enumerate(parts)
+        ]
         yield Together(programs, len(algorithm.stages(0, team.size)))
 
     return all_reduce

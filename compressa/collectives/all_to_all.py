@@ -21,7 +21,7 @@ def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) ->
     """Sum over the team; see `compressa.collectives.algorithms`."""
     if team.size > 1:
         author = Author(team.at(team.place))
-        yield from swap_hop(values, scratch, span, author, team.after(), team.before())
+        yield from swap_hop(values, scratch, span, author, team.after, team.before)
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:

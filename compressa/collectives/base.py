@@ -7,7 +7,6 @@ code runs on a virtual clock.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -83,55 +82,3 @@ class Together:
 
 Operation = Exchange | BackendAllReduce | Compute | Together
 Program = Generator[Operation, Any, T]
-
-
-class Combine(ABC):
-    """What a reduction does with its data: a dense add, or decode-add-encode.
-
-    The data is cut into one shard per rank; the rank with a shard's number owns it. Buffers
-    are 1-D uint8. `Combine` objects are made once per unit and reused every step.
-    """
-
-    @abstractmethod
-    def shard_bytes(self, shard: int) -> int:
-        """Most bytes that a partial or a sealed shard takes."""
-
-    @abstractmethod
-    def partial(self, shard: int) -> torch.Tensor:
-        """Return what this rank contributes to a shard that another rank owns."""
-
-    @abstractmethod
-    def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
-        """Combine all ranks' partials, in rank order, into this rank's own shard.
-
-        Args:
-            shard: The shard that this rank owns.
-            partials: By rank; None for this rank's own contribution.
-        """
-
-    @abstractmethod
-    def sealed(self, shard: int) -> torch.Tensor:
-        """Return the own shard's final bytes; the owner goes on with what they decode to."""
-
-    @property
-    def quick(self) -> bool:
-        """Whether `reduce` takes less time than handing it to another thread."""
-        return False
-
-    def accept(self, shard: int, sealed: torch.Tensor) -> None:
-        """Take another owner's final bytes, if they have not landed in place."""
-        raise NotImplementedError(f"{type(self).__name__} has neither a landing nor this")
-
-    @property
-    def exact(self) -> bool:
-        """Whether messages always have `shard_bytes` bytes."""
-        return True
-
-    def landing(self, shard: int) -> torch.Tensor | None:
-        """Memory in which a sealed shard can arrive in place, if there is any."""
-        return None
-
-    @property
-    def dense(self) -> torch.Tensor | None:
-        """The tensor that a backend's own all-reduce may sum instead, if there is one."""
-        return None

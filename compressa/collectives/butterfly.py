@@ -7,12 +7,10 @@ Rabenseifner and Gropp, "Optimization of collective communication operations in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from compressa.collectives.accumulator import Accumulator, Span
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
-from compressa.collectives.hop import Finals, give_hop, idle, reduce_hop, share_hop
+from compressa.collectives.hop import Finals, Spans, give_hop, idle, reduce_hop, share_hop
 from compressa.collectives.scratch import Scratch
 from compressa.collectives.team import Team
 
@@ -41,12 +39,12 @@ def fold(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Progr
     elif inside:
         yield from reduce_hop(values, scratch, {}, span, [peer])
     else:
-        yield from give_hop(values, peer, span)
+        yield from give_hop(values, scratch, peer, span)
     return inside
 
 
 def unfold(
-    values: Accumulator, spans: Sequence[Span], team: Team, scratch: Scratch, finals: Finals
+    values: Accumulator, spans: Spans, team: Team, scratch: Scratch, finals: Finals
 ) -> Program[None]:
     """Bring the result, which `finals` holds on every rank of the core, to the others."""
     core, peer = 1 << lg_core(team.size), partner(team)
@@ -55,9 +53,9 @@ def unfold(
     if peer is None:
         yield from idle()
     elif team.place < core:
-        yield from share_hop(values, scratch, finals, {peer: spans}, {})
+        yield from share_hop(values, scratch, finals, [peer], spans, {})
     else:
-        yield from share_hop(values, scratch, finals, {}, {peer: spans})
+        yield from share_hop(values, scratch, finals, (), (), {peer: spans})
 
 
 def folded(size_bytes: int, ranks: int, core: list[Stage]) -> list[Stage]:

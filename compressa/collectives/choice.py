@@ -1,8 +1,9 @@
-"""Choice: by which algorithm a sum takes the least time on a link, as far as can be predicted.
+"""Choice: by which algorithm a collective takes the least time on a link, as predicted.
 
 A candidate's time is that of its formula (see `cost`), times what measurements of the same
 candidate took longer than the formula says, at the nearest sizes that were measured. The backend's
-own all-reduce is taken for a ring, which the measurements then put right. Nothing here depends on
+own all-reduce is taken for a ring, which the measurements then put right. All-gathers are not
+measured: for each, those of the sum count that exchanges most alike. Nothing here depends on
 the rank or on the machine: the arithmetic is Python's, correctly rounded, so the same figures give
 the same choice everywhere.
 """
@@ -16,13 +17,14 @@ from typing import NamedTuple
 
 from compressa.collectives import ring
 from compressa.collectives.algorithms import ALGORITHMS, segments_of
+from compressa.collectives.all_gather import ALL_GATHERS
 from compressa.collectives.cost import Link
 
 BACKEND = "backend"
-DIRECT = "round_robin"
+ROUND_ROBIN = "round_robin"
 """What is mostly right for small sums: two hops."""
 
-CANDIDATES = (BACKEND, DIRECT, *(name for name in ALGORITHMS if name != DIRECT))
+CANDIDATES = (BACKEND, ROUND_ROBIN, *(name for name in ALGORITHMS if name != ROUND_ROBIN))
 """All that can be chosen; of those that take the same time, the first."""
 
 
@@ -40,7 +42,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """What sums of plain values take on a link.
+    """What sums of plain values and all-gathers take on a link.
 
     Attributes:
         link: Of the formulas.
@@ -50,7 +52,7 @@ class Costs:
 
     link: Link
     measured: Mapping[str, Sequence[Point]] = field(default_factory=dict)
-    _best: dict[tuple[int, int, bool, float], str] = field(
+    _best: dict[tuple[object, ...], str] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -63,7 +65,7 @@ class Costs:
             ranks: How many they are.
             busy_s: What a message takes besides where cores are busy.
         """
-        link = replace(self.link, message_s=self.link.message_s + busy_s)
+        link = self._busy(busy_s)
         return self.factor(name, size_bytes) * formula_s(link, name, size_bytes, ranks)
 
     def factor(self, name: str, size_bytes: int) -> float:
@@ -79,7 +81,7 @@ class Costs:
             backend: Whether there is a backend that sums; it counts only where it was measured.
             busy_s: See `time_s`.
         """
-        question = (size_bytes, ranks, backend, busy_s)
+        question = ("all_reduce", size_bytes, ranks, backend, busy_s)
         if question not in self._best:
             self._best[question] = min(
                 self.candidates(backend=backend),
@@ -87,10 +89,44 @@ class Costs:
             )
         return self._best[question]
 
+    def gather_s(self, name: str, size_bytes: int, ranks: int, *, busy_s: float = 0.0) -> float:
+        """Predict how long an all-gather takes.
+
+        Args:
+            name: Of `ALL_GATHERS`.
+            size_bytes: Of each payload.
+            ranks: How many they are.
+            busy_s: See `time_s`.
+        """
+        link, algorithm = self._busy(busy_s), ALL_GATHERS[name]
+        factor = self.factor(algorithm.alike, size_bytes)
+        return factor * link.time_s(algorithm.stages(size_bytes, ranks))
+
+    def best_gather(self, size_bytes: int, ranks: int, *, exact: bool, busy_s: float = 0.0) -> str:
+        """Return the fastest all-gather.
+
+        Args:
+            size_bytes: Of each payload.
+            ranks: How many they are.
+            exact: Whether all payloads are as long; else none is joined to another.
+            busy_s: See `time_s`.
+        """
+        question = ("all_gather", size_bytes, ranks, exact, busy_s)
+        if question not in self._best:
+            self._best[question] = min(
+                (name for name, row in ALL_GATHERS.items() if exact or not row.joins),
+                key=lambda name: self.gather_s(name, size_bytes, ranks, busy_s=busy_s),
+            )
+        return self._best[question]
+
     def candidates(self, *, backend: bool) -> list[str]:
         """Return what there is to choose from; see `best`."""
         known = backend and bool(self.measured.get(BACKEND))
         return [name for name in CANDIDATES if name != BACKEND or known]
+
+    def _busy(self, busy_s: float) -> Link:
+        """The link, where messages take so much longer."""
+        return replace(self.link, message_s=self.link.message_s + busy_s)
 
 
 def formula_s(link: Link, name: str, size_bytes: int, ranks: int) -> float:

@@ -2,49 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from compressa.collectives.accumulator import Accumulator, Author, Span
 
-_ALIGN_ELEMS = 16
 _QUICK_BYTES = 1 << 19  # 0.1 ms; a hand-over to a busy thread and back takes more
 
 
 class DenseValues(Accumulator):
-    """A tensor that is summed in place, in its own dtype.
+    """A tensor that is summed in place, in its own dtype; integers wrap.
 
     A sum of two is the same on both sides; in what order more are added is the algorithm's.
 
     Args:
         values: 1-D, contiguous.
-        take_in: Combines another tensor into one, in place, either way round with the same bits:
-            the sum unless given.
+        maximum: Whether to take the largest instead of the sum: NaN where any rank has one.
     """
 
-    def __init__(
-        self,
-        values: torch.Tensor,
-        take_in: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.add_,
-    ) -> None:
+    align_elems = 16  # so that vectors are not cut
+    ready = True
+
+    def __init__(self, values: torch.Tensor, *, maximum: bool = False) -> None:
+        self.span = Span(0, values.numel())
+        self.dense = None if maximum else values
         self._values = values
-        self._take_in = take_in
-
-    @property
-    def align_elems(self) -> int:
-        """So that vectors are not cut."""
-        return _ALIGN_ELEMS
-
-    @property
-    def exact(self) -> bool:
-        """Always."""
-        return True
-
-    @property
-    def in_place(self) -> bool:
-        """Always."""
-        return True
+        self._take_in = _enlarge if maximum else torch.Tensor.add_
 
     def capacity_bytes(self, span: Span) -> int:
         """What the elements take."""
@@ -85,3 +69,8 @@ class DenseValues(Accumulator):
 
     def _at(self, span: Span) -> torch.Tensor:
         return self._values[span.start : span.stop]
+
+
+def _enlarge(values: torch.Tensor, others: torch.Tensor) -> None:
+    """Make values the larger of two, element by element."""
+    torch.maximum(values, others, out=values)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from compressa.collectives import all_gather_recursive_doubling
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Program
 from compressa.collectives.butterfly import fold, folded, lg_core, unfold
@@ -22,14 +23,15 @@ from compressa.collectives.team import Team
 def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
     """Sum over the team; see `compressa.collectives.algorithms`."""
     hops = lg_core(team.size)
-    spans = span.cut(1 << hops, values.align_elems)
+    spans = values.cut(span, 1 << hops)
     finals: Finals = {}
     if not (yield from fold(values, span, team, scratch)):
         yield from idle(2 * hops)
     elif hops:
         yield from _halve(values, spans, team, scratch)
         finals = yield from seal(values, spans[team.place], Author(team.at(team.place)))
-        yield from _double(values, spans, team, scratch, finals)
+        for number, hop in enumerate(all_gather_recursive_doubling.hops(team.place, len(spans))):
+            yield from share_hop(values, scratch, finals, *hop.of(spans, team), number)
     yield from unfold(values, spans, team, scratch, finals)
 
 
@@ -44,20 +46,6 @@ def _halve(
         given, kept = (_aligned(spans, place, width) for place in (peer, team.place))
         outgoing = {team.at(peer): whole(given)}
         yield from reduce_hop(values, scratch, outgoing, whole(kept), [team.at(peer)])
-
-
-def _double(
-    values: Accumulator, spans: Sequence[Span], team: Team, scratch: Scratch, finals: Finals
-) -> Program[None]:
-    """Bring each place's span to all of the core."""
-    width = 1
-    while width < len(spans):
-        peer = team.place ^ width
-        shared, taken = (_aligned(spans, place, width) for place in (team.place, peer))
-        yield from share_hop(
-            values, scratch, finals, {team.at(peer): shared}, {team.at(peer): taken}
-        )
-        width *= 2
 
 
 def _aligned(spans: Sequence[Span], place: int, width: int) -> Sequence[Span]:

@@ -6,16 +6,19 @@ ends; in some of them it may have nothing to say, or nothing to hear.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+from itertools import repeat
+from typing import NamedTuple
 
 import torch
 
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.collectives.scratch import Scratch
+from compressa.collectives.team import Team
 
-T = TypeVar("T")
+Spans = tuple[Span, ...]
 
 Finals = dict[Span, torch.Tensor]
 """The messages that the result consists of, as their owners made them, as far as they are known.
@@ -24,16 +27,35 @@ Those that land in place need not be kept: they are where the values are.
 """
 
 
+class Hop(NamedTuple):
+    """One exchange of an all-gather, at one place of a team.
+
+    Attributes:
+        to: The places that are sent something, all of them the same.
+        sent: The places whose parts they are sent.
+        heard: By place that is heard from, those whose parts it sends.
+    """
+
+    to: Sequence[int]
+    sent: Sequence[int]
+    heard: Mapping[int, Sequence[int]]
+
+    def of(self, spans: Sequence[Span], team: Team) -> tuple[list[int], Spans, dict[int, Spans]]:
+        """Return the same with ranks and spans in place of places."""
+        part = spans.__getitem__
+        heard = {team.at(place): tuple(map(part, whose)) for place, whose in self.heard.items()}
+        return list(map(team.at, self.to)), tuple(map(part, self.sent)), heard
+
+
 def idle(hops: int = 1) -> Program[None]:
     """Go through hops in which this rank has nothing to do."""
     for _ in range(hops):
         yield Exchange({}, {})
 
 
-def give_hop(values: Accumulator, peer: int, span: Span) -> Program[None]:
+def give_hop(values: Accumulator, scratch: Scratch, peer: int, span: Span) -> Program[None]:
     """Give partial sums away, and hear nothing."""
-    message = yield from _made(values, lambda: values.give(span), span.elems)
-    yield Exchange({peer: message}, {}, values.exact, {peer: values.capacity_bytes(span)})
+    return reduce_hop(values, scratch, {peer: span}, span)
 
 
 def reduce_hop(
@@ -56,12 +78,18 @@ def reduce_hop(
     """
 
     def give() -> dict[int, torch.Tensor]:
-        return {peer: values.give(part) for peer, part in outgoing.items()}
+        return dict(zip(outgoing, map(values.give, outgoing.values()), strict=True))
 
-    elems = sum(part.elems for part in outgoing.values())
-    messages = yield from _made(values, give, elems)
-    capacity = {peer: values.capacity_bytes(part) for peer, part in outgoing.items()}
-    yield from _add(values, scratch, messages, capacity, span, after, before)
+    if values.ready:
+        messages = give()
+    else:
+        elems = sum(part.elems for part in outgoing.values())
+        messages = yield Compute(give, "encode", values.quick(elems))
+    sizes = map(values.capacity_bytes, outgoing.values())
+    capacity = dict(zip(outgoing, sizes, strict=True))
+    received = yield Exchange(messages, *_rooms(values, scratch, span, after, before), capacity)
+    if after or before:
+        yield _sum(values, span, received, after, before)
 
 
 def swap_hop(
@@ -76,15 +104,19 @@ def swap_hop(
 
     Where more than two swap, `before` and `after` are to name the same order on each.
     """
-    message = yield from _share(values, span, author)
-    messages = dict.fromkeys([*after, *before], message)
+    finals = yield from seal(values, span, author)
+    messages = dict.fromkeys([*after, *before], finals[span])
     capacity = dict.fromkeys(messages, values.capacity_bytes(span))
-    yield from _add(values, scratch, messages, capacity, span, after, before)
+    received = yield Exchange(messages, *_rooms(values, scratch, span, after, before), capacity)
+    yield _sum(values, span, received, after, before)
 
 
 def seal(values: Accumulator, span: Span, author: Author) -> Program[Finals]:
     """Declare what this rank holds to be the result."""
-    message = yield from _share(values, span, author)
+    if values.ready:
+        return {span: values.share(span, author)}
+    share = partial(values.share, span, author)
+    message: torch.Tensor = yield Compute(share, "encode", values.quick(span.elems))
     return {span: message}
 
 
@@ -92,8 +124,10 @@ def share_hop(
     values: Accumulator,
     scratch: Scratch,
     finals: Finals,
-    outgoing: Mapping[int, Sequence[Span]],
-    incoming: Mapping[int, Sequence[Span]],
+    to: Collection[int],
+    sent: Spans,
+    heard: Mapping[int, Spans],
+    number: int = 0,
 ) -> Program[None]:
     """Pass results on, as they are; take those of others, and add them to `finals`.
 
@@ -101,96 +135,83 @@ def share_hop(
         values: Where results go.
         scratch: Memory for those that do not land in place.
         finals: What is known so far.
-        outgoing: By rank, what it is sent: neighbors, of which only the messages of one span may be
-            of unknown length.
-        incoming: The same of what it sends.
+        to: The ranks that are sent something, all of them the same.
+        sent: What: neighbors, of which only the messages of one span may be of unknown length.
+        heard: By rank that is heard from, what it sends likewise.
+        number: Of the hop among those that pass results on: what came in others stays.
     """
-    rooms, kept = {}, {}
-    for peer, spans in incoming.items():
-        place = values.landing(whole(spans))
+    rooms, kept, elems = {}, [], 0
+    for i, (peer, spans) in enumerate(heard.items()):
+        span = whole(spans)
+        place = values.landing(span)
         if place is None:
-            place = scratch.room(("final", *whole(spans)), _capacity(values, spans))
-            kept[peer] = spans
+            place = scratch.room((number, i), sum(map(values.capacity_bytes, spans)))
+            kept.append(peer)
+            elems += span.stop - span.start
         rooms[peer] = place
-    messages = {peer: _joined(values, finals, spans) for peer, spans in outgoing.items()}
-    capacity = {
-        peer: messages[peer].numel() if values.exact else _capacity(values, spans)
-        for peer, spans in outgoing.items()
-    }
-    received = yield Exchange(messages, rooms, values.exact, capacity)
-    came: Finals = {}
-    senders: dict[Span, int] = {}
-    for peer, spans in kept.items():
-        came |= _parted(values, received[peer], spans)
-        senders |= dict.fromkeys(spans, peer)
-    finals |= came
+    exact, messages, capacity = values.exact, {}, {}
+    if to:
+        message = _joined(values, finals, sent)
+        messages = dict.fromkeys(to, message)
+        size = message.numel() if exact else sum(map(values.capacity_bytes, sent))
+        capacity = dict.fromkeys(to, size)
+    received = yield Exchange(messages, rooms, exact, capacity)
+    came: list[tuple[int, Span, torch.Tensor]] = []
+    for peer in kept:
+        spans, parts = heard[peer], (received[peer],)
+        if len(spans) > 1:
+            parts = torch.split(received[peer], list(map(values.capacity_bytes, spans)))
+        finals.update(zip(spans, parts, strict=True))
+        came.extend(zip(repeat(peer), spans, parts, strict=False))
 
     def take() -> None:
-        for span, message in came.items():
-            values.check(span, message, senders[span])
+        for sender, span, message in came:
+            values.check(span, message, sender)
             values.take(span, message)
 
     if came:
-        yield Compute(take, "decode", values.quick(sum(span.elems for span in came)))
+        yield Compute(take, "decode", values.quick(elems))
 
 
-def _share(values: Accumulator, span: Span, author: Author) -> Program[torch.Tensor]:
-    message = yield from _made(values, lambda: values.share(span, author), span.elems)
-    return message
-
-
-def _made(values: Accumulator, make: Callable[[], T], elems: int) -> Program[T]:
-    """Make messages of so many elements."""
-    if values.in_place:
-        return make()
-    made: T = yield Compute(make, "encode", values.quick(elems))
-    return made
-
-
-def _add(
+def _rooms(
     values: Accumulator,
     scratch: Scratch,
-    messages: Mapping[int, torch.Tensor],
-    capacity: Mapping[int, int],
     span: Span,
     after: Sequence[int],
     before: Sequence[int],
-) -> Program[None]:
-    """Send messages, and add those that come: their memory is free again when this has ended."""
-    peers, size = [*before, *after], values.capacity_bytes(span)
-    # Where nothing is summed, another segment that begins at the same place may be under way.
-    name = span.start if span.elems else span
-    rooms = {p: scratch.room(("partial", i, name), size) for i, p in enumerate(peers)}
-    received = yield Exchange(messages, rooms, values.exact, capacity)
+) -> tuple[dict[int, torch.Tensor], bool]:
+    """Where partial sums come in: memory that is free again when they are added."""
+    size = values.capacity_bytes(span)
+    peers = enumerate((*before, *after))
+    return {peer: scratch.room((0, i), size) for i, peer in peers}, values.exact
+
+
+def _sum(
+    values: Accumulator,
+    span: Span,
+    received: Mapping[int, torch.Tensor],
+    after: Sequence[int],
+    before: Sequence[int],
+) -> Compute:
+    """Check what has come, and add it."""
 
     def add() -> None:
-        for peer in peers:
+        for peer in (*before, *after):
             values.check(span, received[peer], peer)
-        values.add(span, [received[p] for p in after], [received[p] for p in before])
+        given = received.__getitem__
+        values.add(span, list(map(given, after)), list(map(given, before)))
 
-    if peers:
-        yield Compute(add, "decode", values.quick(span.elems * len(peers)))
+    return Compute(add, "decode", values.quick(span.elems * len(received)))
 
 
-def whole(spans: Sequence[Span]) -> Span:
+def whole(spans: Spans) -> Span:
     """Several that lie side by side, as one."""
-    return Span(spans[0].start, spans[-1].stop)
+    return spans[0] if len(spans) == 1 else Span(spans[0].start, spans[-1].stop)
 
 
-def _capacity(values: Accumulator, spans: Sequence[Span]) -> int:
-    return sum(values.capacity_bytes(span) for span in spans)
-
-
-def _joined(values: Accumulator, finals: Finals, spans: Sequence[Span]) -> torch.Tensor:
+def _joined(values: Accumulator, finals: Finals, spans: Spans) -> torch.Tensor:
     """One message of several, which lie side by side where they land in place."""
     place = values.landing(whole(spans))
     if place is not None:
         return place
     return finals[spans[0]] if len(spans) == 1 else torch.cat([finals[span] for span in spans])
-
-
-def _parted(values: Accumulator, message: torch.Tensor, spans: Sequence[Span]) -> Finals:
-    if len(spans) == 1:
-        return {spans[0]: message}
-    sizes = [values.capacity_bytes(span) for span in spans]
-    return dict(zip(spans, torch.split(message, sizes), strict=True))

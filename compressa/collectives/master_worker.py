@@ -19,12 +19,12 @@ def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) ->
     """Sum over the team; see `compressa.collectives.algorithms`."""
     master = team.at(0)
     if team.place:
-        yield from give_hop(values, master, span)
-        yield from share_hop(values, scratch, {}, {}, {master: [span]})
-    elif workers := team.after():
+        yield from give_hop(values, scratch, master, span)
+        yield from share_hop(values, scratch, {}, (), (), {master: (span,)})
+    elif workers := team.after:
         yield from reduce_hop(values, scratch, {}, span, workers)
         finals = yield from seal(values, span, Author(master))
-        yield from share_hop(values, scratch, finals, {peer: [span] for peer in workers}, {})
+        yield from share_hop(values, scratch, finals, workers, (span,), {})
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:

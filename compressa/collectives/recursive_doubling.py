@@ -31,7 +31,7 @@ def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) ->
             yield from swap_hop(values, scratch, span, author, [peer])
         if team.size > 1 << hops:
             finals = yield from seal(values, span, Author(team.at(0), hops))
-    yield from unfold(values, [span], team, scratch, finals)
+    yield from unfold(values, (span,), team, scratch, finals)
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:

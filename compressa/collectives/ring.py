@@ -10,17 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from compressa.collectives import all_gather_ring
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
-from compressa.collectives.hop import Finals, reduce_hop, seal, share_hop
+from compressa.collectives.hop import reduce_hop, seal, share_hop
 from compressa.collectives.scratch import Scratch
 from compressa.collectives.team import Team
 
 
 def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
     """Sum over the team; see `compressa.collectives.algorithms`."""
-    spans = span.cut(team.size, values.align_elems)
+    spans = values.cut(span, team.size)
     yield from reduce_scatter(values, spans, team, scratch)
     yield from all_gather(values, spans, team, scratch)
 
@@ -56,12 +57,10 @@ def all_gather(
     """
     if team.size == 1:
         return
-    after, before = team.at(team.place + 1), team.at(team.place - 1)
     own = spans[team.place]
-    finals: Finals = yield from seal(values, own, author or Author(team.at(team.place)))
-    for hop in range(team.size - 1):
-        sent, taken = (spans[(team.place - hop - i) % team.size] for i in (0, 1))
-        yield from share_hop(values, scratch, finals, {after: [sent]}, {before: [taken]})
+    finals = yield from seal(values, own, author or Author(team.at(team.place)))
+    for number, hop in enumerate(all_gather_ring.hops(team.place, team.size)):
+        yield from share_hop(values, scratch, finals, *hop.of(spans, team), number)
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:

@@ -3,7 +3,8 @@
 Both exchanges are direct. Rank r sends to r+1, r+2 and so on, so that at any time each rank is the
 target of one sender: no port is swamped (free of incast). Bytes as with the ring, in two steps
 instead of 2 (P-1): messages overlap where a is latency. Shares are summed in the order of ranks.
-Cost: 2 (P-1) a + 2 n (P-1)/P b + n (P-1)/P g.
+With a codec's accumulator it is the scatter-reduce of compressed data: a message from each rank to
+the owner of a share, one from there to all. Cost: 2 (P-1) a + 2 n (P-1)/P b + n (P-1)/P g.
 """
 
 from __future__ import annotations
@@ -20,14 +21,13 @@ def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) ->
     """Sum over the team; see `compressa.collectives.algorithms`."""
     if team.size == 1:
         return
-    spans = span.cut(team.size, values.align_elems)
-    own, others = spans[team.place], team.others()
-    given = {team.at(place): spans[place] for place in others}
-    yield from reduce_hop(values, scratch, given, own, team.after(), team.before())
-    finals = yield from seal(values, own, Author(team.at(team.place)))
-    shared = {team.at(place): [own] for place in others}
-    taken = {team.at(place): [spans[place]] for place in others}
-    yield from share_hop(values, scratch, finals, shared, taken)
+    spans = values.cut(span, team.size)
+    own, ranks = spans[team.place], team.ranks
+    theirs = {ranks[place]: spans[place] for place in team.others}
+    yield from reduce_hop(values, scratch, theirs, own, team.after, team.before)
+    finals = yield from seal(values, own, Author(ranks[team.place]))
+    heard = {peer: (part,) for peer, part in theirs.items()}
+    yield from share_hop(values, scratch, finals, theirs, (own,), heard)
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Team:
         """All ranks, in order."""
         return cls(range(size), rank)
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many they are."""
         return len(self.ranks)
@@ -32,14 +33,17 @@ class Team:
         """Return the rank at a place; places go round."""
         return self.ranks[place % len(self.ranks)]
 
-    def others(self) -> list[int]:
+    @cached_property
+    def others(self) -> tuple[int, ...]:
         """The other places, the next one first."""
-        return [(self.place + shift) % self.size for shift in range(1, self.size)]
+        return tuple((self.place + shift) % self.size for shift in range(1, self.size))
 
-    def before(self) -> list[int]:
+    @cached_property
+    def before(self) -> tuple[int, ...]:
         """The ranks at the places before this one, in order."""
-        return list(self.ranks[: self.place])
+        return tuple(self.ranks[: self.place])
 
-    def after(self) -> list[int]:
+    @cached_property
+    def after(self) -> tuple[int, ...]:
         """The ranks at the places after this one, in order."""
-        return list(self.ranks[self.place + 1 :])
+        return tuple(self.ranks[self.place + 1 :])

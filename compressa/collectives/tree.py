@@ -31,7 +31,7 @@ def reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Pro
         if team.place % mask:
             yield from idle()
         elif team.place & mask:
-            yield from give_hop(values, team.at(team.place - mask), span)
+            yield from give_hop(values, scratch, team.at(team.place - mask), span)
         elif team.place + mask < team.size:
             yield from reduce_hop(values, scratch, {}, span, [team.at(team.place + mask)])
         else:
@@ -58,9 +58,11 @@ def broadcast(
         if team.place % mask:
             yield from idle()
         elif team.place & mask:
-            yield from share_hop(values, scratch, finals, {}, {team.at(team.place - mask): [span]})
+            above = team.at(team.place - mask)
+            yield from share_hop(values, scratch, finals, (), (), {above: (span,)})
         elif team.place + mask < team.size:
-            yield from share_hop(values, scratch, finals, {team.at(team.place + mask): [span]}, {})
+            below = [team.at(team.place + mask)]
+            yield from share_hop(values, scratch, finals, below, (span,), {})
         else:
             yield from idle()
 

@@ -48,7 +48,7 @@ def unit_program(
     for round_ in rounds:
         if request is None:
             raise StateError("an aggregator asked for fewer rounds than it declares")
-        answer = yield from sums.carry(request, round_)
+        answer = yield from sums.run(request, round_)
         request = yield Compute(partial(resume, answer), "decode")
     if request is not None:
         raise StateError("an aggregator asked for more rounds than it declares")

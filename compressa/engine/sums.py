@@ -1,14 +1,14 @@
-"""Sums: by which algorithm a round's values are summed over the ranks, by which exchanges.
+"""Sums: by which algorithm a round is carried, by which exchanges.
 
 The choice is a function of the configuration, the size, the number of ranks and, where the
 configuration names a measured link, of its figures, which all ranks share: algorithms add up in
 different orders, and neither a bit nor a plan may depend on time.
 
-An all-reduce of a Combine goes direct, or, where its values are plain and in one place, by the
-configured algorithm or the backend. A Sum of an Accumulator goes by the algorithm that its round
-names, else by the configured one: its messages may be a codec's, which no backend can add. Its
-stages are as large as those messages, not as the values. It is cut into segments, so that one is
-on the wire while another is added up, where its round allows it.
+An all-reduce goes by the algorithm that its round names; else by the configured one, cut into
+segments, so that one is on the wire while another is added up. Its messages may be a codec's, which
+no backend can add: its stages are as large as those, not as the values. All-gathers and broadcasts
+bring the same bytes whatever carries them: what takes the least time does, and where no link was
+measured, an all-gather goes direct.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from compressa.aggregators.base import AllGather, Broadcast, Request, Round, Sum, Verb
-from compressa.collectives import broadcast, direct
-from compressa.collectives.accumulator import Accumulator, Span
+from compressa.aggregators.base import AllGather, Broadcast, Request, Round, Verb
+from compressa.collectives import backend, broadcast
+from compressa.collectives.accumulator import Accumulator
 from compressa.collectives.algorithms import ALGORITHMS, Algorithm, segmented, segments_of
-from compressa.collectives.base import BackendAllReduce, Exchange, Program
-from compressa.collectives.choice import DIRECT, Costs
-from compressa.collectives.dense import DenseValues
+from compressa.collectives.all_gather import ALL_GATHERS, DIRECT, all_gather
+from compressa.collectives.base import Exchange, Program
+from compressa.collectives.choice import BACKEND, ROUND_ROBIN, Costs
+from compressa.collectives.cost import Stage
 from compressa.collectives.hierarchical import Topology, hierarchical, in_order
 from compressa.collectives.hierarchical import stages as by_host_stages
 from compressa.collectives.team import Team
@@ -35,10 +36,9 @@ BACKEND_SUM_FROM_BYTES = 1 << 20
 """Dense sums from this size on are left to the backend: it moves bytes without Python, and
 below it two hops of ours beat the 2 (P - 1) of a ring."""
 
-_DIRECT = "direct"
-_BACKEND = "backend"
 _HIERARCHICAL = "hierarchical"
-_ACROSS = ALGORITHMS["round_robin"]
+_ACROSS = ALGORITHMS[ROUND_ROBIN]
+_BY_BACKEND = Algorithm(backend.all_reduce, backend.stages)
 _BUSY_S = 4e-4  # of a core, which a message takes from what is computed meanwhile
 _SMALL_SUM_BYTES = 16 << 10  # up to here messages count, not the bytes of ranks beyond a power of 2
 
@@ -48,11 +48,11 @@ class Sums:
 
     Args:
         transport: Where operations will be carried out.
-        algorithm: For sums whose round names none: "auto", "hierarchical", a name of `ALGORITHMS`,
-            or, for those of plain values, "backend".
+        algorithm: Of all-reduces whose round names none: "auto", "hierarchical", a name of
+            `ALGORITHMS`, or, for those of plain values, "backend".
         hosts: By rank, what is the same for ranks that share a host; each has its own if not given.
-        costs: What sums of plain values take on this network, the same on every rank: for those,
-            "auto" goes by it.
+        costs: What sums of plain values and all-gathers take on this network, the same on every
+            rank: for those, "auto" goes by it.
         sizes: Into what chunks the transport cuts messages, if it does.
         overtaking: Whether what is more urgent shall overtake, while others compute: "auto" then
             leaves no sum to the backend, and prefers few hops.
@@ -76,6 +76,7 @@ class Sums:
         self._sizes = sizes
         self._transport = transport
         self._chosen = algorithm
+        self._team = Team.everyone(transport.rank, transport.size)
         self._topology = Topology.of(hosts or list(map(str, range(transport.size))))
 
     @property
@@ -92,9 +93,9 @@ class Sums:
         result: list[Transfer] = []
         for round_ in rounds if self._transport.size > 1 else ():
             round_.check()
-            first, turns = len(result), self._turns(round_)
+            first, segments = len(result), self._segments(round_)
             for i, size in enumerate(self._stage_bytes(round_)):
-                after = first - 1 if i < turns else first + i - turns
+                after = first - 1 if i < segments else first + i - segments
                 result.append(Transfer(unit, first + i, size, after=after))
         return result
 
@@ -105,77 +106,66 @@ class Sums:
         first = 0
         for round_ in rounds if self._transport.size > 1 else ():
             count = len(self._stage_bytes(round_))
-            if everything or self.way(round_) == _BACKEND:
+            if everything or self.algorithm(round_) == BACKEND:
                 stages += range(first, first + count)
             first += count
         return stages
 
-    def carry(self, request: Request, round_: Round) -> Program[Any]:
-        """Do what an aggregator asks for; returns the answer to it."""
-        rank, size = self._transport.rank, self._transport.size
-        if isinstance(request, AllGather):
-            gathered = yield from direct.all_gather(
-                request.payload, request.incoming, rank, size, exact=request.exact
-            )
-            return gathered
+    def run(self, request: Request, round_: Round) -> Program[Any]:
+        """Return the program of what an aggregator asks for, which ends with the answer to it."""
         if isinstance(request, Broadcast):
             algorithm = self._broadcast(request.payload.numel())
-            yield from algorithm.broadcast(
-                request.payload, Team.everyone(rank, size), [request.root]
-            )
-            return None
-        if isinstance(request, Sum):
-            yield from self._sum(request, round_)
-            return None
-        values, way = request.combine.dense, self.way(round_)
-        if values is None or way == _DIRECT:
-            yield from direct.all_reduce(request.combine, request.scratch, rank, size)
-        elif way == _BACKEND:
-            yield BackendAllReduce(values)
-        else:
-            all_reduce = segmented(self._algorithm(way), self._segments(round_))
-            span, team = Span(0, values.numel()), Team.everyone(rank, size)
-            yield from all_reduce(DenseValues(values), span, team, request.scratch)
-        return None
+            return algorithm.broadcast(request.payload, self._team, [request.root])
+        name = self.algorithm(round_)
+        if isinstance(request, AllGather):
+            payloads, exact = (request.payload, request.incoming), round_.exact
+            own = ALL_GATHERS[name], *payloads, self._transport.rank, request.scratch
+            return all_gather(*own, exact=exact)
+        all_reduce = segmented(self._row(name, request.inside), self._segments(round_))
+        return all_reduce(request.values, request.values.span, self._team, request.scratch)
 
-    def _broadcast(self, size_bytes: int) -> broadcast.BroadcastAlgorithm:
-        """A tree for few bytes; for many, what has the root send them only once or twice."""
-        return broadcast.chosen("auto", size_bytes, self._transport.size, 1)
+    def algorithm(self, round_: Round) -> str:
+        """Return the name of what carries a round.
 
-    def _sum(self, request: Sum, round_: Round) -> Program[None]:
-        """Sum an accumulator's values; in a world of one they are the sum."""
-        rank, size = self._transport.rank, self._transport.size
-        if size > 1:
-            algorithm = self._algorithm(self.way(round_), request.inside)
-            all_reduce = segmented(algorithm, self._segments(round_))
-            team = Team.everyone(rank, size)
-            yield from all_reduce(request.values, request.span, team, request.scratch)
-
-    def way(self, round_: Round) -> str:
-        """Return by what a round's values are brought together, if it is a sum of any kind.
-
-        That is "direct", "backend", "hierarchical", or one of `ALGORITHMS`.
+        Returns:
+            Of an all-gather, one of `ALL_GATHERS`; of an all-reduce "backend", "hierarchical", or
+            one of `ALGORITHMS`.
         """
-        if round_.verb is Verb.SUM:
-            return round_.algorithm or self._way_of_sum(round_)
-        if not round_.dense or self._transport.size == 1:
-            return _DIRECT
+        if round_.verb is Verb.ALL_GATHER:
+            return DIRECT if self.costs is None else self._fastest_gather(round_, self.costs)
+        if round_.algorithm is not None:
+            return round_.algorithm
+        if self._transport.size == 1:
+            return ROUND_ROBIN
+        if not round_.dense:
+            return self._of_payloads(round_)
         return self._fastest(round_.capacity_bytes) if self._chosen == "auto" else self._chosen
 
     def _fastest(self, size_bytes: int) -> str:
-        """What the link's figures predict; without any, what is mostly right."""
+        """What the link's figures predict for a sum; without any, what is mostly right."""
         backend = self._transport.sums and not self._overtaking
         if self.costs is not None:
-            busy_s = _BUSY_S if self._overtaking else 0.0
-            return self.costs.best(size_bytes, self._transport.size, backend=backend, busy_s=busy_s)
-        return _BACKEND if backend and size_bytes >= BACKEND_SUM_FROM_BYTES else DIRECT
+            busy_s, ranks = self._busy_s, self._transport.size
+            return self.costs.best(size_bytes, ranks, backend=backend, busy_s=busy_s)
+        return BACKEND if backend and size_bytes >= BACKEND_SUM_FROM_BYTES else ROUND_ROBIN
 
-    def _way_of_sum(self, round_: Round) -> str:
+    def _fastest_gather(self, round_: Round, costs: Costs) -> str:
+        """What they predict for an all-gather, unless the configuration leaves no choice."""
+        if self._chosen != "auto":
+            return DIRECT
+        size, ranks = round_.capacity_bytes, self._transport.size
+        return costs.best_gather(size, ranks, exact=round_.exact, busy_s=self._busy_s)
+
+    @property
+    def _busy_s(self) -> float:
+        return _BUSY_S if self._overtaking else 0.0
+
+    def _of_payloads(self, round_: Round) -> str:
         """The configured algorithm; else one that sums as few ranks' errors as may be at once.
 
         It does not go by the link's figures, which say nothing of encoding and decoding.
         """
-        if self._chosen == _BACKEND:
+        if self._chosen == BACKEND:
             raise ConfigError(
                 'exchange.algorithm = "backend": no backend adds up what a codec makes; '
                 'choose "auto" or another algorithm'
@@ -186,40 +176,40 @@ class Sums:
         butterfly = size.bit_count() == 1 or round_.capacity_bytes <= _SMALL_SUM_BYTES
         return "halving_doubling" if butterfly else "ring"
 
-    def _turns(self, round_: Round) -> int:
-        """How many stages of a round follow each other without waiting for each other."""
-        gathered = round_.verb in (Verb.ALL_GATHER, Verb.BROADCAST)
-        whole = gathered or self.way(round_) in (_BACKEND, _DIRECT)
-        return 1 if whole else self._segments(round_)
-
     def _segments(self, round_: Round) -> int:
-        if round_.verb is Verb.SUM and not round_.segmented:
+        """Into how many parts a round is cut, which follow each other without waiting."""
+        if round_.verb is not Verb.ALL_REDUCE or round_.algorithm is not None:
+            return 1
+        if self._transport.size == 1 or self.algorithm(round_) == BACKEND:
             return 1
         return segments_of(round_.capacity_bytes, self._transport.size)
 
     def _stage_bytes(self, round_: Round) -> list[int]:
         """How much a rank sends in each exchange of a round, at most."""
-        size, ranks = round_.capacity_bytes, self._transport.size
-        if round_.verb is Verb.ALL_GATHER:
-            return [size * (ranks - 1)]
-        if round_.verb is Verb.BROADCAST:
-            stages = self._broadcast(size).stages(size, ranks, 1)
-            return [int(stage.port_bytes) for stage in stages]
-        part = size * (ranks - 1) // ranks
-        way = self.way(round_)
-        if way == _BACKEND:
-            return [2 * part]
-        if way == _DIRECT:
-            return [part] * direct.STAGES_ALL_REDUCE
         segments = self._segments(round_)
-        stages = self._algorithm(way).stages(size // segments, ranks)
-        if way == _HIERARCHICAL and round_.inside_bytes is not None:
-            inside, _ = by_host_stages(round_.inside_bytes // segments, self._topology, _ACROSS)
-            _, outside = by_host_stages(size // segments, self._topology, _ACROSS)
-            stages = in_order(inside, outside)
+        stages = self._stages(round_, segments)
         return [int(stage.port_bytes) for stage in stages for _ in range(segments)]
 
-    def _algorithm(self, way: str, inside: Accumulator | None = None) -> Algorithm:
-        if way == _HIERARCHICAL:
+    def _stages(self, round_: Round, segments: int) -> list[Stage]:
+        """What each exchange of a segment costs."""
+        size, ranks = round_.capacity_bytes, self._transport.size
+        if round_.verb is Verb.BROADCAST:
+            return self._broadcast(size).stages(size, ranks, 1)
+        name = self.algorithm(round_)
+        if round_.verb is Verb.ALL_GATHER:
+            return ALL_GATHERS[name].stages(size, ranks)
+        if name == _HIERARCHICAL and round_.inside_bytes is not None:
+            inside, _ = by_host_stages(round_.inside_bytes // segments, self._topology, _ACROSS)
+            _, outside = by_host_stages(size // segments, self._topology, _ACROSS)
+            return in_order(inside, outside)
+        return self._row(name).stages(size // segments, ranks)
+
+    def _broadcast(self, size_bytes: int) -> broadcast.BroadcastAlgorithm:
+        """A tree for few bytes; for many, what has the root send them only once or twice."""
+        return broadcast.chosen("auto", size_bytes, self._transport.size, 1)
+
+    def _row(self, name: str, inside: Accumulator | None = None) -> Algorithm:
+        """What sums under a name."""
+        if name == _HIERARCHICAL:
             return hierarchical(self._topology, _ACROSS, inside)
-        return ALGORITHMS[way]
+        return _BY_BACKEND if name == BACKEND else ALGORITHMS[name]

@@ -19,9 +19,9 @@ from compressa.simulation.scenario import Scenario
 from compressa.simulation.times import compressors_of, unit_times
 from compressa.transports.base import Transport
 
-_SHIFTED = ("all_to_all", "backend", "direct", "ring", "round_robin")
+_SHIFTED = ("all_to_all", "backend", "bruck", "direct", "ring", "round_robin")
 _PAIRED = ("halving_doubling", "recursive_doubling")
-"""Ways in which no rank has a part of its own: always, and for powers of two of ranks."""
+"""Algorithms in which no rank has a part of its own: always, and for powers of two of ranks."""
 
 _LEAST_PART_BYTES = 256  # parts are multiples of 64
 
@@ -142,10 +142,9 @@ def _alike(scenario: Scenario, sums: Sums, rounds: Sequence[Round]) -> bool:
     alike = {*_SHIFTED, *(_PAIRED if hosts.bit_count() == 1 else ())}
     if any(round_.verb is Verb.BROADCAST for round_ in rounds):
         return False
-    cut = [round_ for round_ in rounds if round_.verb is not Verb.ALL_GATHER]
-    return all(
-        sums.way(round_) in alike and round_.capacity_bytes >= hosts * _LEAST_PART_BYTES
-        for round_ in cut
+    cut = [round_ for round_ in rounds if round_.verb is Verb.ALL_REDUCE]
+    return all(sums.algorithm(round_) in alike for round_ in rounds) and all(
+        round_.capacity_bytes >= hosts * _LEAST_PART_BYTES for round_ in cut
     )
 
 

@@ -20,22 +20,20 @@ from compressa.aggregators.base import (
     Broadcast,
     Request,
     Round,
-    Sum,
     Verb,
     World,
 )
 from compressa.collectives.accumulator import Accumulator, Author, Span
-from compressa.collectives.base import Combine, Compute, Program
-from compressa.collectives.combine import shard_edges
+from compressa.collectives.base import Compute, Program
+from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.scratch import Scratch
 from compressa.engine.sums import Sums
 
 META = torch.device("meta")
 
 _ALIGN_BYTES = 64
-_QUICK_BYTES = 1 << 17  # as of the plain sums
-_QUICK_IN_PLACE_BYTES = 1 << 19
-_WHOLE = ("backend", "direct")
+_QUICK_BYTES = 1 << 17
+_QUICK_PLAIN_BYTES = 1 << 19  # as of the plain sums
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,10 @@ class _NoScratch(Scratch):
         """Return as much."""
         return room(size_bytes)
 
+    def part(self, number: int) -> Scratch:
+        """There is nothing to part."""
+        return self
+
 
 def phantom_program(rounds: Sequence[Round], world: World, sums: Sums) -> Program[None]:
     """Run one unit for one step; see `compressa.engine.programs.unit_program`.
@@ -76,7 +78,7 @@ def phantom_program(rounds: Sequence[Round], world: World, sums: Sums) -> Progra
     """
     yield Work(_nothing, "encode", load_bytes=sum(each.capacity_bytes for each in rounds))
     for round_ in rounds:
-        yield from sums.carry(phantom_request(round_, world, sums), round_)
+        yield from sums.run(phantom_request(round_, world), round_)
         # A sum has been decoded on the way, and each rank goes on with what it holds.
         payloads = world.size if round_.verb is Verb.ALL_GATHER else 1
         yield Work(_nothing, "decode", load_bytes=payloads * round_.capacity_bytes)
@@ -86,46 +88,47 @@ def _nothing() -> None:
     """Take time only."""
 
 
-def phantom_request(round_: Round, world: World, sums: Sums) -> Request:
+def phantom_request(round_: Round, world: World) -> Request:
     """Return what an aggregator would ask for in a round."""
     size = round_.capacity_bytes
     if round_.verb is Verb.ALL_GATHER:
         incoming = {peer: room(size) for peer in world.peers}
-        return AllGather(room(size), incoming, exact=True)
+        return AllGather(room(size), incoming, _NoScratch())
     if round_.verb is Verb.BROADCAST:
         return Broadcast(room(size), 0)
-    if round_.verb is Verb.SUM:
-        inside = None if round_.inside_bytes is None else PhantomValues(size, round_.inside_bytes)
-        return Sum(PhantomValues(size, size), Span(0, size), _NoScratch(), inside)
-    if round_.dense and sums.way(round_) not in _WHOLE and world.size > 1:
-        values = PhantomValues(size, size, in_place=True)  # what `Sums` would make of plain ones
-        return Sum(values, Span(0, size), _NoScratch())
-    return AllReduce(PhantomCombine(round_, world), _NoScratch())
+    inside = None
+    if round_.inside_bytes is not None:
+        inside = PhantomValues(round_, round_.inside_bytes)
+    return AllReduce(PhantomValues(round_, size), _NoScratch(), inside)
 
 
 class PhantomValues(Accumulator):
     """An accumulator of which an element stands for a byte of a message.
 
     Args:
-        elems: Bytes of a message of everything, across hosts.
-        size_bytes: Bytes of such a message, within them.
-        in_place: Whether messages are the values themselves, and no codec's.
+        round_: In which it is summed.
+        size_bytes: Of a message of everything, across hosts or within them.
     """
 
-    def __init__(self, elems: int, size_bytes: int, *, in_place: bool = False) -> None:
-        self._elems = elems
+    align_elems = _ALIGN_BYTES
+
+    def __init__(self, round_: Round, size_bytes: int) -> None:
+        self._round = round_
+        self._elems = round_.capacity_bytes
         self._size_bytes = size_bytes
-        self._in_place = in_place
+        self._plain = round_.dtype is not torch.uint8
+        self.span = Span(0, self._elems)
+        # Plain values are ready, and so are payloads that are made before a sum begins.
+        self.ready = self._plain or round_.algorithm == ROUND_ROBIN
+        if round_.dense:
+            self.dense = room(self._elems).view(round_.dtype)
 
-    @property
-    def align_elems(self) -> int:
-        """Of any size."""
-        return _ALIGN_BYTES
-
-    @property
-    def exact(self) -> bool:
-        """Always."""
-        return True
+    def cut(self, span: Span, parts: int) -> tuple[Span, ...]:
+        """Into the shards that the round names, or nearly equal parts."""
+        if not self._round.shard_bytes:
+            return super().cut(span, parts)
+        edges = itertools.accumulate(self._round.shard_bytes, initial=0)
+        return tuple(itertools.starmap(Span, itertools.pairwise(edges)))
 
     def capacity_bytes(self, span: Span) -> int:
         """Its share of all."""
@@ -133,18 +136,13 @@ class PhantomValues(Accumulator):
             return span.elems
         return -(-span.elems * self._size_bytes // self._elems)
 
-    @property
-    def in_place(self) -> bool:
-        """As given."""
-        return self._in_place
-
     def quick(self, elems: int) -> bool:
         """If there are few; to encode them takes longer than to add them."""
-        return elems <= (_QUICK_IN_PLACE_BYTES if self._in_place else _QUICK_BYTES)
+        return elems <= (_QUICK_PLAIN_BYTES if self._plain else _QUICK_BYTES)
 
     def landing(self, span: Span) -> torch.Tensor | None:
-        """The values' place."""
-        return room(self.capacity_bytes(span)) if self._in_place else None
+        """The values' memory; payloads have to be decoded."""
+        return room(self.capacity_bytes(span)) if self._plain else None
 
     def give(self, span: Span) -> torch.Tensor:
         """As long a message."""
@@ -161,56 +159,6 @@ class PhantomValues(Accumulator):
 
     def take(self, span: Span, message: torch.Tensor) -> None:
         """There is nothing to hold."""
-
-
-class PhantomCombine(Combine):
-    """A combine of shards.
-
-    Args:
-        round_: Of which round.
-        world: Where it runs.
-    """
-
-    def __init__(self, round_: Round, world: World) -> None:
-        self._dense = round_.dense
-        self._values = torch.empty(
-            round_.capacity_bytes // round_.dtype.itemsize, dtype=round_.dtype, device=META
-        )
-        self._edges = shard_edges(round_.capacity_bytes, world.size, _ALIGN_BYTES)
-        if round_.shard_bytes:
-            self._edges = [0, *itertools.accumulate(round_.shard_bytes)]
-
-    def shard_bytes(self, shard: int) -> int:
-        """Its share of all."""
-        return self._edges[shard + 1] - self._edges[shard]
-
-    def partial(self, shard: int) -> torch.Tensor:
-        """As long a message."""
-        return room(self.shard_bytes(shard))
-
-    def reduce(self, shard: int, partials: Sequence[torch.Tensor | None]) -> None:
-        """There is nothing to reduce."""
-
-    def sealed(self, shard: int) -> torch.Tensor:
-        """As long a message."""
-        return self.partial(shard)
-
-    def accept(self, shard: int, sealed: torch.Tensor) -> None:
-        """There is nothing to hold."""
-
-    @property
-    def quick(self) -> bool:
-        """If it is small."""
-        return self._edges[-1] <= _QUICK_BYTES
-
-    def landing(self, shard: int) -> torch.Tensor | None:
-        """Plain values come to their place, payloads must be decoded."""
-        return self.partial(shard) if self._dense else None
-
-    @property
-    def dense(self) -> torch.Tensor | None:
-        """Plain values, if they are."""
-        return self._values if self._dense else None
 
 
 def load_of(operation: Compute, value: object, received_bytes: int) -> int:

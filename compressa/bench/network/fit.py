@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from compressa.bench.network.methods import ADD, HOP, HOPS, PAIR
 from compressa.bench.network.wire import Ask
-from compressa.collectives.choice import CANDIDATES, DIRECT, formula_s
+from compressa.collectives.choice import CANDIDATES, ROUND_ROBIN, formula_s
 from compressa.collectives.cost import Link
 from compressa.engine.link_file import MOST_SPREAD, Figures, Measured
 
@@ -103,7 +103,7 @@ def sums(link: Link, ranks: int) -> Iterator[tuple[str, str, int]]:
 
 def method_of(candidate: str) -> str:
     """Return the method that a candidate is to the benchmark, which times it cut as well."""
-    return "scatter_reduce" if candidate == DIRECT else candidate
+    return "scatter_reduce" if candidate == ROUND_ROBIN else candidate
 
 
 def middle(rounds: Sequence[Times]) -> Times:

@@ -14,8 +14,10 @@ from compressa.aggregators.base import AllGather, Round
 from compressa.aggregators.base import Verb as RoundVerb
 from compressa.bench.network.method import Method, Operation, Verb
 from compressa.bench.network.sums import carried
+from compressa.collectives import all_gather_direct
 from compressa.collectives.cost import Stage
-from compressa.collectives.direct import peers
+from compressa.collectives.scratch import Scratch
+from compressa.collectives.team import Team
 from compressa.engine.session import Session
 from compressa.engine.sums import Sums
 
@@ -28,9 +30,8 @@ class Gather(Method):
     verb: Verb = field(default="all_gather", kw_only=True)
 
     def stages(self, size_bytes: int, ranks: int) -> list[Stage] | None:
-        """Ours is one hop, in which everybody sends to everybody."""
-        known = self.by == "compressa"
-        return [Stage(ranks - 1, (ranks - 1) * size_bytes)] if known else None
+        """Ours goes direct: everybody sends to everybody."""
+        return all_gather_direct.stages(size_bytes, ranks) if self.by == "compressa" else None
 
     def floor_bytes(self, size_bytes: int, ranks: int) -> float:
         """What all others have."""
@@ -54,8 +55,10 @@ class Gather(Method):
         if self.by == "gloo":
             call = partial(dist.all_gather_into_tensor, whole, values)
         else:
-            incoming = {peer: parts[peer].view(torch.uint8) for peer in peers(rank, size)}
-            request = AllGather(values.view(torch.uint8), incoming, exact=True)
+            incoming = {
+                peer: parts[peer].view(torch.uint8) for peer in Team.everyone(rank, size).others
+            }
+            request = AllGather(values.view(torch.uint8), incoming, Scratch(values.device))
             round_ = Round(RoundVerb.ALL_GATHER, torch.uint8, values.nbytes)
             call = carried(Sums(session.transport), request, round_, session)
             parts[rank] = values

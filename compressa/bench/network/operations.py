@@ -9,9 +9,9 @@ import torch
 from compressa.bench.network.method import Operation, nothing, repeated
 from compressa.bench.network.methods import ADD, BY_NAME, HOP, HOPS, PAIR
 from compressa.bench.network.sums import AUTO, summed
-from compressa.collectives import direct
 from compressa.collectives.base import Exchange, Program
 from compressa.collectives.choice import BACKEND
+from compressa.collectives.team import Team
 from compressa.engine.link_file import Figures
 from compressa.engine.session import Session
 
@@ -46,7 +46,8 @@ def exchange_of(what: str) -> tuple[tuple[str, int], ...]:
 def _hops(size_bytes: int, session: Session, ranks: Sequence[int]) -> Operation:
     """Some ranks send to each other at the same time, so many bytes each; the others wait."""
     part_bytes = max(size_bytes // (len(ranks) - 1), 1)
-    peers = [peer for peer in direct.peers(session.rank, session.size) if peer in ranks]
+    everyone = Team.everyone(session.rank, session.size)
+    peers = [peer for peer in everyone.others if peer in ranks]
     if session.rank not in ranks:
         peers = []
     out = torch.zeros(part_bytes, dtype=torch.uint8)

@@ -15,8 +15,7 @@ from compressa.aggregators.base import Verb as RoundVerb
 from compressa.bench.network.method import Method, Operation, Verb, repeated
 from compressa.collectives.accumulator import Span
 from compressa.collectives.algorithms import ALGORITHMS, segmented, segments_of
-from compressa.collectives.choice import Costs
-from compressa.collectives.combine import DenseSum
+from compressa.collectives.choice import ROUND_ROBIN, Costs
 from compressa.collectives.cost import Stage
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
@@ -98,21 +97,21 @@ def _sum(
 ) -> Callable[[], object]:
     scratch, rank, size = Scratch(values.device), session.rank, session.size
     round_ = Round(RoundVerb.ALL_REDUCE, values.dtype, values.nbytes, dense=True)
-    if what == "round_robin":
+    if what == ROUND_ROBIN:
         # The engine takes `scatter_reduce` under that name: cut it as it cuts the others.
         all_reduce = segmented(ALGORITHMS[what], segments_of(values.nbytes, size))
         parts = DenseValues(values), Span(0, values.numel()), Team.everyone(rank, size), scratch
         return repeated(session, partial(all_reduce, *parts))
-    algorithm = "round_robin" if what == "scatter_reduce" else what
+    algorithm = ROUND_ROBIN if what == "scatter_reduce" else what
     sums = Sums(session.transport, algorithm, costs=costs)
-    request = AllReduce(DenseSum(values, rank, size), scratch)
+    request = AllReduce(DenseValues(values), scratch)
     return carried(sums, request, round_, session)
 
 
 def carried(sums: Sums, request: Request, round_: Round, session: Session) -> Callable[[], object]:
     """Do what an aggregator asks for, again and again."""
     session.follow(sums.transfers(0, [round_]), sums.ordered([round_]))
-    return lambda: session.run(sums.carry(request, round_))
+    return lambda: session.run(sums.run(request, round_))
 
 
 def _verify(what: str, values: torch.Tensor, size: int) -> None:

@@ -1,4 +1,4 @@
-"""DenseMax: the largest over the ranks, also where one is not finite."""
+"""DenseValues: the largest over the ranks, also where one is not finite."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 import torch
 from test_collectives_direct import run_all
 
-from compressa.collectives import DenseMax, DenseSum, Program, direct
+from compressa.collectives import DenseValues, Program, round_robin
 from compressa.collectives.scratch import Scratch
+from compressa.collectives.team import Team
 from compressa.testing.inputs import generator
 from compressa.testing.memory import same_bits
 from compressa.transports.loopback import Loopback
@@ -17,8 +18,8 @@ def largest_of(values: list[torch.Tensor]) -> None:
     size = len(values)
 
     def program(rank: int) -> Program[None]:
-        combine = DenseMax(values[rank], rank, size)
-        return direct.all_reduce(combine, Scratch(torch.device("cpu")), rank, size)
+        largest, team = DenseValues(values[rank], maximum=True), Team.everyone(rank, size)
+        return round_robin.all_reduce(largest, largest.span, team, Scratch(torch.device("cpu")))
 
     assert run_all(Loopback(size), program) == [None] * size
 
@@ -46,5 +47,5 @@ def test_a_nan_on_any_rank_is_a_nan_on_all(where: int) -> None:
 
 def test_a_backend_may_sum_but_not_take_the_maximum() -> None:
     values = torch.zeros(8)
-    assert DenseSum(values, 0, 2).dense is values
-    assert DenseMax(values, 0, 2).dense is None
+    assert DenseValues(values).dense is values
+    assert DenseValues(values, maximum=True).dense is None

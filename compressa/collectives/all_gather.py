@@ -1,0 +1,116 @@
+"""All-gather algorithms by name: whose payloads each rank passes to whom, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from compressa.collectives import (
+    all_gather_bruck,
+    all_gather_direct,
+    all_gather_recursive_doubling,
+    all_gather_ring,
+)
+from compressa.collectives.base import Exchange, Program
+from compressa.collectives.cost import Stage
+from compressa.collectives.hop import Hop
+from compressa.collectives.scratch import Scratch
+
+DIRECT = "direct"
+"""What needs no figures of the link: one hop, whatever the payloads."""
+
+
+class AllGatherAlgorithm(NamedTuple):
+    """One way to bring every rank's payload to all.
+
+    Attributes:
+        hops: Its exchanges, for a place among so many; as many at every place.
+        stages: What each exchange costs, for payloads of so many bytes of so many ranks.
+        joins: Whether several payloads travel as one message: all must be as long as may be.
+        alike: The all-reduce that exchanges most alike. Where that was measured, this one is taken
+            to be off its formula by as much.
+    """
+
+    hops: Callable[[int, int], list[Hop]]
+    stages: Callable[[int, int], list[Stage]]
+    joins: bool
+    alike: str
+
+
+ALL_GATHERS = {
+    DIRECT: AllGatherAlgorithm(
+        all_gather_direct.hops, all_gather_direct.stages, joins=False, alike="all_to_all"
+    ),
+    "ring": AllGatherAlgorithm(
+        all_gather_ring.hops, all_gather_ring.stages, joins=False, alike="ring"
+    ),
+    "recursive_doubling": AllGatherAlgorithm(
+        all_gather_recursive_doubling.hops,
+        all_gather_recursive_doubling.stages,
+        joins=True,
+        alike="recursive_doubling",
+    ),
+    "bruck": AllGatherAlgorithm(
+        all_gather_bruck.hops, all_gather_bruck.stages, joins=True, alike="recursive_doubling"
+    ),
+}
+"""Of those that take the same time, the first is chosen."""
+
+
+def all_gather(
+    algorithm: AllGatherAlgorithm,
+    payload: torch.Tensor,
+    incoming: Mapping[int, torch.Tensor],
+    rank: int,
+    scratch: Scratch,
+    *,
+    exact: bool,
+) -> Program[dict[int, torch.Tensor]]:
+    """Bring every rank's payload to all.
+
+    Args:
+        algorithm: Of `ALL_GATHERS`; one that joins only if payloads are `exact`.
+        payload: uint8; this rank's bytes.
+        incoming: A buffer for each other rank's payload, all of the same length: the most that one
+            may have.
+        rank: This rank.
+        scratch: Memory for what travels joined.
+        exact: Whether payloads fill their buffers.
+
+    Returns:
+        The bytes of every rank, this one included: where its buffer is, or in scratch memory.
+    """
+    everyone = {rank: payload}
+    capacity = next(iter(incoming.values())).numel() if incoming else 0
+    for hop in _hops(algorithm, rank, len(incoming) + 1):
+        rooms, messages = {}, {}
+        for peer, whose in hop.heard.items():
+            alone, size = len(whose) == 1, len(whose) * capacity
+            rooms[peer] = incoming[whose[0]] if alone else scratch.room(("in", whose), size)
+        if hop.to:
+            messages = dict.fromkeys(hop.to, _message(hop.sent, everyone, scratch))
+        sizes = dict.fromkeys(hop.to, len(hop.sent) * capacity)
+        received = yield Exchange(messages, rooms, exact, sizes)
+        for peer, whose in hop.heard.items():
+            everyone.update(zip(whose, received[peer].chunk(len(whose)), strict=True))
+    return everyone
+
+
+@lru_cache(maxsize=16)
+def _hops(algorithm: AllGatherAlgorithm, place: int, size: int) -> list[Hop]:
+    """They are the same in every step."""
+    return algorithm.hops(place, size)
+
+
+def _message(
+    whose: Sequence[int], everyone: Mapping[int, torch.Tensor], scratch: Scratch
+) -> torch.Tensor:
+    """A payload where it is; several side by side: to copy them takes less than what it spares."""
+    if len(whose) == 1:
+        return everyone[whose[0]]
+    parts = [everyone[each] for each in whose]
+    room = scratch.room(("out", whose), sum(part.numel() for part in parts))
+    return torch.cat(parts, out=room)

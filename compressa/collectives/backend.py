@@ -1,0 +1,25 @@
+"""Backend: the sum of plain values by the transport's own all-reduce, in one operation."""
+
+from __future__ import annotations
+
+from compressa.collectives.accumulator import Accumulator, Span
+from compressa.collectives.base import BackendAllReduce, Program
+from compressa.collectives.cost import Stage
+from compressa.collectives.scratch import Scratch
+from compressa.collectives.team import Team
+
+
+def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
+    """Sum over the team; see `compressa.collectives.algorithms`.
+
+    Raises:
+        ValueError: The values are not plain ones.
+    """
+    if values.dense is None:
+        raise ValueError("a backend sums plain values only")
+    yield BackendAllReduce(values.dense)
+
+
+def stages(size_bytes: int, ranks: int) -> list[Stage]:
+    """What a ring of the backend's would send, in one go."""
+    return [Stage(2 * (ranks - 1), 2 * (size_bytes * (ranks - 1) // ranks))]
