@@ -15,6 +15,7 @@ import torch
 from compressa.aggregators.base import Round, State, Verb, World
 from compressa.collectives import broadcast
 from compressa.collectives.algorithms import ALGORITHMS, segments_of
+from compressa.collectives.all_gather import DIRECT
 from compressa.collectives.choice import BACKEND, CANDIDATES, ROUND_ROBIN, Costs, formula_s
 from compressa.compressor import Compressor
 from compressa.config import Config
@@ -34,8 +35,8 @@ class Exchange(NamedTuple):
     Attributes:
         compressor: Who asks for it.
         gradient_bytes: Of the unit, in float32.
-        way: How it is carried: "all_gather", "broadcast", "scatter_reduce", or the algorithm of a
-            sum.
+        way: How it is carried: "all_gather", with the algorithm if not directly, "broadcast",
+            "scatter_reduce", or the algorithm of a sum.
         size_bytes: Of what is summed, or of a rank's payload.
         plain: Whether any algorithm can sum it, and the backend's.
         seconds: Predicted; None without a link, or where the algorithm has no prediction.
@@ -183,9 +184,12 @@ def _candidate(costs: Costs, name: str, size_bytes: int, ranks: int) -> Candidat
 
 def _way(sums: Sums, round_: Round) -> str:
     """Name what carries a round: payloads by `round_robin` are scattered and reduced."""
-    if round_.verb is not Verb.ALL_REDUCE:
-        return round_.verb.value
-    return "scatter_reduce" if round_.algorithm == ROUND_ROBIN else sums.algorithm(round_)
+    if round_.verb is Verb.BROADCAST:
+        return "broadcast"
+    name = sums.algorithm(round_)
+    if round_.verb is Verb.ALL_GATHER:
+        return "all_gather" if name == DIRECT else f"all_gather by {name}"
+    return "scatter_reduce" if round_.algorithm == ROUND_ROBIN else name
 
 
 def parameter_of(size_bytes: int) -> ParameterInfo:

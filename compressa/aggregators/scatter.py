@@ -79,7 +79,7 @@ class Scattered(Aggregator):
         for peer in self._world.peers:
             buffer = self._buffers[peer]
             self._sent[peer] = self._shards[peer].encode(gradients, turn, buffer)
-        means = _Means(self._spans, self._sent, self._shards, self._own, gradients, turn)
+        means = _Means(self._spans, self._sent, gradients, turn, self._shards, self._own)
         yield AllReduce(means, self._scratch)
         if self._world.size == 1:
             means.add(means.span, ())  # a mean of one is encoded, too
@@ -98,16 +98,14 @@ class _Means(ShardSum):
         self,
         spans: ShardSpans,
         given: Sequence[torch.Tensor],
-        shards: Sequence[ScopePayload],
-        own: _OwnShard,
         gradients: Sequence[torch.Tensor],
         turn: Turn,
+        shards: Sequence[ScopePayload],
+        own: _OwnShard,
     ) -> None:
-        super().__init__(spans, given, exact=own.payload.exact)
+        super().__init__(spans, given, gradients, turn, exact=own.payload.exact)
         self._shards = shards
         self._own = own
-        self._gradients = gradients
-        self._turn = turn
         self._mean = own.buffer
 
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:

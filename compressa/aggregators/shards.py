@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
+from compressa.aggregators.base import Turn
 from compressa.aggregators.scopes import Scope
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.parameters import Layout
@@ -80,12 +81,22 @@ class ShardSum(Accumulator):
     Args:
         shards: Where it is cut.
         given: By owner, the message with what this rank contributes, made beforehand.
+        gradients: The unit's; they hold the result when it is done.
+        turn: The step.
         exact: Whether messages have as many bytes as they may have.
     """
 
     ready = True  # what is given before the sum begins, what is shared when it is added up
 
-    def __init__(self, shards: ShardSpans, given: Sequence[torch.Tensor], *, exact: bool) -> None:
+    def __init__(
+        self,
+        shards: ShardSpans,
+        given: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        turn: Turn,
+        *,
+        exact: bool,
+    ) -> None:
         self.span = shards.span
         self.align_elems = self.span.elems  # it is cut nowhere but into shards
         self.exact = exact
@@ -93,6 +104,8 @@ class ShardSum(Accumulator):
         self._spans = shards.spans
         self._sizes_bytes = shards.sizes_bytes
         self._given = given
+        self._gradients = gradients
+        self._turn = turn
 
     def cut(self, span: Span, parts: int) -> tuple[Span, ...]:
         """Return the shards.

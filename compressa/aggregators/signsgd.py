@@ -182,7 +182,7 @@ class MajorityVote(Aggregator):
         for shard, payload in zip(self._shards, self._sent, strict=True):
             shard.encode(gradients, turn, payload)
         lean = -0.5 if self._hyper.ties == "alternate" and turn.step % 2 else 0.0
-        votes = _Votes(self._spans, self._sent, self._shards, gradients, turn, lean)
+        votes = _Votes(self._spans, self._sent, gradients, turn, self._shards, lean)
         yield AllReduce(votes, self._scratch)
         if self._world.size == 1:
             votes.add(votes.span, ())
@@ -200,9 +200,9 @@ class _Votes(ShardSum):
     Args:
         spans: Where the unit is cut.
         given: By owner, this rank's signs; what the own shard's become takes their place.
-        shards: Encode and check them.
         gradients: The unit's.
         turn: The step.
+        shards: Encode and check signs.
         lean: Is added to each sum, so that no vote is a tie; or 0.
     """
 
@@ -210,15 +210,13 @@ class _Votes(ShardSum):
         self,
         spans: ShardSpans,
         given: Sequence[torch.Tensor],
-        shards: Sequence[ScopePayload],
         gradients: Sequence[torch.Tensor],
         turn: Turn,
+        shards: Sequence[ScopePayload],
         lean: float,
     ) -> None:
-        super().__init__(spans, given, exact=True)
+        super().__init__(spans, given, gradients, turn, exact=True)
         self._shards = shards
-        self._gradients = gradients
-        self._turn = turn
         self._lean = lean
         self._signs = Signs()
 

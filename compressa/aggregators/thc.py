@@ -26,8 +26,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from annotated_types import Ge, Gt, Le
 
@@ -35,12 +33,11 @@ from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Tur
 from compressa.aggregators.lookup_table import best_table, largest_error
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.rotated import RotatedScope, Sums
+from compressa.aggregators.rotated_sum import WIRE_ID, RotatedPayloads, RotatedSum
 from compressa.aggregators.scopes import whole_scopes
-from compressa.aggregators.shards import ShardSpans, ShardSum, cut_shards
+from compressa.aggregators.shards import ShardSpans, cut_shards
 from compressa.arrays import as_array
 from compressa.codecs.base import Biased, Draw, Range
-from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
-from compressa.collectives.accumulator import Author, Span
 from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
@@ -50,7 +47,6 @@ from compressa.kernels import block_count, philox
 from compressa.kernels.hadamard import Codebook
 from compressa.parameters import Layout
 
-_WIRE_ID = 20
 _SIGN_STREAM = 0x5448  # "TH": shared
 _LARGEST = 2.0**94  # of no chunk with smaller elements the norm passes 2**100; see kernels.hadamard
 _CHUNKS = (256, 512, 1024, 2048, 4096)
@@ -178,7 +174,8 @@ class THCAggregator(Aggregator):
                 whole = norms_of[scope.gradient], self._signs[scope.gradient]
                 shard.append(RotatedScope(scope, book, low, *whole))
             self._shards.append(shard)
-        self._wire = _Wire(hyper, layout.unit, world.size, self._shards)
+        dtype = hyper.sums_dtype(world.size)
+        self._wire = RotatedPayloads(layout.unit, self._shards, hyper.levels, world.size, dtype)
         self._spans = ShardSpans(cut, self._wire.sealed_bytes)
         self._allocate()
 
@@ -213,7 +210,7 @@ class THCAggregator(Aggregator):
             for part in self._shards[shard]:
                 self._encode(part, payload, gradients, turn)
             self._wire.seal(shard, payload, turn)
-        integers = _IntegerSum(self._spans, self._sent, self._wire, self._sealed, gradients, turn)
+        integers = RotatedSum(self._spans, self._sent, gradients, turn, self._wire, self._sealed)
         yield AllReduce(integers, self._scratch)
         if self._world.size == 1:
             integers.add(integers.span, ())
@@ -246,7 +243,7 @@ class THCAggregator(Aggregator):
         """Write the codes of p, and keep what they miss."""
         scope, rank = part.scope, self._world.rank
         index, start = scope.segment.parameter.index, scope.segment.start
-        noise = Draw(self._world.seed, turn.step, index, start, rank).private_noise(_WIRE_ID)
+        noise = Draw(self._world.seed, turn.step, index, start, rank).private_noise(WIRE_ID)
         # Where the residual waits, p is the gradient, which is zero.
         held = self._residuals.held[scope.gradient]
         part.encode(scope.of(gradients) if held else self._kept(part), payload, noise)
@@ -263,127 +260,6 @@ class THCAggregator(Aggregator):
         scope = part.scope
         whole = self._residuals[scope.gradient]
         return whole[scope.start : scope.start + scope.segment.elems]
-
-
-class _Wire:
-    """The payloads of a unit's shards: of codes to the owner, of sums of integers from there.
-
-    Args:
-        hyper: Says what integers there are.
-        unit: Number of the unit.
-        size: Number of ranks.
-        shards: The parts of each.
-
-    Attributes:
-        size: As given.
-        shards: As given.
-        coordinates: How many each shard has.
-        sent_bytes: Of the codes of each shard.
-        sealed_bytes: Of the sums of each shard: more.
-    """
-
-    def __init__(
-        self, hyper: THC, unit: int, size: int, shards: Sequence[Sequence[RotatedScope]]
-    ) -> None:
-        dtype = hyper.sums_dtype(size)
-        self.size = size
-        self.shards = shards
-        self.coordinates = [shard[-1].high if shard else 0 for shard in shards]
-        self.sent_bytes = [HEADER_BYTES + n // 2 for n in self.coordinates]
-        self.sealed_bytes = [HEADER_BYTES + n * dtype.itemsize for n in self.coordinates]
-        self._dtype = np.dtype(np.uint8 if dtype is torch.uint8 else np.uint16)
-        self._elems = [sum(part.scope.segment.elems for part in shard) for shard in shards]
-        self._unit = unit
-        self._most = size * hyper.levels
-
-    def seal(self, shard: int, payload: torch.Tensor, turn: Turn) -> None:
-        """Write the header."""
-        write_header(payload, self._header(shard, payload.numel(), turn))
-
-    def check_codes(self, shard: int, payload: torch.Tensor, turn: Turn, sender: int) -> None:
-        """Raise PayloadError unless they are what `sender` owes the owner."""
-        header = self._header(shard, self.sent_bytes[shard], turn)
-        check_header(payload, header, sender, exact=True)
-
-    def check_sums(self, shard: int, payload: torch.Tensor, turn: Turn) -> None:
-        """Raise PayloadError unless they are what the owner owes."""
-        header = self._header(shard, self.sealed_bytes[shard], turn)
-        check_header(payload, header, shard, exact=True)
-        if self._largest(payload) > self._most:
-            raise PayloadError(
-                f"thc: a sum from rank {shard} is above {self._most}, the most possible"
-            )
-
-    def sums(self, payload: torch.Tensor) -> Sums:
-        """See the body of a payload as integers."""
-        body: npt.NDArray[np.uint8] = as_array(payload)[HEADER_BYTES:]
-        return body.view(self._dtype)
-
-    def _largest(self, payload: torch.Tensor) -> int:
-        """Return the largest of a payload's integers; waits for a GPU."""
-        body = payload[HEADER_BYTES:]
-        if not body.is_cuda:
-            return int(self.sums(payload).max(initial=0))
-        if not body.numel():
-            return 0
-        if self._dtype.itemsize == 1:
-            return int(body.max())
-        # torch does not compare uint16; as int16 with their highest bits turned they compare alike.
-        return int(body.view(torch.int16).bitwise_xor(-32768).max()) + 32768
-
-    def _header(self, shard: int, size_bytes: int, turn: Turn) -> Header:
-        """The header of a payload of some size, itself included."""
-        elems, body_bytes = self._elems[shard], size_bytes - HEADER_BYTES
-        return Header(_WIRE_ID, turn.epoch, turn.step, self._unit, elems, body_bytes)
-
-
-class _IntegerSum(ShardSum):
-    """The sum of one step's codes, as the integers that they stand for."""
-
-    def __init__(
-        self,
-        spans: ShardSpans,
-        given: Sequence[torch.Tensor],
-        wire: _Wire,
-        sealed: torch.Tensor,
-        gradients: Sequence[torch.Tensor],
-        turn: Turn,
-    ) -> None:
-        super().__init__(spans, given, exact=False)  # codes and sums differ in size
-        self._wire = wire
-        self._sealed = sealed
-        self._gradients = gradients
-        self._turn = turn
-
-    def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
-        """Raise PayloadError unless it is what `sender` owes for the step."""
-        owner = self._owners[span]
-        if owner == sender:
-            self._wire.check_sums(owner, message, self._turn)
-        else:
-            self._wire.check_codes(owner, message, self._turn, sender)
-
-    def add(
-        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
-    ) -> None:
-        """Add up the integers of all ranks' codes."""
-        owner, sums = self._owners[span], self._wire.sums(self._sealed)
-        for i, payload in enumerate((*before, self.give(span), *after)):
-            for part in self._wire.shards[owner]:
-                part.look_up(payload, sums, add=i > 0)
-        self._wire.seal(owner, self._sealed, self._turn)
-        self.take(span, self._sealed)
-
-    def share(self, span: Span, author: Author) -> torch.Tensor:
-        """The sums."""
-        return self._sealed
-
-    def take(self, span: Span, message: torch.Tensor) -> None:
-        """Write the mean of a shard to the gradients."""
-        sums = self._wire.sums(message)
-        for part in self._wire.shards[self._owners[span]]:
-            out = part.scope.of(self._gradients)
-            part.decode(sums, out, self._wire.size, self._turn.loss_scale)
 
 
 def _buffer(elems: int, dtype: torch.dtype, world: World) -> torch.Tensor:

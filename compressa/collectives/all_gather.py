@@ -15,7 +15,7 @@ from compressa.collectives import (
     all_gather_ring,
 )
 from compressa.collectives.base import Exchange, Program
-from compressa.collectives.cost import Stage
+from compressa.collectives.cost import Stage, Way
 from compressa.collectives.hop import Hop
 from compressa.collectives.scratch import Scratch
 
@@ -27,35 +27,40 @@ class AllGatherAlgorithm(NamedTuple):
     """One way to bring every rank's payload to all.
 
     Attributes:
-        hops: Its exchanges, for a place among so many; as many at every place.
-        stages: What each exchange costs, for payloads of so many bytes of so many ranks.
-        joins: Whether several payloads travel as one message: all must be as long as may be.
+        hops: Its exchanges, for a place among so many: as many at every place, and at none more
+            bytes than at the first.
         alike: The all-reduce that exchanges most alike. Where that was measured, this one is taken
             to be off its formula by as much.
     """
 
     hops: Callable[[int, int], list[Hop]]
-    stages: Callable[[int, int], list[Stage]]
-    joins: bool
     alike: str
+
+    def stages(self, size_bytes: int, ranks: int) -> list[Stage]:
+        """Return what each exchange costs, for payloads of so many bytes of so many ranks."""
+        return [_stage(hop, size_bytes) for hop in self.hops(0, ranks)]
+
+    def joins(self, ranks: int) -> bool:
+        """Return whether payloads of so many ranks travel together: their lengths must be known."""
+        return any(len(hop.sent) > 1 for hop in self.hops(0, ranks))
+
+
+def _stage(hop: Hop, size_bytes: int) -> Stage:
+    """What a hop costs; to copy payloads side by side takes what combining does."""
+    sent, heard = len(hop.to) * len(hop.sent), sum(map(len, hop.heard.values()))
+    way: Way = "both" if sent and heard else "out" if sent else "in"
+    copied = len(hop.sent) if len(hop.sent) > 1 else 0
+    messages = max(len(hop.to), len(hop.heard))
+    return Stage(messages, max(sent, heard) * size_bytes, copied * size_bytes, way)
 
 
 ALL_GATHERS = {
-    DIRECT: AllGatherAlgorithm(
-        all_gather_direct.hops, all_gather_direct.stages, joins=False, alike="all_to_all"
-    ),
-    "ring": AllGatherAlgorithm(
-        all_gather_ring.hops, all_gather_ring.stages, joins=False, alike="ring"
-    ),
+    DIRECT: AllGatherAlgorithm(all_gather_direct.hops, alike="all_to_all"),
+    "ring": AllGatherAlgorithm(all_gather_ring.hops, alike="ring"),
     "recursive_doubling": AllGatherAlgorithm(
-        all_gather_recursive_doubling.hops,
-        all_gather_recursive_doubling.stages,
-        joins=True,
-        alike="recursive_doubling",
+        all_gather_recursive_doubling.hops, alike="recursive_doubling"
     ),
-    "bruck": AllGatherAlgorithm(
-        all_gather_bruck.hops, all_gather_bruck.stages, joins=True, alike="recursive_doubling"
-    ),
+    "bruck": AllGatherAlgorithm(all_gather_bruck.hops, alike="recursive_doubling"),
 }
 """Of those that take the same time, the first is chosen."""
 
@@ -72,7 +77,7 @@ def all_gather(
     """Bring every rank's payload to all.
 
     Args:
-        algorithm: Of `ALL_GATHERS`; one that joins only if payloads are `exact`.
+        algorithm: Of `ALL_GATHERS`; one that joins payloads only if they are `exact`.
         payload: uint8; this rank's bytes.
         incoming: A buffer for each other rank's payload, all of the same length: the most that one
             may have.

@@ -9,7 +9,6 @@ beforehand. Cost: ceil(lg P) a + (P-1) n b, and g for what is joined.
 
 from __future__ import annotations
 
-from compressa.collectives.cost import Stage, joined
 from compressa.collectives.hop import Hop
 
 
@@ -20,11 +19,6 @@ def hops(place: int, size: int) -> list[Hop]:
         to, source = (place - distance) % size, (place + distance) % size
         found.append(Hop([to], _run(place, count, size), {source: _run(source, count, size)}))
     return found
-
-
-def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
-    return [joined(count, size_bytes) for _, count in _doublings(ranks)]
 
 
 def _doublings(size: int) -> list[tuple[int, int]]:

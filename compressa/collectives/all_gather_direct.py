@@ -7,7 +7,6 @@ may be of any length. Cost: (P-1) (a + n b).
 
 from __future__ import annotations
 
-from compressa.collectives.cost import Stage
 from compressa.collectives.hop import Hop
 
 
@@ -15,9 +14,3 @@ def hops(place: int, size: int) -> list[Hop]:
     """Say who passes whose payloads to whom; see `compressa.collectives.all_gather`."""
     others = [(place + shift) % size for shift in range(1, size)]
     return [Hop(others, (place,), {other: (other,) for other in others})] if others else []
-
-
-def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
-    others = ranks - 1
-    return [Stage(others, others * size_bytes)] if others else []

@@ -10,7 +10,6 @@ two, up to 2 a + 2 E n b + (P-1) n b more.
 from __future__ import annotations
 
 from compressa.collectives.butterfly import lg_core
-from compressa.collectives.cost import Stage, joined
 from compressa.collectives.hop import Hop
 
 _IDLE = Hop([], (), {})
@@ -27,17 +26,6 @@ def hops(place: int, size: int) -> list[Hop]:
         first, last = Hop([], (), {beyond: (beyond,)}), Hop([beyond], _all_but(beyond, size), {})
         return [first, *swaps, last]
     return swaps if core == size else [_IDLE, *swaps, _IDLE]
-
-
-def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
-    levels, beyond = lg_core(ranks), ranks - (1 << lg_core(ranks))
-    counts = [(1 << level) + min(1 << level, beyond) for level in range(levels)]
-    swaps = [joined(count, size_bytes) for count in counts]
-    if not beyond:
-        return swaps
-    last = joined(ranks - 1, size_bytes)._replace(way="out")
-    return [Stage(1, size_bytes, way="in"), *swaps, last]
 
 
 def _swap(place: int, level: int, size: int) -> Hop:

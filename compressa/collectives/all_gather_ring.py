@@ -6,7 +6,6 @@ Cost: (P-1) (a + n b), as if sent directly, but P-1 hops wait for each other.
 
 from __future__ import annotations
 
-from compressa.collectives.cost import Stage
 from compressa.collectives.hop import Hop
 
 
@@ -17,8 +16,3 @@ def hops(place: int, size: int) -> list[Hop]:
         Hop([after], ((place - hop) % size,), {before: ((before - hop) % size,)})
         for hop in range(size - 1)
     ]
-
-
-def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
-    return [Stage(1, size_bytes)] * (ranks - 1)

@@ -114,7 +114,7 @@ class Costs:
         question = ("all_gather", size_bytes, ranks, exact, busy_s)
         if question not in self._best:
             self._best[question] = min(
-                (name for name, row in ALL_GATHERS.items() if exact or not row.joins),
+                (name for name, row in ALL_GATHERS.items() if exact or not row.joins(ranks)),
                 key=lambda name: self.gather_s(name, size_bytes, ranks, busy_s=busy_s),
             )
         return self._best[question]

@@ -48,12 +48,6 @@ class Stage(NamedTuple):
     depth: int | None = None
 
 
-def joined(payloads: int, size_bytes: int) -> Stage:
-    """A hop of several payloads in a message: to copy them there takes what combining does."""
-    total_bytes = payloads * size_bytes
-    return Stage(1, total_bytes, total_bytes if payloads > 1 else 0)
-
-
 @dataclass(frozen=True)
 class Link:
     """What connects the ranks, each with a port of its own.

@@ -158,7 +158,8 @@ def share_hop(
     received = yield Exchange(messages, rooms, exact, capacity)
     came: list[tuple[int, Span, torch.Tensor]] = []
     for peer in kept:
-        spans, parts = heard[peer], (received[peer],)
+        spans = heard[peer]
+        parts: Sequence[torch.Tensor] = [received[peer]]
         if len(spans) > 1:
             parts = torch.split(received[peer], list(map(values.capacity_bytes, spans)))
         finals.update(zip(spans, parts, strict=True))
@@ -204,7 +205,7 @@ def _sum(
     return Compute(add, "decode", values.quick(span.elems * len(received)))
 
 
-def whole(spans: Spans) -> Span:
+def whole(spans: Sequence[Span]) -> Span:
     """Several that lie side by side, as one."""
     return spans[0] if len(spans) == 1 else Span(spans[0].start, spans[-1].stop)
 

@@ -19,7 +19,13 @@ from typing import Any
 from compressa.aggregators.base import AllGather, Broadcast, Request, Round, Verb
 from compressa.collectives import backend, broadcast
 from compressa.collectives.accumulator import Accumulator
-from compressa.collectives.algorithms import ALGORITHMS, Algorithm, segmented, segments_of
+from compressa.collectives.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    AllReduce,
+    segmented,
+    segments_of,
+)
 from compressa.collectives.all_gather import ALL_GATHERS, DIRECT, all_gather
 from compressa.collectives.base import Exchange, Program
 from compressa.collectives.choice import BACKEND, ROUND_ROBIN, Costs
@@ -114,15 +120,21 @@ class Sums:
     def run(self, request: Request, round_: Round) -> Program[Any]:
         """Return the program of what an aggregator asks for, which ends with the answer to it."""
         if isinstance(request, Broadcast):
-            algorithm = self._broadcast(request.payload.numel())
-            return algorithm.broadcast(request.payload, self._team, [request.root])
-        name = self.algorithm(round_)
+            row = self._broadcast(request.payload.numel())
+            return row.broadcast(request.payload, self._team, [request.root])
         if isinstance(request, AllGather):
-            payloads, exact = (request.payload, request.incoming), round_.exact
-            own = ALL_GATHERS[name], *payloads, self._transport.rank, request.scratch
-            return all_gather(*own, exact=exact)
-        all_reduce = segmented(self._row(name, request.inside), self._segments(round_))
+            algorithm, rank = ALL_GATHERS[self.algorithm(round_)], self._transport.rank
+            payloads = request.payload, request.incoming
+            return all_gather(algorithm, *payloads, rank, request.scratch, exact=round_.exact)
+        all_reduce = self._all_reduce(round_, request.inside)
         return all_reduce(request.values, request.values.span, self._team, request.scratch)
+
+    def _all_reduce(self, round_: Round, inside: Accumulator | None) -> AllReduce:
+        """What a round names; else what is chosen, in segments."""
+        if round_.algorithm is not None:
+            return ALGORITHMS[round_.algorithm].all_reduce
+        row = self._row(self.algorithm(round_), inside)
+        return segmented(row, self._segments(round_))
 
     def algorithm(self, round_: Round) -> str:
         """Return the name of what carries a round.

@@ -14,7 +14,7 @@ from compressa.aggregators.base import AllGather, Round
 from compressa.aggregators.base import Verb as RoundVerb
 from compressa.bench.network.method import Method, Operation, Verb
 from compressa.bench.network.sums import carried
-from compressa.collectives import all_gather_direct
+from compressa.collectives.all_gather import ALL_GATHERS, DIRECT
 from compressa.collectives.cost import Stage
 from compressa.collectives.scratch import Scratch
 from compressa.collectives.team import Team
@@ -31,7 +31,8 @@ class Gather(Method):
 
     def stages(self, size_bytes: int, ranks: int) -> list[Stage] | None:
         """Ours goes direct: everybody sends to everybody."""
-        return all_gather_direct.stages(size_bytes, ranks) if self.by == "compressa" else None
+        direct = ALL_GATHERS[DIRECT]
+        return direct.stages(size_bytes, ranks) if self.by == "compressa" else None
 
     def floor_bytes(self, size_bytes: int, ranks: int) -> float:
         """What all others have."""
