@@ -100,7 +100,9 @@ def all_gather(
         sizes = dict.fromkeys(hop.to, len(hop.sent) * capacity)
         received = yield Exchange(messages, rooms, exact, sizes)
         for peer, whose in hop.heard.items():
-            everyone.update(zip(whose, received[peer].chunk(len(whose)), strict=True))
+            message = received[peer]
+            parts = (message,) if len(whose) == 1 else message.chunk(len(whose))
+            everyone.update(zip(whose, parts, strict=True))
     return everyone
 
 

@@ -27,6 +27,10 @@ Those that land in place need not be kept: they are where the values are.
 """
 
 
+Came = list[tuple[int, Span, torch.Tensor]]
+"""Messages by sender and span."""
+
+
 class Hop(NamedTuple):
     """One exchange of an all-gather, at one place of a team.
 
@@ -156,22 +160,27 @@ def share_hop(
         size = message.numel() if exact else sum(map(values.capacity_bytes, sent))
         capacity = dict.fromkeys(to, size)
     received = yield Exchange(messages, rooms, exact, capacity)
-    came: list[tuple[int, Span, torch.Tensor]] = []
-    for peer in kept:
-        spans = heard[peer]
-        parts: Sequence[torch.Tensor] = [received[peer]]
-        if len(spans) > 1:
-            parts = torch.split(received[peer], list(map(values.capacity_bytes, spans)))
-        finals.update(zip(spans, parts, strict=True))
-        came.extend(zip(repeat(peer), spans, parts, strict=False))
+    if kept:
+        came: Came = []
+        for peer in kept:
+            spans, parts = heard[peer], _parted(values, received[peer], heard[peer])
+            finals.update(zip(spans, parts, strict=True))
+            came.extend(zip(repeat(peer), spans, parts, strict=False))
+        yield Compute(partial(_take, values, came), "decode", values.quick(elems))
 
-    def take() -> None:
-        for sender, span, message in came:
-            values.check(span, message, sender)
-            values.take(span, message)
 
-    if came:
-        yield Compute(take, "decode", values.quick(elems))
+def _parted(values: Accumulator, message: torch.Tensor, spans: Spans) -> Sequence[torch.Tensor]:
+    """The messages of several spans, which came as one."""
+    if len(spans) == 1:
+        return (message,)
+    return torch.split(message, list(map(values.capacity_bytes, spans)))
+
+
+def _take(values: Accumulator, came: Came) -> None:
+    """Check what has come, and hold it."""
+    for sender, span, message in came:
+        values.check(span, message, sender)
+        values.take(span, message)
 
 
 def _rooms(
