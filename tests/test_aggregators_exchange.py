@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import pytest
 import torch
 
-from compressa.aggregators import choose_exchange
-from compressa.aggregators.shards import cut_shards
+from compressa.aggregators import AllReduce, State, Turn, World, choose_exchange
+from compressa.aggregators.scatter import Scattered
+from compressa.aggregators.shards import ShardSpans, cut_shards
 from compressa.codecs import Bf16, Codec, Fp16, Int4, Int8, NoCompression, OneBit, RandomK, TopK
 from compressa.errors import ConfigError
 from compressa.parameters import Layout, ParameterInfo, Segment
@@ -143,3 +144,28 @@ def test_shards_are_a_partition_on_block_boundaries(size: int, block: int) -> No
 def test_feedback_is_refused_where_a_sum_in_16_bits_would_lose_mass(codec: Codec) -> None:
     with pytest.raises(ConfigError, match="in no rank's residual"):
         LoopbackWorld(2, MODEL, ErrorFeedback(codec=codec), exchange="all_reduce")
+
+
+@pytest.mark.parametrize("size", [1, 3, 8])
+def test_shards_are_spans_of_their_own_though_they_are_empty(size: int) -> None:
+    layout = Layout(0, (Segment(ParameterInfo(0, "w", (40,)), 0, 40),))
+    cut = cut_shards(layout, size, 16)
+    shards = ShardSpans(cut, [100 + owner for owner in range(size)])
+    assert len(set(shards.spans)) == size
+    assert [span.elems - 1 for span in shards.spans] == [
+        sum(scope.segment.elems for scope in scopes) for scopes in cut
+    ]
+    assert [shards.sizes_bytes[span] for span in shards.spans] == [100 + n for n in range(size)]
+    assert (shards.spans[0].start, shards.spans[-1].stop) == shards.span
+
+
+def test_shards_are_cut_into_no_other_number_of_parts() -> None:
+    layout = Layout(0, (Segment(ParameterInfo(0, "w", (4000,)), 0, 4000),))
+    scattered = Scattered(Int8(), layout, World(0, 6, 0, "auto", State()), feedback=None)
+    (request,) = islice(scattered.run([torch.ones(4000)], Turn(0)), 1)
+    assert isinstance(request, AllReduce)
+    values = request.values
+    assert len(values.cut(values.span, 6)) == 6
+    for span, parts in ((values.span, 4), (values.cut(values.span, 6)[0], 6)):
+        with pytest.raises(ValueError, match="a sum over 6 ranks was cut"):
+            values.cut(span, parts)

@@ -17,7 +17,7 @@ from compressa.aggregators.rotated import RotatedScope, Sums
 from compressa.aggregators.shards import ShardSpans, ShardSum
 from compressa.arrays import as_array
 from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
-from compressa.collectives.accumulator import Author, Span
+from compressa.collectives.accumulator import Span
 from compressa.errors import PayloadError
 
 WIRE_ID = 20
@@ -115,7 +115,7 @@ class RotatedSum(ShardSum):
     ) -> None:
         super().__init__(spans, given, gradients, turn, exact=False)  # sums are longer than codes
         self._wire = wire
-        self._sealed = sealed
+        self._result = sealed
 
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
         """Raise PayloadError unless it is what `sender` owes for the step."""
@@ -129,16 +129,12 @@ class RotatedSum(ShardSum):
         self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
     ) -> None:
         """Add up the integers of all ranks' codes."""
-        owner, sums = self._owners[span], self._wire.sums(self._sealed)
+        owner, sums = self._owners[span], self._wire.sums(self._result)
         for i, payload in enumerate((*before, self.give(span), *after)):
             for part in self._wire.shards[owner]:
                 part.look_up(payload, sums, add=i > 0)
-        self._wire.seal(owner, self._sealed, self._turn)
-        self.take(span, self._sealed)
-
-    def share(self, span: Span, author: Author) -> torch.Tensor:
-        """The sums."""
-        return self._sealed
+        self._wire.seal(owner, self._result, self._turn)
+        self.take(span, self._result)
 
     def take(self, span: Span, message: torch.Tensor) -> None:
         """Write the mean of a shard to the gradients."""

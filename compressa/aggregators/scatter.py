@@ -25,7 +25,7 @@ from compressa.arrays import widened
 from compressa.codecs.base import Codec
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.codecs.share import Share
-from compressa.collectives.accumulator import Author, Span
+from compressa.collectives.accumulator import Span
 from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Granularity
@@ -106,7 +106,6 @@ class _Means(ShardSum):
         super().__init__(spans, given, gradients, turn, exact=own.payload.exact)
         self._shards = shards
         self._own = own
-        self._mean = own.buffer
 
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
         """Raise PayloadError unless it is what `sender` owes for the step."""
@@ -117,11 +116,7 @@ class _Means(ShardSum):
     ) -> None:
         """Average the own values and what others gave; encode the mean."""
         arrived = self.by_rank(span, after, before)
-        self._mean = self._own.encode_means(arrived, self._gradients, self._turn)
-
-    def share(self, span: Span, author: Author) -> torch.Tensor:
-        """The encoded mean."""
-        return self._mean
+        self._result = self._own.encode_means(arrived, self._gradients, self._turn)
 
     def take(self, span: Span, message: torch.Tensor) -> None:
         """Decode another owner's mean."""

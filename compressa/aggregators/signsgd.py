@@ -31,7 +31,7 @@ from compressa.aggregators.scopes import ScopePayload
 from compressa.aggregators.shards import ShardSpans, ShardSum, cut_shards
 from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs.base import Biased, Codec, Draw
-from compressa.collectives.accumulator import Author, Span
+from compressa.collectives.accumulator import Span
 from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
@@ -235,12 +235,8 @@ class _Votes(ShardSum):
         if self._lean:
             for scope in own.scopes:
                 scope.of(self._gradients).add_(self._lean)
-        own.encode(self._gradients, self._turn, signs)
+        self._result = own.encode(self._gradients, self._turn, signs)
         self._count(span, signs, add=False)
-
-    def share(self, span: Span, author: Author) -> torch.Tensor:
-        """The majority's signs."""
-        return self.give(span)
 
     def take(self, span: Span, message: torch.Tensor) -> None:
         """Write signs in place of the gradients."""
