@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         Timeout,
         TransportError,
     )
-    from compressa.hooks import Handle, broadcast, register_comm_hook
+    from compressa.hooks import Handle, broadcast, open_engine, register_comm_hook
     from compressa.overlap import OverlappedDataParallel
     from compressa.parameter_server import open_parameter_server
 
@@ -48,6 +48,7 @@ _HOMES = {
     "TransportError": "compressa.errors",
     "broadcast": "compressa.hooks",
     "load_config": "compressa.config",
+    "open_engine": "compressa.hooks",
     "open_parameter_server": "compressa.parameter_server",
     "register_comm_hook": "compressa.hooks",
 }
@@ -68,6 +69,7 @@ __all__ = [
     "TransportError",
     "broadcast",
     "load_config",
+    "open_engine",
     "open_parameter_server",
     "register_comm_hook",
 ]

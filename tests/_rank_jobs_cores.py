@@ -68,7 +68,7 @@ def _observed(config: Any) -> dict[str, Any]:
         loss_of(wrapped, dist.get_rank(), 0, torch.float32).backward()
         workers = [t.name for t in threading.enumerate() if t.name.startswith("compressa-codec")]
         return {
-            "threads": handle.engine.threads,
+            "threads": handle.engine.session.threads,
             "workers": len(workers),
             "torch": sorted(set(seen.values())),
             "user": torch.get_num_threads(),

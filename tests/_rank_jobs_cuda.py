@@ -26,7 +26,7 @@ from _rank_models import loss_of
 from emulated_streams import DEVICE, UNFINISHED, Event, Stream, current_stream
 from emulated_torch import StreamedEmulated, as_cuda, emulated_torch, on_cpu
 
-import compressa.hooks.register
+import compressa.hooks.opening
 from compressa.engine import process_groups, startup
 from compressa.hooks.ddp import DDPHook
 from compressa.hooks.handle import Handle
@@ -104,7 +104,7 @@ def gradients_on_gpu(seed: int | None) -> Iterator[None]:
             Handle: {"state_dict": state_on_cpu},
             startup: {"Staged": partial(Staged, piece_bytes=PIECE_BYTES)},
             torch.futures: {"Future": FutureOnGpu},
-            compressa.hooks.register: {"_device": lambda config, module: DEVICE},
+            compressa.hooks.opening: {"_device": lambda config, tensors: DEVICE},
         }
         for target, names in patches.items():
             for name, value in names.items():

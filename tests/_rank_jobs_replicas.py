@@ -23,7 +23,7 @@ import compressa
 from compressa.collectives import barrier, broadcast_multicast
 from compressa.collectives.base import Compute, Program
 from compressa.collectives.team import Team
-from compressa.engine import broadcasting, parcels, session, startup
+from compressa.engine import broadcasting, opening, parcels, session, startup
 from compressa.transports.multicast import MulticastReceiver
 from compressa.transports.staged import Staged
 
@@ -217,6 +217,14 @@ def bring_while_some_are_away(*, away: Sequence[int]) -> None:
         compressa.broadcast(tensors(7), config=settings(deadline_s=1.0))
 
 
+def meet_while_one_is_away(*, away: int, seconds: float) -> None:
+    """All come to a barrier of a session one after the other, and one of them later than that."""
+    config, rank = compressa.load_config(settings(deadline_s=2.0)), dist.get_rank()
+    with opening.open_session(config, cast("Any", dist.group.WORLD), 1) as opened:
+        time.sleep(seconds if rank == away else 0.7 * rank)
+        opened.barrier()
+
+
 def take_longer_than_the_deadline() -> float:
     """Run a program of many short exchanges; return by how often the deadline it took longer."""
     deadline_s = 0.1
@@ -229,7 +237,7 @@ def take_longer_than_the_deadline() -> float:
     config = compressa.load_config(settings())
     with (
         mock.patch.object(session, "_MARGIN_S", 1.0),
-        session.Session(config, cast("Any", dist.group.WORLD), 1) as opened,
+        opening.open_session(config, cast("Any", dist.group.WORLD), 1) as opened,
     ):
         opened._deadline_s = deadline_s
         begin_s = time.monotonic()

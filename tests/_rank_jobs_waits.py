@@ -157,7 +157,7 @@ def call_alone(*, config: Any, folder: str, call: str, others: str) -> dict[str,
 
 def _early(handle: compressa.Handle, call: str) -> list[Any]:
     """Messages of a call in the control channel's inboxes that nobody has taken."""
-    control = handle.engine.control
+    control = handle.engine.session.control
     assert control is not None
     unit = zlib.crc32(f"handle.{call}".encode())
     inboxes = control._transport.inboxes.values()

@@ -183,6 +183,7 @@ def test_public_names_are_pinned() -> None:
         "TransportError",
         "broadcast",
         "load_config",
+        "open_engine",
         "open_parameter_server",
         "register_comm_hook",
     ]

@@ -13,17 +13,17 @@ from compressa.kernels import check_indices
 from compressa.kernels.cuda import answers_come_later
 from emulated_streams import DEVICE, Event, Stream
 from emulated_torch import StreamedEmulated, emulated_torch, on_gpu
+from engines import engine_over
 from torch import nn
 
 from compressa.arrays import as_array
 from compressa.codecs import Int8
 from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
-from compressa.config import Config, parameter_infos
+from compressa.config import parameter_infos
 from compressa.engine import communication
 from compressa.engine.engine import Engine
 from compressa.engine.lanes import CudaLane, Lane, _Answer
 from compressa.errors import PayloadError
-from compressa.transports.alone import Alone
 
 DUE = Header(codec=3, epoch=1, step=7, unit=2, elems=100, body_bytes=8)
 
@@ -159,9 +159,7 @@ def engine(gpu: None) -> Iterator[Engine]:
 
     net = nn.Linear(64, 64, bias=False)
     with mock.patch.object(Int8, "encode", checked):
-        engine = Engine(
-            parameter_infos(net), {"weight": Int8()}, Config(), Alone(), lane=CudaLane(DEVICE)
-        )
+        engine = engine_over(parameter_infos(net), {"weight": Int8()}, lane=CudaLane(DEVICE))
         yield engine
         engine.close()
 
@@ -207,9 +205,7 @@ def test_nothing_is_saved_after_a_fault(engine: Engine) -> None:
 
 def test_a_step_without_a_fault_reads_nothing_back(gpu: None) -> None:
     net = nn.Linear(64, 64, bias=False)
-    engine = Engine(
-        parameter_infos(net), {"weight": Int8()}, Config(), Alone(), lane=CudaLane(DEVICE)
-    )
+    engine = engine_over(parameter_infos(net), {"weight": Int8()}, lane=CudaLane(DEVICE))
     with (
         mock.patch.object(StreamedEmulated, "read") as read,
         mock.patch.object(Stream, "synchronize") as waits,

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from compressa.kernels import KernelUnavailable
 from emulated_streams import DEVICE
 from emulated_torch import emulated_torch, on_cpu, on_gpu
+from engines import engine_over
 from torch import nn
 
 from compressa.codecs import Int8
@@ -21,8 +22,7 @@ from compressa.engine.engine import Engine
 from compressa.engine.lanes import CudaLane, Lane, lane_of
 from compressa.engine.startup import choose_transport
 from compressa.errors import BackendUnavailable, ConfigError, StateError
-from compressa.hooks.register import _device
-from compressa.transports.alone import Alone
+from compressa.hooks.opening import _device
 from compressa.wrappers import ErrorFeedback
 
 
@@ -37,32 +37,31 @@ INT8 = Int8()
 
 def engine_on(lane: Lane, compressor: Any = INT8) -> Engine:
     net = nn.Linear(64, 64, bias=False)
-    return Engine(parameter_infos(net), {"weight": compressor}, Config(), Alone(), lane=lane)
+    return engine_over(parameter_infos(net), {"weight": compressor}, lane=lane)
 
 
-def parameters_on(*devices: str) -> Any:
-    """A module as far as its parameters' devices go."""
-    parameters = [SimpleNamespace(device=torch.device(d), requires_grad=True) for d in devices]
-    return SimpleNamespace(parameters=lambda: parameters)
+def tensors_on(*devices: str) -> Any:
+    """Tensors as far as their devices go."""
+    return [SimpleNamespace(device=torch.device(d)) for d in devices]
 
 
 def test_the_lane_is_that_of_the_gradients() -> None:
     config = load_config({"compressor": "int8"})
-    assert _device(config, nn.Linear(2, 2)) == torch.device("cpu")
-    assert _device(config, parameters_on("cuda:1", "cuda:1")) == torch.device("cuda:1")
+    assert _device(config, nn.Linear(2, 2).parameters()) == torch.device("cpu")
+    assert _device(config, tensors_on("cuda:1", "cuda:1")) == torch.device("cuda:1")
     assert type(lane_of(torch.device("cpu"))) is Lane
 
 
 def test_a_model_on_several_devices_is_refused() -> None:
     config = load_config({"compressor": "int8"})
     with pytest.raises(BackendUnavailable, match=r"several devices: cpu, cuda:0; .*move the whole"):
-        _device(config, parameters_on("cpu", "cuda:0"))
+        _device(config, tensors_on("cpu", "cuda:0"))
 
 
 def test_a_model_elsewhere_than_the_configuration_says_is_refused() -> None:
     config = load_config({"compressor": "int8", "engine": {"device": "cpu"}})
     with pytest.raises(BackendUnavailable, match=r'device = "cpu", but the model is on cuda:0'):
-        _device(config, parameters_on("cuda:0"))
+        _device(config, tensors_on("cuda:0"))
 
 
 def test_a_device_without_kernels_is_refused() -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from compressor_cases import ALL, with_feedback
+from engines import engine_over
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from compressa.codecs import Codec, Int8, NoCompression
@@ -18,7 +19,6 @@ from compressa.engine.engine import Engine
 from compressa.errors import StateError
 from compressa.parameters import ParameterInfo
 from compressa.testing.inputs import generator
-from compressa.transports.alone import Alone
 
 SHAPES = {"w": (40, 30), "b": (40,), "v": (64, 50)}
 INFOS = [ParameterInfo(i, name, shape) for i, (name, shape) in enumerate(SHAPES.items())]
@@ -29,7 +29,7 @@ CUT = {"unit_bytes": 512, "unit_dense_bytes": 512, "unit_payload_bytes": 1}
 def engine_of(compressor: Compressor, **exchange: object) -> Iterator[Engine]:
     config = load_config({"compressor": "none", "exchange": {**CUT, **exchange}})
     assert isinstance(config, Config)
-    engine = Engine(INFOS, dict.fromkeys(SHAPES, compressor), config, Alone())
+    engine = engine_over(INFOS, dict.fromkeys(SHAPES, compressor), config=config)
     yield engine
     engine.close()
 
@@ -82,6 +82,13 @@ def test_a_unit_that_is_done_keeps_no_gradient_while_others_wait() -> None:
         del gradients
         assert all_are_freed(gone)
         engine.wait([engine.submit(bucket({"w": (40, 30), "b": (40,)}, 0), step=0)])
+
+
+def test_a_gradient_of_another_shape_is_refused() -> None:
+    with engine_of(Int8()) as engine:
+        longer = {"b": torch.ones(41)}  # as a vector it begins with what is due
+        with pytest.raises(StateError, match=r"'b' has the shape \(41,\), where \(40,\) is due"):
+            engine.submit(longer, step=0)
 
 
 def test_a_gradient_that_comes_twice_is_refused_whether_its_unit_is_done_or_not() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from emulated_streams import DEVICE, Event, current_stream
 from emulated_torch import emulated_torch, on_cpu, on_gpu
+from engines import engine_over
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_transports_nccl import OneRank, Work
@@ -17,7 +18,6 @@ from torch import nn
 from compressa.codecs import Int8, NoCompression, TopK
 from compressa.compressor import Compressor
 from compressa.config import load_config, parameter_infos
-from compressa.engine.engine import Engine
 from compressa.engine.lanes import CudaLane, Ticket
 from compressa.transports.nccl import NcclTransport
 
@@ -54,7 +54,9 @@ class Training:
             self.group, 1, lane.stream, 60.0, lambda error: None, lambda seconds: None
         )
         compressors = dict.fromkeys(NAMES, compressor)
-        self.engine = Engine(parameter_infos(net), compressors, config, transport, lane=lane)
+        self.engine = engine_over(
+            parameter_infos(net), compressors, config=config, transport=transport, lane=lane
+        )
         made = torch.Generator().manual_seed(0)
         self.values = {name: torch.randn(32, 32, generator=made) for name in NAMES}
         self.gradients = {name: on_gpu(self.values[name]) for name in NAMES}

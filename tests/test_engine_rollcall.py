@@ -16,7 +16,6 @@ import torch.distributed as dist
 
 from compressa.config import Config
 from compressa.engine import opening, process_groups, rollcall
-from compressa.engine.lanes import Lane
 from compressa.engine.rollcall import RollCall
 from compressa.errors import CompressaError, ConfigError, PayloadError, Timeout
 from compressa.transports import mpi_process
@@ -206,7 +205,7 @@ def test_mpi_is_not_finalized_after_a_registration_that_failed(
         mock.patch.object(mpi_process, "start_failed") as noted,
         pytest.raises(type(error)),
     ):
-        opening.open_engine(config, {}, [], Lane(), ranks)
+        opening.start_engine(config, ranks, [], {})
     assert noted.call_count == times
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,14 +11,12 @@ import pytest
 
 from compressa.config import Config
 from compressa.engine import process_groups
+from compressa.engine.session import Session
 from compressa.errors import Timeout
 from compressa.hooks import handle as module
 from compressa.hooks import reform
 from compressa.hooks.handle import Handle
-
-
-class Model:
-    """Something that can be referred to weakly."""
+from compressa.transports.alone import Alone
 
 
 def test_to_close_a_handle_leaves_the_ends_of_others() -> None:
@@ -31,8 +28,7 @@ def test_to_close_a_handle_leaves_the_ends_of_others() -> None:
     fake = SimpleNamespace(register=lambda f, *a: exits.append((f, a)), unregister=unregister)
     engines = [mock.Mock(), mock.Mock()]
     with mock.patch.object(module, "atexit", fake):
-        model: Any = Model()
-        handles = [Handle(engine, Config(), [], weakref.ref(model)) for engine in engines]
+        handles = [Handle(engine, mock.Mock()) for engine in engines]
         handles[0].close()
         for function, arguments in exits.copy():
             function(*arguments)
@@ -41,17 +37,20 @@ def test_to_close_a_handle_leaves_the_ends_of_others() -> None:
 
 
 def test_a_reform_that_fails_half_way_keeps_neither_engine_nor_groups() -> None:
-    opened, groups = mock.Mock(), [mock.Mock()]
-    opened.control.all_gather.side_effect = Timeout((1,), "rank 1 is late")
-    opened.control.verdict = lambda error: error
+    control: Any = mock.Mock(
+        all_gather=mock.Mock(side_effect=Timeout((1,), "rank 1 is late")),
+        verdict=lambda error: error,
+    )
+    groups = [mock.Mock()]
+    session = Session(Config(), Alone(), control, threads=1, groups=groups)
     old: Any = mock.Mock(interrupted=True, step=3)
     with (
-        mock.patch.object(reform, "open_engine", return_value=(opened, groups)),
+        mock.patch.object(reform, "start_engine", return_value=mock.Mock(session=session)),
         mock.patch.object(process_groups, "release_groups") as released,
         mock.patch.object(process_groups, "new_group_of") as made,
         pytest.raises(Timeout),
     ):
         reform.reform(old, Config(), 3, mock.Mock())
-    opened.close.assert_called_once()
+    control.close.assert_called_once()
     assert released.mock_calls == [mock.call(groups), mock.call([made.return_value])]
     old.undo.restore.assert_not_called()

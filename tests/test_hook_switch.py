@@ -104,7 +104,7 @@ def test_a_warm_up_that_ended_before_the_switch_can_be_resumed(two: Group, tmp_p
         ),
         (
             {"to": {"compressor": "int8"}, "at_step": 8, "rank1": {"at_step": 9}},
-            "ConfigError: the ranks differ in step: rank 0 would switch with 8",
+            "ConfigError: the ranks differ in step: rank 0 has 8, rank 1 has 9",
         ),
         (
             {"to": {"compressor": "int8"}, "rank1": {"to": {"compressor": "nil"}}},

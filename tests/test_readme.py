@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from compressa.config.choices import choice_model
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ENGINE = (ROOT / "docs" / "engine.md").read_text(encoding="utf-8")
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
@@ -48,7 +50,7 @@ def commands() -> list[list[str]]:
 
 def spoken_of() -> set[str]:
     """Commands in running text: `make check`, `compressa report`."""
-    return set(re.findall(r"`((?:make|compressa|python) [^`]+)`", README + ARCHITECTURE))
+    return set(re.findall(r"`((?:make|compressa|python) [^`]+)`", README + ARCHITECTURE + ENGINE))
 
 
 def all_commands() -> list[list[str]]:
@@ -159,21 +161,43 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def ranks_of(script: str, size: int, folder: Path) -> list[subprocess.CompletedProcess[str]]:
+    """Run a script as torchrun does, on some ranks; all of them must come to its end."""
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+
+    def run(rank: int) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, script],
+            cwd=folder,
+            env=os.environ | common | {"RANK": str(rank), "WORLD_SIZE": str(size)},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    with ThreadPoolExecutor(size) as pool:
+        ended = list(pool.map(run, range(size)))
+    for done in ended:
+        assert done.returncode == 0, done.stderr
+    return ended
+
+
+@pytest.mark.ranks
+def test_an_engine_averages_between_two_ranks_as_its_page_says(tmp_path: Path) -> None:
+    (example,) = re.findall(r"^```python\n(.*?)^```$", ENGINE, re.M | re.S)
+    (tmp_path / "average.py").write_text(example, encoding="utf-8")
+    outputs = [done.stdout for done in ranks_of("average.py", 2, tmp_path)]
+    assert outputs[0] == outputs[1]
+    assert re.fullmatch(r"20 steps, 3\.\d times smaller, the mean is -?\d\.\d{4}\n", outputs[0])
+    assert (tmp_path / "ckpt" / "momenta" / "manifest.json").exists()
+
+
 @pytest.mark.ranks
 def test_the_example_trains_saves_and_loads(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(train_script(), encoding="utf-8")
     (tmp_path / "compressa.toml").write_text(blocks("toml")[0], encoding="utf-8")
-    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
-    done = subprocess.run(
-        [sys.executable, "train.py"],
-        cwd=tmp_path,
-        env=os.environ | place | {"MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    (done,) = ranks_of("train.py", 1, tmp_path)
     assert re.fullmatch(r"\d+\.\d times smaller; backward waited \d+\.\d\d s\n", done.stdout)
     files = sorted(file.name for file in (tmp_path / "ckpt" / "compressa").iterdir())
     assert files[0] == "manifest.json"

@@ -120,6 +120,15 @@ def test_who_does_not_come_is_named_and_nobody_else(fresh: Callable[[int], Group
         assert "waited in compressa.broadcast for" in outcome.error["message"]
 
 
+def test_who_does_not_come_to_a_call_of_a_session_is_named_on_all_ranks(
+    fresh: Callable[[int], Group],
+) -> None:
+    job = "_rank_jobs_replicas.meet_while_one_is_away"
+    for outcome in fresh(3).errors(job, away=2, seconds=4.5):
+        assert outcome.error is not None
+        assert outcome.error["ranks"] == [2], outcome.explain()
+
+
 def test_a_program_may_take_longer_than_each_of_its_exchanges(two: Group) -> None:
     assert min(two.run("_rank_jobs_replicas.take_longer_than_the_deadline")) > 11
 

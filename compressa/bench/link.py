@@ -23,6 +23,7 @@ from compressa.bench.network.wire import Ask
 from compressa.collectives.choice import CANDIDATES, formula_s
 from compressa.config import Config
 from compressa.engine.link_file import Figures, LinkFile
+from compressa.engine.opening import open_session
 from compressa.engine.session import Session
 from compressa.errors import ConfigError
 
@@ -149,7 +150,7 @@ def opened(config: Config, budget_s: float, progress: Callable[[str], None]) -> 
     try:
         world = dist.group.WORLD
         assert world is not None
-        with Session(config, world, MOST_BYTES // 4 + 1) as session:
+        with open_session(config, world, MOST_BYTES // 4 + 1) as session:
             yield Run(session, config, budget_s, progress)
             session.barrier()
     finally:

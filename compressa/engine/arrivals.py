@@ -14,10 +14,19 @@ Gradients = dict[str, torch.Tensor]
 
 
 class Arrivals:
-    """The gradients of one step at a time. Not for several threads at once."""
+    """The gradients of one step at a time. Not for several threads at once.
 
-    def __init__(self) -> None:
+    Args:
+        shapes: Of the gradients, by parameter name.
+
+    Attributes:
+        missing: How many gradients of the step have not come.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._shapes = shapes
         self._phase: Phase | None = None
+        self.missing = 0
         self._gradients: Gradients = {}
         self._marks: dict[str, Mark] = {}
         self._waiting: dict[int, int] = {}
@@ -25,18 +34,14 @@ class Arrivals:
         self._tickets: dict[Ticket, set[int]] = {}
 
     @property
-    def expected(self) -> bool:
-        """Whether a gradient of the step has not come."""
-        return any(self._waiting.values())
-
-    @property
     def open(self) -> bool:
         """Whether a unit of the step is not done."""
-        return self.expected or bool(self._tickets)
+        return bool(self.missing or self._tickets)
 
     def begin(self, phase: Phase) -> None:
         """Begin a step, of which all of a phase's units will be done."""
         self._phase = phase
+        self.missing = len(phase.units_of)
         self._waiting = {i: len(unit.names) for i, unit in enumerate(phase.units)}
         self._untaken = {name: len(units) for name, units in phase.units_of.items()}
 
@@ -46,7 +51,7 @@ class Arrivals:
         """Note gradients; return the numbers of the units that are complete now.
 
         Raises:
-            StateError: One is unknown, or has come before.
+            StateError: One is unknown, has come before, or has another shape.
         """
         assert self._phase is not None, "no step has begun"
         ready, owed = [], set()
@@ -54,7 +59,13 @@ class Arrivals:
             units = self._phase.units_of.get(name, [])
             if name in self._gradients or not any(self._waiting[i] for i in units):
                 raise StateError(f"{name!r} is unknown, or was submitted twice in one step")
+            if gradient.shape != self._shapes[name]:
+                raise StateError(
+                    f"the gradient of {name!r} has the shape {tuple(gradient.shape)}, where "
+                    f"{self._shapes[name]} is due"
+                )
             self._gradients[name], self._marks[name] = gradient, mark
+            self.missing -= 1
             for unit in units:
                 owed.add(unit)
                 self._waiting[unit] -= 1

@@ -13,6 +13,7 @@ from compressa.collectives.base import Compute
 from compressa.engine.driver import Carried, ComputeDone, Driver, Task
 from compressa.engine.gate import Gate
 from compressa.engine.lanes import Lane, Mark, Ticket, resources_for
+from compressa.engine.late import Late
 from compressa.engine.waits import Wait
 from compressa.errors import CompressaError, Timeout, TransportError
 from compressa.kernels.threads import Team
@@ -24,6 +25,9 @@ _TICK_S = 0.25
 _PAUSE_S = 0.05
 _SETTLE_S = 10.0
 _BRIEF_S = 1.0  # a busy machine has this thread wait for so long
+_END_S = 5.0  # for this thread to come to its end
+
+Computed = Callable[[Task, str, float, float], None]
 
 
 class Communication:
@@ -33,11 +37,8 @@ class Communication:
         transport: Carries the exchanges; ended with this object.
         threads: Number of worker threads for encode and decode.
         deadline_s: Longest wait for an exchange.
-        judge: Called once, on the communication thread, with the first error; tells the other
+        verdict: Called once, on the communication thread, with the first error; tells the other
             ranks, and returns the error that it amounts to.
-        failed: Called once, afterwards, with that error, when nothing is under way any more.
-        timed: Called, on the thread that computes, with each computation's task, stage, start
-            (on `time.perf_counter`) and duration in seconds.
         lane: What all these threads work on.
     """
 
@@ -46,15 +47,13 @@ class Communication:
         transport: Transport,
         threads: int,
         deadline_s: float,
-        judge: Callable[[CompressaError], CompressaError],
-        failed: Callable[[CompressaError], None],
-        timed: Callable[[Task, str, float, float], None],
+        verdict: Callable[[CompressaError], CompressaError],
         lane: Lane,
     ) -> None:
         self._transport = transport
-        self._judge = judge
-        self._failed = failed
-        self._timed = timed
+        self._verdict = verdict
+        self._failed = Late()
+        self._computed: Computed = _ignore
         self._lane = lane
         self._reactor = Reactor()
         self._closing = False
@@ -72,9 +71,23 @@ class Communication:
         self._thread = threading.Thread(target=self._run, name="compressa-comm", daemon=True)
         self._thread.start()
 
-    def observe(self, carried: Carried) -> None:
-        """Have a function called with each finished exchange; see `Driver.observe`."""
+    def observe(self, carried: Carried, computed: Computed) -> None:
+        """Have functions called with what was done; before the first program.
+
+        Args:
+            carried: Called with each finished exchange; see `Driver.observe`.
+            computed: Called, on the thread that computes, with each computation's task, stage,
+                start (on `time.perf_counter`) and duration in seconds.
+        """
+        self._computed = computed
         self._driver.observe(carried)
+
+    def when_failed(self, failed: Callable[[CompressaError], None]) -> None:
+        """Have a function called once with the verdict, when nothing is under way any more.
+
+        It is called on the communication thread; or now, if everything has been ended already.
+        """
+        self._failed.connect(failed)
 
     def pass_through(self, gate: Gate | None) -> None:
         """Have exchanges begin when a gate lets them; owned from now on, before the first one."""
@@ -152,28 +165,27 @@ class Communication:
             self._pool.submit(_meet, meeting, timeout_s)
         return _meet(meeting, timeout_s)
 
-    def close(self, timeout_s: float, wait_s: float | None = None) -> None:
+    def close(self, wait_s: float) -> None:
         """End the threads and the transport.
 
         Args:
-            timeout_s: Longest wait for the communication thread.
-            wait_s: For the transport's, if not as long.
+            wait_s: Longest wait for the other ranks to end theirs.
 
         Raises:
             TransportError: Some of it does not end; what it uses must be left as it is.
         """
         self.post(self._end)
-        self._thread.join(timeout_s)
+        self._thread.join(_END_S)
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._gate is not None:
             self._gate.close()
         if self._thread.is_alive():
             raise TransportError(
-                f"the communication thread has not ended within {timeout_s:g} s: it waits in the "
+                f"the communication thread has not ended within {_END_S:g} s: it waits in the "
                 "network library; its connections stay until the process ends"
             )
         try:
-            self._transport.close(timeout_s if wait_s is None else wait_s)
+            self._transport.close(wait_s)
         finally:
             self._reactor.close()
 
@@ -222,7 +234,7 @@ class Communication:
         if self._error is not None:
             return
         # The others are told who is to blame before this rank's goodbye can look like the cause.
-        self._error = self._judge(self._reason or error)
+        self._error = self._verdict(self._reason or error)
         if not isinstance(self._error, Timeout):  # which says it itself
             self._error.locate(self._driver.position)
         try:
@@ -250,9 +262,13 @@ class Communication:
         except Exception as error:
             failure = wrapped(error)
         ended_s = time.perf_counter()
-        self._timed(task, operation.stage, started_s, ended_s - started_s)
+        self._computed(task, operation.stage, started_s, ended_s - started_s)
         task.waiting_since_s = ended_s
         return value, failure
+
+
+def _ignore(*_: object) -> None:
+    """Nobody observes."""
 
 
 def _meet(meeting: threading.Barrier, timeout_s: float) -> bool:

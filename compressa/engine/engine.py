@@ -20,17 +20,16 @@ from compressa.aggregators.base import State, Turn, World
 from compressa.collectives.base import Operation
 from compressa.collectives.choice import Costs
 from compressa.compressor import Compressor
-from compressa.config import Config
 from compressa.engine.arrivals import Arrivals
-from compressa.engine.communication import Communication, wrapped
-from compressa.engine.control import Control
+from compressa.engine.communication import wrapped
 from compressa.engine.driver import Task
-from compressa.engine.lanes import Lane, Ticket
+from compressa.engine.lanes import Ticket
 from compressa.engine.phase import Phase
 from compressa.engine.phases import Phases
 from compressa.engine.planning import Planning
 from compressa.engine.programs import unit_program
-from compressa.engine.startup import agree_on_order, sums_of, threads_of
+from compressa.engine.session import CLOSE_S, Session
+from compressa.engine.startup import agree_on_order, sums_of
 from compressa.engine.stats import Ledger, Stats
 from compressa.engine.timeline import Timeline
 from compressa.engine.turns import gate_for
@@ -41,82 +40,72 @@ from compressa.engine.waits import OUTSIDE, Doing
 from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
 from compressa.tracing import Tracer
-from compressa.transports.base import Transport
-
-CLOSE_S = 5.0
 
 
 class Engine:
-    """Combines gradients over the ranks of a transport.
+    """Combines gradients over the ranks of a session.
 
     Args:
+        session: What is open between the ranks; the engine owns and closes it, once it is made.
         parameters: What will be submitted, in the model's order; the same on every rank.
         compressors: By parameter name, from the configuration's rules.
-        config: Settings.
-        transport: Carries payloads; the engine owns and closes it.
-        control: Carries aborts; the engine owns and closes it. None in a world of one.
-        lane: On which device gradients are, and in which order it works; the CPU if not given.
 
     Attributes:
+        session: As given.
         parameters: As given.
-        transport: As given.
+        transport: The session's.
         state: This rank's state.
         step: The step that began last.
-        threads: Number of threads that encode and decode.
-        lane: As given.
+        lane: The session's.
         planning: What makes plans, and knows the one in force.
         undo: What takes back a step that failed; None unless `engine.recover` asks for it.
         interrupted: Whether the step that began last was not completed.
+
+    Raises:
+        BackendUnavailable: There is not enough memory for state.
+        ConfigError: The ranks plan in another order; on every rank.
+        TransportError: A rank is lost, or does not come.
     """
 
     def __init__(
         self,
+        session: Session,
         parameters: Sequence[ParameterInfo],
         compressors: Mapping[str, Compressor],
-        config: Config,
-        transport: Transport,
-        control: Control | None = None,
-        lane: Lane | None = None,
     ) -> None:
+        self.session = session
         self.parameters = tuple(parameters)
-        self.lane = lane or Lane()
+        self.lane, self.transport = session.lane, session.transport
         self.state = State(self.lane.device)
         self.step = 0
-        self.threads = config.engine.threads or self.lane.threads or threads_of(control)
-        self._config = config
-        self.transport = transport
-        self._control = control
-        self._sums = sums_of(config, transport, control, parameters)
+        self._config = config = session.config
+        self._communication = session.communication
+        self._sums = sums_of(config, session.transport, session.control, parameters)
         self._ledger = Ledger()
         self._lock = threading.Lock()
         self._error: CompressaError | None = None  # of every call from now on
         self._failure: CompressaError | None = None
-        self._arrivals = Arrivals()
+        self._arrivals = Arrivals({p.name: p.shape for p in parameters})
         self._turn = Turn(0)
         self._rollback: Phase | None = None
         self.undo = Undo(self.state) if config.engine.recover else None
         self.interrupted = False
-        self._communication = Communication(
-            transport,
-            self.threads,
-            config.exchange.deadline_s,
-            (lambda error: error) if control is None else control.verdict,
-            self._broke,
-            self._timed,
-            self.lane,
-        )
-        self._communication.observe(self._carried)
-        self._communication.pass_through(gate_for(config, control, self._communication))
-        self.planning = Planning(control, config.schedule, config.exchange.deadline_s)
-        tracer = Tracer(transport.rank, transport.size)
+        self.planning = Planning(session.control, config.schedule, config.exchange.deadline_s)
+        tracer = Tracer(session.rank, session.size)
         self._timeline = Timeline(tracer, lambda: self.planning.profiler.needs_s)
-        transport.observe(self._timeline.left)
         self._expected = 0
-        self._doing = Doing(f"{OUTSIDE}, before step 0", self._communication.waits)
+        self._listen()
         self._phases, self._phase = self._first_phase(compressors)
-        if control is not None:
-            control.describe(self._doing.activity, config.exchange.deadline_s)
-            control.listen(self.fail)
+        self._doing = Doing(f"{OUTSIDE}, before step 0", self._communication.waits)
+        session.describe(self._doing.activity)
+
+    def _listen(self) -> None:
+        """Have the session tell what it has done, and what has failed."""
+        communication = self._communication
+        communication.observe(self._carried, self._timed)
+        communication.pass_through(gate_for(self._config, self.session.control, communication))
+        communication.when_failed(self._broke)
+        self.transport.observe(self._timeline.left)
 
     def submit(
         self,
@@ -139,15 +128,15 @@ class Engine:
 
         Raises:
             CompressaError: The engine has failed earlier; the same error again.
-            StateError: The last step is not complete, a name is unknown, or a gradient is on
-                another device.
+            StateError: The last step is not complete, a name is unknown, or a gradient has another
+                shape or is on another device.
         """
         self.check()
         self.lane.check(gradients)
         ticket: Ticket = Future()
         mark = self.lane.mark(gradients.values())
         with self._lock:
-            if step != self._turn.step or not self._arrivals.expected:
+            if step != self._turn.step or not self._arrivals.missing:
                 self._begin(step, loss_scale, hold_zeros)
             complete = self._arrivals.arrive(gradients, mark, ticket)
             self._timeline.arrived(step, gradients.keys(), complete)
@@ -158,6 +147,11 @@ class Engine:
         for task in ready:
             self._communication.start(task)
         return ticket
+
+    @property
+    def complete(self) -> bool:
+        """Whether all gradients of the step that began last have been submitted."""
+        return not self._arrivals.missing
 
     def check(self) -> None:
         """Raise the error that ended this engine, or ends it now: an arrival that is not due."""
@@ -192,15 +186,6 @@ class Engine:
     def compressors(self) -> Mapping[str, Compressor]:
         """By parameter name, with all that was switched."""
         return self._phases.compressors
-
-    @property
-    def control(self) -> Control | None:
-        """The control channel; None in a world of one."""
-        return self._control
-
-    def fail(self, error: CompressaError) -> None:
-        """End everything under way, and all that comes, with an error; from any thread."""
-        self._communication.fail(error)
 
     def settle(self) -> None:
         """Give back what a skipped step sent; residuals are final afterwards.
@@ -265,25 +250,20 @@ class Engine:
                 self.undo.restore()
 
     def close(self, wait_s: float = CLOSE_S) -> None:
-        """End threads and transports. Ranks may close at different times.
+        """Close the session; every later call raises an error.
 
-        Threads that wait for lost ranks in the network library are waited for `wait_s`, and may
-        end later.
+        Args:
+            wait_s: As `Session.close` takes it.
 
         Raises:
-            TransportError: The network library does not let go; what it holds stays.
+            TransportError: As `Session.close`.
         """
         if self._error is None:
             self._error = StateError(
-                "this model's handle is closed; wrap the network in a new "
-                "DistributedDataParallel and register again to go on training"
+                "this handle is closed; open another engine to go on, or, to train a model, wrap "
+                "the network in a new DistributedDataParallel and register again"
             )
-        end_s = time.monotonic() + wait_s
-        try:
-            self._communication.close(CLOSE_S, wait_s)
-        finally:
-            if self._control is not None:
-                self._control.close(max(0.0, end_s - time.monotonic()))
+        self.session.close(wait_s)
 
     def _begin(self, step: int, loss_scale: float | None, hold_zeros: bool) -> None:
         if self._arrivals.open:
@@ -324,22 +304,19 @@ class Engine:
                     unit.aggregator.rollback(self._turn)
 
     def _first_phase(self, compressors: Mapping[str, Compressor]) -> tuple[Phases, Phase]:
-        config, rank, size = self._config, self.transport.rank, self.transport.size
+        config, session = self._config, self.session
         way, sizes = config.exchange, UnitSizes.of(config)
-        world = World(rank, size, config.engine.seed, way.kind, self.state, way.inside)
-        try:
-            phases = Phases(self.parameters, compressors, sizes, world, self._sums, self.lane)
-            return phases, self._enter(phases, 0)
-        except BaseException:
-            self._communication.close(CLOSE_S)
-            raise
+        world = World(
+            session.rank, session.size, config.engine.seed, way.kind, self.state, way.inside
+        )
+        phases = Phases(self.parameters, compressors, sizes, world, self._sums, self.lane)
+        return phases, self._enter(phases, 0)
 
     def _enter(self, phases: Phases, step: int) -> Phase:
         """Begin a phase, or a stretch of steps that does not follow on the last one."""
         phase = phases.enter(step)
         course = self.planning.enter(phase, step)
-        if self._control is not None:
-            agree_on_order(self._control, step, course.launches, self._config.exchange.deadline_s)
+        agree_on_order(self.session.all_gather, step, course.launches)
         self._communication.follow(*course)
         self._timeline.enter(phase)
         return phase

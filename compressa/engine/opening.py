@@ -1,10 +1,8 @@
-"""Opening: from a process group to a running engine, which all its ranks have agreed on."""
+"""Opening: from a process group to a session, or to an engine, that its ranks have agreed on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
 
 import torch.distributed as dist
 
@@ -16,125 +14,130 @@ from compressa.engine.control import Control
 from compressa.engine.engine import Engine
 from compressa.engine.lanes import Lane
 from compressa.engine.late import Late
+from compressa.engine.session import Session, given_up_on_error
 from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
 from compressa.transports.alone import Alone
 from compressa.transports.table import TRANSPORTS
 
-_CLOSE_S = 0.5  # a failure must be told in time; threads that wait for the lost end by themselves
 
-
-def open_engine(
+def open_session(
     config: Config,
-    compressors: Mapping[str, Compressor],
-    parameters: Sequence[ParameterInfo],
-    lane: Lane,
-    ranks: dist.ProcessGroup,
-    failure: CompressaError | None = None,
+    group: dist.ProcessGroup,
+    values: int | Sequence[ParameterInfo],
+    threads: int | None = 1,
     *,
-    caller: str = "register_comm_hook",
-) -> tuple[Engine, list[dist.ProcessGroup]]:
-    """Open the channels, compare the ranks, and start the engine; all ranks must do so together.
+    lane: Lane | None = None,
+    failure: CompressaError | None = None,
+    link: bool = False,
+    caller: str = "open_session",
+) -> Session:
+    """Open the channels, and compare what the ranks want. Collective over a process group.
+
+    Args:
+        config: Says which transport, and how long a wait may be. All ranks' must be equal.
+        group: Who takes part.
+        values: What a step brings at most, as a peer may be ahead by so much: a number of float32
+            values, or parameters, which must be equal on all ranks.
+        threads: As `Session` takes it.
+        lane: As `Session` takes it.
+        failure: Why this rank can not take part after all, which the others are told.
+        link: Whether exchanges are chosen by the file that `exchange.link` names on rank 0.
+        caller: The function that the user called, which errors name.
+
+    Raises:
+        ConfigError: The ranks do not agree, or there is no such transport; on every rank.
+        Timeout: Not all ranks open one.
+        TransportError: A rank is lost.
+        CompressaError: The failure that was given.
+    """
+    lane = lane or Lane()
+    if group.size() == 1:
+        if failure is not None:
+            raise failure
+        return Session(config, Alone(), lane=lane, threads=threads, caller=caller)
+    brought = [ParameterInfo(0, "values", (values,))] if isinstance(values, int) else values
+    obstacle = startup.obstacle(config, group.size())
+    groups: list[dist.ProcessGroup] = []
+    with given_up_on_error(config, groups):
+        groups.append(process_groups.new_group(config, group, "gloo", caller, obstacle))
+        control = startup.open_control(config, groups[0])
+        with given_up_on_error(config, groups, control, control.close):
+            kind = _agree_on_transport(config, group, control, brought, lane, failure, link)
+            backend = TRANSPORTS[kind].backend
+            groups.append(process_groups.new_group(config, group, backend, caller))
+            failed = Late()
+            transport = startup.open_transport(
+                config, groups[1], control, brought, failed, kind, lane
+            )
+            session = Session(
+                config, transport, control, lane=lane, threads=threads, groups=groups, caller=caller
+            )
+            failed.connect(session.fail)
+            return session
+
+
+def _agree_on_transport(
+    config: Config,
+    group: dist.ProcessGroup,
+    control: Control,
+    values: Sequence[ParameterInfo],
+    lane: Lane,
+    failure: CompressaError | None,
+    link: bool,
+) -> str:
+    """Return which, when all ranks have said that they can and want the same.
+
+    A failure of this rank is kept until the others have heard of it.
+    """
+    kind, offered = "", None
+    try:
+        kind = startup.choose_transport(config, group, lane.device)
+        if link and control.rank == 0 and failure is None:
+            offered = link_file.offer(config, kind)
+    except CompressaError as error:
+        failure = failure or error
+    text = None if failure is None else str(failure)
+    own = startup.digest(config, text, values, kind)
+    try:
+        startup.agree(control, own, config.exchange.start_wait_s, offered)
+    except CompressaError:
+        if failure is None:
+            raise
+    if failure is not None:
+        raise failure
+    return kind
+
+
+def start_engine(
+    config: Config,
+    group: dist.ProcessGroup,
+    parameters: Sequence[ParameterInfo],
+    compressors: Mapping[str, Compressor],
+    *,
+    lane: Lane | None = None,
+    failure: CompressaError | None = None,
+    caller: str = "start_engine",
+) -> Engine:
+    """Open a session, compile what training will call, and start the engine. Collective.
 
     Args:
         config: Settings.
-        compressors: By parameter name.
+        group: Who takes part.
         parameters: The model's.
-        lane: Where gradients are.
-        ranks: Who takes part.
+        compressors: By parameter name.
+        lane: Where gradients are; the CPU's if not given.
         failure: Why this rank can not, which the others are told.
         caller: The function that the user called, which an error names.
-
-    Returns:
-        The engine, and the process groups that were made for it, to be released after it.
 
     Raises:
         ConfigError: The ranks differ, or one of them can not take part; on every rank.
         TransportError: A rank is lost, or does not come in time.
         CompressaError: The failure that was given.
     """
-    if ranks.size() == 1:
-        if failure is not None:
-            raise failure
-        compile_together(parameters, compressors, config, lane, None)
-        return Engine(parameters, compressors, config, Alone(), lane=lane), []
-    groups: list[dist.ProcessGroup] = []
-    try:
-        engine = _start(config, compressors, failure, parameters, lane, ranks, groups, caller)
-        return engine, groups
-    except BaseException as error:
-        process_groups.give_up(config, groups, error)
-        raise
-
-
-def close_engine(engine: Engine, groups: list[dist.ProcessGroup]) -> None:
-    """End an engine, and give back the groups that were made for it."""
-    engine.close()
-    process_groups.release_groups(groups)
-
-
-def _start(
-    config: Config,
-    compressors: Mapping[str, Compressor],
-    failure: CompressaError | None,
-    parameters: Sequence[ParameterInfo],
-    lane: Lane,
-    ranks: dist.ProcessGroup,
-    groups: list[dist.ProcessGroup],
-    caller: str,
-) -> Engine:
-    """Open the channels, compare the ranks, and start the engine; add to `groups` what is made."""
-    obstacle = startup.obstacle(config, ranks.size())
-    groups.append(process_groups.new_group(config, ranks, "gloo", caller, obstacle))
-    control = startup.open_control(config, groups[0])
-    with startup.opening(control, partial(control.close, _CLOSE_S)):
-        kind, failure = _transport(config, ranks, lane, failure)
-        link, failure = _link(config, kind, control.rank, failure)
-        text = str(failure) if failure is not None else None
-        _agree(control, startup.digest(config, text, parameters, kind), failure, config, link)
-        compile_together(parameters, compressors, config, lane, control)
-        backend = TRANSPORTS[kind].backend
-        groups.append(process_groups.new_group(config, ranks, backend, caller))
-        failed = Late()
-        transport = startup.open_transport(
-            config, groups[1], control, parameters, failed, kind, lane
-        )
-        engine = Engine(parameters, compressors, config, transport, control, lane)
-        failed.connect(engine.fail)
-        return engine
-
-
-def _transport(
-    config: Config, ranks: dist.ProcessGroup, lane: Lane, failure: CompressaError | None
-) -> tuple[str, CompressaError | None]:
-    """Choose the transport; a failure is kept until the other ranks have heard of it."""
-    try:
-        return startup.choose_transport(config, ranks, lane.device), failure
-    except CompressaError as error:
-        return "", failure or error
-
-
-def _link(
-    config: Config, kind: str, rank: int, failure: CompressaError | None
-) -> tuple[dict[str, Any] | None, CompressaError | None]:
-    """Have rank 0 read the link's file; a failure is kept until the others have heard of it."""
-    try:
-        return (None if failure or rank else link_file.offer(config, kind)), failure
-    except CompressaError as error:
-        return None, error
-
-
-def _agree(
-    control: Control,
-    own: dict[str, Any],
-    failure: CompressaError | None,
-    config: Config,
-    link: dict[str, Any] | None,
-) -> None:
-    try:
-        startup.agree(control, own, config.exchange.start_wait_s, link)
-    except CompressaError:
-        if failure is None:
-            raise
-    if failure is not None:
-        raise failure
+    session = open_session(
+        config, group, parameters, None, lane=lane, failure=failure, link=True, caller=caller
+    )
+    with session.closed_on_error():
+        compile_together(parameters, compressors, config, session.lane, session.control)
+        return Engine(session, parameters, compressors)

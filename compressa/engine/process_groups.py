@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from compressa.config import Config
 from compressa.engine.rollcall import RollCall
-from compressa.errors import BackendUnavailable, CompressaError, ConfigError
+from compressa.errors import BackendUnavailable, CompressaError, ConfigError, StateError
 from compressa.transports import forks
 from compressa.transports.table import meant
 
@@ -30,6 +30,23 @@ _NCCL_PATIENCE = 4.0
 _ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"  # read when a group is made
 
 _retired: list[dist.ProcessGroup] = []
+
+
+def group_or_world(group: dist.ProcessGroup | None, caller: str) -> dist.ProcessGroup:
+    """Return a process group that the user has given, or that of all ranks.
+
+    Raises:
+        StateError: There is none, or this rank is not in it.
+    """
+    ranks = group
+    if ranks is None and dist.is_available() and dist.is_initialized():
+        ranks = dist.group.WORLD
+    if not isinstance(ranks, dist.ProcessGroup):
+        raise StateError(
+            f"{caller} needs a process group that this rank is in; call "
+            "torch.distributed.init_process_group first, or give a group"
+        )
+    return ranks
 
 
 def new_group(

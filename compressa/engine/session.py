@@ -1,158 +1,130 @@
-"""Session: the engine's control channel, transport and communication thread, without a model.
+"""Session: one rank's control channel, transport and communication thread, without a model.
 
-What brings bytes from rank to rank outside of a training step (parameters, keys and values,
-benchmarks) runs its programs here: the same driver, deadlines and errors as gradients have.
+An `Engine` is built on one. What brings bytes from rank to rank outside of a training step
+(parameters, keys and values, benchmarks) runs its programs here: the same driver, deadlines and
+errors as gradients have.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotDone
-from functools import partial
 from typing import Any, Self
 
 import torch.distributed as dist
 
 from compressa.collectives.base import Program
-from compressa.config import Config, first_difference
+from compressa.config import Config
 from compressa.engine import process_groups, startup
 from compressa.engine.communication import Communication
+from compressa.engine.control import Control
 from compressa.engine.driver import Task
 from compressa.engine.lanes import Lane
-from compressa.engine.late import Late
-from compressa.engine.waits import Doing
-from compressa.errors import CompressaError, ConfigError, Timeout
-from compressa.parameters import ParameterInfo
+from compressa.engine.link_file import Shared
+from compressa.engine.waits import Activity, Doing
+from compressa.errors import CompressaError, StateError, Timeout, TransportError
 from compressa.schedulers import Plan, Transfer
+from compressa.transports.base import Transport
 from compressa.transports.reactor import Reactor
-from compressa.transports.table import TRANSPORTS
 
+CLOSE_S = 5.0
+GIVE_UP_S = 0.5  # a failure must be told in time; threads that wait for the lost end by themselves
 _MARGIN_S = 10.0  # for the communication thread to answer
-_CLOSE_S = 5.0
-_GIVE_UP_S = 0.5  # a failure must be told in time
 
 
 class Session:
-    """Runs programs on one rank; to open one is collective over a process group.
+    """Runs programs on one rank, over channels that are open; see `open_session`.
+
+    As a context manager it closes itself; after an error, as `closed_on_error` does.
 
     Args:
-        config: Says which transport, and how long a wait may be. All ranks' must be equal.
-        group: Who takes part.
-        elems: How many float32 values a step brings at most: a peer may be ahead by so much.
-        threads: How many threads encode and decode; None for as many as an engine would have.
+        config: Settings.
+        transport: Carries the exchanges; closed with the session.
+        control: Carries verdicts and small messages; closed with the session. None in a world of
+            one.
         lane: Where the programs' memory is, and in which order the device works on it; the CPU's
             if not given.
-        failure: Why this rank can not take part after all, which the others are told.
-        caller: The function that the user called, which an error names.
+        threads: How many threads encode and decode; if not given, as many as the configuration
+            says, or as keep the device or this rank's cores busy.
+        groups: Process groups that were made for it, and are released after it.
+        caller: The function that the user called, which messages name.
 
     Attributes:
-        rank: This rank's place in the group.
+        config: As given.
+        rank: This rank.
         size: Number of ranks.
-        transport: Carries the exchanges.
-        lane: What was given.
-
-    Raises:
-        ConfigError: The ranks do not agree, or there is no such transport; on every rank.
-        Timeout: Not all ranks open one.
-        CompressaError: The failure that was given.
+        transport: As given.
+        control: As given.
+        lane: As given.
+        threads: How many threads encode and decode.
+        communication: The communication thread.
     """
 
     def __init__(
         self,
         config: Config,
-        group: dist.ProcessGroup,
-        elems: int,
-        threads: int | None = 1,
+        transport: Transport,
+        control: Control | None = None,
         *,
         lane: Lane | None = None,
-        failure: CompressaError | None = None,
+        threads: int | None = None,
+        groups: Sequence[dist.ProcessGroup] = (),
         caller: str = "Session",
     ) -> None:
+        self.config = config
+        self.rank, self.size = transport.rank, transport.size
+        self.transport = transport
+        self.control = control
         self.lane = lane or Lane()
+        wanted = threads or config.engine.threads or self.lane.threads
+        self.threads = wanted or startup.threads_of(control)
+        self._groups = list(groups)
         self._deadline_s = config.exchange.deadline_s
-        self._groups: list[dist.ProcessGroup] = []
         self._step = 0
-        try:
-            parameters = [ParameterInfo(0, "values", (elems,))]
-            self._open(config, group, parameters, threads, failure, caller)
-        except BaseException as error:
-            process_groups.give_up(config, self._groups, error)
-            raise
-
-    def _open(
-        self,
-        config: Config,
-        group: dist.ProcessGroup,
-        parameters: Sequence[ParameterInfo],
-        threads: int | None,
-        failure: CompressaError | None,
-        caller: str,
-    ) -> None:
-        obstacle = startup.obstacle(config, group.size())
-        self._groups.append(process_groups.new_group(config, group, "gloo", caller, obstacle))
-        self._control = startup.open_control(config, self._groups[0])
-        with startup.opening(self._control, partial(self._control.close, _GIVE_UP_S)):
-            self.rank, self.size = self._control.rank, self._control.size
-            kind = self._agree_on_transport(config, group, parameters, failure)
-            backend = TRANSPORTS[kind].backend
-            self._groups.append(process_groups.new_group(config, group, backend, caller))
-            failed = Late()
-            self.transport = startup.open_transport(
-                config, self._groups[1], self._control, parameters, failed, kind, self.lane
-            )
-            self._communication = Communication(
-                self.transport,
-                threads or startup.threads_of(self._control),
-                self._deadline_s,
-                self._control.verdict,
-                _ignore,
-                _ignore,
-                self.lane,
-            )
-        doing = Doing(f"in {caller}", self._communication.waits)
-        self._control.describe(doing.activity, self._deadline_s)
-        failed.connect(self.fail)
-        self._control.listen(self.fail)
-
-    def _agree_on_transport(
-        self,
-        config: Config,
-        group: dist.ProcessGroup,
-        parameters: Sequence[ParameterInfo],
-        failure: CompressaError | None,
-    ) -> str:
-        """Return which, when all ranks have said that they can and want the same."""
-        kind = ""
-        try:
-            kind = startup.choose_transport(config, group, self.lane.device)
-        except CompressaError as error:
-            failure = failure or error
-        text = None if failure is None else str(failure)
-        own = startup.digest(config, text, parameters, kind)
-        try:
-            startup.agree(self._control, own, config.exchange.start_wait_s)
-        finally:
-            if failure is not None:
-                raise failure
-        return kind
+        self._closed = False
+        verdict = _own if control is None else control.verdict
+        self.communication = Communication(
+            transport, self.threads, self._deadline_s, verdict, self.lane
+        )
+        self.describe(Doing(f"in {caller}", self.communication.waits).activity)
+        if control is not None:
+            control.listen(self.fail)
 
     def __enter__(self) -> Self:
         """Return the session."""
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Close it."""
-        self.close()
+        if error is None:
+            self.close()
+            return
+        with self.closed_on_error():
+            raise error
+
+    def closed_on_error(self) -> contextlib.AbstractContextManager[None]:
+        """Close it if what is done meanwhile fails; then all ranks raise one verdict."""
+        return given_up_on_error(self.config, self._groups, self.control, self._end)
+
+    def keep(self, group: dist.ProcessGroup) -> None:
+        """Release a further process group with those that were made for the session."""
+        self._groups.append(group)
+
+    def describe(self, activity: Callable[[], Activity]) -> None:
+        """Have a function tell other ranks what this one is doing; from any thread."""
+        if self.control is not None:
+            self.control.describe(activity, self._deadline_s)
 
     def follow(self, transfers: Sequence[Transfer], ordered: Sequence[int]) -> None:
         """Plan the programs to come: their exchanges, and which stages are launched in order."""
         order = tuple((transfer.unit, transfer.stage) for transfer in transfers)
         plan = Plan(order, self._step + 1)
-        self._communication.follow(plan, [(0, stage) for stage in ordered])
+        self.communication.follow(plan, [(0, stage) for stage in ordered])
 
     def start(
         self, program: Program[None], *, step: int, unit: int = 0, name: str = "session"
@@ -173,7 +145,7 @@ class Session:
             else:
                 done.set_exception(error)
 
-        self._communication.start(Task(unit, name, step, program, finished))
+        self.communication.start(Task(unit, name, step, program, finished))
         return done
 
     def wait(self, future: Future[None]) -> None:
@@ -190,7 +162,7 @@ class Session:
 
     def _check_communication(self) -> None:
         answered = threading.Event()
-        self._communication.post(answered.set)
+        self.communication.post(answered.set)
         if not answered.wait(_MARGIN_S):
             raise Timeout((), f"rank {self.rank}: the communication thread does not answer")
 
@@ -209,48 +181,88 @@ class Session:
 
     def call_at(self, time_s: float, event: Callable[[], None]) -> None:
         """Have a function called on the communication thread at a time, or soon after it."""
-        self._communication.call_at(time_s, event)
+        self.communication.call_at(time_s, event)
 
     def fail(self, error: CompressaError) -> None:
-        """End everything under way with an error, here and on all other ranks."""
-        self._communication.fail(error)
+        """End everything under way, and all that comes, with an error, here and on all other ranks.
 
-    def agree(self, own: Mapping[str, Any]) -> None:
-        """Compare what all ranks say, as JSON.
-
-        Raises:
-            ConfigError: They differ; on every rank, with the first difference.
+        From any thread; only the first error counts.
         """
-        texts = self.all_gather(json.dumps(own).encode(), "settings")
-        settings = [json.loads(text) for text in texts]
-        for rank, other in enumerate(settings):
-            difference = first_difference(settings[0], other)
-            if difference is not None:
-                path, first, value = difference
-                raise ConfigError(
-                    f"the ranks differ in {path}: rank 0 has {first!r}, rank {rank} has {value!r}"
-                )
+        self.communication.fail(error)
 
     def serve(self, attach: Callable[[Reactor], None]) -> None:
         """Have the communication thread serve further sockets; `attach` is called on it."""
-        self._communication.serve(attach)
+        self.communication.serve(attach)
 
-    def all_gather(self, data: bytes, what: str) -> list[bytes]:
+    def agree(self, own: Mapping[str, Any], of: str = "") -> None:
+        """Compare what all ranks say, as JSON; within the time of a start.
+
+        Args:
+            own: What this rank says.
+            of: Whose settings these are, for messages.
+
+        Raises:
+            ConfigError: They differ; on every rank, with the first difference.
+            TransportError: Some rank did not call it in time, or is gone.
+        """
+        whose = f"{of}'s " if of else ""
+        text, deadline_s = json.dumps(own).encode(), self.config.exchange.start_wait_s
+        texts = self.all_gather(text, f"{whose}settings", deadline_s)
+        startup.check_alike([json.loads(text) for text in texts], whose, "give all ranks the same")
+
+    def all_gather(self, data: bytes, what: str, deadline_s: float | None = None) -> list[bytes]:
         """Bring every rank's bytes to every rank, over the control channel.
+
+        If a rank gives up, only this call has failed: nobody is to blame yet.
 
         Args:
             data: This rank's.
             what: What messages of errors call it.
+            deadline_s: Longest wait; the configuration's if not given.
 
         Raises:
             TransportError: Some rank did not call it in time, or is gone.
         """
-        return self._control.all_gather(data, what, self._deadline_s)
+        if self.control is None:
+            return [data]
+        return self.control.all_gather(data, what, deadline_s or self._deadline_s)
+
+    def call_on_all(self, what: str, work: Callable[[], str]) -> list[str]:
+        """Do something on every rank, or on none; return what each rank's returned. Collective.
+
+        Args:
+            what: The name of the call, for messages and for ranks that are in another one.
+            work: Done on this rank.
+
+        Raises:
+            StateError: It failed on some rank; on every rank, with the first one's reason.
+            CompressaError: It failed on this rank, with that error.
+            TransportError: A rank is lost, or does not come.
+        """
+        own: dict[str, str | None] = {"error": None, "value": None}
+        failure: Exception | None = None
+        try:
+            own["value"] = work()
+        except Exception as error:  # the others must not wait for a rank that stumbled
+            failure, own["error"] = error, str(error) or repr(error)
+        texts = self.all_gather(json.dumps(own).encode(), what)
+        if isinstance(failure, CompressaError):
+            raise failure
+        for rank, answer in enumerate(map(json.loads, texts)):
+            if answer["error"] is not None:
+                raise StateError(f"rank {rank}: {answer['error']}") from failure
+        return [json.loads(answer)["value"] for answer in texts]
+
+    @property
+    def link(self) -> Shared:
+        """What is known of the network."""
+        return Shared() if self.control is None else self.control.link
 
     @property
     def hosts(self) -> int:
         """How many machines, or network namespaces, the ranks are on."""
-        return len({place.network for place in self._control.places})
+        places = [] if self.control is None else self.control.places
+        return max(1, len({place.network for place in places}))
 
     def barrier(self) -> None:
         """Wait for all ranks."""
@@ -260,15 +272,65 @@ class Session:
         """Return the largest number of all ranks."""
         return max(float(text) for text in self.all_gather(repr(seconds).encode(), "time"))
 
-    def close(self) -> None:
-        """End threads and connections. Ranks may close at different times."""
-        begin_s = time.monotonic()
+    def close(self, wait_s: float = CLOSE_S) -> None:
+        """End threads and connections. Ranks may close at different times.
+
+        Threads that wait for lost ranks in the network library are waited for `wait_s`, and may
+        end later.
+
+        Raises:
+            TransportError: The network library does not let go; what it holds stays.
+        """
         try:
-            self._communication.close(_CLOSE_S)
+            self._end(wait_s)
         finally:
-            self._control.close(max(1.0, _CLOSE_S - (time.monotonic() - begin_s)))
-        process_groups.release_groups(self._groups)
+            process_groups.release_groups(self._groups)
+
+    def _end(self, wait_s: float) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        end_s = time.monotonic() + wait_s
+        try:
+            self.communication.close(wait_s)
+        finally:
+            if self.control is not None:
+                self.control.close(max(0.0, end_s - time.monotonic()))
 
 
-def _ignore(*_: Any) -> None:
-    """Nothing to be told: what fails ends the program under way with its error."""
+@contextlib.contextmanager
+def given_up_on_error(
+    config: Config,
+    groups: list[dist.ProcessGroup],
+    control: Control | None = None,
+    close: Callable[[float], None] = lambda wait_s: None,
+) -> Iterator[None]:
+    """Close what has been opened if what is done meanwhile fails.
+
+    If the network has, all raise one verdict: a rank that closed without a word would seem to be
+    the cause to those who wait for longer.
+
+    Args:
+        config: Settings.
+        groups: What was made, and is given back.
+        control: The control channel, if it is open.
+        close: Closes it, and all else, within a time.
+    """
+    try:
+        yield
+    except BaseException as error:
+        told: BaseException = error
+        if control is not None and isinstance(error, TransportError):
+            told = control.verdict(error)
+        try:
+            close(GIVE_UP_S)
+        finally:
+            process_groups.give_up(config, groups, error)
+        if told is error:
+            raise
+        raise told from error
+
+
+def _own(error: CompressaError) -> CompressaError:
+    """The verdict in a world of one."""
+    return error

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
@@ -23,7 +22,7 @@ from compressa.engine.pace import host_pacer
 from compressa.engine.partition import kept_bytes, partition
 from compressa.engine.secret_file import read_secret, session_keys
 from compressa.engine.sums import Sums
-from compressa.errors import CompressaError, ConfigError, TransportError
+from compressa.errors import CompressaError, ConfigError
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
 from compressa.transports.base import Transport
@@ -90,29 +89,6 @@ def open_control(config: Config, group: dist.ProcessGroup) -> Control:
     return Control(group, settings, keys)
 
 
-@contextlib.contextmanager
-def opening(control: Control | None, close: Callable[[], None]) -> Iterator[None]:
-    """Close what has been opened if what is done meanwhile fails.
-
-    If the network has, all raise one verdict: a rank that closed without a word would seem to be
-    the cause to those who wait for longer.
-
-    Args:
-        control: The control channel; None in a world of one.
-        close: Closes it, and all else.
-    """
-    try:
-        yield
-    except BaseException as error:
-        told: BaseException = error
-        if control is not None and isinstance(error, TransportError):
-            told = control.verdict(error)
-        close()
-        if told is error:
-            raise
-        raise told from error
-
-
 def digest(
     config: Config | None,
     error: str | None,
@@ -167,17 +143,32 @@ def agree(
     for rank, other in enumerate(digests):
         if other["error"] is not None and rank != control.rank:
             raise ConfigError(f"rank {rank} cannot start: {other['error']}")
-    for rank, other in enumerate(digests):
-        difference = first_difference(digests[0], other)
-        if difference is not None:
-            path, first, value = difference
-            raise ConfigError(
-                f"the ranks differ in {path}: rank 0 has {first!r}, rank {rank} has {value!r}; "
-                "start all ranks with the same configuration, model and library versions"
-            )
+    fix = "start all ranks with the same configuration, model and library versions"
+    check_alike(digests, "", fix)
     control.places = [Place.of(place) for place in places]
     control.link = Shared.of(links[0])
     control.epoch = _reach(max(epochs))
+
+
+def check_alike(told: Sequence[object], whose: str, fix: str) -> None:
+    """Compare what all ranks have told.
+
+    Args:
+        told: By rank, as JSON.
+        whose: Said of what differs; may be empty.
+        fix: What the user can do about it.
+
+    Raises:
+        ConfigError: They differ; with the first difference.
+    """
+    for rank, other in enumerate(told):
+        difference = first_difference(told[0], other)
+        if difference is not None:
+            path, first, value = difference
+            raise ConfigError(
+                f"the ranks differ in {whose}{path}: rank 0 has {first!r}, rank {rank} has "
+                f"{value!r}; {fix}"
+            )
 
 
 def _reach(epoch: int) -> int:
@@ -215,7 +206,7 @@ def _costs(config: Config, control: Control) -> Costs | None:
 
 
 def agree_on_order(
-    control: Control, step: int, ordered: Sequence[tuple[int, int]], deadline_s: float
+    all_gather: Callable[[bytes, str], list[bytes]], step: int, ordered: Sequence[tuple[int, int]]
 ) -> None:
     """Compare the order in which all ranks will launch from a step on.
 
@@ -226,7 +217,7 @@ def agree_on_order(
     """
     text = json.dumps([step, ordered]).encode()
     own = hashlib.sha256(text).hexdigest().encode()
-    orders = control.all_gather(own, "plan", deadline_s)
+    orders = all_gather(own, "plan")
     for rank, order in enumerate(orders):
         if order != orders[0]:
             raise ConfigError(

@@ -20,7 +20,6 @@ from torch._compile import _disable_dynamo
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from compressa.engine.engine import Engine
 from compressa.engine.lanes import Ticket
 from compressa.hooks.handle import Handle
 from compressa.hooks.refusals import check_inputs
@@ -32,8 +31,7 @@ class DDPHook:
 
     Args:
         model: The wrapped model.
-        engine: Combines gradients.
-        handle: Keeps the number of the next step.
+        handle: Of the engine.
         names: Parameter names by `id` of the parameter.
         scaler: The user's loss scaler, if any.
     """
@@ -41,13 +39,12 @@ class DDPHook:
     def __init__(
         self,
         model: DistributedDataParallel,
-        engine: Engine,
         handle: Handle,
         names: dict[int, str],
         scaler: Any,
     ) -> None:
         self._model = weakref.ref(model)  # DDP's reducer holds this object, beyond any collector
-        self._engine = engine
+        self._engine = handle.engine
         self._handle = handle
         self._names = names
         self._scaler = scaler
@@ -65,10 +62,13 @@ class DDPHook:
             for parameter, gradient in zip(bucket.parameters(), _gradients(bucket), strict=True)
             if gradient.numel()  # what has no elements is in no unit
         }
-        combined = self._combine(gradients) if gradients else _nothing()
+        scale, hold_zeros = self._loss_scale, self._hold_zeros
+        combined = (
+            self._handle.submit(gradients, loss_scale=scale, hold_zeros=hold_zeros)
+            if gradients
+            else _nothing()
+        )
         self._pending.append(combined)
-        if bucket.is_last():
-            self._handle.next_step += 1
         devices: Any = self._engine.lane.devices
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         buffer = bucket.buffer()
@@ -86,18 +86,10 @@ class DDPHook:
         combined.add_done_callback(complete)
         return future
 
-    def _combine(self, gradients: dict[str, torch.Tensor]) -> Ticket:
-        return self._engine.submit(
-            gradients,
-            step=self._handle.next_step,
-            loss_scale=self._loss_scale,
-            hold_zeros=self._hold_zeros,
-        )
-
     def _wait(self) -> None:
         """At the end of backward, before DDP looks at the futures."""
         pending, self._pending = self._pending, []
-        self._engine.wait(pending)
+        self._handle.wait(pending)
         self._handle.integrity.tell()
 
     def begin_forward(self) -> None:

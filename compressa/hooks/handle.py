@@ -1,76 +1,147 @@
-"""Handle: what `register_comm_hook` returns."""
+"""Handle: what `open_engine` and `register_comm_hook` return."""
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
-from compressa import checkpoint
-from compressa.compressor import Compressor
-from compressa.config import (
-    Config,
-    ConfigWarning,
-    Source,
-    assign,
-    first_difference,
-    load_config,
-    recompressed,
-)
-from compressa.engine import process_groups
-from compressa.engine.compilation import compile_together
-from compressa.engine.engine import CLOSE_S, Engine
+from compressa.config import ConfigWarning, Source
+from compressa.engine.engine import Engine
+from compressa.engine.lanes import Ticket
 from compressa.engine.link_file import Shared
+from compressa.engine.session import CLOSE_S, GIVE_UP_S
 from compressa.engine.stats import Stats
-from compressa.errors import ConfigError, StateError
+from compressa.errors import StateError
+from compressa.hooks import saving
 from compressa.hooks.integrity import Integrity
 from compressa.hooks.profiles import save_profile
 from compressa.hooks.reform import check_recoverable, reform
-from compressa.hooks.together import together
-
-_STEP = "step"
-_STEPS_AHEAD = 2
-_REFORM_WAIT_S = 0.5  # for threads that wait for the lost: the other survivors wait for this rank
+from compressa.hooks.switching import STEPS_AHEAD, switch
 
 
 class Handle:
-    """Statistics, checkpoints, switches and the end of one registration.
+    """An open engine: what is submitted to it, its statistics, checkpoints, switches and its end.
 
     Residuals are *rank-local*: every rank keeps what it has not yet sent. `save` and `load`
     are collective and handle that; `state_dict` gives this rank's part only.
+
+    In a `with` statement it is closed at the end.
+
+    Args:
+        engine: Combines gradients; closed with the handle.
+        group: Who takes part.
+
+    Attributes:
+        config: The settings in force.
+        group: Who takes part now; another one after `reform`.
+        next_step: Number of the step whose tensors are submitted next.
+        integrity: Compares the replicas of a model; see `attach`.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        config: Config,
-        groups: Sequence[dist.ProcessGroup],
-        model: weakref.ref[DistributedDataParallel],
-        quiesce: Callable[[], None] | None = None,
-    ) -> None:
-        self.config = config
-        self._model = model
-        self._quiesce = quiesce
-        self._engine = engine
-        self._groups = list(groups)
-        self._deadline_s = config.exchange.deadline_s
-        self._retired = self._closed = False
-        self._link = Shared() if engine.control is None else engine.control.link
+    def __init__(self, engine: Engine, group: dist.ProcessGroup) -> None:
+        self.config = engine.session.config
+        self.group = group
         self.next_step = 0
-        self.integrity = Integrity(engine, config, model)
-        self.trace(config.trace.path, config.trace.steps)
-        self._end_at_exit()
+        self._engine = engine
+        self._model: weakref.ref[Any] | None = None
+        self._quiesce: Callable[[], None] | None = None
+        self._retired = False
+        self._link = engine.session.link
+        self.integrity = Integrity(engine, self.config, self._model)
+        self.trace(self.config.trace.path, self.config.trace.steps)
+        self._close_at_exit()
+
+    def attach(self, model: Any, quiesce: Callable[[], None] | None = None) -> None:
+        """Have a model's replicas be compared, and its process group follow `reform`.
+
+        Args:
+            model: Has `module` and `process_group`; referred to weakly.
+            quiesce: Waits until nothing of the model is under way; None if nothing ever is between
+                two steps.
+        """
+        self._model, self._quiesce = weakref.ref(model), quiesce
+        self.integrity = Integrity(self._engine, self.config, self._model)
+
+    def __enter__(self) -> Self:
+        """Return the handle."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Close it; after an error without waiting for the other ranks."""
+        try:
+            if error is not None:
+                with self.closed_on_error():
+                    raise error
+        finally:
+            self.close()
+
+    def closed_on_error(self) -> AbstractContextManager[None]:
+        """Close it if what is done meanwhile fails; then all ranks raise one verdict."""
+        return self._engine.session.closed_on_error()
+
+    def submit(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        *,
+        loss_scale: float | None = None,
+        hold_zeros: bool = False,
+    ) -> Ticket:
+        """Average some of the next step's tensors over the ranks, in place; does not wait.
+
+        A step is over when each tensor that the engine was opened for has been submitted once, but
+        for those without elements. All of it must have been waited for before the next step begins.
+
+        Args:
+            tensors: By name, of the shapes that the engine was opened with. They must stay
+                untouched until the future is done.
+            loss_scale: What they were multiplied by; None without loss scaling.
+            hold_zeros: Keep the residual of a tensor back that is all zero.
+
+        Returns:
+            A future for `wait`. On a GPU it is done when all work is enqueued, and marks its end.
+
+        Raises:
+            StateError: The last step is not complete, a name is unknown or was submitted already,
+                or a tensor has another shape or is on another device.
+            ConfigError: The file that `exchange.link` names is missing, and no checkpoint was
+                loaded that has its figures.
+            CompressaError: The engine has failed earlier; the same error again.
+        """
+        if self._link.missing is not None:
+            self._link.check()
+        engine = self._engine
+        ticket = engine.submit(
+            tensors, step=self.next_step, loss_scale=loss_scale, hold_zeros=hold_zeros
+        )
+        if engine.complete:
+            self.next_step += 1
+        return ticket
+
+    def wait(self, futures: Sequence[Ticket], name: str = "all gradients") -> None:
+        """Wait until tensors are the mean over all ranks.
+
+        On a GPU, what the caller enqueues next comes after these, and not after what follows them.
+
+        Args:
+            futures: From `submit`.
+            name: What a trace says that was waited for.
+
+        Raises:
+            PeerLost: A rank is lost; the same error on all ranks, and from every later call.
+            Timeout: A rank has not submitted its part within `exchange.deadline_s`.
+            CompressaError: The engine has failed otherwise.
+        """
+        self._engine.wait(futures, name)
 
     @property
     def engine(self) -> Engine:
@@ -125,7 +196,7 @@ class Handle:
         Example:
             >>> handle.save_profile("profile.json")  # doctest: +SKIP
         """
-        save_profile(self, self._link, self._together, Path(path))
+        save_profile(self, self._link, Path(path))
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: residuals, factors and the step.
@@ -134,9 +205,7 @@ class Handle:
         keeps every rank's part (this object is a `Stateful`). The tensors are the live ones.
         """
         self._settle()
-        prefix = f"rank{self._engine.transport.rank}/"
-        state = {prefix + key: vector for key, vector in self._engine.state.vectors.items()}
-        return {**state, prefix + _STEP: torch.tensor(self.next_step)}
+        return saving.state_dict(self._engine, self.next_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what this rank's `state_dict` gave; residuals may be kept in another dtype now.
@@ -145,22 +214,7 @@ class Handle:
             StateError: It is another rank's, or another model's.
         """
         self._settle()
-        prefix = f"rank{self._engine.transport.rank}/"
-        vectors = self._engine.state.vectors
-        due = {prefix + key for key in vectors} | {prefix + _STEP}
-        if due != state_dict.keys():
-            raise StateError(
-                f"this state dict is not rank {self._engine.transport.rank}'s of this model and "
-                "configuration: state is rank-local, use handle.save and handle.load to change "
-                f"the number of ranks (first difference: {min(due ^ state_dict.keys())!r})"
-            )
-        values = {
-            key: checkpoint.converted(key, state_dict[prefix + key], vector)
-            for key, vector in vectors.items()
-        }
-        step = checkpoint.checked_step(state_dict[prefix + _STEP])
-        checkpoint.fill(self._engine.state, values)
-        self.next_step = step
+        self.next_step = saving.load_state_dict(self._engine, state_dict)
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: one file per rank and a manifest. Collective.
@@ -171,23 +225,9 @@ class Handle:
         Raises:
             StateError: Some rank could not write, or replicas differ; on every rank.
         """
-        folder = Path(path)
         self._settle()
         self.integrity.settle(self.next_step)
-
-        def write() -> str:
-            return checkpoint.write_rank(folder, self._rank, self._engine.state)
-
-        digests = self._together("handle.save", write)
-        parameters = self._engine.parameters
-
-        def finish() -> str:
-            if self._rank == 0:
-                link = self._link.record()
-                checkpoint.write_manifest(folder, self.next_step, digests, parameters, link)
-            return ""
-
-        self._together("handle.save, its manifest", finish)
+        saving.save(self._engine, Path(path), self.next_step, self._link)
 
     def load(self, path: str | Path) -> None:
         """Read a checkpoint of this model, of any number of ranks. Collective.
@@ -198,25 +238,10 @@ class Handle:
         Raises:
             StateError: It cannot be read, or is of another model or compressor; on every rank.
         """
-        folder = Path(path)
         self._settle()
-        size = self._engine.transport.size
-
-        state = self._engine.state
-        values: dict[str, torch.Tensor] = {}
-
-        def read() -> str:
-            manifest = checkpoint.read_manifest(folder, self._engine.parameters)
-            values.update(checkpoint.read_state(folder, manifest, state, self._rank, size))
-            Shared.saved(manifest.link, folder / checkpoint.MANIFEST)
-            return manifest.model_dump_json(include={"step", "ranks", "link"})
-
-        answer = json.loads(self._together("handle.load", read)[0])
-        # Every rank could read its part: only now does any of them change.
-        checkpoint.fill(state, values)
-        self.next_step = int(answer["step"])
-        if answer["ranks"] == size:
-            self._go_on_with(Shared.saved(answer["link"], folder / checkpoint.MANIFEST))
+        self.next_step, link = saving.load(self._engine, Path(path))
+        if link is not None:
+            self._go_on_with(link)
 
     def switch(self, source: Source, at_step: int | None = None) -> int:
         """Compress in another way from a step on. Collective; call it between two steps.
@@ -243,35 +268,8 @@ class Handle:
         """
         if self._quiesce is not None:
             self._quiesce()
-        step = self.next_step + _STEPS_AHEAD if at_step is None else at_step
-        wanted: list[tuple[Config, dict[str, Compressor]]] = []
-
-        def prepare() -> str:
-            if step < self.next_step + _STEPS_AHEAD:
-                raise StateError(
-                    f"step {step} is too near: the next step is {self.next_step}, and a switch "
-                    f"takes {_STEPS_AHEAD} steps' notice; use {self.next_step + _STEPS_AHEAD}"
-                )
-            config = recompressed(self.config, load_config(source))
-            compressors = assign(config, self._engine.parameters)
-            self._engine.attempt(compressors)
-            wanted.append((config, compressors))
-            own = {"step": step, "next_step": self.next_step, "config": config.canonical()}
-            return json.dumps({**own, "library": config.plugin_versions()})
-
-        answers = [json.loads(text) for text in self._together("handle.switch", prepare)]
-        for rank, answer in enumerate(answers):
-            difference = first_difference(answers[0], answer)
-            if difference is not None:
-                path, first, value = difference
-                raise ConfigError(
-                    f"the ranks differ in {path}: rank 0 would switch with {first!r}, rank {rank} "
-                    f"with {value!r}; call handle.switch alike on every rank"
-                )
-        self.config, compressors = wanted[0]
-        engine = self._engine
-        compile_together(engine.parameters, compressors, self.config, engine.lane, engine.control)
-        self._engine.switch(compressors, step)
+        step = self.next_step + STEPS_AHEAD if at_step is None else at_step
+        self.config = switch(self._engine, self.config, source, self.next_step, step)
         return step
 
     def reform(self, survivors: dist.ProcessGroup | Sequence[int]) -> int | None:
@@ -304,43 +302,40 @@ class Handle:
             >>> source = handle.reform([0, 2])  # doctest: +SKIP
             >>> group = model.process_group     # doctest: +SKIP
         """
-        model = self._model()
-        if model is None:
+        model = None if self._model is None else self._model()
+        if self._model is not None and model is None:
             raise StateError("handle.reform: the model does not exist any more")
         check_recoverable(self._engine)
         if not self._retired:
             self._engine.retire()
             self._retired = True
-            self._end(_REFORM_WAIT_S)
-        process_groups.release_groups(self._groups)
+            self._end(GIVE_UP_S)  # the other survivors wait for this rank
         made = reform(self._engine, self.config, self.next_step, survivors)
-        self._engine, self._groups, self.next_step = made.engine, made.groups, made.step
+        self._engine, self.group, self.next_step = made.engine, made.ranks, made.step
         self.integrity = Integrity(made.engine, self.config, self._model)
         self._engine.adopt(self._link.costs(self.config.schedule.pace_bits_per_s))
-        self._retired = self._closed = False
-        self._end_at_exit()
-        model._update_process_group(made.ranks)  # type: ignore[no-untyped-call]
+        self._retired = False
+        self._close_at_exit()
+        if model is not None:
+            model._update_process_group(made.ranks)
         return made.source
 
     def close(self) -> None:
-        """End all threads. The model must not be trained with this hook afterwards.
+        """End all threads. Nothing can be submitted afterwards, and no model trained with it.
 
         Raises:
             TransportError: The network library does not let go of a lost connection; what it
                 holds stays until the process ends.
         """
-        self._end()
-        process_groups.release_groups(self._groups)
+        self._end(CLOSE_S)
         self._engine.tracer.stop()
 
-    def _end(self, wait_s: float = CLOSE_S) -> None:
-        if not self._closed:
-            self._closed = True
-            atexit.unregister(self._at_exit)
-            self.integrity.part()
-            self._engine.close(wait_s)
+    def _end(self, wait_s: float) -> None:
+        atexit.unregister(self._at_exit)
+        self.integrity.part()
+        self._engine.close(wait_s)
 
-    def _end_at_exit(self) -> None:
+    def _close_at_exit(self) -> None:
         """Threads that wait inside the network library must end before the interpreter does."""
         self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._at_exit)
@@ -375,13 +370,6 @@ class Handle:
         if self._quiesce is not None:
             self._quiesce()
         self._engine.settle()
-
-    @property
-    def _rank(self) -> int:
-        return self._engine.transport.rank
-
-    def _together(self, what: str, work: Callable[[], str]) -> list[str]:
-        return together(self._engine.control, what, work, self._deadline_s)
 
 
 def _close_at_exit(reference: weakref.ref[Handle], process: int) -> None:

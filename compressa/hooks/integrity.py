@@ -35,27 +35,27 @@ _PART_S = 5.0
 
 
 class Integrity:
-    """Compares the replicas of one registration; does nothing in a world of one.
+    """Compares the replicas of one model; does nothing without one, or in a world of one.
 
     Args:
         engine: Has the control channel and the state of compressors.
         config: Says how often, and what becomes of a difference.
-        model: Has `module` and `process_group`.
+        model: Has `module` and `process_group`; None if there is none.
     """
 
     def __init__(
         self,
         engine: Engine,
         config: Config,
-        model: weakref.ref[Any],
+        model: weakref.ref[Any] | None,
     ) -> None:
         self._engine = engine
         self._config = config
-        self._model = model
+        self._model: Any = model
         self._check: Check | None = None
-        if engine.control is not None and config.integrity.every:
-            deadline_s = config.exchange.deadline_s
-            self._check = Check(engine.control, engine.lane.device, deadline_s)
+        control = engine.session.control
+        if model is not None and control is not None and config.integrity.every:
+            self._check = Check(control, engine.lane.device, config.exchange.deadline_s)
         self._begun = _NEVER  # the step of the check under way
         self._first = (_NEVER, 0)
         self._kept: dict[str, torch.Tensor] = {}
@@ -160,13 +160,13 @@ class Integrity:
             # Since it was compared, a forward pass has written each rank's own to a buffer.
             count = 1 if difference.name.startswith(_BUFFER) else None
             by_source[difference.majority[:count]][difference.name] = tensors[difference.name]
-        group = self._model().process_group  # type: ignore[union-attr]
+        group = self._model().process_group
         for sources, named in by_source.items():
             broadcast(named, group=group, sources=sources, config=self._config)
 
     @property
     def _module(self) -> torch.nn.Module:
-        module: torch.nn.Module = self._model().module  # type: ignore[union-attr]
+        module: torch.nn.Module = self._model().module
         return module
 
     def _parameters(self) -> dict[str, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -10,9 +9,6 @@ from compressa.config import Config
 from compressa.engine import profile_file
 from compressa.engine.engine import Engine
 from compressa.engine.link_file import Shared
-
-Together = Callable[[str, Callable[[], str]], list[str]]
-"""Does something on every rank, for what errors call it; returns all answers."""
 
 
 class Profiled(Protocol):
@@ -26,34 +22,33 @@ class Profiled(Protocol):
         """What has measured."""
 
 
-def save_profile(handle: Profiled, link: Shared, together: Together, path: Path) -> None:
+def save_profile(handle: Profiled, link: Shared, path: Path) -> None:
     """Write the profile of all ranks, on rank 0; see `Handle.save_profile`.
 
     Args:
         handle: What is in force.
         link: What is known of the network.
-        together: Has all ranks do something.
         path: Of the file.
     """
-    engine = handle.engine
+    engine, session = handle.engine, handle.engine.session
     planning, parameters = engine.planning, engine.parameters
 
     def tell() -> str:
         return profile_file.measured(planning.profiler, parameters)
 
-    texts = together("handle.save_profile", tell)
+    texts = session.call_on_all("handle.save_profile", tell)
 
     def write() -> str:
-        if engine.transport.rank == 0:
+        if session.rank == 0:
             about = {
                 "configuration": profile_file.configuration_of(handle.config),
                 "step": max(handle.next_step - 1, 0),
-                "threads": engine.threads,
-                "backend_sums": engine.transport.sums,
+                "threads": session.threads,
+                "backend_sums": session.transport.sums,
                 "link": link.figures,
             }
             file = profile_file.merged(texts, parameters, planning.unit_names, about)
             path.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
         return ""
 
-    together("handle.save_profile, its file", write)
+    session.call_on_all("handle.save_profile, its file", write)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -19,8 +18,7 @@ from compressa import checkpoint
 from compressa.config import Config
 from compressa.engine import process_groups
 from compressa.engine.engine import Engine
-from compressa.engine.opening import close_engine, open_engine
-from compressa.engine.startup import opening
+from compressa.engine.opening import start_engine
 from compressa.engine.undo import handed_over
 from compressa.errors import StateError
 
@@ -43,7 +41,6 @@ class Reformed(NamedTuple):
     Attributes:
         engine: Combines gradients from now on.
         ranks: The process group of those who go on.
-        groups: Process groups that were made for it, to be released after it.
         step: The step to be run next.
         source: The first rank of the new world that has the parameters of that step, if others
             have later ones.
@@ -51,7 +48,6 @@ class Reformed(NamedTuple):
 
     engine: Engine
     ranks: dist.ProcessGroup
-    groups: list[dist.ProcessGroup]
     step: int
     source: int | None
 
@@ -94,27 +90,28 @@ def reform(
     except BaseException:
         process_groups.release_groups([ranks])
         raise
-    return made._replace(groups=[*made.groups, ranks])
+    made.engine.session.keep(ranks)
+    return made
 
 
 def _go_on(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup) -> Reformed:
     assert old.undo is not None
     own = _standing(old, next_step)
-    engine, groups = open_engine(
-        config, old.compressors, old.parameters, old.lane, ranks, caller="handle.reform"
+    engine = start_engine(
+        config, ranks, old.parameters, old.compressors, lane=old.lane, caller="handle.reform"
     )
-    with opening(engine.control, partial(close_engine, engine, groups)):
+    with engine.session.closed_on_error():
         standings = _exchange(engine, own, config.exchange.start_wait_s)
         step = min(standing.next_step for standing in standings)
         _check_together(standings, step)
     if own.next_step > step:
         old.undo.restore()
     engine.succeed(old)
-    gain = engine.transport.size / old.transport.size
+    gain = engine.session.size / old.session.size
     checkpoint.fill(engine.state, handed_over(old.state, engine.state, gain))
     ahead = any(standing.next_step > step for standing in standings)
     source = [standing.next_step for standing in standings].index(step) if ahead else None
-    return Reformed(engine, ranks, groups, step, source)
+    return Reformed(engine, ranks, step, source)
 
 
 def _standing(engine: Engine, next_step: int) -> Standing:
@@ -126,9 +123,8 @@ def _standing(engine: Engine, next_step: int) -> Standing:
 
 
 def _exchange(engine: Engine, own: Standing, deadline_s: float) -> list[Standing]:
-    if engine.control is None:
-        return [own]
-    texts = engine.control.all_gather(json.dumps(own).encode(), "handle.reform", deadline_s)
+    text = json.dumps(own).encode()
+    texts = engine.session.all_gather(text, "handle.reform", deadline_s)
     return [Standing(*map(int, json.loads(text))) for text in texts]
 
 

@@ -11,9 +11,12 @@ from torch.nn.parameter import is_lazy
 from compressa.config import Config, Source, load_config
 from compressa.engine.broadcasting import Sizes, bring_parcels
 from compressa.engine.lanes import Lane, lane_of
+from compressa.engine.opening import open_session
 from compressa.engine.parcels import cut_into_parcels
-from compressa.engine.session import Session
-from compressa.errors import CompressaError, ConfigError, StateError
+from compressa.engine.process_groups import group_or_world
+from compressa.errors import CompressaError, ConfigError
+
+_CALLER = "compressa.broadcast"
 
 Tensors = torch.nn.Module | Mapping[str, torch.Tensor] | Iterable[torch.Tensor]
 
@@ -62,7 +65,7 @@ def broadcast(
         On ranks 0 and 1 of four, which have trained before; ranks 2 and 3 join them and only make
         `net`.
     """
-    ranks = _group_or_world(group)
+    ranks = group_or_world(group, _CALLER)
     settings, lane, failure = Config(), Lane(), None
     named: dict[str, torch.Tensor] = {}
     holders: list[int] = []
@@ -79,30 +82,18 @@ def broadcast(
         return
     sizes = Sizes.of(settings)
     elems = sizes.window_bytes // torch.float32.itemsize
-    with Session(
+    with open_session(
         settings,
         ranks,
         elems,
         sizes.threads,
         lane=lane,
         failure=failure,
-        caller="compressa.broadcast",
+        caller=_CALLER,
     ) as session:
         session.agree({"sources": holders, "tensors": _described(named)})
         parcels = cut_into_parcels(named, sizes.parcel_bytes)
         bring_parcels(session, parcels, holders, settings)
-
-
-def _group_or_world(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    ranks = group
-    if ranks is None and dist.is_available() and dist.is_initialized():
-        ranks = dist.group.WORLD
-    if not isinstance(ranks, dist.ProcessGroup):
-        raise StateError(
-            "compressa.broadcast needs a process group that this rank is in; call "
-            "torch.distributed.init_process_group first, or give a group"
-        )
-    return ranks
 
 
 def _checked(sources: Sequence[int], size: int) -> list[int]:
@@ -133,7 +124,7 @@ def _by_name(tensors: Tensors) -> dict[str, torch.Tensor]:
     for name, tensor in named.items():
         wrong = fault_of(tensor)
         if wrong:
-            raise ConfigError(f"{name!r} {wrong}; compressa.broadcast takes dense tensors")
+            raise ConfigError(f"{name!r} {wrong}; {_CALLER} takes dense tensors")
     return {name: tensor.detach() for name, tensor in named.items()}
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -16,9 +15,8 @@ from torch._compile import _disable_dynamo
 from compressa.config import Source
 from compressa.engine.engine import Engine
 from compressa.errors import CompressaError, StateError
-from compressa.hooks import Handle
 from compressa.overlap.arrivals import Gradient
-from compressa.overlap.opening import Options, open_overlap
+from compressa.overlap.opening import Options, open_overlap, trained
 from compressa.overlap.reducer import Reducer
 from compressa.overlap.steps import Steps
 from compressa.overlap.uses import Uses
@@ -96,22 +94,16 @@ class OverlappedDataParallel(nn.Module):
         options = Options(
             broadcast_buffers, init_sync, find_unused_parameters, clip_each, overlap, debug
         )
-        opened = open_overlap(module, optimizer, config, process_group, options)
+        self.handle = open_overlap(module, optimizer, config, process_group, options)
+        self.handle.attach(self, self._quiesce)
         self.module = module
         self.optimizer = optimizer
-        self.process_group = opened.ranks
+        self.process_group = self.handle.group
         self.require_backward_grad_sync = True
-        self.handle = Handle(
-            opened.engine,
-            opened.config,
-            opened.groups,
-            cast("Any", weakref.ref(self)),
-            self._quiesce,
-        )
         self._options = options
         self._buffers_due = True
         self._closed = False
-        parameters = opened.parameters
+        parameters = trained(module)
         self._reducer = Reducer(
             self.handle,
             parameters,

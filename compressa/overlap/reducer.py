@@ -213,8 +213,8 @@ class Reducer:
         reached: bool = True,
     ) -> None:
         # The engine works on the same memory by another tensor, which nothing guards.
-        combined = self._send(name, as_real(values.detach()))
         parameter, step = self._parameters[name], self._handle.next_step
+        combined = self._send(name, as_real(values.detach()))
         gradient = Gradient(parameter, name, step, values, combined, before, reached)
         self.current[name] = gradient
         guard(values, self._guarded)
@@ -224,14 +224,10 @@ class Reducer:
 
     def _send(self, name: str, values: torch.Tensor) -> Ticket:
         self._handle.integrity.begin(self._handle.next_step)
-        return self._handle.engine.submit(
-            {name: values},
-            step=self._handle.next_step,
-            loss_scale=self._loss_scale,
-            hold_zeros=self._find_unused,
+        return self._handle.submit(
+            {name: values}, loss_scale=self._loss_scale, hold_zeros=self._find_unused
         )
 
     def _end(self) -> None:
         self._expecting = False
         self._reached.clear()
-        self._handle.next_step += 1

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from compressa.config import Config, Source, load_config
-from compressa.engine.session import Session
+from compressa.engine.opening import open_session
 from compressa.errors import CompressaError
 from compressa.parameter_server.job import Job, plan_job
 from compressa.parameter_server.placement import place
@@ -57,21 +57,13 @@ def open_parameter_server(
     except CompressaError as error:
         failure = error
     elems = job.table.elems if job else 1
-    session = Session(
-        settings,
-        group,
-        elems,
-        settings.engine.threads,
-        failure=failure,
-        caller="open_parameter_server",
+    session = open_session(
+        settings, group, elems, None, failure=failure, caller="open_parameter_server"
     )
-    try:
+    with session.closed_on_error():
         assert job is not None  # else the failure was raised, here and on the other ranks
         session.agree(job.facts())
         return begin(replace(job, epoch=session.transport.epoch), session)
-    except BaseException:
-        session.close()
-        raise
 
 
 def begin(job: Job, session: Runs) -> Worker | Server:

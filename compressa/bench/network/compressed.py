@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -16,12 +15,9 @@ import torch.distributed as dist
 
 from compressa.bench.network.method import Method, Operation, Verb
 from compressa.compressors import COMPRESSORS
-from compressa.config import Config, assign, load_config
-from compressa.engine import process_groups, startup
-from compressa.engine.engine import Engine
-from compressa.engine.lanes import Lane
+from compressa.config import assign, load_config
+from compressa.engine.opening import start_engine
 from compressa.engine.session import Session
-from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
 
 _LAYER_ELEMS = 256 * 1024
@@ -73,15 +69,13 @@ class Compressed(Method):
         gradients = {info.name: part for info, part in zip(infos, parts, strict=True)}
         exchange = {"transport": "tcp", "kind": self.kind}
         config = load_config({"compressor": {"name": self.compressor}, "exchange": exchange})
-        engine, groups = _open(config, infos)
+        world = dist.group.WORLD
+        assert world is not None
+        engine = start_engine(config, world, infos, assign(config, infos), caller="the benchmark")
         steps = itertools.count()
 
         def call() -> None:
             engine.wait([engine.submit(gradients, step=next(steps))])
-
-        def close() -> None:
-            engine.close()
-            process_groups.release_groups(groups)
 
         def verify() -> None:
             given = [random_values(other, elems) for other in range(size)]
@@ -93,7 +87,7 @@ class Compressed(Method):
             if len(set(session.all_gather(checksum, "checksum of the mean"))) > 1:
                 raise ArithmeticError(f"{self.name}: the ranks have different means")
 
-        return Operation(call, verify, close)
+        return Operation(call, verify, engine.close)
 
 
 def levels(compressor: str) -> int:
@@ -105,29 +99,6 @@ def levels(compressor: str) -> int:
 def random_values(rank: int, elems: int) -> torch.Tensor:
     """Return what a rank gives, float32; other ranks know it, too."""
     return torch.randn(elems, generator=torch.Generator().manual_seed(rank))
-
-
-def _open(
-    config: Config, parameters: Sequence[ParameterInfo]
-) -> tuple[Engine, list[dist.ProcessGroup]]:
-    """Open an engine over all ranks, as registering a hook does; what it uses is to be released."""
-    world, deadline_s = dist.group.WORLD, config.exchange.deadline_s
-    assert world is not None
-    groups = [process_groups.new_group(config, world, "gloo", "the benchmark")]
-    control = startup.open_control(config, groups[0])
-    startup.agree(control, startup.digest(config, None, parameters, "tcp"), deadline_s)
-    groups.append(process_groups.new_group(config, world, "gloo", "the benchmark"))
-    engines: list[Engine] = []
-
-    def failed(error: CompressaError) -> None:
-        for engine in engines:
-            engine.fail(error)
-
-    transport = startup.open_transport(
-        config, groups[1], control, parameters, failed, "tcp", Lane()
-    )
-    engines.append(Engine(parameters, assign(config, parameters), config, transport, control))
-    return engines[0], groups
 
 
 def _layers(size_bytes: int) -> list[int]:

@@ -23,9 +23,7 @@ import torch
 import torch.distributed as dist
 
 from compressa.config import assign, load_config
-from compressa.engine.lanes import Lane
-from compressa.engine.opening import open_engine
-from compressa.engine.process_groups import release_groups
+from compressa.engine.opening import start_engine
 from compressa.parameters import ParameterInfo
 
 _PARAMETERS = 8
@@ -78,11 +76,10 @@ class Job:
         each = work.elems // _PARAMETERS
         self._parameters = [ParameterInfo(i, f"p{i}", (each,)) for i in range(_PARAMETERS)]
         config = load_config(work.config)
-        self._group = dist.group.WORLD
-        assert self._group is not None
-        compressors = assign(config, self._parameters)
-        self._engine, self._groups = open_engine(
-            config, compressors, self._parameters, Lane(), self._group, caller="a benchmark"
+        world, compressors = dist.group.WORLD, assign(config, self._parameters)
+        assert world is not None
+        self._engine = start_engine(
+            config, world, self._parameters, compressors, caller="a benchmark"
         )
         self._gradients = {p.name: torch.ones(each) for p in self._parameters}
         self._step = 0
@@ -105,7 +102,6 @@ class Job:
     def close(self) -> None:
         """End the engine."""
         self._engine.close()
-        release_groups(self._groups)
 
 
 def main(text: str) -> None:

@@ -19,6 +19,7 @@ from compressa.bench.network.operations import exchange_of, prepare
 from compressa.bench.network.wire import Ask, Wire
 from compressa.config import load_config
 from compressa.engine.link_file import Figures
+from compressa.engine.opening import open_session
 from compressa.engine.session import Session
 
 _SILENCE_S = 60.0  # many ranks may share few processors
@@ -38,7 +39,7 @@ def main(path: str, most_bytes: int, deadline_s: float) -> None:
         if settings not in sessions:
             exchange = {"transport": "tcp", "deadline_s": deadline_s, "silence_s": _SILENCE_S}
             config = load_config({"exchange": exchange | dict(settings)})
-            sessions[settings] = Session(config, world, most_bytes // 4 + 1)
+            sessions[settings] = open_session(config, world, most_bytes // 4 + 1)
         return sessions[settings]
 
     def answer(ask: Ask) -> tuple[list[float], int]:

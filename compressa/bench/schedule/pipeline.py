@@ -16,9 +16,7 @@ import torch.distributed as dist
 
 from compressa.config import assign, load_config
 from compressa.engine.engine import Engine
-from compressa.engine.lanes import Lane
-from compressa.engine.opening import open_engine
-from compressa.engine.process_groups import release_groups
+from compressa.engine.opening import start_engine
 from compressa.parameters import ParameterInfo
 
 UNITS = 32
@@ -56,14 +54,11 @@ def measured(compressor: str, rounds: int) -> Units:
     config = load_config({"compressor": {"name": compressor}, "exchange": exchange})
     world = dist.group.WORLD
     assert world is not None
-    engine, groups = open_engine(
-        config, assign(config, infos), infos, Lane(), world, caller="a benchmark"
-    )
+    engine = start_engine(config, world, infos, assign(config, infos), caller="a benchmark")
     try:
         return _Turns(engine).measure(rounds)
     finally:
         engine.close()
-        release_groups(groups)
 
 
 class _Turns:

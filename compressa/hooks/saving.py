@@ -1,0 +1,102 @@
+"""Saving: what a handle keeps of an engine's state, and takes back; see `Handle`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compressa import checkpoint
+from compressa.engine.engine import Engine
+from compressa.engine.link_file import Shared
+from compressa.errors import StateError
+
+_STEP = "step"
+
+
+def state_dict(engine: Engine, step: int) -> dict[str, torch.Tensor]:
+    """Return this rank's state under keys that begin with the rank, and the next step."""
+    prefix = f"rank{engine.session.rank}/"
+    state = {prefix + key: vector for key, vector in engine.state.vectors.items()}
+    return {**state, prefix + _STEP: torch.tensor(step)}
+
+
+def load_state_dict(engine: Engine, saved: Mapping[str, Any]) -> int:
+    """Take back what `state_dict` gave; return the next step.
+
+    Raises:
+        StateError: It is another rank's, or another model's; nothing has changed.
+    """
+    rank, vectors = engine.session.rank, engine.state.vectors
+    prefix = f"rank{rank}/"
+    due = {prefix + key for key in vectors} | {prefix + _STEP}
+    if due != saved.keys():
+        raise StateError(
+            f"this state dict is not rank {rank}'s of this model and "
+            "configuration: state is rank-local, use handle.save and handle.load to change "
+            f"the number of ranks (first difference: {min(due ^ saved.keys())!r})"
+        )
+    values = {
+        key: checkpoint.converted(key, saved[prefix + key], vector)
+        for key, vector in vectors.items()
+    }
+    step = checkpoint.checked_step(saved[prefix + _STEP])
+    checkpoint.fill(engine.state, values)
+    return step
+
+
+def save(engine: Engine, folder: Path, step: int, link: Shared) -> None:
+    """Write a checkpoint. Collective.
+
+    Args:
+        engine: Whose state.
+        folder: Of the checkpoint.
+        step: The next step.
+        link: By whose figures algorithms are chosen.
+
+    Raises:
+        StateError: Some rank could not write; on every rank.
+    """
+    session = engine.session
+
+    def write() -> str:
+        return checkpoint.write_rank(folder, session.rank, engine.state)
+
+    digests = session.call_on_all("handle.save", write)
+
+    def finish() -> str:
+        if session.rank == 0:
+            checkpoint.write_manifest(folder, step, digests, engine.parameters, link.record())
+        return ""
+
+    session.call_on_all("handle.save, its manifest", finish)
+
+
+def load(engine: Engine, folder: Path) -> tuple[int, Shared | None]:
+    """Read a checkpoint of any number of ranks. Collective.
+
+    Returns:
+        The next step; and by whose figures to choose algorithms, if it was saved by as many ranks.
+
+    Raises:
+        StateError: Some rank could not read it; on every rank, and nothing has changed.
+    """
+    session, state = engine.session, engine.state
+    values: dict[str, torch.Tensor] = {}
+
+    def read() -> str:
+        manifest = checkpoint.read_manifest(folder, engine.parameters)
+        found = checkpoint.read_state(folder, manifest, state, session.rank, session.size)
+        values.update(found)
+        Shared.saved(manifest.link, folder / checkpoint.MANIFEST)
+        return manifest.model_dump_json(include={"step", "ranks", "link"})
+
+    answer = json.loads(session.call_on_all("handle.load", read)[0])
+    # Every rank could read its part: only now does any of them change.
+    checkpoint.fill(state, values)
+    alike = answer["ranks"] == session.size
+    link = Shared.saved(answer["link"], folder / checkpoint.MANIFEST) if alike else None
+    return int(answer["step"]), link
