@@ -16,10 +16,9 @@ import torch
 from compressa.codecs.none import NoCompression
 from compressa.compressor import Compressor
 from compressa.config import Config
-from compressa.engine.control import Control
-from compressa.engine.lanes import Lane
 from compressa.engine.lockstep import Lockstep
 from compressa.engine.phase import breakpoints
+from compressa.engine.session import Session
 from compressa.kernels.compiled import compile_once
 from compressa.parameters import ParameterInfo
 
@@ -32,11 +31,10 @@ _compiled: set[str] = set()  # by this process
 
 
 def compile_together(
+    session: Session,
     parameters: Sequence[ParameterInfo],
     compressors: Mapping[str, Compressor],
     config: Config,
-    lane: Lane,
-    control: Control | None,
 ) -> None:
     """Compile what the compressors need, and wait for the other ranks to have done so. Collective.
 
@@ -45,11 +43,9 @@ def compile_together(
     Raises:
         TransportError: A rank is lost.
     """
-    size = 1 if control is None else control.size
-    if lane.device.type == "cpu":
-        compile_kernels(parameters, compressors, config, size)
-    if control is not None:
-        control.all_gather(b"", "compiled kernels", config.exchange.deadline_s + _PATIENCE_S)
+    if session.lane.device.type == "cpu":
+        compile_kernels(parameters, compressors, config, session.size)
+    session.all_gather(b"", "compiled kernels", config.exchange.deadline_s + _PATIENCE_S)
 
 
 def compile_kernels(

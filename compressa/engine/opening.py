@@ -139,5 +139,5 @@ def start_engine(
         config, group, parameters, None, lane=lane, failure=failure, link=True, caller=caller
     )
     with session.closed_on_error():
-        compile_together(parameters, compressors, config, session.lane, session.control)
+        compile_together(session, parameters, compressors, config)
         return Engine(session, parameters, compressors)

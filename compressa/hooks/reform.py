@@ -101,7 +101,10 @@ def _go_on(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup
         config, ranks, old.parameters, old.compressors, lane=old.lane, caller="handle.reform"
     )
     with engine.session.closed_on_error():
-        standings = _exchange(engine, own, config.exchange.start_wait_s)
+        texts = engine.session.all_gather(
+            json.dumps(own).encode(), "handle.reform", config.exchange.start_wait_s
+        )
+        standings = [Standing(*map(int, json.loads(text))) for text in texts]
         step = min(standing.next_step for standing in standings)
         _check_together(standings, step)
     if own.next_step > step:
@@ -120,12 +123,6 @@ def _standing(engine: Engine, next_step: int) -> Standing:
         return Standing(engine.step, engine.step)
     begun = engine.undo.step
     return Standing(next_step, next_step if begun is None else begun)
-
-
-def _exchange(engine: Engine, own: Standing, deadline_s: float) -> list[Standing]:
-    text = json.dumps(own).encode()
-    texts = engine.session.all_gather(text, "handle.reform", deadline_s)
-    return [Standing(*map(int, json.loads(text))) for text in texts]
 
 
 def _check_together(standings: Sequence[Standing], step: int) -> None:

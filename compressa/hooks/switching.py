@@ -46,11 +46,9 @@ def switch(engine: Engine, config: Config, source: Source, next_step: int, step:
         own = {"step": step, "next_step": next_step, "config": new.canonical()}
         return json.dumps({**own, "library": new.plugin_versions()})
 
-    session = engine.session
-    answers = session.call_on_all("handle.switch", prepare)
-    told = [json.loads(text) for text in answers]
+    told = [json.loads(text) for text in engine.session.call_on_all("handle.switch", prepare)]
     check_alike(told, "", "call handle.switch alike on every rank")
     ((new, compressors),) = wanted
-    compile_together(engine.parameters, compressors, new, engine.lane, session.control)
+    compile_together(engine.session, engine.parameters, compressors, new)
     engine.switch(compressors, step)
     return new
