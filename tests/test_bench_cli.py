@@ -1,17 +1,16 @@
-"""`compressa bench kernels`, and the page that its figures go to."""
+"""`python -m benchmarks kernels`, and the page that its figures go to."""
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_bench_records import row, whole
 from typer.testing import CliRunner, Result
 
-from compressa.bench import CASES, read, scaling, write
-from compressa.cli import bench as bench_cli
+from benchmarks import page as performance
+from benchmarks.__main__ import app
+from benchmarks.kernels import CASES, read, scaling, write
 from compressa.compressors import COMPRESSORS
 from compressa.errors import BackendUnavailable, ConfigError
 
@@ -19,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*words: str) -> Result:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(bench_cli.bench_app, words)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -47,7 +46,7 @@ def test_chosen_cases_are_measured_shown_and_written(tmp_path: Path) -> None:
 
 def test_what_is_not_there_yet_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {name: row for name, row in COMPRESSORS.items() if name != "int4"}
-    monkeypatch.setattr("compressa.bench.cases.COMPRESSORS", others)
+    monkeypatch.setattr("benchmarks.kernels.cases.COMPRESSORS", others)
     said = run("kernels", "--elems", "1000", "--case", "int4*")
     assert "Not there yet: int4, int4 with residual, int4 decode and add." in said.stdout
     assert "Not there yet" not in run("kernels", "--elems", "1000", "--case", "int8").stdout
@@ -93,23 +92,18 @@ def test_fewer_than_seven_samples_are_refused() -> None:
 
 
 def test_the_help_has_an_example() -> None:
-    assert "Example: compressa bench kernels" in run("kernels", "--help").stdout
-
-
-def page_script() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "docs" / "performance_table.py"))
+    assert "Example: python -m benchmarks kernels" in run("kernels", "--help").stdout
 
 
 def test_the_page_has_the_figures_of_the_committed_measurements() -> None:
-    script = page_script()
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert script["with_figures"](page, script["figures_block"]()) == page, (
-        "run python docs/performance_table.py"
+    assert performance.with_figures(page, performance.figures_block()) == page, (
+        "run python -m benchmarks.page"
     )
 
 
 def test_without_a_measurement_the_page_says_so(tmp_path: Path) -> None:
-    assert page_script()["figures_block"](tmp_path) == "No measurement is committed yet.\n"
+    assert performance.figures_block(tmp_path) == "No measurement is committed yet.\n"
 
 
 def test_the_figures_quote_machine_versions_date_and_targets(tmp_path: Path) -> None:
@@ -121,7 +115,7 @@ def test_the_figures_quote_machine_versions_date_and_targets(tmp_path: Path) -> 
     write(tmp_path / "kernels-25.json", measured)
     earlier = row(median=99.0, p80=99.0, timestamp="2025-01-01T00:00:00Z")
     write(tmp_path / "kernels-again.json", measured.model_copy(update={"rows": [earlier]}))
-    block = page_script()["figures_block"](tmp_path)
+    block = performance.figures_block(tmp_path)
     header = measured.header
     for fact in (header.cpu, f"{header.timestamp:%Y-%m-%d}", *header.versions.values()):
         assert fact in block
@@ -135,4 +129,4 @@ def test_the_figures_quote_machine_versions_date_and_targets(tmp_path: Path) -> 
 @pytest.mark.parametrize("page", ["", "<!-- kernels:end --><!-- kernels:begin -->"])
 def test_a_page_without_a_place_for_figures_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="once each"):
-        page_script()["with_figures"](page, "")
+        performance.with_figures(page, "")

@@ -1,4 +1,4 @@
-"""The parts of `compressa bench exchange` beside sums: what is wanted, judged, shown and merged."""
+"""The parts of the exchanges beside sums: what is wanted, judged, shown and merged."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import torch
 from test_bench_exchange import row as row_of_sums
 from typer.testing import CliRunner
 
-from compressa.bench import write
-from compressa.bench.network import run, targets
-from compressa.bench.network.broadcasts import places
-from compressa.bench.network.compressed import Compressed
-from compressa.bench.network.method import Method
-from compressa.bench.network.methods import BY_NAME, METHODS
-from compressa.bench.network.part_tables import part_tables
-from compressa.bench.network.parts import GRADIENTS_BYTES, LARGE_BYTES, PARTS
-from compressa.bench.network.pattern import check_pattern, pattern
-from compressa.bench.network.plan import Settings
-from compressa.bench.network.records import (
+from benchmarks.__main__ import app
+from benchmarks.exchange import run, targets
+from benchmarks.exchange.broadcasts import places
+from benchmarks.exchange.compressed import Compressed
+from benchmarks.exchange.method import Method
+from benchmarks.exchange.methods import BY_NAME, METHODS
+from benchmarks.exchange.part_tables import part_tables
+from benchmarks.exchange.parts import GRADIENTS_BYTES, LARGE_BYTES, PARTS
+from benchmarks.exchange.pattern import check_pattern, pattern
+from benchmarks.exchange.plan import Settings
+from benchmarks.exchange.records import (
     ExchangeMeasurement,
+    Header,
     Network,
     Omitted,
     Row,
     Simulated,
-    header,
     read,
 )
-from compressa.bench.network.simulate import LINK, simulated
-from compressa.bench.network.verdict import Verdict
-from compressa.cli.bench import bench_app
+from benchmarks.exchange.simulate import LINK, simulated
+from benchmarks.exchange.verdict import Verdict
+from benchmarks.records import write
 from compressa.collectives.algorithms import ALGORITHMS
 from compressa.errors import ConfigError, TransportError
 
@@ -65,7 +65,7 @@ def row(part: str, method: str, size_bytes: int, median_s: float, **changes: Any
 
 
 def whole(*rows: Row, networks: list[Network] | None = None) -> ExchangeMeasurement:
-    head = header(1.0, 10.0, {"torch": "2.13"})
+    head = Header.here({"torch": "2.13"}, budget_s=1.0, longest_s=10.0)
     return ExchangeMeasurement(
         header=head, networks=networks or [network()], rows=list(rows), omitted=[]
     )
@@ -303,7 +303,7 @@ class TestUpdates:
 
     def test_one_file_is_written(self, tmp_path: Path) -> None:
         words = ["exchange", "--json", str(tmp_path / "a"), "--update", str(tmp_path / "b")]
-        result = CliRunner().invoke(bench_app, words)
+        result = CliRunner().invoke(app, words)
         assert isinstance(result.exception, ConfigError)
         assert "give one of them" in str(result.exception)
 

@@ -12,10 +12,10 @@ import torch
 from test_bench_records import row
 from torch.overrides import TorchFunctionMode
 
-from compressa.bench import Bench, Case, Peer, targets
-from compressa.bench.cases import PeerUnavailable
-from compressa.bench.operands import Operands
-from compressa.bench.table import cases_on
+from benchmarks.kernels import Bench, Case, Peer, targets
+from benchmarks.kernels.cases import PeerUnavailable
+from benchmarks.kernels.operands import Operands
+from benchmarks.kernels.table import cases_on
 from compressa.codecs import Codec
 
 ELEMS = 20_480

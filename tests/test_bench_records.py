@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from compressa.bench import Measurement, Row, read, write
-from compressa.bench.machine import header
-from compressa.bench.records import Bandwidth
+from benchmarks.kernels import Measurement, Row, read, write
+from benchmarks.kernels.records import Bandwidth, Header
 from compressa.errors import ConfigError
 
 FIELDS = [
@@ -58,7 +57,10 @@ def whole() -> Measurement:
     bandwidth = Bandwidth(
         elems=25_000_000, threads=2, median_gb_per_s=44.0, p20_gb_per_s=40.0, p80_gb_per_s=45.0
     )
-    return Measurement(header=header([bandwidth]), rows=[row(), row(limit_ratio=None)])
+    return Measurement(
+        header=Header.here(caches_bytes={"L2": 1 << 20}, yardstick=[bandwidth]),
+        rows=[row(), row(limit_ratio=None)],
+    )
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -103,7 +105,9 @@ def test_a_wrong_row_is_refused_by_name(
     content = json.loads(whole().model_dump_json())
     content["rows"][0] |= changes
     file.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="is no measurement of `compressa bench`") as caught:
+    with pytest.raises(
+        ConfigError, match="is no measurement of `python -m benchmarks kernels`"
+    ) as caught:
         read(file)
     assert sentence in str(caught.value)
     assert str(file) in str(caught.value)

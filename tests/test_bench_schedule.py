@@ -1,4 +1,4 @@
-"""`compressa bench schedule`: its file, what is judged, and what it shows."""
+"""`python -m benchmarks schedule`: its file, what is judged, and what it shows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 from compressa.schedulers import POLICIES
 from typer.testing import CliRunner
 
-from compressa.bench import write
-from compressa.bench.schedule import tables
-from compressa.bench.schedule.methods import AUTO, DDP, EXCHANGED, METHODS
-from compressa.bench.schedule.overhead import chunk_costs
-from compressa.bench.schedule.plan import Settings
-from compressa.bench.schedule.records import (
+from benchmarks.__main__ import app
+from benchmarks.records import write
+from benchmarks.schedule import tables
+from benchmarks.schedule.methods import AUTO, DDP, EXCHANGED, METHODS
+from benchmarks.schedule.overhead import chunk_costs
+from benchmarks.schedule.plan import Settings
+from benchmarks.schedule.records import (
     Case,
+    Header,
     Jobs,
     Overhead,
     Pipelined,
@@ -25,13 +27,11 @@ from compressa.bench.schedule.records import (
     ScheduleMeasurement,
     Step,
     Traced,
-    header,
     read,
 )
-from compressa.bench.schedule.run import ScheduleBench
-from compressa.bench.schedule.steps import Steps
-from compressa.bench.schedule.targets import verdicts
-from compressa.cli.bench import bench_app
+from benchmarks.schedule.run import ScheduleBench
+from benchmarks.schedule.steps import Steps
+from benchmarks.schedule.targets import verdicts
 from compressa.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,8 +92,12 @@ def two_jobs(**given: Any) -> Jobs:
     return row.model_copy(update=given)
 
 
+def head(parameters: int) -> Header:
+    return Header.here({"torch": "2"}, parameters=parameters, layers=20, budget_s=40.0)
+
+
 def measurement(**rows: Any) -> ScheduleMeasurement:
-    return ScheduleMeasurement(header=header({"torch": "2"}, 1000, 20, 40.0), **rows)
+    return ScheduleMeasurement(header=head(1000), **rows)
 
 
 def judged(found: ScheduleMeasurement) -> dict[str, bool | None]:
@@ -132,7 +136,7 @@ def test_a_file_that_is_none_is_refused_with_its_place(
         inner = inner[key]
     inner[place[-1]] = value
     file.write_text(json.dumps(tree))
-    with pytest.raises(ConfigError, match="is no measurement of `compressa bench schedule`"):
+    with pytest.raises(ConfigError, match="is no measurement of `python -m benchmarks schedule`"):
         read(file)
 
 
@@ -152,7 +156,7 @@ def test_rows_of_a_case_that_is_measured_again_go_and_others_stay() -> None:
 
 
 def test_rows_of_another_machine_or_model_are_not_mixed() -> None:
-    other = ScheduleMeasurement(header=header({}, 999, 20, 40.0))
+    other = ScheduleMeasurement(header=head(999))
     with pytest.raises(ConfigError, match="write another file"):
         measurement().updated(other)
 
@@ -163,7 +167,7 @@ def test_a_file_of_another_model_is_refused_before_anything_is_measured(
     file = tmp_path / "older.json"
     write(file, measurement())
     monkeypatch.setattr(ScheduleBench, "run", lambda bench: pytest.fail("it measures"))
-    done = CliRunner().invoke(bench_app, ["schedule", "--update", str(file)])
+    done = CliRunner().invoke(app, ["schedule", "--update", str(file)])
     assert isinstance(done.exception, ConfigError)
     assert "write another file" in str(done.exception)
 
@@ -266,7 +270,7 @@ def test_what_there_is_not_is_refused() -> None:
         with pytest.raises(ConfigError):
             Settings(**given)
     words = ["schedule", "--json", "a.json", "--update", "b.json"]
-    result = CliRunner().invoke(bench_app, words)
+    result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, ConfigError)
 
 

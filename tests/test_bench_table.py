@@ -7,11 +7,11 @@ import itertools
 import pytest
 from test_bench_records import row
 
+from benchmarks.kernels import CASES, Operation, targets
+from benchmarks.kernels.device import Cpu
+from benchmarks.kernels.scaling import SIZES
+from benchmarks.kernels.table import GPU_CASES
 from compressa.aggregators.powersgd import PowerSGD
-from compressa.bench import CASES, Operation, targets
-from compressa.bench.device import Cpu
-from compressa.bench.scaling import SIZES
-from compressa.bench.table import GPU_CASES
 from compressa.codecs import Bf16, Fp16, Int4, Int8, OneBit, TopK
 from compressa.compressor import Compressor
 

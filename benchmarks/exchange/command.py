@@ -1,0 +1,123 @@
+"""`python -m benchmarks exchange`: collectives between hosts, beside Gloo's, MPI's and the wire."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from benchmarks.exchange import tables
+from benchmarks.exchange.part_tables import part_tables
+from benchmarks.exchange.parts import PARTS
+from benchmarks.exchange.plan import Settings
+from benchmarks.exchange.records import ExchangeMeasurement, read
+from benchmarks.exchange.run import ExchangeBench
+from benchmarks.runner import given, measure, table
+from compressa.config.sizes import parse_bytes
+from compressa.errors import ConfigError
+from compressa.testbed import LinkSpec
+
+_QUICK: dict[str, Any] = {
+    "parts": ["sums"],
+    "hosts": [2],
+    "links": ["1gbit"],
+    "sizes_bytes": [1 << 10, 1 << 14, 4_000_000],
+}
+_BUDGET_S, _QUICK_BUDGET_S = 0.5, 0.2
+
+
+def exchange(
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help=f"What to measure, several times: {', '.join(PARTS)}; all if left out."),
+    ] = None,
+    hosts: Annotated[
+        list[int] | None,
+        typer.Option(min=2, help="Hosts, several times, instead of those of the parts."),
+    ] = None,
+    link: Annotated[
+        list[str] | None,
+        typer.Option(help="Speed of each link, several times, instead of those of the parts."),
+    ] = None,
+    size: Annotated[
+        list[str] | None,
+        typer.Option(help='Bytes, several times, such as "64KiB" or 4e6, instead of the parts\'.'),
+    ] = None,
+    what: Annotated[str, typer.Option(help="Only methods whose names match this pattern.")] = "*",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
+    ] = None,
+    update: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write to this file; rows of it that are not measured again stay."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="2 hosts at 1 Gbit/s and three sizes: half a minute.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(min=0.01, help="Seconds for a row; long operations run once.")
+    ] = None,
+    longest: Annotated[
+        float, typer.Option(min=0.1, help="Leave operations out that take more seconds.")
+    ] = 10.0,
+) -> None:
+    """Time collectives between hosts on shaped links, side by side in one run.
+
+    Ours, Gloo's own and, with the extra bench-peers and as root, MPI's and Ray's own; one rank on
+    each host, one thread for each rank. "Of line rate" is the time that the bytes of a method's
+    formula take in one plain TCP stream, over the time taken; docs/performance.md says how it is
+    measured.
+
+    Parts, and their minutes: sums (20), compressed (2), server (3), broadcast (3), transfer (3),
+    striping (1), hosts (4). Needs network namespaces: Linux, and root or user namespaces.
+    """
+    if json_file is not None and update is not None:
+        raise ConfigError("--json writes a new file and --update an older one: give one of them")
+    settings = Settings(
+        budget_s=budget or (_QUICK_BUDGET_S if quick else _BUDGET_S),
+        longest_s=longest,
+        pattern=what,
+        **(_QUICK if quick else {})
+        | given(
+            parts=part,
+            hosts=hosts,
+            links=link and [str(LinkSpec.parse(text)) for text in link],
+            sizes_bytes=size and [_bytes(text) for text in size],
+        ),
+    )
+    _show(Console(), measure(partial(ExchangeBench, settings), json_file or update, _read(update)))
+
+
+def _read(update: Path | None) -> ExchangeMeasurement | None:
+    return None if update is None or not update.exists() else read(update)
+
+
+def _bytes(text: str) -> int:
+    try:
+        found = float(text) if "e" in text.lower() else parse_bytes(text)
+        size_bytes = int(found)
+    except (ValueError, OverflowError) as error:
+        raise ConfigError(f"--size {error}") from error
+    if size_bytes < 4 or size_bytes % 4 or size_bytes != found:
+        raise ConfigError(f"--size: {text} is no size of a vector of float32: give a multiple of 4")
+    return size_bytes
+
+
+def _show(console: Console, measurement: ExchangeMeasurement) -> None:
+    for network in measurement.networks:
+        titles, lines = tables.times(network, measurement.rows)
+        console.print(f"\n{tables.describe(network)}", highlight=False)
+        if lines:
+            console.print(table(titles, set(titles[1:]), lines))
+    for part in part_tables(measurement):
+        console.print(f"\n{part.caption}", highlight=False)
+        console.print(table(part.titles, set(part.titles[1:]), part.lines))
+    console.print(f"\n{tables.BUSY_NOTE}\n", highlight=False)
+    console.print(table(tables.TARGET_TITLES, tables.TARGET_NUMBERS, tables.targets(measurement)))
+    for line in tables.omissions(measurement):
+        console.print(f"Not measured, {line}", highlight=False, markup=False)

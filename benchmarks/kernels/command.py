@@ -1,0 +1,145 @@
+"""`python -m benchmarks kernels`: what compressors cost on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.kernels import Bench, Case, Row, launches, scaling, targets, write
+from benchmarks.kernels.device import BenchDevice, device_named
+from benchmarks.kernels.launches import LAUNCHES, LaunchCase
+from benchmarks.kernels.table import cases_on
+from benchmarks.runner import table
+from compressa.errors import ConfigError
+
+
+class _Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def kernels(
+    elems: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Elements; may be given several times. 25e6 and 200e6 if left out, on a GPU 100e6."
+        ),
+    ] = None,
+    device: Annotated[
+        _Device, typer.Option(help="Where compressors run: the CPU, or the current GPU.")
+    ] = _Device.CPU,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that share a call.")] = 2,
+    case: Annotated[str, typer.Option(help="Only cases whose names match this pattern.")] = "*",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
+    ] = None,
+    with_scaling: Annotated[
+        bool,
+        typer.Option(
+            "--scaling",
+            help="Also from 1e4 to 1e8 elements, with a plot beside the JSON file, and the fixed "
+            "cost of a call.",
+        ),
+    ] = False,
+    repeats: Annotated[int, typer.Option(min=7, help="Samples per case, at least 7.")] = 9,
+) -> None:
+    """Time every compressor against the memory bus and against plain implementations.
+
+    "Of the limit" is the time in which the bytes of a call could cross the memory bus, over the
+    time taken; docs/performance.md says how it is measured. The two default sizes take about
+    six minutes on two cores, and up to 10 GB.
+
+    On a GPU also with gradients in bfloat16, and what launches cost.
+    """
+    where = device_named(device)
+    sizes, (cases, small) = _sizes(elems, where), _matching(case, where.kind)
+    if with_scaling:
+        _require_place(json_file)
+    run = Bench(threads=threads, repeats=repeats, device=where)
+    _measure(run, cases, small, sizes, json_file, with_scaling=with_scaling)
+    console = Console()
+    console.print(table(targets.TITLES, targets.NUMBERS, targets.table(run.rows, cases)))
+    if small:
+        console.print(table(launches.TITLES, launches.NUMBERS, launches.table(run.rows)))
+    console.print(f"Targets hold at {where.default_elems[-1]:,} elements.")
+    if with_scaling and json_file is not None:
+        what = f"microseconds per call on {scaling.SMALL_ELEMS:,} elements"
+        console.print(f"\nFixed cost: {what}; at most {scaling.MOST_FIXED_US:.0f}.")
+        console.print(_fixed_costs(run.rows))
+        scaling.save_plot(run.rows, json_file.with_suffix(".png"))
+    _say_what_is_missing(console, run, cases)
+
+
+def _sizes(given: Sequence[float] | None, device: BenchDevice) -> list[int]:
+    if not given:
+        return list(device.default_elems)
+    wrong = [size for size in given if size < 1 or not size.is_integer()]
+    if wrong:
+        raise ConfigError(f"--elems: {wrong[0]:g} is no number of elements")
+    return [int(size) for size in given]
+
+
+def _matching(pattern: str, kind: str) -> tuple[list[Case], list[LaunchCase]]:
+    known, known_small = cases_on(kind), LAUNCHES if kind == "cuda" else ()
+    cases = [case for case in known if fnmatchcase(case.name, pattern)]
+    small = [case for case in known_small if fnmatchcase(case.name, pattern)]
+    if not cases and not small:
+        names = [*(case.name for case in known), *(case.name for case in known_small)]
+        there = ", ".join(names)
+        raise ConfigError(f"--case: no name matches {pattern!r}; there are: {there}")
+    return cases, small
+
+
+def _require_place(json_file: Path | None) -> None:
+    if json_file is None:
+        raise ConfigError("--scaling draws a plot beside the JSON file; say where with --json")
+    scaling.require_matplotlib()
+
+
+def _measure(
+    run: Bench,
+    cases: Sequence[Case],
+    small: Sequence[LaunchCase],
+    sizes: Sequence[int],
+    json_file: Path | None,
+    *,
+    with_scaling: bool,
+) -> None:
+    """Measure all, and keep the file up to date, so that a run that is ended leaves a part."""
+
+    def rows() -> Iterator[Row]:
+        yield from launches.run(run, small)  # first: compiling peers may take minutes
+        yield from run.run(cases, sizes)
+        if with_scaling:
+            yield from scaling.run(run, cases)
+
+    with Console(stderr=True).status("measuring") as status:
+        for row in rows():
+            status.update(f"measured {row.case}")
+            if json_file is not None:
+                write(json_file, run.measurement())
+
+
+def _fixed_costs(rows: Sequence[Row]) -> Table:
+    table = Table("case", box=None, pad_edge=False)
+    table.add_column("us", justify="right")
+    for row in rows:
+        if row.benchmark == "kernels-fixed-cost":
+            colour = "green" if row.median <= scaling.MOST_FIXED_US else "red"
+            table.add_row(row.name, f"[{colour}]{row.median:.1f}[/{colour}]")
+    return table
+
+
+def _say_what_is_missing(console: Console, run: Bench, cases: Sequence[Case]) -> None:
+    lacking = {case.name for case in cases if case.build() is None} | run.unavailable
+    known = [*(case.name for case in cases), *(case.name for case in LAUNCHES)]
+    names = [name for name in known if name in lacking]
+    if names:
+        console.print(f"Not there yet: {', '.join(names)}.")

@@ -1,0 +1,95 @@
+"""`python -m benchmarks schedule`: steps whose communication overlaps with computing."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from benchmarks.runner import given, measure, table
+from benchmarks.schedule import tables
+from benchmarks.schedule.plan import LINKS, PARTS, RATIOS, Settings
+from benchmarks.schedule.records import ScheduleMeasurement, read
+from benchmarks.schedule.run import ScheduleBench
+from compressa.errors import ConfigError
+from compressa.testbed import LinkSpec
+
+_QUICK: dict[str, Any] = {"parts": ["steps"], "compressors": ["int8"], "ratios": [1.0]}
+_BUDGET_S, _QUICK_BUDGET_S = 40.0, 15.0
+
+
+def schedule(
+    part: Annotated[
+        list[str] | None,
+        typer.Option(help=f"What to measure, several times: {', '.join(PARTS)}; all if left out."),
+    ] = None,
+    compressor: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Of the steps, several times: {', '.join(LINKS)}; all if left out."),
+    ] = None,
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Of communication to computing, several times; "
+            f"{', '.join(f'{r:g}' for r in RATIOS)} if left out."
+        ),
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="Speed of each link, instead of the compressors' own.")
+    ] = None,
+    what: Annotated[str, typer.Option(help="Only methods whose names match this pattern.")] = "*",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
+    ] = None,
+    update: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write to this file; rows of it that are not measured again stay."
+        ),
+    ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="int8 at C = F + B alone: ten minutes.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds for each case of the steps.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of each case of the steps at least.")
+    ] = 3,
+) -> None:
+    """Time training steps whose communication overlaps with computing, side by side in one run.
+
+    Two hosts, one rank with one thread on each, a perceptron of equal layers. F and B are measured
+    without communication and C without computing, between the steps; the ideal step is the larger
+    of F + B and C. Beside ours is DDP at the best of three sizes of its buckets. A case of the
+    steps takes some ten minutes, one of a single method four, all other parts together three.
+
+    Needs network namespaces: Linux, and root or user namespaces.
+    """
+    if json_file is not None and update is not None:
+        raise ConfigError("--json writes a new file and --update an older one: give one of them")
+    settings = Settings(
+        link=None if link is None else str(LinkSpec.parse(link)),
+        pattern=what,
+        least_rounds=rounds,
+        budget_s=(_QUICK_BUDGET_S if quick else _BUDGET_S) if budget is None else budget,
+        **(_QUICK if quick else {}) | given(parts=part, compressors=compressor, ratios=ratio),
+    )
+    older = None if update is None or not update.exists() else read(update)
+    _show(Console(), measure(partial(ScheduleBench, settings), json_file or update, older))
+
+
+def _show(console: Console, measurement: ScheduleMeasurement) -> None:
+    for case in measurement.cases:
+        console.print(f"\n{tables.describe(case)}", highlight=False)
+        lines = tables.steps(measurement, case)
+        console.print(table(tables.STEP_TITLES, tables.STEP_NUMBERS, lines))
+    if measurement.pipelined:
+        console.print()
+        lines = tables.hook(measurement)
+        console.print(table(tables.HOOK_TITLES, tables.HOOK_NUMBERS, lines))
+    console.print()
+    console.print(table(tables.TARGET_TITLES, tables.TARGET_NUMBERS, tables.targets(measurement)))
