@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from benchmarks.exchange import records, tables
-from benchmarks.exchange.part_tables import Table, part_tables
-from benchmarks.kernels import CASES, Measurement, Row, read, scaling, targets
+from benchmarks.exchange import tables as exchange_tables
+from benchmarks.exchange.records import ExchangeMeasurement
+from benchmarks.kernels import CASES, Measurement, Row, scaling, targets
+from benchmarks.records import Header
 from benchmarks.schedule import records as schedule_records
 from benchmarks.schedule import tables as schedule_tables
-from benchmarks.schedule.methods import AUTO, DDP
-from benchmarks.schedule.records import Case, Jobs, Pushes, ScheduleMeasurement, Step
+from benchmarks.schedule.methods import DDP
+from benchmarks.schedule.records import ScheduleMeasurement
 from benchmarks.schedule.targets import LEAST_BOUND
-from compressa.link.texts import ms_text, size_text
+from benchmarks.tables import Table, markdown
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "performance.md"
@@ -44,10 +45,11 @@ def figures_block(folder: Path = MEASUREMENTS) -> str:
     files = sorted(folder.glob("kernels*.json"))
     if not files:
         return NONE_YET
-    measurements = [read(file) for file in files]
+    measurements = [Measurement.read(file) for file in files]
     rows = _latest(row for measurement in measurements for row in measurement.rows)
     parts = [_provenance(measurements), _yardstick(rows), _times(rows)]
-    parts += [_fixed_costs(rows), _scaling(rows), _plots(folder)]
+    more = (scaling.fixed_costs(rows), scaling.growth(rows))
+    parts += [*(markdown(table) for table in more if table.lines), _plots(folder)]
     return "\n".join(part for part in parts if part)
 
 
@@ -72,7 +74,7 @@ def _dates(timestamps: Iterable[datetime]) -> str:
     return " to ".join(sorted({days[0], days[-1]}))
 
 
-def _place(head: records.Header | schedule_records.Header) -> str:
+def _place(head: Header) -> str:
     versions = ", ".join(f"{name} {text}" for name, text in sorted(head.versions.items()))
     return f"{head.cpu}, {head.cores} cores, {head.system}; {versions}"
 
@@ -94,41 +96,14 @@ def _yardstick(rows: Sequence[Row]) -> str:
         for r in sorted(found, key=lambda row: row.elems)
     ]
     titles = ("elements", "threads", "yardstick GB/s", "p20", "p80")
-    return _markdown(titles, set(titles), cells)
+    return markdown(Table("", titles, cells, frozenset(titles)))
 
 
 def _times(rows: Sequence[Row]) -> str:
     order = {case.name: place for place, case in enumerate(CASES)}
     known = [row for row in rows if row.name in order]
     known.sort(key=lambda row: (row.elems, order[row.name]))
-    titles = (*targets.TITLES[:-1], "target")
-    return _markdown(titles, targets.NUMBERS, targets.table(known, CASES))
-
-
-def _fixed_costs(rows: Sequence[Row]) -> str:
-    cells = [
-        (row.name, f"{row.median:.1f}", "met" if row.median <= scaling.MOST_FIXED_US else "missed")
-        for row in rows
-        if row.benchmark == "kernels-fixed-cost"
-    ]
-    what = f"microseconds on {scaling.SMALL_ELEMS:,} elements"
-    titles = ("case", what, f"at most {scaling.MOST_FIXED_US:.0f}")
-    return _markdown(titles, {what}, cells) if cells else ""
-
-
-def _scaling(rows: Sequence[Row]) -> str:
-    """Nanoseconds per element, a line per case and a column per size: level where it is linear."""
-    found: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if row.benchmark == "kernels-scaling":
-            found.setdefault(row.name, {})[row.elems] = 1e3 * row.median / row.elems
-    sizes = sorted({elems for line in found.values() for elems in line})
-    columns = [f"{elems:.0e}".replace("e+0", "e") for elems in sizes]
-    cells = [
-        (name, *(f"{line[elems]:.2f}" if elems in line else "-" for elems in sizes))
-        for name, line in found.items()
-    ]
-    return _markdown(("ns per element at", *columns), set(columns), cells) if found else ""
+    return markdown(targets.table(known, CASES))
 
 
 def _plots(folder: Path) -> str:
@@ -145,19 +120,13 @@ def exchange_block(folder: Path = MEASUREMENTS) -> str:
     file = folder / "exchange.json"
     if not file.exists():
         return NONE_YET
-    measurement = records.read(file)
+    measurement = ExchangeMeasurement.read(file)
     head = measurement.header
     parts = [f"Measured {_dates([head.timestamp])} on {_place(head)}.\n"]
-    numbers = tables.TARGET_NUMBERS
-    titles = (*tables.TARGET_TITLES[:-1], "target met")
-    parts.append(_markdown(titles, numbers, tables.targets(measurement)))
-    for network in measurement.networks:
-        titles, cells = tables.times(network, measurement.rows)
-        if cells:
-            parts += [tables.describe(network) + ".\n", _markdown(titles, set(titles[1:]), cells)]
-    parts += [_captioned(part) for part in part_tables(measurement)]
-    parts += [f"{tables.BUSY_NOTE}\n".replace("*", "\\*", 1)]
-    parts += [f"Not measured, {line}\n" for line in tables.omissions(measurement)]
+    parts.append(markdown(exchange_tables.targets(measurement)))
+    parts += [_captioned(table) for table in exchange_tables.tables(measurement) if table.lines]
+    parts += [f"{exchange_tables.BUSY_NOTE}\n".replace("*", "\\*", 1)]
+    parts += [f"Not measured, {line}\n" for line in exchange_tables.omissions(measurement)]
     return "\n".join(parts)
 
 
@@ -173,9 +142,9 @@ def schedule_section(folder: Path = MEASUREMENTS) -> str:
     file = folder / SCHEDULE
     if not file.exists():
         return NONE_YET
-    measured = schedule_records.read(file)
+    measured = ScheduleMeasurement.read(file)
     parts = [_how_steps_are_measured(measured.header), _when_and_where(measured)]
-    parts += [_captioned(table) for table in _schedule_tables(measured) if table.lines]
+    parts += [_captioned(table) for table in schedule_tables.tables(measured) if table.lines]
     return "\n".join([*parts, _verdicts(measured)])
 
 
@@ -211,125 +180,21 @@ def _when_and_where(measured: ScheduleMeasurement) -> str:
     return f"Measured {_dates(days or [measured.header.timestamp])} on {_place(measured.header)}.\n"
 
 
-def _schedule_tables(measured: ScheduleMeasurement) -> Iterator[Table]:
-    method, ms, *others, _ = schedule_tables.STEP_TITLES
-    for case in measured.cases:
-        titles = (method, ms, "p20 to p80", *others, "error")
-        yield Table(schedule_tables.describe(case), titles, _steps(measured, case))
-    yield Table(
-        "Units through the engine below the hook, one after the other (apart) and pipelined; the "
-        "gain is that of encoding, wire and decoding together over the pipelined time, and its "
-        "bound that over the longest of them",
-        schedule_tables.HOOK_TITLES,
-        schedule_tables.hook(measured),
-    )
-    costs = [(row.what, f"{row.chunks:,}", f"{row.chunk_us:.2f}") for row in measured.overhead]
-    yield Table(
-        "To plan chunks, and to hand them over", ("what is done", "chunks", "us per chunk"), costs
-    )
-    yield _traced(measured)
-    yield from map(_jobs, measured.jobs)
-    yield from map(_pushes, measured.pushes)
-
-
-def _steps(measured: ScheduleMeasurement, case: Case) -> list[tuple[str, ...]]:
-    return [
-        (method, ms, f"{ms_text(row.p20_s)} to {ms_text(row.p80_s)}", *others, _error(row))
-        for row, (method, ms, *others, _) in zip(
-            measured.of(case), schedule_tables.steps(measured, case), strict=True
-        )
-    ]
-
-
-def _error(step: Step) -> str:
-    return "-" if step.simulated_s is None else f"{step.simulated_s / step.median_s - 1:+.0%}"
-
-
-def _traced(measured: ScheduleMeasurement) -> Table:
-    caption = f"Steps of `{AUTO}` with a trace, as multiples of those without beside them"
-    titles = ("step without, ms", "with", "quartiles", "processor time")
-    lines = [
-        (
-            ms_text(row.step_s),
-            f"{row.ratio:.3f}",
-            f"{row.ratio_low:.3f} to {row.ratio_high:.3f}",
-            f"{row.cpu_ratio:.3f}",
-        )
-        for row in measured.traced
-    ]
-    return Table(caption, titles, lines)
-
-
-def _jobs(jobs: Jobs) -> Table:
-    shares = {"fifo": "all packets in one queue", "fair": "even shares of it for connections"}
-    caption = (
-        f"Two jobs on one link of {jobs.link}, {shares[jobs.port]} ({jobs.port}), "
-        f"{size_text(jobs.size_bytes)} of gradients a step; alone, a job communicates for "
-        f"{jobs.communication:.0%} of its time, and computing is a timed wait, up to "
-        f"{jobs.jitter:.0%} longer or shorter. Steps as multiples of each job's "
-        f"mean step alone, which is {ms_text(jobs.alone_s)} ms for the first"
-    )
-    ways = ("not staggered", "staggered")
-    steps = zip((jobs.unstaggered, jobs.staggered), jobs.medians, jobs.worsts, strict=True)
-    alone, *together = map(_burstiness, jobs.burstiness)
-    lines = [("alone", "1.00", "-", "-", alone)] + [
-        (way, *map(_of_each, several), burstiness)
-        for way, several, burstiness in zip(ways, steps, together, strict=True)
-    ]
-    return Table(caption, ("jobs", "mean", "median", "worst", "peak over mean in 10 ms"), lines)
-
-
-def _of_each(steps: Iterable[float]) -> str:
-    return ", ".join(f"{step:.2f}" for step in steps)
-
-
-def _pushes(row: Pushes) -> Table:
-    caption = (
-        f"Four workers push {size_text(row.size_bytes)} each to one parameter server, and pull as "
-        f"much, on links of {row.link}; segments are those of TCP, the backlog that at the "
-        "server's port"
-    )
-    titles = ("workers push", "round, ms", "segments sent again", "most backlog, bytes")
-    lines = [
-        (way, ms_text(round_s), f"{again:,}", f"{most:,}", _burstiness(burstiness))
-        for way, round_s, again, most, burstiness in zip(
-            ("at once", "in slots"),
-            row.round_s,
-            row.retransmitted,
-            row.peak_bytes,
-            row.burstiness,
-            strict=True,
-        )
-    ]
-    return Table(caption, (*titles, "peak over mean in 10 ms"), lines)
-
-
-def _burstiness(peak_over_mean: float | None) -> str:
-    return "-" if peak_over_mean is None else f"{peak_over_mean:.2f}"
-
-
 def _verdicts(measured: ScheduleMeasurement) -> str:
-    lines = schedule_tables.targets(measured)
-    words = Counter(word for *_, word in lines)
+    table = schedule_tables.targets(measured)
+    words = Counter(word for *_, word in table.lines)
     counted = ", ".join(f"{words[word]} {word}" for word in ("met", "missed", "not judged"))
-    titles = (*schedule_tables.TARGET_TITLES[:-1], "target met")
     why = (
         "Not judged is what could show nothing: units whose bound is below "
         f"{LEAST_BOUND:.2f}, a trace where pairs of steps differ by more than is asked, turns of "
         "jobs that do not disturb each other.\n"
     )
-    table = _markdown(titles, schedule_tables.TARGET_NUMBERS, lines)
-    return "\n".join([f"Targets: {counted}.\n", table] + [why] * bool(words["not judged"]))
+    parts = [f"Targets: {counted}.\n", markdown(table)]
+    return "\n".join(parts + [why] * bool(words["not judged"]))
 
 
 def _captioned(table: Table) -> str:
-    lines = _markdown(table.titles, set(table.titles[1:]), table.lines)
-    return f"{table.caption}.\n\n{lines}"
-
-
-def _markdown(titles: Sequence[str], numbers: set[str], cells: Sequence[Sequence[str]]) -> str:
-    rules = ["---:" if title in numbers else "---" for title in titles]
-    return "".join("| " + " | ".join(line) + " |\n" for line in (titles, rules, *cells))
+    return f"{table.caption}.\n\n{markdown(table)}"
 
 
 def with_figures(page: str, block: str, name: str = "kernels") -> str:

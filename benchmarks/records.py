@@ -6,8 +6,9 @@ Targets are not written down: they belong to the cases, and what meets them is w
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     AwareDatetime,
@@ -27,8 +28,6 @@ from compressa.machine import this_machine
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 Share = Annotated[FiniteFloat, Field(ge=0)]
 
-Model = TypeVar("Model", bound=BaseModel)
-
 _MOST_BYTES = 64 << 20
 
 
@@ -38,7 +37,16 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Spread(Strict):
+class Row(Strict):
+    """What was measured of one thing."""
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Where among rows of its kind it stands: what is measured there again takes its place."""
+        return ()
+
+
+class Spread(Row):
     """The median of several times, and how far they lie apart."""
 
     median_s: Positive
@@ -53,7 +61,12 @@ class Spread(Strict):
 
 
 class Header(Strict):
-    """Where and when; each benchmark says what its format is called, and adds how."""
+    """Where and when; each benchmark says what its format is called, and adds how.
+
+    Rows of two files can be compared if the fields of `alike` agree.
+    """
+
+    alike: ClassVar[Sequence[str]] = ("cpu", "cores", "system")
 
     format: str
     format_version: Literal[1] = 1
@@ -76,32 +89,62 @@ class Header(Strict):
         return cls(**facts | {"versions": facts["versions"] | (versions or {})}, **how)
 
 
-def write(path: Path, measurement: BaseModel) -> None:
-    """Write a file whole, or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, f"{measurement.model_dump_json(indent=1)}\n".encode())
+class Measurement(Strict):
+    """A whole file: a header, and rows of one kind or several, by the names of the fields.
 
-
-def read_as(kind: type[Model], path: Path, command: str) -> Model:
-    """Read and check a file of one kind.
-
-    Args:
-        kind: What it should hold.
-        path: The file.
-        command: What writes such files.
-
-    Raises:
-        ConfigError: It cannot be read, or is of another kind; the message names the place.
+    `command` is what writes such files.
     """
-    try:
-        data = files.read(path, _MOST_BYTES)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {files.reason(error)}") from error
-    try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ConfigError(
-            f"{path} is no measurement of `{command}`: {place}: {first['msg']}"
-        ) from error
+
+    command: ClassVar[str]
+
+    header: Header
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read and check a file.
+
+        Raises:
+            ConfigError: It cannot be read, or is no such measurement; the message names the place.
+        """
+        try:
+            data = files.read(path, _MOST_BYTES)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {files.reason(error)}") from error
+        try:
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise ConfigError(
+                f"{path} is no measurement of `{cls.command}`: {place}: {first['msg']}"
+            ) from error
+
+    def write(self, path: Path) -> None:
+        """Write a file whole, or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, f"{self.model_dump_json(indent=1)}\n".encode())
+
+    @property
+    def kinds(self) -> dict[str, list[Row]]:
+        """The rows of each kind."""
+        return {name: rows for name, rows in self if name != "header"}
+
+    def updated(self, newer: Self) -> Self:
+        """Return this measurement with what a newer one has measured again, or in addition.
+
+        Raises:
+            ConfigError: Their rows can not be compared.
+        """
+        old, new = self.header, newer.header
+        for what in new.alike:
+            if getattr(old, what) != getattr(new, what):
+                raise ConfigError(
+                    f"the file's {what} is {getattr(old, what)}, and here it is "
+                    f"{getattr(new, what)}: rows would not be comparable; write another file"
+                )
+        versions = old.versions | new.versions
+        kinds: dict[str, Any] = {}
+        for name, rows in newer.kinds.items():
+            again = {row.place for row in rows}
+            kinds[name] = [row for row in self.kinds[name] if row.place not in again] + rows
+        return type(self)(header=new.model_copy(update={"versions": versions}), **kinds)

@@ -1,39 +1,18 @@
-"""What the commands of benchmarks between hosts share: their options, their file, their tables."""
+"""Runs a benchmark: what all of them do alike at the command line."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, TypeVar
 
-from pydantic import BaseModel
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.records import write
+from benchmarks.records import Measurement
+from benchmarks.tables import Table, laid_out
+from compressa.errors import ConfigError
 
-_COLOURS = {"met": "green", "missed": "red"}
-
-
-class Measurement(Protocol):
-    """What is written down, and can be brought up to date by a newer one."""
-
-    def updated(self, newer: Self) -> Self:
-        """Return what both hold; of what both have measured, the newer."""
-
-
-Written = TypeVar("Written", bound=Measurement)
-Written_co = TypeVar("Written_co", bound=Measurement, covariant=True)
-
-
-class Bench(Protocol[Written_co]):
-    """What measures."""
-
-    def run(self) -> None:
-        """Measure everything."""
-
-    def measurement(self) -> Written_co:
-        """Return all of it so far."""
+M = TypeVar("M", bound=Measurement)
 
 
 def given(**options: Sequence[Any] | None) -> dict[str, Any]:
@@ -41,46 +20,53 @@ def given(**options: Sequence[Any] | None) -> dict[str, Any]:
     return {name: list(dict.fromkeys(several)) for name, several in options.items() if several}
 
 
+def older(kind: type[M], json_file: Path | None, update: Path | None) -> M | None:
+    """Return what a file that is brought up to date holds already.
+
+    Raises:
+        ConfigError: A new file is to be written as well; or it is no measurement of this kind.
+    """
+    if json_file is not None and update is not None:
+        raise ConfigError("--json writes a new file and --update an older one: give one of them")
+    return None if update is None or not update.exists() else kind.read(update)
+
+
 def measure(
-    start: Callable[[Callable[[str], None], Callable[[Any], None]], Bench[Written]],
+    doing: Iterable[str],
+    measurement: Callable[[], M],
     file: Path | None,
-    older: Written | None,
-) -> Written:
+    known: M | None = None,
+) -> M:
     """Measure all, and keep the file up to date, so that a run that is ended leaves a part.
 
     Args:
-        start: Makes the benchmark, from what is told of its progress, and what after each row.
-        file: Where the measurement is written, if anywhere.
-        older: What stays of it where nothing newer is measured.
+        doing: Measures, and says what comes next each time that it has measured something.
+        measurement: Returns all of it so far.
+        file: Where it is written, if anywhere.
+        known: What stays of it where nothing newer is measured.
 
     Raises:
-        ConfigError: What is older can not be brought up to date here.
+        ConfigError: What is known can not be brought up to date here.
     """
 
-    def measured(bench: Bench[Written]) -> Written:
-        newer = bench.measurement()
-        return newer if older is None else older.updated(newer)
+    def kept() -> M:
+        newer = measurement()
+        found = newer if known is None else known.updated(newer)
+        if file is not None and any(newer.kinds.values()):
+            found.write(file)
+        return found
 
-    def kept(bench: Bench[Written]) -> None:
-        found = measured(bench)
-        if file is not None:
-            assert isinstance(found, BaseModel), "measurements are written as JSON"
-            write(file, found)
-
+    kept()  # a file of another machine is refused before anything is measured
     with Console(stderr=True).status("measuring") as status:
-        bench = start(status.update, kept)
-        measured(bench)  # a file of another machine is refused before anything is measured
-        bench.run()
-    kept(bench)
-    return measured(bench)
+        for what in doing:
+            kept()
+            status.update(what)
+    return kept()
 
 
-def table(titles: Sequence[str], numbers: set[str], lines: Sequence[tuple[str, ...]]) -> Table:
-    """Lay lines out under titles, those of numbers to the right, and verdicts in their colours."""
-    made = Table(box=None, pad_edge=False)
-    for title in titles:
-        made.add_column(title, justify="right" if title in numbers else "left")
-    for *cells, last in lines:
-        colour = _COLOURS.get(last)
-        made.add_row(*cells, f"[{colour}]{last}[/{colour}]" if colour else last)
-    return made
+def show(console: Console, tables: Iterable[Table]) -> None:
+    """Print tables below their captions."""
+    for table in tables:
+        console.print(f"\n{table.caption}", highlight=False, markup=False)
+        if table.lines:
+            console.print(laid_out(table))

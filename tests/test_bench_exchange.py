@@ -23,12 +23,10 @@ from benchmarks.exchange.records import (
     Network,
     Omitted,
     Row,
-    read,
 )
 from benchmarks.exchange.verdict import Verdict
 from benchmarks.hosts import bed, wire
 from benchmarks.hosts.ranks import Ranks, Started
-from benchmarks.records import write
 from compressa.errors import BackendUnavailable, ConfigError, TransportError
 from compressa.link.chain import LEAST_CHAIN_S, Ask, timed
 
@@ -153,8 +151,8 @@ class TestRecords:
         left_out = Omitted(hosts=8, link=None, method="ring", size_bytes=None, why="of a reason")
         measured = whole(row("ring", 1024, 1e-3))
         measured = measured.model_copy(update={"omitted": [left_out]})
-        write(tmp_path / "out.json", measured)
-        assert read(tmp_path / "out.json") == measured
+        measured.write(tmp_path / "out.json")
+        assert ExchangeMeasurement.read(tmp_path / "out.json") == measured
         assert measured.header.versions.keys() >= {"compressa", "torch", "python"}
 
     def test_other_files_are_refused(self, tmp_path: Path) -> None:
@@ -169,7 +167,7 @@ class TestRecords:
             with pytest.raises(
                 ConfigError, match="no measurement of `python -m benchmarks exchange`"
             ):
-                read(file)
+                ExchangeMeasurement.read(file)
 
 
 class TestTargets:
@@ -239,10 +237,10 @@ class TestTargets:
     def test_tables_have_times_shares_and_marks(self) -> None:
         rows = [row("ring", 1024, 1.234e-3), at_line_rate("ring", 0.96, load=0.95)]
         measured = whole(*rows, row("gloo all_reduce", 1024, 0.5))
-        titles, lines = tables.times(NETWORK, measured.rows)
-        assert titles == ("ms (of line rate)", "1 KiB", "4 MB")
-        assert lines == [("ring", "1.23", "52.5 (0.96)*"), ("gloo all_reduce", "500", "-")]
-        assert ("ring, 4 MB", "met") in {line[-2:] for line in tables.targets(measured)}
+        shown = tables.times(NETWORK, measured.rows)
+        assert shown.titles == ("ms (of line rate)", "1 KiB", "4 MB")
+        assert shown.lines == [("ring", "1.23", "52.5 (0.96)*"), ("gloo all_reduce", "500", "-")]
+        assert ("ring, 4 MB", "met") in {line[-2:] for line in tables.targets(measured).lines}
 
 
 def python_ranks(folder: Path, code: str) -> Callable[[Path], list[Started]]:
@@ -349,7 +347,7 @@ class TestPage:
         measured = whole(at_line_rate("ring", 0.96)).model_copy(
             update={"omitted": [Omitted(**left_out, why="12 s for one operation")]}
         )
-        write(tmp_path / "exchange.json", measured)
+        measured.write(tmp_path / "exchange.json")
         block = performance.exchange_block(tmp_path)
         head = measured.header
         for fact in (head.cpu, f"{head.timestamp:%Y-%m-%d}", *head.versions.values()):

@@ -11,7 +11,7 @@ from benchmarks.__main__ import app
 from benchmarks.exchange.methods import BY_NAME, METHODS
 from benchmarks.exchange.others import missing_mpi, missing_ray
 from benchmarks.exchange.parts import PARTS
-from benchmarks.exchange.records import read
+from benchmarks.exchange.records import ExchangeMeasurement
 
 pytestmark = MARKS
 __all__ = ["own_testbeds"]  # a fixture for every test here
@@ -24,7 +24,7 @@ def test_all_methods_are_measured_between_two_hosts(tmp_path: Path) -> None:
     words += [word for part in PARTS if part != "hosts" for word in ("--part", part)]
     result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["exchange", *words])
     assert result.exit_code == 0, result.exception or result.output
-    measured = read(file)
+    measured = ExchangeMeasurement.read(file)
     missing = {"mpi": missing_mpi(), "ray": missing_ray()}
     few = {method.name for method in METHODS if method.least_ranks > 2}
     wanted = {method.name for method in METHODS if not missing.get(method.by)} - few

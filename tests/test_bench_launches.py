@@ -14,7 +14,7 @@ from test_bench_records import row
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.kernels import Bench, Row, command, launches, read
+from benchmarks.kernels import Bench, Measurement, Row, command, launches
 from benchmarks.kernels.device import BenchDevice, Cpu, device_s
 from benchmarks.kernels.launches import LAUNCHES, UNITS, LaunchCase, as_list, host_times
 from benchmarks.kernels.operands import Operands
@@ -169,7 +169,7 @@ def test_every_case_gives_a_row(small: BenchDevice) -> None:
     assert beside == {
         case.name: f"{UNITS * UNIT:,} elements" for case in LAUNCHES if case.least_rate
     }
-    cells = launches.table(rows)
+    cells = launches.table(rows).lines
     assert [line[0] for line in cells] == [case.name for case in LAUNCHES]
     assert {line[-1] for line in cells} <= {"met", "missed"}
     assert list(launches.run(bench, [])) == []
@@ -203,7 +203,7 @@ def test_the_command_line_shows_them_and_names_them(
     assert said.exit_code == 0
     assert "int8 with residual, one unit: device" in said.stdout
     assert "at most 10" in said.stdout
-    assert {row.benchmark for row in read(file).rows} == {"kernels-launch"}
+    assert {row.benchmark for row in Measurement.read(file).rows} == {"kernels-launch"}
 
 
 def launched(name: str, median: float, peer_median: float | None) -> Row:
@@ -244,5 +244,5 @@ def launched(name: str, median: float, peer_median: float | None) -> Row:
 def test_a_row_says_what_was_wanted_and_whether_it_was_reached(
     name: str, median: float, peer_median: float | None, said: str, verdict: str
 ) -> None:
-    (cells,) = launches.table([launched(name, median, peer_median), row()])
+    (cells,) = launches.table([launched(name, median, peer_median), row()]).lines
     assert cells == (name, "1,000", f"{median:.1f} ({median:.1f} to {median:.1f})", said, verdict)

@@ -12,7 +12,6 @@ from compressa.schedulers import POLICIES
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.records import write
 from benchmarks.schedule import tables
 from benchmarks.schedule.methods import AUTO, DDP, EXCHANGED, METHODS
 from benchmarks.schedule.overhead import chunk_costs
@@ -27,7 +26,6 @@ from benchmarks.schedule.records import (
     ScheduleMeasurement,
     Step,
     Traced,
-    read,
 )
 from benchmarks.schedule.run import ScheduleBench
 from benchmarks.schedule.steps import Steps
@@ -107,8 +105,8 @@ def judged(found: ScheduleMeasurement) -> dict[str, bool | None]:
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "schedule.json"
     found = measurement(cases=[case()], steps=[step(AUTO, 0.33)], pipelined=[pipelined(0.04, 0.05)])
-    write(file, found)
-    assert read(file) == found
+    found.write(file)
+    assert ScheduleMeasurement.read(file) == found
 
 
 @pytest.mark.parametrize(
@@ -137,7 +135,7 @@ def test_a_file_that_is_none_is_refused_with_its_place(
     inner[place[-1]] = value
     file.write_text(json.dumps(tree))
     with pytest.raises(ConfigError, match="is no measurement of `python -m benchmarks schedule`"):
-        read(file)
+        ScheduleMeasurement.read(file)
 
 
 def test_rows_of_a_case_that_is_measured_again_go_and_others_stay() -> None:
@@ -165,8 +163,8 @@ def test_a_file_of_another_model_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "older.json"
-    write(file, measurement())
-    monkeypatch.setattr(ScheduleBench, "run", lambda bench: pytest.fail("it measures"))
+    measurement().write(file)
+    monkeypatch.setattr(ScheduleBench, "run", lambda bench: iter(lambda: pytest.fail("it did"), 0))
     done = CliRunner().invoke(app, ["schedule", "--update", str(file)])
     assert isinstance(done.exception, ConfigError)
     assert "write another file" in str(done.exception)
@@ -260,9 +258,9 @@ def test_a_table_shows_each_step_beside_ideal_and_ddp() -> None:
     found = measurement(
         cases=[case()], steps=[step(DDP[0].name, 0.62), step(AUTO, 0.31, simulated_s=0.3)]
     )
-    lines = tables.steps(found, found.cases[0])
-    assert lines[1] == (AUTO, "310", "1.00", "2.00", "300", "0.90")
-    assert "C 310 ms, that is 1.03 (F + B)" in tables.describe(found.cases[0])
+    shown = next(tables.tables(found))
+    assert shown.lines[1] == (AUTO, "310", "310 to 310", "1.00", "2.00", "300", "-3%")
+    assert "C 310 ms, that is 1.03 (F + B)" in shown.caption
 
 
 def test_what_there_is_not_is_refused() -> None:
@@ -298,12 +296,24 @@ class _Ranks:
 def steps_of(ranks: _Ranks) -> Steps:
     settings = Settings(pattern="none of all", budget_s=0.0, least_rounds=1)
     asked: Any = ranks
-    return Steps(asked, "3mbit", settings, "int8", lambda text: None)
+    steps = Steps(asked, "3mbit", settings, "int8")
+    assert list(steps.prepare()) == ["3mbit: setting up"]
+    return steps
+
+
+def measured(steps: Steps, ratio: float) -> Case:
+    doing = steps.case(ratio)
+    while True:
+        try:
+            next(doing)
+        except StopIteration as end:
+            found: Case = end.value[0]
+            return found
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
 def test_batches_are_so_large_that_computing_takes_as_long_as_is_asked_for(ratio: float) -> None:
-    found, _ = steps_of(_Ranks(3.0, 1e-4)).case(ratio)
+    found = measured(steps_of(_Ranks(3.0, 1e-4)), ratio)
     assert found.communication_s / (found.forward_s + found.backward_s) == pytest.approx(
         ratio, rel=0.04
     )
@@ -311,7 +321,7 @@ def test_batches_are_so_large_that_computing_takes_as_long_as_is_asked_for(ratio
 
 def test_batches_that_are_too_large_to_be_kept_are_refused() -> None:
     with pytest.raises(ConfigError, match="faster --link"):
-        steps_of(_Ranks(3.0, 1e-6)).case(1.0)
+        measured(steps_of(_Ranks(3.0, 1e-6)), 1.0)
 
 
 def test_links_are_faster_where_communication_is_a_part_of_computing() -> None:

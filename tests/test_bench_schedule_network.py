@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import app
 from benchmarks.schedule.methods import EXCHANGED
 from benchmarks.schedule.model import ELEMS
-from benchmarks.schedule.records import read
+from benchmarks.schedule.records import ScheduleMeasurement
 
 pytestmark = MARKS
 __all__ = ["own_testbeds"]  # a fixture for every test here
@@ -22,7 +22,7 @@ def test_steps_are_measured_between_two_hosts(tmp_path: Path) -> None:
     words += ["--link", "500mbit", "--budget", "0", "--rounds", "1", "--json", str(file)]
     result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["schedule", *words])
     assert result.exit_code == 0, result.exception or result.output
-    found = read(file)
+    found = ScheduleMeasurement.read(file)
     (case,) = found.cases
     assert case.communication_s > ELEMS / (500e6 / 8), "as fast as the link, and no faster"
     assert {step.method for step in found.steps} == {EXCHANGED, "hook, fifo"}

@@ -10,7 +10,6 @@ import pytest
 from test_bench_schedule import NOW, case, measurement, pipelined, step, two_jobs
 
 from benchmarks import page as performance
-from benchmarks.records import write
 from benchmarks.schedule.methods import AUTO, DDP
 from benchmarks.schedule.records import Overhead, Pushes, Traced
 
@@ -20,7 +19,7 @@ HEADING = performance.SCHEDULE_HEADING
 
 def section_of(folder: Path, **rows: Any) -> str:
     file = folder / "schedule.json"
-    write(file, measurement(**rows))
+    measurement(**rows).write(file)
     return performance.schedule_section(folder)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,12 +9,11 @@ import typer
 from rich.console import Console
 
 from benchmarks.exchange import tables
-from benchmarks.exchange.part_tables import part_tables
 from benchmarks.exchange.parts import PARTS
 from benchmarks.exchange.plan import Settings
-from benchmarks.exchange.records import ExchangeMeasurement, read
+from benchmarks.exchange.records import ExchangeMeasurement
 from benchmarks.exchange.run import ExchangeBench
-from benchmarks.runner import given, measure, table
+from benchmarks.runner import given, measure, older, show
 from compressa.config.sizes import parse_bytes
 from compressa.errors import ConfigError
 from compressa.testbed import LinkSpec
@@ -76,8 +74,7 @@ def exchange(
     Parts, and their minutes: sums (20), compressed (2), server (3), broadcast (3), transfer (3),
     striping (1), hosts (4). Needs network namespaces: Linux, and root or user namespaces.
     """
-    if json_file is not None and update is not None:
-        raise ConfigError("--json writes a new file and --update an older one: give one of them")
+    known = older(ExchangeMeasurement, json_file, update)
     settings = Settings(
         budget_s=budget or (_QUICK_BUDGET_S if quick else _BUDGET_S),
         longest_s=longest,
@@ -90,11 +87,8 @@ def exchange(
             sizes_bytes=size and [_bytes(text) for text in size],
         ),
     )
-    _show(Console(), measure(partial(ExchangeBench, settings), json_file or update, _read(update)))
-
-
-def _read(update: Path | None) -> ExchangeMeasurement | None:
-    return None if update is None or not update.exists() else read(update)
+    bench = ExchangeBench(settings)
+    _show(Console(), measure(bench.run(), bench.measurement, json_file or update, known))
 
 
 def _bytes(text: str) -> int:
@@ -109,15 +103,8 @@ def _bytes(text: str) -> int:
 
 
 def _show(console: Console, measurement: ExchangeMeasurement) -> None:
-    for network in measurement.networks:
-        titles, lines = tables.times(network, measurement.rows)
-        console.print(f"\n{tables.describe(network)}", highlight=False)
-        if lines:
-            console.print(table(titles, set(titles[1:]), lines))
-    for part in part_tables(measurement):
-        console.print(f"\n{part.caption}", highlight=False)
-        console.print(table(part.titles, set(part.titles[1:]), part.lines))
-    console.print(f"\n{tables.BUSY_NOTE}\n", highlight=False)
-    console.print(table(tables.TARGET_TITLES, tables.TARGET_NUMBERS, tables.targets(measurement)))
+    show(console, tables.tables(measurement))
+    console.print(f"\n{tables.BUSY_NOTE}", highlight=False)
+    show(console, [tables.targets(measurement)])
     for line in tables.omissions(measurement):
         console.print(f"Not measured, {line}", highlight=False, markup=False)

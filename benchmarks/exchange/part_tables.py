@@ -4,31 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from benchmarks.exchange.methods import BROADCAST, BY_NAME, GLOO_SUM
 from benchmarks.exchange.part_targets import beside_dense, byte_ratio, floor_share
 from benchmarks.exchange.records import ExchangeMeasurement, Row, Simulated
-from benchmarks.exchange.tables import Cells
-from benchmarks.exchange.verdict import BUSY_MARK, is_busy, of_part
+from benchmarks.exchange.verdict import ms_cell, of_part
+from benchmarks.tables import Table
 from compressa.link.texts import ms_text, size_text
 from compressa.testbed import LinkSpec
 
 _NONE = "-"
-
-
-class Table(NamedTuple):
-    """One table.
-
-    Attributes:
-        caption: What it shows.
-        titles: Of its columns; all but the first have numbers.
-        lines: Its cells.
-    """
-
-    caption: str
-    titles: Cells
-    lines: Sequence[Cells]
 
 
 def part_tables(measurement: ExchangeMeasurement) -> list[Table]:
@@ -56,11 +41,11 @@ def _compressed(rows: Sequence[Row]) -> Iterator[Table]:
     titles = ("method", "ms", "speed-up over Gloo", "byte ratio", "of it")
     for place, here in _grouped(rows):
         size = size_text(here[0].size_bytes)
-        lines = [(row.method, _ms(row), "", "", "") for row in here if row.by != "compressa"]
+        lines = [(row.method, ms_cell(row), "", "", "") for row in here if row.by != "compressa"]
         for row, dense in beside_dense(here):
             speed_up, ratio = dense.median_s / row.median_s, byte_ratio(row, dense)
             figures = f"{speed_up:.2f}", f"{ratio:.2f}", f"{speed_up / ratio:.2f}"
-            lines.append((row.method, _ms(row), *figures))
+            lines.append((row.method, ms_cell(row), *figures))
         yield Table(f"{size} of gradients, from values to means: {place}", titles, lines)
 
 
@@ -72,7 +57,7 @@ def _server(rows: Sequence[Row]) -> Iterator[Table]:
         for row in here:
             share, speed_up = row.line_rate_share, (f"{s / row.median_s:.2f}" for s in dense_s)
             floor = ms_text(share * row.median_s)
-            lines.append((row.method, _ms(row), floor, f"{share:.2f}", next(speed_up, _NONE)))
+            lines.append((row.method, ms_cell(row), floor, f"{share:.2f}", next(speed_up, _NONE)))
         yield Table(f"A value through a parameter server: {place}", titles, lines)
 
 
@@ -87,14 +72,20 @@ def _broadcast(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def _of_floor(method: str, rows: Iterable[Row]) -> str:
-    found = [f"{_ms(row)} ({floor_share(row):.2f})" for row in rows if row.method == method]
+    found = [f"{ms_cell(row)} ({floor_share(row):.2f})" for row in rows if row.method == method]
     return found[0] if found else _NONE
 
 
 def _transfer(rows: Sequence[Row]) -> Iterator[Table]:
     for place, here in _grouped(rows):
         lines = [
-            (row.method, _ms(row), ms_text(row.p20_s), ms_text(row.p80_s), str(row.operations - 1))
+            (
+                row.method,
+                ms_cell(row),
+                ms_text(row.p20_s),
+                ms_text(row.p80_s),
+                str(row.operations - 1),
+            )
             for row in here
         ]
         size = size_text(here[0].size_bytes)
@@ -105,7 +96,9 @@ def _transfer(rows: Sequence[Row]) -> Iterator[Table]:
 def _striping(rows: Sequence[Row]) -> Iterator[Table]:
     for place, here in _grouped(rows):
         single_s = here[0].median_s
-        lines = [(_connections(row), _ms(row), f"{single_s / row.median_s:.2f}") for row in here]
+        lines = [
+            (_connections(row), ms_cell(row), f"{single_s / row.median_s:.2f}") for row in here
+        ]
         size = size_text(here[0].size_bytes)
         caption = f"{size} over several connections, each limited: {place}"
         yield Table(caption, ("connections", "ms", "speed-up"), lines)
@@ -118,7 +111,7 @@ def _connections(row: Row) -> str:
 def _hosts(rows: Sequence[Row]) -> Iterator[Table]:
     for size_bytes in sorted({row.size_bytes for row in rows}):
         here = [row for row in rows if row.size_bytes == size_bytes]
-        cells = {(row.method, row.hosts): f"{_ms(row)} ({_predicted(row)})" for row in here}
+        cells = {(row.method, row.hosts): f"{ms_cell(row)} ({_predicted(row)})" for row in here}
         yield _by_hosts(f"{size_text(size_bytes)} on more and more hosts, {here[0].link}", cells)
 
 
@@ -156,10 +149,6 @@ def _grouped(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
         (f"{hosts} hosts, {link}" + (f", {size_text(size)}" if several else ""), here)
         for (hosts, link, size), here in groups.items()
     ]
-
-
-def _ms(row: Row) -> str:
-    return ms_text(row.median_s) + (BUSY_MARK if is_busy(row) else "")
 
 
 def _predicted(row: Row) -> str:

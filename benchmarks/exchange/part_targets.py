@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from benchmarks.exchange.methods import BY_NAME, GLOO_SUM
 from benchmarks.exchange.records import Network, Row
 from benchmarks.exchange.verdict import (
-    Verdict,
     beside_others,
     fastest,
     is_excused,
     is_fast,
     name_of,
 )
+from benchmarks.targets import Verdict
 
 COMPRESSED = ("int8", "int4")
 LEAST_OF_RATIO, LEAST_OF_RATIO_FAST = 0.85, 0.7
@@ -31,7 +31,12 @@ def compressed(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
             reached = dense.median_s / row.median_s
             target = "compressed, speed-up over Gloo"
             yield Verdict(
-                target, network, f"{reached:.2f}", f"{asked:.2f}", name_of(row), reached >= asked
+                target,
+                network.where,
+                f"{reached:.2f}",
+                f"{asked:.2f}",
+                name_of(row),
+                reached >= asked,
             )
 
 
@@ -58,7 +63,7 @@ def broadcast(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
         share = floor_share(best)
         met = None if is_excused(network, best) else share >= LEAST_FLOOR_SHARE
         asked, target = f"{LEAST_FLOOR_SHARE:.2f}", "broadcast from 4, of the floor"
-        yield Verdict(target, network, f"{share:.2f}", asked, name_of(best), met)
+        yield Verdict(target, network.where, f"{share:.2f}", asked, name_of(best), met)
 
 
 def floor_share(row: Row) -> float:
@@ -73,4 +78,4 @@ def transfer(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
         ratio = round(ours.median_s / theirs.median_s, 2)
         at = name_of(ours, beside=theirs)
         target, asked = "transfer, of the fastest other", f"{MOST_OF_FASTEST:.2f}"
-        yield Verdict(target, network, f"{ratio:.2f}", asked, at, ratio <= MOST_OF_FASTEST)
+        yield Verdict(target, network.where, f"{ratio:.2f}", asked, at, ratio <= MOST_OF_FASTEST)

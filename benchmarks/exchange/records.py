@@ -6,8 +6,7 @@ Targets are not written down: `targets` works out what meets them.
 from __future__ import annotations
 
 from math import inf
-from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     AwareDatetime,
@@ -18,12 +17,11 @@ from pydantic import (
 
 from benchmarks import records
 from benchmarks.exchange.method import Maker, Verb
-from benchmarks.records import Positive, Share, Spread, Strict, read_as
+from benchmarks.records import Positive, Share, Spread
 from compressa.collectives.cost import Link
-from compressa.errors import ConfigError
 
 
-class Network(Strict):
+class Network(records.Row):
     """Hosts and their links, as they were found before the rows were measured.
 
     `line_bytes_per_s` is the goodput of one plain TCP stream between two of the hosts.
@@ -40,6 +38,16 @@ class Network(Strict):
     byte_s: Positive
     reduce_s: Positive
     byte_spread: Share | None = None
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Its hosts and links."""
+        return self.hosts, self.link
+
+    @property
+    def where(self) -> tuple[str, str]:
+        """The same in words."""
+        return str(self.hosts), self.link
 
     @property
     def cost(self) -> Link:
@@ -72,12 +80,17 @@ class Row(Spread):
     timestamp: AwareDatetime
 
     @property
+    def place(self) -> tuple[object, ...]:
+        """Where in the grid it stands."""
+        return self.part, self.hosts, self.link, self.method, self.size_bytes
+
+    @property
     def error(self) -> float | None:
         """How far the predicted time is off, as a share of the measured one."""
         return None if self.predicted_s is None else abs(self.predicted_s / self.median_s - 1)
 
 
-class Omitted(Strict):
+class Omitted(records.Row):
     """What was not measured, and why; a size or a link of None stands for all of them."""
 
     part: str = "sums"
@@ -87,8 +100,13 @@ class Omitted(Strict):
     size_bytes: PositiveInt | None
     why: str
 
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Where in the grid it stands."""
+        return self.part, self.hosts, self.link, self.method, self.size_bytes
 
-class Simulated(Strict):
+
+class Simulated(records.Row):
     """An algorithm on ranks that share a virtual clock, each with a port of the given cost."""
 
     method: str
@@ -98,6 +116,11 @@ class Simulated(Strict):
     byte_s: Positive
     took_s: Positive
     predicted_s: Positive
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """The algorithm, and the number of ranks."""
+        return self.method, self.hosts
 
 
 class Header(records.Header):
@@ -109,8 +132,10 @@ class Header(records.Header):
     longest_s: Positive
 
 
-class ExchangeMeasurement(Strict):
-    """The whole file."""
+class ExchangeMeasurement(records.Measurement):
+    """The whole file. A network is as it was found last; each row keeps the figures it had."""
+
+    command: ClassVar[str] = "python -m benchmarks exchange"
 
     header: Header
     networks: list[Network]
@@ -118,45 +143,13 @@ class ExchangeMeasurement(Strict):
     omitted: list[Omitted]
     simulated: list[Simulated] = Field(default_factory=list)
 
-    def updated(self, newer: ExchangeMeasurement) -> ExchangeMeasurement:
-        """Return this measurement with what a newer one has measured again, or in addition.
+    @property
+    def from_slow_to_fast(self) -> list[Network]:
+        """The networks by the number of hosts, and from slow links to fast ones."""
+        return sorted(self.networks, key=lambda n: (n.hosts, n.rate_bits_per_s or inf))
 
-        A network is as it was found last; each row keeps the figures that it had, and stays where
-        it can not be measured any more.
-
-        Raises:
-            ConfigError: They are of different machines.
-        """
-        old, new = self.header, newer.header
-        if (old.cpu, old.cores, old.system) != (new.cpu, new.cores, new.system):
-            raise ConfigError(
-                f"rows of {old.cpu}, {old.cores} cores, {old.system} can not be brought up to date "
-                f"with those of {new.cpu}, {new.cores} cores, {new.system}; write another file"
-            )
-        again = {_grid(row) for row in newer.rows}
-        rows = [row for row in self.rows if _grid(row) not in again] + newer.rows
-        reasons = {_grid(row): row for row in (*self.omitted, *newer.omitted)}
-        measured = {_grid(row) for row in rows}
-        networks = {(n.hosts, n.link): n for n in (*self.networks, *newer.networks)}
-        simulated = {(s.method, s.hosts): s for s in (*self.simulated, *newer.simulated)}
-        return ExchangeMeasurement(
-            header=new.model_copy(update={"versions": old.versions | new.versions}),
-            networks=sorted(networks.values(), key=lambda n: (n.hosts, n.rate_bits_per_s or inf)),
-            rows=rows,
-            omitted=[row for place, row in reasons.items() if place not in measured],
-            simulated=list(simulated.values()),
-        )
-
-
-def _grid(row: Row | Omitted) -> tuple[object, ...]:
-    """Where in the grid something stands."""
-    return row.part, row.hosts, row.link, row.method, row.size_bytes
-
-
-def read(path: Path) -> ExchangeMeasurement:
-    """Read and check a file.
-
-    Raises:
-        ConfigError: It cannot be read, or is no measurement; the message names the place.
-    """
-    return read_as(ExchangeMeasurement, path, "python -m benchmarks exchange")
+    @property
+    def missing(self) -> list[Omitted]:
+        """What was omitted and has no row of another time, when it could be measured."""
+        measured = {row.place for row in self.rows}
+        return [row for row in self.omitted if row.place not in measured]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 from benchmarks.exchange.line import line_rate
@@ -46,26 +46,17 @@ class ExchangeBench:
 
     Args:
         settings: What is to be measured.
-        progress: Told what is being done.
-        kept: Called after each row.
 
     Attributes:
         networks: That were measured so far; likewise rows, what was omitted, and simulated.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        progress: Callable[[str], None] = lambda text: None,
-        kept: Callable[[ExchangeBench], None] = lambda bench: None,
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.networks: list[Network] = []
         self.rows: list[Row] = []
         self.omitted: list[Omitted] = []
         self.simulated: list[Simulated] = []
         self._settings = settings
-        self._progress = progress
-        self._kept = kept
         self._versions: dict[str, str] = {}
         self._processors = Processors()
         self._figures: Figures | None = None
@@ -84,29 +75,29 @@ class ExchangeBench:
             simulated=self.simulated,
         )
 
-    def run(self) -> None:
-        """Measure everything.
+    def run(self) -> Iterator[str]:
+        """Measure everything; say what comes next, after each row.
 
         Raises:
             BackendUnavailable: There are no network namespaces here; the message says why.
             TransportError: A rank died or failed, or the links do not hold their rate.
         """
         if "hosts" in self._settings.parts:
-            self._simulate()
+            yield from self._simulate()
         for hosts in self._settings.all_hosts():
-            self._progress(f"{hosts} hosts: bringing them up")
+            yield f"{hosts} hosts: bringing them up"
             with opened_hosts(hosts, self._settings.links_of(hosts)[0]) as bed:
-                self._measure_ours(bed)
+                yield from self._measure_ours(bed)
                 for others in OTHERS:
-                    self._measure_others(bed, others)
+                    yield from self._measure_others(bed, others)
 
-    def _simulate(self) -> None:
+    def _simulate(self) -> Iterator[str]:
         for method in self._settings.methods("hosts"):
             for row in simulated(method.name):
-                self._progress(f"virtual clock: {row.method}, {row.hosts} ranks")
+                yield f"virtual clock: {row.method}, {row.hosts} ranks"
                 self.simulated.append(row)
 
-    def _measure_ours(self, bed: Testbed) -> None:
+    def _measure_ours(self, bed: Testbed) -> Iterator[str]:
         """Ours and Gloo's, on all links; also what each link is like."""
         settings, hosts = self._settings, len(bed.hosts)
         most_bytes = max(settings.most_bytes(hosts), MOST_BYTES)
@@ -117,10 +108,10 @@ class ExchangeBench:
             for link in settings.links_of(hosts):
                 bed.set_link(link)
                 bed.self_check()
-                self._progress(f"{_place(bed)}: line rate and cost model")
+                yield f"{_place(bed)}: line rate and cost model"
                 network = self._fitted(bed, ranks)
                 self.networks.append(network)
-                self._measure(ranks, bed, network, lambda method: method.by in _OURS)
+                yield from self._measure(ranks, bed, network, lambda method: method.by in _OURS)
 
     def _fitted(self, bed: Testbed, ranks: Ranks) -> Network:
         """Find out what a link is like; from then on `auto` chooses by it."""
@@ -140,7 +131,7 @@ class ExchangeBench:
             byte_spread=self._figures.byte_spread,
         )
 
-    def _measure_others(self, bed: Testbed, others: Others) -> None:
+    def _measure_others(self, bed: Testbed, others: Others) -> Iterator[str]:
         """Another library's own, last: its processes may use up processors while they wait."""
         hosts = len(bed.hosts)
         here = [network for network in self.networks if network.hosts == hosts]
@@ -163,7 +154,7 @@ class ExchangeBench:
             self._versions[others.maker] = ranks.version
             for network in here:
                 bed.set_link(network.link)
-                self._measure(ranks, bed, network, others.owns)
+                yield from self._measure(ranks, bed, network, others.owns)
 
     def _omit_all(self, cells: Sequence[tuple[Network, Cell]], why: str) -> None:
         for network, cell in cells:
@@ -171,15 +162,14 @@ class ExchangeBench:
 
     def _measure(
         self, ranks: Ranks, bed: Testbed, network: Network, wanted: Callable[[Method], bool]
-    ) -> None:
+    ) -> Iterator[str]:
         for cell in self._settings.cells(network.hosts, network.link, wanted):
             why = self._too_much(cell.method, cell.size_bytes, network)
             if why:
                 self._omit(network, cell, why)
                 continue
-            self._progress(f"{_place(bed)}: {cell.method.name}, {cell.size_bytes:,} bytes")
+            yield f"{_place(bed)}: {cell.method.name}, {cell.size_bytes:,} bytes"
             self.rows.append(self._row(bed, ranks, network, cell))
-            self._kept(self)
 
     def _omit(self, network: Network, cell: Cell, why: str) -> None:
         self.omitted.append(

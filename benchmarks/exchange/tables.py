@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from benchmarks.exchange.methods import METHODS
+from benchmarks.exchange.part_tables import part_tables
 from benchmarks.exchange.records import ExchangeMeasurement, Network, Row
 from benchmarks.exchange.targets import verdicts
-from benchmarks.exchange.verdict import BUSY_MARK, is_busy, of_part
-from compressa.link.texts import ms_text, size_text, spread_text
+from benchmarks.exchange.verdict import BUSY_MARK, ms_cell, of_part
+from benchmarks.tables import Table
+from benchmarks.targets import table as targets_table
+from compressa.link.texts import size_text, spread_text
 
-TARGET_TITLES = ("target", "hosts", "link", "reached", "asked", "at", "")
-TARGET_NUMBERS = {"hosts", "reached", "asked"}
 BUSY_NOTE = f"{BUSY_MARK} the machine's processors were busy for 90 % of the time or more."
 
 _SHARE_FROM_BYTES = 1_000_000
-Cells = tuple[str, ...]
 
 
 def describe(network: Network) -> str:
@@ -27,8 +27,14 @@ def describe(network: Network) -> str:
     )
 
 
-def times(network: Network, rows: Sequence[Row]) -> tuple[Cells, list[Cells]]:
-    """Return titles and lines: milliseconds by method and size, and the share of line rate."""
+def tables(measurement: ExchangeMeasurement) -> list[Table]:
+    """Return all of them, some without lines."""
+    networks = measurement.from_slow_to_fast
+    return [*(times(network, measurement.rows) for network in networks), *part_tables(measurement)]
+
+
+def times(network: Network, rows: Sequence[Row]) -> Table:
+    """Show milliseconds by method and size, and the share of line rate."""
     here = [row for row in rows if (row.hosts, row.link) == (network.hosts, network.link)]
     here = of_part("sums", here)
     sizes = sorted({row.size_bytes for row in here})
@@ -38,22 +44,18 @@ def times(network: Network, rows: Sequence[Row]) -> tuple[Cells, list[Cells]]:
         for method in METHODS
         if any((method.name, size) in found for size in sizes)
     ]
-    return ("ms (of line rate)", *map(size_text, sizes)), lines
+    return Table(describe(network), ("ms (of line rate)", *map(size_text, sizes)), lines)
 
 
-def targets(measurement: ExchangeMeasurement) -> list[Cells]:
-    """Return the cells below `TARGET_TITLES`."""
-    words = {True: "met", False: "missed", None: "not judged"}
-    return [
-        (v.target, str(v.network.hosts), v.network.link, v.reached, v.asked, v.at, words[v.met])
-        for v in verdicts(measurement)
-    ]
+def targets(measurement: ExchangeMeasurement) -> Table:
+    """Show what was reached of what is asked."""
+    return targets_table(verdicts(measurement), "hosts", "link")
 
 
 def omissions(measurement: ExchangeMeasurement) -> list[str]:
     """Say what was not measured, a line for each reason."""
     reasons: dict[str, list[str]] = {}
-    for omitted in measurement.omitted:
+    for omitted in measurement.missing:
         size = "" if omitted.size_bytes is None else f" {size_text(omitted.size_bytes)}"
         link = "" if omitted.link is None else f" at {omitted.link}"
         what = f"{omitted.method}{size} on {omitted.hosts} hosts{link}"
@@ -65,5 +67,4 @@ def omissions(measurement: ExchangeMeasurement) -> list[str]:
 def _cell(row: Row | None) -> str:
     if row is None:
         return "-"
-    share = f" ({row.line_rate_share:.2f})" if row.size_bytes >= _SHARE_FROM_BYTES else ""
-    return ms_text(row.median_s) + share + (BUSY_MARK if is_busy(row) else "")
+    return ms_cell(row, row.line_rate_share if row.size_bytes >= _SHARE_FROM_BYTES else None)

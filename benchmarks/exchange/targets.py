@@ -10,7 +10,6 @@ from benchmarks.exchange.method import Verb
 from benchmarks.exchange.records import ExchangeMeasurement, Network, Row
 from benchmarks.exchange.sums import AUTO
 from benchmarks.exchange.verdict import (
-    Verdict,
     beside_others,
     by_size,
     fastest,
@@ -19,6 +18,7 @@ from benchmarks.exchange.verdict import (
     of_part,
     worst,
 )
+from benchmarks.targets import Verdict
 
 LEAST_LINE_SHARE, LINE_FROM_BYTES = 0.95, 4_000_000
 AT_LINE_RATE = {"ring", "round_robin", "halving_doubling", "scatter_reduce", "all_gather"}
@@ -30,7 +30,7 @@ MOST_MEDIAN_ERROR, MOST_ERROR, ERROR_ABOVE_BYTES = 0.10, 0.25, 1_000_000
 def verdicts(measurement: ExchangeMeasurement) -> list[Verdict]:
     """Judge every network; what was not measured is not judged."""
     found: list[Verdict] = []
-    for network in measurement.networks:
+    for network in measurement.from_slow_to_fast:
         place = (network.hosts, network.link)
         rows = [row for row in measurement.rows if (row.hosts, row.link) == place]
         sums = of_part("sums", rows)
@@ -63,7 +63,7 @@ def _line_rate(network: Network, rows: Sequence[Row], verb: Verb) -> Iterator[Ve
     at = name_of(least) + (left_out if len(counted) < len(due) else "")
     target = f"{verb}, of line rate"
     asked = f"{LEAST_LINE_SHARE:.2f}"
-    yield Verdict(target, network, f"{least.line_rate_share:.2f}", asked, at, met)
+    yield Verdict(target, network.where, f"{least.line_rate_share:.2f}", asked, at, met)
 
 
 def _small(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
@@ -97,4 +97,4 @@ def _model(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
         ("model, median error", middle, MOST_MEDIAN_ERROR, f"{len(errors)} rows"),
         ("model, worst error", largest, MOST_ERROR, name_of(row)),
     ):
-        yield Verdict(target, network, f"{error:.0%}", f"< {most:.0%}", at, error < most)
+        yield Verdict(target, network.where, f"{error:.0%}", f"< {most:.0%}", at, error < most)

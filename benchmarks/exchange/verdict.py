@@ -1,13 +1,13 @@
-"""Verdicts: what was reached of one thing that is asked, on one network; and words for them."""
+"""What rows are judged by, and words for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from benchmarks.exchange.method import MAKERS, Maker
 from benchmarks.exchange.records import Network, Row
-from compressa.link.texts import size_text
+from benchmarks.targets import Verdict
+from compressa.link.texts import ms_text, size_text
 
 BUSY = 0.9
 """From this load on, the processors are the limit, and not the links."""
@@ -16,26 +16,6 @@ BUSY_MARK = "*"
 
 FAST_BITS_PER_S = 1e9
 _MANY_HOSTS = 8
-
-
-class Verdict(NamedTuple):
-    """One target on one network.
-
-    Attributes:
-        target: What is asked.
-        network: Where.
-        reached: What the worst row has.
-        asked: What it should have.
-        at: Which row that is.
-        met: Whether all have it; None where nothing can be said.
-    """
-
-    target: str
-    network: Network
-    reached: str
-    asked: str
-    at: str
-    met: bool | None
 
 
 def is_busy(row: Row) -> bool:
@@ -89,10 +69,16 @@ def worst(
         row, other = max(pairs, key=lambda pair: pair[0].median_s / pair[1].median_s)
         ratio = row.median_s / other.median_s
         at = name_of(row, beside=other)
-        yield Verdict(target, network, f"{ratio:.2f}", f"{most:.1f}", at, ratio <= most)
+        yield Verdict(target, network.where, f"{ratio:.2f}", f"{most:.1f}", at, ratio <= most)
 
 
 def name_of(row: Row, *, beside: Row | None = None) -> str:
     """Name a row by its method and size, and what it is compared with."""
     name = f"{row.method}, {size_text(row.size_bytes)}"
     return name if beside is None else f"{name}, beside {beside.method}"
+
+
+def ms_cell(row: Row, share: float | None = None) -> str:
+    """Write a row's milliseconds, the share of what was possible, and whether it was busy."""
+    of = "" if share is None else f" ({share:.2f})"
+    return ms_text(row.median_s) + of + (BUSY_MARK if is_busy(row) else "")

@@ -6,10 +6,9 @@ table, what is done with it, its target and the plain implementations that it is
 """
 
 from benchmarks.kernels.cases import Case, Operation, Peer
-from benchmarks.kernels.records import Header, Measurement, Row, read
+from benchmarks.kernels.records import Header, Measurement, Row
 from benchmarks.kernels.run import Bench
 from benchmarks.kernels.table import CASES
-from benchmarks.records import write
 
 __all__ = [
     "CASES",
@@ -20,6 +19,4 @@ __all__ = [
     "Operation",
     "Peer",
     "Row",
-    "read",
-    "write",
 ]

@@ -10,13 +10,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.kernels import Bench, Case, Row, launches, scaling, targets, write
+from benchmarks.kernels import Bench, Case, Row, launches, scaling, targets
 from benchmarks.kernels.device import BenchDevice, device_named
 from benchmarks.kernels.launches import LAUNCHES, LaunchCase
 from benchmarks.kernels.table import cases_on
-from benchmarks.runner import table
+from benchmarks.runner import measure, show
 from compressa.errors import ConfigError
 
 
@@ -62,19 +61,16 @@ def kernels(
     sizes, (cases, small) = _sizes(elems, where), _matching(case, where.kind)
     if with_scaling:
         _require_place(json_file)
-    run = Bench(threads=threads, repeats=repeats, device=where)
-    _measure(run, cases, small, sizes, json_file, with_scaling=with_scaling)
-    console = Console()
-    console.print(table(targets.TITLES, targets.NUMBERS, targets.table(run.rows, cases)))
-    if small:
-        console.print(table(launches.TITLES, launches.NUMBERS, launches.table(run.rows)))
+    bench = Bench(threads=threads, repeats=repeats, device=where)
+    rows = _rows(bench, cases, small, sizes, with_scaling=with_scaling)
+    measure((f"measured {row.case}" for row in rows), bench.measurement, json_file)
+    tables = targets.table(bench.rows, cases), launches.table(bench.rows)
+    fixed, console = scaling.fixed_costs(bench.rows), Console()
+    show(console, [table for table in (*tables, fixed) if table.lines])
     console.print(f"Targets hold at {where.default_elems[-1]:,} elements.")
     if with_scaling and json_file is not None:
-        what = f"microseconds per call on {scaling.SMALL_ELEMS:,} elements"
-        console.print(f"\nFixed cost: {what}; at most {scaling.MOST_FIXED_US:.0f}.")
-        console.print(_fixed_costs(run.rows))
-        scaling.save_plot(run.rows, json_file.with_suffix(".png"))
-    _say_what_is_missing(console, run, cases)
+        scaling.save_plot(bench.rows, json_file.with_suffix(".png"))
+    _say_what_is_missing(console, bench, cases)
 
 
 def _sizes(given: Sequence[float] | None, device: BenchDevice) -> list[int]:
@@ -103,42 +99,23 @@ def _require_place(json_file: Path | None) -> None:
     scaling.require_matplotlib()
 
 
-def _measure(
-    run: Bench,
+def _rows(
+    bench: Bench,
     cases: Sequence[Case],
     small: Sequence[LaunchCase],
     sizes: Sequence[int],
-    json_file: Path | None,
     *,
     with_scaling: bool,
-) -> None:
-    """Measure all, and keep the file up to date, so that a run that is ended leaves a part."""
-
-    def rows() -> Iterator[Row]:
-        yield from launches.run(run, small)  # first: compiling peers may take minutes
-        yield from run.run(cases, sizes)
-        if with_scaling:
-            yield from scaling.run(run, cases)
-
-    with Console(stderr=True).status("measuring") as status:
-        for row in rows():
-            status.update(f"measured {row.case}")
-            if json_file is not None:
-                write(json_file, run.measurement())
+) -> Iterator[Row]:
+    """Measure all; yield the rows as they come."""
+    yield from launches.run(bench, small)  # first: compiling peers may take minutes
+    yield from bench.run(cases, sizes)
+    if with_scaling:
+        yield from scaling.run(bench, cases)
 
 
-def _fixed_costs(rows: Sequence[Row]) -> Table:
-    table = Table("case", box=None, pad_edge=False)
-    table.add_column("us", justify="right")
-    for row in rows:
-        if row.benchmark == "kernels-fixed-cost":
-            colour = "green" if row.median <= scaling.MOST_FIXED_US else "red"
-            table.add_row(row.name, f"[{colour}]{row.median:.1f}[/{colour}]")
-    return table
-
-
-def _say_what_is_missing(console: Console, run: Bench, cases: Sequence[Case]) -> None:
-    lacking = {case.name for case in cases if case.build() is None} | run.unavailable
+def _say_what_is_missing(console: Console, bench: Bench, cases: Sequence[Case]) -> None:
+    lacking = {case.name for case in cases if case.build() is None} | bench.unavailable
     known = [*(case.name for case in cases), *(case.name for case in LAUNCHES)]
     names = [name for name in known if name in lacking]
     if names:

@@ -26,6 +26,8 @@ from benchmarks.kernels.device import device_s
 from benchmarks.kernels.operands import Operands
 from benchmarks.kernels.records import Row, case_at
 from benchmarks.kernels.run import Bench
+from benchmarks.tables import Table
+from benchmarks.targets import WORDS
 from benchmarks.timing import Call, Clock, Samples
 from compressa.arrays import as_array
 from compressa.codecs import Codec, Int4, Int8
@@ -37,9 +39,6 @@ _HOST_CALLS = 200  # far fewer than a stream holds: then a call would wait
 _LOOPS = 20
 
 Clocked = Literal["host", "device"]
-TITLES = ("case", "elements", "us (p20 to p80)", "target", "")
-NUMBERS = {"elements", "us (p20 to p80)"}
-"""Columns that are set flush right."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,13 +215,14 @@ def _device_times(call: Call, large: Operands, repeats: int) -> Samples:
     return Samples(tuple(device_s(call, _LOOPS, large.stream) for _ in range(repeats)))
 
 
-def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
-    """Return the cells below `TITLES`."""
+def table(rows: Sequence[Row]) -> Table:
+    """Show what small work costs."""
     known = {case.name: case for case in LAUNCHES}
     lines: list[tuple[str, ...]] = []
     for row in rows:
         if row.benchmark == "kernels-launch" and (case := known.get(row.name)):
             spread = f"{row.median:.1f} ({row.p20:.1f} to {row.p80:.1f})"
-            verdict = "met" if case.met(row) else "missed"
+            verdict = WORDS[case.met(row)]
             lines.append((row.name, f"{row.elems:,}", spread, case.target(row), verdict))
-    return lines
+    titles = ("case", "elements", "us (p20 to p80)", "asked", "target")
+    return Table("", titles, lines, frozenset(titles[1:3]))

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, PositiveInt, model_validator
 
 from benchmarks import records
-from benchmarks.records import Positive, Strict, read_as
+from benchmarks.records import Positive, Strict
 
 Benchmark = Literal["kernels", "kernels-scaling", "kernels-fixed-cost", "kernels-launch"]
 
 _AT = " @ "
 
 
-class Row(Strict):
+class Row(records.Row):
     """One case on one number of elements, beside one peer.
 
     A case with several peers has a row for each; a peer without a median was not there, and the
-    name says why. `limit_ratio` is the share of the memory bus's
-    limit that was reached; it is None where no number of bytes is stated.
+    name says why. `limit_ratio` is the share of the memory bus's limit that was reached; it is None
+    where no number of bytes is stated.
     """
 
     benchmark: Benchmark
@@ -45,6 +44,11 @@ class Row(Strict):
         if self.peer is None and self.peer_median is not None:
             raise ValueError("a median of a peer that has no name")
         return self
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What was measured, beside what."""
+        return self.benchmark, self.case, self.peer
 
     @property
     def name(self) -> str:
@@ -85,17 +89,10 @@ class Header(records.Header):
     yardstick: list[Bandwidth]
 
 
-class Measurement(Strict):
+class Measurement(records.Measurement):
     """The whole file."""
+
+    command: ClassVar[str] = "python -m benchmarks kernels"
 
     header: Header
     rows: list[Row]
-
-
-def read(path: Path) -> Measurement:
-    """Read and check a file.
-
-    Raises:
-        ConfigError: It cannot be read, or is no measurement; the message names the place.
-    """
-    return read_as(Measurement, path, "python -m benchmarks kernels")

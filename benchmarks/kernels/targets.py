@@ -7,10 +7,12 @@ from itertools import groupby
 
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.records import Row
+from benchmarks.tables import Table
+from benchmarks.targets import WORDS
 
-TITLES = ("case", "elements", "ms (p20 to p80)", "of the limit", "peer", "peer ms", "faster", "")
-NUMBERS = {"elements", "ms (p20 to p80)", "of the limit", "peer ms", "faster"}
-"""Columns that are set flush right."""
+_CASE = ("case", "elements", "ms (p20 to p80)", "of the limit")
+_PEER = ("peer", "peer ms", "faster")
+_NUMBERS = frozenset((*_CASE[1:], *_PEER[1:]))
 
 
 def met(case: Case, row: Row) -> bool | None:
@@ -25,8 +27,8 @@ def met(case: Case, row: Row) -> bool | None:
     return all(verdicts) if verdicts else None
 
 
-def table(rows: Sequence[Row], cases: Sequence[Case]) -> list[tuple[str, ...]]:
-    """Return the cells below `TITLES`; what belongs to the case is said in its first row only."""
+def table(rows: Sequence[Row], cases: Sequence[Case]) -> Table:
+    """Show rows; what belongs to the case is said in its first row only."""
     known = {case.name: case for case in cases}
     times = [row for row in rows if row.benchmark == "kernels" and row.name in known]
     lines = []
@@ -34,7 +36,7 @@ def table(rows: Sequence[Row], cases: Sequence[Case]) -> list[tuple[str, ...]]:
         for i, row in enumerate(group):
             own, beside = _own(known[row.name], row), _beside(known[row.name], row)
             lines.append(((*own,) if i == 0 else ("",) * len(own)) + beside)
-    return lines
+    return Table("", (*_CASE, *_PEER, "target"), lines, _NUMBERS)
 
 
 def _own(case: Case, row: Row) -> tuple[str, str, str, str]:
@@ -51,7 +53,8 @@ def _share(case: Case, row: Row) -> str:
 
 
 def _beside(case: Case, row: Row) -> tuple[str, str, str, str]:
-    verdict = {True: "met", False: "missed", None: ""}[met(case, row)]
+    reached = met(case, row)
+    verdict = "" if reached is None else WORDS[reached]
     if row.peer_median is None or row.speedup is None:
         return row.peer or "-", "-", "-", verdict
     speedup = _speedup(row.speedup, _least_speedup(case, row))

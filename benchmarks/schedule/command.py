@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from benchmarks.runner import given, measure, table
+from benchmarks.runner import given, measure, older, show
 from benchmarks.schedule import tables
 from benchmarks.schedule.plan import LINKS, PARTS, RATIOS, Settings
-from benchmarks.schedule.records import ScheduleMeasurement, read
+from benchmarks.schedule.records import ScheduleMeasurement
 from benchmarks.schedule.run import ScheduleBench
-from compressa.errors import ConfigError
 from compressa.testbed import LinkSpec
 
 _QUICK: dict[str, Any] = {"parts": ["steps"], "compressors": ["int8"], "ratios": [1.0]}
@@ -69,8 +67,7 @@ def schedule(
 
     Needs network namespaces: Linux, and root or user namespaces.
     """
-    if json_file is not None and update is not None:
-        raise ConfigError("--json writes a new file and --update an older one: give one of them")
+    known = older(ScheduleMeasurement, json_file, update)
     settings = Settings(
         link=None if link is None else str(LinkSpec.parse(link)),
         pattern=what,
@@ -78,18 +75,7 @@ def schedule(
         budget_s=(_QUICK_BUDGET_S if quick else _BUDGET_S) if budget is None else budget,
         **(_QUICK if quick else {}) | given(parts=part, compressors=compressor, ratios=ratio),
     )
-    older = None if update is None or not update.exists() else read(update)
-    _show(Console(), measure(partial(ScheduleBench, settings), json_file or update, older))
-
-
-def _show(console: Console, measurement: ScheduleMeasurement) -> None:
-    for case in measurement.cases:
-        console.print(f"\n{tables.describe(case)}", highlight=False)
-        lines = tables.steps(measurement, case)
-        console.print(table(tables.STEP_TITLES, tables.STEP_NUMBERS, lines))
-    if measurement.pipelined:
-        console.print()
-        lines = tables.hook(measurement)
-        console.print(table(tables.HOOK_TITLES, tables.HOOK_NUMBERS, lines))
-    console.print()
-    console.print(table(tables.TARGET_TITLES, tables.TARGET_NUMBERS, tables.targets(measurement)))
+    bench = ScheduleBench(settings)
+    measured = measure(bench.run(), bench.measurement, json_file or update, known)
+    shown = [table for table in tables.tables(measured) if table.lines]
+    show(Console(), [*shown, tables.targets(measured)])

@@ -21,6 +21,8 @@ from compressa.machine import now
 from compressa.testbed import Testbed, Watch, burstiness
 
 Port = Literal["fifo", "fair"]
+Of = Callable[[Sequence[float]], float]
+"""What is told of several times: their mean, say."""
 
 SIZE_BYTES, STEPS, JITTER = 2_000_000, 20, 0.1
 _FLOAT_BYTES = 4
@@ -56,10 +58,8 @@ class Steps:
         return sum(self.sends_s) / sum(self.steps_s)
 
 
-def of_alone(
-    of: Callable[[Sequence[float]], float], jobs: Sequence[Steps], alone: Sequence[Steps]
-) -> tuple[float, ...]:
-    """Return a mean, say, of each job's settled steps, as a multiple of its own mean step alone."""
+def of_alone(of: Of, jobs: Sequence[Steps], alone: Sequence[Steps]) -> tuple[float, ...]:
+    """Return what is told of each job's settled steps, as multiples of its own mean step alone."""
     return tuple(of(job.settled_s) / own.usual_s for job, own in zip(jobs, alone, strict=True))
 
 
@@ -85,11 +85,10 @@ def two_jobs(bed: Testbed, link: str, port: Port) -> Jobs:
     with tempfile.TemporaryDirectory(prefix="compressa-share-") as folder:
         share = {"name": "bottleneck", "at": f"file://{folder}"}
         staggered, most, _ = _run(bed, [0, 1], compute_s, share=share)
-    ways = unstaggered, staggered
-    means, medians, worsts = (
-        tuple(of_alone(of, jobs, alone) for jobs in ways)
-        for of in (statistics.fmean, statistics.median, max)
-    )
+
+    def both(of: Of) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return of_alone(of, unstaggered, alone), of_alone(of, staggered, alone)
+
     return Jobs(
         link=link,
         port=port,
@@ -97,10 +96,10 @@ def two_jobs(bed: Testbed, link: str, port: Port) -> Jobs:
         alone_s=first.usual_s,
         communication=first.communication,
         jitter=JITTER,
-        unstaggered=means[0],
-        staggered=means[1],
-        medians=medians,
-        worsts=worsts,
+        unstaggered=of_alone(statistics.fmean, unstaggered, alone),
+        staggered=of_alone(statistics.fmean, staggered, alone),
+        medians=both(statistics.median),
+        worsts=both(max),
         burstiness=(bursts, more, most),
         timestamp=now(),
     )

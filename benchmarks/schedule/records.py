@@ -5,8 +5,8 @@ Targets are not written down: `targets` works out what meets them.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Literal, Self
+from collections.abc import Sequence
+from typing import ClassVar, Literal, Self
 
 from pydantic import (
     AwareDatetime,
@@ -17,11 +17,10 @@ from pydantic import (
 )
 
 from benchmarks import records
-from benchmarks.records import Positive, Share, Spread, Strict, read_as
-from compressa.errors import ConfigError
+from benchmarks.records import Positive, Row, Share, Spread
 
 
-class Case(Strict):
+class Case(Row):
     """What a compressor's steps have in common, in seconds; the slowest rank counts.
 
     Computing is measured without communication, and communication without computing, in the same
@@ -37,6 +36,11 @@ class Case(Strict):
     communication_s: Positive
     rounds: PositiveInt
     timestamp: AwareDatetime
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What it is a case of."""
+        return self.compressor, self.ratio
 
     @property
     def compute_s(self) -> float:
@@ -64,8 +68,13 @@ class Step(Spread):
     load: Share
     timestamp: AwareDatetime
 
+    @property
+    def place(self) -> tuple[object, ...]:
+        """Its case: the steps of a case are measured together."""
+        return self.compressor, self.ratio
 
-class Pipelined(Strict):
+
+class Pipelined(Row):
     """Units through the comm hook alone: what is there at once, and nothing is computed beside it.
 
     `encode_s`, `wire_s` and `decode_s` are those of a step, unit after unit.
@@ -98,7 +107,7 @@ class Pipelined(Strict):
         return self.stages_s / self.pipelined_s
 
 
-class Overhead(Strict):
+class Overhead(Row):
     """Microseconds of processor time for each chunk."""
 
     what: str
@@ -107,7 +116,7 @@ class Overhead(Strict):
     timestamp: AwareDatetime
 
 
-class Traced(Strict):
+class Traced(Row):
     """What it costs to record a trace: as a multiple of the same step without."""
 
     step_s: Positive
@@ -121,7 +130,7 @@ class Traced(Strict):
 Pair = tuple[tuple[Positive, ...], tuple[Positive, ...]]
 
 
-class Jobs(Strict):
+class Jobs(Row):
     """Two jobs that begin together on one link; steps are multiples of a job's mean step alone.
 
     `unstaggered` and `staggered` are the jobs' mean steps. `medians` and `worsts` are of these same
@@ -144,7 +153,7 @@ class Jobs(Strict):
     timestamp: AwareDatetime
 
 
-class Pushes(Strict):
+class Pushes(Row):
     """Four workers that push to one parameter server, at once and in slots, in this order.
 
     `retransmitted` counts TCP segments, `peak_bytes` what waited at the server's port at the most.
@@ -177,6 +186,8 @@ class Pushes(Strict):
 class Header(records.Header):
     """Where, when and how."""
 
+    alike: ClassVar[Sequence[str]] = (*records.Header.alike, "parameters", "layers")
+
     format: Literal["compressa.bench.schedule"] = "compressa.bench.schedule"
     hosts: Literal[2] = 2
     threads_per_rank: Literal[1] = 1
@@ -185,8 +196,10 @@ class Header(records.Header):
     budget_s: Share
 
 
-class ScheduleMeasurement(Strict):
+class ScheduleMeasurement(records.Measurement):
     """The whole file."""
+
+    command: ClassVar[str] = "python -m benchmarks schedule"
 
     header: Header
     cases: list[Case] = Field(default_factory=list)
@@ -199,47 +212,12 @@ class ScheduleMeasurement(Strict):
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
-        known = {(case.compressor, case.ratio) for case in self.cases}
+        known = {case.place for case in self.cases}
         for step in self.steps:
-            if (step.compressor, step.ratio) not in known:
+            if step.place not in known:
                 raise ValueError(f"a step of {step.compressor} at {step.ratio:g} has no case")
         return self
 
     def of(self, case: Case) -> list[Step]:
         """Return the steps of a case."""
-        place = case.compressor, case.ratio
-        return [step for step in self.steps if (step.compressor, step.ratio) == place]
-
-    def updated(self, newer: ScheduleMeasurement) -> ScheduleMeasurement:
-        """Return this measurement with what a newer one has measured again, or in addition.
-
-        Raises:
-            ConfigError: They are of different machines or models.
-        """
-        old, new = self.header, newer.header
-        for what in ("cpu", "cores", "system", "parameters", "layers"):
-            if getattr(old, what) != getattr(new, what):
-                raise ConfigError(
-                    f"the file's {what} is {getattr(old, what)}, and here it is "
-                    f"{getattr(new, what)}: rows would not be comparable; write another file"
-                )
-        again = {(case.compressor, case.ratio) for case in newer.cases}
-        return ScheduleMeasurement(
-            header=new.model_copy(update={"versions": old.versions | new.versions}),
-            cases=[c for c in self.cases if (c.compressor, c.ratio) not in again] + newer.cases,
-            steps=[s for s in self.steps if (s.compressor, s.ratio) not in again] + newer.steps,
-            pipelined=newer.pipelined or self.pipelined,
-            overhead=newer.overhead or self.overhead,
-            traced=newer.traced or self.traced,
-            jobs=newer.jobs or self.jobs,
-            pushes=newer.pushes or self.pushes,
-        )
-
-
-def read(path: Path) -> ScheduleMeasurement:
-    """Read and check a file.
-
-    Raises:
-        ConfigError: It cannot be read, or is no measurement; the message names the place.
-    """
-    return read_as(ScheduleMeasurement, path, "python -m benchmarks schedule")
+        return [step for step in self.steps if step.place == case.place]

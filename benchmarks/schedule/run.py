@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from benchmarks.hosts.bed import opened_hosts
@@ -45,19 +45,10 @@ class ScheduleBench:
 
     Args:
         settings: What is to be measured.
-        progress: Told what is being done.
-        kept: Called after each row.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        progress: Callable[[str], None] = lambda text: None,
-        kept: Callable[[ScheduleBench], None] = lambda bench: None,
-    ) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._progress = progress
-        self._kept = kept
         self._versions: dict[str, str] = {}
         self._cases: list[Case] = []
         self._steps: list[Step] = []
@@ -85,8 +76,8 @@ class ScheduleBench:
             pushes=self._pushes,
         )
 
-    def run(self) -> None:
-        """Measure everything.
+    def run(self) -> Iterator[str]:
+        """Measure everything; say what comes next, after each row.
 
         Raises:
             BackendUnavailable: There are no network namespaces here; the message says why.
@@ -94,56 +85,54 @@ class ScheduleBench:
         """
         parts = self._settings.parts
         if "overhead" in parts:
-            self._progress("what is done for each chunk")
+            yield "what is done for each chunk"
             for what, chunk_s in chunk_costs():
                 row = Overhead(what=what, chunks=CHUNKS, chunk_us=1e6 * chunk_s, timestamp=now())
                 self._overhead.append(row)
         if {"steps", "hook", "trace", "jobs"} & set(parts):
-            self._progress("two hosts: bringing them up")
+            yield "two hosts: bringing them up"
             with opened_hosts(2, _TRIED_LINK) as bed:
-                self._measure_on(bed)
+                yield from self._measure_on(bed)
         if "server" in parts:
-            self._progress("four workers and one server")
+            yield "four workers and one server"
             with opened_hosts(_SERVED_HOSTS, _SHARED_LINK) as bed:
                 self._pushes.append(four_workers(bed))
 
-    def _measure_on(self, bed: NetnsTestbed) -> None:
+    def _measure_on(self, bed: NetnsTestbed) -> Iterator[str]:
         """What two hosts are enough for."""
         parts = self._settings.parts
         if "steps" in parts:
             for compressor in self._settings.compressors:
                 for link, ratios in self._settings.ratios_on(compressor).items():
-                    self._measure_steps(bed, link, compressor, ratios)
+                    yield from self._measure_steps(bed, link, compressor, ratios)
         if {"hook", "trace"} & set(parts):
             bed.set_link(_TRIED_LINK)
             with started_ranks(bed, TRAINERS) as ask:
                 self._versions["torch"] = ask.version
                 if "hook" in parts:
-                    self._progress("units through the hook alone")
+                    yield "units through the hook alone"
                     self._pipelined.append(_pipelined(bed, ask))
                 if "trace" in parts:
-                    self._progress("steps with a trace and without")
+                    yield "steps with a trace and without"
                     self._traced.append(_traced(bed, ask))
-                self._kept(self)
         if "jobs" in parts:
             for port in get_args(Port):
-                self._progress(f"two jobs on one link, {port}")
+                yield f"two jobs on one link, {port}"
                 self._jobs.append(two_jobs(bed, _SHARED_LINK, port))
-                self._kept(self)
 
     def _measure_steps(
         self, bed: NetnsTestbed, link: str, compressor: str, ratios: Sequence[float]
-    ) -> None:
+    ) -> Iterator[str]:
         bed.set_link(link)
         bed.self_check()
         with started_ranks(bed, TRAINERS) as ask:
             self._versions["torch"] = ask.version
-            measured = Steps(ask, str(bed.link), self._settings, compressor, self._progress)
+            measured = Steps(ask, str(bed.link), self._settings, compressor)
+            yield from measured.prepare()
             for ratio in ratios:
-                case, steps = measured.case(ratio)
+                case, steps = yield from measured.case(ratio)
                 self._cases.append(case)
                 self._steps += steps
-                self._kept(self)
             ask("close")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -53,43 +53,39 @@ class Steps:
         link: Of the hosts, as text.
         settings: What is to be measured.
         compressor: By name.
-        progress: Told what is being done.
     """
 
-    def __init__(
-        self,
-        ask: Asked,
-        link: str,
-        settings: Settings,
-        compressor: str,
-        progress: Callable[[str], None],
-    ) -> None:
+    def __init__(self, ask: Asked, link: str, settings: Settings, compressor: str) -> None:
         self._ask = ask
         self._link = link
         self._settings = settings
         self._compressor = compressor
-        self._progress = progress
         self._methods = settings.methods(compressor)
         self._figures: str | None = None
-        if any(method.policy != "fifo" for method in self._methods):
-            self._figures = str(ask.folder / "link.json")
-            progress(f"{link}: what the link is like")
-            ask("fit", path=self._figures)
-        names = [method.name for method in self._methods]
-        ask("open", compressor=compressor, methods=names, link=self._figures)
-        self._sample_s, self._fixed_s = self._cost_of_samples()
-        ask("communicate", steps=1)
-        self._communication_s = ask("communicate", steps=_ALONE_STEPS)["step_s"]
+        self._sample_s = self._fixed_s = self._communication_s = 0.0
 
-    def case(self, ratio: float) -> tuple[Case, list[Step]]:
+    def prepare(self) -> Iterator[str]:
+        """Set methods up, and find out what computing and communication cost."""
+        if any(method.policy != "fifo" for method in self._methods):
+            yield f"{self._link}: what the link is like"
+            self._figures = str(self._ask.folder / "link.json")
+            self._ask("fit", path=self._figures)
+        yield f"{self._link}: setting up"
+        names = [method.name for method in self._methods]
+        self._ask("open", compressor=self._compressor, methods=names, link=self._figures)
+        self._sample_s, self._fixed_s = self._cost_of_samples()
+        self._ask("communicate", steps=1)
+        self._communication_s = self._ask("communicate", steps=_ALONE_STEPS)["step_s"]
+
+    def case(self, ratio: float) -> Generator[str, None, tuple[Case, list[Step]]]:
         """Measure a case: a batch so large that C / (F + B) is about as asked for."""
         batch = self._batch_of(self._communication_s / ratio)
         place = f"{self._compressor}, C = {ratio:g} (F + B), batches of {batch}"
-        self._progress(f"{place}: warming up")
+        yield f"{place}: warming up"
         self._ask("size", batch=batch)
         for method in self._methods:
             self._ask("warm", method=method.name)
-        self._progress(place)
+        yield place
         found = self._measured()
         forward_s = median(found.forward_s)
         case = Case(

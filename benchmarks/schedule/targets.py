@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from benchmarks.schedule.methods import AUTO, DDP, OURS
 from benchmarks.schedule.plan import RATIOS
 from benchmarks.schedule.records import Case, ScheduleMeasurement, Step
+from benchmarks.targets import Verdict
 
 MOST_OF_IDEAL = 1.10
 LEAST_SPEEDUP, AT_RATIO = 1.25, 1.0
@@ -17,26 +17,6 @@ MOST_TRACED = 1.01
 MOST_ERROR = 0.10
 MOST_STAGGERED = 1.10
 LEAST_FEWER, MOST_SLOT_SLOWDOWN = 5.0, 1.02
-
-
-class Verdict(NamedTuple):
-    """One target.
-
-    Attributes:
-        target: What is asked.
-        case: Where.
-        reached: What it has.
-        asked: What it should have.
-        at: Which row that is.
-        met: Whether it has it; None where nothing can be said.
-    """
-
-    target: str
-    case: str
-    reached: str
-    asked: str
-    at: str
-    met: bool | None
 
 
 def verdicts(measurement: ScheduleMeasurement) -> list[Verdict]:
@@ -92,7 +72,7 @@ def _of_steps(case: Case, steps: Sequence[Step]) -> Iterator[Verdict]:
     if errors:
         error, method = max(errors)
         met = error <= MOST_ERROR
-        yield Verdict("simulated step", place, f"{error:.0%}", f"{MOST_ERROR:.0%}", method, met)
+        yield Verdict("simulated step", (place,), f"{error:.0%}", f"{MOST_ERROR:.0%}", method, met)
 
 
 def _of_hook(measurement: ScheduleMeasurement) -> Iterator[Verdict]:
@@ -114,7 +94,7 @@ def _of_costs(measurement: ScheduleMeasurement) -> Iterator[Verdict]:
         place = f"{row.what}, {row.chunks:,} chunks"
         reached, asked = f"{row.chunk_us:.1f} us", f"{MOST_CHUNK_US:.0f} us"
         met = row.chunk_us <= MOST_CHUNK_US
-        yield Verdict("scheduling a chunk", place, reached, asked, "", met)
+        yield Verdict("scheduling a chunk", (place,), reached, asked, "", met)
     for traced in measurement.traced:
         at = f"quartiles {traced.ratio_low:.3f} and {traced.ratio_high:.3f}"
         verdict = _at_most("step with a trace", "overlap", traced.ratio, MOST_TRACED, at, digits=3)
@@ -150,8 +130,8 @@ def _at_most(
     target: str, place: str, reached: float, most: float, at: str, *, digits: int = 2
 ) -> Verdict:
     met = reached <= most
-    return Verdict(target, place, f"{reached:.{digits}f}", f"<= {most:.{digits}f}", at, met)
+    return Verdict(target, (place,), f"{reached:.{digits}f}", f"<= {most:.{digits}f}", at, met)
 
 
 def _at_least(target: str, place: str, reached: float, least: float, at: str) -> Verdict:
-    return Verdict(target, place, f"{reached:.2f}", f">= {least:.2f}", at, reached >= least)
+    return Verdict(target, (place,), f"{reached:.2f}", f">= {least:.2f}", at, reached >= least)
