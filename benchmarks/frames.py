@@ -8,7 +8,6 @@ million parameters. Where ranks are on hosts of their own, torchrun's variables 
 
 from __future__ import annotations
 
-import gc
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -17,12 +16,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 from compressa.kernels.checksums import checksum_of_memory
 
 from benchmarks.integrity import perceptron
-from benchmarks.paired import Overhead, overhead
+from benchmarks.paired import Overhead, overhead, report
 from compressa.transports import checks, frames
 
 COMPRESSORS = ("none", "int8", "topk", "powersgd")
@@ -118,25 +116,18 @@ def _secret() -> Iterator[Path]:
             path.unlink()
 
 
-def main() -> None:
-    """Print a line for each compressor, on rank 0."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def lines() -> Iterator[str]:
+    """Measure each compressor, and say what was found."""
     with _secret() as secret:
         keyed = {"authenticate": True, "secret_file": str(secret)}
         for compressor in COMPRESSORS:
             for what, exchange in {"checksums": {}, "MACs": keyed}.items():
                 found = measured(exchange, compressor)
-                gc.collect()
-                if dist.get_rank() == 0:
-                    print(
-                        f"{compressor}: step without checks {1e3 * found.off_s:.1f} ms; with "
-                        f"{what} {found.ratio:.3f} times as long ({found.ratio_low:.3f} to "
-                        f"{found.ratio_high:.3f}; processor time {found.cpu_ratio:.3f})",
-                        flush=True,
-                    )
-    dist.destroy_process_group()
+                yield (
+                    f"{compressor}: step without checks {1e3 * found.off_s:.1f} ms; with {what} "
+                    f"{found.text}"
+                )
 
 
 if __name__ == "__main__":
-    main()
+    report(lines())

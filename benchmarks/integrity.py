@@ -8,8 +8,7 @@ default, one step in a hundred bears it. Perceptrons of 4.2 and 25 million param
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.paired import Overhead, overhead
+from benchmarks.paired import Overhead, overhead, report
 from compressa.config import Config
 from compressa.hooks import Handle, register_comm_hook
 
@@ -75,23 +74,16 @@ def perceptron(
     return step, handle
 
 
-def main() -> None:
-    """Print a line for each model, on rank 0."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def lines() -> Iterator[str]:
+    """Measure each model, and say what was found."""
     for layers in _LAYERS:
         found, share = measured(layers, _BATCH)
-        gc.collect()
-        if dist.get_rank() == 0:
-            print(
-                f"{layers * (_WIDTH + 1) * _WIDTH / 1e6:.1f} M parameters: step "
-                f"{1e3 * found.off_s:.1f} ms; compared in every step, {found.ratio:.3f} times as "
-                f"long ({found.ratio_low:.3f} to {found.ratio_high:.3f}; processor time "
-                f"{found.cpu_ratio:.3f}); by default {share:.3%} of the run",
-                flush=True,
-            )
-    dist.destroy_process_group()
+        yield (
+            f"{layers * (_WIDTH + 1) * _WIDTH / 1e6:.1f} M parameters: step "
+            f"{1e3 * found.off_s:.1f} ms; compared in every step, {found.text}; by default "
+            f"{share:.3%} of the run"
+        )
 
 
 if __name__ == "__main__":
-    main()
+    report(lines())

@@ -1,17 +1,21 @@
-"""What it costs to record a trace: the same steps with and without, in turn, in one run."""
+"""What something costs: the same steps with and without, in turn, in one run."""
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
+import torch.distributed as dist
 
 
 @dataclass(frozen=True)
 class Overhead:
-    """Steps with and without recording.
+    """Steps with and without.
 
     Attributes:
         off_s: Median time of a step without.
@@ -28,6 +32,14 @@ class Overhead:
     ratio_low: float
     ratio_high: float
     cpu_ratio: float
+
+    @property
+    def text(self) -> str:
+        """What it costs, in words."""
+        return (
+            f"{self.ratio:.3f} times as long ({self.ratio_low:.3f} to {self.ratio_high:.3f}; "
+            f"processor time {self.cpu_ratio:.3f})"
+        )
 
 
 def overhead(
@@ -74,3 +86,18 @@ def overhead(
             on / off for on, off in zip(cpu[True], cpu[False], strict=True)
         ),
     )
+
+
+def report(lines: Iterable[str]) -> None:
+    """Print lines on rank 0, as they are measured by the ranks that torchrun has started.
+
+    Args:
+        lines: All ranks work out all of them.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for line in lines:
+        gc.collect()
+        if dist.get_rank() == 0:
+            print(line, flush=True)
+    dist.destroy_process_group()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+import typer
 from rich.console import Console
 
 from benchmarks.records import Measurement
@@ -18,6 +19,37 @@ M = TypeVar("M", bound=Measurement)
 def given(**options: Sequence[Any] | None) -> dict[str, Any]:
     """Leave out what was left out, and what was given twice."""
     return {name: list(dict.fromkeys(several)) for name, several in options.items() if several}
+
+
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
+]
+Update = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write to this file; rows of it that are not measured again stay."
+    ),
+]
+What = Annotated[str, typer.Option(help="Only methods whose names match this pattern.")]
+
+
+def parts_option(parts: Iterable[str]) -> Any:
+    """Return the option that chooses among the parts of a benchmark."""
+    return typer.Option(
+        help=f"What to measure, several times: {', '.join(parts)}; all if left out."
+    )
+
+
+def refuse_strangers(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a name that there is not.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    there = list(known)
+    strangers = [name for name in given if name not in there]
+    if strangers:
+        raise ConfigError(f"{option}: there is no {strangers[0]!r}; there are: {', '.join(there)}")
 
 
 def older(kind: type[M], json_file: Path | None, update: Path | None) -> M | None:

@@ -17,7 +17,6 @@ from benchmarks.exchange.broadcasts import places
 from benchmarks.exchange.compressed import Compressed
 from benchmarks.exchange.method import Method
 from benchmarks.exchange.methods import BY_NAME, METHODS
-from benchmarks.exchange.part_tables import part_tables
 from benchmarks.exchange.parts import GRADIENTS_BYTES, LARGE_BYTES, PARTS
 from benchmarks.exchange.pattern import check_pattern, pattern
 from benchmarks.exchange.plan import Settings
@@ -30,6 +29,7 @@ from benchmarks.exchange.records import (
     Simulated,
 )
 from benchmarks.exchange.simulate import LINK, simulated
+from benchmarks.exchange.tables import part_tables
 from benchmarks.exchange.verdict import Verdict
 from compressa.collectives.algorithms import ALGORITHMS
 from compressa.errors import ConfigError, TransportError

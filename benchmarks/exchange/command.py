@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ from benchmarks.exchange.parts import PARTS
 from benchmarks.exchange.plan import Settings
 from benchmarks.exchange.records import ExchangeMeasurement
 from benchmarks.exchange.run import ExchangeBench
-from benchmarks.runner import given, measure, older, show
+from benchmarks.runner import JsonFile, Update, What, given, measure, older, parts_option, show
 from compressa.config.sizes import parse_bytes
 from compressa.errors import ConfigError
 from compressa.testbed import LinkSpec
@@ -28,10 +27,7 @@ _BUDGET_S, _QUICK_BUDGET_S = 0.5, 0.2
 
 
 def exchange(
-    part: Annotated[
-        list[str] | None,
-        typer.Option(help=f"What to measure, several times: {', '.join(PARTS)}; all if left out."),
-    ] = None,
+    part: Annotated[list[str] | None, parts_option(PARTS)] = None,
     hosts: Annotated[
         list[int] | None,
         typer.Option(min=2, help="Hosts, several times, instead of those of the parts."),
@@ -44,16 +40,9 @@ def exchange(
         list[str] | None,
         typer.Option(help='Bytes, several times, such as "64KiB" or 4e6, instead of the parts\'.'),
     ] = None,
-    what: Annotated[str, typer.Option(help="Only methods whose names match this pattern.")] = "*",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
-    ] = None,
-    update: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write to this file; rows of it that are not measured again stay."
-        ),
-    ] = None,
+    what: What = "*",
+    json_file: JsonFile = None,
+    update: Update = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="2 hosts at 1 Gbit/s and three sizes: half a minute.")
     ] = False,
@@ -88,7 +77,7 @@ def exchange(
         ),
     )
     bench = ExchangeBench(settings)
-    _show(Console(), measure(bench.run(), bench.measurement, json_file or update, known))
+    _show(Console(), measure(bench.run(), lambda: bench.found, json_file or update, known))
 
 
 def _bytes(text: str) -> int:

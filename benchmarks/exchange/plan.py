@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.exchange.method import Method
 from benchmarks.exchange.parts import PARTS, Part
+from benchmarks.runner import refuse_strangers
 from compressa.errors import ConfigError
 
 
@@ -53,11 +54,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse what there is not."""
-        strangers = [name for name in self.parts if name not in PARTS]
-        if strangers:
-            raise ConfigError(
-                f"--part: there is no {strangers[0]!r}; there are: {', '.join(PARTS)}"
-            )
+        refuse_strangers("--part", self.parts, PARTS)
         if not any(part.methods for part in self._chosen().values()):
             wanted = [method.name for name in self.parts for method in PARTS[name].methods]
             names = ", ".join(dict.fromkeys(wanted))

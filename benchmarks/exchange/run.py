@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from benchmarks.exchange.line import line_rate
 from benchmarks.exchange.method import Method
 from benchmarks.exchange.others import OTHERS, Others
 from benchmarks.exchange.plan import Cell, Settings
@@ -15,11 +14,10 @@ from benchmarks.exchange.records import (
     Network,
     Omitted,
     Row,
-    Simulated,
 )
 from benchmarks.exchange.simulate import simulated
 from benchmarks.exchange.sums import AUTO
-from benchmarks.hosts.bed import opened_hosts
+from benchmarks.hosts.bed import line_rate, opened_hosts
 from benchmarks.hosts.processors import Processors
 from benchmarks.hosts.ranks import Ranks
 from benchmarks.hosts.start import start_each
@@ -48,32 +46,15 @@ class ExchangeBench:
         settings: What is to be measured.
 
     Attributes:
-        networks: That were measured so far; likewise rows, what was omitted, and simulated.
+        found: What was measured so far.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self.networks: list[Network] = []
-        self.rows: list[Row] = []
-        self.omitted: list[Omitted] = []
-        self.simulated: list[Simulated] = []
+        header = Header.here(budget_s=settings.budget_s, longest_s=settings.longest_s)
+        self.found = ExchangeMeasurement(header=header, networks=[], rows=[], omitted=[])
         self._settings = settings
-        self._versions: dict[str, str] = {}
         self._processors = Processors()
         self._figures: Figures | None = None
-
-    def measurement(self) -> ExchangeMeasurement:
-        """Return all of it so far, as it is written down."""
-        return ExchangeMeasurement(
-            header=Header.here(
-                self._versions,
-                budget_s=self._settings.budget_s,
-                longest_s=self._settings.longest_s,
-            ),
-            networks=self.networks,
-            rows=self.rows,
-            omitted=self.omitted,
-            simulated=self.simulated,
-        )
 
     def run(self) -> Iterator[str]:
         """Measure everything; say what comes next, after each row.
@@ -95,7 +76,7 @@ class ExchangeBench:
         for method in self._settings.methods("hosts"):
             for row in simulated(method.name):
                 yield f"virtual clock: {row.method}, {row.hosts} ranks"
-                self.simulated.append(row)
+                self.found.simulated.append(row)
 
     def _measure_ours(self, bed: Testbed) -> Iterator[str]:
         """Ours and Gloo's, on all links; also what each link is like."""
@@ -104,13 +85,13 @@ class ExchangeBench:
         deadline_s = _PATIENCE_S + _PATIENCE * settings.longest_s
         words = ["benchmarks.exchange.rank", most_bytes, deadline_s]
         with Ranks(hosts, partial(start_each, bed, words), _START_S) as ranks:
-            self._versions["torch"] = ranks.version
+            self.found.header.versions["torch"] = ranks.version
             for link in settings.links_of(hosts):
                 bed.set_link(link)
                 bed.self_check()
                 yield f"{_place(bed)}: line rate and cost model"
                 network = self._fitted(bed, ranks)
-                self.networks.append(network)
+                self.found.networks.append(network)
                 yield from self._measure(ranks, bed, network, lambda method: method.by in _OURS)
 
     def _fitted(self, bed: Testbed, ranks: Ranks) -> Network:
@@ -134,7 +115,7 @@ class ExchangeBench:
     def _measure_others(self, bed: Testbed, others: Others) -> Iterator[str]:
         """Another library's own, last: its processes may use up processors while they wait."""
         hosts = len(bed.hosts)
-        here = [network for network in self.networks if network.hosts == hosts]
+        here = [network for network in self.found.networks if network.hosts == hosts]
         cells = [
             (network, cell)
             for network in here
@@ -151,7 +132,7 @@ class ExchangeBench:
             self._omit_all(cells, f"{others.maker} does not start: {error}")
             return
         with started as ranks:
-            self._versions[others.maker] = ranks.version
+            self.found.header.versions[others.maker] = ranks.version
             for network in here:
                 bed.set_link(network.link)
                 yield from self._measure(ranks, bed, network, others.owns)
@@ -169,10 +150,10 @@ class ExchangeBench:
                 self._omit(network, cell, why)
                 continue
             yield f"{_place(bed)}: {cell.method.name}, {cell.size_bytes:,} bytes"
-            self.rows.append(self._row(bed, ranks, network, cell))
+            self.found.rows.append(self._row(bed, ranks, network, cell))
 
     def _omit(self, network: Network, cell: Cell, why: str) -> None:
-        self.omitted.append(
+        self.found.omitted.append(
             Omitted(
                 part=cell.part,
                 hosts=network.hosts,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from benchmarks.exchange import part_targets
 from benchmarks.exchange.method import Verb
+from benchmarks.exchange.methods import BY_NAME, GLOO_SUM
 from benchmarks.exchange.records import ExchangeMeasurement, Network, Row
 from benchmarks.exchange.sums import AUTO
 from benchmarks.exchange.verdict import (
@@ -14,6 +14,7 @@ from benchmarks.exchange.verdict import (
     by_size,
     fastest,
     is_excused,
+    is_fast,
     name_of,
     of_part,
     worst,
@@ -25,6 +26,11 @@ AT_LINE_RATE = {"ring", "round_robin", "halving_doubling", "scatter_reduce", "al
 MOST_SLOWER, SLOWER_BELOW_BYTES = 2.0, 64 << 10
 MOST_AUTO_SLOWER = 1.1
 MOST_MEDIAN_ERROR, MOST_ERROR, ERROR_ABOVE_BYTES = 0.10, 0.25, 1_000_000
+COMPRESSED = ("int8", "int4")
+LEAST_OF_RATIO, LEAST_OF_RATIO_FAST = 0.85, 0.7
+LEAST_FLOOR_SHARE, FLOOR_FROM_BYTES = 0.95, 100_000_000
+SEVERAL = "auto from 4"
+MOST_OF_FASTEST = 1.0
 
 
 def verdicts(measurement: ExchangeMeasurement) -> list[Verdict]:
@@ -39,9 +45,9 @@ def verdicts(measurement: ExchangeMeasurement) -> list[Verdict]:
         found += _small(network, sums)
         found += _auto(network, sums)
         found += _model(network, sums + of_part("hosts", rows))
-        found += part_targets.compressed(network, of_part("compressed", rows))
-        found += part_targets.broadcast(network, of_part("broadcast", rows))
-        found += part_targets.transfer(network, of_part("transfer", rows))
+        found += _of_compressed(network, of_part("compressed", rows))
+        found += _of_broadcast(network, of_part("broadcast", rows))
+        found += _of_transfer(network, of_part("transfer", rows))
     return found
 
 
@@ -98,3 +104,62 @@ def _model(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
         ("model, worst error", largest, MOST_ERROR, name_of(row)),
     ):
         yield Verdict(target, network.where, f"{error:.0%}", f"< {most:.0%}", at, error < most)
+
+
+def _of_compressed(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
+    """The time saved, as a share of the bytes saved."""
+    for row, dense in beside_dense(rows):
+        if row.method in COMPRESSED:
+            ratio = byte_ratio(row, dense)
+            asked = ratio * (LEAST_OF_RATIO_FAST if is_fast(network) else LEAST_OF_RATIO)
+            reached = dense.median_s / row.median_s
+            target = "compressed, speed-up over Gloo"
+            yield Verdict(
+                target,
+                network.where,
+                f"{reached:.2f}",
+                f"{asked:.2f}",
+                name_of(row),
+                reached >= asked,
+            )
+
+
+def beside_dense(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Pair compressed rows with Gloo's float32 sum of as many gradients."""
+    dense = {row.size_bytes: row for row in rows if row.method == GLOO_SUM.name}
+    return [
+        (row, dense[row.size_bytes])
+        for row in rows
+        if row.by == "compressa" and row.size_bytes in dense
+    ]
+
+
+def byte_ratio(row: Row, dense: Row) -> float:
+    """How many times fewer bytes pass the busiest port."""
+    return dense.formula_bytes / row.formula_bytes
+
+
+def _of_broadcast(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
+    """What is chosen where there are several sources."""
+    large = [row for row in rows if row.size_bytes >= FLOOR_FROM_BYTES]
+    best = fastest((row for row in large if row.method == SEVERAL), ["compressa"])
+    if best is not None:
+        share = floor_share(best)
+        met = None if is_excused(network, best) else share >= LEAST_FLOOR_SHARE
+        asked, target = f"{LEAST_FLOOR_SHARE:.2f}", "broadcast from 4, of the floor"
+        yield Verdict(target, network.where, f"{share:.2f}", asked, name_of(best), met)
+
+
+def floor_share(row: Row) -> float:
+    """The time of the fewest bytes at line rate, over the time taken."""
+    floor_bytes = BY_NAME[row.method].floor_bytes(row.size_bytes, row.hosts)
+    return row.line_rate_share * floor_bytes / row.formula_bytes
+
+
+def _of_transfer(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
+    """Ours beside the fastest of the others, all with their default settings; to two digits."""
+    for ours, theirs in beside_others(row for row in rows if not BY_NAME[row.method].exchange):
+        ratio = round(ours.median_s / theirs.median_s, 2)
+        at = name_of(ours, beside=theirs)
+        target, asked = "transfer, of the fastest other", f"{MOST_OF_FASTEST:.2f}"
+        yield Verdict(target, network.where, f"{ratio:.2f}", asked, at, ratio <= MOST_OF_FASTEST)

@@ -15,7 +15,7 @@ from benchmarks.kernels import Bench, Case, Row, launches, scaling, targets
 from benchmarks.kernels.device import BenchDevice, device_named
 from benchmarks.kernels.launches import LAUNCHES, LaunchCase
 from benchmarks.kernels.table import cases_on
-from benchmarks.runner import measure, show
+from benchmarks.runner import JsonFile, measure, show
 from compressa.errors import ConfigError
 
 
@@ -36,9 +36,7 @@ def kernels(
     ] = _Device.CPU,
     threads: Annotated[int, typer.Option(min=1, help="Threads that share a call.")] = 2,
     case: Annotated[str, typer.Option(help="Only cases whose names match this pattern.")] = "*",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
-    ] = None,
+    json_file: JsonFile = None,
     with_scaling: Annotated[
         bool,
         typer.Option(

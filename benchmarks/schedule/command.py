@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from benchmarks.runner import given, measure, older, show
+from benchmarks.runner import JsonFile, Update, What, given, measure, older, parts_option, show
 from benchmarks.schedule import tables
 from benchmarks.schedule.plan import LINKS, PARTS, RATIOS, Settings
 from benchmarks.schedule.records import ScheduleMeasurement
@@ -20,10 +19,7 @@ _BUDGET_S, _QUICK_BUDGET_S = 40.0, 15.0
 
 
 def schedule(
-    part: Annotated[
-        list[str] | None,
-        typer.Option(help=f"What to measure, several times: {', '.join(PARTS)}; all if left out."),
-    ] = None,
+    part: Annotated[list[str] | None, parts_option(PARTS)] = None,
     compressor: Annotated[
         list[str] | None,
         typer.Option(help=f"Of the steps, several times: {', '.join(LINKS)}; all if left out."),
@@ -38,16 +34,9 @@ def schedule(
     link: Annotated[
         str | None, typer.Option(help="Speed of each link, instead of the compressors' own.")
     ] = None,
-    what: Annotated[str, typer.Option(help="Only methods whose names match this pattern.")] = "*",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
-    ] = None,
-    update: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="Write to this file; rows of it that are not measured again stay."
-        ),
-    ] = None,
+    what: What = "*",
+    json_file: JsonFile = None,
+    update: Update = None,
     quick: Annotated[
         bool, typer.Option("--quick", help="int8 at C = F + B alone: ten minutes.")
     ] = False,
@@ -76,6 +65,6 @@ def schedule(
         **(_QUICK if quick else {}) | given(parts=part, compressors=compressor, ratios=ratio),
     )
     bench = ScheduleBench(settings)
-    measured = measure(bench.run(), bench.measurement, json_file or update, known)
+    measured = measure(bench.run(), lambda: bench.found, json_file or update, known)
     shown = [table for table in tables.tables(measured) if table.lines]
     show(Console(), [*shown, tables.targets(measured)])

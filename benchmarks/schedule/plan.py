@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from benchmarks.runner import refuse_strangers
 from benchmarks.schedule.methods import EXCHANGED, METHODS, Method
 from compressa.errors import ConfigError
 
@@ -70,14 +71,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Refuse what there is not."""
-        for option, given, known in (
-            ("--part", self.parts, PARTS),
-            ("--compressor", self.compressors, LINKS),
-        ):
-            strangers = [name for name in given if name not in known]
-            if strangers:
-                raise ConfigError(
-                    f"{option}: there is no {strangers[0]!r}; there are: {', '.join(known)}"
-                )
+        refuse_strangers("--part", self.parts, PARTS)
+        refuse_strangers("--compressor", self.compressors, LINKS)
         if any(not 0 < ratio <= 16 for ratio in self.ratios):
             raise ConfigError("--ratio: give C / (F + B), more than 0 and at most 16")

@@ -16,14 +16,10 @@ from benchmarks.schedule.overhead import CHUNKS, chunk_costs
 from benchmarks.schedule.plan import Settings
 from benchmarks.schedule.pushes import four_workers
 from benchmarks.schedule.records import (
-    Case,
     Header,
-    Jobs,
     Overhead,
     Pipelined,
-    Pushes,
     ScheduleMeasurement,
-    Step,
     Traced,
 )
 from benchmarks.schedule.steps import Steps
@@ -45,36 +41,15 @@ class ScheduleBench:
 
     Args:
         settings: What is to be measured.
+
+    Attributes:
+        found: What was measured so far.
     """
 
     def __init__(self, settings: Settings) -> None:
+        header = Header.here(parameters=ELEMS, layers=LAYERS, budget_s=settings.budget_s)
+        self.found = ScheduleMeasurement(header=header)
         self._settings = settings
-        self._versions: dict[str, str] = {}
-        self._cases: list[Case] = []
-        self._steps: list[Step] = []
-        self._pipelined: list[Pipelined] = []
-        self._overhead: list[Overhead] = []
-        self._traced: list[Traced] = []
-        self._jobs: list[Jobs] = []
-        self._pushes: list[Pushes] = []
-
-    def measurement(self) -> ScheduleMeasurement:
-        """Return all of it so far, as it is written down."""
-        return ScheduleMeasurement(
-            header=Header.here(
-                self._versions,
-                parameters=ELEMS,
-                layers=LAYERS,
-                budget_s=self._settings.budget_s,
-            ),
-            cases=self._cases,
-            steps=self._steps,
-            pipelined=self._pipelined,
-            overhead=self._overhead,
-            traced=self._traced,
-            jobs=self._jobs,
-            pushes=self._pushes,
-        )
 
     def run(self) -> Iterator[str]:
         """Measure everything; say what comes next, after each row.
@@ -88,7 +63,7 @@ class ScheduleBench:
             yield "what is done for each chunk"
             for what, chunk_s in chunk_costs():
                 row = Overhead(what=what, chunks=CHUNKS, chunk_us=1e6 * chunk_s, timestamp=now())
-                self._overhead.append(row)
+                self.found.overhead.append(row)
         if {"steps", "hook", "trace", "jobs"} & set(parts):
             yield "two hosts: bringing them up"
             with opened_hosts(2, _TRIED_LINK) as bed:
@@ -96,7 +71,7 @@ class ScheduleBench:
         if "server" in parts:
             yield "four workers and one server"
             with opened_hosts(_SERVED_HOSTS, _SHARED_LINK) as bed:
-                self._pushes.append(four_workers(bed))
+                self.found.pushes.append(four_workers(bed))
 
     def _measure_on(self, bed: NetnsTestbed) -> Iterator[str]:
         """What two hosts are enough for."""
@@ -108,17 +83,17 @@ class ScheduleBench:
         if {"hook", "trace"} & set(parts):
             bed.set_link(_TRIED_LINK)
             with started_ranks(bed, TRAINERS) as ask:
-                self._versions["torch"] = ask.version
+                self.found.header.versions["torch"] = ask.version
                 if "hook" in parts:
                     yield "units through the hook alone"
-                    self._pipelined.append(_pipelined(bed, ask))
+                    self.found.pipelined.append(_pipelined(bed, ask))
                 if "trace" in parts:
                     yield "steps with a trace and without"
-                    self._traced.append(_traced(bed, ask))
+                    self.found.traced.append(_traced(bed, ask))
         if "jobs" in parts:
             for port in get_args(Port):
                 yield f"two jobs on one link, {port}"
-                self._jobs.append(two_jobs(bed, _SHARED_LINK, port))
+                self.found.jobs.append(two_jobs(bed, _SHARED_LINK, port))
 
     def _measure_steps(
         self, bed: NetnsTestbed, link: str, compressor: str, ratios: Sequence[float]
@@ -126,13 +101,13 @@ class ScheduleBench:
         bed.set_link(link)
         bed.self_check()
         with started_ranks(bed, TRAINERS) as ask:
-            self._versions["torch"] = ask.version
+            self.found.header.versions["torch"] = ask.version
             measured = Steps(ask, str(bed.link), self._settings, compressor)
             yield from measured.prepare()
             for ratio in ratios:
                 case, steps = yield from measured.case(ratio)
-                self._cases.append(case)
-                self._steps += steps
+                self.found.cases.append(case)
+                self.found.steps += steps
             ask("close")
 
 
