@@ -24,7 +24,7 @@ from benchmarks.exchange.records import (
     Omitted,
     Row,
 )
-from benchmarks.exchange.verdict import Verdict
+from benchmarks.exchange.rows import Verdict
 from benchmarks.hosts import bed, wire
 from benchmarks.hosts.ranks import Ranks, Started
 from compressa.errors import BackendUnavailable, ConfigError, TransportError

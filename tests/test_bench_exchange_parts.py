@@ -28,9 +28,9 @@ from benchmarks.exchange.records import (
     Row,
     Simulated,
 )
+from benchmarks.exchange.rows import Verdict
 from benchmarks.exchange.simulate import LINK, simulated
 from benchmarks.exchange.tables import part_tables
-from benchmarks.exchange.verdict import Verdict
 from compressa.collectives.algorithms import ALGORITHMS
 from compressa.errors import ConfigError, TransportError
 

@@ -12,20 +12,15 @@ from dataclasses import dataclass, field
 from typing import final
 
 import torch
-import torch.distributed as dist
 
+from benchmarks.engines import opened_engine
 from benchmarks.exchange.method import Method, Verb
 from compressa.compressors import COMPRESSORS
-from compressa.config import Config, assign, load_config
-from compressa.engine import process_groups, startup
-from compressa.engine.engine import Engine
-from compressa.engine.lanes import Lane
 from compressa.engine.session import Session
-from compressa.errors import CompressaError
 from compressa.link.operation import Operation
-from compressa.parameters import ParameterInfo
 
 _LAYER_ELEMS = 256 * 1024
+_NO_MEAN = b"-"
 _EXACT_BITS = 20  # of what is not quantised: float32 rounds
 
 
@@ -70,34 +65,52 @@ class Compressed(Method):
         elems, rank, size = size_bytes // 4, session.rank, session.size
         values = random_values(rank, elems)
         parts = values.split(_LAYER_ELEMS)
-        infos = [ParameterInfo(i, f"layer{i}", part.shape) for i, part in enumerate(parts)]
-        gradients = {info.name: part for info, part in zip(infos, parts, strict=True)}
+        gradients = {f"layer{i}": part for i, part in enumerate(parts)}
         exchange = {"transport": "tcp", "kind": self.kind}
-        config = load_config({"compressor": {"name": self.compressor}, "exchange": exchange})
-        engine, groups = _open(config, infos)
+        config = {"compressor": {"name": self.compressor}, "exchange": exchange}
+        engine, close = opened_engine(config, {n: part.numel() for n, part in gradients.items()})
         steps = itertools.count()
 
         def call() -> None:
             engine.wait([engine.submit(gradients, step=next(steps))])
 
-        def close() -> None:
-            engine.close()
-            process_groups.release_groups(groups)
-
         def verify() -> None:
             given = [random_values(other, elems) for other in range(size)]
-            mean = torch.stack(given).mean(0)
-            most = max(float(one.abs().max()) for one in given) / levels(self.compressor)
-            if not bool(((values - mean).abs() <= most).all()):
-                raise ArithmeticError(f"{self.name}: a mean is off by more than {most:g}")
-            checksum = f"{zlib.crc32(values.numpy().tobytes()):08x}".encode()
-            if len(set(session.all_gather(checksum, "checksum of the mean"))) > 1:
-                raise ArithmeticError(f"{self.name}: the ranks have different means")
+            check_mean(self.name, self.compressor, values, given, session)
 
         return Operation(call, verify, close)
 
 
-def levels(compressor: str) -> int:
+def check_mean(
+    name: str,
+    compressor: str,
+    mean: torch.Tensor | None,
+    given: Sequence[torch.Tensor],
+    session: Session,
+) -> None:
+    """Compare a mean with the true one, and with that of the other ranks; all must call this.
+
+    Args:
+        name: Of the method.
+        compressor: What was compressed by.
+        mean: What this rank has found; None if it has taken no part.
+        given: What those who took part have given.
+        session: Of all ranks.
+
+    Raises:
+        ArithmeticError: It is wrong.
+    """
+    checksum = _NO_MEAN
+    if mean is not None:
+        most = max(float(one.abs().max()) for one in given) / _levels(compressor)
+        if not bool(((mean - torch.stack(list(given)).mean(0)).abs() <= most).all()):
+            raise ArithmeticError(f"{name}: a mean is off by more than {most:g}")
+        checksum = f"{zlib.crc32(mean.numpy().tobytes()):08x}".encode()
+    if len(set(session.all_gather(checksum, "checksum of the mean")) - {_NO_MEAN}) > 1:
+        raise ArithmeticError(f"{name}: the ranks have different means")
+
+
+def _levels(compressor: str) -> int:
     """By how many times a block's largest value exceeds the error of two quantisations."""
     bits: int = getattr(COMPRESSORS[compressor].compressor, "bits", _EXACT_BITS)
     return (1 << bits - 1) - 1
@@ -106,29 +119,6 @@ def levels(compressor: str) -> int:
 def random_values(rank: int, elems: int) -> torch.Tensor:
     """Return what a rank gives, float32; other ranks know it, too."""
     return torch.randn(elems, generator=torch.Generator().manual_seed(rank))
-
-
-def _open(
-    config: Config, parameters: Sequence[ParameterInfo]
-) -> tuple[Engine, list[dist.ProcessGroup]]:
-    """Open an engine over all ranks, as registering a hook does; what it uses is to be released."""
-    world, deadline_s = dist.group.WORLD, config.exchange.deadline_s
-    assert world is not None
-    groups = [process_groups.new_group(config, world, "gloo", "the benchmark")]
-    control = startup.open_control(config, groups[0])
-    startup.agree(control, startup.digest(config, None, parameters, "tcp"), deadline_s)
-    groups.append(process_groups.new_group(config, world, "gloo", "the benchmark"))
-    engines: list[Engine] = []
-
-    def failed(error: CompressaError) -> None:
-        for engine in engines:
-            engine.fail(error)
-
-    transport = startup.open_transport(
-        config, groups[1], control, parameters, failed, "tcp", Lane()
-    )
-    engines.append(Engine(parameters, assign(config, parameters), config, transport, control))
-    return engines[0], groups
 
 
 def _layers(size_bytes: int) -> list[int]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import final
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.exchange.compressed import levels, random_values
+from benchmarks.exchange.compressed import check_mean, random_values
 from benchmarks.exchange.method import Method, Verb
 from compressa.compressors import COMPRESSORS
 from compressa.engine.session import Session
@@ -18,7 +18,6 @@ from compressa.link.operation import Operation, nothing
 from compressa.parameter_server import Server, Worker, open_parameter_server
 
 KEY = "value"
-_NO_WORKER = b"-"
 
 
 @final
@@ -75,7 +74,8 @@ class Served(Method):
         ranks = list(range(self.workers + self.servers or session.size))
         group = dist.new_group(ranks)
         if session.rank not in ranks:
-            return Operation(nothing, lambda: self._verify(None, [], session))
+            onlooker = partial(check_mean, self.name, self.compressor, None, [], session)
+            return Operation(nothing, onlooker)
         assert isinstance(group, dist.ProcessGroup)
         elems, workers = size_bytes // 4, self.workers or session.size
         node = open_parameter_server(
@@ -96,22 +96,10 @@ class Served(Method):
 
         def verify() -> None:
             given = [random_values(worker, elems) for worker in range(workers)]
-            self._verify(mean if isinstance(node, Worker) else None, given, session)
+            found = mean if isinstance(node, Worker) else None
+            check_mean(self.name, self.compressor, found, given, session)
 
         return Operation(_call(node, values, mean), verify, close)
-
-    def _verify(
-        self, mean: torch.Tensor | None, given: Sequence[torch.Tensor], session: Session
-    ) -> None:
-        """Compare a worker's mean with the true one and with those of the others; all must call."""
-        checksum = _NO_WORKER
-        if mean is not None:
-            most = max(float(one.abs().max()) for one in given) / levels(self.compressor)
-            if not bool(((mean - torch.stack(list(given)).mean(0)).abs() <= most).all()):
-                raise ArithmeticError(f"{self.name}: a mean is off by more than {most:g}")
-            checksum = f"{zlib.crc32(mean.numpy().tobytes()):08x}".encode()
-        if len(set(session.all_gather(checksum, "checksum of the mean")) - {_NO_WORKER}) > 1:
-            raise ArithmeticError(f"{self.name}: the workers have different means")
 
 
 def _call(node: Worker | Server, values: torch.Tensor, mean: torch.Tensor) -> Callable[[], object]:

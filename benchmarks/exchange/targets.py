@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks.exchange.method import Verb
 from benchmarks.exchange.methods import BY_NAME, GLOO_SUM
 from benchmarks.exchange.records import ExchangeMeasurement, Network, Row
-from benchmarks.exchange.sums import AUTO
-from benchmarks.exchange.verdict import (
+from benchmarks.exchange.rows import (
     beside_others,
     by_size,
     fastest,
@@ -19,6 +18,7 @@ from benchmarks.exchange.verdict import (
     of_part,
     worst,
 )
+from benchmarks.exchange.sums import AUTO
 from benchmarks.targets import Verdict
 
 LEAST_LINE_SHARE, LINE_FROM_BYTES = 0.95, 4_000_000

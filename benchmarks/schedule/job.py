@@ -15,11 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from compressa.config import assign, load_config
-from compressa.engine.lanes import Lane
-from compressa.engine.opening import open_engine
-from compressa.engine.process_groups import release_groups
-from compressa.parameters import ParameterInfo
+from benchmarks.engines import opened_engine
 
 _PARAMETERS = 8
 _WARM_STEPS = 3
@@ -36,14 +32,9 @@ class Job:
             schedule: Section of the configuration.
         """
         each = elems // _PARAMETERS
-        parameters = [ParameterInfo(i, f"p{i}", (each,)) for i in range(_PARAMETERS)]
-        config = load_config({"schedule": schedule})
-        world = dist.group.WORLD
-        assert world is not None
-        self._engine, self._groups = open_engine(
-            config, assign(config, parameters), parameters, Lane(), world, caller="a benchmark"
-        )
-        self._gradients = {p.name: torch.ones(each) for p in parameters}
+        sizes = {f"p{i}": each for i in range(_PARAMETERS)}
+        self._engine, self._close = opened_engine({"schedule": schedule}, sizes)
+        self._gradients = {name: torch.ones(each) for name in sizes}
         self._step = 0
         for _ in range(_WARM_STEPS):
             self._communicate()
@@ -79,8 +70,7 @@ class Job:
 
     def close(self) -> None:
         """End the engine."""
-        self._engine.close()
-        release_groups(self._groups)
+        self._close()
 
     def _communicate(self) -> float:
         """Do a step without computing; return how long it took."""

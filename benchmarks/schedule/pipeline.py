@@ -14,12 +14,8 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from compressa.config import assign, load_config
+from benchmarks.engines import opened_engine
 from compressa.engine.engine import Engine
-from compressa.engine.lanes import Lane
-from compressa.engine.opening import open_engine
-from compressa.engine.process_groups import release_groups
-from compressa.parameters import ParameterInfo
 
 UNITS = 32
 UNIT_ELEMS = 1 << 17
@@ -46,24 +42,18 @@ def measured(compressor: str, rounds: int) -> Units:
         compressor: By name; as many parameters as units, each of `UNIT_ELEMS` elements.
         rounds: How often.
     """
-    infos = [ParameterInfo(i, f"p{i}", (UNIT_ELEMS,)) for i in range(UNITS)]
     exchange = {
         "transport": "tcp",
         "unit_bytes": UNIT_ELEMS * _FLOAT_BYTES,
         "unit_payload_bytes": 1,
         "unit_dense_bytes": UNIT_ELEMS * _FLOAT_BYTES,
     }
-    config = load_config({"compressor": {"name": compressor}, "exchange": exchange})
-    world = dist.group.WORLD
-    assert world is not None
-    engine, groups = open_engine(
-        config, assign(config, infos), infos, Lane(), world, caller="a benchmark"
-    )
+    config = {"compressor": {"name": compressor}, "exchange": exchange}
+    engine, close = opened_engine(config, {f"p{i}": UNIT_ELEMS for i in range(UNITS)})
     try:
         return _Turns(engine).measure(rounds)
     finally:
-        engine.close()
-        release_groups(groups)
+        close()
 
 
 class _Turns:

@@ -107,7 +107,7 @@ class ScheduleBench:
             for ratio in ratios:
                 case, steps = yield from measured.case(ratio)
                 self.found.cases.append(case)
-                self.found.steps += steps
+                self.found.steps.extend(steps)
             ask("close")
 
 

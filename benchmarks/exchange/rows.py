@@ -1,4 +1,4 @@
-"""What rows are judged by, and words for them."""
+"""Rows: chosen, grouped, named and set beside each other."""
 
 from __future__ import annotations
 
