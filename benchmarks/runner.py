@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -50,6 +51,18 @@ def refuse_strangers(option: str, given: Iterable[str], known: Iterable[str]) ->
     strangers = [name for name in given if name not in there]
     if strangers:
         raise ConfigError(f"{option}: there is no {strangers[0]!r}; there are: {', '.join(there)}")
+
+
+def refuse_unmatched(option: str, pattern: str, names: Iterable[str]) -> None:
+    """Refuse a pattern that no name matches.
+
+    Raises:
+        ConfigError: It is such a one.
+    """
+    known = list(dict.fromkeys(names))
+    if not any(fnmatchcase(name, pattern) for name in known):
+        there = ", ".join(known)
+        raise ConfigError(f"{option}: no name matches {pattern!r}; there are: {there}")
 
 
 def older(kind: type[M], json_file: Path | None, update: Path | None) -> M | None:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from benchmarks.exchange.method import Method
 from benchmarks.exchange.parts import PARTS, Part
-from benchmarks.runner import refuse_strangers
-from compressa.errors import ConfigError
+from benchmarks.runner import refuse_strangers, refuse_unmatched
 
 
 class Cell(NamedTuple):
@@ -55,10 +54,8 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuse what there is not."""
         refuse_strangers("--part", self.parts, PARTS)
-        if not any(part.methods for part in self._chosen().values()):
-            wanted = [method.name for name in self.parts for method in PARTS[name].methods]
-            names = ", ".join(dict.fromkeys(wanted))
-            raise ConfigError(f"--what: no name matches {self.pattern!r}; there are: {names}")
+        wanted = [method.name for name in self.parts for method in PARTS[name].methods]
+        refuse_unmatched("--what", self.pattern, wanted)
 
     def methods(self, part: str) -> Sequence[Method]:
         """Return those of a part that match."""

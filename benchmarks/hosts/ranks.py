@@ -52,8 +52,6 @@ class Reply(BaseModel):
     rank: int
     kind: Literal["hello", "answer", "failed"]
     version: str = ""
-    samples_s: tuple[float, ...] = ()
-    operations: int = 0
     told: dict[str, Any] = {}
     error: str = ""
 
@@ -111,9 +109,7 @@ class Ranks:
             TransportError: A rank died, failed, or did not answer in time.
         """
         self.tell(ask)
-        replies = self.hear(f"{ask.what} of {ask.size_bytes} bytes", patience_s)
-        samples = zip(*(reply.samples_s for reply in replies), strict=True)
-        return Timed([max(several) for several in samples], replies[0].operations)
+        return Timed(**self.hear(f"{ask.what} of {ask.size_bytes} bytes", patience_s))
 
     def tell(self, message: Any) -> None:
         """Tell all ranks what to do, as JSON."""
@@ -121,18 +117,23 @@ class Ranks:
             with contextlib.suppress(OSError):  # it is dead, which is found out below
                 line.sendall(json.dumps(message).encode() + b"\n")
 
-    def hear(self, what: str, patience_s: float) -> list[Reply]:
-        """Wait for the answer of each to what they were told.
+    def hear(self, what: str, patience_s: float) -> dict[str, Any]:
+        """Wait until all have done what they were told; return what the slowest of them tells.
 
         Args:
             what: They do, for messages.
             patience_s: How long they may take.
 
+        Returns:
+            The largest of all ranks' numbers, by name; of lists of numbers, one by one.
+
         Raises:
             TransportError: A rank died, failed, or did not answer in time.
         """
         deadline_s = time.monotonic() + patience_s
-        return self._replies("answer", deadline_s, f"did not finish {what}")
+        replies = self._replies("answer", deadline_s, f"did not finish {what}")
+        told = [reply.told for reply in replies]
+        return {name: _largest([each[name] for each in told]) for name in told[0]}
 
     def _replies(self, kind: str, deadline_s: float, missing: str) -> list[Reply]:
         """Wait for one of each rank, and return them by rank."""
@@ -224,6 +225,12 @@ class Ranks:
     ) -> None:
         """End them; after an error at once, since they may wait for each other."""
         self.close(_GRACE_S if kind is None else 0.0)
+
+
+def _largest(told: Sequence[Any]) -> Any:
+    if isinstance(told[0], list):
+        return [max(several) for several in zip(*told, strict=True)]
+    return max(told)
 
 
 def _read(line: bytes) -> Reply:

@@ -26,23 +26,23 @@ class Wire:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.connect(path)
 
-    def serve(self, version: str, answer: Callable[[Any], Mapping[str, Any]]) -> None:
+    def serve(self, version: str, answer: Callable[[Any], Mapping[str, Any] | None]) -> None:
         """Answer until the driver closes the line, which it also does when it dies.
 
         Args:
             version: Of the library that is measured.
-            answer: Does what a message asks for, and returns the fields of its answer; what it
-                raises is told, and ends this rank.
+            answer: Does what a message asks for, and returns numbers by name, or lists of them, or
+                nothing; what it raises is told, and ends this rank.
         """
         self._say(kind="hello", version=version)
         with self._socket.makefile("r", encoding="utf-8") as lines:
             for line in lines:
                 try:
-                    fields = answer(json.loads(line))
+                    told = answer(json.loads(line))
                 except Exception as error:
                     self._say(kind="failed", error=f"{type(error).__name__}: {error}")
                     raise
-                self._say(kind="answer", **fields)
+                self._say(kind="answer", told=told or {})
 
     def _say(self, **fields: Any) -> None:
         self._socket.sendall(json.dumps({"rank": self._rank, **fields}).encode() + b"\n")

@@ -15,7 +15,7 @@ from benchmarks.kernels import Bench, Case, Row, launches, scaling, targets
 from benchmarks.kernels.device import BenchDevice, device_named
 from benchmarks.kernels.launches import LAUNCHES, LaunchCase
 from benchmarks.kernels.table import cases_on
-from benchmarks.runner import JsonFile, measure, show
+from benchmarks.runner import JsonFile, measure, refuse_unmatched, show
 from compressa.errors import ConfigError
 
 
@@ -82,13 +82,10 @@ def _sizes(given: Sequence[float] | None, device: BenchDevice) -> list[int]:
 
 def _matching(pattern: str, kind: str) -> tuple[list[Case], list[LaunchCase]]:
     known, known_small = cases_on(kind), LAUNCHES if kind == "cuda" else ()
+    names = [*(case.name for case in known), *(case.name for case in known_small)]
+    refuse_unmatched("--case", pattern, names)
     cases = [case for case in known if fnmatchcase(case.name, pattern)]
-    small = [case for case in known_small if fnmatchcase(case.name, pattern)]
-    if not cases and not small:
-        names = [*(case.name for case in known), *(case.name for case in known_small)]
-        there = ", ".join(names)
-        raise ConfigError(f"--case: no name matches {pattern!r}; there are: {there}")
-    return cases, small
+    return cases, [case for case in known_small if fnmatchcase(case.name, pattern)]
 
 
 def _require_place(json_file: Path | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -46,20 +46,8 @@ class Asked:
         self._ranks.tell([what, given])
 
     def hear(self, what: str) -> dict[str, Any]:
-        """Wait until all have done it; return what the slowest of them tells, by number.
-
-        Raises:
-            TransportError: A rank died, failed, or did not answer in time.
-        """
-        told = [reply.told for reply in self._ranks.hear(what, _DEADLINE_S)]
-        return {name: _largest([each[name] for each in told]) for name in told[0]}
-
-
-def _largest(told: Sequence[Any]) -> Any:
-    """Return the largest number; of lists of numbers, one by one."""
-    if isinstance(told[0], list):
-        return [max(several) for several in zip(*told, strict=True)]
-    return max(told)
+        """Wait until all have done it, and return what the slowest tells; see `Ranks.hear`."""
+        return self._ranks.hear(what, _DEADLINE_S)
 
 
 @contextmanager

@@ -161,9 +161,10 @@ def main(path: str, kind: str, deadline_s: float) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=deadline_s))
     rank = KINDS[kind]()
 
-    def answer(message: Any) -> dict[str, Any]:
+    def answer(message: Any) -> Told | None:
         what, given = message
-        return {"told": getattr(rank, what)(**given) or {}}
+        told: Told | None = getattr(rank, what)(**given)
+        return told
 
     Wire(path, dist.get_rank()).serve(torch.__version__, answer)
 
