@@ -18,7 +18,6 @@ from benchmarks.exchange.compressed import Compressed
 from benchmarks.exchange.method import Method
 from benchmarks.exchange.methods import BY_NAME, METHODS
 from benchmarks.exchange.parts import GRADIENTS_BYTES, LARGE_BYTES, PARTS
-from benchmarks.exchange.pattern import check_pattern, pattern
 from benchmarks.exchange.plan import Settings
 from benchmarks.exchange.records import (
     ExchangeMeasurement,
@@ -31,6 +30,7 @@ from benchmarks.exchange.records import (
 from benchmarks.exchange.rows import Verdict
 from benchmarks.exchange.simulate import LINK, simulated
 from benchmarks.exchange.tables import part_tables
+from benchmarks.exchange.transfers import check_pattern, pattern
 from compressa.collectives.algorithms import ALGORITHMS
 from compressa.errors import ConfigError, TransportError
 

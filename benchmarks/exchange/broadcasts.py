@@ -10,7 +10,7 @@ from typing import final
 import torch.distributed as dist
 
 from benchmarks.exchange.method import Method, Verb
-from benchmarks.exchange.pattern import check_pattern, pattern
+from benchmarks.exchange.transfers import check_pattern, pattern
 from compressa.collectives.broadcast import BroadcastAlgorithm, Choice, chosen
 from compressa.collectives.cost import Stage
 from compressa.collectives.team import Team

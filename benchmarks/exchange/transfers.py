@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.exchange.method import Method, Verb
-from benchmarks.exchange.pattern import check_pattern, pattern
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.passing import pass_hop
@@ -19,6 +18,8 @@ from compressa.engine.session import Session
 from compressa.link.operation import Operation, nothing, repeated
 
 SENDER, RECEIVER = 0, 1
+_PERIOD = 251  # a prime: no chunk looks like the one before it
+
 # Few frames have few headers; and what the kernel holds has to stay in the processor's cache.
 _FRAME_BYTES, _UNSENT_BYTES = 4 << 20, 1 << 17
 
@@ -81,3 +82,15 @@ def _program(data: torch.Tensor, rank: int) -> Program[None]:
         yield from pass_hop({RECEIVER: data}, {})
     elif rank == RECEIVER:
         yield from pass_hop({}, {SENDER: data})
+
+
+def pattern(size_bytes: int) -> torch.Tensor:
+    """Return so many bytes, uint8."""
+    period = torch.arange(_PERIOD, dtype=torch.uint8)
+    return period.repeat(-(-size_bytes // _PERIOD))[:size_bytes].clone()
+
+
+def check_pattern(what: str, data: torch.Tensor) -> None:
+    """Raise ArithmeticError unless these bytes are a pattern."""
+    if not torch.equal(data, pattern(data.numel())):
+        raise ArithmeticError(f"{what} has brought wrong bytes")
