@@ -55,8 +55,8 @@ matrix: install
 	$(BIN)/python tests/matrix.py $(MATRIX)
 
 bench: install
-	$(BIN)/compressa bench kernels --scaling --json results/bench/kernels.json
-	$(BIN)/compressa run --plan bench --out results/bench
+	$(BIN)/python -m benchmarks kernels --scaling --json results/bench/kernels.json
+	$(BIN)/python experiments/accuracy_vs_bandwidth.py --plan bench --out results/bench
 
 # Checks every kernel on the GPU, measures them, and writes experiments/results/gpu-NAME-DATE.json.
 gpu: install
@@ -68,7 +68,7 @@ gpu-bundle: install
 	$(BIN)/python tests/gpu_bundle.py $(GPU_WHEELS) $(GPU_PYTHON)
 
 demo: install
-	$(BIN)/compressa demo
+	$(BIN)/python experiments/accuracy_vs_bandwidth.py --plan demo --out results/demo
 
 coverage: kernels
 	$(BIN)/python -m coverage run -m pytest $(TESTS)

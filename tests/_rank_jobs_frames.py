@@ -25,7 +25,7 @@ from compressa.kernels.checksums import checksum, checksum_of_memory
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
-from compressa.bench.frames import measured
+from benchmarks.frames import measured
 from compressa.transports import frames
 from compressa.transports.frames import Frame
 

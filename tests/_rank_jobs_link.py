@@ -12,8 +12,7 @@ import torch.distributed as dist
 from _rank_jobs import train
 
 from compressa import cli
-from compressa.bench import link
-from compressa.bench.network import fit
+from compressa.link import fit, measure
 
 
 def train_with_link(
@@ -24,15 +23,15 @@ def train_with_link(
     return train(config={**config, "exchange": {**config["exchange"], "link": own}}, **how)
 
 
-def bench_link(*, out: str) -> str:
+def fit_link(*, out: str) -> str:
     """Run the command, at few sizes; return what it prints."""
     printed = io.StringIO()
-    sizes, checked = fit.SIZES_BYTES, link.CHECKED_BYTES
-    fit.SIZES_BYTES, link.CHECKED_BYTES = (1 << 10, 64 << 10), (16 << 10,)
+    sizes, checked = fit.SIZES_BYTES, measure.CHECKED_BYTES
+    fit.SIZES_BYTES, measure.CHECKED_BYTES = (1 << 10, 64 << 10), (16 << 10,)
     try:
         with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as end:
-            cli.main(["bench", "link", "--out", out, "--budget", "0.01"])
+            cli.main(["link", "--out", out, "--budget", "0.01"])
         assert not end.value.code
     finally:
-        fit.SIZES_BYTES, link.CHECKED_BYTES = sizes, checked
+        fit.SIZES_BYTES, measure.CHECKED_BYTES = sizes, checked
     return printed.getvalue()

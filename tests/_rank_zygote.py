@@ -55,6 +55,7 @@ def main() -> None:
     """Serve requests until the socket closes."""
     control = socket.socket(fileno=int(sys.argv[1]))
     sys.path.insert(0, str(Path(__file__).parent))
+    sys.path.append(str(Path(__file__).parents[1]))  # where the benchmarks are
     for name in _PRELOADED:
         importlib.import_module(name)
     torch.set_num_threads(1)

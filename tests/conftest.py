@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -25,6 +26,7 @@ settings.load_profile("shared-machine")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Workers take one core each; emulated kernels are compiled once for all processes and runs."""
+    sys.path.append(str(config.rootpath))  # last: an installed package goes before its sources
     if hasattr(config, "workerinput"):
         torch.set_num_threads(1)  # its threads spin, and would take the cores of other workers
     if SHARED not in os.environ:

@@ -4,9 +4,9 @@
 Parts, in order of worth: `imports` of all that the others need; `compilation` of all kernels, each
 in a process of its own; `checks`: the hook runs over NCCL in a world of one, and over Gloo and TCP
 with two ranks that share the GPU, codecs on its tensors are compared with those of the CPU, and
-kernels with the reference; `measurement`: `compressa bench kernels --device cuda`; `training` of
-the demo's tasks by two ranks. Each has a limit of its own, and all together take less than eight
-minutes, or what --minutes leaves; what was not reached is listed.
+kernels with the reference; `measurement`: `python -m benchmarks kernels --device cuda`; `training`
+of the demo's tasks by two ranks. Each has a limit of its own, and all together take less than
+eight minutes, or what --minutes leaves; what was not reached is listed.
 
 The result is gpu-NAME-DATE.json in FOLDER, experiments/results if not given. It is written anew
 whenever something is known, and a part that is run later is added.
@@ -240,9 +240,8 @@ def outcome(done: dict[str, Any]) -> dict[str, Any]:
 def measurement(site: Path, limit_s: float) -> Iterator[State]:
     """Run the benchmark; return its rows."""
     path = site / "kernels.json"
-    code = "from compressa.cli import main; main()"
-    options = ["bench", "kernels", "--device", "cuda", "--json", str(path)]
-    done = said([sys.executable, "-c", code, *options], limit_s, site)
+    options = ["kernels", "--device", "cuda", "--json", str(path)]
+    done = said([sys.executable, "-m", "benchmarks", *options], limit_s, site)
     if path.exists():
         yield {"code": done["code"], **json.loads(path.read_text(encoding="utf-8"))}
     else:

@@ -101,13 +101,14 @@ def _is_installed(package: str) -> bool:
 
 
 def _link_tree(site: Path) -> None:
-    """Make of links the package that an installation would be, and say its version."""
+    """Make of links the package that an installation would be, beside it what measures it."""
     package = site / "compressa"
     package.mkdir()
     for entry in (ROOT / "compressa").iterdir():
         (package / entry.name).symlink_to(entry)
     for inner, folder in _PARTS.items():
         (package / inner).symlink_to(ROOT / folder)
+    (site / "benchmarks").symlink_to(ROOT / "benchmarks")
     known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     facts = site / f"compressa-{known['version']}.dist-info"
     facts.mkdir()

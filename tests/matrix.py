@@ -32,7 +32,14 @@ RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
 TOOLS = ["pytest", "pytest-timeout", "hypothesis", "zstandard", "jinja2", "markdown-it-py"]
 SHOWN = ["torch", "numpy", "numba", "annotated-types", "pydantic", "safetensors", "typer", "rich"]
 SOURCES = ["compressa", "kernels", "schedulers", "pyproject.toml", "README.md", "LICENSE"]
-TREE = ["tests", "docs", "experiments", "pyproject.toml", "README.md"]  # what tests read
+TREE = [
+    "tests",
+    "docs",
+    "benchmarks",
+    "experiments",
+    "pyproject.toml",
+    "README.md",
+]  # what tests read
 FAST = ["test_config_[lmrs]*.py", "test_compressors_page.py"]  # but none on ranks
 FULL = [
     *FAST,

@@ -15,6 +15,7 @@ import compressa.kernels
 import compressa.schedulers
 import pytest
 
+import benchmarks
 import compressa
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,21 +111,7 @@ FLOORS = {
     },
     "testbed": set(),
     "tracing": set(),
-    "bench": {
-        "aggregators",
-        "codecs",
-        "collectives",
-        "compressor",
-        "compressors",
-        "config",
-        "engine",
-        "hooks",
-        "overlap",
-        "parameter_server",
-        "simulation",
-        "testbed",
-        "transports",
-    },
+    "link": {"aggregators", "collectives", "config", "engine", "machine"},
 }
 
 
@@ -153,17 +140,28 @@ def test_imports_inside_the_middleware_point_one_way(part: str) -> None:
         assert not strangers, f"{file.relative_to(ROOT)} imports {sorted(strangers)}"
 
 
+def all_imports(file: Path) -> set[str]:
+    modules = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            modules.add(node.module)
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name for alias in node.names}
+    return modules
+
+
 def test_experiments_use_the_public_front_only() -> None:
     public = {"compressa", "compressa.errors", "compressa.testbed", "compressa.config"}
     for file in (ROOT / "experiments").rglob("*.py"):
-        modules = set()
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module:
-                modules.add(node.module)
-            elif isinstance(node, ast.Import):
-                modules |= {alias.name for alias in node.names}
-        private = {m for m in modules if m.split(".")[0] == "compressa"} - public
+        private = {m for m in all_imports(file) if m.split(".")[0] == "compressa"} - public
         assert not private, f"{file.relative_to(ROOT)} imports {sorted(private)}"
+
+
+def test_nothing_knows_the_benchmarks() -> None:
+    for home in (*HOMES.values(), ROOT / "experiments"):
+        for file in home.rglob("*.py"):
+            known = {m for m in all_imports(file) if m.split(".")[0] == "benchmarks"}
+            assert not known, f"{file.relative_to(ROOT)} imports {sorted(known)}"
 
 
 def test_public_names_are_pinned() -> None:
@@ -222,7 +220,7 @@ def test_top_level_folders_refuse_their_bare_names(home: str) -> None:
 def modules() -> list[str]:
     found = ["compressa"]
     found += [module.name for module in pkgutil.walk_packages(compressa.__path__, "compressa.")]
-    for package in (compressa.kernels, compressa.schedulers):
+    for package in (compressa.kernels, compressa.schedulers, benchmarks):
         prefix = package.__name__ + "."
         found += [module.name for module in pkgutil.walk_packages(package.__path__, prefix)]
     return sorted(set(found))
@@ -241,7 +239,7 @@ def test_every_module_imports_and_its_examples_run() -> None:
 
 
 def test_files_stay_readable() -> None:
-    for home in (*HOMES.values(), ROOT / "experiments"):
+    for home in (*HOMES.values(), ROOT / "benchmarks", ROOT / "experiments"):
         for file in home.rglob("*.py"):
             assert len(file.read_text().splitlines()) <= 400, file.relative_to(ROOT)
             if file.read_text().strip():

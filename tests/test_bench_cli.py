@@ -1,17 +1,16 @@
-"""`compressa bench kernels`, and the page that its figures go to."""
+"""`python -m benchmarks kernels`, and the page that its figures go to."""
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_bench_records import row, whole
 from typer.testing import CliRunner, Result
 
-from compressa.bench import CASES, read, scaling, write
-from compressa.cli import bench as bench_cli
+from benchmarks import page as performance
+from benchmarks.__main__ import app
+from benchmarks.kernels import CASES, Measurement, scaling
 from compressa.compressors import COMPRESSORS
 from compressa.errors import BackendUnavailable, ConfigError
 
@@ -19,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*words: str) -> Result:
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(bench_cli.bench_app, words)
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, words)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -30,7 +29,7 @@ def test_chosen_cases_are_measured_shown_and_written(tmp_path: Path) -> None:
     said = run("kernels", "--elems", "2e4", "--case", "int8*", "--json", str(file))
     assert said.exit_code == 0
     names = ["int8", "int8 with residual", "int8 decode and add"]
-    rows = [found for found in read(file).rows if found.metric == "time"]
+    rows = [found for found in Measurement.read(file).rows if found.metric == "time"]
     assert list(dict.fromkeys(found.case for found in rows)) == [
         f"{name} @ 20000" for name in names
     ]
@@ -47,7 +46,7 @@ def test_chosen_cases_are_measured_shown_and_written(tmp_path: Path) -> None:
 
 def test_what_is_not_there_yet_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {name: row for name, row in COMPRESSORS.items() if name != "int4"}
-    monkeypatch.setattr("compressa.bench.cases.COMPRESSORS", others)
+    monkeypatch.setattr("benchmarks.kernels.cases.COMPRESSORS", others)
     said = run("kernels", "--elems", "1000", "--case", "int4*")
     assert "Not there yet: int4, int4 with residual, int4 decode and add." in said.stdout
     assert "Not there yet" not in run("kernels", "--elems", "1000", "--case", "int8").stdout
@@ -59,9 +58,10 @@ def test_scaling_shows_fixed_costs_and_draws_a_plot(
     monkeypatch.setattr(scaling, "SIZES", (10_000, 20_000))
     words = ("--elems", "1000", "--case", "int8*", "--json", str(tmp_path / "out.json"))
     said = run("kernels", "--scaling", *words)
-    assert "Fixed cost: microseconds per call on 1,024 elements" in said.stdout
+    assert "Fixed cost of a call" in said.stdout
+    assert "microseconds on 1,024 elements" in said.stdout
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
-    assert len(read(tmp_path / "out.json").rows) > 3
+    assert len(Measurement.read(tmp_path / "out.json").rows) > 3
 
 
 def test_a_plot_needs_a_place_and_a_library(
@@ -93,23 +93,18 @@ def test_fewer_than_seven_samples_are_refused() -> None:
 
 
 def test_the_help_has_an_example() -> None:
-    assert "Example: compressa bench kernels" in run("kernels", "--help").stdout
-
-
-def page_script() -> dict[str, Any]:
-    return runpy.run_path(str(ROOT / "docs" / "performance_table.py"))
+    assert "Example: python -m benchmarks kernels" in run("kernels", "--help").stdout
 
 
 def test_the_page_has_the_figures_of_the_committed_measurements() -> None:
-    script = page_script()
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert script["with_figures"](page, script["figures_block"]()) == page, (
-        "run python docs/performance_table.py"
+    assert performance.with_figures(page, performance.figures_block()) == page, (
+        "run python -m benchmarks.page"
     )
 
 
 def test_without_a_measurement_the_page_says_so(tmp_path: Path) -> None:
-    assert page_script()["figures_block"](tmp_path) == "No measurement is committed yet.\n"
+    assert performance.figures_block(tmp_path) == "No measurement is committed yet.\n"
 
 
 def test_the_figures_quote_machine_versions_date_and_targets(tmp_path: Path) -> None:
@@ -118,10 +113,10 @@ def test_the_figures_quote_machine_versions_date_and_targets(tmp_path: Path) -> 
     bandwidth = {"metric": "bandwidth", "unit": "GB/s", "median": 44.0, "p20": 40.0, "p80": 45.0}
     yardstick = row(case="in-place update @ 25000000", peer=None, peer_median=None, **bandwidth)
     measured = whole().model_copy(update={"rows": [yardstick, row(), growth, fixed]})
-    write(tmp_path / "kernels-25.json", measured)
+    measured.write(tmp_path / "kernels-25.json")
     earlier = row(median=99.0, p80=99.0, timestamp="2025-01-01T00:00:00Z")
-    write(tmp_path / "kernels-again.json", measured.model_copy(update={"rows": [earlier]}))
-    block = page_script()["figures_block"](tmp_path)
+    measured.model_copy(update={"rows": [earlier]}).write(tmp_path / "kernels-again.json")
+    block = performance.figures_block(tmp_path)
     header = measured.header
     for fact in (header.cpu, f"{header.timestamp:%Y-%m-%d}", *header.versions.values()):
         assert fact in block
@@ -135,4 +130,4 @@ def test_the_figures_quote_machine_versions_date_and_targets(tmp_path: Path) -> 
 @pytest.mark.parametrize("page", ["", "<!-- kernels:end --><!-- kernels:begin -->"])
 def test_a_page_without_a_place_for_figures_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="once each"):
-        page_script()["with_figures"](page, "")
+        performance.with_figures(page, "")

@@ -10,11 +10,11 @@ import pytest
 import torch
 from compressa.kernels import KernelUnavailable
 
-from compressa.bench import CASES, Bench, Case, Operation, targets
-from compressa.bench.device import Cpu, Cuda, EventWatch, device_named
-from compressa.bench.operands import Operands
-from compressa.bench.table import GPU_CASES, cases_on
-from compressa.bench.timing import Stopwatch
+from benchmarks.kernels import CASES, Bench, Case, Operation, targets
+from benchmarks.kernels.device import Cpu, Cuda, EventWatch, device_named
+from benchmarks.kernels.operands import Operands
+from benchmarks.kernels.table import GPU_CASES, cases_on
+from benchmarks.timing import Stopwatch
 from compressa.codecs import Codec
 from compressa.errors import BackendUnavailable
 

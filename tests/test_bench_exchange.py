@@ -1,8 +1,7 @@
-"""What `compressa bench exchange` counts, judges and writes down; ranks that die; no network."""
+"""What the benchmark of exchanges counts, judges and writes down; ranks that die; no network."""
 
 from __future__ import annotations
 
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,24 +12,23 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from compressa.bench import write
-from compressa.bench.network import run, tables, targets, wire
-from compressa.bench.network.chain import LEAST_CHAIN_S, timed
-from compressa.bench.network.methods import BY_NAME, METHODS
-from compressa.bench.network.plan import Settings
-from compressa.bench.network.ranks import Ranks, Started
-from compressa.bench.network.records import (
+from benchmarks import page as performance
+from benchmarks.__main__ import app
+from benchmarks.exchange import run, tables, targets
+from benchmarks.exchange.methods import BY_NAME, METHODS
+from benchmarks.exchange.plan import Settings
+from benchmarks.exchange.records import (
     ExchangeMeasurement,
+    Header,
     Network,
     Omitted,
     Row,
-    header,
-    read,
 )
-from compressa.bench.network.verdict import Verdict
-from compressa.bench.network.wire import Ask
-from compressa.cli.bench import bench_app
+from benchmarks.exchange.rows import Verdict
+from benchmarks.hosts import bed, wire
+from benchmarks.hosts.ranks import Ranks, Started
 from compressa.errors import BackendUnavailable, ConfigError, TransportError
+from compressa.link.chain import LEAST_CHAIN_S, Ask, timed
 
 ROOT = Path(__file__).resolve().parents[1]
 NETWORK = Network(
@@ -69,7 +67,7 @@ def row(method: str, size_bytes: int, median_s: float, **changes: Any) -> Row:
 
 
 def whole(*rows: Row, network: Network = NETWORK) -> ExchangeMeasurement:
-    head = header(1.0, 10.0, {"torch": "2.13"})
+    head = Header.here({"torch": "2.13"}, budget_s=1.0, longest_s=10.0)
     return ExchangeMeasurement(header=head, networks=[network], rows=list(rows), omitted=[])
 
 
@@ -153,8 +151,8 @@ class TestRecords:
         left_out = Omitted(hosts=8, link=None, method="ring", size_bytes=None, why="of a reason")
         measured = whole(row("ring", 1024, 1e-3))
         measured = measured.model_copy(update={"omitted": [left_out]})
-        write(tmp_path / "out.json", measured)
-        assert read(tmp_path / "out.json") == measured
+        measured.write(tmp_path / "out.json")
+        assert ExchangeMeasurement.read(tmp_path / "out.json") == measured
         assert measured.header.versions.keys() >= {"compressa", "torch", "python"}
 
     def test_other_files_are_refused(self, tmp_path: Path) -> None:
@@ -166,8 +164,10 @@ class TestRecords:
             text.replace('"p20_s":0.001', '"p20_s":0.002'),
         ):
             file.write_text(wrong)
-            with pytest.raises(ConfigError, match="no measurement of `compressa bench exchange`"):
-                read(file)
+            with pytest.raises(
+                ConfigError, match="no measurement of `python -m benchmarks exchange`"
+            ):
+                ExchangeMeasurement.read(file)
 
 
 class TestTargets:
@@ -237,10 +237,10 @@ class TestTargets:
     def test_tables_have_times_shares_and_marks(self) -> None:
         rows = [row("ring", 1024, 1.234e-3), at_line_rate("ring", 0.96, load=0.95)]
         measured = whole(*rows, row("gloo all_reduce", 1024, 0.5))
-        titles, lines = tables.times(NETWORK, measured.rows)
-        assert titles == ("ms (of line rate)", "1 KiB", "4 MB")
-        assert lines == [("ring", "1.23", "52.5 (0.96)*"), ("gloo all_reduce", "500", "-")]
-        assert ("ring, 4 MB", "met") in {line[-2:] for line in tables.targets(measured)}
+        shown = tables.times(NETWORK, measured.rows)
+        assert shown.titles == ("ms (of line rate)", "1 KiB", "4 MB")
+        assert shown.lines == [("ring", "1.23", "52.5 (0.96)*"), ("gloo all_reduce", "500", "-")]
+        assert ("ring, 4 MB", "met") in {line[-2:] for line in tables.targets(measured).lines}
 
 
 def python_ranks(folder: Path, code: str) -> Callable[[Path], list[Started]]:
@@ -265,8 +265,9 @@ class TestRanks:
     """Answers come from all ranks, or an error with the reason."""
 
     def test_the_slowest_rank_counts(self, tmp_path: Path) -> None:
-        code = "wire.serve('7', lambda ask: ([1.0 + number, 4.0 - number], ask.size_bytes))"
-        with Ranks(2, tmp_path, python_ranks(tmp_path, code), 20.0) as ranks:
+        fields = "{'samples_s': [1.0 + number, 4.0 - number], 'operations': ask[1]}"
+        code = f"wire.serve('7', lambda ask: {fields})"
+        with Ranks(2, python_ranks(tmp_path, code), 20.0) as ranks:
             assert ranks.version == "7"
             assert ranks.ask(Ask("ring", 5, 1.0), 10.0) == ([2.0, 4.0], 5)
 
@@ -279,10 +280,10 @@ class TestRanks:
         ],
     )
     def test_a_rank_that_fails_ends_the_wait(self, answer: str, said: str, tmp_path: Path) -> None:
-        code = f"wire.serve('', lambda ask: ({answer}) if number else ([1.0], 1))"
+        code = f"wire.serve('', lambda ask: ({answer}) if number else {{'samples_s': [1.0]}})"
         with (
             pytest.raises(TransportError, match=said),
-            Ranks(2, tmp_path, python_ranks(tmp_path, code), 20.0) as ranks,
+            Ranks(2, python_ranks(tmp_path, code), 20.0) as ranks,
         ):
             ranks.ask(Ask("ring", 5, 1.0), 1.0 if "sleep" in answer else 10.0)
 
@@ -295,12 +296,12 @@ class TestRanks:
             return kept
 
         with pytest.raises(TransportError, match="ranks 0, 1 did not start within 1 s"):
-            Ranks(2, tmp_path, starting, 0.5)
+            Ranks(2, starting, 0.5)
         assert all(started.process.returncode is not None for started in kept)
 
 
 def command(*words: str) -> str:
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(bench_app, ["exchange", *words])
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["exchange", *words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == 0, result.output
@@ -325,7 +326,7 @@ def test_without_namespaces_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: object, **__: object) -> None:
         raise BackendUnavailable("Network namespaces are not permitted here; run as root")
 
-    monkeypatch.setattr(run, "open_testbed", refuse)
+    monkeypatch.setattr(bed, "open_testbed", refuse)
     with pytest.raises(BackendUnavailable, match=r"between network namespaces only.* run as root"):
         command("--quick")
 
@@ -333,23 +334,21 @@ def test_without_namespaces_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) ->
 class TestPage:
     """What the page quotes."""
 
-    SCRIPT = runpy.run_path(str(ROOT / "docs" / "performance_table.py"))
-
     def test_it_has_the_figures_of_the_committed_measurement(self) -> None:
         page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-        block = self.SCRIPT["exchange_block"]()
-        assert self.SCRIPT["with_figures"](page, block, "exchange") == page, (
-            "run python docs/performance_table.py"
+        block = performance.exchange_block()
+        assert performance.with_figures(page, block, "exchange") == page, (
+            "run python -m benchmarks.page"
         )
 
     def test_figures_come_with_machine_versions_and_targets(self, tmp_path: Path) -> None:
-        assert self.SCRIPT["exchange_block"](tmp_path) == "No measurement is committed yet.\n"
+        assert performance.exchange_block(tmp_path) == "No measurement is committed yet.\n"
         left_out = {"hosts": 8, "link": "1gbit", "method": "ring", "size_bytes": 1 << 20}
         measured = whole(at_line_rate("ring", 0.96)).model_copy(
             update={"omitted": [Omitted(**left_out, why="12 s for one operation")]}
         )
-        write(tmp_path / "exchange.json", measured)
-        block = self.SCRIPT["exchange_block"](tmp_path)
+        measured.write(tmp_path / "exchange.json")
+        block = performance.exchange_block(tmp_path)
         head = measured.header
         for fact in (head.cpu, f"{head.timestamp:%Y-%m-%d}", *head.versions.values()):
             assert fact in block

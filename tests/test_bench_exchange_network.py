@@ -1,4 +1,4 @@
-"""`compressa bench exchange` on two real hosts."""
+"""`python -m benchmarks exchange` on two real hosts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 from _between_hosts import MARKS, own_testbeds
 from typer.testing import CliRunner
 
-from compressa.bench.network.methods import BY_NAME, METHODS
-from compressa.bench.network.parts import PARTS
-from compressa.bench.network.records import read
-from compressa.bench.network.start import missing_mpi, missing_ray
-from compressa.cli.bench import bench_app
+from benchmarks.__main__ import app
+from benchmarks.exchange.methods import BY_NAME, METHODS
+from benchmarks.exchange.others import missing_mpi, missing_ray
+from benchmarks.exchange.parts import PARTS
+from benchmarks.exchange.records import ExchangeMeasurement
 
 pytestmark = MARKS
 __all__ = ["own_testbeds"]  # a fixture for every test here
@@ -22,9 +22,9 @@ def test_all_methods_are_measured_between_two_hosts(tmp_path: Path) -> None:
     words = ["--hosts", "2", "--link", "1gbit", "--size", "32KiB"]
     words += ["--budget", "0.01", "--json", str(file)]
     words += [word for part in PARTS if part != "hosts" for word in ("--part", part)]
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(bench_app, ["exchange", *words])
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["exchange", *words])
     assert result.exit_code == 0, result.exception or result.output
-    measured = read(file)
+    measured = ExchangeMeasurement.read(file)
     missing = {"mpi": missing_mpi(), "ray": missing_ray()}
     few = {method.name for method in METHODS if method.least_ranks > 2}
     wanted = {method.name for method in METHODS if not missing.get(method.by)} - few

@@ -1,4 +1,4 @@
-"""The parts of `compressa bench exchange` beside sums: what is wanted, judged, shown and merged."""
+"""The parts of the exchanges beside sums: what is wanted, judged, shown and merged."""
 
 from __future__ import annotations
 
@@ -11,28 +11,26 @@ import torch
 from test_bench_exchange import row as row_of_sums
 from typer.testing import CliRunner
 
-from compressa.bench import write
-from compressa.bench.network import run, targets
-from compressa.bench.network.broadcasts import places
-from compressa.bench.network.compressed import Compressed
-from compressa.bench.network.method import Method
-from compressa.bench.network.methods import BY_NAME, METHODS
-from compressa.bench.network.part_tables import part_tables
-from compressa.bench.network.parts import GRADIENTS_BYTES, LARGE_BYTES, PARTS
-from compressa.bench.network.pattern import check_pattern, pattern
-from compressa.bench.network.plan import Settings
-from compressa.bench.network.records import (
+from benchmarks.__main__ import app
+from benchmarks.exchange import run, targets
+from benchmarks.exchange.broadcasts import places
+from benchmarks.exchange.compressed import Compressed
+from benchmarks.exchange.method import Method
+from benchmarks.exchange.methods import BY_NAME, METHODS
+from benchmarks.exchange.parts import GRADIENTS_BYTES, LARGE_BYTES, PARTS
+from benchmarks.exchange.plan import Settings
+from benchmarks.exchange.records import (
     ExchangeMeasurement,
+    Header,
     Network,
     Omitted,
     Row,
     Simulated,
-    header,
-    read,
 )
-from compressa.bench.network.simulate import LINK, simulated
-from compressa.bench.network.verdict import Verdict
-from compressa.cli.bench import bench_app
+from benchmarks.exchange.rows import Verdict
+from benchmarks.exchange.simulate import LINK, simulated
+from benchmarks.exchange.tables import part_tables
+from benchmarks.exchange.transfers import check_pattern, pattern
 from compressa.collectives.algorithms import ALGORITHMS
 from compressa.errors import ConfigError, TransportError
 
@@ -65,7 +63,7 @@ def row(part: str, method: str, size_bytes: int, median_s: float, **changes: Any
 
 
 def whole(*rows: Row, networks: list[Network] | None = None) -> ExchangeMeasurement:
-    head = header(1.0, 10.0, {"torch": "2.13"})
+    head = Header.here({"torch": "2.13"}, budget_s=1.0, longest_s=10.0)
     return ExchangeMeasurement(
         header=head, networks=networks or [network()], rows=list(rows), omitted=[]
     )
@@ -277,11 +275,11 @@ class TestUpdates:
         newer.header.versions["ray"] = "2.60"
         found = older.updated(newer)
         assert found.rows == [kept, faster, came]
-        assert found.omitted == []
-        assert [n.hosts for n in found.networks] == [2, 4, 8]
+        assert found.missing == []
+        assert [n.hosts for n in found.from_slow_to_fast] == [2, 4, 8]
         assert found.header.versions.keys() >= {"torch", "ray"}
-        write(tmp_path / "out.json", found)
-        assert read(tmp_path / "out.json") == found
+        found.write(tmp_path / "out.json")
+        assert ExchangeMeasurement.read(tmp_path / "out.json") == found
 
     def test_what_can_not_be_measured_again_stays(self) -> None:
         older = whole(row("transfer", "mpi Send", 1024, 1.0))
@@ -293,17 +291,17 @@ class TestUpdates:
         ]
         found = older.updated(whole().model_copy(update={"omitted": refused}))
         assert found.rows == older.rows
-        assert [row.method for row in found.omitted] == ["ray get"]
+        assert [row.method for row in found.missing] == ["ray get"]
 
     def test_rows_of_another_machine_are_refused(self) -> None:
         older = whole(row("sums", "ring", 1024, 1.0))
         head = older.header.model_copy(update={"cpu": "another"})
-        with pytest.raises(ConfigError, match=r"another, .* can not be brought up to date"):
+        with pytest.raises(ConfigError, match=r"cpu is another, and .* write another file"):
             older.model_copy(update={"header": head}).updated(older)
 
     def test_one_file_is_written(self, tmp_path: Path) -> None:
         words = ["exchange", "--json", str(tmp_path / "a"), "--update", str(tmp_path / "b")]
-        result = CliRunner().invoke(bench_app, words)
+        result = CliRunner().invoke(app, words)
         assert isinstance(result.exception, ConfigError)
         assert "give one of them" in str(result.exception)
 

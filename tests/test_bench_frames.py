@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from _ranks import Group
 
-from compressa.bench.frames import Switch
+from benchmarks.frames import Switch
 from compressa.errors import PayloadError
 from compressa.transports.base import Key
 from compressa.transports.frames import Frame, Kind, read_frame

@@ -13,11 +13,11 @@ from compressa.kernels.blockwise_list import quantize_blockwise_list
 from test_bench_records import row
 from typer.testing import CliRunner
 
-from compressa.bench import Bench, Row, launches, read
-from compressa.bench.device import BenchDevice, Cpu, device_s
-from compressa.bench.launches import LAUNCHES, UNITS, LaunchCase, as_list, host_times
-from compressa.bench.operands import Operands
-from compressa.cli import bench as bench_cli
+from benchmarks.__main__ import app
+from benchmarks.kernels import Bench, Measurement, Row, command, launches
+from benchmarks.kernels.device import BenchDevice, Cpu, device_s
+from benchmarks.kernels.launches import LAUNCHES, UNITS, LaunchCase, as_list, host_times
+from benchmarks.kernels.operands import Operands
 from compressa.codecs import Draw, Int8
 from compressa.errors import ConfigError
 
@@ -169,7 +169,7 @@ def test_every_case_gives_a_row(small: BenchDevice) -> None:
     assert beside == {
         case.name: f"{UNITS * UNIT:,} elements" for case in LAUNCHES if case.least_rate
     }
-    cells = launches.table(rows)
+    cells = launches.table(rows).lines
     assert [line[0] for line in cells] == [case.name for case in LAUNCHES]
     assert {line[-1] for line in cells} <= {"met", "missed"}
     assert list(launches.run(bench, [])) == []
@@ -188,24 +188,22 @@ def test_what_has_no_kernel_is_named(small: BenchDevice, monkeypatch: pytest.Mon
 def test_the_command_line_shows_them_and_names_them(
     small: BenchDevice, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    cases, few = bench_cli._matching("*one unit*", "cuda")
+    cases, few = command._matching("*one unit*", "cuda")
     assert cases == []
     assert [case.name for case in few] == [name for name in BY_NAME if "one unit" in name]
-    assert bench_cli._matching("int8", "cuda")[1] == []
-    assert bench_cli._matching("*", "cpu")[1] == []
+    assert command._matching("int8", "cuda")[1] == []
+    assert command._matching("*", "cpu")[1] == []
     with pytest.raises(ConfigError, match=r"there are: bf16 cast,.* 100 MB and back"):
-        bench_cli._matching("int9", "cuda")
+        command._matching("int9", "cuda")
     found = [], [smaller(case) for case in few]
-    monkeypatch.setattr(bench_cli, "_matching", lambda pattern, kind: found)
-    monkeypatch.setattr(bench_cli, "device_named", lambda kind: small)
+    monkeypatch.setattr(command, "_matching", lambda pattern, kind: found)
+    monkeypatch.setattr(command, "device_named", lambda kind: small)
     file = tmp_path / "launches.json"
-    said = CliRunner(env={"COLUMNS": "200"}).invoke(
-        bench_cli.bench_app, ["kernels", "--json", str(file)]
-    )
+    said = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["kernels", "--json", str(file)])
     assert said.exit_code == 0
     assert "int8 with residual, one unit: device" in said.stdout
     assert "at most 10" in said.stdout
-    assert {row.benchmark for row in read(file).rows} == {"kernels-launch"}
+    assert {row.benchmark for row in Measurement.read(file).rows} == {"kernels-launch"}
 
 
 def launched(name: str, median: float, peer_median: float | None) -> Row:
@@ -246,5 +244,5 @@ def launched(name: str, median: float, peer_median: float | None) -> Row:
 def test_a_row_says_what_was_wanted_and_whether_it_was_reached(
     name: str, median: float, peer_median: float | None, said: str, verdict: str
 ) -> None:
-    (cells,) = launches.table([launched(name, median, peer_median), row()])
+    (cells,) = launches.table([launched(name, median, peer_median), row()]).lines
     assert cells == (name, "1,000", f"{median:.1f} ({median:.1f} to {median:.1f})", said, verdict)

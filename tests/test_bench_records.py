@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from compressa.bench import Measurement, Row, read, write
-from compressa.bench.machine import header
-from compressa.bench.records import Bandwidth
+from benchmarks.kernels import Measurement, Row
+from benchmarks.kernels.records import Bandwidth, Header
 from compressa.errors import ConfigError
 
 FIELDS = [
@@ -58,18 +57,21 @@ def whole() -> Measurement:
     bandwidth = Bandwidth(
         elems=25_000_000, threads=2, median_gb_per_s=44.0, p20_gb_per_s=40.0, p80_gb_per_s=45.0
     )
-    return Measurement(header=header([bandwidth]), rows=[row(), row(limit_ratio=None)])
+    return Measurement(
+        header=Header.here(caches_bytes={"L2": 1 << 20}, yardstick=[bandwidth]),
+        rows=[row(), row(limit_ratio=None)],
+    )
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = whole()
-    write(tmp_path / "new" / "kernels.json", written)
-    assert read(tmp_path / "new" / "kernels.json") == written
+    written.write(tmp_path / "new" / "kernels.json")
+    assert Measurement.read(tmp_path / "new" / "kernels.json") == written
     assert [file.name for file in (tmp_path / "new").iterdir()] == ["kernels.json"]
 
 
 def test_rows_have_the_fields_of_the_format_in_order(tmp_path: Path) -> None:
-    write(tmp_path / "kernels.json", whole())
+    whole().write(tmp_path / "kernels.json")
     found = json.loads((tmp_path / "kernels.json").read_text())
     assert [list(row) for row in found["rows"]] == [FIELDS, FIELDS]
     assert found["rows"][0]["timestamp"] == "2026-01-02T03:04:05Z"
@@ -103,8 +105,10 @@ def test_a_wrong_row_is_refused_by_name(
     content = json.loads(whole().model_dump_json())
     content["rows"][0] |= changes
     file.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match="is no measurement of `compressa bench`") as caught:
-        read(file)
+    with pytest.raises(
+        ConfigError, match="is no measurement of `python -m benchmarks kernels`"
+    ) as caught:
+        Measurement.read(file)
     assert sentence in str(caught.value)
     assert str(file) in str(caught.value)
 
@@ -116,17 +120,17 @@ def test_every_field_is_required(tmp_path: Path, missing: str) -> None:
     del content["rows"][0][missing]
     file.write_text(json.dumps(content))
     with pytest.raises(ConfigError, match=rf"rows\.0\.{missing}: Field required"):
-        read(file)
+        Measurement.read(file)
 
 
 def test_what_is_cut_off_missing_or_of_a_later_format_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "kernels.json"
     with pytest.raises(ConfigError, match=r"kernels\.json cannot be read: No such file"):
-        read(file)
+        Measurement.read(file)
     text = whole().model_dump_json()
     file.write_text(text[: len(text) // 2])
     with pytest.raises(ConfigError, match="the file: Invalid JSON"):
-        read(file)
+        Measurement.read(file)
     file.write_text(text.replace('"format_version":1', '"format_version":2'))
     with pytest.raises(ConfigError, match=r"header\.format_version"):
-        read(file)
+        Measurement.read(file)

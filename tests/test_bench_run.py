@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from compressa.bench import CASES, Bench, Case, Operation, scaling
-from compressa.bench.device import Cpu
-from compressa.bench.operands import Operands, gaussian
-from compressa.bench.run import require_memory
-from compressa.bench.table import GPU_CASES
+from benchmarks.kernels import CASES, Bench, Case, Operation, scaling
+from benchmarks.kernels.device import Cpu
+from benchmarks.kernels.operands import Operands, gaussian
+from benchmarks.kernels.run import require_memory
+from benchmarks.kernels.table import GPU_CASES
 from compressa.codecs import Codec
 from compressa.compressors import COMPRESSORS, Entry
 from compressa.errors import ConfigError

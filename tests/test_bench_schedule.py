@@ -1,4 +1,4 @@
-"""`compressa bench schedule`: its file, what is judged, and what it shows."""
+"""`python -m benchmarks schedule`: its file, what is judged, and what it shows."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import pytest
 from compressa.schedulers import POLICIES
 from typer.testing import CliRunner
 
-from compressa.bench import write
-from compressa.bench.schedule import tables
-from compressa.bench.schedule.methods import AUTO, DDP, EXCHANGED, METHODS
-from compressa.bench.schedule.overhead import chunk_costs
-from compressa.bench.schedule.plan import Settings
-from compressa.bench.schedule.records import (
+from benchmarks.__main__ import app
+from benchmarks.schedule import tables
+from benchmarks.schedule.methods import AUTO, DDP, EXCHANGED, METHODS
+from benchmarks.schedule.overhead import chunk_costs
+from benchmarks.schedule.plan import Settings
+from benchmarks.schedule.records import (
     Case,
+    Header,
     Jobs,
     Overhead,
     Pipelined,
@@ -25,13 +26,10 @@ from compressa.bench.schedule.records import (
     ScheduleMeasurement,
     Step,
     Traced,
-    header,
-    read,
 )
-from compressa.bench.schedule.run import ScheduleBench
-from compressa.bench.schedule.steps import Steps
-from compressa.bench.schedule.targets import verdicts
-from compressa.cli.bench import bench_app
+from benchmarks.schedule.run import ScheduleBench
+from benchmarks.schedule.steps import Steps
+from benchmarks.schedule.targets import verdicts
 from compressa.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,8 +90,12 @@ def two_jobs(**given: Any) -> Jobs:
     return row.model_copy(update=given)
 
 
+def head(parameters: int) -> Header:
+    return Header.here({"torch": "2"}, parameters=parameters, layers=20, budget_s=40.0)
+
+
 def measurement(**rows: Any) -> ScheduleMeasurement:
-    return ScheduleMeasurement(header=header({"torch": "2"}, 1000, 20, 40.0), **rows)
+    return ScheduleMeasurement(header=head(1000), **rows)
 
 
 def judged(found: ScheduleMeasurement) -> dict[str, bool | None]:
@@ -103,8 +105,8 @@ def judged(found: ScheduleMeasurement) -> dict[str, bool | None]:
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     file = tmp_path / "schedule.json"
     found = measurement(cases=[case()], steps=[step(AUTO, 0.33)], pipelined=[pipelined(0.04, 0.05)])
-    write(file, found)
-    assert read(file) == found
+    found.write(file)
+    assert ScheduleMeasurement.read(file) == found
 
 
 @pytest.mark.parametrize(
@@ -132,8 +134,8 @@ def test_a_file_that_is_none_is_refused_with_its_place(
         inner = inner[key]
     inner[place[-1]] = value
     file.write_text(json.dumps(tree))
-    with pytest.raises(ConfigError, match="is no measurement of `compressa bench schedule`"):
-        read(file)
+    with pytest.raises(ConfigError, match="is no measurement of `python -m benchmarks schedule`"):
+        ScheduleMeasurement.read(file)
 
 
 def test_rows_of_a_case_that_is_measured_again_go_and_others_stay() -> None:
@@ -152,7 +154,7 @@ def test_rows_of_a_case_that_is_measured_again_go_and_others_stay() -> None:
 
 
 def test_rows_of_another_machine_or_model_are_not_mixed() -> None:
-    other = ScheduleMeasurement(header=header({}, 999, 20, 40.0))
+    other = ScheduleMeasurement(header=head(999))
     with pytest.raises(ConfigError, match="write another file"):
         measurement().updated(other)
 
@@ -161,9 +163,9 @@ def test_a_file_of_another_model_is_refused_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "older.json"
-    write(file, measurement())
-    monkeypatch.setattr(ScheduleBench, "run", lambda bench: pytest.fail("it measures"))
-    done = CliRunner().invoke(bench_app, ["schedule", "--update", str(file)])
+    measurement().write(file)
+    monkeypatch.setattr(ScheduleBench, "run", lambda bench: iter(lambda: pytest.fail("it did"), 0))
+    done = CliRunner().invoke(app, ["schedule", "--update", str(file)])
     assert isinstance(done.exception, ConfigError)
     assert "write another file" in str(done.exception)
 
@@ -256,9 +258,9 @@ def test_a_table_shows_each_step_beside_ideal_and_ddp() -> None:
     found = measurement(
         cases=[case()], steps=[step(DDP[0].name, 0.62), step(AUTO, 0.31, simulated_s=0.3)]
     )
-    lines = tables.steps(found, found.cases[0])
-    assert lines[1] == (AUTO, "310", "1.00", "2.00", "300", "0.90")
-    assert "C 310 ms, that is 1.03 (F + B)" in tables.describe(found.cases[0])
+    shown = next(tables.tables(found))
+    assert shown.lines[1] == (AUTO, "310", "310 to 310", "1.00", "2.00", "300", "-3%")
+    assert "C 310 ms, that is 1.03 (F + B)" in shown.caption
 
 
 def test_what_there_is_not_is_refused() -> None:
@@ -266,7 +268,7 @@ def test_what_there_is_not_is_refused() -> None:
         with pytest.raises(ConfigError):
             Settings(**given)
     words = ["schedule", "--json", "a.json", "--update", "b.json"]
-    result = CliRunner().invoke(bench_app, words)
+    result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, ConfigError)
 
 
@@ -294,12 +296,24 @@ class _Ranks:
 def steps_of(ranks: _Ranks) -> Steps:
     settings = Settings(pattern="none of all", budget_s=0.0, least_rounds=1)
     asked: Any = ranks
-    return Steps(asked, "3mbit", settings, "int8", lambda text: None)
+    steps = Steps(asked, "3mbit", settings, "int8")
+    assert list(steps.prepare()) == ["3mbit: setting up"]
+    return steps
+
+
+def measured(steps: Steps, ratio: float) -> Case:
+    doing = steps.case(ratio)
+    while True:
+        try:
+            next(doing)
+        except StopIteration as end:
+            found: Case = end.value[0]
+            return found
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 2.0])
 def test_batches_are_so_large_that_computing_takes_as_long_as_is_asked_for(ratio: float) -> None:
-    found, _ = steps_of(_Ranks(3.0, 1e-4)).case(ratio)
+    found = measured(steps_of(_Ranks(3.0, 1e-4)), ratio)
     assert found.communication_s / (found.forward_s + found.backward_s) == pytest.approx(
         ratio, rel=0.04
     )
@@ -307,7 +321,7 @@ def test_batches_are_so_large_that_computing_takes_as_long_as_is_asked_for(ratio
 
 def test_batches_that_are_too_large_to_be_kept_are_refused() -> None:
     with pytest.raises(ConfigError, match="faster --link"):
-        steps_of(_Ranks(3.0, 1e-6)).case(1.0)
+        measured(steps_of(_Ranks(3.0, 1e-6)), 1.0)
 
 
 def test_links_are_faster_where_communication_is_a_part_of_computing() -> None:

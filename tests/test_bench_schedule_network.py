@@ -1,4 +1,4 @@
-"""`compressa bench schedule` on two real hosts."""
+"""`python -m benchmarks schedule` on two real hosts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 from _between_hosts import MARKS, own_testbeds
 from typer.testing import CliRunner
 
-from compressa.bench.schedule.methods import EXCHANGED
-from compressa.bench.schedule.model import ELEMS
-from compressa.bench.schedule.records import read
-from compressa.cli.bench import bench_app
+from benchmarks.__main__ import app
+from benchmarks.schedule.methods import EXCHANGED
+from benchmarks.schedule.model import ELEMS
+from benchmarks.schedule.records import ScheduleMeasurement
 
 pytestmark = MARKS
 __all__ = ["own_testbeds"]  # a fixture for every test here
@@ -20,9 +20,9 @@ def test_steps_are_measured_between_two_hosts(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     words = ["--part", "steps", "--compressor", "int8", "--ratio", "4", "--what", "hook*"]
     words += ["--link", "500mbit", "--budget", "0", "--rounds", "1", "--json", str(file)]
-    result = CliRunner(env={"COLUMNS": "160"}).invoke(bench_app, ["schedule", *words])
+    result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["schedule", *words])
     assert result.exit_code == 0, result.exception or result.output
-    found = read(file)
+    found = ScheduleMeasurement.read(file)
     (case,) = found.cases
     assert case.communication_s > ELEMS / (500e6 / 8), "as fast as the link, and no faster"
     assert {step.method for step in found.steps} == {EXCHANGED, "hook, fifo"}

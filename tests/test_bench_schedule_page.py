@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 import re
-import runpy
 from pathlib import Path
 from typing import Any
 
 import pytest
 from test_bench_schedule import NOW, case, measurement, pipelined, step, two_jobs
 
-from compressa.bench import write
-from compressa.bench.schedule.methods import AUTO, DDP
-from compressa.bench.schedule.records import Overhead, Pushes, Traced
+from benchmarks import page as performance
+from benchmarks.schedule.methods import AUTO, DDP
+from benchmarks.schedule.records import Overhead, Pushes, Traced
 
 ROOT = Path(__file__).resolve().parents[1]
-SCRIPT = runpy.run_path(str(ROOT / "docs" / "performance_table.py"))
-HEADING = SCRIPT["SCHEDULE_HEADING"]
+HEADING = performance.SCHEDULE_HEADING
 
 
 def section_of(folder: Path, **rows: Any) -> str:
     file = folder / "schedule.json"
-    write(file, measurement(**rows))
-    return SCRIPT["schedule_section"](folder)
+    measurement(**rows).write(file)
+    return performance.schedule_section(folder)
 
 
 def test_it_has_the_figures_of_the_committed_measurement() -> None:
     page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert SCRIPT["up_to_date"](page) == page, "run python docs/performance_table.py"
+    assert performance.up_to_date(page) == page, "run python -m benchmarks.page"
 
 
 def test_a_measurement_takes_the_place_of_its_section_alone(tmp_path: Path) -> None:
@@ -36,15 +34,15 @@ def test_a_measurement_takes_the_place_of_its_section_alone(tmp_path: Path) -> N
     section = section_of(tmp_path, cases=[case()], steps=[step(AUTO, 0.31)])
     page = f"{before}\n\n{HEADING}\n\nNothing yet.\n"
     for rest in ("", after):
-        found = SCRIPT["up_to_date"](page + rest, tmp_path)
+        found = performance.up_to_date(page + rest, tmp_path)
         assert found.endswith(f"\n{HEADING}\n\n{section}{rest}")
-        assert SCRIPT["up_to_date"](found, tmp_path) == found
+        assert performance.up_to_date(found, tmp_path) == found
 
 
 @pytest.mark.parametrize("page", ["", "\n{0}\n\n{0}\n", "\n#{0}\n"])
 def test_a_page_without_a_place_for_the_section_is_refused(page: str) -> None:
     with pytest.raises(ValueError, match="once"):
-        SCRIPT["with_section"](page.format(HEADING), HEADING, "")
+        performance.with_section(page.format(HEADING), HEADING, "")
 
 
 def test_figures_come_with_machine_versions_dates_and_model(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import itertools
 import pytest
 from test_bench_records import row
 
+from benchmarks.kernels import CASES, Operation, targets
+from benchmarks.kernels.device import Cpu
+from benchmarks.kernels.scaling import SIZES
+from benchmarks.kernels.table import GPU_CASES
 from compressa.aggregators.powersgd import PowerSGD
-from compressa.bench import CASES, Operation, targets
-from compressa.bench.device import Cpu
-from compressa.bench.scaling import SIZES
-from compressa.bench.table import GPU_CASES
 from compressa.codecs import Bf16, Fp16, Int4, Int8, OneBit, TopK
 from compressa.compressor import Compressor
 
@@ -168,23 +168,23 @@ def test_a_row_meets_the_targets_that_apply_to_it(
     )
     assert targets.met(case, measured) is verdict
     said = {True: "met", False: "missed", None: ""}[verdict]
-    (cells,) = targets.table([measured], CASES)
+    (cells,) = targets.table([measured], CASES).lines
     assert cells[0] == name
     assert cells[-1] == said
 
 
 def test_a_share_above_one_is_called_cache_resident() -> None:
     name = "int8 with residual"
-    (cells,) = targets.table([row(case=f"{name} @ 1000", limit_ratio=1.01)], CASES)
+    (cells,) = targets.table([row(case=f"{name} @ 1000", limit_ratio=1.01)], CASES).lines
     assert cells[3] == "1.01 of 0.85 cache-resident"
-    (cells,) = targets.table([row(case=f"{name} @ 1000", limit_ratio=0.99)], CASES)
+    (cells,) = targets.table([row(case=f"{name} @ 1000", limit_ratio=0.99)], CASES).lines
     assert "resident" not in cells[3]
 
 
 def test_what_belongs_to_the_case_is_said_once() -> None:
     name = "topk 1 % with residual"
     rows = [row(case=f"{name} @ 1000", peer=peer) for peer in ("torch.topk", "torch operations")]
-    first, second = targets.table(rows, CASES)
+    first, second = targets.table(rows, CASES).lines
     assert first[:2] == (name, "1,000")
     assert second[:4] == ("",) * 4
     assert second[4] == "torch operations"

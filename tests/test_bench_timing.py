@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from compressa.bench.timing import (
+from benchmarks.kernels.yardstick import update_in_place
+from benchmarks.timing import (
     Interleaved,
     Samples,
     Stopwatch,
@@ -17,7 +18,6 @@ from compressa.bench.timing import (
     interleave,
     limit_ratio,
 )
-from compressa.bench.yardstick import update_in_place
 
 
 class Hand:

@@ -103,7 +103,7 @@ def test_without_a_link_it_shows_what_is_exchanged(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = explained(capsys, config, "--ranks", 4)
-    assert "compressa bench link --out" in lines[0]
+    assert "compressa link --out" in lines[0]
     assert any(line.startswith("none round_robin 1 64 KiB 64 KiB - - -") for line in lines)
     assert any(line.startswith("none backend 1 1 MiB 1 MiB - - -") for line in lines)
 
@@ -189,11 +189,11 @@ def test_a_forecast_says_what_gathers_payloads(ranks: int, way: str) -> None:
     )
 
 
-def test_bench_link_says_how_it_is_started(
+def test_link_says_how_it_is_started(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(SystemExit) as end:
-        cli.main(["bench", "link"])
+        cli.main(["link"])
     assert end.value.code == 1
     assert "RANK is not set; start it on all hosts, such as by torchrun" in capsys.readouterr().err

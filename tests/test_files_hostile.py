@@ -21,7 +21,7 @@ from test_bench_records import whole
 from test_link_file import favouring
 from test_tracing_files import small
 
-from compressa import bench
+from benchmarks.kernels import Measurement
 from compressa.config import ConfigWarning
 from compressa.engine import link_file, profile_file
 from compressa.errors import ConfigError
@@ -62,7 +62,7 @@ def use_trace(path: Path) -> None:
 
 
 def use_measurement(path: Path) -> None:
-    for row in bench.read(path).rows:
+    for row in Measurement.read(path).rows:
         assert row.name
         assert row.elems >= 0
         assert row.speedup is None or row.speedup >= 0

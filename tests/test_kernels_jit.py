@@ -62,7 +62,7 @@ def test_what_has_no_entry_for_python_is_called_by_compiled_code_only() -> None:
     }
     assert len(nested) > 100
     trees = dict(kernels)
-    for file in (*ROOT.glob("compressa/bench/*.py"), *ROOT.glob("tests/*.py")):
+    for file in (*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("tests/*.py")):
         trees[f"{file.parent.name}/{file.stem}"] = ast.parse(file.read_text())
     wrong = {
         f"{file}: {name}"

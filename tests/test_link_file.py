@@ -1,4 +1,4 @@
-"""Files of `compressa bench link`: read as written, and refused with place and remedy."""
+"""Files of `compressa link`: read as written, and refused with place and remedy."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_other_files_are_refused(changes: dict[str, Any], place: str, tmp_path: 
     with pytest.raises(ConfigError, match=place) as caught:
         link_file.read(path, "exchange.link: ")
     assert str(caught.value).startswith(f"exchange.link: {path}: ")
-    assert "compressa bench link --out" in str(caught.value)
+    assert "compressa link --out" in str(caught.value)
 
 
 def test_what_is_no_json_is_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A measured link on real ranks: all choose alike, a resumed run repeats its bits, `bench link`."""
+"""A measured link on real ranks: all choose alike, a resumed run repeats its bits."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_what_is_wrong_with_the_file_ends_the_start_on_every_rank(
     for outcome in outcomes:
         assert outcome.error is not None
         assert "exchange.link" in outcome.error["message"]
-        assert "compressa bench link" in outcome.error["message"]
+        assert "compressa link" in outcome.error["message"]
     write_link(file, {**favouring("tree"), "transport": "mpi"})
     outcomes = two.errors(JOB, config=dense(), first=str(file))
     assert all("was measured over 'mpi'" in str(outcome.error) for outcome in outcomes)
@@ -89,9 +89,9 @@ def test_a_missing_file_ends_the_first_step_on_every_rank(two: Group, tmp_path: 
         assert "no.json: there is no such file on rank 0" in outcome.error["message"]
 
 
-def test_bench_link_writes_what_it_has_measured(two: Group, tmp_path: Path) -> None:
+def test_link_writes_what_it_has_measured(two: Group, tmp_path: Path) -> None:
     out = tmp_path / "link.json"
-    printed, silent = two.run("_rank_jobs_link.bench_link", out=str(out))
+    printed, silent = two.run("_rank_jobs_link.fit_link", out=str(out))
     assert silent == ""
     figures = link_file.read(out)
     assert (figures.ranks, figures.hosts, figures.transport) == (2, 1, "tcp")

@@ -49,7 +49,7 @@ def commands() -> list[list[str]]:
 
 
 def spoken_of() -> set[str]:
-    """Commands in running text: `make check`, `compressa report`."""
+    """Commands in running text: `make check`, `compressa explain`."""
     return set(re.findall(r"`((?:make|compressa|python) [^`]+)`", README + ARCHITECTURE + ENGINE))
 
 
@@ -86,7 +86,7 @@ def test_commands_and_their_options_exist(
     monkeypatch.setenv("COLUMNS", "200")
     mine = own_part(command)
     words = [word for word in mine if re.fullmatch("[a-z]+", word)]
-    words = words[:2] if words[0] in ("bench", "config", "testbed", "trace") else words[:1]
+    words = words[:2] if words[0] in ("config", "testbed", "trace") else words[:1]
     with pytest.raises(SystemExit) as caught:
         cli.main([*words, "--help"])
     assert caught.value.code == 0

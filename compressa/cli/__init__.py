@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
 from compressa.errors import CompressaError
@@ -17,15 +18,12 @@ if TYPE_CHECKING:
     import typer
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("compressa.cli.demo:demo_app", "The main job: train on a slow network, compare."),
-    "run": ("compressa.cli.run:run_app", "Experiments of your own: tasks, links, compressors."),
-    "report": ("compressa.cli.report:report_app", "Table, plots and HTML of results."),
-    "bench": ("compressa.cli.bench:bench_app", "What compressors cost, beside memory's speed."),
     "config": ("compressa.cli.config:config_app", "Check, show and describe configurations."),
     "explain": (
         "compressa.cli.explain:explain_app",
         "Which exchanges a configuration means, and how long they should take.",
     ),
+    "link": ("compressa.cli.link:link_app", "What this network is like, for exchange.link."),
     "trace": ("compressa.cli.trace:trace_app", "What a recorded trace of training amounts to."),
     "simulate": (
         "compressa.cli.simulate:simulate_app",
@@ -55,14 +53,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     from typer.main import get_command
 
     given = list(sys.argv[1:] if arguments is None else arguments)
-    try:
+    with errors_told():
         get_command(build_app(given))(args=given, prog_name="compressa")
+    sys.exit(0)
+
+
+@contextmanager
+def errors_told() -> Iterator[None]:
+    """Exit with status 1 and one sentence on stderr after an error of compressa's; see `main`."""
+    try:
+        yield
     except CompressaError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
-    sys.exit(0)
 
 
 def build_app(arguments: Sequence[str]) -> typer.Typer:

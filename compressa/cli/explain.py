@@ -49,7 +49,7 @@ def explain(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="What `compressa bench link` has written, instead of exchange.link.",
+            help="What `compressa link` has written, instead of exchange.link.",
         ),
     ] = None,
 ) -> None:
@@ -132,7 +132,7 @@ def _bytes(text: str) -> int:
 def _headline(figures: LinkFile | None, ranks: int) -> str:
     if figures is None:
         return (
-            f"{ranks} ranks, no link measured: `compressa bench link --out FILE` measures it, "
+            f"{ranks} ranks, no link measured: `compressa link --out FILE` measures it, "
             "--link FILE or exchange.link names it."
         )
     return (

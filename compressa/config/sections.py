@@ -150,7 +150,7 @@ class Exchange(Section):
     )
     link: Annotated[str | None, BeforeValidator(_text_path)] = Field(
         default=None,
-        description='A file of `compressa bench link` for this network: algorithm = "auto" then '
+        description='A file of `compressa link` for this network: algorithm = "auto" then '
         "takes what is predicted to be fastest for the size of a sum of plain values or of an "
         "all-gather, and the number of ranks. Only rank 0's counts; checkpoints keep its figures, "
         "and a resumed run of as many ranks goes on with them.",

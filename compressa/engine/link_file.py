@@ -1,4 +1,4 @@
-"""LinkFile: what `compressa bench link` has found out about a network, for `exchange.link`.
+"""LinkFile: what `compressa link` has found out about a network, for `exchange.link`.
 
 Algorithms add up in different orders, so the figures decide about bits. One rank reads the file,
 and all ranks take its figures; checkpoints keep them, and a run that is resumed goes on with those
@@ -31,7 +31,7 @@ from compressa.config import Config
 from compressa.errors import ConfigError, StateError
 from compressa.transports.table import TRANSPORTS
 
-COMMAND = "compressa bench link"
+COMMAND = "compressa link"
 MOST_SPREAD = 0.1
 """Figures of which rounds differ by more were disturbed: they should be measured again."""
 
@@ -175,6 +175,16 @@ def read(path: str | Path, where: str = "") -> LinkFile:
             f"`{COMMAND} --out FILE`"
         ) from error
     return parse(text, f"{where}{path}")
+
+
+def write(path: Path, figures: LinkFile) -> None:
+    """Write a file whole, or not at all.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files.write(path, f"{figures.model_dump_json(indent=1)}\n".encode())
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, Self
 
 from compressa.errors import ConfigError, StateError
 from compressa.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
@@ -188,7 +188,7 @@ class Testbed(ABC):
         if self._closed:
             raise StateError("The testbed is closed; open a new one.")
 
-    def __enter__(self) -> Testbed:
+    def __enter__(self) -> Self:
         """Return the testbed itself."""
         return self
 

@@ -1,0 +1,28 @@
+"""`python -m benchmarks`: measure compressors, exchanges between hosts, and schedules."""
+
+from __future__ import annotations
+
+import typer
+
+from benchmarks.exchange.command import exchange
+from benchmarks.kernels.command import kernels
+from benchmarks.schedule.command import schedule
+from compressa.cli import errors_told
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+    help="Measure what compressors, exchanges and schedules cost.",
+)
+app.command(epilog="Example: python -m benchmarks kernels --case 'int8*' --json int8.json")(kernels)
+app.command(
+    epilog="Example: python -m benchmarks exchange --hosts 4 --link 1gbit --what 'r*' --json r.json"
+)(exchange)
+app.command(
+    epilog="Example: python -m benchmarks schedule --part steps --compressor bf16 --ratio 1"
+)(schedule)
+
+if __name__ == "__main__":
+    with errors_told():
+        app(prog_name="python -m benchmarks")

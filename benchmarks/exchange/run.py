@@ -1,0 +1,242 @@
+"""ExchangeBench: brings testbeds up, has their ranks measure rows, and collects these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from benchmarks.exchange.method import Method
+from benchmarks.exchange.others import OTHERS, Others
+from benchmarks.exchange.plan import Cell, Settings
+from benchmarks.exchange.records import (
+    ExchangeMeasurement,
+    Header,
+    Network,
+    Omitted,
+    Row,
+)
+from benchmarks.exchange.simulate import simulated
+from benchmarks.exchange.sums import AUTO
+from benchmarks.hosts.bed import line_rate, opened_hosts
+from benchmarks.hosts.processors import Processors
+from benchmarks.hosts.ranks import Ranks
+from benchmarks.hosts.start import start_each
+from benchmarks.timing import Samples
+from compressa.collectives.choice import CANDIDATES
+from compressa.engine.link_file import Figures
+from compressa.errors import TransportError
+from compressa.link.chain import Ask
+from compressa.link.fit import MOST_BYTES, fitted
+from compressa.machine import memory_bytes as machine_memory_bytes
+from compressa.machine import now
+from compressa.testbed import Testbed
+
+_START_S = 180.0  # eight processes import torch on two cores
+_PATIENCE_S = 60.0
+_PATIENCE = 20.0  # so many times as long as expected a row may take
+_MEMORY_SHARE = 0.25
+_LEAST_COUNTED = 0.97
+_MOST_FIT_S = 0.2
+
+
+class ExchangeBench:
+    """Measures rows one after the other.
+
+    Args:
+        settings: What is to be measured.
+
+    Attributes:
+        found: What was measured so far.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        header = Header.here(budget_s=settings.budget_s, longest_s=settings.longest_s)
+        self.found = ExchangeMeasurement(header=header, networks=[], rows=[], omitted=[])
+        self._settings = settings
+        self._processors = Processors()
+        self._figures: Figures | None = None
+
+    def run(self) -> Iterator[str]:
+        """Measure everything; say what comes next, after each row.
+
+        Raises:
+            BackendUnavailable: There are no network namespaces here; the message says why.
+            TransportError: A rank died or failed, or the links do not hold their rate.
+        """
+        if "hosts" in self._settings.parts:
+            yield from self._simulate()
+        for hosts in self._settings.all_hosts():
+            yield f"{hosts} hosts: bringing them up"
+            with opened_hosts(hosts, self._settings.links_of(hosts)[0]) as bed:
+                yield from self._measure_ours(bed)
+                for others in OTHERS:
+                    yield from self._measure_others(bed, others)
+
+    def _simulate(self) -> Iterator[str]:
+        for method in self._settings.methods("hosts"):
+            for row in simulated(method.name):
+                yield f"virtual clock: {row.method}, {row.hosts} ranks"
+                self.found.simulated.append(row)
+
+    def _measure_ours(self, bed: Testbed) -> Iterator[str]:
+        """Ours and Gloo's, on all links; also what each link is like."""
+        settings, hosts = self._settings, len(bed.hosts)
+        most_bytes = max(settings.most_bytes(hosts), MOST_BYTES)
+        deadline_s = _PATIENCE_S + _PATIENCE * settings.longest_s
+        words = ["benchmarks.exchange.rank", most_bytes, deadline_s]
+        with Ranks(hosts, partial(start_each, bed, words), _START_S) as ranks:
+            self.found.header.versions["torch"] = ranks.version
+            for link in settings.links_of(hosts):
+                bed.set_link(link)
+                bed.self_check()
+                yield f"{_place(bed)}: line rate and cost model"
+                network = self._fitted(bed, ranks)
+                self.found.networks.append(network)
+                yield from self._measure(ranks, bed, network, lambda method: method.by in _OURS)
+
+    def _fitted(self, bed: Testbed, ranks: Ranks) -> Network:
+        """Find out what a link is like; from then on `auto` chooses by it."""
+        ask = partial(ranks.ask, patience_s=_PATIENCE_S)
+        line_bytes_per_s, hosts = line_rate(bed), len(bed.hosts)
+        budget_s = min(self._settings.budget_s, _MOST_FIT_S)
+        chooses = any(self._settings.cells(hosts, str(bed.link), lambda m: m.name == AUTO))
+        self._figures = fitted(hosts, budget_s, ask, CANDIDATES if chooses else ())
+        return Network(
+            hosts=hosts,
+            link=str(bed.link),
+            rate_bits_per_s=bed.link.rate_bits_per_s,
+            line_bytes_per_s=line_bytes_per_s,
+            message_s=self._figures.message_s,
+            byte_s=self._figures.byte_s,
+            reduce_s=self._figures.reduce_s,
+            byte_spread=self._figures.byte_spread,
+        )
+
+    def _measure_others(self, bed: Testbed, others: Others) -> Iterator[str]:
+        """Another library's own, last: its processes may use up processors while they wait."""
+        hosts = len(bed.hosts)
+        here = [network for network in self.found.networks if network.hosts == hosts]
+        cells = [
+            (network, cell)
+            for network in here
+            for cell in self._settings.cells(hosts, network.link, others.owns)
+        ]
+        missing = others.missing() if cells else ""
+        if missing:
+            self._omit_all(cells, missing)
+        if missing or not cells:
+            return
+        try:
+            started = Ranks(others.speakers or hosts, partial(others.start, bed), _START_S)
+        except TransportError as error:
+            self._omit_all(cells, f"{others.maker} does not start: {error}")
+            return
+        with started as ranks:
+            self.found.header.versions[others.maker] = ranks.version
+            for network in here:
+                bed.set_link(network.link)
+                yield from self._measure(ranks, bed, network, others.owns)
+
+    def _omit_all(self, cells: Sequence[tuple[Network, Cell]], why: str) -> None:
+        for network, cell in cells:
+            self._omit(network, cell, why)
+
+    def _measure(
+        self, ranks: Ranks, bed: Testbed, network: Network, wanted: Callable[[Method], bool]
+    ) -> Iterator[str]:
+        for cell in self._settings.cells(network.hosts, network.link, wanted):
+            why = self._too_much(cell.method, cell.size_bytes, network)
+            if why:
+                self._omit(network, cell, why)
+                continue
+            yield f"{_place(bed)}: {cell.method.name}, {cell.size_bytes:,} bytes"
+            self.found.rows.append(self._row(bed, ranks, network, cell))
+
+    def _omit(self, network: Network, cell: Cell, why: str) -> None:
+        self.found.omitted.append(
+            Omitted(
+                part=cell.part,
+                hosts=network.hosts,
+                link=network.link,
+                method=cell.method.name,
+                size_bytes=cell.size_bytes,
+                why=why,
+            )
+        )
+
+    def _too_much(self, method: Method, size_bytes: int, network: Network) -> str:
+        """Say why something is not measured; nothing if it is."""
+        hosts = network.hosts
+        if hosts < method.least_ranks:
+            return f"it takes {method.least_ranks} hosts"
+        room_bytes = _MEMORY_SHARE * machine_memory_bytes()
+        if method.memory_bytes(size_bytes, hosts) > room_bytes:
+            return "more memory than this machine can spare"
+        formula_bytes = method.formula_bytes(size_bytes, hosts)
+        excess = formula_bytes / method.floor_bytes(size_bytes, hosts)
+        expected_s = formula_bytes / network.line_bytes_per_s
+        most_s = self._settings.longest_s / excess
+        return f"{expected_s:.0f} s for one operation" if expected_s > most_s else ""
+
+    def _row(self, bed: Testbed, ranks: Ranks, network: Network, cell: Cell) -> Row:
+        method, size_bytes, hosts = cell.method, cell.size_bytes, network.hosts
+        formula_bytes = method.formula_bytes(size_bytes, hosts)
+        line_s = formula_bytes / network.line_bytes_per_s
+        figures = None
+        if method.name == AUTO and self._figures is not None:
+            figures = self._figures.model_dump(mode="json")
+        ask = Ask(method.name, size_bytes, self._settings.budget_s, cell.rounds, figures)
+        expected_s = max(ask.budget_s, cell.rounds * line_s) + line_s
+        before_bytes = _sent(bed)
+        self._processors.start()
+        samples_s, operations = ranks.ask(ask, _PATIENCE_S + _PATIENCE * expected_s)
+        load, samples = self._processors.load(), Samples(tuple(samples_s))
+        counted_bytes = (_sent(bed) - before_bytes) // operations
+        if network.rate_bits_per_s is not None:
+            check_counted(method, size_bytes, hosts, counted_bytes)
+        return Row(
+            part=cell.part,
+            hosts=hosts,
+            link=network.link,
+            method=method.name,
+            by=method.by,
+            verb=method.verb,
+            size_bytes=size_bytes,
+            median_s=samples.median,
+            p20_s=samples.p20,
+            p80_s=samples.p80,
+            operations=operations,
+            formula_bytes=formula_bytes,
+            line_rate_share=line_s / samples.median,
+            predicted_s=method.predicted_s(network.cost, size_bytes, hosts),
+            counted_bytes=counted_bytes,
+            load=load,
+            timestamp=now(),
+        )
+
+
+_OURS = ("compressa", "gloo")
+
+
+def check_counted(method: Method, size_bytes: int, ranks: int, counted_bytes: float) -> None:
+    """Refuse a time in which the bytes have not passed the links.
+
+    Raises:
+        TransportError: They have not: the ranks have found a shorter way.
+    """
+    sent_bytes = method.sent_bytes(size_bytes, ranks)
+    if counted_bytes < _LEAST_COUNTED * sent_bytes:
+        raise TransportError(
+            f"{method.name} of {size_bytes} bytes on {ranks} hosts has to send {sent_bytes} bytes, "
+            f"and the interfaces counted {counted_bytes:.0f}: it does not use the links"
+        )
+
+
+def _sent(bed: Testbed) -> int:
+    counters = bed.counters()
+    assert counters is not None  # hosts are namespaces
+    return sum(counter.tx_bytes for counter in counters)
+
+
+def _place(bed: Testbed) -> str:
+    return f"{len(bed.hosts)} hosts, {bed.link}"

@@ -1,0 +1,211 @@
+"""Tables of a measurement, as cells of text: for the command line and for the page alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from benchmarks.exchange.methods import BROADCAST, BY_NAME, GLOO_SUM, METHODS
+from benchmarks.exchange.records import ExchangeMeasurement, Network, Row, Simulated
+from benchmarks.exchange.rows import BUSY_MARK, ms_cell, of_part
+from benchmarks.exchange.targets import beside_dense, byte_ratio, floor_share, verdicts
+from benchmarks.tables import Table
+from benchmarks.targets import table as targets_table
+from compressa.link.texts import ms_text, size_text, spread_text
+from compressa.testbed import LinkSpec
+
+BUSY_NOTE = f"{BUSY_MARK} the machine's processors were busy for 90 % of the time or more."
+
+_SHARE_FROM_BYTES = 1_000_000
+_NONE = "-"
+
+
+def describe(network: Network) -> str:
+    """Say what a network is like."""
+    return (
+        f"{network.hosts} hosts, {network.link}: line rate {network.line_bytes_per_s / 1e6:.1f} "
+        f"MB/s; a message {1e6 * network.message_s:.0f} us, a byte {1e9 * network.byte_s:.2f} ns, "
+        f"to add a byte {1e9 * network.reduce_s:.2f} ns{spread_text(network.byte_spread)}"
+    )
+
+
+def tables(measurement: ExchangeMeasurement) -> list[Table]:
+    """Return all of them, some without lines."""
+    networks = measurement.from_slow_to_fast
+    return [*(times(network, measurement.rows) for network in networks), *part_tables(measurement)]
+
+
+def times(network: Network, rows: Sequence[Row]) -> Table:
+    """Show milliseconds by method and size, and the share of line rate."""
+    here = [row for row in rows if (row.hosts, row.link) == (network.hosts, network.link)]
+    here = of_part("sums", here)
+    sizes = sorted({row.size_bytes for row in here})
+    found = {(row.method, row.size_bytes): row for row in here}
+    lines = [
+        (method.name, *(_cell(found.get((method.name, size))) for size in sizes))
+        for method in METHODS
+        if any((method.name, size) in found for size in sizes)
+    ]
+    return Table(describe(network), ("ms (of line rate)", *map(size_text, sizes)), lines)
+
+
+def targets(measurement: ExchangeMeasurement) -> Table:
+    """Show what was reached of what is asked."""
+    return targets_table(verdicts(measurement), "hosts", "link")
+
+
+def omissions(measurement: ExchangeMeasurement) -> list[str]:
+    """Say what was not measured, a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for omitted in measurement.missing:
+        size = "" if omitted.size_bytes is None else f" {size_text(omitted.size_bytes)}"
+        link = "" if omitted.link is None else f" at {omitted.link}"
+        what = f"{omitted.method}{size} on {omitted.hosts} hosts{link}"
+        reason = "too long for --longest" if "one operation" in omitted.why else omitted.why
+        reasons.setdefault(reason, []).append(what)
+    return [f"{reason}: {'; '.join(several)}." for reason, several in reasons.items()]
+
+
+def _cell(row: Row | None) -> str:
+    if row is None:
+        return "-"
+    return ms_cell(row, row.line_rate_share if row.size_bytes >= _SHARE_FROM_BYTES else None)
+
+
+def part_tables(measurement: ExchangeMeasurement) -> list[Table]:
+    """Return a table for everything that was measured beside sums."""
+    rows = sorted(measurement.rows, key=_order)
+    tables = [
+        *_compressed(of_part("compressed", rows)),
+        *_server(of_part("server", rows)),
+        *_broadcast(of_part("broadcast", rows)),
+        *_transfer(of_part("transfer", rows)),
+        *_striping(of_part("striping", rows)),
+        *_hosts(of_part("hosts", rows)),
+        *_simulated(measurement.simulated),
+    ]
+    return [table for table in tables if table.lines]
+
+
+def _order(row: Row) -> tuple[int, float, int]:
+    """By hosts, from slow links to fast ones, and as methods stand in their table."""
+    rate = LinkSpec.parse(row.link).rate_bits_per_s
+    return row.hosts, rate or math.inf, list(BY_NAME).index(row.method)
+
+
+def _compressed(rows: Sequence[Row]) -> Iterator[Table]:
+    titles = ("method", "ms", "speed-up over Gloo", "byte ratio", "of it")
+    for place, here in _grouped(rows):
+        size = size_text(here[0].size_bytes)
+        lines = [(row.method, ms_cell(row), "", "", "") for row in here if row.by != "compressa"]
+        for row, dense in beside_dense(here):
+            speed_up, ratio = dense.median_s / row.median_s, byte_ratio(row, dense)
+            figures = f"{speed_up:.2f}", f"{ratio:.2f}", f"{speed_up / ratio:.2f}"
+            lines.append((row.method, ms_cell(row), *figures))
+        yield Table(f"{size} of gradients, from values to means: {place}", titles, lines)
+
+
+def _server(rows: Sequence[Row]) -> Iterator[Table]:
+    titles = ("method", "ms", "floor ms", "of the floor", "speed-up over Gloo")
+    for place, here in _grouped(rows):
+        dense_s = [row.median_s for row in here if row.method == GLOO_SUM.name]
+        lines = []
+        for row in here:
+            share, speed_up = row.line_rate_share, (f"{s / row.median_s:.2f}" for s in dense_s)
+            floor = ms_text(share * row.median_s)
+            lines.append((row.method, ms_cell(row), floor, f"{share:.2f}", next(speed_up, _NONE)))
+        yield Table(f"A value through a parameter server: {place}", titles, lines)
+
+
+def _broadcast(rows: Sequence[Row]) -> Iterator[Table]:
+    places = dict(_grouped(rows))
+    lines = [
+        (method.name, *(_of_floor(method.name, here) for here in places.values()))
+        for method in BROADCAST
+        if any(row.method == method.name for row in rows)
+    ]
+    yield Table("Broadcasts", ("ms (of the floor)", *places), lines)
+
+
+def _of_floor(method: str, rows: Iterable[Row]) -> str:
+    found = [f"{ms_cell(row)} ({floor_share(row):.2f})" for row in rows if row.method == method]
+    return found[0] if found else _NONE
+
+
+def _transfer(rows: Sequence[Row]) -> Iterator[Table]:
+    for place, here in _grouped(rows):
+        lines = [
+            (
+                row.method,
+                ms_cell(row),
+                ms_text(row.p20_s),
+                ms_text(row.p80_s),
+                str(row.operations - 1),
+            )
+            for row in here
+        ]
+        size = size_text(here[0].size_bytes)
+        titles = ("method", "ms", "p20", "p80", "rounds")
+        yield Table(f"{size} from host to host: {place}", titles, lines)
+
+
+def _striping(rows: Sequence[Row]) -> Iterator[Table]:
+    for place, here in _grouped(rows):
+        single_s = here[0].median_s
+        lines = [
+            (_connections(row), ms_cell(row), f"{single_s / row.median_s:.2f}") for row in here
+        ]
+        size = size_text(here[0].size_bytes)
+        caption = f"{size} over several connections, each limited: {place}"
+        yield Table(caption, ("connections", "ms", "speed-up"), lines)
+
+
+def _connections(row: Row) -> str:
+    return str(dict(BY_NAME[row.method].exchange)["connections"])
+
+
+def _hosts(rows: Sequence[Row]) -> Iterator[Table]:
+    for size_bytes in sorted({row.size_bytes for row in rows}):
+        here = [row for row in rows if row.size_bytes == size_bytes]
+        cells = {(row.method, row.hosts): f"{ms_cell(row)} ({_predicted(row)})" for row in here}
+        yield _by_hosts(f"{size_text(size_bytes)} on more and more hosts, {here[0].link}", cells)
+
+
+def _simulated(rows: Sequence[Simulated]) -> Iterator[Table]:
+    if rows:
+        cells = {
+            (row.method, row.hosts): f"{ms_text(row.took_s)} ({ms_text(row.predicted_s)})"
+            for row in rows
+        }
+        first = rows[0]
+        yield _by_hosts(
+            f"{size_text(first.size_bytes)} on a virtual clock, where a message takes "
+            f"{1e6 * first.message_s:.0f} us and a byte {1e9 * first.byte_s:.0f} ns",
+            cells,
+        )
+
+
+def _by_hosts(caption: str, cells: dict[tuple[str, int], str]) -> Table:
+    """A line for each method, a column for each number of hosts."""
+    several = sorted({hosts for _, hosts in cells})
+    lines = [
+        (method, *(cells.get((method, hosts), _NONE) for hosts in several))
+        for method in dict.fromkeys(method for method, _ in cells)
+    ]
+    return Table(caption, ("ms (predicted)", *(f"{hosts:,}" for hosts in several)), lines)
+
+
+def _grouped(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
+    """Group rows by where they were measured, and the size."""
+    groups: dict[tuple[int, str, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.hosts, row.link, row.size_bytes), []).append(row)
+    several = len({size for _, _, size in groups}) > 1
+    return [
+        (f"{hosts} hosts, {link}" + (f", {size_text(size)}" if several else ""), here)
+        for (hosts, link, size), here in groups.items()
+    ]
+
+
+def _predicted(row: Row) -> str:
+    return _NONE if row.predicted_s is None else ms_text(row.predicted_s)

@@ -1,0 +1,165 @@
+"""What was reached of what is asked, worked out from rows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from benchmarks.exchange.method import Verb
+from benchmarks.exchange.methods import BY_NAME, GLOO_SUM
+from benchmarks.exchange.records import ExchangeMeasurement, Network, Row
+from benchmarks.exchange.rows import (
+    beside_others,
+    by_size,
+    fastest,
+    is_excused,
+    is_fast,
+    name_of,
+    of_part,
+    worst,
+)
+from benchmarks.exchange.sums import AUTO
+from benchmarks.targets import Verdict
+
+LEAST_LINE_SHARE, LINE_FROM_BYTES = 0.95, 4_000_000
+AT_LINE_RATE = {"ring", "round_robin", "halving_doubling", "scatter_reduce", "all_gather"}
+MOST_SLOWER, SLOWER_BELOW_BYTES = 2.0, 64 << 10
+MOST_AUTO_SLOWER = 1.1
+MOST_MEDIAN_ERROR, MOST_ERROR, ERROR_ABOVE_BYTES = 0.10, 0.25, 1_000_000
+COMPRESSED = ("int8", "int4")
+LEAST_OF_RATIO, LEAST_OF_RATIO_FAST = 0.85, 0.7
+LEAST_FLOOR_SHARE, FLOOR_FROM_BYTES = 0.95, 100_000_000
+SEVERAL = "auto from 4"
+MOST_OF_FASTEST = 1.0
+
+
+def verdicts(measurement: ExchangeMeasurement) -> list[Verdict]:
+    """Judge every network; what was not measured is not judged."""
+    found: list[Verdict] = []
+    for network in measurement.from_slow_to_fast:
+        place = (network.hosts, network.link)
+        rows = [row for row in measurement.rows if (row.hosts, row.link) == place]
+        sums = of_part("sums", rows)
+        found += _line_rate(network, sums, "all_reduce")
+        found += _line_rate(network, sums, "all_gather")
+        found += _small(network, sums)
+        found += _auto(network, sums)
+        found += _model(network, sums + of_part("hosts", rows))
+        found += _of_compressed(network, of_part("compressed", rows))
+        found += _of_broadcast(network, of_part("broadcast", rows))
+        found += _of_transfer(network, of_part("transfer", rows))
+    return found
+
+
+def _line_rate(network: Network, rows: Sequence[Row], verb: Verb) -> Iterator[Verdict]:
+    """On shaped links; many hosts on fast ones count while the processors have time."""
+    if network.rate_bits_per_s is None:
+        return
+    due = [
+        row
+        for row in rows
+        if row.method in AT_LINE_RATE and row.verb == verb and row.size_bytes >= LINE_FROM_BYTES
+    ]
+    if not due:
+        return
+    counted = [row for row in due if not is_excused(network, row)]
+    least = min(counted or due, key=lambda row: row.line_rate_share)
+    met = least.line_rate_share >= LEAST_LINE_SHARE if counted else None
+    left_out = f"; processors busy in {len(due) - len(counted)} of {len(due)} rows"
+    at = name_of(least) + (left_out if len(counted) < len(due) else "")
+    target = f"{verb}, of line rate"
+    asked = f"{LEAST_LINE_SHARE:.2f}"
+    yield Verdict(target, network.where, f"{least.line_rate_share:.2f}", asked, at, met)
+
+
+def _small(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
+    """Our own algorithms beside the best of the others."""
+    small = [row for row in rows if row.size_bytes < SLOWER_BELOW_BYTES and row.method != AUTO]
+    yield from worst(network, "small, of Gloo and MPI", beside_others(small), MOST_SLOWER)
+
+
+def _auto(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
+    """What the engine chooses beside what it can choose from: its own, and Gloo's."""
+    pairs: list[tuple[Row, Row]] = []
+    for alike in by_size(row for row in rows if row.verb == "all_reduce"):
+        chosen = next((row for row in alike if row.method == AUTO), None)
+        best = fastest((row for row in alike if row.method != AUTO), ["compressa", "gloo"])
+        if chosen and best:
+            pairs.append((chosen, best))
+    yield from worst(network, "auto, of ours and Gloo", pairs, MOST_AUTO_SLOWER)
+
+
+def _model(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
+    errors = [
+        (row.error, row)
+        for row in rows
+        if row.error is not None and row.size_bytes > ERROR_ABOVE_BYTES
+    ]
+    if not errors:
+        return
+    middle = statistics.median(error for error, _ in errors)
+    largest, row = max(errors, key=lambda pair: pair[0])
+    for target, error, most, at in (
+        ("model, median error", middle, MOST_MEDIAN_ERROR, f"{len(errors)} rows"),
+        ("model, worst error", largest, MOST_ERROR, name_of(row)),
+    ):
+        yield Verdict(target, network.where, f"{error:.0%}", f"< {most:.0%}", at, error < most)
+
+
+def _of_compressed(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
+    """The time saved, as a share of the bytes saved."""
+    for row, dense in beside_dense(rows):
+        if row.method in COMPRESSED:
+            ratio = byte_ratio(row, dense)
+            asked = ratio * (LEAST_OF_RATIO_FAST if is_fast(network) else LEAST_OF_RATIO)
+            reached = dense.median_s / row.median_s
+            target = "compressed, speed-up over Gloo"
+            yield Verdict(
+                target,
+                network.where,
+                f"{reached:.2f}",
+                f"{asked:.2f}",
+                name_of(row),
+                reached >= asked,
+            )
+
+
+def beside_dense(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Pair compressed rows with Gloo's float32 sum of as many gradients."""
+    dense = {row.size_bytes: row for row in rows if row.method == GLOO_SUM.name}
+    return [
+        (row, dense[row.size_bytes])
+        for row in rows
+        if row.by == "compressa" and row.size_bytes in dense
+    ]
+
+
+def byte_ratio(row: Row, dense: Row) -> float:
+    """How many times fewer bytes pass the busiest port."""
+    return dense.formula_bytes / row.formula_bytes
+
+
+def _of_broadcast(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
+    """What is chosen where there are several sources."""
+    large = [row for row in rows if row.size_bytes >= FLOOR_FROM_BYTES]
+    best = fastest((row for row in large if row.method == SEVERAL), ["compressa"])
+    if best is not None:
+        share = floor_share(best)
+        met = None if is_excused(network, best) else share >= LEAST_FLOOR_SHARE
+        asked, target = f"{LEAST_FLOOR_SHARE:.2f}", "broadcast from 4, of the floor"
+        yield Verdict(target, network.where, f"{share:.2f}", asked, name_of(best), met)
+
+
+def floor_share(row: Row) -> float:
+    """The time of the fewest bytes at line rate, over the time taken."""
+    floor_bytes = BY_NAME[row.method].floor_bytes(row.size_bytes, row.hosts)
+    return row.line_rate_share * floor_bytes / row.formula_bytes
+
+
+def _of_transfer(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
+    """Ours beside the fastest of the others, all with their default settings; to two digits."""
+    for ours, theirs in beside_others(row for row in rows if not BY_NAME[row.method].exchange):
+        ratio = round(ours.median_s / theirs.median_s, 2)
+        at = name_of(ours, beside=theirs)
+        target, asked = "transfer, of the fastest other", f"{MOST_OF_FASTEST:.2f}"
+        yield Verdict(target, network.where, f"{ratio:.2f}", asked, at, ratio <= MOST_OF_FASTEST)

@@ -1,0 +1,178 @@
+"""Case: one compressor, what is done with it, what it should reach, what it is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+import torch
+
+from benchmarks.kernels.alone import step
+from benchmarks.kernels.operands import Operands
+from benchmarks.timing import Call
+from compressa.codecs import Codec
+from compressa.compressor import Compressor
+from compressa.compressors import COMPRESSORS
+
+_FLOAT_BYTES = 4
+SUMMED = 4  # payloads of a sum
+
+
+class PeerUnavailable(Exception):  # noqa: N818 - the event, as in compressa.errors
+    """A peer can not be measured here; the message says why, in a few words."""
+
+
+class Operation(Enum):
+    """What a call does, as training does it.
+
+    Compressors that are no codecs have whole steps only, whatever a case asks for.
+    """
+
+    ENCODE = "encode"  # Codec.encode
+    FEEDBACK = "encode with residual"  # Codec.encode_feedback
+    DECODE = "decode and add"  # Codec.decode_add
+    SUM = "sum"  # Codec.decode_sum
+    STEP = "whole step"  # Aggregator.run, in a world of one rank
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A plain implementation of the same operation.
+
+    Attributes:
+        name: What it is.
+        prepare: Makes a call of it, from the operands and the case's compressor; raises
+            `PeerUnavailable` where there is none.
+        least_speedup: How many times faster than it the case should be, if a target says so.
+        least_speedup_on_gpu: The same on a GPU.
+        devices: Kinds of devices that it can be measured on.
+        takes_half: Whether it is measured beside cases of gradients of 16 bits as well.
+    """
+
+    name: str
+    prepare: Callable[[Operands, Any], Call]
+    least_speedup: float | None = None
+    least_speedup_on_gpu: float | None = None
+    devices: frozenset[str] = frozenset({"cpu", "cuda"})
+    takes_half: bool = True
+
+    def least_on(self, device: str) -> float | None:
+        """Return the speed-up to be reached on a device, by the name that rows give it."""
+        return self.least_speedup if device == "cpu" else self.least_speedup_on_gpu
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One row of the table.
+
+    Attributes:
+        name: Of the compressor and the operation; `--case` matches it.
+        compressor: Name in the contract table; the case waits until it is there.
+        operation: What a call does.
+        hyper: Hyper-parameters that differ from their defaults.
+        bus_bytes_per_elem: What must cross the memory bus where gradients have 32 bits, but for a
+            whole step's result; None: follows from the operation.
+        least_limit_ratio: The target, if there is one.
+        least_on_gpu: The same on a GPU; a case without is not measured there.
+        peers: What it is compared with.
+        shape: For compressors of matrices: the one shape that is measured.
+        main: Whether it stands for its kind where every size is measured.
+        gradient: The dtype of what is encoded.
+    """
+
+    name: str
+    compressor: str
+    operation: Operation
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    bus_bytes_per_elem: float | None = None
+    least_limit_ratio: float | None = None
+    least_on_gpu: float | None = None
+    peers: tuple[Peer, ...] = ()
+    shape: tuple[int, ...] = ()
+    main: bool = False
+    gradient: torch.dtype = torch.float32
+
+    def least_share(self, device: str) -> float | None:
+        """Return the target on a device, by the name that rows give it."""
+        return self.least_limit_ratio if device == "cpu" else self.least_on_gpu
+
+    def build(self) -> Compressor | None:
+        """Return the compressor; None while the contract table has none of its name."""
+        entry = COMPRESSORS.get(self.compressor)
+        return None if entry is None else entry.compressor(**self.hyper)
+
+    def bus_bytes(self, compressor: Compressor, elems: int, store_bytes: int) -> float | None:
+        """Return what must cross the memory bus in a call; None if nobody has stated it.
+
+        A write-only stream counts `store_bytes` times: twice on a CPU, whose cache lines are read
+        before they are written. A residual or an output is updated in place: read once and
+        written once. A whole step also writes its result to the gradient.
+        """
+        gradient, update = self.gradient.itemsize * elems, _FLOAT_BYTES * elems
+        if self.bus_bytes_per_elem is not None:
+            result = 0 if isinstance(compressor, Codec) else gradient
+            return self.bus_bytes_per_elem * elems - update + gradient + result
+        if not isinstance(compressor, Codec):
+            return None
+        payload = compressor.wire_bytes(elems)
+        return {
+            Operation.ENCODE: gradient + store_bytes * payload,
+            Operation.FEEDBACK: gradient + 2 * update + store_bytes * payload,
+            Operation.DECODE: payload + 2 * update,
+            Operation.SUM: SUMMED * payload + store_bytes * update,
+        }.get(self.operation)
+
+    def prepare(self, compressor: Compressor, operands: Operands) -> Call:
+        """Return a function that does the operation once more each time it is called."""
+        if isinstance(compressor, Codec) and self.operation is not Operation.STEP:
+            return _PREPARE[self.operation](compressor, operands)
+        return step(compressor, self.shape or (operands.elems,), operands)
+
+
+def _encode(codec: Codec, operands: Operands) -> Call:
+    payload, turns = operands.payload(codec.wire_bytes(operands.elems)), operands.turns()
+
+    def call() -> int:
+        x, draw = next(turns)
+        return codec.encode(x, payload, draw)
+
+    return call
+
+
+def _encode_feedback(codec: Codec, operands: Operands) -> Call:
+    payload, turns = operands.payload(codec.wire_bytes(operands.elems)), operands.turns()
+    residual = operands.residual
+
+    def call() -> int:
+        x, draw = next(turns)
+        return codec.encode_feedback(x, residual, payload, draw)
+
+    return call
+
+
+def _decode_add(codec: Codec, operands: Operands) -> Call:
+    payload = operands.payload(codec.wire_bytes(operands.elems))
+    x, draw = next(operands.turns())
+    payload = payload[: codec.encode(x, payload, draw)]
+    out = operands.out
+    return lambda: codec.decode_add(payload, out, 0.5, draw)
+
+
+def _decode_sum(codec: Codec, operands: Operands) -> Call:
+    size, turns, out = codec.wire_bytes(operands.elems), operands.turns(), operands.out
+    room = operands.payload(SUMMED * size)
+    payloads = []
+    for payload in room.split(size):
+        x, draw = next(turns)
+        payloads.append((payload[: codec.encode(x, payload, draw)], draw))
+    return lambda: codec.decode_sum(payloads, out, 1 / SUMMED)
+
+
+_PREPARE: dict[Operation, Callable[[Codec, Operands], Call]] = {
+    Operation.ENCODE: _encode,
+    Operation.FEEDBACK: _encode_feedback,
+    Operation.DECODE: _decode_add,
+    Operation.SUM: _decode_sum,
+}

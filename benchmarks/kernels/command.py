@@ -1,0 +1,117 @@
+"""`python -m benchmarks kernels`: what compressors cost on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.kernels import Bench, Case, Row, launches, scaling, targets
+from benchmarks.kernels.device import BenchDevice, device_named
+from benchmarks.kernels.launches import LAUNCHES, LaunchCase
+from benchmarks.kernels.table import cases_on
+from benchmarks.runner import JsonFile, measure, refuse_unmatched, show
+from compressa.errors import ConfigError
+
+
+class _Device(StrEnum):
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def kernels(
+    elems: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Elements; may be given several times. 25e6 and 200e6 if left out, on a GPU 100e6."
+        ),
+    ] = None,
+    device: Annotated[
+        _Device, typer.Option(help="Where compressors run: the CPU, or the current GPU.")
+    ] = _Device.CPU,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that share a call.")] = 2,
+    case: Annotated[str, typer.Option(help="Only cases whose names match this pattern.")] = "*",
+    json_file: JsonFile = None,
+    with_scaling: Annotated[
+        bool,
+        typer.Option(
+            "--scaling",
+            help="Also from 1e4 to 1e8 elements, with a plot beside the JSON file, and the fixed "
+            "cost of a call.",
+        ),
+    ] = False,
+    repeats: Annotated[int, typer.Option(min=7, help="Samples per case, at least 7.")] = 9,
+) -> None:
+    """Time every compressor against the memory bus and against plain implementations.
+
+    "Of the limit" is the time in which the bytes of a call could cross the memory bus, over the
+    time taken; docs/performance.md says how it is measured. The two default sizes take about
+    six minutes on two cores, and up to 10 GB.
+
+    On a GPU also with gradients in bfloat16, and what launches cost.
+    """
+    where = device_named(device)
+    sizes, (cases, small) = _sizes(elems, where), _matching(case, where.kind)
+    if with_scaling:
+        _require_place(json_file)
+    bench = Bench(threads=threads, repeats=repeats, device=where)
+    rows = _rows(bench, cases, small, sizes, with_scaling=with_scaling)
+    measure((f"measured {row.case}" for row in rows), bench.measurement, json_file)
+    tables = targets.table(bench.rows, cases), launches.table(bench.rows)
+    fixed, console = scaling.fixed_costs(bench.rows), Console()
+    show(console, [table for table in (*tables, fixed) if table.lines])
+    console.print(f"Targets hold at {where.default_elems[-1]:,} elements.")
+    if with_scaling and json_file is not None:
+        scaling.save_plot(bench.rows, json_file.with_suffix(".png"))
+    _say_what_is_missing(console, bench, cases)
+
+
+def _sizes(given: Sequence[float] | None, device: BenchDevice) -> list[int]:
+    if not given:
+        return list(device.default_elems)
+    wrong = [size for size in given if size < 1 or not size.is_integer()]
+    if wrong:
+        raise ConfigError(f"--elems: {wrong[0]:g} is no number of elements")
+    return [int(size) for size in given]
+
+
+def _matching(pattern: str, kind: str) -> tuple[list[Case], list[LaunchCase]]:
+    known, known_small = cases_on(kind), LAUNCHES if kind == "cuda" else ()
+    names = [*(case.name for case in known), *(case.name for case in known_small)]
+    refuse_unmatched("--case", pattern, names)
+    cases = [case for case in known if fnmatchcase(case.name, pattern)]
+    return cases, [case for case in known_small if fnmatchcase(case.name, pattern)]
+
+
+def _require_place(json_file: Path | None) -> None:
+    if json_file is None:
+        raise ConfigError("--scaling draws a plot beside the JSON file; say where with --json")
+    scaling.require_matplotlib()
+
+
+def _rows(
+    bench: Bench,
+    cases: Sequence[Case],
+    small: Sequence[LaunchCase],
+    sizes: Sequence[int],
+    *,
+    with_scaling: bool,
+) -> Iterator[Row]:
+    """Measure all; yield the rows as they come."""
+    yield from launches.run(bench, small)  # first: compiling peers may take minutes
+    yield from bench.run(cases, sizes)
+    if with_scaling:
+        yield from scaling.run(bench, cases)
+
+
+def _say_what_is_missing(console: Console, bench: Bench, cases: Sequence[Case]) -> None:
+    lacking = {case.name for case in cases if case.build() is None} | bench.unavailable
+    known = [*(case.name for case in cases), *(case.name for case in LAUNCHES)]
+    names = [name for name in known if name in lacking]
+    if names:
+        console.print(f"Not there yet: {', '.join(names)}.")

@@ -1,0 +1,228 @@
+"""What small work costs on a GPU: one unit, a list of units in one launch, a bucket and back.
+
+The host's time is that of a call until it returns. The device's is taken between two events while
+the GPU has other work before it, so that it counts no time in which Python makes the next call.
+Units are so small that they lie in the GPU's cache, as a gradient does that has just been made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from compressa.kernels import KernelUnavailable, block_count
+from compressa.kernels.blockwise_list import (
+    BlockwiseList,
+    BlockwiseVector,
+    quantize_blockwise_list,
+)
+
+from benchmarks.kernels.cases import Case, Operation
+from benchmarks.kernels.device import device_s
+from benchmarks.kernels.operands import Operands
+from benchmarks.kernels.records import Row, case_at
+from benchmarks.kernels.run import Bench
+from benchmarks.tables import Table
+from benchmarks.targets import WORDS
+from benchmarks.timing import Call, Clock, Samples
+from compressa.arrays import as_array
+from compressa.codecs import Codec, Int4, Int8
+
+UNIT_ELEMS, UNITS = 1 << 18, 64  # of 1 MB
+BUCKET_ELEMS = 25_000_000  # 100 MB
+
+_HOST_CALLS = 200  # far fewer than a stream holds: then a call would wait
+_LOOPS = 20
+
+Clocked = Literal["host", "device"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchCase:
+    """One row.
+
+    Attributes:
+        name: `--case` matches it.
+        codec: Of the call.
+        elems: Of the call, all together.
+        clock: Whose time counts.
+        prepare: Makes the call.
+        most_us: The target: what it may take.
+        least_rate: The target: what share of the large-size rate it should reach.
+    """
+
+    name: str
+    codec: Int8 | Int4
+    elems: int
+    clock: Clocked
+    prepare: Callable[[Int8 | Int4, Operands], Call]
+    most_us: float | None = None
+    least_rate: float | None = None
+
+    def met(self, row: Row) -> bool:
+        """Return whether a row meets the target."""
+        if self.most_us is not None:
+            return row.median <= self.most_us
+        return row.speedup is not None and row.speedup >= (self.least_rate or 0)
+
+    def target(self, row: Row) -> str:
+        """Say what is wanted, and what was reached of it."""
+        if self.most_us is not None:
+            return f"at most {self.most_us:.0f}"
+        reached = "-" if row.speedup is None else f"{row.speedup:.2f}"
+        return f"{reached} of {self.least_rate:.2f} of the rate of {row.peer}"
+
+
+def encode_unit(codec: Codec, operands: Operands) -> Call:
+    """Encode a unit with residual."""
+    feedback = Case(name="", compressor=codec.name, operation=Operation.FEEDBACK)
+    return feedback.prepare(codec, operands)
+
+
+def encode_units(codec: Int8 | Int4, operands: Operands) -> Call:
+    """Encode all units with residual, as a list."""
+    batch = as_list(codec, operands)
+    return lambda: quantize_blockwise_list(batch)
+
+
+def there_and_back(codec: Codec, operands: Operands) -> Call:
+    """Encode a bucket with residual, decode the payload and add it to another bucket."""
+    encode = encode_unit(codec, operands)
+    payload, out = operands.payload(codec.wire_bytes(operands.elems)), operands.out
+    _, draw = next(operands.turns())
+
+    def call() -> None:
+        encode()
+        codec.decode_add(payload, out, 0.5, draw)
+
+    return call
+
+
+def as_list(codec: Int8 | Int4, operands: Operands) -> BlockwiseList:
+    """Return the gradient, cut into units whose payloads lie one after the other."""
+    elems = operands.elems // UNITS
+    size, head = codec.wire_bytes(elems), 4 * block_count(elems, codec.block)
+    payload = operands.payload(UNITS * size)
+    vectors = []
+    for unit in range(UNITS):
+        own = as_array(payload[unit * size : (unit + 1) * size])
+        part = slice(unit * elems, (unit + 1) * elems)
+        x, residual = as_array(operands.gradient[part]), as_array(operands.residual[part])
+        scales = own[:head].view(np.float32)
+        vectors.append(BlockwiseVector(x, own[head:], scales, residual=residual))
+    return BlockwiseList(vectors, form=codec.form)
+
+
+def _of(name: str, codec: Int8 | Int4) -> tuple[LaunchCase, ...]:
+    unit, kind = f"{name} with residual, one unit", encode_unit
+    return (
+        LaunchCase(
+            name=f"{unit}: host",
+            codec=codec,
+            elems=UNIT_ELEMS,
+            clock="host",
+            prepare=kind,
+            most_us=15.0,
+        ),
+        LaunchCase(
+            name=f"{unit}: device",
+            codec=codec,
+            elems=UNIT_ELEMS,
+            clock="device",
+            prepare=kind,
+            most_us=10.0,
+        ),
+        LaunchCase(
+            name=f"{name} with residual, {UNITS} units in one launch",
+            codec=codec,
+            elems=UNITS * UNIT_ELEMS,
+            clock="device",
+            prepare=encode_units,
+            least_rate=0.5,
+        ),
+    )
+
+
+LAUNCHES = (
+    *_of("int8", Int8()),
+    *_of("int4", Int4()),
+    LaunchCase(
+        name="int8 with residual, a bucket of 100 MB and back",
+        codec=Int8(),
+        elems=BUCKET_ELEMS,
+        clock="device",
+        prepare=there_and_back,
+        most_us=250.0,
+    ),
+)
+"""Every row; they are measured on a GPU only."""
+
+
+def run(bench: Bench, cases: Sequence[LaunchCase]) -> Iterator[Row]:
+    """Measure all; yield the rows."""
+    if cases:
+        large = Operands(bench.device.default_elems[-1], bench.device)
+        with bench.hired():
+            for case in cases:
+                try:
+                    yield _measured(bench, case, large)
+                except KernelUnavailable:
+                    bench.unavailable.add(case.name)
+
+
+def _measured(bench: Bench, case: LaunchCase, large: Operands) -> Row:
+    call = case.prepare(case.codec, Operands(case.elems, bench.device))
+    if case.clock == "host":
+        samples = host_times(call, torch.cuda.synchronize)
+    else:
+        samples = _device_times(call, large, bench.repeats)
+    row = bench.row("kernels-launch", case_at(case.name, case.elems), samples, None)
+    if case.least_rate is not None:
+        whole = _device_times(encode_unit(case.codec, large), large, bench.repeats)
+        as_long_s = whole.median * case.elems / large.elems
+        peer = {"peer": f"{large.elems:,} elements", "peer_median": 1e6 * as_long_s}
+        row = row.model_copy(update=peer)
+    bench.rows.append(row)
+    return row
+
+
+def host_times(call: Call, wait: Call, clock: Clock = time.perf_counter) -> Samples:
+    """Return the seconds until a call returns, of many in a row.
+
+    Args:
+        call: Enqueues work.
+        wait: Waits until all is done.
+        clock: Gives seconds.
+    """
+    for _ in range(_LOOPS):
+        call()
+    wait()
+    seconds = []
+    for _ in range(_HOST_CALLS):
+        begin_s = clock()
+        call()
+        seconds.append(clock() - begin_s)
+    wait()
+    return Samples(tuple(seconds))
+
+
+def _device_times(call: Call, large: Operands, repeats: int) -> Samples:
+    device_s(call, _LOOPS, large.stream)
+    return Samples(tuple(device_s(call, _LOOPS, large.stream) for _ in range(repeats)))
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Show what small work costs."""
+    known = {case.name: case for case in LAUNCHES}
+    lines: list[tuple[str, ...]] = []
+    for row in rows:
+        if row.benchmark == "kernels-launch" and (case := known.get(row.name)):
+            spread = f"{row.median:.1f} ({row.p20:.1f} to {row.p80:.1f})"
+            verdict = WORDS[case.met(row)]
+            lines.append((row.name, f"{row.elems:,}", spread, case.target(row), verdict))
+    titles = ("case", "elements", "us (p20 to p80)", "asked", "target")
+    return Table("", titles, lines, frozenset(titles[1:3]))

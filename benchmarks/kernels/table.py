@@ -1,0 +1,298 @@
+"""The table of cases: what `python -m benchmarks kernels` measures, and what it should reach.
+
+A case is a few lines here. Its compressor is looked up in the contract table; a case whose
+compressor is not there yet is listed as such. Bytes on the bus follow from the operation and the
+wire format, except where choosing what to send takes passes of its own: then they are stated.
+
+A GPU measures those that have a target there, and what encodes with gradients in bfloat16 as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from benchmarks.kernels import peers_bare as bare
+from benchmarks.kernels import peers_dense as dense
+from benchmarks.kernels import peers_sparse as sparse
+from benchmarks.kernels.cases import SUMMED, Case, Operation, Peer
+from benchmarks.kernels.peers_libraries import bitsandbytes
+from benchmarks.kernels.peers_lowrank import power_iteration, power_iteration_transposed
+from benchmarks.kernels.peers_torch import TorchPeer
+from compressa.codecs import Codec
+
+_CPU, _GPU = frozenset({"cpu"}), frozenset({"cuda"})
+_ENCODES = (Operation.ENCODE, Operation.FEEDBACK)
+_ONE_PASS = 12.0  # the gradient is read, the residual updated
+_TWO_PASSES = 16.0  # and what came of it is read once more
+
+
+def _torch(operations: TorchPeer, name: str = "torch operations") -> tuple[Peer, Peer]:
+    """The operations one by one; and on a GPU compiled, which takes some seconds a case."""
+    compiled = Peer("torch.compile", operations.compiled, devices=_GPU, takes_half=False)
+    return Peer(name, operations), compiled
+
+
+CASTS = tuple(
+    case
+    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))
+    for case in (
+        Case(
+            name=f"{name} cast",
+            compressor=name,
+            operation=Operation.ENCODE,
+            least_limit_ratio=0.85,
+            least_on_gpu=0.85,
+            peers=_torch(dense.cast(dtype), "torch .to"),
+            main=name == "bf16",
+        ),
+        Case(
+            name=f"{name} cast with residual",
+            compressor=name,
+            operation=Operation.FEEDBACK,
+            least_on_gpu=0.85,
+            peers=_torch(dense.cast_feedback(dtype)),
+        ),
+    )
+)
+
+
+def _blockwise(
+    name: str,
+    bits: int,
+    targets: tuple[float, float, float] | None,
+    *alone: Peer,
+) -> tuple[Case, ...]:
+    """The three cases of a linear quantiser; targets without residual, with it, and decoding."""
+    plain, feedback, decode = targets or (None, None, None)
+    return (
+        Case(
+            name=name,
+            compressor=name,
+            operation=Operation.ENCODE,
+            least_limit_ratio=plain,
+            least_on_gpu=0.85 if targets else None,
+            peers=(*_torch(dense.blockwise(bits)), *alone),
+        ),
+        Case(
+            name=f"{name} with residual",
+            compressor=name,
+            operation=Operation.FEEDBACK,
+            least_limit_ratio=feedback,
+            least_on_gpu=0.85 if targets else None,
+            peers=_torch(dense.blockwise_feedback(bits)),
+            main=bits >= 4,
+        ),
+        Case(
+            name=f"{name} decode and add",
+            compressor=name,
+            operation=Operation.DECODE,
+            least_limit_ratio=decode,
+            least_on_gpu=0.85 if targets else None,
+            peers=_torch(dense.blockwise_decode(bits)),
+            main=bits == 8,
+        ),
+    )
+
+
+LINEAR = (
+    *_blockwise(
+        "int8",
+        8,
+        (0.75, 0.85, 0.85),
+        Peer("bare loop, 1 byte", bare.one_byte, devices=_CPU),
+        Peer("bitsandbytes", bitsandbytes, devices=_GPU),
+    ),
+    *_blockwise(
+        "int4",
+        4,
+        (0.75, 0.85, 0.85),
+        Peer("bare loop, 1/2 byte", bare.half_a_byte, devices=_CPU),
+        Peer("bare loop, only reads", bare.read, devices=_CPU),
+    ),
+    *_blockwise("int2", 2, None),
+)
+
+FP8 = Case(
+    name="fp8 with residual",
+    compressor="fp8",
+    operation=Operation.FEEDBACK,
+    least_on_gpu=0.85,
+    peers=_torch(dense.fp8_feedback),
+)
+
+ONEBIT = (
+    Case(
+        name="onebit with residual",
+        compressor="onebit",
+        operation=Operation.FEEDBACK,
+        least_limit_ratio=0.85,
+        least_on_gpu=0.85,
+        peers=_torch(dense.onebit_feedback),
+        main=True,
+    ),
+    Case(
+        name="onebit decode and add",
+        compressor="onebit",
+        operation=Operation.DECODE,
+        least_limit_ratio=0.85,
+        least_on_gpu=0.85,
+        peers=_torch(dense.onebit_decode),
+    ),
+)
+
+STOCHASTIC = tuple(
+    Case(
+        name=name,
+        compressor=name,
+        operation=Operation.ENCODE,
+        least_limit_ratio=0.40,
+        least_on_gpu=0.70,
+        peers=_torch(peer),
+        main=name == "qsgd",
+    )
+    for name, peer in (
+        ("qsgd", dense.qsgd),
+        ("terngrad", dense.terngrad),
+        ("natural", dense.natural),
+    )
+)
+
+
+def _top_k(density: float, percent: str, least_speedup: float) -> Case:
+    return Case(
+        name=f"topk {percent} with residual",
+        compressor="topk",
+        operation=Operation.FEEDBACK,
+        hyper={"density": density},
+        bus_bytes_per_elem=_TWO_PASSES,
+        least_limit_ratio=0.45,
+        least_on_gpu=0.60,
+        peers=(
+            Peer("torch.topk", sparse.topk_alone, least_speedup, least_speedup_on_gpu=10.0),
+            *_torch(sparse.topk_feedback),
+            Peer("numpy.argpartition", sparse.argpartition, devices=_CPU),
+        ),
+        main=density == 0.01,
+    )
+
+
+SPARSE = (
+    _top_k(0.01, "1 %", 15.0),
+    _top_k(0.001, "0.1 %", 10.0),
+    Case(
+        name="randomk 1 % with residual",
+        compressor="randomk",
+        operation=Operation.FEEDBACK,
+        bus_bytes_per_elem=_ONE_PASS,
+        least_limit_ratio=0.50,
+        least_on_gpu=0.70,
+        peers=_torch(sparse.randomk_feedback),
+    ),
+    Case(
+        name="chunked topk with residual",
+        compressor="chunked_topk",
+        operation=Operation.FEEDBACK,
+        bus_bytes_per_elem=_ONE_PASS,
+        least_limit_ratio=0.50,
+        least_on_gpu=0.70,
+        peers=_torch(sparse.chunked_topk_feedback(0.01)),
+    ),
+    Case(
+        name="dgc with residual",
+        compressor="dgc",
+        operation=Operation.FEEDBACK,
+        bus_bytes_per_elem=_ONE_PASS,
+        least_limit_ratio=0.50,
+        peers=(Peer("torch operations", sparse.dgc_feedback(0.001)),),
+    ),
+    Case(
+        name="sidco with residual",
+        compressor="sidco",
+        operation=Operation.FEEDBACK,
+        bus_bytes_per_elem=_ONE_PASS,
+        least_limit_ratio=0.50,
+        peers=(Peer("torch operations", sparse.sidco_feedback(0.01)),),
+    ),
+)
+
+THC = Case(
+    name="thc with residual",
+    compressor="thc",
+    operation=Operation.STEP,
+    peers=(Peer("torch operations", dense.thc_feedback),),
+)
+
+POWERSGD = Case(
+    name="powersgd rank 4, 4096 x 4096",
+    compressor="powersgd",
+    operation=Operation.STEP,
+    hyper={"approx_rank": 4},
+    shape=(4096, 4096),
+    peers=(
+        Peer("torch add_, mm, mm, addmm_", power_iteration, 1 / 1.2),
+        Peer("the same, factors transposed", power_iteration_transposed, 1 / 1.2),
+    ),
+)
+
+SUMS = tuple(
+    Case(
+        name=f"{name} sum of {SUMMED}",
+        compressor=name,
+        operation=Operation.SUM,
+        least_on_gpu=0.85,
+        peers=_torch(peer),
+    )
+    for name, peer in (
+        ("bf16", dense.cast_sum(torch.bfloat16)),
+        ("int8", dense.blockwise_sum(8)),
+        ("int4", dense.blockwise_sum(4)),
+        ("onebit", dense.onebit_sum),
+    )
+)
+
+THRESHOLD = Case(
+    name="threshold with residual",
+    compressor="threshold",
+    operation=Operation.FEEDBACK,
+    hyper={"threshold": 3.0, "unit": "rms"},
+    bus_bytes_per_elem=_TWO_PASSES,
+    least_on_gpu=0.70,
+    peers=_torch(sparse.threshold_feedback(3.0)),
+)
+
+CASES: tuple[Case, ...] = (
+    *CASTS,
+    *LINEAR,
+    FP8,
+    *ONEBIT,
+    *STOCHASTIC,
+    *SPARSE,
+    THC,
+    POWERSGD,
+)
+"""Every case of a CPU; the targets hold at the last of a device's `default_elems`."""
+
+GPU_CASES: tuple[Case, ...] = (*SUMS, THRESHOLD)
+"""What a GPU measures besides."""
+
+
+def cases_on(kind: str) -> tuple[Case, ...]:
+    """Return what is measured on a kind of device, "cpu" or "cuda"."""
+    if kind == "cpu":
+        return CASES
+    there = [case for case in (*CASES, *GPU_CASES) if case.least_on_gpu is not None]
+    return tuple(case for one in there for case in (one, *_of_half(one)))
+
+
+def _of_half(case: Case) -> tuple[Case, ...]:
+    """The same with gradients in bfloat16, if it encodes them as they are."""
+    compressor = case.build()
+    if case.operation not in _ENCODES or not isinstance(compressor, Codec):
+        return ()
+    if not compressor.takes_half:
+        return ()
+    peers = tuple(peer for peer in case.peers if peer.takes_half)
+    name, gradient = f"{case.name}, bfloat16 gradient", torch.bfloat16
+    return (replace(case, name=name, gradient=gradient, peers=peers, main=False),)

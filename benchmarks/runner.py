@@ -1,0 +1,117 @@
+"""Runs a benchmark: what all of them do alike at the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from benchmarks.records import Measurement
+from benchmarks.tables import Table, laid_out
+from compressa.errors import ConfigError
+
+M = TypeVar("M", bound=Measurement)
+
+
+def given(**options: Sequence[Any] | None) -> dict[str, Any]:
+    """Leave out what was left out, and what was given twice."""
+    return {name: list(dict.fromkeys(several)) for name, several in options.items() if several}
+
+
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
+]
+Update = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Write to this file; rows of it that are not measured again stay."
+    ),
+]
+What = Annotated[str, typer.Option(help="Only methods whose names match this pattern.")]
+
+
+def parts_option(parts: Iterable[str]) -> Any:
+    """Return the option that chooses among the parts of a benchmark."""
+    return typer.Option(
+        help=f"What to measure, several times: {', '.join(parts)}; all if left out."
+    )
+
+
+def refuse_strangers(option: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse a name that there is not.
+
+    Raises:
+        ConfigError: There is one.
+    """
+    there = list(known)
+    strangers = [name for name in given if name not in there]
+    if strangers:
+        raise ConfigError(f"{option}: there is no {strangers[0]!r}; there are: {', '.join(there)}")
+
+
+def refuse_unmatched(option: str, pattern: str, names: Iterable[str]) -> None:
+    """Refuse a pattern that no name matches.
+
+    Raises:
+        ConfigError: It is such a one.
+    """
+    known = list(dict.fromkeys(names))
+    if not any(fnmatchcase(name, pattern) for name in known):
+        there = ", ".join(known)
+        raise ConfigError(f"{option}: no name matches {pattern!r}; there are: {there}")
+
+
+def older(kind: type[M], json_file: Path | None, update: Path | None) -> M | None:
+    """Return what a file that is brought up to date holds already.
+
+    Raises:
+        ConfigError: A new file is to be written as well; or it is no measurement of this kind.
+    """
+    if json_file is not None and update is not None:
+        raise ConfigError("--json writes a new file and --update an older one: give one of them")
+    return None if update is None or not update.exists() else kind.read(update)
+
+
+def measure(
+    doing: Iterable[str],
+    measurement: Callable[[], M],
+    file: Path | None,
+    known: M | None = None,
+) -> M:
+    """Measure all, and keep the file up to date, so that a run that is ended leaves a part.
+
+    Args:
+        doing: Measures, and says what comes next each time that it has measured something.
+        measurement: Returns all of it so far.
+        file: Where it is written, if anywhere.
+        known: What stays of it where nothing newer is measured.
+
+    Raises:
+        ConfigError: What is known can not be brought up to date here.
+    """
+
+    def kept() -> M:
+        newer = measurement()
+        found = newer if known is None else known.updated(newer)
+        if file is not None and any(newer.kinds.values()):
+            found.write(file)
+        return found
+
+    kept()  # a file of another machine is refused before anything is measured
+    with Console(stderr=True).status("measuring") as status:
+        for what in doing:
+            kept()
+            status.update(what)
+    return kept()
+
+
+def show(console: Console, tables: Iterable[Table]) -> None:
+    """Print tables below their captions."""
+    for table in tables:
+        console.print(f"\n{table.caption}", highlight=False, markup=False)
+        if table.lines:
+            console.print(laid_out(table))

@@ -1,0 +1,70 @@
+"""`python -m benchmarks schedule`: steps whose communication overlaps with computing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from benchmarks.runner import JsonFile, Update, What, given, measure, older, parts_option, show
+from benchmarks.schedule import tables
+from benchmarks.schedule.plan import LINKS, PARTS, RATIOS, Settings
+from benchmarks.schedule.records import ScheduleMeasurement
+from benchmarks.schedule.run import ScheduleBench
+from compressa.testbed import LinkSpec
+
+_QUICK: dict[str, Any] = {"parts": ["steps"], "compressors": ["int8"], "ratios": [1.0]}
+_BUDGET_S, _QUICK_BUDGET_S = 40.0, 15.0
+
+
+def schedule(
+    part: Annotated[list[str] | None, parts_option(PARTS)] = None,
+    compressor: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Of the steps, several times: {', '.join(LINKS)}; all if left out."),
+    ] = None,
+    ratio: Annotated[
+        list[float] | None,
+        typer.Option(
+            help="Of communication to computing, several times; "
+            f"{', '.join(f'{r:g}' for r in RATIOS)} if left out."
+        ),
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="Speed of each link, instead of the compressors' own.")
+    ] = None,
+    what: What = "*",
+    json_file: JsonFile = None,
+    update: Update = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="int8 at C = F + B alone: ten minutes.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(min=0.0, help="Seconds for each case of the steps.")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Rounds of each case of the steps at least.")
+    ] = 3,
+) -> None:
+    """Time training steps whose communication overlaps with computing, side by side in one run.
+
+    Two hosts, one rank with one thread on each, a perceptron of equal layers. F and B are measured
+    without communication and C without computing, between the steps; the ideal step is the larger
+    of F + B and C. Beside ours is DDP at the best of three sizes of its buckets. A case of the
+    steps takes some ten minutes, one of a single method four, all other parts together three.
+
+    Needs network namespaces: Linux, and root or user namespaces.
+    """
+    known = older(ScheduleMeasurement, json_file, update)
+    settings = Settings(
+        link=None if link is None else str(LinkSpec.parse(link)),
+        pattern=what,
+        least_rounds=rounds,
+        budget_s=(_QUICK_BUDGET_S if quick else _BUDGET_S) if budget is None else budget,
+        **(_QUICK if quick else {}) | given(parts=part, compressors=compressor, ratios=ratio),
+    )
+    bench = ScheduleBench(settings)
+    measured = measure(bench.run(), lambda: bench.found, json_file or update, known)
+    shown = [table for table in tables.tables(measured) if table.lines]
+    show(Console(), [*shown, tables.targets(measured)])

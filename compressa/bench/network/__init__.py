@@ -1,7 +1,0 @@
-"""Collectives between hosts on shaped links: ours beside Gloo's and MPI's, and the wire's own rate.
-
-`compressa bench exchange` is the front. `run` brings testbeds up and asks the ranks on their hosts
-for one row after the other (`ranks` on the driver's side, `rank` and `rank_mpi` on theirs);
-`methods` says what there is to compare and what it must send, `records` what is written down, and
-`targets` works out from that what was reached.
-"""

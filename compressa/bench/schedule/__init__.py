@@ -1,6 +1,0 @@
-"""Training steps whose communication overlaps with computing: ours beside DDP, and their ideal.
-
-`compressa bench schedule` is the front. `run` brings two hosts up and asks the rank on each
-(`rank`, whose trainers are in `trainers`) for one method after the other, several times round;
-`records` is what is written down, and `targets` works out from that what was reached.
-"""
