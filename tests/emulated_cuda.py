@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from compressa.kernels.cuda._device import Argument, Table, source_text
+from compressa.kernels.cuda import _device
+from compressa.kernels.cuda._device import Argument, Table
 from compressa.kernels.device_array import DeviceArray
 from kernel_cases import poisoned
 
@@ -38,6 +39,9 @@ FLAGS = (
 )
 LIBRARIES = "-lstdc++ -lm -lgcc_s -lc"
 _ERROR_BYTES = 1000
+
+
+source_text = cache(_device.source_text)  # a launch would read its files anew
 
 
 @cache

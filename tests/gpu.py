@@ -64,7 +64,7 @@ for module in pkgutil.walk_packages(compressa.__path__, "compressa."):
 """
 GRACE_S = 20.0  # for what is told to end
 PROCESSES = 8
-NOT_ON_A_GPU = ("test_cuda_builds.py", "test_cuda_emulation.py")
+ON_A_GPU = ("@on_every_backend", "on_emulated_cuda")  # marks of tests of kernels
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -226,8 +226,9 @@ def checks(site: Path, limit_s: float) -> Iterator[State]:
 def test_files() -> list[Path]:
     """Return the tests that belong on a GPU, those of most at once first."""
     tests = ROOT / "tests"
-    files = [tests / "test_gpu.py", tests / "test_codecs_cuda.py"]
-    return files + sorted(f for f in tests.glob("test_cuda_*.py") if f.name not in NOT_ON_A_GPU)
+    files, kernels = [tests / "test_gpu.py", tests / "test_codecs_cuda.py"], tests / "kernels"
+    texts = {file: file.read_text(encoding="utf-8") for file in sorted(kernels.glob("test_*.py"))}
+    return files + [file for file, text in texts.items() if any(mark in text for mark in ON_A_GPU)]
 
 
 def outcome(done: dict[str, Any]) -> dict[str, Any]:

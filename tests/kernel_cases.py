@@ -45,7 +45,6 @@ def gradients(
         places = st.tuples(st.integers(0, n - 1), st.sampled_from(specials))
         for place, value in draw(st.lists(places, max_size=3)):
             x[place] = value
-    x.flags.writeable = False
     return x
 
 

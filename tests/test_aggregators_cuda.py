@@ -6,14 +6,13 @@ Every compressor leaves there the means and the state that it leaves on a CPU, b
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import cache
 from itertools import islice
 from typing import Any
 from unittest import mock
 
-import emulated_cuda
 import numpy as np
 import pytest
 import torch
@@ -70,13 +69,6 @@ HOLDING, OVERFLOWING = 1, 2
 """The step in which gradients of zeros hold residuals back, and that with a NaN and an infinity."""
 
 Numbers = dict[str, torch.Tensor]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sources_read_once() -> Iterator[None]:
-    """Launches are many here, and each asks for the text of its kernel."""
-    with mock.patch.object(emulated_cuda, "source_text", cache(emulated_cuda.source_text)):
-        yield
 
 
 def model(dtype: torch.dtype) -> list[ParameterInfo]:

@@ -10,12 +10,10 @@ import gc
 import shutil
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from functools import cache
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-import emulated_cuda
 import pytest
 import torch
 from emulated_streams import DEVICE
@@ -52,12 +50,6 @@ CODECS: dict[str, Codec] = {
     "terngrad": TernGrad(block=64),
     "onebit": OneBit(block=64),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _sources_read_once() -> Iterator[None]:
-    with mock.patch.object(emulated_cuda, "source_text", cache(emulated_cuda.source_text)):
-        yield
 
 
 @pytest.fixture

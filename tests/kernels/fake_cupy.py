@@ -1,0 +1,99 @@
+"""A CuPy that only takes notes of what is launched."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from compressa.kernels.cuda import _gpu
+from compressa.kernels.cuda._device import OPTIONS
+
+CODE = b"machine code"
+
+
+class FakeCuPy(SimpleNamespace):
+    """As much of CuPy as launches use.
+
+    Attributes:
+        launched: Name, grid, block and stream of every launch.
+        compiled: Name of every source that was compiled.
+        does: What kernels of some names do, given the address of their parameters' addresses.
+        bound: The threads that have the GPU's context.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.launched: list[tuple[Any, ...]] = []
+        self.compiled: list[str] = []
+        self.does: dict[str, Callable[[int], object]] = {}
+        self.bound: set[int] = set()
+        self.names: list[str] = []
+        self.gpus: int | Exception = 1
+        self.memory: Exception | None = None
+        self.place = 4096
+        self.compiler: Exception | None = None
+        runtime = SimpleNamespace(
+            getDeviceCount=self._count,
+            getDevice=lambda: 0,
+            memGetInfo=lambda: self.bound.add(threading.get_ident()),
+            memcpyAsync=self._copy,
+            streamSynchronize=lambda stream: self.launched.append(("wait", stream)),
+        )
+        self.cuda = SimpleNamespace(
+            runtime=runtime,
+            driver=SimpleNamespace(launchKernel=self._launch),
+            Device=lambda: SimpleNamespace(
+                attributes={"MultiProcessorCount": 132}, compute_capability="90"
+            ),
+            nvrtc=SimpleNamespace(getVersion=lambda: (13, 0)),
+            compiler=SimpleNamespace(compile_using_nvrtc=self._compile),
+            get_current_stream=lambda: SimpleNamespace(ptr=7),
+            alloc=self._alloc,
+        )
+
+    def RawModule(self, path: str) -> Any:  # noqa: N802
+        assert Path(path).read_bytes() == CODE
+        return SimpleNamespace(get_function=self._get_function)
+
+    def _compile(self, text: str, options: tuple[str, ...], filename: str) -> tuple[bytes, None]:
+        if self.compiler is not None:
+            raise self.compiler
+        assert "__global__" in text
+        assert options == OPTIONS  # nothing that flushes denormals, or contracts
+        self.compiled.append(filename)
+        return CODE, None
+
+    def _get_function(self, name: str) -> Any:
+        self.names.append(name)
+        return SimpleNamespace(kernel=SimpleNamespace(ptr=len(self.names)))
+
+    def _launch(self, function: int, *given: int) -> None:
+        assert threading.get_ident() in self.bound
+        *sizes, shared, stream, parameters, extra = given
+        assert (shared, extra) == (0, 0)
+        name = self.names[function - 1]
+        self.launched.append((name, tuple(sizes[:3]), tuple(sizes[3:]), stream))
+        self.does.get(name, lambda _: None)(parameters)
+
+    def _copy(self, to: int, source: int, size_bytes: int, kind: int, stream: int) -> None:
+        assert (kind, stream) == (2, 7)
+        ctypes.memmove(to, source, size_bytes)
+
+    def _count(self) -> int:
+        if isinstance(self.gpus, Exception):
+            raise self.gpus
+        return self.gpus
+
+    def _alloc(self, size_bytes: int) -> Any:
+        if self.memory is not None:
+            raise self.memory
+        return SimpleNamespace(ptr=self.place, size=size_bytes)
+
+
+def forget() -> None:
+    _gpu._cupy.cache_clear()
+    _gpu._numbered.cache_clear()

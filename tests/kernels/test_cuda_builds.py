@@ -1,0 +1,77 @@
+"""Every CUDA source compiles for the GPUs that are meant, and spills no register to speak of."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+
+import nvrtc
+import pytest
+from compressa.kernels.cuda._device import HOME, OPTIONS, source_text
+from cuda_registers import ARCHITECTURES, SOURCES, TABLE, digest, listed, needs
+from emulated_cuda import HEADER
+
+MOST_SPILLED_BYTES = 32
+COMPILED_HERE = "sm_90"  # the others are compiled when the table is made
+QUICK = ("bitpack", "casts", "checksums", "elias_fano", "feedback", "integers", "natural", "philox")
+QUICK += ("prefix", "sparse_sum", "strata", "topk")  # a tenth of the time that all sources take
+
+needs_nvrtc = pytest.mark.skipif(
+    nvrtc.library() is None, reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc"
+)
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_each_source_was_compiled_for_all_as_it_is(source: str) -> None:
+    page = TABLE.read_text(encoding="utf-8")
+    assert f"| {source} | {digest(source)} |" in page, "run python tests/cuda_registers.py"
+
+
+@needs_nvrtc
+def test_all_were_compiled_by_the_compiler_that_is_installed() -> None:
+    page = TABLE.read_text(encoding="utf-8")
+    assert f"with NVRTC {version('nvidia-cuda-nvrtc')}." in page, (
+        "run python tests/cuda_registers.py"
+    )
+
+
+def test_nothing_spills_to_speak_of() -> None:
+    found = list(listed())
+    assert {architecture for architecture, _ in found} == set(ARCHITECTURES)
+    assert not [one for one in found if one[1].spilled_bytes > MOST_SPILLED_BYTES]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("source", QUICK)
+def test_the_table_says_what_the_compiler_says(source: str) -> None:
+    said = {one.name: one for architecture, one in listed() if architecture == COMPILED_HERE}
+    found = [one._replace(name=f"{source}: {one.name}") for one in needs(source, COMPILED_HERE)]
+    assert found
+    assert [said.get(one.name) for one in found] == found, "run python tests/cuda_registers.py"
+
+
+@needs_nvrtc
+def test_what_does_not_compile_says_why() -> None:
+    with pytest.raises(SyntaxError, match=r"identifier .nothing. is undefined"):
+        nvrtc.compiled("__global__ void f() { nothing; }", "sm_90", ())
+
+
+def test_kernels_have_no_assembly_and_no_contraction() -> None:
+    assert "--fmad=false" in OPTIONS
+    for path in HOME.glob("*.cu*"):
+        assert not re.search(r"\basm\b|\b__?f(ma|mul|add)\w*\(", path.read_text()), path.name
+
+
+def test_a_source_holds_each_of_its_headers_once() -> None:
+    for source in SOURCES:
+        text = source_text(source)
+        assert "#include" not in text
+        assert text.count("constexpr int WARP ") <= 1
+
+
+def test_sources_stay_readable() -> None:
+    for path in [*HOME.glob("*.cu*"), HEADER]:
+        lines = path.read_text(encoding="utf-8").splitlines()
+        assert len(lines) <= 400, path.name
+        assert lines[0].startswith("// "), path.name
+        assert [line for line in lines if len(line) > 100] == [], path.name

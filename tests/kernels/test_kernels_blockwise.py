@@ -1,0 +1,430 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from alike import alike, copied, odd, on_every_backend
+from compressa.kernels import Form, Noise, block_count, blockwise
+from compressa.kernels.blockwise import STATISTICS, Statistic, dequantize_blockwise, sum_blockwise
+from compressa.kernels.cpu._stream import LEAST_ELEMS
+from compressa.kernels.reference import blockwise as reference
+from compressa.kernels.threads import Team
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import (
+    F32,
+    FINITE,
+    KINDS,
+    SCALES,
+    as_kind,
+    block_max,
+    gradients,
+    poisoned,
+    residual_for,
+    same_bits,
+)
+from sum_cases import COUNTS, any_bytes, any_units, counts, dtypes, one_by_one, weights
+
+BLOCKS = {8: (8, 10, 64, 256, 2048), 4: (8, 10, 64, 128, 256, 1026), 2: (8, 12, 64, 256, 1028)}
+forms = st.sampled_from(
+    [Form(bits=b, block=n, statistic=s) for b, ns in BLOCKS.items() for n in ns for s in STATISTICS]
+    + [Form(bits=8, block=64, statistic="l2", levels=31), Form(bits=4, block=8, levels=5)]
+)
+plain_forms = st.sampled_from(
+    [Form(bits=b, block=n) for b, ns in BLOCKS.items() for n in ns if n <= 256]
+)
+feedback = st.tuples(st.none() | st.integers(0, 99), st.sampled_from(SCALES))
+noises = st.none() | st.builds(
+    Noise, st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.just(1), st.integers(0, 2999)
+)
+moderate = gradients(specials=FINITE[:4], magnitudes=(0.0, 1e-25, 1e-3, 1.0, 1e25))
+Payload = tuple[np.ndarray, F32, F32 | None, F32 | None]
+
+
+def quantized(
+    kernels: Any,
+    x: np.ndarray,
+    form: Form,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+    noise: Noise | None = None,
+) -> Payload:
+    """Codes, units, offsets, and what is left."""
+    blocks, left = block_count(x.size, form.block), copied(residual)
+    codes, scales = poisoned(form.code_bytes(x.size), np.uint8), poisoned(blocks, np.float32)
+    offsets = poisoned(blocks, np.float32) if form.statistic == "range" else None
+    options: dict[str, Any] = {"noise": noise, "residual": left, "scale": scale}
+    kernels.quantize_blockwise(x, codes, scales, form=form, offsets=offsets, **options)
+    return codes, scales, offsets, left
+
+
+def decoded(payload: Payload, n: int, form: Form) -> F32:
+    out = poisoned(n, np.float32)
+    dequantize_blockwise(*payload[:2], out, form=form, offsets=payload[2])
+    return out
+
+
+def same_payload(ours: Payload, other: Payload) -> bool:
+    both = zip(ours, other, strict=True)
+    return all(same_bits(a, b) if a is not None and b is not None else a is b for a, b in both)
+
+
+@on_every_backend
+@given(gradients(), forms, feedback, noises)
+def test_quantize_equals_reference(
+    x: F32, form: Form, keep: tuple[int | None, float], noise: Noise | None
+) -> None:
+    residual = residual_for(x, keep[0])
+    alike("blockwise", lambda k: quantized(k, x, form, residual, keep[1], noise), reads=[x])
+
+
+@on_every_backend
+@settings(max_examples=66)
+@given(gradients(), st.sampled_from(KINDS[1:]), forms, feedback, noises)
+def test_quantize_of_16_bits_equals_reference(
+    x: F32, kind: str, form: Form, keep: tuple[int | None, float], noise: Noise | None
+) -> None:
+    given_x, residual = as_kind(x, kind), residual_for(x, keep[0])
+    alike(
+        "blockwise",
+        lambda k: quantized(k, given_x, form, residual, keep[1], noise),
+        on_cpu=False,
+    )
+
+
+@on_every_backend
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("keep", [None, 3])
+def test_gradients_of_16_bits_give_the_codes_of_their_values(kind: str, keep: int | None) -> None:
+    form = Form(bits=8, block=64)
+    x = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    x[:4] = 1e-7, -6e-5, 0.0, 65504.0
+    given_x, residual = as_kind(x, kind), residual_for(x, keep)
+    wide = (
+        given_x.astype(np.float32)
+        if given_x.dtype == np.float16
+        else (given_x.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    )
+    payload = alike("blockwise", lambda k: quantized(k, given_x, form, residual))
+    assert same_payload(payload, quantized(blockwise, wide, form, residual))  # type: ignore[arg-type]
+
+
+@on_every_backend
+@given(
+    st.sampled_from((0, 1, 9, 64, 257, 2500)),
+    st.integers(0, 99),
+    forms,
+    st.sampled_from((1.0, 0.25, -3.3)),
+    st.booleans(),
+)
+def test_dequantize_of_any_bytes_equals_reference(
+    n: int, seed: int, form: Form, weight: float, add: bool
+) -> None:
+    random, blocks = np.random.default_rng(seed), block_count(n, form.block)
+    codes = random.integers(0, 256, form.code_bytes(n), dtype=np.uint8)
+    scales = random.integers(0, 2**32, blocks, dtype=np.uint32).view(np.float32)
+    offsets = scales[::-1].copy() if form.statistic == "range" else None
+    before = random.standard_normal(n).astype(np.float32)
+
+    def dequantized(kernels: Any) -> list[F32]:
+        out = before.copy()
+        kernels.dequantize_blockwise(
+            codes, scales, out, form=form, offsets=offsets, weight=weight, add=add
+        )
+        return [out]
+
+    alike("blockwise", dequantized)
+
+
+@on_every_backend
+@pytest.mark.parametrize("block", [1024, 8192, 9000])
+def test_random_numbers_of_many_and_of_long_blocks(block: int) -> None:
+    form, noise = Form(bits=4, block=block, statistic="l2"), Noise(1, 2, 3, 4, 2**40 + 77)
+    x = np.random.default_rng(block).standard_normal(40_001).astype(np.float32)
+    alike("blockwise", lambda k: quantized(k, x, form, noise=noise))
+
+
+@on_every_backend
+@pytest.mark.parametrize("shift", [1, 2, 3])
+@pytest.mark.parametrize("bits", [8, 4, 2])
+def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
+    bits: int, shift: int
+) -> None:
+    form = Form(bits=bits, block=64)
+    whole = np.random.default_rng(bits).standard_normal(1000 + 2 * shift).astype(np.float32)
+    x = whole[shift:-shift]
+
+    def quantized_there(kernels: Any) -> list[np.ndarray]:
+        codes, packed = odd(poisoned(form.code_bytes(x.size), np.uint8), shift)
+        units, scales = odd(poisoned(block_count(x.size, 64), np.float32), shift)
+        left, residual = odd(x, shift)
+        kernels.quantize_blockwise(x, packed, scales, form=form, residual=residual)
+        return [codes, units, left]
+
+    alike("blockwise", quantized_there)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("form", [Form(bits=b, block=n) for b, n in ((8, 64), (4, 64), (2, 12))])
+def test_a_large_array_is_decoded_to_any_address(form: Form, first: int) -> None:
+    n, random = LEAST_ELEMS + 37, np.random.default_rng(form.bits)
+    codes = random.integers(0, 256, form.code_bytes(n), dtype=np.uint8)
+    scales = random.standard_normal(block_count(n, form.block)).astype(np.float32)
+    memory = poisoned(n + 64, np.float32)
+    first += -memory.ctypes.data // memory.itemsize % 16  # from the beginning of a cache line
+    before, specified = memory.copy(), np.empty(n, np.float32)
+    dequantize_blockwise(codes, scales, memory[first : first + n], form=form)
+    reference.dequantize_blockwise(codes, scales, specified, form=form)
+    before[first : first + n] = specified
+    assert same_bits(memory, before)
+
+
+@given(moderate, plain_forms)
+def test_error_is_at_most_half_a_unit(x: F32, form: Form) -> None:
+    payload = quantized(blockwise, x, form)
+    unit = block_max(x, form.block) / form.top
+    error = np.abs(decoded(payload, x.size, form).astype(np.float64) - x)
+    assert (error <= unit * (0.5 + form.top * 2.0**-22)).all()
+
+
+@given(moderate, st.sampled_from([Form(bits=b, block=64, statistic="range") for b in (8, 4, 2)]))
+def test_error_is_at_most_half_a_unit_between_the_extremes(x: F32, form: Form) -> None:
+    payload = quantized(blockwise, x, form)
+    unit = np.repeat(payload[1].astype(np.float64), form.block)[: x.size]
+    error = np.abs(decoded(payload, x.size, form).astype(np.float64) - x)
+    assert (error <= unit * (0.5 + form.top * 2.0**-22) + 2.0**-23 * np.abs(x)).all()
+
+
+@given(moderate, plain_forms, st.integers(0, 99), st.sampled_from((1.0, 1024.0)))
+def test_nothing_is_lost(x: F32, form: Form, seed: int, scale: float) -> None:
+    residual = residual_for(x, seed)
+    assert residual is not None
+    residual /= np.float32(scale)
+    p = x + np.float32(scale) * residual
+    payload = quantized(blockwise, x, form, residual, scale)
+    assert payload[3] is not None
+    total = decoded(payload, x.size, form).astype(np.float64) + scale * payload[3]
+    assert (np.abs(total - p) <= 2.0**-23 * block_max(p, form.block) + 1e-38).all()
+
+
+def test_stochastic_rounding_is_unbiased_and_exact_on_the_grid() -> None:
+    form, draws = Form(bits=4, block=64, levels=4), 4000
+    x = np.linspace(-4, 4, 64).astype(np.float32)
+    outs = np.array(
+        [
+            decoded(quantized(blockwise, x, form, noise=Noise(1, 2, s, 3)), 64, form)
+            for s in range(draws)
+        ],
+        np.float64,
+    )
+    # Each element is one of two neighbours: six deviations of a fair coin, at the most.
+    assert np.abs(outs.mean(axis=0) - x).max() < 6 * 0.5 / draws**0.5
+    assert (np.abs(outs - x) < 1).all()
+    on_grid = np.repeat(np.float32([-4, -3, 0, 1, 2, 3, 4, 4]), 8)
+    for step in range(200):
+        payload = quantized(blockwise, on_grid, form, noise=Noise(1, 2, step, 3))
+        assert same_bits(decoded(payload, 64, form), on_grid)
+
+
+@pytest.mark.parametrize("statistic", STATISTICS)
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_overflow_is_seen_and_poisons_one_block_only(
+    bits: int, statistic: Statistic, bad: float
+) -> None:
+    form = Form(bits=bits, block=8, statistic=statistic)
+    x = np.ones(24, np.float32)
+    x[9] = bad
+    payload = quantized(blockwise, x, form, np.full(24, 0.01, np.float32))
+    out, residual = decoded(payload, 24, form), payload[3]
+    assert residual is not None
+    assert np.isnan(out[8:16]).all()
+    assert np.isfinite(np.delete(out, range(8, 16))).all()
+    assert (residual[8:16] == np.float32(0.01)).all()
+    assert np.isfinite(residual).all()
+
+
+def test_sum_that_overflows_counts_as_overflow() -> None:
+    x = np.full(8, 3e38, np.float32)
+    _, scales, _, residual = quantized(blockwise, x, Form(bits=8, block=8), x)
+    assert np.isnan(scales).all()
+    assert (residual == np.float32(3e38)).all()
+
+
+def test_a_range_that_overflows_counts_as_overflow() -> None:
+    form = Form(bits=8, block=8, statistic="range")
+    x = np.float32([3e38, -3e38, 0, 0, 0, 0, 0, 0])
+    payload = quantized(blockwise, x, form, np.zeros(8, np.float32))
+    assert np.isnan(decoded(payload, 8, form)).all()
+    assert payload[3] is not None
+    assert not payload[3].any()
+
+
+def test_values_close_together_keep_their_differences() -> None:
+    form = Form(bits=8, block=8, statistic="range")
+    x = np.float32(1000) + np.arange(8, dtype=np.float32) * np.float32(2.0**-13)
+    out = decoded(quantized(blockwise, x, form), 8, form)
+    assert (np.abs(out - x) <= 2.0**-13).all()
+
+
+@pytest.mark.parametrize("statistic", ["max", "range"])
+def test_smallest_numbers_survive(statistic: Statistic) -> None:
+    x = np.array([1e-45, -1e-45, 0, 0, 0, 0, 0, 0], np.float32)
+    form = Form(bits=8, block=8, statistic=statistic)
+    assert (decoded(quantized(blockwise, x, form), 8, form) == x).all()
+
+
+def test_golden_bytes() -> None:
+    x = np.array([7, -7, 3.5, 0, 1, 2.5, -1.5, 0.4, 7, -1, 6], np.float32)
+    codes, scales, *_ = quantized(blockwise, x, Form(bits=4, block=8))
+    # 3.5 -> 4, 2.5 -> 2, -1.5 -> -2: half to even. Planar: 7|1, -7|2, 4|-2, 0|0; 7|6, -1|none
+    assert codes.tobytes() == bytes([0x9F, 0xA1, 0x6C, 0x88, 0xEF, 0x87])
+    assert scales.tolist() == [1.0, 1.0]
+    eight = Form(bits=8, block=8)
+    codes, *_ = quantized(blockwise, np.float32(127) * x[:2] / 7, eight)
+    assert codes.tobytes() == bytes([127, 256 - 127])
+    codes, *_ = quantized(blockwise, x, Form(bits=2, block=8))
+    # 1 -1 0 0, 0 0 0 0 (elements 0 2 4 6, then 1 3 5 7); 1 0 1: each plus 2.
+    assert codes.tobytes() == bytes([0b10_10_10_11, 0b10_10_10_01, 0b10_11_10_11])
+    low = Form(bits=4, block=8, statistic="range")
+    codes, scales, offsets, _ = quantized(blockwise, np.arange(8, dtype=np.float32), low)
+    assert offsets is not None
+    assert (scales.tolist(), offsets.tolist()) == ([float(np.float32(7 / 15))], [0.0])
+    assert codes.tobytes() == bytes([0x90, 0xB2, 0xD4, 0xF6])
+
+
+@pytest.mark.parametrize("noise", [None, Noise(1, 2, 3, 4, 192)])
+@pytest.mark.parametrize("form", [Form(bits=b, block=64, statistic="range") for b in (2, 4, 8)])
+def test_slices_in_threads_give_the_bits_of_the_whole(form: Form, noise: Noise | None) -> None:
+    x = np.random.default_rng(0).standard_normal((1 << 20) + 13).astype(np.float32)
+    zeros = np.zeros_like(x)
+    payload = quantized(blockwise, x, form, zeros, 1.0, noise)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        assert same_payload(payload, quantized(blockwise, x, form, zeros, 1.0, noise))
+        threaded = decoded(payload, x.size, form)
+    assert same_bits(threaded, decoded(payload, x.size, form))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"bits": 3, "block": 64},
+        {"bits": 16, "block": 64},
+        {"bits": 8, "block": 7},
+        {"bits": 8, "block": 6},
+        {"bits": 2, "block": 10},
+        {"bits": 4, "block": 8, "levels": 8},
+        {"bits": 4, "block": 8, "levels": 0},
+        {"bits": 4, "block": 8, "statistic": "range", "levels": 3},
+        {"bits": 4, "block": 8, "statistic": "mean"},
+        {"bits": 4, "block": 8, "statistic": "clipped", "clip": 0.0},
+    ],
+)
+def test_refuses_other_forms(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"bits|block|levels|statistic|clip"):
+        Form(**wrong)
+
+
+def test_offsets_go_with_ranges_only() -> None:
+    x, scales = np.ones(8, np.float32), np.empty(1, np.float32)
+    for statistic, offsets in (("max", scales.copy()), ("range", None)):
+        form = Form(bits=8, block=8, statistic=statistic)
+        with pytest.raises(ValueError, match="offsets"):
+            blockwise.quantize_blockwise(
+                x, np.empty(8, np.uint8), scales, form=form, offsets=offsets
+            )
+
+
+def test_codes_take_their_bits() -> None:
+    sizes = (0, 1, 8, 9, 16)
+    assert [Form(bits=8, block=8).code_bytes(n) for n in sizes] == [0, 1, 8, 9, 16]
+    assert [Form(bits=4, block=8).code_bytes(n) for n in sizes] == [0, 1, 4, 5, 8]
+    assert [Form(bits=2, block=8).code_bytes(n) for n in sizes] == [0, 1, 2, 3, 4]
+
+
+def payloads(n: int, form: Form, count: int, seed: int) -> tuple[Any, Any, Any]:
+    random, blocks, shift = np.random.default_rng(seed), block_count(n, form.block), seed % 4
+    codes = [any_bytes(random, form.code_bytes(n), shift) for _ in range(count)]
+    scales, offsets = ([any_units(random, blocks, shift) for _ in range(count)] for _ in range(2))
+    return codes, scales, offsets if form.statistic == "range" else None
+
+
+@on_every_backend
+@given(
+    st.sampled_from((0, 1, 9, 64, 257, 2500)), counts, forms, weights, dtypes, st.integers(0, 99)
+)
+def test_sum_is_that_of_one_payload_after_the_other(
+    n: int, count: int, form: Form, weight: float, dtype: Any, seed: int
+) -> None:
+    codes, scales, offsets = payloads(n, form, count, seed)
+
+    def add(i: int, total: F32) -> None:
+        some = None if offsets is None else offsets[i]
+        dequantize_blockwise(
+            codes[i], scales[i], total, form=form, offsets=some, weight=weight, add=True
+        )
+
+    def summed(kernels: Any) -> list[np.ndarray]:
+        whole, out = odd(poisoned(n, dtype), seed % 4)
+        kernels.sum_blockwise(codes, scales, out, form=form, offsets=offsets, weight=weight)
+        return [whole]
+
+    (whole,) = alike("blockwise", summed)
+    due = one_by_one(add, count, n, dtype)
+    assert same_bits(whole, odd(due, seed % 4)[0])
+
+
+@on_every_backend
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("form", [Form(bits=4, block=64), Form(bits=8, block=2048)], ids=repr)
+def test_sums_of_more_blocks_than_teams_in_any_order(form: Form, count: int, dtype: Any) -> None:
+    codes, scales, _ = payloads(40_001, form, count, 1)
+
+    def summed(kernels: Any) -> list[np.ndarray]:
+        whole, out = odd(poisoned(40_001, dtype), 1)
+        kernels.sum_blockwise(codes, scales, out, form=form, weight=0.3)
+        return [whole]
+
+    alike("blockwise", summed, orders=[form.bits])
+
+
+@pytest.mark.parametrize("form", [Form(bits=b, block=64, statistic="range") for b in (2, 4, 8)])
+def test_sums_in_threads_are_those_of_the_whole(form: Form) -> None:
+    n = (1 << 20) + 13
+    codes, scales, offsets = payloads(n, form, 3, 0)
+    whole, threaded = poisoned(n, np.float32), poisoned(n, np.float32)
+    sum_blockwise(codes, scales, whole, form=form, offsets=offsets)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        sum_blockwise(codes, scales, threaded, form=form, offsets=offsets)
+    assert same_bits(whole, threaded)
+
+
+@on_every_backend
+def test_the_sum_of_no_payload_is_zero_and_minus_zeros_add_up_to_zero() -> None:
+    form = Form(bits=8, block=8)
+    codes, scales = np.uint8([255, 0, 1]), np.float32([0.0])
+
+    def sums(kernels: Any) -> list[F32]:
+        none, zeros = poisoned(100, np.float32), poisoned(3, np.float32)
+        kernels.sum_blockwise([], [], none, form=form)
+        kernels.sum_blockwise([codes] * 2, [scales] * 2, zeros, form=form)
+        return [none, zeros]
+
+    assert all(same_bits(out, np.zeros_like(out)) for out in alike("blockwise", sums))
+
+
+def test_sums_of_unfit_payloads_are_refused() -> None:
+    form, out = Form(bits=8, block=8), poisoned(8, np.float32)
+    (first, second), scales, _ = payloads(8, form, 2, 0)
+    with pytest.raises(ValueError, match=r"codes must have shape \(8,\)"):
+        sum_blockwise([first, second[:7]], scales, out, form=form)
+    with pytest.raises(ValueError, match="one of each array"):
+        sum_blockwise([first, second], scales[:1], out, form=form)
+    with pytest.raises(ValueError, match="offsets"):
+        sum_blockwise([first, second], scales, out, form=form, offsets=scales)
+    with pytest.raises(TypeError, match="out must be float32, float16, or bfloat16"):
+        sum_blockwise([first, second], scales, out.astype(np.float64), form=form)
+    assert same_bits(out, poisoned(8, np.float32))

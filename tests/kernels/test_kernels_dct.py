@@ -1,0 +1,412 @@
+"""Cosine transforms: the reference's bits everywhere, orthonormal, and nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from alike import Array, alike, copied, odd, on_every_backend
+from compressa.kernels import ChunkForm, add_coefficients, are_places, keep_coefficients
+from compressa.kernels.dct import basis
+from compressa.kernels.reference import dct as reference
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import (
+    F32,
+    FINITE,
+    KINDS,
+    SCALES,
+    SIZES,
+    as_kind,
+    gradients,
+    poisoned,
+    residual_for,
+)
+
+CHUNKS = (16, 32, 64)
+FORMS = tuple(
+    ChunkForm(chunk=chunk, kept=kept)
+    for chunk in CHUNKS
+    for kept in (1, 3, chunk // 8, chunk // 2, chunk)
+)
+TILES = tuple(
+    ChunkForm(chunk=chunk, kept=kept, columns=columns)
+    for chunk, columns in ((16, 5), (16, 16), (16, 37), (32, 40), (64, 3), (64, 70))
+    for kept in (1, 3, chunk // 2, chunk * chunk // 3, chunk * chunk)
+)
+forms = st.sampled_from((*FORMS, *TILES))
+feedback = st.tuples(st.none() | st.integers(0, 99), st.sampled_from(SCALES))
+moderate = gradients(specials=FINITE[:4], magnitudes=(0.0, 1e-10, 1.0, 1e10))
+MOST = (0, 1, 15, 16, 17, 63, 64, 65, 130, 257, 515)
+
+
+def kept(
+    function: Callable[..., None],
+    x: np.ndarray,
+    form: ChunkForm,
+    residual: F32 | None = None,
+    scale: float = 1.0,
+) -> tuple[F32, np.ndarray]:
+    value_elems, place_bytes = form.sizes(x.size)
+    values, places = poisoned(value_elems, np.float32), poisoned(place_bytes, np.uint8)
+    function(x, values, places, form=form, residual=residual, scale=scale)
+    return values, places
+
+
+def decoded(values: F32, places: np.ndarray, n: int, form: ChunkForm) -> F32:
+    out = poisoned(n, np.float32)
+    add_coefficients(values, places, out, form=form)
+    return out
+
+
+def square(x: F32) -> float:
+    return float((x.astype(np.float64) ** 2).sum())
+
+
+def check_keep(
+    x: Array, form: ChunkForm, residual: F32 | None = None, scale: float = 1.0, **how: Any
+) -> None:
+    def run(kernels: Any) -> list[Array | None]:
+        left = copied(residual)
+        return [*kept(kernels.keep_coefficients, x, form, left, scale), left]
+
+    alike("dct", run, reads=[x], **how)
+
+
+@on_every_backend
+@given(gradients(sizes=(*SIZES[:-1],)), forms, feedback)
+def test_keep_equals_reference(x: F32, form: ChunkForm, keep: tuple[int | None, float]) -> None:
+    check_keep(x, form, residual_for(x, keep[0]), keep[1])
+
+
+@on_every_backend
+@settings(max_examples=66)
+@given(gradients(sizes=MOST), st.sampled_from(KINDS[1:]), forms, feedback)
+def test_keep_of_16_bits_equals_reference(
+    x: F32, kind: str, form: ChunkForm, keep: tuple[int | None, float]
+) -> None:
+    check_keep(as_kind(x, kind), form, residual_for(x, keep[0]), keep[1], on_cpu=False)
+
+
+@on_every_backend
+@settings(max_examples=10)
+@given(gradients(sizes=(1023, 1025, 1031, 2500)), forms)
+def test_keep_of_more_than_a_tile_equals_reference(x: F32, form: ChunkForm) -> None:
+    check_keep(x, form, residual_for(x, 1), 3.0)
+
+
+@on_every_backend
+@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("seed", [None, 4])
+def test_gradients_of_16_bits_equal_reference(kind: str, seed: int | None) -> None:
+    wide = np.random.default_rng(1).standard_normal(257).astype(np.float32)
+    form = ChunkForm(chunk=64, kept=8)
+    check_keep(as_kind(wide, kind), form, residual_for(wide, seed), 3.0)
+
+
+@on_every_backend
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_the_matrix_is_the_references(chunk: int) -> None:
+    form = ChunkForm(chunk=chunk, kept=chunk)
+    rows = 1024 // chunk
+    for first in range(0, chunk, rows):
+        x = np.zeros((rows, chunk), np.float32)
+        x[np.arange(rows), (first + np.arange(rows)) % chunk] = 1.0
+        check_keep(x.ravel(), form, np.zeros(x.size, np.float32))
+
+
+@on_every_backend
+def test_more_tiles_than_blocks_are_started() -> None:
+    x = np.random.default_rng(0).standard_normal(17 * 1024 + 5).astype(np.float32)
+    form = ChunkForm(chunk=64, kept=8)
+    check_keep(x, form, residual_for(x, 1))
+    check_add(x.size, form, 1, True)
+
+
+@on_every_backend
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+@pytest.mark.parametrize(
+    "form", [FORMS[1], FORMS[2], FORMS[13], TILES[1], *TILES[11:27:5]], ids=repr
+)
+def test_overflow_equals_reference(bad: float, form: ChunkForm) -> None:
+    x = np.full(600, 1.0, np.float32)
+    x[200] = bad
+    check_keep(x, form, np.full(600, 0.01, np.float32))
+    y = np.full(600, 3e38, np.float32)
+    y[300] = bad
+    check_keep(y, form, np.zeros(600, np.float32), 4.0)
+    check_keep(y, form, np.full(600, 1e38, np.float32), 2.0**-3)
+
+
+def places_of(x: F32, form: ChunkForm) -> Array:
+    """Places as the reference chooses them."""
+    with np.errstate(all="ignore"):
+        return kept(reference.keep_coefficients, x, form)[1]
+
+
+def check_add(n: int, form: ChunkForm, seed: int, add: bool, **how: Any) -> None:
+    random = np.random.default_rng(seed)
+    x = random.standard_normal(n).astype(np.float32)
+    places = places_of(x, form)
+    words = random.integers(0, 2**32, form.sizes(n)[0], dtype=np.uint32)
+
+    def run(kernels: Any) -> list[F32]:
+        out = x.copy()
+        options: dict[str, Any] = {"form": form, "weight": -3.3, "add": add}
+        kernels.add_coefficients(words.view(np.float32), places, out, **options)
+        return [out]
+
+    alike("dct", run, **how)
+
+
+@on_every_backend
+@given(st.sampled_from((*MOST, 1031)), forms, st.integers(0, 99), st.booleans())
+def test_add_of_any_values_equals_reference(n: int, form: ChunkForm, seed: int, add: bool) -> None:
+    check_add(n, form, seed, add)
+
+
+@on_every_backend
+@given(forms, st.sampled_from((0, 1, 2, 4, 300)), st.integers(0, 999), st.sampled_from((0, 1, 20)))
+def test_places_are_judged_as_by_the_reference(
+    form: ChunkForm, chunks: int, seed: int, flips: int
+) -> None:
+    random = np.random.default_rng(seed)
+    some = places_of(random.standard_normal(form.chunk).astype(np.float32), form)
+    places = np.tile(some[: form.place_bytes], chunks)
+    if places.size:
+        flipped = random.integers(0, 8 * places.size, flips)
+        np.bitwise_xor.at(places, flipped // 8, np.uint8(1) << (flipped % 8).astype(np.uint8))
+    (right,) = alike("dct", lambda kernels: [kernels.are_places(places, form=form)])
+    assert right or flips
+
+
+@given(forms, st.integers(1, 4), st.integers(0, 999))
+def test_nothing_is_added_at_places_that_are_refused(
+    form: ChunkForm, chunks: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    x = random.standard_normal(chunks * form.chunk).astype(np.float32)
+    places = places_of(x, form)
+    np.bitwise_xor.at(
+        places, random.integers(0, places.size, 20), np.uint8(1) << np.uint8(seed % 8)
+    )
+    out, values = np.ones(x.size, np.float32), np.ones(form.sizes(x.size)[0], np.float32)
+    if not are_places(places, form=form):
+        with pytest.raises(ValueError, match="different places in order"):
+            add_coefficients(values, places, out, form=form)
+        assert (out == 1).all()
+
+
+@on_every_backend
+@pytest.mark.parametrize("form", [*FORMS, *TILES], ids=repr)
+def test_places_that_repeat_or_stray_are_refused(form: ChunkForm) -> None:
+    zeros = np.zeros(form.place_bytes, np.uint8)
+    # k zeros in a stream are k times place 0; a bitmap of zeros names no place
+    lone = form.kept == 1 and form.width == 8
+    ones = zeros + np.uint8(255)  # k times the last place, and nothing but 1 in unused bits
+    found = alike("dct", lambda k: [k.are_places(places, form=form) for places in (zeros, ones)])
+    assert found == [form.kept == 1, form.kept == form.tile_elems or lone]
+
+
+@on_every_backend
+@pytest.mark.parametrize("shift", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", [FORMS[2], FORMS[12], TILES[2], *TILES[12:28:5]], ids=repr)
+def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
+    form: ChunkForm, kind: str, shift: int
+) -> None:
+    n, inner = 1301, slice(shift, -shift)
+    value_elems, place_bytes = form.sizes(n)
+    random = np.random.default_rng(shift)
+    given_x, left, before = (random.standard_normal(n + 2 * shift).astype("f4") for _ in range(3))
+    x = as_kind(given_x, kind)[inner]
+
+    def run(kernels: Any) -> list[Array]:
+        residual, out = left.copy(), before.copy()
+        all_values, values = odd(poisoned(value_elems, np.float32), shift)
+        all_places, places = odd(poisoned(place_bytes, np.uint8), shift)
+        options: dict[str, Any] = {"residual": residual[inner], "scale": 3.0}
+        kernels.keep_coefficients(x, values, places, form=form, **options)
+        kernels.add_coefficients(values, places, out[inner], form=form, weight=0.3, add=True)
+        assert kernels.are_places(places, form=form)
+        return [residual, out, all_values, all_places]
+
+    alike("dct", run)
+
+
+@on_every_backend
+@pytest.mark.parametrize("form", [FORMS[2], FORMS[12], TILES[12], TILES[18]], ids=repr)
+def test_the_order_of_threads_does_not_matter(form: ChunkForm) -> None:
+    x = np.random.default_rng(0).standard_normal(1900).astype(np.float32)
+    x[1000] = np.nan
+    check_keep(x, form, residual_for(x, 0), orders=range(4))
+    check_add(x.size, form, 0, False, orders=range(4))
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_basis_is_the_orthonormal_cosine_transform(chunk: int) -> None:
+    table, turned = basis(chunk)
+    j, i = np.arange(chunk)[:, None], np.arange(chunk)[None, :]
+    cosines = np.cos(np.pi * ((2 * i + 1) * j % (4 * chunk)) / (2 * chunk))
+    due = np.sqrt(np.where(j == 0, 1.0, 2.0) / chunk) * cosines
+    np.testing.assert_allclose(table, due, rtol=0, atol=4e-15)
+    np.testing.assert_allclose(table @ table.T, np.eye(chunk), rtol=0, atol=1e-14)
+    assert np.array_equal(turned, table.T)
+    assert (table != 0).all()  # a NaN or an infinity reaches every coefficient
+
+
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_basis_is_that_of_exact_steps_rounded_once_each(chunk: int) -> None:
+    def rounded(x: Fraction) -> Fraction:
+        return Fraction(x.numerator / x.denominator)  # Python rounds this division correctly
+
+    def root(x: Fraction) -> Fraction:
+        scale = 1 << 120
+        near = Fraction(int(np.sqrt(float(x)) * 2**53), 2**53)
+        for _ in range(4):
+            near = (near + x / near) / 2
+            near = Fraction(round(near * scale), scale)
+        return rounded(near)
+
+    cosines, half = {0: Fraction(1), chunk: Fraction(0)}, root(Fraction(1, 2))
+    step = chunk
+    while step > 1:
+        for low in range(0, chunk, step):
+            both = rounded(cosines[low] + cosines[low + step])
+            cosines[low + step // 2] = rounded(both / (2 * half))
+        step, half = step // 2, root(rounded(1 + half) / 2)
+    unit = rounded(Fraction(2, chunk))
+    first = [float(rounded(root(unit) * cosines[2 * i + 1])) for i in range(chunk // 2)]
+    assert basis(chunk)[0][1, : chunk // 2].tolist() == first
+
+
+@given(moderate, st.sampled_from(CHUNKS))
+def test_all_coefficients_have_the_length_of_the_vector(x: F32, chunk: int) -> None:
+    form = ChunkForm(chunk=chunk, kept=chunk)
+    values, places = kept(keep_coefficients, x, form)
+    assert square(values) == pytest.approx(square(x), rel=2.0**-22, abs=1e-70)
+    out = decoded(values, places, x.size, form)
+    assert square(out - x) <= (2.0**-22) ** 2 * square(x) + 1e-70
+
+
+@given(moderate, forms)
+def test_keeps_the_largest_coefficients_of_each_chunk(x: F32, form: ChunkForm) -> None:
+    whole = replace(form, kept=form.tile_elems)
+    every, _ = kept(keep_coefficients, x, whole)
+    some, _ = kept(keep_coefficients, x, form)
+    for all_of, chosen in zip(
+        every.reshape(-1, form.tile_elems), some.reshape(-1, form.kept), strict=True
+    ):
+        largest = np.sort(np.abs(all_of))[form.tile_elems - form.kept :]
+        assert np.array_equal(np.sort(np.abs(chosen)), largest)
+
+
+@given(moderate, forms)
+def test_is_a_contraction_with_the_share_that_is_kept(x: F32, form: ChunkForm) -> None:
+    out = decoded(*kept(keep_coefficients, x, form), x.size, form)
+    share = (np.sqrt(1 - form.kept / form.tile_elems) + 2.0**-22) ** 2
+    assert square(out - x) <= share * square(x) + 1e-70
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (16, 48), (50, 70), (7, 200)])
+def test_tiles_of_a_matrix_are_transformed_along_both_dimensions(rows: int, columns: int) -> None:
+    matrix = np.random.default_rng(rows).standard_normal((rows, columns))
+    form = ChunkForm(chunk=16, kept=256, columns=columns)
+    values, _ = kept(keep_coefficients, matrix.astype(np.float32).ravel(), form)
+    padded = np.zeros((-(-rows // 16) * 16, -(-columns // 16) * 16))
+    padded[:rows, :columns] = matrix
+    table, _ = basis(16)
+    tiles = padded.reshape(padded.shape[0] // 16, 16, -1, 16).swapaxes(1, 2)
+    due = table @ tiles @ table.T
+    np.testing.assert_allclose(values.reshape(due.shape), due, rtol=0, atol=4e-6)
+
+
+def test_equal_coefficients_are_taken_from_the_front() -> None:
+    form, x = ChunkForm(chunk=16, kept=2), np.zeros(16, np.float32)
+    values, places = kept(keep_coefficients, x, form)
+    assert values.tolist() == [0.0, 0.0]
+    assert places.tolist() == [0x10]
+
+
+def test_a_tie_goes_to_the_lower_place() -> None:
+    # element 0 alone: c[j] = T[j, 0]; elements 0 and 15 alike: even places only, odd ones exactly 0
+    x = np.zeros(16, np.float32)
+    x[[0, 15]] = 1.0
+    values, places = kept(keep_coefficients, x, ChunkForm(chunk=16, kept=10))
+    # ten places take a bitmap of two bytes: all eight even ones, then of equal ones 1 and 3
+    assert [e for e in range(16) if places[e // 8] >> e % 8 & 1] == [0, 1, 2, 3, *range(4, 16, 2)]
+    assert values[1] == values[3] == 0.0
+
+
+@given(moderate, forms, st.integers(0, 99), st.sampled_from((1.0, 1024.0)))
+def test_nothing_is_lost(x: F32, form: ChunkForm, seed: int, scale: float) -> None:
+    residual = residual_for(x, seed)
+    assert residual is not None
+    residual /= np.float32(scale)
+    p = x + np.float32(scale) * residual
+    out = decoded(*kept(keep_coefficients, x, form, residual, scale), x.size, form)
+    total = out.astype(np.float64) + scale * residual
+    assert (np.abs(total - p) <= 2.0**-22 * (np.abs(p) + np.abs(out)) + 1e-38).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("form", [ChunkForm(chunk=16, kept=3), ChunkForm(chunk=16, kept=9)])
+def test_overflow_is_seen_and_poisons_one_chunk_only(bad: float, form: ChunkForm) -> None:
+    x, residual = np.ones(41, np.float32), np.full(41, 0.01, np.float32)
+    x[20] = bad
+    out = decoded(*kept(keep_coefficients, x, form, residual), 41, form)
+    assert np.isnan(out[16:32]).all()
+    assert np.isfinite(np.delete(out, range(16, 32))).all()
+    assert (residual[16:32] == np.float32(0.01)).all()
+    assert np.isfinite(residual).all()
+
+
+def test_what_only_coefficients_can_not_hold_is_kept_whole() -> None:
+    form, x = ChunkForm(chunk=16, kept=4), np.full(16, 3e38, np.float32)
+    residual = np.zeros(16, np.float32)
+    values, _ = kept(keep_coefficients, x, form, residual, 256.0)
+    assert np.isnan(values).all()
+    assert (residual == x / 256).all()
+
+
+def test_what_no_loss_scale_could_send_is_not_kept() -> None:
+    """What is kept whole in vain is NaN in every later step, too."""
+    form, x = ChunkForm(chunk=16, kept=4), np.full(16, 3e38, np.float32)
+    residual = np.full(16, 0.5, np.float32)
+    assert np.isnan(kept(keep_coefficients, x, form, residual)[0]).all()
+    assert (residual == 0.5).all()
+
+
+@pytest.mark.parametrize(
+    ("chunk", "kept_elems", "width", "place_bytes"),
+    [(64, 8, 6, 6), (64, 10, 6, 8), (64, 11, 0, 8), (64, 32, 0, 8), (16, 1, 4, 1)],
+)
+def test_places_take_the_fewest_bytes(
+    chunk: int, kept_elems: int, width: int, place_bytes: int
+) -> None:
+    form = ChunkForm(chunk=chunk, kept=kept_elems)
+    assert (form.width, form.place_bytes) == (width, place_bytes)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "kept_elems", "message"),
+    [
+        (8, 1, "power of two from 16 to 64"),
+        (512, 1, "power of two from 16 to 64"),
+        (48, 1, "power of two from 16 to 64"),
+        (64, 0, "between 1 and 64"),
+        (64, 65, "between 1 and 64"),
+    ],
+)
+def test_impossible_forms_are_refused(chunk: int, kept_elems: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ChunkForm(chunk=chunk, kept=kept_elems)
+
+
+def test_places_of_half_a_chunk_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of 6"):
+        are_places(np.zeros(7, np.uint8), form=ChunkForm(chunk=64, kept=8))

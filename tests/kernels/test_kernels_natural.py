@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from alike import Array, alike, copied, odd, on_every_backend
+from compressa.kernels import Noise
+from compressa.kernels.natural import natural_dequantize, natural_quantize, sum_natural
+from compressa.kernels.threads import Team
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import (
+    F32,
+    KINDS,
+    SCALES,
+    SIZES,
+    as_kind,
+    gradients,
+    poisoned,
+    residual_for,
+    same_bits,
+)
+from sum_cases import COUNTS, any_bytes, counts, dtypes, one_by_one, weights
+
+SPAN = 8192  # elements of a block of threads
+NOISE = Noise(1, 2, 3, 4)
+EDGES = st.sampled_from((0, 1, 2, 1023, 1024, 1025, 5000, 2**32 - 3, 2**40 + 511))
+noises = st.builds(
+    Noise,
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.just(1),
+    st.integers(0, 5000) | EDGES,
+)
+Keep = tuple[int | None, float]
+feedback = st.tuples(st.none() | st.integers(0, 99), st.sampled_from(SCALES))
+
+
+def quantized(
+    function: object, x: np.ndarray, noise: Noise, residual: F32 | None = None, scale: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
+    exponents, signs = poisoned(x.size, np.uint8), poisoned((x.size + 7) // 8, np.uint8)
+    function(  # type: ignore[operator]
+        x, exponents, signs, noise=noise, residual=residual, scale=scale
+    )
+    return exponents, signs
+
+
+def round_trip(x: F32, step: int) -> F32:
+    out = poisoned(x.size, np.float32)
+    payload = quantized(natural_quantize, x, NOISE._replace(step=step))
+    natural_dequantize(*payload, out)
+    return out
+
+
+def check_quantize(
+    x: Array, noise: Noise, residual: F32 | None = None, scale: float = 1.0, **how: Any
+) -> None:
+    def run(kernels: Any) -> list[Array | None]:
+        left = copied(residual)
+        return [*quantized(kernels.natural_quantize, x, noise, left, scale), left]
+
+    alike("natural", run, reads=[x], **how)
+
+
+@on_every_backend
+@given(gradients(sizes=(*SIZES, 1024, 2500, SPAN + 9)), noises, feedback)
+def test_quantize_equals_reference(x: F32, noise: Noise, keep: Keep) -> None:
+    check_quantize(x, noise, residual_for(x, keep[0]), keep[1])
+
+
+@on_every_backend
+@settings(max_examples=40)
+@given(
+    gradients(sizes=(*SIZES, 1024, 2500, SPAN + 9)), st.sampled_from(KINDS[1:]), noises, feedback
+)
+def test_quantize_of_16_bits_equals_reference(x: F32, kind: str, noise: Noise, keep: Keep) -> None:
+    check_quantize(as_kind(x, kind), noise, residual_for(x, keep[0]), keep[1], on_cpu=False)
+
+
+@on_every_backend
+@pytest.mark.parametrize("start", [0, 4711])
+def test_more_spans_than_blocks_of_threads_in_any_order(start: int) -> None:
+    x = np.random.default_rng(start).standard_normal(18 * SPAN + 1029).astype(np.float32)
+    check_quantize(x, NOISE._replace(start=start), orders=range(2))
+
+
+@on_every_backend
+def test_exponents_at_both_ends_round_as_the_reference_does() -> None:
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32)
+    ends = np.array([0, 1, 0x007FFFFF, 0x00800000, 0x7EFFFFFF, 0x7F7FFFFF, 0x7F800000], np.uint32)
+    both = np.concatenate([bits, ends, ends | np.uint32(1 << 31)]).view(np.float32)
+    check_quantize(both, NOISE)
+
+
+@on_every_backend
+@pytest.mark.parametrize("n", [0, 1, 7, 9, 1024, 1025, 3001, 2 * SPAN + 5, 140_003])
+@pytest.mark.parametrize("add", [False, True])
+def test_dequantize_of_any_bytes_equals_reference(n: int, add: bool) -> None:
+    random = np.random.default_rng(n)
+    exponents = random.integers(0, 256, n, dtype=np.uint8)
+    signs = random.integers(0, 256, (n + 7) // 8, dtype=np.uint8)
+    before = random.standard_normal(n).astype(np.float32)
+
+    def run(kernels: Any) -> list[F32]:
+        out = before.copy()
+        kernels.natural_dequantize(exponents, signs, out, weight=0.3, add=add)
+        return [out]
+
+    alike("natural", run)
+
+
+@on_every_backend
+@pytest.mark.parametrize("shift", [1, 2, 3])
+@pytest.mark.parametrize("n", [5, 1030, 2048])
+def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(n: int, shift: int) -> None:
+    whole = np.random.default_rng(n).standard_normal(n + 2 * shift).astype(np.float32)
+    x = whole[shift:-shift]
+
+    def there_and_back(kernels: Any) -> list[Array]:
+        powers, exponents = odd(poisoned(n, np.uint8), shift)
+        bits, signs = odd(poisoned((n + 7) // 8, np.uint8), shift)
+        (left, residual), (wide, out) = odd(x, shift), odd(x, shift)
+        kernels.natural_quantize(x, exponents, signs, noise=NOISE, residual=residual)
+        kernels.natural_dequantize(exponents, signs, out)
+        return [powers, bits, left, wide]
+
+    alike("natural", there_and_back)
+
+
+def test_powers_of_two_and_zero_come_back_exactly() -> None:
+    x = np.float32([0, 1, -1, 0.5, 2.0**127, -(2.0**-126), 3.0, -3.0])
+    for step in range(50):
+        out = round_trip(x, step)
+        assert (out[:6] == x[:6]).all()
+        assert set(np.abs(out[6:])) <= {2.0, 4.0}
+
+
+def test_is_unbiased_and_its_second_moment_is_at_most_nine_eighths() -> None:
+    x = np.repeat(np.float32([4 / 3, -1.1, 1.9, 3e-30, 2e-38, -5e20]), 64)
+    outs = np.array([round_trip(x, step) for step in range(1500)], np.float64)
+    exact = x.astype(np.float64)
+    size = np.abs(exact)
+    means = outs.reshape(1500, 6, 64).mean(axis=(0, 2))
+    # 96,000 draws of a deviation of at most half the larger neighbour: six of them.
+    assert (np.abs(means - exact[::64]) <= 6 * size[::64] / 96_000**0.5).all()
+    moment = (outs[:, :64] ** 2).mean() / exact[0] ** 2
+    assert moment == pytest.approx(9 / 8, rel=0.01)
+
+
+def test_subnormal_numbers_become_zero() -> None:
+    assert not round_trip(np.float32([1e-45, -1e-40, 1.1e-38]), 1).any()
+
+
+def test_what_is_not_finite_stays_so_and_poisons_nothing() -> None:
+    x, residual = np.ones(16, np.float32), np.full(16, 0.25, np.float32)
+    x[[3, 5, 7]] = np.nan, np.inf, -np.inf
+    out = poisoned(16, np.float32)
+    natural_dequantize(*quantized(natural_quantize, x, NOISE, residual), out)
+    assert np.isinf(out[[3, 5, 7]]).all()
+    assert np.isfinite(np.delete(out, [3, 5, 7])).all()
+    assert (residual[[3, 5, 7]] == np.float32(0.25)).all()
+
+
+def test_slices_in_threads_give_the_bits_of_the_whole() -> None:
+    x = np.random.default_rng(0).standard_normal((1 << 20) + 13).astype(np.float32)
+    payload, out = quantized(natural_quantize, x, NOISE), poisoned(x.size, np.float32)
+    natural_dequantize(*payload, out)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        again, threaded = quantized(natural_quantize, x, NOISE), poisoned(x.size, np.float32)
+        natural_dequantize(*payload, threaded)
+    assert same_bits(payload[0], again[0])
+    assert same_bits(payload[1], again[1])
+    assert same_bits(out, threaded)
+
+
+def payloads(n: int, count: int, seed: int) -> tuple[list[Any], list[Any]]:
+    random, shift = np.random.default_rng(seed), seed % 4
+    exponents = [any_bytes(random, n, shift) for _ in range(count)]
+    return exponents, [any_bytes(random, (n + 7) // 8, shift) for _ in range(count)]
+
+
+def check_sum(n: int, count: int, dtype: Any, weight: float, seed: int, **how: Any) -> None:
+    exponents, signs = payloads(n, count, seed)
+
+    def add(i: int, total: F32) -> None:
+        natural_dequantize(exponents[i], signs[i], total, weight=weight, add=True)
+
+    def summed(kernels: Any) -> list[Array]:
+        whole, out = odd(poisoned(n, dtype), seed % 4)
+        kernels.sum_natural(exponents, signs, out, weight=weight)
+        return [whole]
+
+    (whole,) = alike("natural", summed, **how)
+    assert same_bits(whole, odd(one_by_one(add, count, n, dtype), seed % 4)[0])
+
+
+@on_every_backend
+@given(
+    st.sampled_from((0, 1, 9, 257, 1024, 1033, 2500, 3000)),
+    counts,
+    weights,
+    dtypes,
+    st.integers(0, 99),
+)
+def test_sum_is_that_of_one_payload_after_the_other(
+    n: int, count: int, weight: float, dtype: Any, seed: int
+) -> None:
+    check_sum(n, count, dtype, weight, seed)
+
+
+@on_every_backend
+@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
+@pytest.mark.parametrize("count", COUNTS)
+def test_sums_of_more_groups_than_warps_in_any_order(count: int, dtype: Any) -> None:
+    check_sum(140_003, count, dtype, 0.3, count, orders=[count])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_sums_in_threads_are_those_of_the_whole(dtype: Any) -> None:
+    n = (1 << 20) + 13
+    exponents, signs = payloads(n, 3, 0)
+    whole, threaded = poisoned(n, dtype), poisoned(n, dtype)
+    sum_natural(exponents, signs, whole)
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        sum_natural(exponents, signs, threaded)
+    assert same_bits(whole, threaded)
+
+
+def test_sums_of_unfit_payloads_are_refused() -> None:
+    exponents, signs = payloads(16, 2, 0)
+    out = poisoned(16, np.float32)
+    with pytest.raises(ValueError, match=r"exponents must have shape \(16,\)"):
+        sum_natural([exponents[0], exponents[1][:15]], signs, out)
+    with pytest.raises(ValueError, match=r"signs must have shape \(2,\)"):
+        sum_natural(exponents, [signs[0], signs[1][:1]], out)
+    with pytest.raises(ValueError, match="one of each array"):
+        sum_natural(exponents, signs[:1], out)
+    assert same_bits(out, poisoned(16, np.float32))
