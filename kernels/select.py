@@ -78,8 +78,11 @@ def select_above(
 
 
 def in_units(threshold: float, unit: float, largest: float) -> float:
-    """Threshold times unit, but no more than the largest element, as a float32 larger than 0."""
-    return float(np.float32(max(min(threshold * unit, largest), _SMALLEST)))
+    """Threshold times unit, but no more than the largest element, as a float32 larger than 0.
+
+    The largest is what comes of infinity times 0, too: nothing is above NaN, so it comes first.
+    """
+    return float(np.float32(max(min(largest, threshold * unit), _SMALLEST)))
 
 
 def select_at(

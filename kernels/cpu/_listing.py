@@ -13,7 +13,6 @@ pieces, and the lists are joined in the order of the pieces.
 from __future__ import annotations
 
 from collections.abc import Callable
-from struct import Struct
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,7 +37,6 @@ _FEW = 1 << 16  # candidates among which one thread chooses sooner than several
 _BUCKET_BITS = 11
 _BUCKETS = 1 << _BUCKET_BITS
 _SHIFTS = 20, 9, 0
-_FLOAT, _WORD = Struct("<f"), Struct("<I")
 
 
 class Source(NamedTuple):
@@ -335,8 +333,9 @@ def _descend(counts: I64, rank: int) -> tuple[int, int]:
 
 
 def threshold_bits(threshold: float) -> int:
-    """The magnitude bits of a threshold that is not negative."""
-    return int(_WORD.unpack(_FLOAT.pack(threshold))[0])
+    """The magnitude bits that float32 has of a threshold, which is not below 0."""
+    with np.errstate(over="ignore"):
+        return int(np.float32(abs(threshold)).view(np.uint32))
 
 
 def mark(indices: U32, values: F32) -> int:
