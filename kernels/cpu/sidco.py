@@ -99,7 +99,8 @@ def _select_short(
             break
     if found <= k and least > 1:  # what is listed may not be all there are
         least, found = 1, begin(again, residual, factors, 1, None, entries)[0]
-    if k - count > TOLERANCE * k or found <= k:
+    # Of a sample that is mostly zero, zeros are listed, too.
+    if k - count > TOLERANCE * k or reaching(entries[1], found, 1) <= k:
         most, floor = min(most, k), 1
     return finish(again, residual, factors, (most, floor, least), found, entries, out)
 
