@@ -26,7 +26,7 @@ from compressa.errors import ConfigError
 from compressa.machine import this_machine
 
 Positive = Annotated[FiniteFloat, Field(gt=0)]
-Share = Annotated[FiniteFloat, Field(ge=0)]
+NotNegative = Annotated[FiniteFloat, Field(ge=0)]
 
 _MOST_BYTES = 64 << 20
 

@@ -38,9 +38,9 @@ class Counted(Transport):
     def sums(self) -> bool:
         return self._inner.sums
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         self.exchanges += 1
-        self._inner.exchange(key, exchange, place, done)
+        self._inner.exchange(key, exchange, priority, done)
 
     def together(self) -> AbstractContextManager[None]:
         return self._inner.together()

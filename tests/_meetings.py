@@ -11,14 +11,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import chain
 from typing import Any
 
-from compressa.transports import door
+from compressa.transports import handshake
 from compressa.transports.rendezvous import connect_mesh
 
 EPOCH = 6
 DEADLINE_S = 20.0
-HELLO = door._HELLO
-MAGIC = door._MAGIC
-NONCE = b"n" * door._NONCE_BYTES
+HELLO = handshake._HELLO
+MAGIC = handshake._MAGIC
+NONCE = b"n" * handshake._NONCE_BYTES
 Seats = list[dict[str, Any]]
 Links = dict[int, list[socket.socket]]
 

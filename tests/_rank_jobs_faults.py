@@ -22,7 +22,7 @@ from _rank_models import build, loss_of
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
-from compressa.transports.door import Entrance
+from compressa.transports.handshake import Entrance
 
 _kept: list[Any] = []
 

@@ -14,23 +14,25 @@ from _rank_models import build
 def train_and_tell_plans(
     *, config: Any, steps: int, needs: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
-    """Train; return the parameters' digest, and the course that each step followed."""
+    """Train; return the parameters' digest, and the step plan that each step followed."""
     rank = dist.get_rank()
     net = build("mlp", rank)
     with registered(net, config) as (wrapped, handle):
         planning = handle.engine.planning
         planning.forward(needs or {}, forward_s=1.0)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-        courses = []
+        step_plans = []
         for step in range(steps):
             optimizer.zero_grad()
             _backward(wrapped, rank, step, 1, torch.float32)
             optimizer.step()
-            course = planning.course
-            courses.append([course.plan.first_step, course.plan.order, list(course.launches)])
+            step_plan = planning.step_plan
+            step_plans.append(
+                [step_plan.plan.first_step, step_plan.plan.order, list(step_plan.launches)]
+            )
         profile = planning.profile
         return {
             "parameters": digest(net),
-            "courses": courses,
+            "step_plans": step_plans,
             "profile": None if profile is None else profile.numbers(),
         }

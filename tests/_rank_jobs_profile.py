@@ -38,5 +38,5 @@ def _train_and_save(
         "numbers": planning.profiler.profile().numbers(),
         "units": planning.unit_names,
         "parameters": [p.name for p in handle.engine.parameters],
-        "transfers": len(planning.course.plan.order),
+        "transfers": len(planning.step_plan.plan.order),
     }

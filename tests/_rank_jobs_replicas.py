@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 import compressa
 from compressa.collectives import barrier, broadcast_multicast
 from compressa.collectives.base import Compute, Program
-from compressa.collectives.team import Team
-from compressa.engine import broadcasting, opening, parcels, session, startup
+from compressa.collectives.rank_group import RankGroup
+from compressa.engine import broadcast_buckets, broadcasting, opening, session, startup
 from compressa.transports.multicast import MulticastReceiver
 from compressa.transports.staged import Staged
 
@@ -48,7 +48,7 @@ def tensors(seed: int) -> dict[str, torch.Tensor]:
         "flags": torch.rand(33, generator=made) > 0.5,
         "complex": torch.randn(3, dtype=torch.complex64, generator=made),
         "count": torch.tensor(seed),
-        "odd place": bits(17).view(torch.uint8)[3:],
+        "odd member": bits(17).view(torch.uint8)[3:],
     }
 
 
@@ -59,11 +59,11 @@ def bits_of(tensor: torch.Tensor) -> list[int]:
 
 @contextlib.contextmanager
 def small(window_bytes: int = WINDOW_BYTES) -> Iterator[None]:
-    """Have parcels be short, so that there are many."""
+    """Have buckets be short, so that there are many."""
     sizes = broadcasting.Sizes(window_bytes // 4, window_bytes, 2)
     with (
         mock.patch.object(broadcasting.Sizes, "of", return_value=sizes),
-        mock.patch.object(parcels, "SMALL_BYTES", window_bytes // 8),
+        mock.patch.object(broadcast_buckets, "SMALL_BYTES", window_bytes // 8),
     ):
         yield
 
@@ -108,11 +108,11 @@ def bring(
         return None
     holds = dist.get_rank(group) in sources
     held, due = tensors(7 if holds else 8), tensors(7)
-    places = {name: tensor.data_ptr() for name, tensor in held.items()}
+    indices = {name: tensor.data_ptr() for name, tensor in held.items()}
     with small(), losing(every) as lost:
         compressa.broadcast(held, group=group, sources=sources, config=settings(**exchange))
     assert not lasting_threads()
-    assert {name: tensor.data_ptr() for name, tensor in held.items()} == places
+    assert {name: tensor.data_ptr() for name, tensor in held.items()} == indices
     assert bool(lost) == (every > 0 and not holds)
     return all(bits_of(held[name]) == bits_of(due[name]) for name in due)
 
@@ -121,7 +121,9 @@ def bring_to_gpu(*, sources: Sequence[int], exchange: Mapping[str, Any], seed: i
     """As `bring`, between emulated GPUs, where values come late; one tensor stays on the CPU."""
     holds = dist.get_rank() in sources
     on_host, due = tensors(7 if holds else 8), tensors(7)
-    on_host.pop("odd place")  # a view of a GPU's memory at such a place is refused by the emulation
+    on_host.pop(
+        "odd member"
+    )  # a view of a GPU's memory at such a member is refused by the emulation
     with (
         small(),
         emulated_torch(seed),
@@ -232,7 +234,9 @@ def take_longer_than_the_deadline() -> float:
     def program() -> Program[None]:
         for _ in range(24):
             yield Compute(partial(time.sleep, deadline_s / 2), "encode")
-            yield from barrier.barrier(Team.everyone(opened.rank, opened.size), opened.lane.device)
+            yield from barrier.barrier(
+                RankGroup.everyone(opened.rank, opened.size), opened.device_stream.device
+            )
 
     config = compressa.load_config(settings())
     with (

@@ -25,7 +25,7 @@ from compressa.engine import session
 from compressa.errors import CompressaError
 from compressa.parameter_server import Server, Worker, open_parameter_server
 from compressa.transports import rendezvous
-from compressa.transports.door import Entrance
+from compressa.transports.handshake import Entrance
 
 Keys = Mapping[str, Sequence[int]]
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from compressa.schedulers import Name, Plan
 
-from compressa.aggregators.base import Turn
+from compressa.aggregators.base import StepContext
 from compressa.aggregators.scalecom import ScaleComAggregator
 from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs.payload import HEADER_BYTES
@@ -21,7 +21,7 @@ from compressa.codecs.topk import TopK
 from compressa.engine.communication import Communication
 from compressa.engine.driver import Task
 from compressa.engine.engine import Engine
-from compressa.engine.phase import Course, Phase
+from compressa.engine.phase import Phase, StepPlan
 
 
 @contextlib.contextmanager
@@ -70,9 +70,11 @@ def drop_one_element() -> Iterator[None]:
         yield
 
 
-def _renamed(course: Course, other: Callable[[Name], Name]) -> Course:
-    order, launches = (tuple(map(other, names)) for names in (course.plan.order, course.launches))
-    return Course(Plan(order, course.plan.first_step), launches)
+def _renamed(step_plan: StepPlan, other: Callable[[Name], Name]) -> StepPlan:
+    order, launches = (
+        tuple(map(other, names)) for names in (step_plan.plan.order, step_plan.launches)
+    )
+    return StepPlan(Plan(order, step_plan.plan.first_step), launches)
 
 
 @contextlib.contextmanager
@@ -80,7 +82,7 @@ def swap_two_equal_units_unseen() -> Iterator[None]:
     """Rank 1 launches two units of equal size in the other order, and no plan is compared."""
     plan = Phase.plan
 
-    def broken(self: Phase, *args: Any) -> Course:
+    def broken(self: Phase, *args: Any) -> StepPlan:
         made = plan(self, *args)
         sizes = [unit.layout.elems for unit in self.units]
         pairs = itertools.combinations(range(len(sizes)), 2)
@@ -102,7 +104,7 @@ def swap_two_units_on_rank_1() -> Iterator[None]:
     """Rank 1 follows a plan in which the first two places are exchanged."""
     plan = Phase.plan
 
-    def broken(self: Phase, *args: Any) -> Course:
+    def broken(self: Phase, *args: Any) -> StepPlan:
         made = plan(self, *args)
         if dist.get_rank() != 1:
             return made
@@ -124,10 +126,10 @@ def _spoil_on_rank_1(spoil: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
         seal = ScopePayload.seal
 
         def broken(
-            self: ScopePayload, payload: torch.Tensor, turn: Turn, body_bytes: int
+            self: ScopePayload, payload: torch.Tensor, context: StepContext, body_bytes: int
         ) -> torch.Tensor:
-            filled = seal(self, payload, turn, body_bytes)
-            if dist.get_rank() != 1 or turn.step != 1:
+            filled = seal(self, payload, context, body_bytes)
+            if dist.get_rank() != 1 or context.step != 1:
                 return filled
             return spoil(payload, filled)
 
@@ -151,11 +153,11 @@ def divide_by_zero_on_rank_1() -> Iterator[None]:
     seal = ScopePayload.seal
 
     def broken(
-        self: ScopePayload, payload: torch.Tensor, turn: Turn, body_bytes: int
+        self: ScopePayload, payload: torch.Tensor, context: StepContext, body_bytes: int
     ) -> torch.Tensor:
-        if dist.get_rank() == 1 and turn.step == 1:
+        if dist.get_rank() == 1 and context.step == 1:
             raise ZeroDivisionError("a bug in a codec")
-        return seal(self, payload, turn, body_bytes)
+        return seal(self, payload, context, body_bytes)
 
     with mock.patch.object(ScopePayload, "seal", broken):
         yield
@@ -196,9 +198,11 @@ def leader_sends_wrong_indices() -> Iterator[None]:
     """In step 1, whoever picks the indices of a unit sends others than there can be."""
     pick = ScaleComAggregator._pick
 
-    def broken(self: ScaleComAggregator, gradients: Sequence[torch.Tensor], turn: Turn) -> None:
-        pick(self, gradients, turn)
-        if turn.step == 1:
+    def broken(
+        self: ScaleComAggregator, gradients: Sequence[torch.Tensor], context: StepContext
+    ) -> None:
+        pick(self, gradients, context)
+        if context.step == 1:
             self._payload[HEADER_BYTES:] = 0xFF
 
     with mock.patch.object(ScaleComAggregator, "_pick", broken):

@@ -59,8 +59,8 @@ class Side:
         self.link = Link(links, PEER, tcp, self.inbox, self.failures.append, self.departures.append)
         self.link.attach(reactor)
 
-    def send(self, key: Key, data: torch.Tensor, place: int = 0) -> None:
-        self.link.send(key, data, (key.step, place), partial(self.sent.append, key))
+    def send(self, key: Key, data: torch.Tensor, priority: int = 0) -> None:
+        self.link.send(key, data, (key.step, priority), partial(self.sent.append, key))
 
     def expect(self, key: Key, buffer: torch.Tensor, exact: bool = False) -> None:
         self.inbox.expect(key, buffer, exact, partial(self._arrive, key))

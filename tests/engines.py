@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from compressa.compressor import Compressor
 from compressa.config import Config
+from compressa.engine.device_stream import DeviceStream
 from compressa.engine.engine import Engine
-from compressa.engine.lanes import Lane
 from compressa.engine.session import Session
 from compressa.parameters import ParameterInfo
 from compressa.transports.alone import Alone
@@ -20,9 +20,9 @@ def engine_over(
     *,
     config: Config | None = None,
     transport: Transport | None = None,
-    lane: Lane | None = None,
+    device_stream: DeviceStream | None = None,
 ) -> Engine:
     """Start an engine over a transport, in a world of one unless it is given."""
-    session = Session(config or Config(), transport or Alone(), lane=lane)
+    session = Session(config or Config(), transport or Alone(), device_stream=device_stream)
     with session.closed_on_error():
         return Engine(session, parameters, compressors)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from faulty_codecs import FaultyInt8
 
-from compressa.aggregators.base import Aggregator, Merge, Round, Rounds, Turn, World
+from compressa.aggregators.base import Aggregator, Merge, Round, Rounds, StepContext, World
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.gather import Gathered
 from compressa.aggregators.intsgd import IntSGD
@@ -74,16 +74,16 @@ class Gathers(Compressor):
 
 
 class DoesNotRollBack(Gathered):
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Nothing returns."""
 
 
 class PrefersItself(Gathered):
     """Goes on with its own exact values instead of what the others decode."""
 
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
         own = [gradient.clone() for gradient in gradients]
-        yield from super().run(gradients, turn)
+        yield from super().run(gradients, context)
         gradients[0].add_(own[0], alpha=1e-6)
 
 
@@ -92,8 +92,8 @@ class SumsAsTheyCome(Gathered):
 
     _seen = 0.0
 
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
-        yield from super().run(gradients, turn)
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
+        yield from super().run(gradients, context)
         SumsAsTheyCome._seen = 0.5 * SumsAsTheyCome._seen + float(gradients[0][0])
         gradients[0][0] = SumsAsTheyCome._seen
 
@@ -128,13 +128,13 @@ class _OnePercentMore(Aggregator):
     def rounds(self) -> tuple[Round, ...]:
         return self._inner.rounds
 
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
-        yield from self._inner.run(gradients, turn)
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
+        yield from self._inner.run(gradients, context)
         for gradient in gradients:
             gradient.mul_(1.01)
 
-    def rollback(self, turn: Turn) -> None:
-        self._inner.rollback(turn)
+    def rollback(self, context: StepContext) -> None:
+        self._inner.rollback(context)
 
 
 class GainsOnePercent(IntSGD):
@@ -152,16 +152,18 @@ class SumsAsRankZero(IntSGD):
 
 
 class KeepsNanToItself(Gathered):
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
-        yield from super().run(gradients, turn)
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
+        yield from super().run(gradients, context)
         if self._world.rank == 0:
             for gradient in gradients:
                 gradient.nan_to_num_()
 
 
 class IgnoresHoldZeros(Gathered):
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
-        yield from super().run(gradients, Turn(turn.step, turn.epoch, turn.loss_scale))
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
+        yield from super().run(
+            gradients, StepContext(context.step, context.epoch, context.loss_scale)
+        )
 
 
 class ResetsOnBuild(Gathered):
@@ -178,24 +180,24 @@ class ResetsOnBuild(Gathered):
 class LeaksATenThousandth(Gathered):
     """Of each residual, in each step."""
 
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
         for scope in self._scopes.scopes:
             scope.residual(self._world.state).mul_(1 - 1e-4)
-        yield from super().run(gradients, turn)
+        yield from super().run(gradients, context)
 
 
 class MakesItsStateLate(Gathered):
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
         parameter = self._scopes.scopes[0].segment.parameter
         self._world.state.vector("late", parameter, 1, Merge.FIRST)
-        yield from super().run(gradients, turn)
+        yield from super().run(gradients, context)
 
 
 class RoundsTwice(Gathered):
     """What is not float32 comes out as if it were bfloat16."""
 
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
-        yield from super().run(gradients, turn)
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
+        yield from super().run(gradients, context)
         for scope, gradient in zip(self._scopes.scopes, gradients, strict=True):
             if scope.segment.parameter.dtype is not torch.float32:
                 gradient.copy_(gradient.bfloat16())
@@ -204,8 +206,8 @@ class RoundsTwice(Gathered):
 class KeepsWhatOthersSend(Gathered):
     """Books everybody's mean in its own residual: a peer's NaN stays for ever."""
 
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
-        yield from super().run(gradients, turn)
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
+        yield from super().run(gradients, context)
         for scope in self._scopes.scopes:
             scope.residual(self._world.state).add_(scope.of(gradients), alpha=1e-9)
 
@@ -213,12 +215,12 @@ class KeepsWhatOthersSend(Gathered):
 class RaisesTheWrongError(Gathered):
     """Reads the header by itself, and trips over what it finds."""
 
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
-        rounds = super().run(gradients, turn)
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
+        rounds = super().run(gradients, context)
         request: Any = next(rounds)
         answer = yield request
         for payload in answer.values():
-            if int(payload[8]) != turn.step % 256:
+            if int(payload[8]) != context.step % 256:
                 raise KeyError(int(payload[8]))
         yield from _finish(rounds, answer)
 
@@ -228,11 +230,11 @@ class CutsItsPayload(Gathered):
 
     extra_bytes = 0
 
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
         if self._world.rank != 1:
-            yield from super().run(gradients, turn)
+            yield from super().run(gradients, context)
             return
-        rounds = super().run(gradients, turn)
+        rounds = super().run(gradients, context)
         request: Any = next(rounds)
         due = request.payload
         wrong = torch.zeros(max(due.numel() + self.extra_bytes, 1), dtype=torch.uint8)
@@ -256,8 +258,8 @@ class OneByteTooFew(CutsItsPayload):
 class FlipsAByte(Gathered):
     """Rank 1's payload names another unit."""
 
-    def run(self, gradients: Any, turn: Turn) -> Rounds:
-        rounds = super().run(gradients, turn)
+    def run(self, gradients: Any, context: StepContext) -> Rounds:
+        rounds = super().run(gradients, context)
         request: Any = next(rounds)
         if self._world.rank == 1:
             request.payload[HEADER_BYTES // 2] ^= 1

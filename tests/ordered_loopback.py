@@ -52,5 +52,5 @@ class _Ordered(LoopbackTransport):
     def ordered(self, operation: Operation) -> bool:
         return True
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         self._meeting.post(self.rank, key, exchange, done)

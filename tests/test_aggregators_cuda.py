@@ -20,7 +20,7 @@ from compressor_cases import with_feedback
 from emulated_streams import DEVICE, Stream
 from emulated_torch import emulated_torch, on_cpu, on_gpu
 
-from compressa.aggregators.base import CPU, AllReduce, State, Turn, World
+from compressa.aggregators.base import CPU, AllReduce, State, StepContext, World
 from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.aggregators.gtopk import GTopK
 from compressa.aggregators.intsgd import IntSGD
@@ -284,12 +284,12 @@ def test_sums_above_what_ranks_can_send_are_refused_on_a_gpu(levels: int, excess
     with emulated_torch():
         unit = hyper.aggregator(layout, World(0, RANKS, 0, "auto", State(DEVICE)))
         assert isinstance(unit, THCAggregator)
-        *_, request = islice(unit.run([on_gpu(torch.ones(2048))], Turn(0)), 2)
+        *_, request = islice(unit.run([on_gpu(torch.ones(2048))], StepContext(0)), 2)
         assert isinstance(request, AllReduce)
         values = request.values
         span = values.cut(values.span, RANKS)[1]
         sealed = torch.zeros(values.capacity_bytes(span), dtype=torch.uint8)
-        unit._wire.seal(1, sealed, Turn(0))
+        unit._wire.seal(1, sealed, StepContext(0))
         sums = sealed[HEADER_BYTES:].numpy().view(np.uint8 if most < 256 else np.uint16)
         sums[-1] = most
         refused = pytest.raises(PayloadError, match="most possible") if excess else nullcontext()

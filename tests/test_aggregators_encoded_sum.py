@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_collectives_algorithms import same_bits, sum_with
 
-from compressa.aggregators.base import State, Turn, World
+from compressa.aggregators.base import State, StepContext, World
 from compressa.aggregators.encoded_sum import EncodedSum, SpanPayloads
 from compressa.codecs import (
     AdaComp,
@@ -48,7 +48,7 @@ def holder(
     layout = Layout(0, (Segment(ParameterInfo(3, "w", (elems,)), 0, elems),))
     world = World(rank, 16, 5, "per_hop", State())
     payloads = SpanPayloads(codec, layout, world, codec.block_elems)
-    made: EncodedSum = kind(payloads, [values], Turn(step), None)
+    made: EncodedSum = kind(payloads, [values], StepContext(step), None)
     return made
 
 
@@ -194,7 +194,7 @@ def test_segments_are_cut_between_blocks_of_their_own() -> None:
     world = World(0, 4, 5, "per_hop", State())
     values = [torch.randn(n, generator=generator(n)) for n in elems]
     held = [x.clone() for x in values]
-    total = EncodedSum(SpanPayloads(codec, layout, world, 32), held, Turn(0), None)
+    total = EncodedSum(SpanPayloads(codec, layout, world, 32), held, StepContext(0), None)
     whole, parts = total.give(total.span), total.cut(total.span, 3)
     assert total.span == Span(0, 64 + 32 + 96)
     assert all(span.start % 32 == 0 for span in parts)

@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 import pytest
 import torch
 
-from compressa.aggregators import AllReduce, State, Turn, World, choose_exchange
+from compressa.aggregators import AllReduce, State, StepContext, World, choose_exchange
 from compressa.aggregators.scatter import Scattered
 from compressa.aggregators.shards import ShardSpans, cut_shards
 from compressa.codecs import Bf16, Codec, Fp16, Int4, Int8, NoCompression, OneBit, RandomK, TopK
@@ -162,7 +162,7 @@ def test_shards_are_spans_of_their_own_though_they_are_empty(size: int) -> None:
 def test_shards_are_cut_into_no_other_number_of_parts() -> None:
     layout = Layout(0, (Segment(ParameterInfo(0, "w", (4000,)), 0, 4000),))
     scattered = Scattered(Int8(), layout, World(0, 6, 0, "auto", State()), feedback=None)
-    (request,) = islice(scattered.run([torch.ones(4000)], Turn(0)), 1)
+    (request,) = islice(scattered.run([torch.ones(4000)], StepContext(0)), 1)
     assert isinstance(request, AllReduce)
     values = request.values
     assert len(values.cut(values.span, 6)) == 6

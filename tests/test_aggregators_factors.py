@@ -14,7 +14,7 @@ from emulated_streams import DEVICE, Stream
 from emulated_torch import StreamedEmulated, emulated_torch, on_cpu, on_gpu
 
 from compressa.aggregators.acpsgd import ACPSGD
-from compressa.aggregators.base import CPU, Aggregator, AllReduce, State, Turn, World
+from compressa.aggregators.base import CPU, Aggregator, AllReduce, State, StepContext, World
 from compressa.aggregators.factors import FactorSum, LowRank
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.parameters import Layout, ParameterInfo, Segment
@@ -91,7 +91,7 @@ def waits() -> Iterator[list[str]]:
 def run(aggregator: Aggregator, step: int) -> list[torch.Tensor]:
     """Run a step of a world of one rank, whose sums are what it has."""
     gradients = [on_gpu(x).reshape(-1) for x in gradients_of(step)[1].values()]
-    for request in aggregator.run(gradients, Turn(step, 0, 4.0)):
+    for request in aggregator.run(gradients, StepContext(step, 0, 4.0)):
         assert isinstance(request, AllReduce)
     return gradients
 

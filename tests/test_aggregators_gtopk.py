@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressa.aggregators import State, World
-from compressa.aggregators.base import Turn
+from compressa.aggregators.base import StepContext
 from compressa.aggregators.gtopk import GTopK
 from compressa.aggregators.sparse_sum import SparseUnit
 from compressa.codecs import TopK
@@ -283,7 +283,7 @@ def test_hostile_messages_are_refused_by_sender_before_they_are_used(
     layout = Layout(0, (Segment(VECTOR, 0, ELEMS),))
     codec = GTopK(density=0.05, indices="bits").messages
     ours, theirs = (
-        SparseUnit(codec, layout, World(rank, 2, 0, "auto", State())).begin([own], Turn(0))
+        SparseUnit(codec, layout, World(rank, 2, 0, "auto", State())).begin([own], StepContext(0))
         for rank, own in enumerate(gradients(2))
     )
     for message in (theirs.give(theirs.span), theirs.share(theirs.span, Author(1))):

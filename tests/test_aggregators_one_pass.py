@@ -10,7 +10,7 @@ from kernel_cases import same_bits
 
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.codecs import Codec, Int4, Int8
-from compressa.codecs.share import Share
+from compressa.codecs.averaging import Averaging
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld
 from compressa.wrappers import ErrorFeedback
@@ -22,7 +22,7 @@ MODEL = [ParameterInfo(0, "matrix", (70, 40)), ParameterInfo(1, "vector", (333,)
 class Int4ByStages(Int4):
     """Int4 in as many passes as there are stages."""
 
-    def average(self, share: Share) -> None:
+    def average(self, share: Averaging) -> None:
         return None
 
 
@@ -30,7 +30,7 @@ class Int4ByStages(Int4):
 class Int8ByStages(Int8):
     """Int8 in as many passes as there are stages."""
 
-    def average(self, share: Share) -> None:
+    def average(self, share: Averaging) -> None:
         return None
 
 
@@ -83,7 +83,7 @@ def test_one_pass_changes_no_bit(codec: Codec, by_stages: Codec, feedback: bool)
 def test_only_a_plain_rule_is_carried_out_in_one_pass(
     rule: FeedbackRule | None, passes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Share] = []
+    asked: list[Averaging] = []
     average = Int4.average
     monkeypatch.setattr(Int4, "average", lambda codec, s: asked.append(s) or average(codec, s))
     codec = Int4()

@@ -10,7 +10,7 @@ import torch
 from compressa.kernels import bitpack
 
 from compressa.aggregators import Broadcast, State, World
-from compressa.aggregators.base import Turn
+from compressa.aggregators.base import StepContext
 from compressa.aggregators.scalecom import ScaleCom, ScaleComAggregator
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.errors import ConfigError, PayloadError
@@ -72,7 +72,9 @@ def test_the_leader_contracts_like_top_k(what: str, elems: int) -> None:
 def test_units_have_different_leaders() -> None:
     def leader(unit: int, step: int) -> int:
         layout = Layout(unit, (Segment(VECTOR, 0, ELEMS),))
-        return ScaleComAggregator(HYPER, layout, World(0, 3, 0, "auto", State())).leader(Turn(step))
+        return ScaleComAggregator(HYPER, layout, World(0, 3, 0, "auto", State())).leader(
+            StepContext(step)
+        )
 
     assert [leader(0, step) for step in range(4)] == [0, 1, 2, 0]
     assert [leader(unit, 0) for unit in range(4)] == [0, 1, 2, 0]
@@ -159,7 +161,7 @@ def test_hostile_indices_are_refused_before_they_are_used(
     )
     given = gradients(2)
     requests = [
-        aggregator.run([gradient], Turn(0))
+        aggregator.run([gradient], StepContext(0))
         for aggregator, gradient in zip((leader, other), given, strict=True)
     ]
     first, second = (next(request) for request in requests)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from compressa.aggregators import State, World
-from compressa.aggregators.base import AllReduce, Turn
+from compressa.aggregators.base import AllReduce, StepContext
 from compressa.aggregators.shared_scale import SharedScale
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing.inputs import generator
@@ -24,7 +24,7 @@ def alone(x: torch.Tensor, step: int, clip: float) -> torch.Tensor:
     aggregator = SharedScale(
         LAYOUT, world, levels=1, dtype=torch.int8, stream=12, measure=lambda v: clip * rms(v)
     )
-    for request in aggregator.run([out], Turn(step)):
+    for request in aggregator.run([out], StepContext(step)):
         assert isinstance(request, AllReduce)  # a rank alone has the sum
     return out
 

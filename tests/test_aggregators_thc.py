@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compressa.aggregators import State, World
-from compressa.aggregators.base import AllReduce, Turn
+from compressa.aggregators.base import AllReduce, StepContext
 from compressa.aggregators.lookup_table import CODES, best_table
 from compressa.aggregators.thc import THC, THCAggregator
 from compressa.codecs.payload import HEADER_BYTES
@@ -52,7 +52,7 @@ def ranks_after_round_1(size: int, hyper: THC) -> tuple[list[Rank], list[torch.T
     """Run all ranks to the codes of their first step, by hand."""
     ranks = [THCAggregator(hyper, LAYOUT, World(r, size, 0, "auto", State())) for r in range(size)]
     given = gradients(size)
-    steps = [a.run([g], Turn(0)) for a, g in zip(ranks, given, strict=True)]
+    steps = [a.run([g], StepContext(0)) for a, g in zip(ranks, given, strict=True)]
     for step in steps:
         assert isinstance(next(step), AllReduce)
     largest = torch.stack([aggregator._norms for aggregator in ranks]).amax(dim=0)

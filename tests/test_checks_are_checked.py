@@ -13,14 +13,14 @@ from compressa.schedulers import Plan
 from faulty_aggregators import Gathers
 from ordered_loopback import OrderedLoopback
 
-from compressa.aggregators.base import Turn
+from compressa.aggregators.base import StepContext
 from compressa.aggregators.gather import Gathered
 from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs import Codec, Int8, NoCompression, TopK
 from compressa.codecs.payload import check_header
 from compressa.compressor import Compressor
-from compressa.engine.phase import Course
+from compressa.engine.phase import StepPlan
 from compressa.errors import PayloadError
 from compressa.parameters import ParameterInfo
 from compressa.testing import (
@@ -307,8 +307,10 @@ def test_hostile_units_find_what_is_refused_too_late(monkeypatch: pytest.MonkeyP
         UnitFuzz(codecs.Lists(), 1).run(200)
 
 
-def check_header_only(self: ScopePayload, payload: torch.Tensor, turn: Turn, sender: int) -> None:
-    check_header(payload, self._header(turn, self.body_bytes), sender, self.exact)
+def check_header_only(
+    self: ScopePayload, payload: torch.Tensor, context: StepContext, sender: int
+) -> None:
+    check_header(payload, self._header(context, self.body_bytes), sender, self.exact)
 
 
 def test_allocation_checks_find_fresh_memory() -> None:
@@ -376,15 +378,15 @@ def same_gradients(size: int) -> list[dict[str, torch.Tensor]]:
     ]
 
 
-def swap_on_rank_one(rank: int, course: Course) -> Course:
+def swap_on_rank_one(rank: int, step_plan: StepPlan) -> StepPlan:
     if rank != 1:
-        return course
+        return step_plan
     turned = {0: 1, 1: 0}
     order, launches = (
         tuple((turned.get(unit, unit), stage) for unit, stage in names)
-        for names in (course.plan.order, course.launches)
+        for names in (step_plan.plan.order, step_plan.launches)
     )
-    return Course(Plan(order, course.plan.first_step), launches)
+    return StepPlan(Plan(order, step_plan.plan.first_step), launches)
 
 
 def test_tagged_transports_tolerate_a_plan_that_swaps_two_units_on_one_rank() -> None:
@@ -409,7 +411,10 @@ def test_ordered_transports_find_swapped_units_by_their_payload_header() -> None
 
 def test_swapped_dense_sums_on_ordered_transports_are_found_by_the_mass_check() -> None:
     """Raw values bear no header: the sum of unrelated tensors is silent, but mass is missing."""
-    for replan, finding in ((lambda rank, course: course, None), (swap_on_rank_one, "neither")):
+    for replan, finding in (
+        (lambda rank, step_plan: step_plan, None),
+        (swap_on_rank_one, "neither"),
+    ):
         world = LoopbackWorld(
             3, SAME, NoCompression(), unit_bytes=256, loopback=OrderedLoopback(3), replan=replan
         )

@@ -14,7 +14,7 @@ from emulated_torch import StreamedEmulated, emulated_torch, on_cpu, on_gpu
 from compressa.codecs import DGC, TopK
 from compressa.codecs._sparse import IndexFormat
 from compressa.codecs.base import Codec
-from compressa.engine.lanes import CudaLane
+from compressa.engine.device_stream import CudaLane
 from compressa.errors import PayloadError
 from compressa.testing.codec_checks import DRAW
 from compressa.testing.inputs import generator
@@ -63,7 +63,7 @@ def test_what_was_checked_on_arrival_is_looked_at_once(
             with lane.checking("a unit"):
                 codec.check(there, ELEMS)
                 codec.decode_add(there, out, 1.0, DRAW)
-            lane.judge(wait=True)
+            lane.check_received(wait=True)
         lane.stream.synchronize()
         assert torch.equal(on_cpu(out), due)
     high_bits = {"list_tiles": 1} if indices == "elias_fano" else {}
@@ -99,7 +99,7 @@ def test_wrong_indices_are_found_by_each_call_alone(
             with lane.checking("a unit"):
                 calls[call]()
             with pytest.raises(PayloadError, match="failed a check on the GPU"):
-                lane.judge(wait=True)
+                lane.check_received(wait=True)
 
 
 @pytest.mark.parametrize(("kind", "indices"), CODECS)

@@ -16,8 +16,8 @@ from compressa.collectives.accumulator import Accumulator, Span
 from compressa.collectives.algorithms import ALGORITHMS, Algorithm, AllReduce, segmented
 from compressa.collectives.cost import Link, Stage
 from compressa.collectives.dense import DenseValues
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 from compressa.config import config_schema
 from compressa.testing.inputs import generator
 from compressa.transports.frames import FRAME_HEADER_BYTES
@@ -34,8 +34,8 @@ def sum_with(
     """Sum what accumulators hold, in place."""
 
     def program(rank: int) -> Program[None]:
-        team = Team.everyone(rank, loopback.size)
-        return all_reduce(values[rank], Span(0, elems), team, Scratch(CPU))
+        group = RankGroup.everyone(rank, loopback.size)
+        return all_reduce(values[rank], Span(0, elems), group, Scratch(CPU))
 
     assert run_all(loopback, program) == [None] * loopback.size
 
@@ -132,14 +132,16 @@ def exchanges(algorithm: Algorithm, size: int) -> set[int]:
     """The numbers of exchanges that ranks ask for in a sum of 100 elements."""
     counts = [0] * size
 
-    def counted(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-        program, result = algorithm.all_reduce(values, span, team, scratch), None
+    def counted(
+        values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
+    ) -> Program[None]:
+        program, result = algorithm.all_reduce(values, span, group, scratch), None
         while True:
             try:
                 operation = program.send(result)
             except StopIteration:
                 return
-            counts[team.place] += isinstance(operation, Exchange)
+            counts[group.index] += isinstance(operation, Exchange)
             result = yield operation
 
     sum_all(Loopback(size), counted, [torch.zeros(100) for _ in range(size)])
@@ -153,8 +155,8 @@ def test_plain_values_are_computed_with_only_to_be_added(name: str) -> None:
     stages: list[str] = []
 
     def noted(rank: int) -> Program[None]:
-        team, span = Team.everyone(rank, 4), Span(0, 64)
-        program = ALGORITHMS[name].all_reduce(DenseValues(values[rank]), span, team, Scratch(CPU))
+        group, span = RankGroup.everyone(rank, 4), Span(0, 64)
+        program = ALGORITHMS[name].all_reduce(DenseValues(values[rank]), span, group, Scratch(CPU))
         answer: Any = None
         while True:
             try:

@@ -23,7 +23,7 @@ from compressa.collectives.broadcast_multi_source import best_rounds
 from compressa.collectives.broadcast_ring import best_chunks
 from compressa.collectives.cost import Link
 from compressa.collectives.passing import pass_hop
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 from compressa.testing.inputs import generator
 from compressa.transports.loopback import Loopback
 
@@ -38,7 +38,7 @@ def bring(
     held = [data.clone() if rank in sources else torch.zeros_like(data) for rank in range(size)]
 
     def program(rank: int) -> Program[None]:
-        return broadcast(held[rank], Team.everyone(rank, size), sources)
+        return broadcast(held[rank], RankGroup.everyone(rank, size), sources)
 
     assert run_all(loopback, program) == [None] * size
     assert all(torch.equal(h, data) for h in held)
@@ -117,8 +117,8 @@ def test_free_messages_have_no_best_size() -> None:
 @pytest.mark.parametrize("name", BROADCASTS)
 @pytest.mark.parametrize("sources", [[], [0, 0], [3], [-1]])
 def test_sources_that_are_not_places_are_refused(name: str, sources: list[int]) -> None:
-    program = BROADCASTS[name].broadcast(some_bytes(8), Team.everyone(0, 3), sources)
-    with pytest.raises(ValueError, match="not different places"):
+    program = BROADCASTS[name].broadcast(some_bytes(8), RankGroup.everyone(0, 3), sources)
+    with pytest.raises(ValueError, match="not different members"):
         next(program)
 
 
@@ -132,7 +132,7 @@ def bring_streams(size: int, sources: list[int], size_bytes: int, chunks: int) -
     ]
 
     def program(rank: int) -> Program[None]:
-        return broadcast_streams.broadcast(held[rank], Team.everyone(rank, size), chunks)
+        return broadcast_streams.broadcast(held[rank], RankGroup.everyone(rank, size), chunks)
 
     assert run_all(loopback, program) == [None] * size
     assert all(torch.equal(own[source], due[source]) for own in held for source in sources)
@@ -206,7 +206,7 @@ def test_nobody_passes_a_barrier_before_all_have_come(size: int) -> None:
             yield from pass_hop({hop + 1: word} if rank == hop else {}, incoming)
         if rank == size - 1:
             come.append(rank)
-        yield from barrier.barrier(Team.everyone(rank, size), torch.device("cpu"))
+        yield from barrier.barrier(RankGroup.everyone(rank, size), torch.device("cpu"))
         assert len(come) == size
 
     assert run_all(loopback, program) == [None] * size

@@ -7,8 +7,8 @@ import torch
 from test_collectives_direct import run_all
 
 from compressa.collectives import DenseValues, Program, round_robin
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 from compressa.testing.inputs import generator
 from compressa.testing.memory import same_bits
 from compressa.transports.loopback import Loopback
@@ -18,8 +18,8 @@ def largest_of(values: list[torch.Tensor]) -> None:
     size = len(values)
 
     def program(rank: int) -> Program[None]:
-        largest, team = DenseValues(values[rank], maximum=True), Team.everyone(rank, size)
-        return round_robin.all_reduce(largest, largest.span, team, Scratch(torch.device("cpu")))
+        largest, group = DenseValues(values[rank], maximum=True), RankGroup.everyone(rank, size)
+        return round_robin.all_reduce(largest, largest.span, group, Scratch(torch.device("cpu")))
 
     assert run_all(Loopback(size), program) == [None] * size
 

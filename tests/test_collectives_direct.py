@@ -11,8 +11,8 @@ import torch
 
 from compressa.collectives import Compute, DenseValues, Program, round_robin
 from compressa.collectives.accumulator import Span
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 from compressa.engine.driver import Driver, Task
 from compressa.errors import PeerLost
 from compressa.testing.inputs import generator
@@ -46,8 +46,8 @@ def reduce_all(loopback: Loopback, values: list[torch.Tensor]) -> list[Any]:
     size = loopback.size
 
     def program(rank: int) -> Program[None]:
-        total, team = DenseValues(values[rank]), Team.everyone(rank, size)
-        return round_robin.all_reduce(total, total.span, team, Scratch(torch.device("cpu")))
+        total, group = DenseValues(values[rank]), RankGroup.everyone(rank, size)
+        return round_robin.all_reduce(total, total.span, group, Scratch(torch.device("cpu")))
 
     return run_all(loopback, program)
 

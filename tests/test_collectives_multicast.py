@@ -44,12 +44,12 @@ class Ether(Sender):
     def packets(self, size_bytes: int) -> int:
         return -(-size_bytes // PACKET)
 
-    def send(self, parcel: int, data: torch.Tensor, numbers: Sequence[int]) -> int:
+    def send(self, bucket: int, data: torch.Tensor, numbers: Sequence[int]) -> int:
         sent = numbers[: self._most]
         self.bursts.append(len(sent))
         for ear in self.ears:
             for number in sent:
-                ear.hear(parcel, number, data[number * PACKET : (number + 1) * PACKET])
+                ear.hear(bucket, number, data[number * PACKET : (number + 1) * PACKET])
         return len(sent)
 
     def lost(self, share: float, packets: int) -> None:
@@ -64,22 +64,22 @@ class Ear(Receiver):
 
     def __init__(self, loss: float, seed: int) -> None:
         self._loss, self._random = loss, random.Random(seed)
-        self.parcels: dict[int, tuple[torch.Tensor, Bits]] = {}
+        self.buckets: dict[int, tuple[torch.Tensor, Bits]] = {}
 
-    def hear(self, parcel: int, number: int, part: torch.Tensor) -> None:
-        if self._random.random() >= self._loss and parcel in self.parcels:
-            data, missing = self.parcels[parcel]
+    def hear(self, bucket: int, number: int, part: torch.Tensor) -> None:
+        if self._random.random() >= self._loss and bucket in self.buckets:
+            data, missing = self.buckets[bucket]
             data[number * PACKET : (number + 1) * PACKET] = part
             missing[number] = False
 
-    def expect(self, parcel: int, data: torch.Tensor) -> None:
-        self.parcels[parcel] = data, np.ones(-(-data.numel() // PACKET), np.bool_)
+    def expect(self, bucket: int, data: torch.Tensor) -> None:
+        self.buckets[bucket] = data, np.ones(-(-data.numel() // PACKET), np.bool_)
 
-    def missing(self, parcel: int) -> Bits:
-        return self.parcels[parcel][1]
+    def missing(self, bucket: int) -> Bits:
+        return self.buckets[bucket][1]
 
-    def forget(self, parcel: int) -> None:
-        del self.parcels[parcel]
+    def forget(self, bucket: int) -> None:
+        del self.buckets[bucket]
 
 
 def multicast(
@@ -97,7 +97,7 @@ def multicast(
         return receive(held[rank], 3, source + 1, source, ether.ears[rank])
 
     ends = run_all(Loopback(source + 1), program)
-    assert not any(ear.parcels for ear in ether.ears)
+    assert not any(ear.buckets for ear in ether.ears)
     return list(ends), ether, held
 
 

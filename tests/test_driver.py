@@ -65,8 +65,8 @@ class SilentTransport(LoopbackTransport):
     def ordered(self, operation: Any) -> bool:
         return self._is_ordered
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
-        self.launches.append((key, place, done))
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
+        self.launches.append((key, priority, done))
 
     def missing(self, key: Key) -> list[int]:
         return [2]
@@ -86,8 +86,8 @@ class EarlyTransport(SilentTransport):
     def land(self, operation: Any) -> None:
         self.landed.append(operation)
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
-        super().exchange(key, exchange, place, done)
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
+        super().exchange(key, exchange, priority, done)
         done({})
 
 
@@ -129,7 +129,7 @@ def test_tagged_operations_start_at_once_and_carry_their_place() -> None:
     bench.driver.follow(Plan(((1, 0), (0, 0), (1, 1))), [])
     bench.start(0, exchanges(1))
     bench.start(1, exchanges(2))
-    assert [(key, place) for key, place, _ in bench.transport.launches] == [
+    assert [(key, priority) for key, priority, _ in bench.transport.launches] == [
         (Key(0, 0, 0), 1),
         (Key(0, 1, 0), 0),
     ]

@@ -21,8 +21,8 @@ from compressa.codecs import Int8
 from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
 from compressa.config import parameter_infos
 from compressa.engine import communication
+from compressa.engine.device_stream import CudaDeviceStream, DeviceStream, _Answer
 from compressa.engine.engine import Engine
-from compressa.engine.lanes import CudaLane, Lane, _Answer
 from compressa.errors import PayloadError
 
 DUE = Header(codec=3, epoch=1, step=7, unit=2, elems=100, body_bytes=8)
@@ -35,10 +35,10 @@ def gpu() -> Iterator[None]:
 
 
 @pytest.fixture
-def lane(gpu: None) -> Iterator[CudaLane]:
-    lane = CudaLane(DEVICE)
-    with lane.current():
-        yield lane
+def device_stream(gpu: None) -> Iterator[CudaDeviceStream]:
+    device_stream = CudaDeviceStream(DEVICE)
+    with device_stream.current():
+        yield device_stream
 
 
 def check(index: int) -> None:
@@ -60,75 +60,77 @@ def arrived(header: Header = DUE, size_bytes: int = HEADER_BYTES + DUE.body_byte
 
 
 def test_a_cpu_looks_at_once() -> None:
-    lane = Lane()
-    with lane.checking("a unit"):
+    device_stream = DeviceStream()
+    with device_stream.checking("a unit"):
         assert not answers_come_later()
-    lane.judge()
-    lane.judge(wait=True)
+    device_stream.check_received()
+    device_stream.check_received(wait=True)
 
 
-def test_a_fault_is_judged_afterwards_and_named(lane: CudaLane) -> None:
+def test_a_fault_is_judged_afterwards_and_named(device_stream: CudaDeviceStream) -> None:
     for index in (3, 5, 4):
-        with lane.checking(f"the unit {index}"):
+        with device_stream.checking(f"the unit {index}"):
             check(index)
     with pytest.raises(
         PayloadError, match=r"what arrived for the unit 5 failed a check on the GPU"
     ):
-        lane.judge()
+        device_stream.check_received()
 
 
-def test_what_has_not_come_is_judged_later(lane: CudaLane) -> None:
-    with lane.checking("a unit"):
+def test_what_has_not_come_is_judged_later(device_stream: CudaDeviceStream) -> None:
+    with device_stream.checking("a unit"):
         check(5)
     with mock.patch.object(Event, "query", return_value=False):
-        lane.judge()
-        lane.judge()
+        device_stream.check_received()
+        device_stream.check_received()
         with pytest.raises(PayloadError):
-            lane.judge(wait=True)
+            device_stream.check_received(wait=True)
 
 
-def test_answers_serve_again_once_they_are_judged(lane: CudaLane) -> None:
-    with mock.patch("compressa.engine.lanes._Answer", wraps=_Answer) as made:
+def test_answers_serve_again_once_they_are_judged(device_stream: CudaDeviceStream) -> None:
+    with mock.patch("compressa.engine.device_stream._Answer", wraps=_Answer) as made:
         for step in range(5):
             for unit in range(3):
-                with lane.checking(f"unit {unit} in step {step}"):
+                with device_stream.checking(f"unit {unit} in step {step}"):
                     check(unit)
                     check(unit)
-            lane.judge()
-        with lane.checking("nothing"):
+            device_stream.check_received()
+        with device_stream.checking("nothing"):
             pass
         assert made.call_count == 3
-        with lane.checking("the last"):
+        with device_stream.checking("the last"):
             check(9)
     with pytest.raises(PayloadError, match="the last"):
-        lane.judge()
+        device_stream.check_received()
 
 
-def test_work_that_fails_leaves_no_answer(lane: CudaLane) -> None:
-    with pytest.raises(ValueError, match="do not match"), lane.checking("a unit"):
+def test_work_that_fails_leaves_no_answer(device_stream: CudaDeviceStream) -> None:
+    with pytest.raises(ValueError, match="do not match"), device_stream.checking("a unit"):
         check_two(5)
-    lane.judge(wait=True)
+    device_stream.check_received(wait=True)
     assert not answers_come_later()
 
 
 @pytest.mark.parametrize("field", ["codec", "epoch", "step", "unit", "elems", "body_bytes"])
-def test_each_field_of_a_header_counts(lane: CudaLane, field: str) -> None:
-    with lane.checking("a unit"):
+def test_each_field_of_a_header_counts(device_stream: CudaDeviceStream, field: str) -> None:
+    with device_stream.checking("a unit"):
         assert check_header(arrived(), DUE, 1, exact=True) == DUE.body_bytes
-    lane.judge(wait=True)
+    device_stream.check_received(wait=True)
     wrong = Header(**{**vars(DUE), field: getattr(DUE, field) + 1})
-    with lane.checking("a unit"):
+    with device_stream.checking("a unit"):
         check_header(arrived(wrong), DUE, 1, exact=True)
     with pytest.raises(PayloadError, match="its header or its indices"):
-        lane.judge()
+        device_stream.check_received()
 
 
-def test_only_headers_of_payloads_of_exact_size_are_checked_without_a_wait(lane: CudaLane) -> None:
-    with mock.patch.object(Stream, "synchronize") as waits, lane.checking("a unit"):
+def test_only_headers_of_payloads_of_exact_size_are_checked_without_a_wait(
+    device_stream: CudaDeviceStream,
+) -> None:
+    with mock.patch.object(Stream, "synchronize") as waits, device_stream.checking("a unit"):
         check_header(arrived(), DUE, 1, exact=True)
         waits.assert_not_called()
     with mock.patch.object(Stream, "synchronize", autospec=True, side_effect=run) as waits:
-        with lane.checking("a unit"):
+        with device_stream.checking("a unit"):
             check_header(arrived(), DUE, 1, exact=False)
         assert waits.call_count == 1
         check_header(arrived(), DUE, 1, exact=True)
@@ -139,10 +141,10 @@ def run(stream: Stream) -> None:
     stream.run_until(stream._given)
 
 
-def test_a_payload_of_another_length_is_refused_at_once(lane: CudaLane) -> None:
+def test_a_payload_of_another_length_is_refused_at_once(device_stream: CudaDeviceStream) -> None:
     for size_bytes in (HEADER_BYTES, HEADER_BYTES + DUE.body_bytes + 1):
         with (
-            lane.checking("a unit"),
+            device_stream.checking("a unit"),
             pytest.raises(PayloadError, match=r"from rank 1 has .* where exactly 32 are due"),
         ):
             check_header(arrived(size_bytes=size_bytes), DUE, 1, exact=True)
@@ -159,7 +161,9 @@ def engine(gpu: None) -> Iterator[Engine]:
 
     net = nn.Linear(64, 64, bias=False)
     with mock.patch.object(Int8, "encode", checked):
-        engine = engine_over(parameter_infos(net), {"weight": Int8()}, lane=CudaLane(DEVICE))
+        engine = engine_over(
+            parameter_infos(net), {"weight": Int8()}, device_stream=CudaDeviceStream(DEVICE)
+        )
         yield engine
         engine.close()
 
@@ -205,7 +209,9 @@ def test_nothing_is_saved_after_a_fault(engine: Engine) -> None:
 
 def test_a_step_without_a_fault_reads_nothing_back(gpu: None) -> None:
     net = nn.Linear(64, 64, bias=False)
-    engine = engine_over(parameter_infos(net), {"weight": Int8()}, lane=CudaLane(DEVICE))
+    engine = engine_over(
+        parameter_infos(net), {"weight": Int8()}, device_stream=CudaDeviceStream(DEVICE)
+    )
     with (
         mock.patch.object(StreamedEmulated, "read") as read,
         mock.patch.object(Stream, "synchronize") as waits,

@@ -18,7 +18,7 @@ from torch import nn
 from compressa.codecs import Int8, NoCompression, TopK
 from compressa.compressor import Compressor
 from compressa.config import load_config, parameter_infos
-from compressa.engine.lanes import CudaLane, Ticket
+from compressa.engine.device_stream import CudaDeviceStream, Ticket
 from compressa.transports.nccl import NcclTransport
 
 NAMES = ["0.weight", "1.weight", "2.weight", "3.weight"]
@@ -49,19 +49,23 @@ class Training:
         sizes = {"unit_bytes": 4096, "unit_payload_bytes": 64, "unit_dense_bytes": 4096}
         config = load_config({"compressor": "none", "exchange": {**exchange, **sizes}})
         net = nn.Sequential(*(nn.Linear(32, 32, bias=False) for _ in NAMES))
-        lane, self.group = CudaLane(DEVICE), Twins()
+        device_stream, self.group = CudaDeviceStream(DEVICE), Twins()
         transport = NcclTransport(
-            self.group, 1, lane.stream, 60.0, lambda error: None, lambda seconds: None
+            self.group, 1, device_stream.stream, 60.0, lambda error: None, lambda seconds: None
         )
         compressors = dict.fromkeys(NAMES, compressor)
         self.engine = engine_over(
-            parameter_infos(net), compressors, config=config, transport=transport, lane=lane
+            parameter_infos(net),
+            compressors,
+            config=config,
+            transport=transport,
+            device_stream=device_stream,
         )
         made = torch.Generator().manual_seed(0)
         self.values = {name: torch.randn(32, 32, generator=made) for name in NAMES}
         self.gradients = {name: on_gpu(self.values[name]) for name in NAMES}
         units = [unit.names for unit in self.engine._phase.units]
-        launches = list(self.engine.planning.course.launches)
+        launches = list(self.engine.planning.step_plan.launches)
         self.launches = len(launches)
         self.last = {name: i for i, (unit, _) in enumerate(launches) for name in units[unit]}
 

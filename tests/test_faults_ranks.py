@@ -314,6 +314,6 @@ def test_training_goes_on_among_strangers(wire: bytes, fresh: Callable[[int], Gr
     plain = group.run("_rank_jobs.train", config=config, steps=20)
     assert same([r["parameters"] for r in results]) == same([r["parameters"] for r in plain])
     (said,) = results[0]["logged"]
-    assert said.startswith("compressa.transports.door: rank 0 refused a connection from ")
+    assert said.startswith("compressa.transports.handshake: rank 0 refused a connection from ")
     assert results[1]["logged"] == []  # nobody has to be let in there
     assert all(result["visits"] >= 20 for result in results)

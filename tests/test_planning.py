@@ -10,7 +10,7 @@ from compressa.schedulers import Name, Plan, Profile, UnitTimes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressa.engine.phase import Course
+from compressa.engine.phase import StepPlan
 from compressa.engine.planning import read, written
 from compressa.engine.profiler import Profiler
 
@@ -23,8 +23,8 @@ def profiles(units: int) -> st.SearchStrategy[Profile]:
 
 
 @st.composite
-def courses(draw: st.DrawFn) -> tuple[Course, list[Name]]:
-    """A course, and the transfers that it is for."""
+def step_plans(draw: st.DrawFn) -> tuple[StepPlan, list[Name]]:
+    """A step plan, and the transfers that it is for."""
     stages = draw(st.lists(st.integers(1, 3), min_size=1, max_size=8))
     names = [(unit, stage) for unit, count in enumerate(stages) for stage in range(count)]
     order = draw(st.permutations(names))
@@ -33,20 +33,22 @@ def courses(draw: st.DrawFn) -> tuple[Course, list[Name]]:
     cut = draw(st.integers(0, len(names)))
     groups = [tuple(sorted(g, key=order.index)) for g in (grouped[:cut], grouped[cut:])]
     fused = sorted((g for g in groups if len(g) > 1), key=lambda g: order.index(g[0]))
-    return Course(Plan(tuple(order), 7, groups=tuple(fused)), launches), names
+    return StepPlan(Plan(tuple(order), 7, groups=tuple(fused)), launches), names
 
 
-@given(courses())
-def test_a_course_arrives_as_it_was_sent(made: tuple[Course, list[Name]]) -> None:
-    course, names = made
-    assert read(written(course, names), names, set(course.launches), 7) == course
+@given(step_plans())
+def test_a_course_arrives_as_it_was_sent(made: tuple[StepPlan, list[Name]]) -> None:
+    step_plan, names = made
+    assert read(written(step_plan, names), names, set(step_plan.launches), 7) == step_plan
 
 
-@given(courses(), st.data())
-def test_what_is_no_course_is_refused(made: tuple[Course, list[Name]], data: st.DataObject) -> None:
-    course, names = made
-    ordered = set(course.launches)
-    sound = np.frombuffer(written(course, names), "<u4")
+@given(step_plans(), st.data())
+def test_what_is_no_course_is_refused(
+    made: tuple[StepPlan, list[Name]], data: st.DataObject
+) -> None:
+    step_plan, names = made
+    ordered = set(step_plan.launches)
+    sound = np.frombuffer(written(step_plan, names), "<u4")
     place = data.draw(st.integers(0, len(sound) - 1))
     broken = sound.copy()
     broken[place] = data.draw(st.sampled_from([2**32 - 1, len(names)]))

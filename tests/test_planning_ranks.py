@@ -26,15 +26,15 @@ def test_all_ranks_follow_each_new_plan_from_the_same_step_on(transport: str, tw
         )
 
     planned, unplanned = run("priority"), run("fifo")
-    same([result["courses"] for result in planned])
+    same([result["step_plans"] for result in planned])
     same([result["parameters"] for result in planned + unplanned])
     assert unplanned[0]["profile"] is None
-    first_steps = [first for first, _, _ in planned[0]["courses"]]
+    first_steps = [first for first, _, _ in planned[0]["step_plans"]]
     # Measured from step 0 on, told at step 2, published at step 3, followed from step 5 on.
     assert first_steps[4] == 0
     assert first_steps[5] == 5
     assert all(first in {0, 5, 11} for first in first_steps)
-    before, after = planned[0]["courses"][4][1], planned[0]["courses"][5][1]
+    before, after = planned[0]["step_plans"][4][1], planned[0]["step_plans"][5][1]
     assert sorted(before) == sorted(after)
     assert before != after
     profile = Profile.of(planned[0]["profile"])

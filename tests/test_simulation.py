@@ -79,7 +79,7 @@ def test_on_one_wire_it_is_what_schedulers_predict(
         for index, unit in enumerate(job.units)
         for transfer in _timed(job.sums(job.network().ends[0]).transfers(index, unit.rounds), times)
     ]
-    plan = replace(job.course.plan, chunk_bytes=None, credit_bytes=None)
+    plan = replace(job.step_plan.plan, chunk_bytes=None, credit_bytes=None)
     predicted = predict(transfers, plan, wire, compute_s=times.step_s)
     assert found.step_s == pytest.approx(predicted.step_s, rel=1e-9)
     assert found.exposed_s == pytest.approx(predicted.exposed_s, abs=1e-9)

@@ -161,7 +161,7 @@ def test_many_messages_both_ways_do_not_mix(secret: bytes | None, buffer_bytes: 
             if number % 2 == side:
                 end.expect(key, torch.zeros(length, dtype=torch.uint8), exact=True)
     for number, (key, length) in enumerate(zip(keys, lengths, strict=True)):
-        ends[(number + 1) % 2].send(key, content(key, length), place=number % 5)
+        ends[(number + 1) % 2].send(key, content(key, length), priority=number % 5)
     end_s = time.monotonic() + 20.0
     while sum(len(end.arrived) for end in ends) < 120 and time.monotonic() < end_s:
         reactor.run_once(0.1)
@@ -381,7 +381,7 @@ def test_a_drop_ends_the_stream_between_two_frames_and_lets_go_of_memory(
     data = content(KEY, 3 << 20)
     expected = data.clone()
     bench.near.send(KEY, data)
-    bench.near.send(Key(0, 1, 0), data, place=1)
+    bench.near.send(Key(0, 1, 0), data, priority=1)
     bench.settle()
     bench.near.link.finish(drop=True)
     data.zero_()  # its owner has it back
@@ -428,11 +428,11 @@ def test_an_urgent_message_overtakes_a_long_one_when_the_kernel_is_full(
     bench = benches(buffer_bytes=4096)
     long, urgent = Key(0, 0, 0), Key(0, 1, 0)
     size = 4 << 20
-    bench.near.send(long, content(long, size), place=9)
+    bench.near.send(long, content(long, size), priority=9)
     bench.settle()
     held = bench.near.link.sent_bytes
     assert held < size // 4
-    bench.near.send(urgent, content(urgent, 100), place=0)
+    bench.near.send(urgent, content(urgent, 100), priority=0)
     frames = size // CHUNK_BYTES
     wire = receive(bench, size + 100 + (frames + 1) * FRAME_HEADER_BYTES)
     place = wire.index(stream(urgent, content(urgent, 100)))
@@ -466,9 +466,9 @@ def test_frames_wait_for_the_pacer(benches: Callable[..., Bench]) -> None:
 
 def test_an_urgent_message_does_not_wait_behind_a_paced_one(benches: Callable[..., Bench]) -> None:
     bench = benches(pacer=Pacer(8e6))
-    bench.near.send(KEY, content(KEY, 10 * CHUNK_BYTES), place=5)
+    bench.near.send(KEY, content(KEY, 10 * CHUNK_BYTES), priority=5)
     urgent = Key(0, 1, 0)
-    bench.near.send(urgent, content(urgent, 50), place=0)
+    bench.near.send(urgent, content(urgent, 50), priority=0)
     header = stream(urgent, content(urgent, 50))
     wire = receive(bench, 2 * FRAME_HEADER_BYTES + CHUNK_BYTES + 50)
     assert wire.index(header) == FRAME_HEADER_BYTES + CHUNK_BYTES

@@ -55,13 +55,13 @@ def frames(key: Key, data: torch.Tensor) -> list[bytes]:
 
 def chunks(wire: bytes) -> list[tuple[Frame, bytes]]:
     """Read whole frames."""
-    found, place = [], 0
-    while place < len(wire):
-        header = np.frombuffer(wire, np.uint8, FRAME_HEADER_BYTES, place)
+    found, priority = [], 0
+    while priority < len(wire):
+        header = np.frombuffer(wire, np.uint8, FRAME_HEADER_BYTES, priority)
         frame = read_frame(header.data, EPOCH, CHUNK_BYTES, "here")
-        place += FRAME_HEADER_BYTES + frame.data_bytes
-        found.append((frame, wire[place - frame.data_bytes : place]))
-    assert place == len(wire)
+        priority += FRAME_HEADER_BYTES + frame.data_bytes
+        found.append((frame, wire[priority - frame.data_bytes : priority]))
+    assert priority == len(wire)
     return found
 
 
@@ -79,7 +79,7 @@ def test_messages_striped_both_ways_arrive_in_their_own_memory() -> None:
     for number, key in enumerate(keys):
         if number % 3:  # the others are asked for when some of their frames have come
             ends[number % 2].expect(key, buffers[number], exact=True)
-        ends[(number + 1) % 2].send(key, content(key, lengths[number]), place=number % 5)
+        ends[(number + 1) % 2].send(key, content(key, lengths[number]), priority=number % 5)
     for number in range(0, 60, 3):
         reactor.run_once(0.001)
         ends[number % 2].expect(keys[number], buffers[number], exact=True)
@@ -123,9 +123,9 @@ def test_an_urgent_message_takes_the_first_connection_that_has_room(
     benches: Callable[..., Bench],
 ) -> None:
     bench, urgent = benches(buffer_bytes=4096), Key(0, 1, 0)
-    bench.near.send(KEY, content(KEY, 4 << 20), place=9)
+    bench.near.send(KEY, content(KEY, 4 << 20), priority=9)
     bench.settle()
-    bench.near.send(urgent, content(urgent, 100), place=0)
+    bench.near.send(urgent, content(urgent, 100), priority=0)
     held = bench.near.link.connections[1].sent_bytes
     wire = receive(bench, held + 2 * FRAME_BYTES, 1)
     begin = wire.index(stream(urgent, content(urgent, 100)))
@@ -139,8 +139,8 @@ def test_what_is_gathered_leaves_in_fewer_calls_the_most_urgent_first(
     keys = [Key(0, unit, 0) for unit in range(3)]
     places = [2, 0, 1]
     bench.near.link.gather()
-    for key, place in zip(keys, places, strict=True):
-        bench.near.send(key, content(key, 100), place)
+    for key, priority in zip(keys, places, strict=True):
+        bench.near.send(key, content(key, 100), priority)
     bench.settle()
     assert not bench.near.sent
     calls, sendmsg = [], socket.socket.sendmsg
@@ -203,8 +203,8 @@ def test_the_pacer_holds_all_connections_together(benches: Callable[..., Bench])
     rate_bits_per_s = 8e6
     bench, urgent = benches(pacer=Pacer(rate_bits_per_s)), Key(0, 1, 0)
     started_s = time.monotonic()
-    bench.near.send(KEY, content(KEY, 10 * CHUNK_BYTES), place=5)
-    bench.near.send(urgent, content(urgent, 50), place=0)
+    bench.near.send(KEY, content(KEY, 10 * CHUNK_BYTES), priority=5)
+    bench.near.send(urgent, content(urgent, 50), priority=0)
     assert bench.near.link.sent_bytes == 0
     bench.until(lambda: len(bench.near.sent) == 2)
     wire_bytes = 10 * FRAME_BYTES + 50 + FRAME_HEADER_BYTES

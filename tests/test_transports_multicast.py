@@ -99,13 +99,13 @@ def packet(
     magic: int = 0x636D,
     version: int = 1,
     epoch: int = 7,
-    parcel: int = 3,
+    bucket: int = 3,
     number: int = 0,
     said: int = PACKET_BYTES,
     held: int = PACKET_BYTES,
 ) -> bytes:
     """A packet as the documented layout has it."""
-    head = struct.pack("<HBBIIIII", magic, version, 0, epoch, parcel, number, said, 0)[:20]
+    head = struct.pack("<HBBIIIII", magic, version, 0, epoch, bucket, number, said, 0)[:20]
     body = head + b"\7" * held
     return body + hmac.digest(secret, body, "sha256")[:16]
 
@@ -136,7 +136,7 @@ def test_what_does_not_fit_is_counted_and_not_written(
         here = socket.inet_aton("127.0.0.1")
         stranger.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, here)
         stranger.sendto(strange(address.secret), address[:2])  # type: ignore[operator]
-        stranger.sendto(packet(address.secret, parcel=4), address[:2])
+        stranger.sendto(packet(address.secret, bucket=4), address[:2])
         stranger.sendto(packet(address.secret), address[:2])  # the one that fits
     assert missing(receiver, 2) == [False, True, True]
     assert bool((room[:PACKET_BYTES] == 7).all())

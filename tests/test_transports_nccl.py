@@ -95,7 +95,7 @@ class OneRank:
         raise RuntimeError("NCCL communicator was aborted")
 
 
-class AtOnce:
+class MultiTensor:
     """In place of a watcher's thread."""
 
     def __init__(self, post: Any, device: torch.device) -> None:
@@ -111,7 +111,7 @@ class AtOnce:
 
 @pytest.fixture
 def group() -> Iterator[OneRank]:
-    with emulated_torch(), mock.patch("compressa.transports.nccl.Watcher", AtOnce):
+    with emulated_torch(), mock.patch("compressa.transports.nccl.Watcher", MultiTensor):
         yield OneRank()
 
 

@@ -120,7 +120,7 @@ def test_every_message_leaves_whole_whatever_the_kernel_takes(
         if what == "send":
             key = Key(0, len(keys), 0)
             keys[key] = content(key, size)
-            sender.side.send(key, keys[key], place=which)
+            sender.side.send(key, keys[key], priority=which)
         else:
             sender.give_room(size, which % connections)
     sender.drain()
@@ -148,12 +148,12 @@ def test_every_message_leaves_whole_whatever_the_kernel_takes(
 def test_an_urgent_message_waits_for_no_frame_but_the_one_that_has_begun(rooms: list[int]) -> None:
     sender, size = Sender(), 128 * CHUNK_BYTES
     long, urgent = Key(0, 0, 0), Key(0, 1, 0)
-    sender.side.send(long, content(long, size), place=9)
+    sender.side.send(long, content(long, size), priority=9)
     for room in rooms:
         sender.give_room(room)
     gone = len(sender.kernels[0].wire)
     assert gone == sum(rooms)
-    sender.side.send(urgent, content(urgent, 100), place=0)
+    sender.side.send(urgent, content(urgent, 100), priority=0)
     sender.drain()
     place = next(at for at, frame in begins(sender.kernels[0].wire) if frame.key == urgent)
     assert place == -(-gone // FRAME_BYTES) * FRAME_BYTES

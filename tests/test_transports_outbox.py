@@ -41,7 +41,7 @@ def test_every_byte_leaves_once_and_the_most_urgent_first(
         frame, data = item.frame, item.data
         unit = frame.key.unit
         # Urgency first, then age: units are numbered in the order in which they were pushed.
-        assert (waiting[unit], unit) == min((place, age) for age, place in waiting.items())
+        assert (waiting[unit], unit) == min((priority, age) for age, priority in waiting.items())
         assert (frame.kind, frame.epoch) == (Kind.DATA, EPOCH)
         assert frame.message_bytes == pushed[unit].numel()
         assert frame.offset_bytes == len(received[unit])
@@ -55,12 +55,12 @@ def test_every_byte_leaves_once_and_the_most_urgent_first(
 
     for event in events:
         if event is not None:
-            length, place = event
+            length, priority = event
             unit = len(pushed)
             pushed.append(content(unit, length))
             received.append(b"")
-            waiting[unit] = place
-            outbox.push(Key(0, unit, 0), pushed[unit], place, partial(finished.append, unit))
+            waiting[unit] = priority
+            outbox.push(Key(0, unit, 0), pushed[unit], priority, partial(finished.append, unit))
         elif outbox:
             take()
     while outbox:
@@ -124,9 +124,9 @@ def test_frames_given_back_are_taken_again_as_if_they_had_not_been(
     messages: list[tuple[int, tuple[int, int]]], turns: list[tuple[int, int]]
 ) -> None:
     outbox, plain = Outbox(EPOCH, 10), Outbox(EPOCH, 10)
-    for unit, (length, place) in enumerate(messages):
+    for unit, (length, priority) in enumerate(messages):
         for box in (outbox, plain):
-            box.push(Key(0, unit, 0), content(unit, length), place, lambda: None)
+            box.push(Key(0, unit, 0), content(unit, length), priority, lambda: None)
     for count, kept in [*turns, (200, 200)]:
         taken = [outbox.next_frame() for _ in range(count) if outbox]
         for item in reversed(taken[kept:]):

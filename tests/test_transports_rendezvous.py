@@ -20,8 +20,8 @@ import pytest
 from _meetings import EPOCH, HELLO, MAGIC, NONCE, Links, Meeting, Seats, knock
 
 from compressa.errors import Timeout
-from compressa.transports import door as door_module
-from compressa.transports.door import Door, Entrance, Place
+from compressa.transports import handshake as handshake_module
+from compressa.transports.handshake import Entrance, Handshake, Place
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def hello(
     link: socket.socket, seats: Seats, *, caller: int = 1, callee: int = 0, **lie: Any
 ) -> bytes:
     """What a rank would say, but for one lie."""
-    theirs = link.recv(door_module._NONCE_BYTES, socket.MSG_WAITALL)
+    theirs = link.recv(handshake_module._NONCE_BYTES, socket.MSG_WAITALL)
     secret = lie.get("secret", bytes.fromhex(seats[0]["secret"]))
     epoch = lie.get("epoch", EPOCH)
     nonces = lie.get("nonce", theirs) + NONCE
@@ -85,7 +85,7 @@ def hello(
 LIES: dict[str, dict[str, Any]] = {
     "knows another secret": {"secret": b"x" * 32},
     "knows no secret": {"secret": b""},
-    "repeats what was once said": {"nonce": b"o" * door_module._NONCE_BYTES},
+    "repeats what was once said": {"nonce": b"o" * handshake_module._NONCE_BYTES},
     "repeats what was said to another rank": {"callee": 1, "caller": 2},
     "gives the proof of the called": {"role": b"callee"},
     "is of another epoch": {"epoch": EPOCH + 1},
@@ -128,7 +128,7 @@ def test_who_lies_is_sent_away_and_the_others_meet(
         link.close()
     assert answers in ([b""], [])
     (record,) = caplog.records
-    assert record.name == "compressa.transports.door"
+    assert record.name == "compressa.transports.handshake"
     assert "rank 0 refused a connection from ('127.0.0.1', " in record.getMessage()
 
 
@@ -143,7 +143,7 @@ def test_nobody_is_let_in_twice_in_one_place() -> None:
             links.append(link)
             with contextlib.suppress(ConnectionError):
                 link.sendall(hello(link, seats, number=number))
-                answers.append(link.recv(door_module._PROOF_BYTES, socket.MSG_WAITALL))
+                answers.append(link.recv(handshake_module._PROOF_BYTES, socket.MSG_WAITALL))
 
     talks: list[threading.Thread] = []
 
@@ -154,7 +154,7 @@ def test_nobody_is_let_in_twice_in_one_place() -> None:
     seat = json.dumps({"address": "127.0.0.1", "port": 9, "secret": ""}).encode()
     mesh = Meeting(2, before, said={1: seat}, connections=2).hold()[0].result()
     talks[0].join(5.0)
-    assert [len(answer) for answer in answers if answer] == [door_module._PROOF_BYTES] * 2
+    assert [len(answer) for answer in answers if answer] == [handshake_module._PROOF_BYTES] * 2
     assert [link.getpeername() for link in mesh[1]] == [links[n].getsockname() for n in (0, 2)]
     for link in (*mesh[1], *links):
         link.close()
@@ -169,7 +169,7 @@ def test_what_is_told_without_a_lie_is_let_in() -> None:
         link = knock(seats[0])
         links.append(link)
         link.sendall(hello(link, seats))
-        proofs.append(link.recv(door_module._PROOF_BYTES, socket.MSG_WAITALL))
+        proofs.append(link.recv(handshake_module._PROOF_BYTES, socket.MSG_WAITALL))
 
     talks: list[threading.Thread] = []
 
@@ -181,7 +181,7 @@ def test_what_is_told_without_a_lie_is_let_in() -> None:
     mesh = Meeting(2, before, said={1: seat}).hold()[0].result()
     talks[0].join(5.0)
     assert sorted(mesh) == [1]
-    assert len(proofs[0]) == door_module._PROOF_BYTES
+    assert len(proofs[0]) == handshake_module._PROOF_BYTES
     for link in (*mesh[1], *links):
         link.close()
 
@@ -230,7 +230,7 @@ def reset(link: socket.socket) -> None:
 def test_strangers_delay_nobody_and_are_logged(
     conduct: Callable[[socket.socket], None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Two of them are at every rank's door before the ranks themselves."""
+    """Two of them are at every rank's handshake before the ranks themselves."""
     strangers: list[socket.socket] = []
 
     def before(seats: Seats) -> None:
@@ -245,7 +245,8 @@ def test_strangers_delay_nobody_and_are_logged(
     for link in strangers:
         link.close()
     said = [record.getMessage() for record in caplog.records]
-    # Rank 2 waits for nobody, and opens its door for nobody; who has hung up may be gone unseen.
+    # Rank 2 waits for nobody, and opens its handshake for nobody; who has hung up may be gone
+    # unseen.
     assert {text.split(" refused")[0] for text in said} <= {"rank 0", "rank 1"}
     assert said or conduct in (hang_up, reset)
 
@@ -255,10 +256,10 @@ def test_a_flood_of_silent_strangers_keeps_nobody_out(caplog: pytest.LogCaptureF
     over = threading.Event()
 
     def flood(seat: dict[str, Any]) -> None:
-        for _ in range(3 * door_module._MOST_STRANGERS):
+        for _ in range(3 * handshake_module._MOST_STRANGERS):
             if over.is_set():
                 break
-            with contextlib.suppress(OSError):  # the door was closed meanwhile
+            with contextlib.suppress(OSError):  # the handshake was closed meanwhile
                 strangers.append(knock(seat))
 
     floods: list[threading.Thread] = []
@@ -272,27 +273,27 @@ def test_a_flood_of_silent_strangers_keeps_nobody_out(caplog: pytest.LogCaptureF
     floods[0].join(10.0)
     for link in strangers:
         link.close()
-    assert len(caplog.records) <= door_module._MOST_LOGGED + 1
+    assert len(caplog.records) <= handshake_module._MOST_LOGGED + 1
 
 
 def test_who_has_waited_longest_must_go_when_there_are_too_many(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(door_module, "_MOST_STRANGERS", 3)
-    monkeypatch.setattr(door_module, "_PATIENCE_S", 0.2)
+    monkeypatch.setattr(handshake_module, "_MOST_STRANGERS", 3)
+    monkeypatch.setattr(handshake_module, "_PATIENCE_S", 0.2)
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         ThreadPoolExecutor(1) as pool,
         contextlib.ExitStack() as closing,
     ):
-        entrance = Entrance(Door(0, EPOCH, b"s" * 32), listener, [Place(1, 0)])
+        entrance = Entrance(Handshake(0, EPOCH, b"s" * 32), listener, [Place(1, 0)])
         waited = pool.submit(entrance.wait, {}, time.monotonic() + 2.0)
         strangers = [
             closing.enter_context(socket.create_connection(listener.getsockname(), 5.0))
             for _ in range(8)
         ]
         for stranger in strangers:
-            assert len(stranger.recv(64)) == door_module._NONCE_BYTES
+            assert len(stranger.recv(64)) == handshake_module._NONCE_BYTES
         for stranger in strangers[:4]:
             assert stranger.recv(1) == b""
         for stranger in strangers[4:]:

@@ -139,7 +139,7 @@ class OnThreads(Sums):
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         self._later(lambda: super(OnThreads, self).all_reduce(operation, done))
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         for buffer in exchange.incoming.values():
             buffer.fill_(3)
         self._later(lambda: done(dict(exchange.incoming)))

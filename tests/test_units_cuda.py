@@ -19,10 +19,10 @@ import torch
 from emulated_streams import DEVICE
 from emulated_torch import StreamedEmulated, as_cuda, emulated_torch, on_cpu, on_gpu
 
-from compressa.aggregators.at_once import AtOnce
-from compressa.aggregators.base import CPU, State, Turn, World
+from compressa.aggregators.base import CPU, State, StepContext, World
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.momentum import Momentum
+from compressa.aggregators.multi_tensor import MultiTensor
 from compressa.aggregators.scopes import ScopePayload, whole_scopes
 from compressa.arrays import HALVES
 from compressa.codecs import QSGD, Codec, Int2, Int4, Int8, Natural, OneBit, TernGrad
@@ -97,15 +97,17 @@ class Unit:
         self.state = State(device)
         world = World(0, ranks, 11, "all_gather", self.state)
         scopes = whole_scopes(layout_of(sizes))
-        known = AtOnce if at_once or (at_once is None and device != CPU) else lambda *args: None
-        with mock.patch("compressa.aggregators.scopes.AtOnce", known):
+        known = (
+            MultiTensor if at_once or (at_once is None and device != CPU) else lambda *args: None
+        )
+        with mock.patch("compressa.aggregators.scopes.MultiTensor", known):
             self.scopes = ScopePayload(codec, 3, scopes, world, feedback=rule)
         self._payloads = [self.scopes.buffer() for _ in range(ranks)]
 
-    def step(self, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
+    def step(self, gradients: Sequence[torch.Tensor], context: StepContext) -> torch.Tensor:
         """Encode to each rank's payload, average, and return the last payload."""
-        sent = [self.scopes.encode(gradients, turn, payload) for payload in self._payloads]
-        self.scopes.average(sent, gradients, turn)
+        sent = [self.scopes.encode(gradients, context, payload) for payload in self._payloads]
+        self.scopes.average(sent, gradients, context)
         return sent[-1]
 
     def all_there(self, gradients: Sequence[torch.Tensor], *more: torch.Tensor) -> list[Any]:
@@ -139,7 +141,7 @@ def steps_of(
                 old.copy_(values)
         else:
             bucket = new if device == CPU else [on_gpu(x) for x in new]
-        payload = unit.step(bucket, Turn(step, loss_scale=8.0))
+        payload = unit.step(bucket, StepContext(step, loss_scale=8.0))
         found.append(unit.all_there(bucket, payload))
     return found
 
@@ -171,7 +173,7 @@ def test_a_unit_of_forty_scopes_takes_two_launches(
         unit = Unit(codec, sizes, rule=rule, ranks=1)
         gradients = [on_gpu(x) for x in gradients_of(sizes, 0, torch.float32)]
         for step in range(3):
-            unit.step(gradients, Turn(step))
+            unit.step(gradients, StepContext(step))
         torch.cuda.synchronize()
     kinds = [f"{kind}_list_{bits}_by_warps" for kind in ("quantize", "sum")]
     assert launched == dict.fromkeys([*kinds, HEADER], 3)
@@ -185,7 +187,7 @@ def test_every_eight_ranks_take_another_launch(ranks: int, launched: Counter[str
             unit = Unit(Int4(block=64), SIZES, device, RULE, ranks)
             gradients = gradients_of(SIZES, 0, torch.bfloat16)
             gradients = gradients if device == CPU else [on_gpu(x) for x in gradients]
-            payload = unit.step(gradients, Turn(0))
+            payload = unit.step(gradients, StepContext(0))
             found.append(unit.all_there(gradients, payload))
     assert same(*found)
     each = {"quantize_list_4_by_warps": ranks, HEADER: ranks}
@@ -215,8 +217,8 @@ def test_what_a_launch_takes_is_made_once_and_anew_when_buckets_are() -> None:
             ):
                 own.copy_(x)
             given, host = list(as_cuda(bucket).split(SIZES)), list(bucket.clone().split(SIZES))
-            left = unit.all_there(given, unit.step(given, Turn(step)))
-            expected = due.all_there(host, due.step(host, Turn(step)))
+            left = unit.all_there(given, unit.step(given, StepContext(step)))
+            expected = due.all_there(host, due.step(host, StepContext(step)))
             assert same(left, expected)
             step += 1
         assert made == ["encoder", "decoder"] * 2
@@ -224,8 +226,8 @@ def test_what_a_launch_takes_is_made_once_and_anew_when_buckets_are() -> None:
         for name, residual in state.vectors.items():  # as a checkpoint does
             state.vectors[name] = residual.clone()
         given, host = list(as_cuda(bucket).split(SIZES)), list(bucket.clone().split(SIZES))
-        left = unit.all_there(given, unit.step(given, Turn(step)))
-        assert same(left, due.all_there(host, due.step(host, Turn(step))))
+        left = unit.all_there(given, unit.step(given, StepContext(step)))
+        assert same(left, due.all_there(host, due.step(host, StepContext(step))))
         assert made == ["encoder", "decoder"] * 2 + ["encoder"]
 
 
@@ -237,7 +239,7 @@ def test_gradients_and_residuals_that_are_let_go_are_not_kept() -> None:
             gradients = [on_gpu(x) for x in gradients_of(SIZES, step, torch.float32)]
             state = unit.state
             state.vectors = {name: residual.clone() for name, residual in state.vectors.items()}
-            unit.step(gradients, Turn(step))
+            unit.step(gradients, StepContext(step))
             torch.cuda.synchronize()
             gone += [weakref.ref(x) for x in (*gradients, *unit.state.vectors.values())]
         unit.state.vectors.clear()
@@ -258,14 +260,14 @@ RULES = {
 
 @pytest.mark.parametrize("name", RULES)
 def test_scopes_whose_values_change_before_go_one_by_one(name: str, launched: Counter[str]) -> None:
-    turn, found = Turn(2, hold_zeros=name == "holding"), []
+    context, found = StepContext(2, hold_zeros=name == "holding"), []
     for device in (CPU, DEVICE):
         with emulated_torch():
             unit = Unit(Int8(block=32), SIZES, device, RULES[name], 1)
             gradients = gradients_of(SIZES, 0, torch.float32)
             gradients[4].zero_()
             gradients = gradients if device == CPU else [on_gpu(x) for x in gradients]
-            found.append(unit.all_there(gradients, unit.step(gradients, turn)))
+            found.append(unit.all_there(gradients, unit.step(gradients, context)))
     assert same(*found)
     assert launched["quantize_8_by_warps"] >= len(SIZES) - 1
     assert not launched["quantize_list_8_by_warps"]
@@ -287,7 +289,7 @@ def test_codecs_that_do_otherwise_go_one_by_one(codec: Codec, launched: Counter[
             unit = Unit(codec, SIZES, device)
             gradients = gradients_of(SIZES, 0, torch.float32)
             gradients = gradients if device == CPU else [on_gpu(x) for x in gradients]
-            unit.step(gradients, Turn(0))
+            unit.step(gradients, StepContext(0))
             found.append(unit.all_there(gradients))
     assert same(*found)
     assert not [name for name in launched if "_list_" in name]
@@ -302,8 +304,8 @@ def test_an_address_that_comes_back_with_another_dtype_is_another_place() -> Non
             bucket = memory.view(dtype)[: values.numel()]
             bucket.copy_(values)
             given, host = as_cuda(bucket).split(SIZES), values.split(SIZES)
-            left = unit.all_there(given, unit.step(given, Turn(step)))
-            assert same(left, due.all_there(host, due.step(host, Turn(step))))
+            left = unit.all_there(given, unit.step(given, StepContext(step)))
+            assert same(left, due.all_there(host, due.step(host, StepContext(step))))
 
 
 def test_a_payload_of_another_length_is_refused() -> None:
@@ -313,7 +315,7 @@ def test_a_payload_of_another_length_is_refused() -> None:
         payload = unit.scopes.buffer()
         for wrong in (payload[:-8], torch.cat([payload, payload[:8]])):
             with pytest.raises(PayloadError, match="end at byte"):
-                unit.scopes.average([payload, wrong], gradients, Turn(0))
+                unit.scopes.average([payload, wrong], gradients, StepContext(0))
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
@@ -335,7 +337,7 @@ def test_what_a_cpu_knows_of_scopes_is_made_once_and_keeps_none_of_their_memory(
         for step in range(6):
             if step % 3 == 0:
                 gradients = gradients_of(SIZES, step, torch.float32)
-            unit.step(gradients, Turn(step))
+            unit.step(gradients, StepContext(step))
     assert made.call_count == 2
     made.reset_mock()
     let_go = [weakref.ref(x) for x in (*gradients, *unit.state.vectors.values())]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from compressa.aggregators import State, Turn, narrow
+from compressa.aggregators import State, StepContext, narrow
 from compressa.codecs import QSGD, Bf16, Int4, Int8, RandomK, TernGrad, TopK
 from compressa.codecs.shrunk import Shrunk
 from compressa.compressor import Compressor, Granularity
@@ -245,8 +245,8 @@ def test_a_rule_refuses_numbers_out_of_range(rule: dict[str, Any], text: str) ->
 
 def test_resets_happen_in_multiples_of_the_step_and_not_at_the_start() -> None:
     rule = FeedbackRule(reset_steps=3)
-    assert [step for step in range(10) if rule.resets(Turn(step))] == [3, 6, 9]
-    assert not any(FeedbackRule().resets(Turn(step)) for step in range(10))
+    assert [step for step in range(10) if rule.resets(StepContext(step))] == [3, 6, 9]
+    assert not any(FeedbackRule().resets(StepContext(step)) for step in range(10))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from benchmarks.exchange.method import Method, Verb
 from benchmarks.exchange.transfers import check_pattern, pattern
 from compressa.collectives.broadcast import BroadcastAlgorithm, Choice, chosen
 from compressa.collectives.cost import Stage
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 from compressa.engine.session import Session
 from compressa.link.operation import Operation, repeated
 
@@ -58,7 +58,7 @@ class Broadcast(Method):
     def operation(self, size_bytes: int, session: Session) -> Operation:
         """Broadcast a pattern."""
         rank, size = session.rank, session.size
-        sources = places(self.sources, size)
+        sources = indices(self.sources, size)
         data = pattern(size_bytes)
         if rank not in sources:
             data.zero_()
@@ -67,7 +67,7 @@ class Broadcast(Method):
         if algorithm is None:
             call = partial(dist.broadcast, data, sources[0])
         else:
-            program = partial(algorithm.broadcast, data, Team.everyone(rank, size), sources)
+            program = partial(algorithm.broadcast, data, RankGroup.everyone(rank, size), sources)
             call = repeated(session, program)
         return Operation(call, lambda: check_pattern(self.name, data))
 
@@ -78,11 +78,11 @@ class Broadcast(Method):
         return chosen(self.choice, size_bytes, ranks, self.sources)
 
 
-def places(sources: int, ranks: int) -> Sequence[int]:
+def indices(sources: int, ranks: int) -> Sequence[int]:
     """Spread the sources evenly over the ranks.
 
     Example:
-        >>> places(4, 8), places(1, 4)
+        >>> indices(4, 8), indices(1, 4)
         ([0, 2, 4, 6], [0])
     """
     return [ranks * i // sources for i in range(sources)]

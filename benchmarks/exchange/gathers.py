@@ -15,8 +15,8 @@ from compressa.aggregators.base import AllGather, Round
 from compressa.aggregators.base import Verb as RoundVerb
 from compressa.collectives.all_gather import ALL_GATHERS, DIRECT
 from compressa.collectives.cost import Stage
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 from compressa.engine.session import Session
 from compressa.engine.sums import Sums
 from compressa.link.operation import Operation
@@ -58,7 +58,8 @@ class Gather(Method):
             call = partial(dist.all_gather_into_tensor, whole, values)
         else:
             incoming = {
-                peer: parts[peer].view(torch.uint8) for peer in Team.everyone(rank, size).others
+                peer: parts[peer].view(torch.uint8)
+                for peer in RankGroup.everyone(rank, size).others
             }
             request = AllGather(values.view(torch.uint8), incoming, Scratch(values.device))
             round_ = Round(RoundVerb.ALL_GATHER, torch.uint8, values.nbytes)

@@ -17,7 +17,7 @@ from pydantic import (
 
 from benchmarks import records
 from benchmarks.exchange.method import Maker, Verb
-from benchmarks.records import Positive, Share, Spread
+from benchmarks.records import NotNegative, Positive, Spread
 from compressa.collectives.cost import Link
 
 
@@ -34,10 +34,10 @@ class Network(records.Row):
     link: str
     rate_bits_per_s: Positive | None
     line_bytes_per_s: Positive
-    message_s: Share
+    message_s: NotNegative
     byte_s: Positive
     reduce_s: Positive
-    byte_spread: Share | None = None
+    byte_spread: NotNegative | None = None
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -76,7 +76,7 @@ class Row(Spread):
     line_rate_share: Positive
     predicted_s: Positive | None
     counted_bytes: NonNegativeInt | None
-    load: Share
+    load: NotNegative
     timestamp: AwareDatetime
 
     @property
@@ -112,7 +112,7 @@ class Simulated(records.Row):
     method: str
     hosts: Annotated[int, Field(ge=2)]
     size_bytes: PositiveInt
-    message_s: Share
+    message_s: NotNegative
     byte_s: Positive
     took_s: Positive
     predicted_s: Positive

@@ -15,8 +15,8 @@ from compressa.collectives.algorithms import ALGORITHMS, Algorithm
 from compressa.collectives.base import Compute, Program
 from compressa.collectives.cost import Link
 from compressa.collectives.dense import DenseValues
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 from compressa.engine.driver import Driver, Task
 from compressa.errors import CompressaError
 from compressa.transports.loopback import Loopback
@@ -60,8 +60,8 @@ def _took_s(algorithm: Algorithm, ranks: int) -> float:
     values = [torch.full((_ELEMS,), float(rank + 1)) for rank in range(ranks)]
 
     def program(rank: int) -> Program[None]:
-        team, span = Team.everyone(rank, ranks), Span(0, _ELEMS)
-        return algorithm.all_reduce(DenseValues(values[rank]), span, team, Scratch(_CPU))
+        group, span = RankGroup.everyone(rank, ranks), Span(0, _ELEMS)
+        return algorithm.all_reduce(DenseValues(values[rank]), span, group, Scratch(_CPU))
 
     with _one_thread():
         _run(loopback, program)

@@ -6,7 +6,7 @@ import torch
 
 from benchmarks.kernels.operands import Operands
 from benchmarks.timing import Call
-from compressa.aggregators.base import Aggregator, AllGather, Request, State, Turn, World
+from compressa.aggregators.base import Aggregator, AllGather, Request, State, StepContext, World
 from compressa.compressor import Compressor
 from compressa.parameters import Layout, ParameterInfo, Segment
 
@@ -25,15 +25,15 @@ def step(compressor: Compressor, shape: tuple[int, ...], operands: Operands) -> 
 
     def call() -> None:
         nonlocal done
-        run_alone(aggregator, gradients, Turn(done))
+        run_alone(aggregator, gradients, StepContext(done))
         done += 1
 
     return call
 
 
-def run_alone(aggregator: Aggregator, gradients: list[torch.Tensor], turn: Turn) -> None:
+def run_alone(aggregator: Aggregator, gradients: list[torch.Tensor], context: StepContext) -> None:
     """Answer an aggregator's requests as a world of one rank does."""
-    rounds = aggregator.run(gradients, turn)
+    rounds = aggregator.run(gradients, context)
     request: Request | None = next(rounds, None)
     while request is not None:
         try:

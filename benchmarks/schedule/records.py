@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from benchmarks import records
-from benchmarks.records import Positive, Row, Share, Spread
+from benchmarks.records import NotNegative, Positive, Row, Spread
 
 
 class Case(Row):
@@ -65,7 +65,7 @@ class Step(Spread):
     ratio: Positive
     method: str
     simulated_s: Positive | None = None
-    load: Share
+    load: NotNegative
     timestamp: AwareDatetime
 
     @property
@@ -88,7 +88,7 @@ class Pipelined(Row):
     decode_s: Positive
     apart_s: Positive = Field(description="unit after unit")
     pipelined_s: Positive
-    load: Share
+    load: NotNegative
     timestamp: AwareDatetime
 
     @property
@@ -143,13 +143,13 @@ class Jobs(Row):
     port: Literal["fifo", "fair"]
     size_bytes: PositiveInt
     alone_s: Positive
-    communication: Share = Field(description="its share of the time alone")
-    jitter: Share
+    communication: NotNegative = Field(description="its share of the time alone")
+    jitter: NotNegative
     unstaggered: tuple[Positive, ...]
     staggered: tuple[Positive, ...]
     medians: Pair
     worsts: Pair
-    burstiness: tuple[Share | None, ...]
+    burstiness: tuple[NotNegative | None, ...]
     timestamp: AwareDatetime
 
 
@@ -164,7 +164,7 @@ class Pushes(Row):
     round_s: tuple[Positive, Positive]
     retransmitted: tuple[NonNegativeInt, NonNegativeInt]
     peak_bytes: tuple[NonNegativeInt, NonNegativeInt]
-    burstiness: tuple[Share, Share]
+    burstiness: tuple[NotNegative, NotNegative]
     timestamp: AwareDatetime
 
     @property
@@ -193,7 +193,7 @@ class Header(records.Header):
     threads_per_rank: Literal[1] = 1
     parameters: PositiveInt
     layers: PositiveInt
-    budget_s: Share
+    budget_s: NotNegative
 
 
 class ScheduleMeasurement(records.Measurement):

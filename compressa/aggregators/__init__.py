@@ -8,7 +8,7 @@ from compressa.aggregators.base import (
     Merge,
     Round,
     State,
-    Turn,
+    StepContext,
     Verb,
     World,
 )
@@ -22,7 +22,7 @@ __all__ = [
     "Merge",
     "Round",
     "State",
-    "Turn",
+    "StepContext",
     "Verb",
     "World",
     "choose_exchange",

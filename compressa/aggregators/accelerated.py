@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, World
+from compressa.aggregators.base import Aggregator, Round, Rounds, StepContext, World
 from compressa.aggregators.momentum import Momentum, Velocity
 from compressa.aggregators.scopes import held_back
 from compressa.arrays import scratch_tensor
@@ -43,23 +43,23 @@ class Accelerated(Aggregator):
         """The inner one's."""
         return self._inner.rounds
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Accumulate, then average."""
         for gradient, velocity in zip(gradients, self._velocities, strict=True):
-            if not held_back(gradient, turn):
-                self._accumulate(velocity, gradient, turn)
-        yield from self._inner.run(gradients, turn)
+            if not held_back(gradient, context):
+                self._accumulate(velocity, gradient, context)
+        yield from self._inner.run(gradients, context)
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Velocities go on from the skipped step's, as residuals do."""
-        self._inner.rollback(turn)
+        self._inner.rollback(context)
 
     @staticmethod
-    def _accumulate(velocity: Velocity, gradient: torch.Tensor, turn: Turn) -> None:
+    def _accumulate(velocity: Velocity, gradient: torch.Tensor, context: StepContext) -> None:
         if gradient.dtype is torch.float32:
-            velocity.accumulate(gradient, turn)
+            velocity.accumulate(gradient, context)
             return
         elems, device = gradient.numel(), gradient.device
         x = scratch_tensor("velocity input", elems, torch.float32, device)
-        velocity.accumulate(x.copy_(gradient), turn)
+        velocity.accumulate(x.copy_(gradient), context)
         gradient.copy_(x)

@@ -27,7 +27,7 @@ from typing import ClassVar
 
 import torch
 
-from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import Aggregator, Round, Rounds, StepContext, Verb, World
 from compressa.aggregators.factors import F32, LowRank, Matrix, Side
 from compressa.kernels.feedback import all_finite
 from compressa.kernels.lowrank import Factors
@@ -74,43 +74,43 @@ class ACPSGDAggregator(Aggregator):
         most = max(side.sums.capacity_bytes for side in (self._left, self._right))
         return (Round(Verb.ALL_REDUCE, torch.float32, most, dense=True),)
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Half a power iteration."""
-        fixed, moving = self._sides(turn)
+        fixed, moving = self._sides(context)
         for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
             place.copy_(gradients[i])
-        views = [matrix.begin(gradients, turn) for matrix in self._matrices]
+        views = [matrix.begin(gradients, context) for matrix in self._matrices]
         for i, g in enumerate(views):
             matrix = self._matrices[i]
             multiply = matrix.left if fixed is self._right else matrix.right
-            multiply(g, fixed.begin(i), moving.own[i], turn)
+            multiply(g, fixed.begin(i), moving.own[i], context)
         yield moving.mean()
         for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
             gradients[i].copy_(place)
         for i, m in enumerate(views):
-            self._finish(i, m, turn)
+            self._finish(i, m, context)
 
-    def _finish(self, i: int, m: F32, turn: Turn) -> None:
+    def _finish(self, i: int, m: F32, context: StepContext) -> None:
         """Keep what the own factor missed, and write the mean's product to the gradient."""
-        _, moving = self._sides(turn)
+        _, moving = self._sides(context)
         mean, verdicts = moving.sums.factors[i], moving.sums.judge(i)
-        own = self._factors(i, moving.own[i], turn)
-        self._matrices[i].keep_rest(m, own, self._factors(i, mean, turn), verdicts, turn)
-        moving.directions[i].keep(mean, verdicts, turn)
+        own = self._factors(i, moving.own[i], context)
+        self._matrices[i].keep_rest(m, own, self._factors(i, mean, context), verdicts, context)
+        moving.directions[i].keep(mean, verdicts, context)
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Add the own product back to the residual: then it is M again. Waits for a GPU."""
-        _, moving = self._sides(turn)
+        _, moving = self._sides(context)
         for i, matrix in enumerate(self._matrices):
             if all_finite(moving.sums.factors[i]):
-                matrix.give_back(*self._factors(i, moving.own[i], turn), turn)
+                matrix.give_back(*self._factors(i, moving.own[i], context), context)
 
-    def _sides(self, turn: Turn) -> tuple[Side, Side]:
+    def _sides(self, context: StepContext) -> tuple[Side, Side]:
         """Return the factors that a step takes as they are, and those that it sends."""
-        even = turn.step % 2 == 0
+        even = context.step % 2 == 0
         return (self._right, self._left) if even else (self._left, self._right)
 
-    def _factors(self, i: int, moving: F32, turn: Turn) -> Factors:
+    def _factors(self, i: int, moving: F32, context: StepContext) -> Factors:
         """Return (P, Q) of a matrix, one of them given."""
-        fixed = self._sides(turn)[0].own[i]
-        return (moving, fixed) if turn.step % 2 == 0 else (fixed, moving)
+        fixed = self._sides(context)[0].own[i]
+        return (moving, fixed) if context.step % 2 == 0 else (fixed, moving)

@@ -114,7 +114,7 @@ Rounds = Generator[Request, Any, None]
 
 
 @dataclass(frozen=True)
-class Turn:
+class StepContext:
     """One step of one unit.
 
     Attributes:
@@ -284,15 +284,15 @@ class Aggregator(ABC):
         """The communication rounds of every step, in order."""
 
     @abstractmethod
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Yield the rounds' requests; afterwards `gradients` hold the mean over ranks.
 
         Args:
             gradients: One 1-D contiguous tensor per segment, overwritten; of `values_dtype`, or of
                 16 bits if it `takes_half`.
-            turn: The step.
+            context: The step.
         """
 
     @abstractmethod
-    def rollback(self, turn: Turn) -> None:
-        """Give back to the residual what `turn` sent, since its step was skipped."""
+    def rollback(self, context: StepContext) -> None:
+        """Give back to the residual what `context` sent, since its step was skipped."""

@@ -28,7 +28,15 @@ import numpy.typing as npt
 import torch
 from annotated_types import Ge, Gt, Le, MultipleOf
 
-from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import (
+    Aggregator,
+    AllReduce,
+    Round,
+    Rounds,
+    StepContext,
+    Verb,
+    World,
+)
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.scopes import whole_scopes
 from compressa.arrays import as_array
@@ -133,9 +141,9 @@ class ChunkedTopKAggregator(Aggregator):
         first, second = (Round(Verb.ALL_REDUCE, torch.float32, n, dense=True) for n in sizes)
         return first, second
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Measure, agree on the chunks, sum their values."""
-        self._residuals.absorb(gradients, turn)
+        self._residuals.absorb(gradients, context)
         self._share_of_norms()
         yield AllReduce(DenseValues(self._norms), self._scratch)
         for i in range(len(self._scopes)):
@@ -145,9 +153,9 @@ class ChunkedTopKAggregator(Aggregator):
         for i, scope in enumerate(self._scopes):
             arrays = self._values_of[i], self._chosen[i], as_array(scope.of(gradients))
             # Without a chunk some rank overflowed: every rank must see it.
-            add_chunks(*arrays, chunk=self._chunks[i], weight=turn.loss_scale, missing="nan")
+            add_chunks(*arrays, chunk=self._chunks[i], weight=context.loss_scale, missing="nan")
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Put back what was taken."""
         for i, chosen in enumerate(self._chosen):
             arrays = self._sent_of[i], chosen, self._kept_of[i]

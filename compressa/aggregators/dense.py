@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import (
+    Aggregator,
+    AllReduce,
+    Round,
+    Rounds,
+    StepContext,
+    Verb,
+    World,
+)
 from compressa.aggregators.region import Region
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
@@ -33,12 +41,12 @@ class Dense(Aggregator):
         size = self._layout.elems * self._layout.dtype.itemsize
         return (Round(Verb.ALL_REDUCE, self._layout.dtype, size, dense=True),)
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """One all-reduce, in place where the segments lie together in memory."""
         flat = self._region.join(gradients)
         self._world.divide(flat)
         yield AllReduce(DenseValues(flat), self._scratch)
         self._region.split()
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """There is no residual."""

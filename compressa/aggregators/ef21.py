@@ -20,7 +20,7 @@ from compressa.aggregators.base import (
     Merge,
     Round,
     Rounds,
-    Turn,
+    StepContext,
     Verb,
     World,
 )
@@ -60,36 +60,36 @@ class Estimated(Aggregator):
         size, exact = self._scopes.wire_bytes, self._scopes.exact
         return (Round(Verb.ALL_GATHER, torch.uint8, size, exact=exact),)
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Encode the change, gather, and follow."""
         for gradient, own in zip(gradients, self._own, strict=True):
-            gradient.mul_(1.0 / turn.loss_scale).sub_(own)
-        sent = self._scopes.encode(gradients, turn, self._payload)
+            gradient.mul_(1.0 / context.loss_scale).sub_(own)
+        sent = self._scopes.encode(gradients, context, self._payload)
         everyone = yield AllGather(sent, self._incoming, self._scratch)
         for sender in self._world.peers:
-            self._scopes.check(everyone[sender], turn, sender)
+            self._scopes.check(everyone[sender], context, sender)
         for gradient in gradients:
             gradient.zero_()
         for sender in range(self._world.size):
             weight = 1.0 / self._world.size
-            self._scopes.decode_add(everyone[sender], gradients, weight, turn, sender)
-        moved = self._decoded(sent, turn)
+            self._scopes.decode_add(everyone[sender], gradients, weight, context, sender)
+        moved = self._decoded(sent, context)
         for gradient, own, mean, own_change in zip(
             gradients, self._own, self._mean, moved, strict=True
         ):
             self._follow(gradient, own, mean, own_change)
-            gradient.mul_(turn.loss_scale)
+            gradient.mul_(context.loss_scale)
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Nothing was taken: estimates follow the gradient also through a skipped step."""
 
-    def _decoded(self, payload: torch.Tensor, turn: Turn) -> list[torch.Tensor]:
+    def _decoded(self, payload: torch.Tensor, context: StepContext) -> list[torch.Tensor]:
         """Return what a rank's own payload decodes to, in memory of this thread."""
         flat = scratch_tensor("ef21", self._scopes.elems, torch.float32, payload.device)
         parts = list(torch.split(flat, [own.numel() for own in self._own]))
         for part in parts:
             part.zero_()
-        self._scopes.decode_add(payload, parts, 1.0, turn, self._world.rank)
+        self._scopes.decode_add(payload, parts, 1.0, context, self._world.rank)
         return parts
 
     @staticmethod

@@ -16,7 +16,7 @@ from itertools import accumulate
 
 import torch
 
-from compressa.aggregators.base import Turn, World
+from compressa.aggregators.base import StepContext, World
 from compressa.aggregators.hop_residuals import HopResiduals
 from compressa.aggregators.scopes import Scope, ScopePayload
 from compressa.arrays import scratch_tensor
@@ -102,7 +102,7 @@ class EncodedSum(Accumulator):
     Args:
         payloads: Make the messages.
         values: The unit's gradients, float32; they hold the sum when it is done.
-        turn: The step.
+        context: The step.
         residuals: Keep what messages lose; None if nobody does.
     """
 
@@ -110,14 +110,14 @@ class EncodedSum(Accumulator):
         self,
         payloads: SpanPayloads,
         values: Sequence[torch.Tensor],
-        turn: Turn,
+        context: StepContext,
         residuals: HopResiduals | None,
     ) -> None:
         self.span = payloads.span
         self.align_elems = payloads.align_elems
         self._payloads = payloads
         self._values = values
-        self._turn = turn
+        self._context = context
         self._codec = payloads.codec
         self._residuals = None if payloads.lossless else residuals
 
@@ -144,9 +144,9 @@ class EncodedSum(Accumulator):
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
         """Raise PayloadError unless it is what `sender` owes in this step."""
         try:
-            self._payloads.part(span).check(message, self._turn, sender)
+            self._payloads.part(span).check(message, self._context, sender)
         except PayloadError as error:
-            layout, step = self._payloads.layout, self._turn.step
+            layout, step = self._payloads.layout, self._context.step
             where = f"unit {layout.unit} ({layout.name}) in step {step}"
             raise PayloadError(f"{where}, from rank {sender}: {error}") from error
 
@@ -158,18 +158,18 @@ class EncodedSum(Accumulator):
         if before:
             self._add_before(part, [part.parts(message) for message in before])
         for message in after:
-            part.decode_add(message, self._values, 1.0, self._turn, self._payloads.rank)
+            part.decode_add(message, self._values, 1.0, self._context, self._payloads.rank)
 
     def take(self, span: Span, message: torch.Tensor) -> None:
         """Decode."""
-        self._payloads.part(span).decode(message, self._values, self._turn, self._payloads.rank)
+        self._payloads.part(span).decode(message, self._values, self._context, self._payloads.rank)
 
     def _add_before(
         self, part: ScopePayload, messages: Sequence[Sequence[tuple[Scope, torch.Tensor]]]
     ) -> None:
         """Add what comes before this rank's own values: it is summed by itself first."""
         for i, scope in enumerate(part.scopes):
-            own, draw = scope.of(self._values), part.draw(scope, self._turn)
+            own, draw = scope.of(self._values), part.draw(scope, self._context)
             total = scratch_tensor("encoded sum", own.numel(), torch.float32, own.device)
             self._codec.decode(messages[0][i][1], total, draw)
             for scopes in messages[1:]:
@@ -177,24 +177,24 @@ class EncodedSum(Accumulator):
             own.add_(total)
 
     def _encode(self, span: Span, *, keeps: bool, rank: int, shared: bool = False) -> torch.Tensor:
-        part, turn = self._payloads.part(span), self._turn
+        part, context = self._payloads.part(span), self._context
         payload = self._payloads.buffer(span)
         if self._residuals is None:
-            return part.encode(self._values, turn, payload, owner=shared, rank=rank)
+            return part.encode(self._values, context, payload, owner=shared, rank=rank)
         keeps = keeps and (self._residuals.rule.owner or not shared)
         offset = HEADER_BYTES
         for scope in part.scopes:
-            draw = part.draw(scope, turn, owner=shared, rank=rank)
+            draw = part.draw(scope, context, owner=shared, rank=rank)
             place = part.place(payload, offset, scope)
             offset = part.advance(payload, offset, self._encode_scope(scope, place, draw, keeps))
-        return part.seal(payload, turn, offset - HEADER_BYTES)
+        return part.seal(payload, context, offset - HEADER_BYTES)
 
     def _encode_scope(self, scope: Scope, place: torch.Tensor, draw: Draw, keeps: bool) -> int:
         """Encode a scope in one pass with what that loses; all who share go the same way."""
         assert self._residuals is not None
         x = scope.of(self._values)
         lost = scratch_tensor("encoded sum", x.numel(), torch.float32, x.device).zero_()
-        length = self._codec.encode_feedback(x, lost, place, draw, self._turn.loss_scale)
+        length = self._codec.encode_feedback(x, lost, place, draw, self._context.loss_scale)
         if keeps:
             self._residuals.keep(scope, lost)
         return length

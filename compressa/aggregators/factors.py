@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from annotated_types import Ge, Le
 
-from compressa.aggregators.base import AllReduce, Merge, Round, Turn, Verb, World
+from compressa.aggregators.base import AllReduce, Merge, Round, StepContext, Verb, World
 from compressa.aggregators.scopes import held_back
 from compressa.arrays import as_array
 from compressa.collectives.dense import DenseValues
@@ -120,44 +120,46 @@ class Matrix:
         self.residual: F32 = as_array(self._kept).reshape(self.rows, self.columns)
         self.held = False
 
-    def begin(self, gradients: Sequence[torch.Tensor], turn: Turn) -> F32:
+    def begin(self, gradients: Sequence[torch.Tensor], context: StepContext) -> F32:
         """Return g, which will become M = g + e; M = g while the residual waits."""
         g = gradients[self.gradient]
-        self.held = held_back(g, turn)
+        self.held = held_back(g, context)
         return as_array(g).reshape(self.rows, self.columns)
 
     def factor_shape(self, right: bool) -> tuple[int, int]:
         """Return the shape of Q, or of P."""
         return self.approx_rank, self.columns if right else self.rows
 
-    def left(self, g: F32, q: F32, p: F32, turn: Turn) -> None:
+    def left(self, g: F32, q: F32, p: F32, context: StepContext) -> None:
         """Set g = M, and P = M Q."""
-        lowrank.left_factor(g, q, p, **self._added(turn))
+        lowrank.left_factor(g, q, p, **self._added(context))
 
-    def right(self, g: F32, p: F32, q: F32, turn: Turn) -> None:
+    def right(self, g: F32, p: F32, q: F32, context: StepContext) -> None:
         """Set g = M, and Q = M^T P."""
-        lowrank.right_factor(g, p, q, **self._added(turn))
+        lowrank.right_factor(g, p, q, **self._added(context))
 
-    def keep_rest(self, m: F32, own: Factors, mean: Factors, verdicts: U32, turn: Turn) -> None:
+    def keep_rest(
+        self, m: F32, own: Factors, mean: Factors, verdicts: U32, context: StepContext
+    ) -> None:
         """Replace `m` by the mean's P Q^T, and keep what the own one misses of it.
 
         The own one: what other ranks have more or less of would add up in the residual for ever.
         A residual that waits stays, and takes it in. Where a mean is spoiled, `m` becomes NaN:
         some rank overflowed, and every rank must see it.
         """
-        given = m, *own, self.residual, turn.loss_scale
+        given = m, *own, self.residual, context.loss_scale
         lowrank.split_low_rank(*given, held=self.held, verdicts=verdicts, out=mean)
 
-    def give_back(self, p: F32, q: F32, turn: Turn) -> None:
+    def give_back(self, p: F32, q: F32, context: StepContext) -> None:
         """Add P Q^T to the residual: then it is M again, but for what no factor could ever hold."""
         product = torch.empty_like(self._kept)
         lowrank.low_rank_product(p, q, as_array(product).reshape(self.rows, self.columns))
-        self._kept.add_(product, alpha=1.0 / turn.loss_scale)
+        self._kept.add_(product, alpha=1.0 / context.loss_scale)
         self._kept.masked_fill_(~(self._kept.abs() <= _LARGEST), 0.0)
 
-    def _added(self, turn: Turn) -> dict[str, Any]:
+    def _added(self, context: StepContext) -> dict[str, Any]:
         """What is added to the gradient."""
-        return {"residual": None if self.held else self.residual, "scale": turn.loss_scale}
+        return {"residual": None if self.held else self.residual, "scale": context.loss_scale}
 
 
 class Directions:
@@ -184,9 +186,9 @@ class Directions:
         )
         self.rows: F32 = as_array(self.values).reshape(*shape)
 
-    def keep(self, factor: F32, verdicts: U32, turn: Turn) -> None:
+    def keep(self, factor: F32, verdicts: U32, context: StepContext) -> None:
         """Keep a factor; a row that came out zero would stay zero for ever, and is drawn anew."""
-        noise = self._noise._replace(step=turn.step + 1)
+        noise = self._noise._replace(step=context.step + 1)
         lowrank.keep_directions(factor, self.rows, verdicts, noise)
 
     def _draw(self, zeros: torch.Tensor, shape: tuple[int, int]) -> None:

@@ -17,11 +17,11 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from compressa.aggregators import narrow
-from compressa.aggregators.base import State, Turn
+from compressa.aggregators.base import State, StepContext
 from compressa.aggregators.momentum import Momentum, Velocity
 from compressa.arrays import as_array, scratch_tensor, surely_finite
+from compressa.codecs.averaging import Kept
 from compressa.codecs.base import Codec, Draw
-from compressa.codecs.share import Kept
 from compressa.errors import ConfigError
 from compressa.kernels.feedback import absorb_residual
 from compressa.parameters import Segment
@@ -70,9 +70,9 @@ class FeedbackRule:
         """Parts of a residual that are worked on apart begin at multiples of this."""
         return narrow.BLOCK_ELEMS if self.dtype == "int8" else 1
 
-    def resets(self, turn: Turn) -> bool:
+    def resets(self, context: StepContext) -> bool:
         """Whether the residual is dropped in this step."""
-        return self.reset_steps > 0 and turn.step > 0 and turn.step % self.reset_steps == 0
+        return self.reset_steps > 0 and context.step > 0 and context.step % self.reset_steps == 0
 
 
 class Residual:
@@ -98,39 +98,39 @@ class Residual:
         return self._state.device
 
     def encode(
-        self, codec: Codec, x: torch.Tensor, place: torch.Tensor, draw: Draw, turn: Turn
+        self, codec: Codec, x: torch.Tensor, place: torch.Tensor, draw: Draw, context: StepContext
     ) -> int:
         """Encode a gradient with what was kept, and keep what is lost now."""
         if self._velocity:
-            self._velocity.accumulate(x, turn)
-        values = self.open(turn)
+            self._velocity.accumulate(x, context)
+        values = self.open(context)
         before = self.before(values)
-        length = codec.encode_feedback(x, values, place, draw, turn.loss_scale)
+        length = codec.encode_feedback(x, values, place, draw, context.loss_scale)
         self.blend(before, values)
         self.close(values)
         if self._velocity:
             self._velocity.mask(codec, place[:length], draw)
         return length
 
-    def give_back(self, sent: torch.Tensor, turn: Turn) -> None:
+    def give_back(self, sent: torch.Tensor, context: StepContext) -> None:
         """Add decoded values that were sent; what overflowed was never kept. Changes `sent`."""
         if self._velocity:
             self._velocity.give_back(sent)
-        sent.mul_(self.rule.beta / turn.loss_scale)
-        values = self.reopen(turn, raw=True)
+        sent.mul_(self.rule.beta / context.loss_scale)
+        values = self.reopen(context, raw=True)
         values.add_(torch.where(sent.isfinite(), sent, 0.0))
         self.close(values)
 
-    def open(self, turn: Turn) -> torch.Tensor:
+    def open(self, context: StepContext) -> torch.Tensor:
         """Return what is added in this step, float32; once a step."""
         values = self._values()
-        return self._aged(values, turn)
+        return self._aged(values, context)
 
-    def reopen(self, turn: Turn, *, raw: bool) -> torch.Tensor:
+    def reopen(self, context: StepContext, *, raw: bool) -> torch.Tensor:
         """Return what `open` returned in this step, or what is kept as it is if `raw`."""
         values = self._values()
         in_place = self.rule.dtype == "float32"
-        return values if raw or in_place else self._aged(values, turn)
+        return values if raw or in_place else self._aged(values, context)
 
     def blank(self) -> torch.Tensor:
         """Return zeros in place of what is kept."""
@@ -163,8 +163,8 @@ class Residual:
         narrow.read(kept, self._segment.start, values)
         return values
 
-    def _aged(self, values: torch.Tensor, turn: Turn) -> torch.Tensor:
-        if self.rule.resets(turn):
+    def _aged(self, values: torch.Tensor, context: StepContext) -> torch.Tensor:
+        if self.rule.resets(context):
             return values.zero_()
         return values if self.rule.decay == 1.0 else values.mul_(self.rule.decay)
 
@@ -191,29 +191,29 @@ class OwnedResidual:
         self._kept = torch.zeros(elems, device=residual.device)
         self._held = False
 
-    def lent(self, turn: Turn, ranks: int, *, held: bool) -> Kept | None:
+    def lent(self, context: StepContext, ranks: int, *, held: bool) -> Kept | None:
         """Return what one pass may do `absorb` and `encode` in; None if the rule asks for more."""
         if held or not self._residual.rule.conserves_mass:
             return None
         self._held = False
-        values = self._residual.open(turn)
-        return Kept(values, self._kept, turn.loss_scale, turn.loss_scale / ranks)
+        values = self._residual.open(context)
+        return Kept(values, self._kept, context.loss_scale, context.loss_scale / ranks)
 
-    def absorb(self, x: torch.Tensor, turn: Turn, *, held: bool) -> None:
+    def absorb(self, x: torch.Tensor, context: StepContext, *, held: bool) -> None:
         """Add the residual to the own gradient, and note what to keep if the step fails.
 
         Args:
             x: The gradient.
-            turn: The step.
+            context: The step.
             held: Whether the residual must wait.
         """
         self._held = held
         if held:
-            self._kept.copy_(self._residual.reopen(turn, raw=True))
+            self._kept.copy_(self._residual.reopen(context, raw=True))
             return
-        values = self._residual.open(turn)
+        values = self._residual.open(context)
         arrays = as_array(x), as_array(values), as_array(self._kept)
-        absorb_residual(*arrays, turn.loss_scale)
+        absorb_residual(*arrays, context.loss_scale)
         if self._residual.rule.beta < 1.0:
             torch.lerp(values, self._kept, self._residual.rule.beta, out=self._kept)
 
@@ -223,17 +223,17 @@ class OwnedResidual:
         mean: torch.Tensor,
         place: torch.Tensor,
         draw: Draw,
-        turn: Turn,
+        context: StepContext,
         ranks: int,
     ) -> int:
         """Encode the mean, and keep its error times the number of ranks, unscaled."""
         residual, before = self._residual, None
         if residual.rule.beta < 1.0:
-            before = residual.before(residual.reopen(turn, raw=self._held))
+            before = residual.before(residual.reopen(context, raw=self._held))
         values = residual.blank()
         if residual.rule.owner:
             # (mean - decoded) * P / loss_scale
-            length = codec.encode_feedback(mean, values, place, draw, turn.loss_scale / ranks)
+            length = codec.encode_feedback(mean, values, place, draw, context.loss_scale / ranks)
         else:
             length = codec.encode(mean, place, draw)
         if self._held:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from compressa.aggregators.base import Aggregator, Round, Rounds, State, Turn
+from compressa.aggregators.base import Aggregator, Round, Rounds, State, StepContext
 from compressa.aggregators.scopes import held_back
 from compressa.parameters import Layout
 
@@ -41,7 +41,7 @@ class Flush(Aggregator):
         """The inner one's."""
         return self._inner.rounds
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Add what is left, then average."""
         self._taken = {}
         for i in sorted(self._left):
@@ -50,17 +50,17 @@ class Flush(Aggregator):
             if not residual.any():  # adding zeros would turn -0 into +0
                 self._left.remove(i)
                 continue
-            if held_back(gradient, turn):
+            if held_back(gradient, context):
                 continue
             self._taken[i] = residual.clone()
-            _add(gradient, residual, turn)
+            _add(gradient, residual, context)
             if not residual.any():
                 self._left.remove(i)
-        yield from self._inner.run(gradients, turn)
+        yield from self._inner.run(gradients, context)
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Put back what was added."""
-        self._inner.rollback(turn)
+        self._inner.rollback(context)
         for i, taken in self._taken.items():
             self._residuals[i].copy_(taken)
             self._left.add(i)
@@ -78,9 +78,9 @@ def stale_residuals(layout: Layout, state: State) -> dict[int, torch.Tensor]:
     return stale
 
 
-def _add(gradient: torch.Tensor, residual: torch.Tensor, turn: Turn) -> None:
+def _add(gradient: torch.Tensor, residual: torch.Tensor, context: StepContext) -> None:
     """Add a residual to a gradient where the sum is finite, and keep the rest."""
-    whole = torch.add(gradient, residual, alpha=turn.loss_scale).to(gradient.dtype)
+    whole = torch.add(gradient, residual, alpha=context.loss_scale).to(gradient.dtype)
     finite = whole.isfinite()
     torch.where(finite, whole, gradient, out=gradient)
     residual.masked_fill_(finite, 0.0)

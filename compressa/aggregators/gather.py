@@ -11,7 +11,7 @@ from compressa.aggregators.base import (
     AllGather,
     Round,
     Rounds,
-    Turn,
+    StepContext,
     Verb,
     World,
 )
@@ -52,15 +52,15 @@ class Gathered(Aggregator):
         size, exact = self._scopes.wire_bytes, self._scopes.exact
         return (Round(Verb.ALL_GATHER, torch.uint8, size, exact=exact),)
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Encode, gather, decode and average."""
-        self._sent = self._scopes.encode(gradients, turn, self._payload)
+        self._sent = self._scopes.encode(gradients, context, self._payload)
         everyone = yield AllGather(self._sent, self._incoming, self._scratch)
         for sender in self._world.peers:
-            self._scopes.check(everyone[sender], turn, sender)
+            self._scopes.check(everyone[sender], context, sender)
         payloads = [everyone[rank] for rank in range(self._world.size)]
-        self._scopes.average(payloads, gradients, turn)
+        self._scopes.average(payloads, gradients, context)
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Decode the own payload and add it back."""
-        self._scopes.give_back(self._sent, turn)
+        self._scopes.give_back(self._sent, context)

@@ -33,7 +33,15 @@ from typing import Annotated, ClassVar
 import torch
 from annotated_types import Gt, Le
 
-from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import (
+    Aggregator,
+    AllReduce,
+    Round,
+    Rounds,
+    StepContext,
+    Verb,
+    World,
+)
 from compressa.aggregators.sparse_sum import SparseUnit
 from compressa.codecs import TopK
 from compressa.codecs._sparse import IndexFormat, SparseForm, ValueDtype
@@ -122,12 +130,12 @@ class GTopKAggregator(Aggregator):
         size = self._unit.payload.wire_bytes
         return (Round(Verb.ALL_REDUCE, torch.uint8, size, algorithm="tree"),)
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Select, sum, and write the mean."""
-        total = self._unit.begin(gradients, turn)
+        total = self._unit.begin(gradients, context)
         yield AllReduce(total, self._scratch)
         total.write(gradients)
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Each rank has its own gradient back, whoever left out or got what."""
         self._unit.undo()

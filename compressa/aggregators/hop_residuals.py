@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import Turn, World
+from compressa.aggregators.base import StepContext, World
 from compressa.aggregators.feedback import FeedbackRule, OwnedResidual, Residual
 from compressa.aggregators.scopes import Scope, held_back
 from compressa.arrays import surely_finite
@@ -39,10 +39,10 @@ class HopResiduals:
         self.rule = rule
         self._segments = [_OfSegment(segment, rule, world) for segment in layout.segments]
 
-    def begin(self, gradients: Sequence[torch.Tensor], turn: Turn) -> None:
+    def begin(self, gradients: Sequence[torch.Tensor], context: StepContext) -> None:
         """Add the residuals to a step's gradients, float32, in place."""
         for own, x in zip(self._segments, gradients, strict=True):
-            own.begin(x, turn)
+            own.begin(x, context)
 
     def keep(self, scope: Scope, lost: torch.Tensor) -> None:
         """Add what the message of a scope has lost, unscaled."""
@@ -76,11 +76,11 @@ class _OfSegment:
         self._wide = torch.empty(segment.elems if narrow else 0, device=world.device)
         self.errors = self._wide
 
-    def begin(self, x: torch.Tensor, turn: Turn) -> None:
+    def begin(self, x: torch.Tensor, context: StepContext) -> None:
         """Add the residual to a gradient, unless it must wait."""
-        held = held_back(x, turn)
-        self.owned.absorb(x, turn, held=held)
-        left = self._residual.reopen(turn, raw=held)
+        held = held_back(x, context)
+        self.owned.absorb(x, context, held=held)
+        left = self._residual.reopen(context, raw=held)
         if not held:
             left.mul_(1.0 - self._residual.rule.beta)
         self.errors = left if self._residual.rule.dtype == "float32" else self._wide.copy_(left)

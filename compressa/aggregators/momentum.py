@@ -16,7 +16,7 @@ from typing import Annotated
 import torch
 from annotated_types import Gt, Lt
 
-from compressa.aggregators.base import Merge, State, Turn
+from compressa.aggregators.base import Merge, State, StepContext
 from compressa.arrays import scratch_tensor, surely_finite
 from compressa.codecs.base import Codec, Draw
 from compressa.errors import ConfigError
@@ -67,20 +67,20 @@ class Velocity:
         self._accumulated: torch.Tensor | None = None  # whether; None where it surely was
         self._cleared = self._u[:0]
 
-    def accumulate(self, x: torch.Tensor, turn: Turn) -> None:
+    def accumulate(self, x: torch.Tensor, context: StepContext) -> None:
         """Replace a gradient by the velocity, both times the loss scale.
 
         Where it would not be finite, the velocity of the whole scope stays as it was.
         """
         if self._limit < math.inf:
-            self._clip(x, turn)
-        x.add_(self._u, alpha=self._rule.factor * turn.loss_scale)
+            self._clip(x, context)
+        x.add_(self._u, alpha=self._rule.factor * context.loss_scale)
         if surely_finite(x):
             self._accumulated = None
-            torch.mul(x, 1.0 / turn.loss_scale, out=self._u)
+            torch.mul(x, 1.0 / context.loss_scale, out=self._u)
         else:
             self._accumulated = x.isfinite().all()
-            torch.where(self._accumulated, x * (1.0 / turn.loss_scale), self._u, out=self._u)
+            torch.where(self._accumulated, x * (1.0 / context.loss_scale), self._u, out=self._u)
 
     def mask(self, codec: Codec, payload: torch.Tensor, draw: Draw) -> None:
         """Start anew where the payload sends something."""
@@ -106,15 +106,15 @@ class Velocity:
             self._u.masked_scatter_(where, self._cleared)
         self._cleared = self._u[:0]
 
-    def _clip(self, x: torch.Tensor, turn: Turn) -> None:
+    def _clip(self, x: torch.Tensor, context: StepContext) -> None:
         """Cut a gradient to the largest norm, if it has a norm; no GPU is waited for."""
         norm = torch.linalg.vector_norm(x)
         if x.is_cuda:
-            norm = norm.double() / turn.loss_scale
+            norm = norm.double() / context.loss_scale
             too_long = (norm > self._limit) & norm.isfinite()
             x.mul_(torch.where(too_long, self._limit / norm, 1.0).float())
             return
-        length = float(norm) / turn.loss_scale
+        length = float(norm) / context.loss_scale
         if self._limit < length < math.inf:
             x.mul_(self._limit / length)
 

@@ -61,7 +61,15 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import (
+    Aggregator,
+    AllReduce,
+    Round,
+    Rounds,
+    StepContext,
+    Verb,
+    World,
+)
 from compressa.aggregators.encoded_sum import EncodedSum, SpanPayloads
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.hop_residuals import HopResiduals
@@ -118,12 +126,12 @@ class PerHop(Aggregator):
         size, inside = (own.part(own.span).wire_bytes for own in (self._across, self._inside))
         return (Round(Verb.ALL_REDUCE, torch.uint8, size, inside_bytes=inside),)
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Add the residuals, sum, divide."""
         if self._residuals:
-            self._residuals.begin(gradients, turn)
+            self._residuals.begin(gradients, context)
         across, inside = (
-            EncodedSum(payloads, gradients, turn, self._residuals)
+            EncodedSum(payloads, gradients, context, self._residuals)
             for payloads in (self._across, self._inside)
         )
         yield AllReduce(across, self._scratch, inside)
@@ -132,7 +140,7 @@ class PerHop(Aggregator):
         for x in gradients:
             self._world.divide(x)
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Put back what this rank has put in."""
         if self._residuals:
             self._residuals.rollback()

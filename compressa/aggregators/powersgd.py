@@ -32,7 +32,7 @@ from typing import ClassVar
 
 import torch
 
-from compressa.aggregators.base import Aggregator, Round, Rounds, Turn, World
+from compressa.aggregators.base import Aggregator, Round, Rounds, StepContext, World
 from compressa.aggregators.factors import F32, FactorSum, LowRank, Matrix, Side
 from compressa.kernels import lowrank
 from compressa.kernels.feedback import all_finite
@@ -81,21 +81,21 @@ class PowerSGDAggregator(Aggregator):
         rounds = (self._basis.round, self._other.sums.round)
         return rounds if self._matrices else rounds[:1]
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Two power-iteration half steps, a mean after each."""
         for i, place in zip(self._vectors, self._basis.vectors, strict=True):
             place.copy_(gradients[i])
-        views = [matrix.begin(gradients, turn) for matrix in self._matrices]
+        views = [matrix.begin(gradients, context) for matrix in self._matrices]
         for i, g in enumerate(views):
             multiply = self._matrices[i].right if self._tall[i] else self._matrices[i].left
-            multiply(g, self._other.begin(i), self._basis.factors[i], turn)
+            multiply(g, self._other.begin(i), self._basis.factors[i], context)
         yield self._basis.mean()
         for i, place in zip(self._vectors, self._basis.vectors, strict=True):
             gradients[i].copy_(place)
         if self._matrices:
-            yield from self._second_half(views, turn)
+            yield from self._second_half(views, context)
 
-    def _second_half(self, views: Sequence[F32], turn: Turn) -> Rounds:
+    def _second_half(self, views: Sequence[F32], context: StepContext) -> Rounds:
         other = self._other
         for i, m in enumerate(views):
             multiply = lowrank.left_factor if self._tall[i] else lowrank.right_factor
@@ -105,14 +105,14 @@ class PowerSGDAggregator(Aggregator):
         for i, m in enumerate(views):
             mean, verdicts = other.sums.factors[i], other.sums.judge(i)
             own, shared = self._factors(i, other.own[i]), self._factors(i, mean)
-            self._matrices[i].keep_rest(m, own, shared, verdicts, turn)
-            other.directions[i].keep(mean, verdicts, turn)
+            self._matrices[i].keep_rest(m, own, shared, verdicts, context)
+            other.directions[i].keep(mean, verdicts, context)
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Add the own product back to the residual: then it is M again. Waits for a GPU."""
         for i, matrix in enumerate(self._matrices):
             if all_finite(self._other.sums.factors[i]):
-                matrix.give_back(*self._factors(i, self._other.own[i]), turn)
+                matrix.give_back(*self._factors(i, self._other.own[i]), context)
 
     def _factors(self, i: int, other: F32) -> Factors:
         """Return (P, Q) of a matrix, one of them given."""

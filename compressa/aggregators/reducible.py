@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import (
+    Aggregator,
+    AllReduce,
+    Round,
+    Rounds,
+    StepContext,
+    Verb,
+    World,
+)
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.scopes import decode, encode, residuals_of, whole_scopes
 from compressa.codecs.base import Codec, Draw
@@ -58,27 +66,27 @@ class Reducible(Aggregator):
         size = self._payload.numel()
         return (Round(Verb.ALL_REDUCE, self._values.dtype, size, dense=True),)
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Encode, sum, decode."""
         places = torch.split(self._payload, self._sizes)
         for scope, residual, place in zip(self._scopes, self._residuals, places, strict=True):
-            x, draw = scope.of(gradients), self._draw(scope.segment, turn)
-            encode(self._codec, x, residual, place, draw, turn)
+            x, draw = scope.of(gradients), self._draw(scope.segment, context)
+            encode(self._codec, x, residual, place, draw, context)
         self._sent.copy_(self._payload)
         self._world.divide(self._values)
         yield AllReduce(DenseValues(self._values), self._scratch)
         for scope, place in zip(self._scopes, places, strict=True):
-            decode(self._codec, place, scope.of(gradients), self._draw(scope.segment, turn))
+            decode(self._codec, place, scope.of(gradients), self._draw(scope.segment, context))
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Decode what was sent and add it back."""
         places = torch.split(self._sent, self._sizes)
         for scope, residual, place in zip(self._scopes, self._residuals, places, strict=True):
             if residual is not None:
                 sent = torch.empty(scope.segment.elems, device=place.device)
-                self._codec.decode(place, sent, self._draw(scope.segment, turn))
-                residual.give_back(sent, turn)
+                self._codec.decode(place, sent, self._draw(scope.segment, context))
+                residual.give_back(sent, context)
 
-    def _draw(self, segment: Segment, turn: Turn) -> Draw:
+    def _draw(self, segment: Segment, context: StepContext) -> Draw:
         index = segment.parameter.index
-        return Draw(self._world.seed, turn.step, index, segment.start, self._world.rank)
+        return Draw(self._world.seed, context.step, index, segment.start, self._world.rank)

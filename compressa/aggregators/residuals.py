@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import Turn
+from compressa.aggregators.base import StepContext
 from compressa.aggregators.scopes import Scope, held_back
 from compressa.arrays import as_array
 from compressa.kernels import block_count
@@ -70,17 +70,19 @@ class ChunkResiduals:
         for part in self._parts:
             part.zero_()
 
-    def absorb(self, gradients: Sequence[torch.Tensor], turn: Turn, *, clear: bool = True) -> None:
+    def absorb(
+        self, gradients: Sequence[torch.Tensor], context: StepContext, *, clear: bool = True
+    ) -> None:
         """Take up a step's gradients, but for those of scopes that wait.
 
         Args:
             gradients: The unit's; set to zero afterwards with `clear`.
-            turn: The step.
+            context: The step.
             clear: Whether the memory is wanted for the mean.
         """
         for i, scope in enumerate(self._scopes):
             x = scope.of(gradients)
-            self.held[i] = held_back(x, turn)
+            self.held[i] = held_back(x, context)
             if self.held[i]:
                 self.norms[i].zero_()
                 continue
@@ -88,7 +90,7 @@ class ChunkResiduals:
                 as_array(x),
                 *self._arrays[i],
                 chunk=self._chunk,
-                scale=turn.loss_scale,
+                scale=context.loss_scale,
                 clear=clear,
                 largest=self._largest,
             )

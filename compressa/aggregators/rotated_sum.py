@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from compressa.aggregators.base import Turn
+from compressa.aggregators.base import StepContext
 from compressa.aggregators.rotated import RotatedScope, Sums
 from compressa.aggregators.shards import ShardSpans, ShardSum
 from compressa.arrays import as_array
@@ -60,18 +60,20 @@ class RotatedPayloads:
         self._unit = unit
         self._most = size * levels
 
-    def seal(self, shard: int, payload: torch.Tensor, turn: Turn) -> None:
+    def seal(self, shard: int, payload: torch.Tensor, context: StepContext) -> None:
         """Write the header."""
-        write_header(payload, self._header(shard, payload.numel(), turn))
+        write_header(payload, self._header(shard, payload.numel(), context))
 
-    def check_codes(self, shard: int, payload: torch.Tensor, turn: Turn, sender: int) -> None:
+    def check_codes(
+        self, shard: int, payload: torch.Tensor, context: StepContext, sender: int
+    ) -> None:
         """Raise PayloadError unless they are what `sender` owes the owner."""
-        header = self._header(shard, self.sent_bytes[shard], turn)
+        header = self._header(shard, self.sent_bytes[shard], context)
         check_header(payload, header, sender, exact=True)
 
-    def check_sums(self, shard: int, payload: torch.Tensor, turn: Turn) -> None:
+    def check_sums(self, shard: int, payload: torch.Tensor, context: StepContext) -> None:
         """Raise PayloadError unless they are what the owner owes."""
-        header = self._header(shard, self.sealed_bytes[shard], turn)
+        header = self._header(shard, self.sealed_bytes[shard], context)
         check_header(payload, header, shard, exact=True)
         if self._largest(payload) > self._most:
             raise PayloadError(
@@ -95,10 +97,10 @@ class RotatedPayloads:
         # torch does not compare uint16; as int16 with their highest bits turned they compare alike.
         return int(body.view(torch.int16).bitwise_xor(-32768).max()) + 32768
 
-    def _header(self, shard: int, size_bytes: int, turn: Turn) -> Header:
+    def _header(self, shard: int, size_bytes: int, context: StepContext) -> Header:
         """The header of a payload of some size, itself included."""
         elems, body_bytes = self._elems[shard], size_bytes - HEADER_BYTES
-        return Header(WIRE_ID, turn.epoch, turn.step, self._unit, elems, body_bytes)
+        return Header(WIRE_ID, context.epoch, context.step, self._unit, elems, body_bytes)
 
 
 class RotatedSum(ShardSum):
@@ -109,11 +111,13 @@ class RotatedSum(ShardSum):
         spans: ShardSpans,
         given: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
-        turn: Turn,
+        context: StepContext,
         wire: RotatedPayloads,
         sealed: torch.Tensor,
     ) -> None:
-        super().__init__(spans, given, gradients, turn, exact=False)  # sums are longer than codes
+        super().__init__(
+            spans, given, gradients, context, exact=False
+        )  # sums are longer than codes
         self._wire = wire
         self._result = sealed
 
@@ -121,9 +125,9 @@ class RotatedSum(ShardSum):
         """Raise PayloadError unless it is what `sender` owes for the step."""
         owner = self._owners[span]
         if owner == sender:
-            self._wire.check_sums(owner, message, self._turn)
+            self._wire.check_sums(owner, message, self._context)
         else:
-            self._wire.check_codes(owner, message, self._turn, sender)
+            self._wire.check_codes(owner, message, self._context, sender)
 
     def add(
         self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
@@ -133,7 +137,7 @@ class RotatedSum(ShardSum):
         for i, payload in enumerate((*before, self.give(span), *after)):
             for part in self._wire.shards[owner]:
                 part.look_up(payload, sums, add=i > 0)
-        self._wire.seal(owner, self._result, self._turn)
+        self._wire.seal(owner, self._result, self._context)
         self.take(span, self._result)
 
     def take(self, span: Span, message: torch.Tensor) -> None:
@@ -141,4 +145,4 @@ class RotatedSum(ShardSum):
         sums = self._wire.sums(message)
         for part in self._wire.shards[self._owners[span]]:
             out = part.scope.of(self._gradients)
-            part.decode(sums, out, self._wire.size, self._turn.loss_scale)
+            part.decode(sums, out, self._wire.size, self._context.loss_scale)

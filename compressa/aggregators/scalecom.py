@@ -34,7 +34,7 @@ from compressa.aggregators.base import (
     Broadcast,
     Round,
     Rounds,
-    Turn,
+    StepContext,
     Verb,
     World,
 )
@@ -182,19 +182,19 @@ class ScaleComAggregator(Aggregator):
             Round(Verb.ALL_REDUCE, torch.float32, size, dense=True),
         )
 
-    def leader(self, turn: Turn) -> int:
+    def leader(self, context: StepContext) -> int:
         """Return the rank that picks the indices of a step."""
-        return (turn.step + self._layout.unit) % self._world.size
+        return (context.step + self._layout.unit) % self._world.size
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Pick or hear the indices, and sum the values there."""
-        self._residuals.absorb(gradients, turn, clear=self._hyper.beta == 1.0)
-        leader = self.leader(turn)
+        self._residuals.absorb(gradients, context, clear=self._hyper.beta == 1.0)
+        leader = self.leader(context)
         if leader == self._world.rank:
-            self._pick(gradients, turn)
+            self._pick(gradients, context)
         yield Broadcast(self._payload, leader)
         if leader != self._world.rank:
-            self._read_indices(leader, turn)
+            self._read_indices(leader, context)
         for i, finite in enumerate(self._finite()):
             self._take(i, finite)
         self._world.divide(self._values)
@@ -202,11 +202,11 @@ class ScaleComAggregator(Aggregator):
         for i, chosen in enumerate(self._selections):
             out = chosen.scope.of(gradients)
             if self._hyper.beta < 1.0:
-                self._filter(i, out, turn)
+                self._filter(i, out, context)
             arrays = chosen.indices, as_array(chosen.mean), as_array(out)
-            scatter_add(*arrays, weight=turn.loss_scale)
+            scatter_add(*arrays, weight=context.loss_scale)
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Put back what was taken; a filter took a part only."""
         for i, chosen in enumerate(self._selections):
             if chosen.taken:
@@ -221,14 +221,14 @@ class ScaleComAggregator(Aggregator):
             return known
         return [all_finite(as_array(part)) for part in norms]
 
-    def _pick(self, gradients: Sequence[torch.Tensor], turn: Turn) -> None:
+    def _pick(self, gradients: Sequence[torch.Tensor], context: StepContext) -> None:
         """Choose the indices, and write the payload."""
         body = self._payload[HEADER_BYTES:]
         for i, place in enumerate(torch.split(body, self._index_bytes)):
             self._select(i, gradients)
             width = bitpack.index_width(self._selections[i].scope.segment.elems)
             bitpack.pack_bits(self._selections[i].indices, width, as_array(place))
-        write_header(self._payload, self._header(turn))
+        write_header(self._payload, self._header(context))
 
     def _select(self, i: int, gradients: Sequence[torch.Tensor]) -> None:
         """Find the largest elements; any will do where there is nothing to choose from."""
@@ -238,9 +238,9 @@ class ScaleComAggregator(Aggregator):
         values = scratch_tensor("scalecom.values", chosen.indices.size, torch.float32, p.device)
         select_top_k(as_array(p), chosen.indices.size, chosen.indices, as_array(values))
 
-    def _read_indices(self, leader: int, turn: Turn) -> None:
+    def _read_indices(self, leader: int, context: StepContext) -> None:
         """Check the leader's payload before anything in it is used."""
-        check_header(self._payload, self._header(turn), leader, exact=True)
+        check_header(self._payload, self._header(context), leader, exact=True)
         body = self._payload[HEADER_BYTES:]
         for chosen, part in zip(
             self._selections, torch.split(body, self._index_bytes), strict=True
@@ -252,9 +252,9 @@ class ScaleComAggregator(Aggregator):
             except ValueError as error:
                 raise PayloadError(f"scalecom, from rank {leader}: {error}") from error
 
-    def _header(self, turn: Turn) -> Header:
+    def _header(self, context: StepContext) -> Header:
         layout, body_bytes = self._layout, sum(self._index_bytes)
-        return Header(_WIRE_ID, turn.epoch, turn.step, layout.unit, layout.elems, body_bytes)
+        return Header(_WIRE_ID, context.epoch, context.step, layout.unit, layout.elems, body_bytes)
 
     def _take(self, i: int, finite: bool) -> None:
         """Take the chosen values out of the residual, but for what a filter leaves there."""
@@ -269,8 +269,8 @@ class ScaleComAggregator(Aggregator):
         else:
             chosen.mean.fill_(0.0 if self._residuals.held[i] else torch.nan)
 
-    def _filter(self, i: int, x: torch.Tensor, turn: Turn) -> None:
+    def _filter(self, i: int, x: torch.Tensor, context: StepContext) -> None:
         """Leave only beta of the gradient in the residual, and the gradient's memory empty."""
         if self._selections[i].taken:
-            self._residuals[i].sub_(x, alpha=(1.0 - self._hyper.beta) / turn.loss_scale)
+            self._residuals[i].sub_(x, alpha=(1.0 - self._hyper.beta) / context.loss_scale)
         x.zero_()

@@ -17,14 +17,22 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import (
+    Aggregator,
+    AllReduce,
+    Round,
+    Rounds,
+    StepContext,
+    Verb,
+    World,
+)
 from compressa.aggregators.feedback import FeedbackRule, OwnedResidual
 from compressa.aggregators.scopes import ScopePayload, decode, held_back
 from compressa.aggregators.shards import ShardSpans, ShardSum, cut_shards
 from compressa.arrays import widened
+from compressa.codecs.averaging import Averaging
 from compressa.codecs.base import Codec
 from compressa.codecs.payload import HEADER_BYTES
-from compressa.codecs.share import Share
 from compressa.collectives.accumulator import Span
 from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.scratch import Scratch
@@ -74,20 +82,20 @@ class Scattered(Aggregator):
         kind = Verb.ALL_REDUCE, torch.uint8
         return (Round(*kind, size, algorithm=ROUND_ROBIN, shard_bytes=shards),)
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Encode every other rank's shard, then average."""
         for peer in self._world.peers:
             buffer = self._buffers[peer]
-            self._sent[peer] = self._shards[peer].encode(gradients, turn, buffer)
-        means = _Means(self._spans, self._sent, gradients, turn, self._shards, self._own)
+            self._sent[peer] = self._shards[peer].encode(gradients, context, buffer)
+        means = _Means(self._spans, self._sent, gradients, context, self._shards, self._own)
         yield AllReduce(means, self._scratch)
         if self._world.size == 1:
             means.add(means.span, ())  # a mean of one is encoded, too
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Add back what the peers were sent; restore what the own shard contributed."""
         for peer in self._world.peers:
-            self._shards[peer].give_back(self._sent[peer], turn)
+            self._shards[peer].give_back(self._sent[peer], context)
         self._own.restore()
 
 
@@ -99,29 +107,29 @@ class _Means(ShardSum):
         spans: ShardSpans,
         given: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
-        turn: Turn,
+        context: StepContext,
         shards: Sequence[ScopePayload],
         own: _OwnShard,
     ) -> None:
-        super().__init__(spans, given, gradients, turn, exact=own.payload.exact)
+        super().__init__(spans, given, gradients, context, exact=own.payload.exact)
         self._shards = shards
         self._own = own
 
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
         """Raise PayloadError unless it is what `sender` owes for the step."""
-        self._shards[self._owners[span]].check(message, self._turn, sender)
+        self._shards[self._owners[span]].check(message, self._context, sender)
 
     def add(
         self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
     ) -> None:
         """Average the own values and what others gave; encode the mean."""
         arrived = self.by_rank(span, after, before)
-        self._result = self._own.encode_means(arrived, self._gradients, self._turn)
+        self._result = self._own.encode_means(arrived, self._gradients, self._context)
 
     def take(self, span: Span, message: torch.Tensor) -> None:
         """Decode another owner's mean."""
         owner = self._owners[span]
-        self._shards[owner].decode(message, self._gradients, self._turn, owner)
+        self._shards[owner].decode(message, self._gradients, self._context, owner)
 
 
 class _OwnShard:
@@ -149,28 +157,31 @@ class _OwnShard:
                 owned.restore()
 
     def encode_means(
-        self, arrived: Mapping[int, torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn
+        self,
+        arrived: Mapping[int, torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        context: StepContext,
     ) -> torch.Tensor:
         """Average the own values and the decoded payloads; return the mean's payload.
 
         Args:
             arrived: By rank, checked payloads, in the order in which they are added.
             gradients: The unit's; the shard goes on as what the others will decode.
-            turn: The step.
+            context: The step.
         """
         if self.buffer.is_cuda:
-            return self._encode_all(arrived, gradients, turn)
+            return self._encode_all(arrived, gradients, context)
         own, payload = self.payload, self.buffer
         parts = {sender: own.parts(part) for sender, part in arrived.items()}
         offset = HEADER_BYTES
         for i, scope in enumerate(own.scopes):  # one by one, so that each stays in the cache
             sent = {sender: part[i][1] for sender, part in parts.items()}
             place = own.place(payload, offset, scope)
-            length = self._average_in_one_pass(i, sent, place, gradients, turn)
+            length = self._average_in_one_pass(i, sent, place, gradients, context)
             if length is None:
-                length = self._average(i, sent, place, gradients, turn)
+                length = self._average(i, sent, place, gradients, context)
             offset = own.advance(payload, offset, length)
-        return own.seal(payload, turn, offset - HEADER_BYTES)
+        return own.seal(payload, context, offset - HEADER_BYTES)
 
     def _average_in_one_pass(
         self,
@@ -178,17 +189,17 @@ class _OwnShard:
         sent: Mapping[int, torch.Tensor],
         place: torch.Tensor,
         gradients: Sequence[torch.Tensor],
-        turn: Turn,
+        context: StepContext,
     ) -> int | None:
         """Do what `_average` does where codec and feedback allow; else do nothing."""
         own, owned, ranks = self.payload, self._owned[i], self._world.size
         scope, kept = own.scopes[i], None
-        x, draw = scope.of(gradients), own.draw(scope, turn, owner=True)
+        x, draw = scope.of(gradients), own.draw(scope, context, owner=True)
         if owned is not None:
-            kept = owned.lent(turn, ranks, held=held_back(x, turn))
+            kept = owned.lent(context, ranks, held=held_back(x, context))
         if x.dtype is not torch.float32 or (owned is not None and kept is None):
             return None
-        return own.codec.average(Share(x, list(sent.values()), place, draw, 1.0 / ranks, kept))
+        return own.codec.average(Averaging(x, list(sent.values()), place, draw, 1.0 / ranks, kept))
 
     def _average(
         self,
@@ -196,58 +207,65 @@ class _OwnShard:
         sent: Mapping[int, torch.Tensor],
         place: torch.Tensor,
         gradients: Sequence[torch.Tensor],
-        turn: Turn,
+        context: StepContext,
     ) -> int:
         """Average scope i, encode its mean and decode that; return the payload's length."""
         own, weight = self.payload, 1.0 / self._world.size
-        scope, mean = own.scopes[i], self._own_share(i, gradients, turn)
+        scope, mean = own.scopes[i], self._own_share(i, gradients, context)
         for sender, payload in sent.items():
-            own.codec.decode_add(payload, mean, weight, own.draw(scope, turn, rank=sender))
-        length = self._encode_mean(i, mean, place, turn)
-        draw = own.draw(scope, turn, owner=True)
+            own.codec.decode_add(payload, mean, weight, own.draw(scope, context, rank=sender))
+        length = self._encode_mean(i, mean, place, context)
+        draw = own.draw(scope, context, owner=True)
         decode(own.codec, place[:length], scope.of(gradients), draw)
         return length
 
     def _encode_all(
-        self, arrived: Mapping[int, torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn
+        self,
+        arrived: Mapping[int, torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        context: StepContext,
     ) -> torch.Tensor:
         """The same, but all scopes at each stage, so that a GPU can take them by one launch."""
         own, weight, payload = self.payload, 1.0 / self._world.size, self.buffer
         means = list(gradients)
         for i, scope in enumerate(own.scopes):
-            means[scope.gradient] = self._own_share(i, gradients, turn)
+            means[scope.gradient] = self._own_share(i, gradients, context)
         for sender, part in arrived.items():
-            own.decode_add(part, means, weight, turn, sender)
+            own.decode_add(part, means, weight, context, sender)
         # What is widened lies elsewhere in each step: a list of it would be made for one use.
         if not any(self._owned) and all(x.dtype is torch.float32 for x in gradients):
-            filled = own.encode(means, turn, payload, owner=True)
+            filled = own.encode(means, context, payload, owner=True)
         else:
-            filled = self._encode_each(means, turn)
-        own.decode(filled, gradients, turn, self._world.rank)
+            filled = self._encode_each(means, context)
+        own.decode(filled, gradients, context, self._world.rank)
         return filled
 
-    def _encode_each(self, means: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
+    def _encode_each(self, means: Sequence[torch.Tensor], context: StepContext) -> torch.Tensor:
         """Encode means with what is kept of them; return the filled payload."""
         own, payload, offset = self.payload, self.buffer, HEADER_BYTES
         for i, scope in enumerate(own.scopes):
             place = own.place(payload, offset, scope)
-            length = self._encode_mean(i, means[scope.gradient], place, turn)
+            length = self._encode_mean(i, means[scope.gradient], place, context)
             offset = own.advance(payload, offset, length)
-        return own.seal(payload, turn, offset - HEADER_BYTES)
+        return own.seal(payload, context, offset - HEADER_BYTES)
 
-    def _own_share(self, i: int, gradients: Sequence[torch.Tensor], turn: Turn) -> torch.Tensor:
+    def _own_share(
+        self, i: int, gradients: Sequence[torch.Tensor], context: StepContext
+    ) -> torch.Tensor:
         """Return what this rank has of scope i's mean, in float32: memory to add to."""
         scope, owned = self.payload.scopes[i], self._owned[i]
         x = scope.of(gradients)
         mean = widened(x, "scatter.mean")
         if owned is not None:
-            owned.absorb(mean, turn, held=held_back(x, turn))
+            owned.absorb(mean, context, held=held_back(x, context))
         return mean.mul_(1.0 / self._world.size)
 
-    def _encode_mean(self, i: int, mean: torch.Tensor, place: torch.Tensor, turn: Turn) -> int:
+    def _encode_mean(
+        self, i: int, mean: torch.Tensor, place: torch.Tensor, context: StepContext
+    ) -> int:
         """Encode the mean of scope i; return its length."""
         own, owned = self.payload, self._owned[i]
-        draw = own.draw(own.scopes[i], turn, owner=True)
+        draw = own.draw(own.scopes[i], context, owner=True)
         if owned is None:
             return own.codec.encode(mean, place, draw)
-        return owned.encode(own.codec, mean, place, draw, turn, self._world.size)
+        return owned.encode(own.codec, mean, place, draw, context, self._world.size)

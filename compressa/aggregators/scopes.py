@@ -13,9 +13,9 @@ from itertools import accumulate
 
 import torch
 
-from compressa.aggregators.at_once import AtOnce
-from compressa.aggregators.base import State, Turn, World
+from compressa.aggregators.base import State, StepContext, World
 from compressa.aggregators.feedback import FeedbackRule, Residual
+from compressa.aggregators.multi_tensor import MultiTensor
 from compressa.arrays import put, scratch_tensor, widened
 from compressa.codecs.base import Bounded, Codec, Decoder, Draw
 from compressa.codecs.payload import (
@@ -83,14 +83,14 @@ def encode(
     residual: Residual | None,
     place: torch.Tensor,
     draw: Draw,
-    turn: Turn,
+    context: StepContext,
 ) -> int:
     """Encode one scope, with its residual unless that must wait; return the payload's length."""
     if not codec.takes_half:
         x = widened(x, "scope")
-    if residual is None or held_back(x, turn):
+    if residual is None or held_back(x, context):
         return codec.encode(x, place, draw)
-    return residual.encode(codec, x, place, draw, turn)
+    return residual.encode(codec, x, place, draw, context)
 
 
 def decode(codec: Codec, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
@@ -180,10 +180,10 @@ class ScopePayload:
         self.residuals = residuals_of(scopes, feedback, world)
         self._feedback = feedback
         self._lengths_tell_all = self.exact and type(codec).check is Codec.check
-        self._at_once: AtOnce | None = None
+        self._at_once: MultiTensor | None = None
         if self.exact and self.scopes and type(codec).encoder is not Codec.encoder:
             *starts, end = accumulate(map(_aligned, self._sizes), initial=HEADER_BYTES)
-            self._at_once = AtOnce(codec, self.scopes, starts, end, world.state, feedback)
+            self._at_once = MultiTensor(codec, self.scopes, starts, end, world.state, feedback)
 
     @property
     def exact(self) -> bool:
@@ -194,17 +194,19 @@ class ScopePayload:
         """Allocate a buffer for one payload, zeroed so that padding is."""
         return torch.zeros(self.wire_bytes, dtype=torch.uint8, device=self._world.device)
 
-    def draw(self, scope: Scope, turn: Turn, *, owner: bool = False, rank: int = -1) -> Draw:
+    def draw(
+        self, scope: Scope, context: StepContext, *, owner: bool = False, rank: int = -1
+    ) -> Draw:
         """Return the counter of the random bits for a scope."""
         segment = scope.segment
         sender = self._world.rank if rank < 0 else rank
         index = segment.parameter.index
-        return Draw(self._world.seed, turn.step, index, segment.start, sender, owner)
+        return Draw(self._world.seed, context.step, index, segment.start, sender, owner)
 
     def encode(
         self,
         gradients: Sequence[torch.Tensor],
-        turn: Turn,
+        context: StepContext,
         payload: torch.Tensor,
         *,
         owner: bool = False,
@@ -214,24 +216,24 @@ class ScopePayload:
 
         Args:
             gradients: The unit's gradients.
-            turn: The step.
+            context: The step.
             payload: Memory for the payload.
             owner: Whether they are the mean, which the owner of a shard encodes.
             rank: Whose random bits are drawn; this rank's own if not given.
         """
         at_once = self._at_once
-        encoder = at_once.encoder(gradients, turn, payload) if at_once else None
+        encoder = at_once.encoder(gradients, context, payload) if at_once else None
         if encoder:
-            scale = 1.0 if self._feedback is None else turn.loss_scale
-            encoder.encode(self.draw(self.scopes[0], turn, owner=owner, rank=rank), scale)
-            return self.seal(payload, turn, self.body_bytes)
+            scale = 1.0 if self._feedback is None else context.loss_scale
+            encoder.encode(self.draw(self.scopes[0], context, owner=owner, rank=rank), scale)
+            return self.seal(payload, context, self.body_bytes)
         offset = HEADER_BYTES
         for scope, residual in zip(self.scopes, self.residuals, strict=True):
             place = self.place(payload, offset, scope)
-            x, draw = scope.of(gradients), self.draw(scope, turn, owner=owner, rank=rank)
-            length = encode(self.codec, x, residual, place, draw, turn)
+            x, draw = scope.of(gradients), self.draw(scope, context, owner=owner, rank=rank)
+            length = encode(self.codec, x, residual, place, draw, context)
             offset = self.advance(payload, offset, length)
-        return self.seal(payload, turn, offset - HEADER_BYTES)
+        return self.seal(payload, context, offset - HEADER_BYTES)
 
     def place(self, payload: torch.Tensor, offset: int, scope: Scope) -> torch.Tensor:
         """Return the memory for a scope's bytes that begin at `offset`."""
@@ -245,14 +247,14 @@ class ScopePayload:
             offset += _LENGTH_BYTES
         return offset + _aligned(length)
 
-    def seal(self, payload: torch.Tensor, turn: Turn, body_bytes: int) -> torch.Tensor:
+    def seal(self, payload: torch.Tensor, context: StepContext, body_bytes: int) -> torch.Tensor:
         """Write the header; return the filled front of `payload`."""
-        write_header(payload, self._header(turn, body_bytes))
+        write_header(payload, self._header(context, body_bytes))
         return payload[: HEADER_BYTES + body_bytes]
 
-    def check(self, payload: torch.Tensor, turn: Turn, sender: int) -> None:
-        """Raise PayloadError unless the payload is what `sender` owes for `turn`."""
-        check_header(payload, self._header(turn, self.body_bytes), sender, self.exact)
+    def check(self, payload: torch.Tensor, context: StepContext, sender: int) -> None:
+        """Raise PayloadError unless the payload is what `sender` owes for `context`."""
+        check_header(payload, self._header(context, self.body_bytes), sender, self.exact)
         if self._lengths_tell_all:
             return
         for scope, part in self.parts(payload):
@@ -263,7 +265,7 @@ class ScopePayload:
         payload: torch.Tensor,
         gradients: Sequence[torch.Tensor],
         weight: float,
-        turn: Turn,
+        context: StepContext,
         sender: int,
     ) -> None:
         """Add `weight` times the decoded scopes to `gradients`, which are float32."""
@@ -272,11 +274,14 @@ class ScopePayload:
             decoder.decode_add(payload, weight)
             return
         for scope, part in self.parts(payload):
-            draw = self.draw(scope, turn, rank=sender)
+            draw = self.draw(scope, context, rank=sender)
             self.codec.decode_add(part, scope.of(gradients), weight, draw)
 
     def average(
-        self, payloads: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], turn: Turn
+        self,
+        payloads: Sequence[torch.Tensor],
+        gradients: Sequence[torch.Tensor],
+        context: StepContext,
     ) -> None:
         """Write the mean of what all ranks sent, given by rank, to `gradients`."""
         decoder = self._decoder(gradients, payloads)
@@ -285,11 +290,15 @@ class ScopePayload:
             return
         parts = [self.parts(payload) for payload in payloads]
         for i, scope in enumerate(self.scopes):
-            sent = [(p[i][1], self.draw(scope, turn, rank=r)) for r, p in enumerate(parts)]
+            sent = [(p[i][1], self.draw(scope, context, rank=r)) for r, p in enumerate(parts)]
             decode_sum(self.codec, sent, scope.of(gradients), 1.0 / len(payloads))
 
     def decode(
-        self, payload: torch.Tensor, gradients: Sequence[torch.Tensor], turn: Turn, sender: int
+        self,
+        payload: torch.Tensor,
+        gradients: Sequence[torch.Tensor],
+        context: StepContext,
+        sender: int,
     ) -> None:
         """Write the decoded scopes to `gradients`."""
         decoder = self._decoder(gradients, [payload])
@@ -297,16 +306,16 @@ class ScopePayload:
             decoder.decode(payload)
             return
         for scope, part in self.parts(payload):
-            draw = self.draw(scope, turn, owner=True, rank=sender)
+            draw = self.draw(scope, context, owner=True, rank=sender)
             decode(self.codec, part, scope.of(gradients), draw)
 
-    def give_back(self, payload: torch.Tensor, turn: Turn) -> None:
+    def give_back(self, payload: torch.Tensor, context: StepContext) -> None:
         """Add to the residuals what an encoded payload took from them."""
         for (scope, part), residual in zip(self.parts(payload), self.residuals, strict=True):
             if residual is not None:
                 sent = torch.empty(scope.segment.elems, device=payload.device)
-                self.codec.decode(part, sent, self.draw(scope, turn))
-                residual.give_back(sent, turn)
+                self.codec.decode(part, sent, self.draw(scope, context))
+                residual.give_back(sent, context)
 
     def _decoder(
         self, gradients: Sequence[torch.Tensor], payloads: Sequence[torch.Tensor]
@@ -318,9 +327,9 @@ class ScopePayload:
                 self._check_end(payload, self.wire_bytes)
         return decoder
 
-    def _header(self, turn: Turn, body_bytes: int) -> Header:
+    def _header(self, context: StepContext, body_bytes: int) -> Header:
         wire_id = self.codec.wire_id
-        return Header(wire_id, turn.epoch, turn.step, self._unit, self.elems, body_bytes)
+        return Header(wire_id, context.epoch, context.step, self._unit, self.elems, body_bytes)
 
     def parts(self, payload: torch.Tensor) -> list[tuple[Scope, torch.Tensor]]:
         """Return each scope with its bytes."""
@@ -351,12 +360,12 @@ class ScopePayload:
         return length
 
 
-def held_back(x: torch.Tensor, turn: Turn) -> bool:
+def held_back(x: torch.Tensor, context: StepContext) -> bool:
     """Whether a scope's residual must wait: its parameter may be unused on every rank.
 
     Where zeros are to be held, a GPU is waited for.
     """
-    return turn.hold_zeros and not bool(x.any())
+    return context.hold_zeros and not bool(x.any())
 
 
 def _aligned(size: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import Turn
+from compressa.aggregators.base import StepContext
 from compressa.aggregators.scopes import Scope
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.parameters import Layout
@@ -81,7 +81,7 @@ class ShardSum(Accumulator):
         shards: Where it is cut.
         given: By owner, the message with what this rank contributes, made beforehand.
         gradients: The unit's; they hold the result when it is done.
-        turn: The step.
+        context: The step.
         exact: Whether messages have as many bytes as they may have.
     """
 
@@ -93,7 +93,7 @@ class ShardSum(Accumulator):
         shards: ShardSpans,
         given: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
-        turn: Turn,
+        context: StepContext,
         *,
         exact: bool,
     ) -> None:
@@ -105,7 +105,7 @@ class ShardSum(Accumulator):
         self._sizes_bytes = shards.sizes_bytes
         self._given = given
         self._gradients = gradients
-        self._turn = turn
+        self._context = context
 
     def cut(self, span: Span, parts: int) -> tuple[Span, ...]:
         """Return the shards.

@@ -18,7 +18,15 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import (
+    Aggregator,
+    AllReduce,
+    Round,
+    Rounds,
+    StepContext,
+    Verb,
+    World,
+)
 from compressa.aggregators.scopes import Scope, whole_scopes
 from compressa.arrays import as_array
 from compressa.codecs.base import Draw
@@ -90,21 +98,21 @@ class SharedScale(Aggregator):
             Round(Verb.ALL_REDUCE, dtype, size, dense=dense, algorithm=by),
         )
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Measure, agree, round, sum, decode."""
         for i, scope in enumerate(self._scopes):
             self._scales[i] = self._measure(scope.of(gradients))
         yield AllReduce(DenseValues(self._scales, maximum=True), self._scratch)
         scales = self._agreed()
         for scope, place, scale in zip(self._scopes, self._parts, scales, strict=True):
-            self._round(scope, scope.of(gradients), scale, place, turn)
+            self._round(scope, scope.of(gradients), scale, place, context)
         yield AllReduce(DenseValues(self._integers), self._scratch)
         for scope, place, scale in zip(self._scopes, self._parts, scales, strict=True):
             # In float64, where neither the smallest scale nor the largest integer is rounded.
             unit = scale / (self._levels * self._world.size) if math.isfinite(scale) else math.nan
             scale_integers(as_array(place), unit, as_array(scope.of(gradients)))
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """There is no residual."""
 
     def _agreed(self) -> list[float]:
@@ -118,13 +126,13 @@ class SharedScale(Aggregator):
         return scales
 
     def _round(
-        self, scope: Scope, x: torch.Tensor, scale: float, place: torch.Tensor, turn: Turn
+        self, scope: Scope, x: torch.Tensor, scale: float, place: torch.Tensor, context: StepContext
     ) -> None:
         if not math.isfinite(scale) or scale == 0.0:
             place.zero_()
             return
         segment = scope.segment
         index, rank = segment.parameter.index, self._world.rank
-        draw = Draw(self._world.seed, turn.step, index, segment.start, rank)
+        draw = Draw(self._world.seed, context.step, index, segment.start, rank)
         noise, levels = draw.private_noise(self._stream), self._levels
         round_to_integers(as_array(x), levels / scale, levels, as_array(place), noise)

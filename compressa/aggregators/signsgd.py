@@ -26,7 +26,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import (
+    Aggregator,
+    AllReduce,
+    Round,
+    Rounds,
+    StepContext,
+    Verb,
+    World,
+)
 from compressa.aggregators.scopes import ScopePayload
 from compressa.aggregators.shards import ShardSpans, ShardSum, cut_shards
 from compressa.arrays import as_array, scratch_tensor
@@ -177,20 +185,20 @@ class MajorityVote(Aggregator):
         size = sum(shard.wire_bytes for shard in self._shards)
         return (Round(Verb.ALL_REDUCE, torch.uint8, size, algorithm=ROUND_ROBIN),)
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Send signs, count, share the signs of the sums."""
         for shard, payload in zip(self._shards, self._sent, strict=True):
-            shard.encode(gradients, turn, payload)
-        lean = -0.5 if self._hyper.ties == "alternate" and turn.step % 2 else 0.0
-        votes = _Votes(self._spans, self._sent, gradients, turn, self._shards, lean)
+            shard.encode(gradients, context, payload)
+        lean = -0.5 if self._hyper.ties == "alternate" and context.step % 2 else 0.0
+        votes = _Votes(self._spans, self._sent, gradients, context, self._shards, lean)
         yield AllReduce(votes, self._scratch)
         if self._world.size == 1:
             votes.add(votes.span, ())
-        if turn.loss_scale != 1.0:
+        if context.loss_scale != 1.0:
             for gradient in gradients:
-                gradient.mul_(turn.loss_scale)
+                gradient.mul_(context.loss_scale)
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """There is no residual."""
 
 
@@ -201,7 +209,7 @@ class _Votes(ShardSum):
         spans: Where the unit is cut.
         given: By owner, this rank's signs; what the own shard's become takes their place.
         gradients: The unit's.
-        turn: The step.
+        context: The step.
         shards: Encode and check signs.
         lean: Is added to each sum, so that no vote is a tie; or 0.
     """
@@ -211,18 +219,18 @@ class _Votes(ShardSum):
         spans: ShardSpans,
         given: Sequence[torch.Tensor],
         gradients: Sequence[torch.Tensor],
-        turn: Turn,
+        context: StepContext,
         shards: Sequence[ScopePayload],
         lean: float,
     ) -> None:
-        super().__init__(spans, given, gradients, turn, exact=True)
+        super().__init__(spans, given, gradients, context, exact=True)
         self._shards = shards
         self._lean = lean
         self._signs = Signs()
 
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
         """Raise PayloadError unless it is what `sender` owes for the step."""
-        self._shards[self._owners[span]].check(message, self._turn, sender)
+        self._shards[self._owners[span]].check(message, self._context, sender)
 
     def add(
         self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
@@ -235,7 +243,7 @@ class _Votes(ShardSum):
         if self._lean:
             for scope in own.scopes:
                 scope.of(self._gradients).add_(self._lean)
-        self._result = own.encode(self._gradients, self._turn, signs)
+        self._result = own.encode(self._gradients, self._context, signs)
         self._count(span, signs, add=False)
 
     def take(self, span: Span, message: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from compressa.aggregators.base import Turn, World
+from compressa.aggregators.base import StepContext, World
 from compressa.aggregators.scopes import Scope, ScopePayload, held_back, whole_scopes
 from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs import TopK
@@ -52,11 +52,11 @@ class SparseUnit:
         self.kept = sum(codec.kept(scope.segment.elems) for scope in scopes)
         self.message = self.payload.buffer()
 
-    def begin(self, gradients: Sequence[torch.Tensor], turn: Turn) -> SparseSum:
+    def begin(self, gradients: Sequence[torch.Tensor], context: StepContext) -> SparseSum:
         """Begin the sum of a step: select, and leave the rest in the residuals."""
         for part in self.parts:
-            part.begin(gradients, turn)
-        return SparseSum(self, turn)
+            part.begin(gradients, context)
+        return SparseSum(self, context)
 
     def undo(self) -> None:
         """Give back to the residuals what the last step took, and take back what it returned."""
@@ -72,10 +72,10 @@ class SparseSum(Accumulator):
 
     Args:
         unit: Whose sums; they have begun.
-        turn: The step.
+        context: The step.
     """
 
-    def __init__(self, unit: SparseUnit, turn: Turn) -> None:
+    def __init__(self, unit: SparseUnit, context: StepContext) -> None:
         elems = unit.payload.elems
         self.span = Span(0, elems)
         self.align_elems = max(elems, 1)  # all of them: it is cut nowhere
@@ -83,7 +83,7 @@ class SparseSum(Accumulator):
         self._parts = unit.parts
         self._kept = unit.kept
         self._message = unit.message
-        self._turn = turn
+        self._context = context
         self._result: torch.Tensor | None = None
 
     def write(self, gradients: Sequence[torch.Tensor]) -> None:
@@ -91,7 +91,7 @@ class SparseSum(Accumulator):
         result = self._result
         if result is None:  # a rank alone shares nothing
             result = self.share(self.span, Author(0))
-        self._payload.decode(result, gradients, self._turn, sender=0)
+        self._payload.decode(result, gradients, self._context, sender=0)
 
     def capacity_bytes(self, span: Span) -> int:
         """A header, and the scopes' values and indices."""
@@ -108,7 +108,7 @@ class SparseSum(Accumulator):
             place = self._payload.place(self._message, offset, part.scope)
             part.encode(place)
             offset = self._payload.advance(self._message, offset, place.numel())
-        return self._payload.seal(self._message, self._turn, offset - HEADER_BYTES)
+        return self._payload.seal(self._message, self._context, offset - HEADER_BYTES)
 
     def share(self, span: Span, author: Author) -> torch.Tensor:
         """Encode; what counts from now on is what the message decodes to."""
@@ -118,7 +118,7 @@ class SparseSum(Accumulator):
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
         """Check the header, every scope's length and its indices."""
         try:
-            self._payload.check(message, self._turn, sender)
+            self._payload.check(message, self._context, sender)
         except PayloadError as error:
             raise PayloadError(f"from rank {sender}: {error}") from error
 
@@ -171,17 +171,17 @@ class _Part:
         self._noted = 0
         self._scale = self._share_scale = 1.0
 
-    def begin(self, gradients: Sequence[torch.Tensor], turn: Turn) -> None:
+    def begin(self, gradients: Sequence[torch.Tensor], context: StepContext) -> None:
         """Select this rank's own."""
         x, own = self.scope.of(gradients), self._own
         self._noted = 0
-        self._scale, self._share_scale = turn.loss_scale, turn.loss_scale / self._world.size
+        self._scale, self._share_scale = context.loss_scale, context.loss_scale / self._world.size
         select_top_k(
             as_array(x),
             self._kept,
             own.indices,
             as_array(own.values),
-            residual=None if held_back(x, turn) else as_array(self._residual),
+            residual=None if held_back(x, context) else as_array(self._residual),
             scale=self._scale,
         )
         self._sum.bits.copy_(own.bits)

@@ -29,7 +29,15 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from annotated_types import Ge, Gt, Le
 
-from compressa.aggregators.base import Aggregator, AllReduce, Round, Rounds, Turn, Verb, World
+from compressa.aggregators.base import (
+    Aggregator,
+    AllReduce,
+    Round,
+    Rounds,
+    StepContext,
+    Verb,
+    World,
+)
 from compressa.aggregators.lookup_table import best_table, largest_error
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.rotated import RotatedScope, Sums
@@ -196,39 +204,39 @@ class THCAggregator(Aggregator):
             Round(Verb.ALL_REDUCE, torch.uint8, sums_bytes, algorithm=ROUND_ROBIN),
         )
 
-    def run(self, gradients: Sequence[torch.Tensor], turn: Turn) -> Rounds:
+    def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Agree on norms, send codes, hear sums."""
         if not self._hyper.feedback:
             self._residuals.clear()
-        self._residuals.absorb(gradients, turn)
+        self._residuals.absorb(gradients, context)
         self._norms.copy_(self._residuals.all_norms.sqrt())
         yield AllReduce(DenseValues(self._norms, maximum=True), self._scratch)
         if bool((self._norms < 0).any()):  # the owners' word; waits for a GPU
             raise PayloadError("thc: the largest norm of all ranks is negative")
-        self._draw_signs(turn)
+        self._draw_signs(context)
         for shard, payload in enumerate(self._sent):
             for part in self._shards[shard]:
-                self._encode(part, payload, gradients, turn)
-            self._wire.seal(shard, payload, turn)
-        integers = RotatedSum(self._spans, self._sent, gradients, turn, self._wire, self._sealed)
+                self._encode(part, payload, gradients, context)
+            self._wire.seal(shard, payload, context)
+        integers = RotatedSum(self._spans, self._sent, gradients, context, self._wire, self._sealed)
         yield AllReduce(integers, self._scratch)
         if self._world.size == 1:
             integers.add(integers.span, ())
 
-    def rollback(self, turn: Turn) -> None:
+    def rollback(self, context: StepContext) -> None:
         """Decode the own codes, and add them back."""
         if self._hyper.feedback:
             for parts, payload in zip(self._shards, self._sent, strict=True):
                 for part in parts:
                     self._add_own(part, payload, 1.0)
 
-    def _draw_signs(self, turn: Turn) -> None:
+    def _draw_signs(self, context: StepContext) -> None:
         for segment, signs in zip(self._layout.segments, self._signs, strict=True):
             philox.random_words(
                 as_array(signs),
                 seed=self._world.seed,
                 stream=_SIGN_STREAM,
-                step=turn.step,
+                step=context.step,
                 parameter=segment.parameter.index,
                 start=segment.start // 32,
             )
@@ -238,12 +246,12 @@ class THCAggregator(Aggregator):
         part: RotatedScope,
         payload: torch.Tensor,
         gradients: Sequence[torch.Tensor],
-        turn: Turn,
+        context: StepContext,
     ) -> None:
         """Write the codes of p, and keep what they miss."""
         scope, rank = part.scope, self._world.rank
         index, start = scope.segment.parameter.index, scope.segment.start
-        noise = Draw(self._world.seed, turn.step, index, start, rank).private_noise(WIRE_ID)
+        noise = Draw(self._world.seed, context.step, index, start, rank).private_noise(WIRE_ID)
         # Where the residual waits, p is the gradient, which is zero.
         held = self._residuals.held[scope.gradient]
         part.encode(scope.of(gradients) if held else self._kept(part), payload, noise)

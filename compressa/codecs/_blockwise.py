@@ -14,6 +14,7 @@ import torch
 
 from compressa.arrays import as_array
 from compressa.codecs._blockwise_list import decoder_of, encoder_of, goes_at_once, works_as
+from compressa.codecs.averaging import Averaging, Kept
 from compressa.codecs.base import (
     Codec,
     Contraction,
@@ -23,7 +24,6 @@ from compressa.codecs.base import (
     Granularity,
     Item,
 )
-from compressa.codecs.share import Kept, Share
 from compressa.errors import ConfigError
 from compressa.kernels import blockwise
 from compressa.kernels.blockwise_mean import Owned, Packed, average_blockwise
@@ -134,7 +134,7 @@ class Blockwise(Codec):
             weight=weight,
         )
 
-    def average(self, share: Share) -> int | None:
+    def average(self, share: Averaging) -> int | None:
         """Block by block."""
         if not works_as(self, Blockwise):
             return None

@@ -23,7 +23,7 @@ from compressa.kernels.philox import Noise
 
 if TYPE_CHECKING:
     from compressa.aggregators.base import Aggregator, World
-    from compressa.codecs.share import Share
+    from compressa.codecs.averaging import Averaging
     from compressa.parameters import Layout
 
 
@@ -279,7 +279,7 @@ class Codec(Compressor):
         for payload, draw in payloads:
             self.decode_add(payload, out, weight, draw)
 
-    def average(self, share: Share) -> int | None:
+    def average(self, share: Averaging) -> int | None:
         """Decode, average, encode the mean and decode it in one pass over memory, if that can be.
 
         Returns:

@@ -20,14 +20,14 @@ from compressa.collectives import (
 from compressa.collectives.accumulator import Accumulator, Span
 from compressa.collectives.base import Program, Together
 from compressa.collectives.cost import Stage
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 _SEGMENT_BYTES = 256 << 10  # of a rank's part: what goes in one message
 _MOST_SEGMENTS = 8
 
-AllReduce = Callable[[Accumulator, Span, Team, Scratch], Program[None]]
-"""Sums a span over a team; every rank of it ends with the same bits.
+AllReduce = Callable[[Accumulator, Span, RankGroup, Scratch], Program[None]]
+"""Sums a span over a group; every rank of it ends with the same bits.
 
 On every rank it asks for the same number of exchanges: as many as it has stages.
 """
@@ -66,12 +66,14 @@ def segmented(algorithm: Algorithm, segments: int) -> AllReduce:
     if segments == 1:
         return algorithm.all_reduce
 
-    def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
+    def all_reduce(
+        values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
+    ) -> Program[None]:
         parts = values.cut(span, segments)
         programs = [
-            algorithm.all_reduce(values, part, team, scratch.part(number))
+            algorithm.all_reduce(values, part, group, scratch.part(number))
             for number, part in enumerate(parts)
         ]
-        yield Together(programs, len(algorithm.stages(0, team.size)))
+        yield Together(programs, len(algorithm.stages(0, group.size)))
 
     return all_reduce

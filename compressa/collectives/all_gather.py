@@ -27,7 +27,7 @@ class AllGatherAlgorithm(NamedTuple):
     """One way to bring every rank's payload to all.
 
     Attributes:
-        hops: Its exchanges, for a place among so many: as many at every place, and at none more
+        hops: Its exchanges, for a member among so many: as many at every member, and at none more
             bytes than at the first.
         alike: The all-reduce that exchanges most alike. Where that was measured, this one is taken
             to be off its formula by as much.
@@ -107,9 +107,9 @@ def all_gather(
 
 
 @lru_cache(maxsize=16)
-def _hops(algorithm: AllGatherAlgorithm, place: int, size: int) -> list[Hop]:
+def _hops(algorithm: AllGatherAlgorithm, index: int, size: int) -> list[Hop]:
     """They are the same in every step."""
-    return algorithm.hops(place, size)
+    return algorithm.hops(index, size)
 
 
 def _message(

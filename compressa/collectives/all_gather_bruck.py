@@ -12,12 +12,12 @@ from __future__ import annotations
 from compressa.collectives.hop import Hop
 
 
-def hops(place: int, size: int) -> list[Hop]:
+def hops(index: int, size: int) -> list[Hop]:
     """Say who passes whose payloads to whom; see `compressa.collectives.all_gather`."""
     found = []
     for distance, count in _doublings(size):
-        to, source = (place - distance) % size, (place + distance) % size
-        found.append(Hop([to], _run(place, count, size), {source: _run(source, count, size)}))
+        to, source = (index - distance) % size, (index + distance) % size
+        found.append(Hop([to], _run(index, count, size), {source: _run(source, count, size)}))
     return found
 
 
@@ -28,5 +28,5 @@ def _doublings(size: int) -> list[tuple[int, int]]:
 
 
 def _run(first: int, count: int, size: int) -> tuple[int, ...]:
-    """So many places from one on; places go round."""
+    """So many members from one on; members go round."""
     return tuple((first + i) % size for i in range(count))

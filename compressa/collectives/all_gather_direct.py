@@ -10,7 +10,7 @@ from __future__ import annotations
 from compressa.collectives.hop import Hop
 
 
-def hops(place: int, size: int) -> list[Hop]:
+def hops(index: int, size: int) -> list[Hop]:
     """Say who passes whose payloads to whom; see `compressa.collectives.all_gather`."""
-    others = [(place + shift) % size for shift in range(1, size)]
-    return [Hop(others, (place,), {other: (other,) for other in others})] if others else []
+    others = [(index + shift) % size for shift in range(1, size)]
+    return [Hop(others, (index,), {other: (other,) for other in others})] if others else []

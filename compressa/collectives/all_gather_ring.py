@@ -9,10 +9,10 @@ from __future__ import annotations
 from compressa.collectives.hop import Hop
 
 
-def hops(place: int, size: int) -> list[Hop]:
+def hops(index: int, size: int) -> list[Hop]:
     """Say who passes whose payloads to whom; see `compressa.collectives.all_gather`."""
-    after, before = (place + 1) % size, (place - 1) % size
+    after, before = (index + 1) % size, (index - 1) % size
     return [
-        Hop([after], ((place - hop) % size,), {before: ((before - hop) % size,)})
+        Hop([after], ((index - hop) % size,), {before: ((before - hop) % size,)})
         for hop in range(size - 1)
     ]

@@ -13,15 +13,17 @@ from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.hop import swap_hop
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 
-def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-    """Sum over the team; see `compressa.collectives.algorithms`."""
-    if team.size > 1:
-        author = Author(team.at(team.place))
-        yield from swap_hop(values, scratch, span, author, team.after, team.before)
+def all_reduce(
+    values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
+) -> Program[None]:
+    """Sum over the group; see `compressa.collectives.algorithms`."""
+    if group.size > 1:
+        author = Author(group.at(group.index))
+        yield from swap_hop(values, scratch, span, author, group.after, group.before)
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:

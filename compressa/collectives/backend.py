@@ -5,12 +5,14 @@ from __future__ import annotations
 from compressa.collectives.accumulator import Accumulator, Span
 from compressa.collectives.base import BackendAllReduce, Program
 from compressa.collectives.cost import Stage
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 
-def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-    """Sum over the team; see `compressa.collectives.algorithms`.
+def all_reduce(
+    values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
+) -> Program[None]:
+    """Sum over the group; see `compressa.collectives.algorithms`.
 
     Raises:
         ValueError: The values are not plain ones.

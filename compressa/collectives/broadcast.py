@@ -1,6 +1,6 @@
-"""Broadcast algorithms by name: bytes from the places that hold them to all others of a team.
+"""Broadcast algorithms by name: bytes from the members that hold them to all others of a group.
 
-With several sources, each serves a share of the other places, except where an algorithm says
+With several sources, each serves a share of the other members, except where an algorithm says
 otherwise.
 """
 
@@ -22,20 +22,20 @@ from compressa.collectives.base import Program, Together
 from compressa.collectives.cost import Link, Stage
 from compressa.collectives.hop import idle
 from compressa.collectives.passing import check_sources, cut
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 
 ASSUMED = Link(message_s=3e-4, byte_s=8e-9)
 """1 Gbit/s, and what a message takes beside its bytes; what is chosen must not be measured."""
 
-Broadcast = Callable[[torch.Tensor, Team, Sequence[int]], Program[None]]
-"""Brings uint8 memory from some places of a team (not ranks) to the others, in place.
+Broadcast = Callable[[torch.Tensor, RankGroup, Sequence[int]], Program[None]]
+"""Brings uint8 memory from some members of a group (not ranks) to the others, in place.
 
 On every rank it asks for the same number of exchanges: as many as it has stages.
 """
 
 
 class BroadcastAlgorithm(NamedTuple):
-    """One way to bring bytes from one or several places to all.
+    """One way to bring bytes from one or several members to all.
 
     Attributes:
         broadcast: The program.
@@ -47,23 +47,23 @@ class BroadcastAlgorithm(NamedTuple):
 
 
 def shared_out(
-    program: Callable[[torch.Tensor, Team], Program[None]],
+    program: Callable[[torch.Tensor, RankGroup], Program[None]],
     stages: Callable[[int, int], list[Stage]],
 ) -> BroadcastAlgorithm:
     """Have each source serve a share of the others.
 
     Args:
-        program: Broadcasts from the first place of a team.
+        program: Broadcasts from the first member of a group.
         stages: What its exchanges cost, for so many bytes and ranks.
     """
 
-    def broadcast(data: torch.Tensor, team: Team, sources: Sequence[int]) -> Program[None]:
-        groups = _groups(team, sources)
-        own = next(group for group in groups if team.place in group)
-        group = Team([team.at(place) for place in own], own.index(team.place))
-        yield from program(data, group)
-        hops = len(all_stages(0, team.size, len(sources)))
-        yield from idle(hops - len(stages(0, group.size)))
+    def broadcast(data: torch.Tensor, group: RankGroup, sources: Sequence[int]) -> Program[None]:
+        shares = _shares(group, sources)
+        own = next(share for share in shares if group.index in share)
+        served = RankGroup([group.at(index) for index in own], own.index(group.index))
+        yield from program(data, served)
+        hops = len(all_stages(0, group.size, len(sources)))
+        yield from idle(hops - len(stages(0, served.size)))
 
     def all_stages(size_bytes: int, ranks: int, sources: int) -> list[Stage]:
         return stages(size_bytes, -(-ranks // sources))
@@ -71,10 +71,10 @@ def shared_out(
     return BroadcastAlgorithm(broadcast, all_stages)
 
 
-def _groups(team: Team, sources: Sequence[int]) -> list[list[int]]:
-    """A group for each source: itself, and its share of the others."""
-    check_sources(team, sources)
-    others = [place for place in range(team.size) if place not in sources]
+def _shares(group: RankGroup, sources: Sequence[int]) -> list[list[int]]:
+    """Some ranks for each source: itself, and its share of the others."""
+    check_sources(group, sources)
+    others = [index for index in range(group.size) if index not in sources]
     edges = [len(others) * i // len(sources) for i in range(len(sources) + 1)]
     return [[source, *others[edges[i] : edges[i + 1]]] for i, source in enumerate(sources)]
 
@@ -82,11 +82,11 @@ def _groups(team: Team, sources: Sequence[int]) -> list[list[int]]:
 def segmented(algorithm: BroadcastAlgorithm, segments: int) -> Broadcast:
     """Cut the bytes into several: while one is awaited, another is on the wire."""
 
-    def broadcast(data: torch.Tensor, team: Team, sources: Sequence[int]) -> Program[None]:
-        check_sources(team, sources)
+    def broadcast(data: torch.Tensor, group: RankGroup, sources: Sequence[int]) -> Program[None]:
+        check_sources(group, sources)
         parts = cut(data, segments)
-        programs = [algorithm.broadcast(part, team, sources) for part in parts]
-        yield Together(programs, len(algorithm.stages(0, team.size, len(sources))))
+        programs = [algorithm.broadcast(part, group, sources) for part in parts]
+        yield Together(programs, len(algorithm.stages(0, group.size, len(sources))))
 
     return broadcast
 

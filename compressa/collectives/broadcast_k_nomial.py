@@ -13,18 +13,18 @@ import torch
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.passing import pass_hop
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 
 
-def broadcast(data: torch.Tensor, team: Team, k: int) -> Program[None]:
-    """Bring the first place's bytes to all of the team."""
-    for width in _widths(team.size, k):
-        children = range(team.place + width, min(team.place + k * width, team.size), width)
-        above = team.place % (k * width)
+def broadcast(data: torch.Tensor, group: RankGroup, k: int) -> Program[None]:
+    """Bring the first member's bytes to all of the group."""
+    for width in _widths(group.size, k):
+        children = range(group.index + width, min(group.index + k * width, group.size), width)
+        above = group.index % (k * width)
         if not above:
-            yield from pass_hop({team.at(child): data for child in children}, {})
+            yield from pass_hop({group.at(child): data for child in children}, {})
         elif not above % width:
-            yield from pass_hop({}, {team.at(team.place - above): data})
+            yield from pass_hop({}, {group.at(group.index - above): data})
         else:
             yield from pass_hop({}, {})
 

@@ -24,7 +24,7 @@ import torch
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Link, Stage
 from compressa.collectives.passing import check_sources, cut, pass_hop
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 
 
 class _Ring(NamedTuple):
@@ -79,18 +79,20 @@ class _Ring(NamedTuple):
         return len(self.entries) > 1 and not turn and past < self.rounds
 
 
-def broadcast(data: torch.Tensor, team: Team, sources: Sequence[int], rounds: int) -> Program[None]:
-    """Bring the sources' bytes to all of the team."""
-    check_sources(team, sources)
-    receivers = [place for place in range(team.size) if place not in sources]
-    ring = _Ring.of(team.size, len(sources), rounds)
+def broadcast(
+    data: torch.Tensor, group: RankGroup, sources: Sequence[int], rounds: int
+) -> Program[None]:
+    """Bring the sources' bytes to all of the group."""
+    check_sources(group, sources)
+    receivers = [index for index in range(group.size) if index not in sources]
+    ring = _Ring.of(group.size, len(sources), rounds)
     parts = cut(data, max(1, rounds * len(receivers)))
-    ranks = [team.at(place) for place in receivers]
-    feeding = [team.at(place) for place in sources[: len(ring.entries)]]
-    if team.place in receivers:
-        program = _receive(ring, receivers.index(team.place), ranks, feeding, parts)
+    ranks = [group.at(index) for index in receivers]
+    feeding = [group.at(index) for index in sources[: len(ring.entries)]]
+    if group.index in receivers:
+        program = _receive(ring, receivers.index(group.index), ranks, feeding, parts)
     else:
-        program = _feed(ring, sources.index(team.place), ranks, parts)
+        program = _feed(ring, sources.index(group.index), ranks, parts)
     for outgoing, incoming in program:
         yield from pass_hop(outgoing, incoming)
 
@@ -100,19 +102,19 @@ _Hop = tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]
 
 def _receive(
     ring: _Ring,
-    place: int,
+    index: int,
     ranks: Sequence[int],
     feeding: Sequence[int],
     parts: Sequence[torch.Tensor],
 ) -> Iterator[_Hop]:
     """What a receiver sends and hears in each hop."""
-    after = (place + 1) % len(ranks)
+    after = (index + 1) % len(ranks)
     go = torch.zeros(1, dtype=torch.uint8, device=parts[0].device)
     for hop in range(ring.hops):
         outgoing, incoming = {}, {}
-        if (chunk := ring.heard(place, hop)) is not None:
+        if (chunk := ring.heard(index, hop)) is not None:
             number, source = chunk
-            incoming[ranks[place - 1] if source < 0 else feeding[source]] = parts[number]
+            incoming[ranks[index - 1] if source < 0 else feeding[source]] = parts[number]
         chunk = ring.heard(after, hop)
         if chunk is not None and chunk[1] < 0:
             outgoing[ranks[after]] = parts[chunk[0]]

@@ -50,11 +50,11 @@ class Sender(ABC):
         """Return how many packets so many bytes are cut into."""
 
     @abstractmethod
-    def send(self, parcel: int, data: torch.Tensor, numbers: Sequence[int]) -> int:
+    def send(self, bucket: int, data: torch.Tensor, numbers: Sequence[int]) -> int:
         """Send some packets, for as long as a burst may take; blocks.
 
         Args:
-            parcel: Tells these bytes from others.
+            bucket: Tells these bytes from others.
             data: uint8, all of them.
             numbers: Which packets of theirs.
 
@@ -76,15 +76,15 @@ class Receiver(ABC):
     """Takes packets as they come."""
 
     @abstractmethod
-    def expect(self, parcel: int, data: torch.Tensor) -> None:
-        """Have what comes of a parcel written to memory from now on."""
+    def expect(self, bucket: int, data: torch.Tensor) -> None:
+        """Have what comes of a bucket written to memory from now on."""
 
     @abstractmethod
-    def missing(self, parcel: int) -> Bits:
+    def missing(self, bucket: int) -> Bits:
         """Take what has come by now; return which packets have not."""
 
     @abstractmethod
-    def forget(self, parcel: int) -> None:
+    def forget(self, bucket: int) -> None:
         """Write to that memory no more."""
 
     @property
@@ -94,13 +94,13 @@ class Receiver(ABC):
 
 
 def send(
-    data: torch.Tensor, parcel: int, size: int, receivers: Sequence[int], sender: Sender
+    data: torch.Tensor, bucket: int, size: int, receivers: Sequence[int], sender: Sender
 ) -> Program[None]:
     """Bring bytes to others.
 
     Args:
         data: uint8, on the host.
-        parcel: Tells these bytes from others.
+        bucket: Tells these bytes from others.
         size: Number of ranks.
         receivers: Who asks for them.
         sender: Sends the packets.
@@ -115,7 +115,7 @@ def send(
     burst_packets = FIRST_BURST
     while due.size:
         burst = due[:burst_packets]
-        sent = yield Compute(partial(sender.send, parcel, data, burst.tolist()), "encode")
+        sent = yield Compute(partial(sender.send, bucket, data, burst.tolist()), "encode")
         burst = burst[:sent]
         yield from _tell(burst.size, [], size, receivers)
         missing = yield from _ask(count, receivers)
@@ -134,19 +134,19 @@ def send(
 
 
 def receive(
-    data: torch.Tensor, parcel: int, size: int, source: int, receiver: Receiver
+    data: torch.Tensor, bucket: int, size: int, source: int, receiver: Receiver
 ) -> Program[None]:
     """Hear bytes that another rank sends; see `send`."""
-    receiver.expect(parcel, data)
+    receiver.expect(bucket, data)
     try:
         yield from pass_hop({source: torch.zeros(1, dtype=torch.uint8)}, {})
         while (yield from _hear(source, size, receiver)):
-            report = np.packbits(receiver.missing(parcel), bitorder="little")
+            report = np.packbits(receiver.missing(bucket), bitorder="little")
             yield from pass_hop({source: torch.from_numpy(report)}, {})
-        if receiver.missing(parcel).any():
+        if receiver.missing(bucket).any():
             raise PayloadError(f"rank {source} ends a multicast that has not come as a whole")
     finally:
-        receiver.forget(parcel)
+        receiver.forget(bucket)
 
 
 def _tell(packets: int, deaf: Sequence[int], size: int, receivers: Sequence[int]) -> Program[None]:

@@ -14,20 +14,20 @@ import torch
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Link, Stage
 from compressa.collectives.passing import cut, pass_hop
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 
 
-def broadcast(data: torch.Tensor, team: Team, chunks: int) -> Program[None]:
-    """Bring the first place's bytes to all of the team."""
-    parts, place = cut(data, chunks), team.place
+def broadcast(data: torch.Tensor, group: RankGroup, chunks: int) -> Program[None]:
+    """Bring the first member's bytes to all of the group."""
+    parts, index = cut(data, chunks), group.index
 
-    def heard(place: int, hop: int) -> bool:
-        """Whether a place hears from the one before it: chunk `hop - (place - 1)`."""
-        return 0 < place < team.size and 0 <= hop - (place - 1) < chunks
+    def heard(index: int, hop: int) -> bool:
+        """Whether a member hears from the one before it: chunk `hop - (index - 1)`."""
+        return 0 < index < group.size and 0 <= hop - (index - 1) < chunks
 
-    for hop in range(len(stages(0, team.size, chunks))):
-        incoming = {team.at(place - 1): parts[hop - place + 1]} if heard(place, hop) else {}
-        outgoing = {team.at(place + 1): parts[hop - place]} if heard(place + 1, hop) else {}
+    for hop in range(len(stages(0, group.size, chunks))):
+        incoming = {group.at(index - 1): parts[hop - index + 1]} if heard(index, hop) else {}
+        outgoing = {group.at(index + 1): parts[hop - index]} if heard(index + 1, hop) else {}
         yield from pass_hop(outgoing, incoming)
 
 

@@ -12,44 +12,44 @@ from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.hop import idle
 from compressa.collectives.passing import cut, cuts, pass_hop
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.tree import hops
 
 
-def broadcast(data: torch.Tensor, team: Team) -> Program[None]:
-    """Bring the first place's bytes to all of the team."""
-    yield from _scatter(data, team)
-    yield from _all_gather(data, team)
+def broadcast(data: torch.Tensor, group: RankGroup) -> Program[None]:
+    """Bring the first member's bytes to all of the group."""
+    yield from _scatter(data, group)
+    yield from _all_gather(data, group)
 
 
-def _scatter(data: torch.Tensor, team: Team) -> Program[None]:
-    """Bring each place its part; in between, some hold those of a group that they lead."""
-    edges = [span.start for span in cuts(data.numel(), team.size)] + [data.numel()]
+def _scatter(data: torch.Tensor, group: RankGroup) -> Program[None]:
+    """Bring each member its part; in between, some hold those of a group that they lead."""
+    edges = [span.start for span in cuts(data.numel(), group.size)] + [data.numel()]
 
-    def led(place: int, width: int) -> torch.Tensor:
-        return data[edges[place] : edges[min(place + width, team.size)]]
+    def led(index: int, width: int) -> torch.Tensor:
+        return data[edges[index] : edges[min(index + width, group.size)]]
 
-    for bit in reversed(range(hops(team.size))):
+    for bit in reversed(range(hops(group.size))):
         width = 1 << bit
-        below, above = team.place + width, team.place - width
-        if team.place % width:
+        below, above = group.index + width, group.index - width
+        if group.index % width:
             yield from idle()
-        elif team.place & width:
-            yield from pass_hop({}, {team.at(above): led(team.place, width)})
-        elif below < team.size:
-            yield from pass_hop({team.at(below): led(below, width)}, {})
+        elif group.index & width:
+            yield from pass_hop({}, {group.at(above): led(group.index, width)})
+        elif below < group.size:
+            yield from pass_hop({group.at(below): led(below, width)}, {})
         else:
             yield from idle()
 
 
-def _all_gather(data: torch.Tensor, team: Team) -> Program[None]:
-    """Pass all parts round; only the first place needs none."""
-    parts, place = cut(data, team.size), team.place
-    after = (place + 1) % team.size
-    for hop in range(team.size - 1):
-        sent, taken = (parts[(place - hop - i) % team.size] for i in (0, 1))
-        outgoing = {team.at(after): sent} if after else {}
-        yield from pass_hop(outgoing, {team.at(place - 1): taken} if place else {})
+def _all_gather(data: torch.Tensor, group: RankGroup) -> Program[None]:
+    """Pass all parts round; only the first member needs none."""
+    parts, index = cut(data, group.size), group.index
+    after = (index + 1) % group.size
+    for hop in range(group.size - 1):
+        sent, taken = (parts[(index - hop - i) % group.size] for i in (0, 1))
+        outgoing = {group.at(after): sent} if after else {}
+        yield from pass_hop(outgoing, {group.at(index - 1): taken} if index else {})
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:

@@ -18,29 +18,29 @@ from compressa.collectives import broadcast_ring
 from compressa.collectives.base import Program, Together
 from compressa.collectives.cost import Stage
 from compressa.collectives.passing import check_sources
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 
 
-def broadcast(data: Mapping[int, torch.Tensor], team: Team, chunks: int) -> Program[None]:
-    """Bring each source's bytes to all of the team.
+def broadcast(data: Mapping[int, torch.Tensor], group: RankGroup, chunks: int) -> Program[None]:
+    """Bring each source's bytes to all of the group.
 
     Args:
-        data: uint8 memory for each source, by its place: what it brings, or where that goes.
-        team: Who takes part.
+        data: uint8 memory for each source, by its index: what it brings, or where that goes.
+        group: Who takes part.
         chunks: Of each stream.
     """
-    check_sources(team, list(data))
+    check_sources(group, list(data))
     streams = [
-        broadcast_ring.broadcast(data[source], _beginning_at(source, team), chunks)
+        broadcast_ring.broadcast(data[source], _beginning_at(source, group), chunks)
         for source in sorted(data)
     ]
-    yield Together(streams, len(broadcast_ring.stages(0, team.size, chunks)))
+    yield Together(streams, len(broadcast_ring.stages(0, group.size, chunks)))
 
 
-def _beginning_at(source: int, team: Team) -> Team:
-    """The same ring, with the source in its first place."""
-    ranks = [team.at(source + i) for i in range(team.size)]
-    return Team(ranks, (team.place - source) % team.size)
+def _beginning_at(source: int, group: RankGroup) -> RankGroup:
+    """The same ring, beginning at the source."""
+    ranks = [group.at(source + i) for i in range(group.size)]
+    return RankGroup(ranks, (group.index - source) % group.size)
 
 
 def stages(size_bytes: int, ranks: int, sources: int, chunks: int) -> list[Stage]:

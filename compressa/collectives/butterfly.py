@@ -1,6 +1,6 @@
 """What butterflies share: ranks beyond the largest power of two fold their values into others'.
 
-A butterfly pairs places whose numbers differ in one bit, so it needs a power of two. Each place
+A butterfly pairs members whose numbers differ in one bit, so it needs a power of two. Each member
 beyond it gives its values to one within in a first hop, and gets the result in a last one (Thakur,
 Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005).
 """
@@ -11,8 +11,8 @@ from compressa.collectives.accumulator import Accumulator, Span
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.hop import Finals, Spans, give_hop, idle, reduce_hop, share_hop
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 
 def lg_core(ranks: int) -> int:
@@ -20,19 +20,19 @@ def lg_core(ranks: int) -> int:
     return ranks.bit_length() - 1
 
 
-def partner(team: Team) -> int | None:
+def partner(group: RankGroup) -> int | None:
     """The rank on the other side of the fold, if there is one."""
-    core = 1 << lg_core(team.size)
-    if team.place >= core:
-        return team.at(team.place - core)
-    return team.at(team.place + core) if team.place + core < team.size else None
+    core = 1 << lg_core(group.size)
+    if group.index >= core:
+        return group.at(group.index - core)
+    return group.at(group.index + core) if group.index + core < group.size else None
 
 
-def fold(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[bool]:
+def fold(values: Accumulator, span: Span, group: RankGroup, scratch: Scratch) -> Program[bool]:
     """Have the core hold the sum of all; return whether this rank belongs to it."""
-    core = 1 << lg_core(team.size)
-    inside, peer = team.place < core, partner(team)
-    if core == team.size:
+    core = 1 << lg_core(group.size)
+    inside, peer = group.index < core, partner(group)
+    if core == group.size:
         return True
     if peer is None:
         yield from idle()
@@ -44,15 +44,15 @@ def fold(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Progr
 
 
 def unfold(
-    values: Accumulator, spans: Spans, team: Team, scratch: Scratch, finals: Finals
+    values: Accumulator, spans: Spans, group: RankGroup, scratch: Scratch, finals: Finals
 ) -> Program[None]:
     """Bring the result, which `finals` holds on every rank of the core, to the others."""
-    core, peer = 1 << lg_core(team.size), partner(team)
-    if core == team.size:
+    core, peer = 1 << lg_core(group.size), partner(group)
+    if core == group.size:
         return
     if peer is None:
         yield from idle()
-    elif team.place < core:
+    elif group.index < core:
         yield from share_hop(values, scratch, finals, [peer], spans, {})
     else:
         yield from share_hop(values, scratch, finals, (), (), {peer: spans})

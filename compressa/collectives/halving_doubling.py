@@ -16,41 +16,43 @@ from compressa.collectives.base import Program
 from compressa.collectives.butterfly import fold, folded, lg_core, unfold
 from compressa.collectives.cost import Stage
 from compressa.collectives.hop import Finals, idle, reduce_hop, seal, share_hop, whole
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 
-def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-    """Sum over the team; see `compressa.collectives.algorithms`."""
-    hops = lg_core(team.size)
+def all_reduce(
+    values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
+) -> Program[None]:
+    """Sum over the group; see `compressa.collectives.algorithms`."""
+    hops = lg_core(group.size)
     spans = values.cut(span, 1 << hops)
     finals: Finals = {}
-    if not (yield from fold(values, span, team, scratch)):
+    if not (yield from fold(values, span, group, scratch)):
         yield from idle(2 * hops)
     elif hops:
-        yield from _halve(values, spans, team, scratch)
-        finals = yield from seal(values, spans[team.place], Author(team.at(team.place)))
-        for number, hop in enumerate(all_gather_recursive_doubling.hops(team.place, len(spans))):
-            yield from share_hop(values, scratch, finals, *hop.of(spans, team), number)
-    yield from unfold(values, spans, team, scratch, finals)
+        yield from _halve(values, spans, group, scratch)
+        finals = yield from seal(values, spans[group.index], Author(group.at(group.index)))
+        for number, hop in enumerate(all_gather_recursive_doubling.hops(group.index, len(spans))):
+            yield from share_hop(values, scratch, finals, *hop.of(spans, group), number)
+    yield from unfold(values, spans, group, scratch, finals)
 
 
 def _halve(
-    values: Accumulator, spans: Sequence[Span], team: Team, scratch: Scratch
+    values: Accumulator, spans: Sequence[Span], group: RankGroup, scratch: Scratch
 ) -> Program[None]:
-    """Sum one span for each place of the core: afterwards it holds the sum of its own."""
+    """Sum one span for each member of the core: afterwards it holds the sum of its own."""
     width = len(spans)
     while width > 1:
         width //= 2
-        peer = team.place ^ width
-        given, kept = (_aligned(spans, place, width) for place in (peer, team.place))
-        outgoing = {team.at(peer): whole(given)}
-        yield from reduce_hop(values, scratch, outgoing, whole(kept), [team.at(peer)])
+        peer = group.index ^ width
+        given, kept = (_aligned(spans, index, width) for index in (peer, group.index))
+        outgoing = {group.at(peer): whole(given)}
+        yield from reduce_hop(values, scratch, outgoing, whole(kept), [group.at(peer)])
 
 
-def _aligned(spans: Sequence[Span], place: int, width: int) -> Sequence[Span]:
-    """The spans of a place and its neighbors, of which a group of `width` has charge together."""
-    first = place // width * width
+def _aligned(spans: Sequence[Span], index: int, width: int) -> Sequence[Span]:
+    """The spans of a member and its neighbors, of which a group of `width` has charge together."""
+    first = index // width * width
     return spans[first : first + width]
 
 

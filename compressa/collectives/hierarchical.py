@@ -2,9 +2,9 @@
 
 What crosses between hosts is as if each were one rank; links inside a host are mostly much faster.
 Where all hosts have equally many ranks, each host reduce-scatters by ring, then the ranks at equal
-places sum across hosts, all places at once, then each host all-gathers by ring (as in Goyal et al.,
-"Accurate, large minibatch SGD", 2017). With g ranks on each of N hosts and a ring across, cost:
-2 (g-1) a_in + 2 n (g-1)/g b_in + 2 (N-1) a_out + 2 n/g (N-1)/N b_out + reductions.
+members sum across hosts, all members at once, then each host all-gathers by ring (as in Goyal et
+al., "Accurate, large minibatch SGD", 2017). With g ranks on each of N hosts and a ring across,
+cost: 2 (g-1) a_in + 2 n (g-1)/g b_in + 2 (N-1) a_out + 2 n/g (N-1)/N b_out + reductions.
 
 Hosts of unequal size reduce to their first rank and share from it, by binomial trees.
 """
@@ -22,8 +22,8 @@ from compressa.collectives.algorithms import Algorithm
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.hop import idle
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 _LAST_HOP = 127  # no other message in the same author's name has come so far
 
@@ -69,16 +69,16 @@ class Topology:
         """Whether all hosts have equally many ranks."""
         return min(map(len, self.hosts)) == self.most
 
-    def inside(self, rank: int) -> Team:
+    def inside(self, rank: int) -> RankGroup:
         """The ranks of a rank's own host."""
         host = next(host for host in self.hosts if rank in host)
-        return Team(host, host.index(rank))
+        return RankGroup(host, host.index(rank))
 
-    def across(self, rank: int) -> Team:
-        """The ranks at a rank's own place, of all hosts that have it."""
-        place = self.inside(rank).place
-        ranks = [host[place] for host in self.hosts if place < len(host)]
-        return Team(ranks, ranks.index(rank))
+    def across(self, rank: int) -> RankGroup:
+        """The ranks of the same index on all hosts that have one."""
+        index = self.inside(rank).index
+        ranks = [host[index] for host in self.hosts if index < len(host)]
+        return RankGroup(ranks, ranks.index(rank))
 
 
 def hierarchical(
@@ -87,15 +87,17 @@ def hierarchical(
     """Make an algorithm of two levels.
 
     Args:
-        topology: All ranks of the team that it will be used for.
+        topology: All ranks of the group that it will be used for.
         across: Sums between hosts.
         inside: Makes the messages within a host, of the same values, if they differ; see `by_host`.
     """
 
-    def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-        if set(team.ranks) != set(topology):
-            raise ValueError(f"the topology {topology.hosts} is not that of {list(team.ranks)}")
-        rank = team.at(team.place)
+    def all_reduce(
+        values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
+    ) -> Program[None]:
+        if set(group.ranks) != set(topology):
+            raise ValueError(f"the topology {topology.hosts} is not that of {list(group.ranks)}")
+        rank = group.at(group.index)
         return by_host(inside or values, values, span, rank, scratch, topology, across)
 
     def all_stages(size_bytes: int, ranks: int) -> list[Stage]:
@@ -137,13 +139,13 @@ def _by_places(
     topology: Topology,
     across: Algorithm,
 ) -> Program[None]:
-    """Each place of a host sums its share across hosts."""
-    host, places = topology.inside(rank), topology.across(rank)
+    """Each rank of a host sums its share across hosts."""
+    host, peers = topology.inside(rank), topology.across(rank)
     spans = span.cut(host.size, math.lcm(inside.align_elems, outside.align_elems))
-    # The ranks at a place hold the same by then, and are to make the same of it.
-    author = Author(places.at(0), _LAST_HOP)
+    # The ranks of an index hold the same by then, and are to make the same of it.
+    author = Author(peers.at(0), _LAST_HOP)
     yield from ring.reduce_scatter(inside, spans, host, scratch)
-    yield from across.all_reduce(outside, spans[host.place], places, scratch)
+    yield from across.all_reduce(outside, spans[host.index], peers, scratch)
     yield from ring.all_gather(inside, spans, host, scratch, author)
 
 
@@ -156,16 +158,16 @@ def _by_leaders(
     topology: Topology,
     across: Algorithm,
 ) -> Program[None]:
-    """The first place of each host sums all across hosts."""
-    host, places = topology.inside(rank), topology.across(rank)
+    """The first rank of each host sums all across hosts."""
+    host, peers = topology.inside(rank), topology.across(rank)
     fewer = tree.hops(topology.most) - tree.hops(host.size)
     yield from tree.reduce(inside, span, host, scratch)
     yield from idle(fewer)
-    if host.place:
+    if host.index:
         yield from idle(len(across.stages(0, len(topology.hosts))))
     else:
-        yield from across.all_reduce(outside, span, places, scratch)
-    yield from tree.broadcast(inside, span, host, scratch, Author(places.at(0), _LAST_HOP))
+        yield from across.all_reduce(outside, span, peers, scratch)
+    yield from tree.broadcast(inside, span, host, scratch, Author(peers.at(0), _LAST_HOP))
     yield from idle(fewer)
 
 

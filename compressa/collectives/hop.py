@@ -15,8 +15,8 @@ import torch
 
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Compute, Exchange, Program
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 Spans = tuple[Span, ...]
 
@@ -32,23 +32,25 @@ Came = list[tuple[int, Span, torch.Tensor]]
 
 
 class Hop(NamedTuple):
-    """One exchange of an all-gather, at one place of a team.
+    """One exchange of an all-gather, at one member of a group.
 
     Attributes:
-        to: The places that are sent something, all of them the same.
-        sent: The places whose parts they are sent.
-        heard: By place that is heard from, those whose parts it sends.
+        to: The members that are sent something, all of them the same.
+        sent: The members whose parts they are sent.
+        heard: By member that is heard from, those whose parts it sends.
     """
 
     to: Sequence[int]
     sent: Sequence[int]
     heard: Mapping[int, Sequence[int]]
 
-    def of(self, spans: Sequence[Span], team: Team) -> tuple[list[int], Spans, dict[int, Spans]]:
-        """Return the same with ranks and spans in place of places."""
+    def of(
+        self, spans: Sequence[Span], group: RankGroup
+    ) -> tuple[list[int], Spans, dict[int, Spans]]:
+        """Return the same with ranks and spans in place of members."""
         part = spans.__getitem__
-        heard = {team.at(place): tuple(map(part, whose)) for place, whose in self.heard.items()}
-        return list(map(team.at, self.to)), tuple(map(part, self.sent)), heard
+        heard = {group.at(index): tuple(map(part, whose)) for index, whose in self.heard.items()}
+        return list(map(group.at, self.to)), tuple(map(part, self.sent)), heard
 
 
 def idle(hops: int = 1) -> Program[None]:
@@ -147,12 +149,12 @@ def share_hop(
     rooms, kept, elems = {}, [], 0
     for i, (peer, spans) in enumerate(heard.items()):
         span = whole(spans)
-        place = values.landing(span)
-        if place is None:
-            place = scratch.room((number, i), sum(map(values.capacity_bytes, spans)))
+        memory = values.landing(span)
+        if memory is None:
+            memory = scratch.room((number, i), sum(map(values.capacity_bytes, spans)))
             kept.append(peer)
             elems += span.stop - span.start
-        rooms[peer] = place
+        rooms[peer] = memory
     exact, messages, capacity = values.exact, {}, {}
     if to:
         message = _joined(values, finals, sent)
@@ -221,7 +223,7 @@ def whole(spans: Sequence[Span]) -> Span:
 
 def _joined(values: Accumulator, finals: Finals, spans: Spans) -> torch.Tensor:
     """One message of several, which lie side by side where they land in place."""
-    place = values.landing(whole(spans))
-    if place is not None:
-        return place
+    memory = values.landing(whole(spans))
+    if memory is not None:
+        return memory
     return finals[spans[0]] if len(spans) == 1 else torch.cat([finals[span] for span in spans])

@@ -2,7 +2,7 @@
 
 The plainest of all, and what others are measured against: the master's port carries everything.
 It is of use where one rank is better connected than the others. The master is the first of the
-team. Cost: 2 (P-1) (a + n b) + (P-1) n g, at the master.
+group. Cost: 2 (P-1) (a + n b) + (P-1) n g, at the master.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.hop import give_hop, reduce_hop, seal, share_hop
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 
-def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-    """Sum over the team; see `compressa.collectives.algorithms`."""
-    master = team.at(0)
-    if team.place:
+def all_reduce(
+    values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
+) -> Program[None]:
+    """Sum over the group; see `compressa.collectives.algorithms`."""
+    master = group.at(0)
+    if group.index:
         yield from give_hop(values, scratch, master, span)
         yield from share_hop(values, scratch, {}, (), (), {master: (span,)})
-    elif workers := team.after:
+    elif workers := group.after:
         yield from reduce_hop(values, scratch, {}, span, workers)
         finals = yield from seal(values, span, Author(master))
         yield from share_hop(values, scratch, finals, workers, (span,), {})

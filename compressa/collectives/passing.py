@@ -8,7 +8,7 @@ import torch
 
 from compressa.collectives.accumulator import Span
 from compressa.collectives.base import Exchange, Program
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 
 _ALIGN_BYTES = 64
 
@@ -31,7 +31,11 @@ def cut(data: torch.Tensor, parts: int) -> list[torch.Tensor]:
     return [data[span.start : span.stop] for span in cuts(data.numel(), parts)]
 
 
-def check_sources(team: Team, sources: Sequence[int]) -> None:
-    """Raise ValueError unless they are different places of the team, and one at least."""
-    if not sources or len(set(sources)) < len(sources) or not set(sources) <= set(range(team.size)):
-        raise ValueError(f"sources {list(sources)} are not different places of {team.size} ranks")
+def check_sources(group: RankGroup, sources: Sequence[int]) -> None:
+    """Raise ValueError unless they are different members of the group, and one at least."""
+    if (
+        not sources
+        or len(set(sources)) < len(sources)
+        or not set(sources) <= set(range(group.size))
+    ):
+        raise ValueError(f"sources {list(sources)} are not different members of {group.size} ranks")

@@ -13,25 +13,27 @@ from compressa.collectives.base import Program
 from compressa.collectives.butterfly import fold, folded, lg_core, unfold
 from compressa.collectives.cost import Stage
 from compressa.collectives.hop import Finals, idle, seal, swap_hop
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 
-def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-    """Sum over the team; see `compressa.collectives.algorithms`."""
-    hops = lg_core(team.size)
+def all_reduce(
+    values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
+) -> Program[None]:
+    """Sum over the group; see `compressa.collectives.algorithms`."""
+    hops = lg_core(group.size)
     finals: Finals = {}
-    if not (yield from fold(values, span, team, scratch)):
+    if not (yield from fold(values, span, group, scratch)):
         yield from idle(hops)
     else:
         for hop in range(hops):
-            # The places that hold the same so far are those that differ in the bits below.
-            author = Author(team.at((team.place >> hop) << hop), hop)
-            peer = team.at(team.place ^ (1 << hop))
+            # The members that hold the same so far are those that differ in the bits below.
+            author = Author(group.at((group.index >> hop) << hop), hop)
+            peer = group.at(group.index ^ (1 << hop))
             yield from swap_hop(values, scratch, span, author, [peer])
-        if team.size > 1 << hops:
-            finals = yield from seal(values, span, Author(team.at(0), hops))
-    yield from unfold(values, (span,), team, scratch, finals)
+        if group.size > 1 << hops:
+            finals = yield from seal(values, span, Author(group.at(0), hops))
+    yield from unfold(values, (span,), group, scratch, finals)
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:

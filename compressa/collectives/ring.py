@@ -15,52 +15,54 @@ from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.hop import reduce_hop, seal, share_hop
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 
-def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-    """Sum over the team; see `compressa.collectives.algorithms`."""
-    spans = values.cut(span, team.size)
-    yield from reduce_scatter(values, spans, team, scratch)
-    yield from all_gather(values, spans, team, scratch)
+def all_reduce(
+    values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
+) -> Program[None]:
+    """Sum over the group; see `compressa.collectives.algorithms`."""
+    spans = values.cut(span, group.size)
+    yield from reduce_scatter(values, spans, group, scratch)
+    yield from all_gather(values, spans, group, scratch)
 
 
 def reduce_scatter(
-    values: Accumulator, spans: Sequence[Span], team: Team, scratch: Scratch
+    values: Accumulator, spans: Sequence[Span], group: RankGroup, scratch: Scratch
 ) -> Program[None]:
-    """Sum one span for each place of the team: afterwards it holds the sum of its own.
+    """Sum one span for each member of the group: afterwards it holds the sum of its own.
 
-    The sum begins at the place after its owner's, and goes on in the order of the ring.
+    The sum begins at the member after its owner's, and goes on in the order of the ring.
     """
-    after, before = team.at(team.place + 1), team.at(team.place - 1)
-    for hop in range(1, team.size):
-        given, added = (spans[(team.place - hop - i) % team.size] for i in (0, 1))
+    after, before = group.at(group.index + 1), group.at(group.index - 1)
+    for hop in range(1, group.size):
+        given, added = (spans[(group.index - hop - i) % group.size] for i in (0, 1))
         yield from reduce_hop(values, scratch, {after: given}, added, [before])
 
 
 def all_gather(
     values: Accumulator,
     spans: Sequence[Span],
-    team: Team,
+    group: RankGroup,
     scratch: Scratch,
     author: Author | None = None,
 ) -> Program[None]:
-    """Bring each place's span to all.
+    """Bring each member's span to all.
 
     Args:
         values: Where results are, and go.
-        spans: One for each place.
-        team: Who takes part.
+        spans: One for each member.
+        group: Who takes part.
         scratch: Memory for what comes in.
         author: In whose name this rank seals its own span: its own unless others hold it, too.
     """
-    if team.size == 1:
+    if group.size == 1:
         return
-    own = spans[team.place]
-    finals = yield from seal(values, own, author or Author(team.at(team.place)))
-    for number, hop in enumerate(all_gather_ring.hops(team.place, team.size)):
-        yield from share_hop(values, scratch, finals, *hop.of(spans, team), number)
+    own = spans[group.index]
+    finals = yield from seal(values, own, author or Author(group.at(group.index)))
+    for number, hop in enumerate(all_gather_ring.hops(group.index, group.size)):
+        yield from share_hop(values, scratch, finals, *hop.of(spans, group), number)
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:

@@ -13,19 +13,21 @@ from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.hop import reduce_hop, seal, share_hop
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 
-def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-    """Sum over the team; see `compressa.collectives.algorithms`."""
-    if team.size == 1:
+def all_reduce(
+    values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
+) -> Program[None]:
+    """Sum over the group; see `compressa.collectives.algorithms`."""
+    if group.size == 1:
         return
-    spans = values.cut(span, team.size)
-    own, ranks = spans[team.place], team.ranks
-    theirs = {ranks[place]: spans[place] for place in team.others}
-    yield from reduce_hop(values, scratch, theirs, own, team.after, team.before)
-    finals = yield from seal(values, own, Author(ranks[team.place]))
+    spans = values.cut(span, group.size)
+    own, ranks = spans[group.index], group.ranks
+    theirs = {ranks[index]: spans[index] for index in group.others}
+    yield from reduce_hop(values, scratch, theirs, own, group.after, group.before)
+    finals = yield from seal(values, own, Author(ranks[group.index]))
     heard = {peer: (part,) for peer, part in theirs.items()}
     yield from share_hop(values, scratch, finals, theirs, (own,), heard)
 

@@ -3,7 +3,7 @@
 In each hop half of those that still hold a part of the sum give it to the other half; then the
 other way round, the root first. Two times lg P messages, whatever P: for small values, and where
 what is summed grows on its way (as sparse values do). Cost: 2 ceil(lg P) (a + n b) +
-ceil(lg P) n g. The root is the first of the team.
+ceil(lg P) n g. The root is the first of the group.
 """
 
 from __future__ import annotations
@@ -12,56 +12,58 @@ from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.hop import Finals, give_hop, idle, reduce_hop, seal, share_hop
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 
 
-def all_reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-    """Sum over the team; see `compressa.collectives.algorithms`."""
-    if team.size == 1:
+def all_reduce(
+    values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
+) -> Program[None]:
+    """Sum over the group; see `compressa.collectives.algorithms`."""
+    if group.size == 1:
         return
-    yield from reduce(values, span, team, scratch)
-    yield from broadcast(values, span, team, scratch, Author(team.at(0)))
+    yield from reduce(values, span, group, scratch)
+    yield from broadcast(values, span, group, scratch, Author(group.at(0)))
 
 
-def reduce(values: Accumulator, span: Span, team: Team, scratch: Scratch) -> Program[None]:
-    """Sum over the team: its first place holds the sum afterwards."""
-    for bit in range(hops(team.size)):
+def reduce(values: Accumulator, span: Span, group: RankGroup, scratch: Scratch) -> Program[None]:
+    """Sum over the group: its first member holds the sum afterwards."""
+    for bit in range(hops(group.size)):
         mask = 1 << bit
-        if team.place % mask:
+        if group.index % mask:
             yield from idle()
-        elif team.place & mask:
-            yield from give_hop(values, scratch, team.at(team.place - mask), span)
-        elif team.place + mask < team.size:
-            yield from reduce_hop(values, scratch, {}, span, [team.at(team.place + mask)])
+        elif group.index & mask:
+            yield from give_hop(values, scratch, group.at(group.index - mask), span)
+        elif group.index + mask < group.size:
+            yield from reduce_hop(values, scratch, {}, span, [group.at(group.index + mask)])
         else:
             yield from idle()
 
 
 def broadcast(
-    values: Accumulator, span: Span, team: Team, scratch: Scratch, author: Author
+    values: Accumulator, span: Span, group: RankGroup, scratch: Scratch, author: Author
 ) -> Program[None]:
-    """Bring what the first place holds to all.
+    """Bring what the first member holds to all.
 
     Args:
         values: Where the result is, or goes.
         span: What is brought.
-        team: Who takes part.
+        group: Who takes part.
         scratch: Memory for what comes in.
-        author: In whose name the first place seals it.
+        author: In whose name the first member seals it.
     """
     finals: Finals = {}
-    if not team.place:
+    if not group.index:
         finals = yield from seal(values, span, author)
-    for bit in reversed(range(hops(team.size))):
+    for bit in reversed(range(hops(group.size))):
         mask = 1 << bit
-        if team.place % mask:
+        if group.index % mask:
             yield from idle()
-        elif team.place & mask:
-            above = team.at(team.place - mask)
+        elif group.index & mask:
+            above = group.at(group.index - mask)
             yield from share_hop(values, scratch, finals, (), (), {above: (span,)})
-        elif team.place + mask < team.size:
-            below = [team.at(team.place + mask)]
+        elif group.index + mask < group.size:
+            below = [group.at(group.index + mask)]
             yield from share_hop(values, scratch, finals, below, (span,), {})
         else:
             yield from idle()

@@ -244,7 +244,7 @@ class Exchange(Section):
         return min(self.start_s, self.deadline_s)
 
 
-class Share(Section):
+class LinkSharing(Section):
     """A link that several jobs share: one sends while the others compute.
 
     Jobs that know the same name at the same place send in turns, a step at a time. A job that is
@@ -300,7 +300,7 @@ class Schedule(Section):
         description="Bits per second that the port of a parameter server takes: its workers then "
         "push in time slots, one after the other. Not given: all at once.",
     )
-    share: Share | None = Field(
+    share: LinkSharing | None = Field(
         default=None, description="With which other jobs the link is shared; left out: with none."
     )
 

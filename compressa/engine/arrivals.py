@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from compressa.engine.lanes import Mark, Ticket
+from compressa.engine.device_stream import Mark, Ticket
 from compressa.engine.phase import Phase
 from compressa.errors import StateError
 

@@ -1,6 +1,6 @@
-"""Broadcasting: parcels from the ranks that hold them to all others, and a look whether they agree.
+"""Broadcasting: buckets from the ranks that hold them to all others, and a look whether they agree.
 
-Several parcels are under way at the same time, as many as fit into a bounded length: while one is
+Several buckets are under way at the same time, as many as fit into a bounded length: while one is
 on its last hops the next is on its first. Each ends with a barrier, so that nobody is ahead of
 anybody by more than that. Its checksum is taken while the next ones are on the wire.
 """
@@ -21,10 +21,10 @@ from compressa.collectives import barrier, broadcast_multicast
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.collectives.broadcast import ASSUMED, BroadcastAlgorithm, chosen
 from compressa.collectives.cost import Link
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 from compressa.config import Config
+from compressa.engine.broadcast_buckets import BroadcastBucket
 from compressa.engine.checksum import checksum
-from compressa.engine.parcels import Parcel
 from compressa.engine.session import Session
 from compressa.errors import CompressaError, PayloadError, StateError, TransportError
 from compressa.schedulers import Transfer
@@ -34,38 +34,38 @@ from compressa.transports.multicast_address import agree_on_address
 _BURSTS = 8  # of multicast, that fit into a deadline
 
 Bring = Callable[[torch.Tensor, int], Program[None]]
-"""Brings the bytes of one parcel, of a number, to where they are not yet."""
+"""Brings the bytes of one bucket, of a number, to where they are not yet."""
 
 
 class Sizes(NamedTuple):
     """How much goes at once.
 
     Attributes:
-        parcel_bytes: Longest parcel.
-        window_bytes: Of all parcels under way, but for a single one.
+        bucket_bytes: Longest bucket.
+        window_bytes: Of all buckets under way, but for a single one.
         threads: How many threads work on them.
     """
 
-    parcel_bytes: int
+    bucket_bytes: int
     window_bytes: int
     threads: int
 
     @classmethod
     def of(cls, config: Config) -> Sizes:
-        """Multicast asks what is missing after each parcel, and sends others meanwhile."""
+        """Multicast asks what is missing after each bucket, and sends others meanwhile."""
         if config.exchange.broadcast == "multicast":
             return cls(8 << 20, 24 << 20, 4)
         return cls(32 << 20, 64 << 20, 2)
 
 
-def bring_parcels(
-    session: Session, parcels: Sequence[Parcel], sources: Sequence[int], config: Config
+def bring_buckets(
+    session: Session, buckets: Sequence[BroadcastBucket], sources: Sequence[int], config: Config
 ) -> None:
     """Have all ranks hold what the sources do; collective, and the first that a session does.
 
     Args:
-        session: On whose lane the parcels will be.
-        parcels: The same on every rank, but for their values.
+        session: On whose device stream the buckets will be.
+        buckets: The same on every rank, but for their values.
         sources: The ranks that hold the values.
         config: How.
 
@@ -74,72 +74,72 @@ def bring_parcels(
         CompressaError: The values could not be brought.
     """
     try:
-        with _way(session, parcels, sources, config) as bring:
-            sums = _carry(session, parcels, session.rank in sources, bring, Sizes.of(config))
+        with _way(session, buckets, sources, config) as bring:
+            sums = _carry(session, buckets, session.rank in sources, bring, Sizes.of(config))
     except CompressaError as error:
         session.fail(error)  # so that nobody waits for this rank
         raise
-    _compare(session, parcels, sums, sources)
+    _compare(session, buckets, sums, sources)
 
 
 def _carry(
-    session: Session, parcels: Sequence[Parcel], holds: bool, bring: Bring, sizes: Sizes
+    session: Session, buckets: Sequence[BroadcastBucket], holds: bool, bring: Bring, sizes: Sizes
 ) -> list[int]:
-    """Bring all parcels; return their checksums."""
-    sums = [0] * len(parcels)
-    under_way: deque[tuple[Future[None], Parcel, torch.Tensor]] = deque()
-    lane = session.lane
+    """Bring all buckets; return their checksums."""
+    sums = [0] * len(buckets)
+    under_way: deque[tuple[Future[None], BroadcastBucket, torch.Tensor]] = deque()
+    device_stream = session.device_stream
 
     def program(number: int, memory: torch.Tensor) -> Program[None]:
         yield from bring(memory, number)
         sums[number] = yield Compute(partial(checksum, memory), "decode")
 
     def finish() -> None:
-        future, parcel, memory = under_way.popleft()
+        future, bucket, memory = under_way.popleft()
         session.wait(future)
         if not holds:
-            lane.join()
-            parcel.close(memory)
+            device_stream.join()
+            bucket.close(memory)
 
-    for number, parcel in enumerate(parcels):
-        while under_way and _length(under_way) + parcel.size_bytes > sizes.window_bytes:
+    for number, bucket in enumerate(buckets):
+        while under_way and _length(under_way) + bucket.size_bytes > sizes.window_bytes:
             finish()
-        memory = parcel.open(lane.device, fill=holds)
-        lane.after([lane.mark([memory])])
+        memory = bucket.open(device_stream.device, fill=holds)
+        device_stream.after([device_stream.mark([memory])])
         task = program(number, memory)
-        future = session.start(task, step=number + 1, name=f"parcel of {parcel.name}")
-        under_way.append((future, parcel, memory))
+        future = session.start(task, step=number + 1, name=f"bucket of {bucket.name}")
+        under_way.append((future, bucket, memory))
     while under_way:
         finish()
     return sums
 
 
-def _length(under_way: deque[tuple[Future[None], Parcel, torch.Tensor]]) -> int:
-    return sum(parcel.size_bytes for _, parcel, _ in under_way)
+def _length(under_way: deque[tuple[Future[None], BroadcastBucket, torch.Tensor]]) -> int:
+    return sum(bucket.size_bytes for _, bucket, _ in under_way)
 
 
 @contextmanager
 def _way(
-    session: Session, parcels: Sequence[Parcel], sources: Sequence[int], config: Config
+    session: Session, buckets: Sequence[BroadcastBucket], sources: Sequence[int], config: Config
 ) -> Iterator[Bring]:
-    """Get ready to bring parcels as the configuration says."""
+    """Get ready to bring buckets as the configuration says."""
     choice = config.exchange.broadcast
     if choice == "multicast":
         with _multicast(session, sources, config) as by_multicast:
             yield by_multicast
         return
-    longest = max((parcel.size_bytes for parcel in parcels), default=0)
+    longest = max((bucket.size_bytes for bucket in buckets), default=0)
     pace = config.schedule.pace_bits_per_s
     link = ASSUMED if pace is None else Link(ASSUMED.message_s, 8 / pace)
     algorithm = chosen(choice, longest, session.size, len(sources), link)
-    team = Team.everyone(session.rank, session.size)
+    group = RankGroup.everyone(session.rank, session.size)
     if session.transport.ordered(Exchange({}, {})):
         stages = range(_stages(algorithm, session.size, len(sources)))
         session.follow([Transfer(0, stage, 0) for stage in stages], stages)
 
     def bring(memory: torch.Tensor, number: int) -> Program[None]:
-        yield from algorithm.broadcast(memory, team, sources)
-        yield from barrier.barrier(team, memory.device)
+        yield from algorithm.broadcast(memory, group, sources)
+        yield from barrier.barrier(group, memory.device)
 
     yield bring
 
@@ -209,7 +209,10 @@ def _raise_any(session: Session, failure: TransportError | None) -> None:
 
 
 def _compare(
-    session: Session, parcels: Sequence[Parcel], sums: Sequence[int], sources: Sequence[int]
+    session: Session,
+    buckets: Sequence[BroadcastBucket],
+    sums: Sequence[int],
+    sources: Sequence[int],
 ) -> None:
     """Raise an error unless all ranks hold the same now."""
     texts = session.all_gather(json.dumps(sums).encode(), "checksums")
@@ -220,7 +223,7 @@ def _compare(
         return
     wrong = sorted(set(others) & set(sources)) or others
     differs = [own != due for own, due in zip(held[wrong[0]], held[first], strict=True)]
-    where = parcels[differs.index(True)].name
+    where = buckets[differs.index(True)].name
     who = ("rank " if len(wrong) == 1 else "ranks ") + ", ".join(map(str, wrong))
     if wrong[0] in sources:
         raise StateError(

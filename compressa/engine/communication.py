@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from compressa.collectives.base import Compute
+from compressa.engine.deferred_error import DeferredError
+from compressa.engine.device_stream import DeviceStream, Mark, Ticket, resources_for
 from compressa.engine.driver import Carried, ComputeDone, Driver, Task
 from compressa.engine.gate import Gate
-from compressa.engine.lanes import Lane, Mark, Ticket, resources_for
-from compressa.engine.late import Late
 from compressa.engine.waits import Wait
 from compressa.errors import CompressaError, Timeout, TransportError
 from compressa.kernels.threads import Team
@@ -39,7 +39,7 @@ class Communication:
         deadline_s: Longest wait for an exchange.
         verdict: Called once, on the communication thread, with the first error; tells the other
             ranks, and returns the error that it amounts to.
-        lane: What all these threads work on.
+        device_stream: What all these threads work on.
     """
 
     def __init__(
@@ -48,13 +48,13 @@ class Communication:
         threads: int,
         deadline_s: float,
         verdict: Callable[[CompressaError], CompressaError],
-        lane: Lane,
+        device_stream: DeviceStream,
     ) -> None:
         self._transport = transport
         self._verdict = verdict
-        self._failed = Late()
+        self._failed = DeferredError()
         self._computed: Computed = _ignore
-        self._lane = lane
+        self._device_stream = device_stream
         self._reactor = Reactor()
         self._closing = False
         self._threads = threads
@@ -132,7 +132,7 @@ class Communication:
 
     def start(self, task: Task) -> None:
         """Begin a program."""
-        task.waiting_since_s = time.perf_counter()
+        task.idle_since_s = time.perf_counter()
         self.post(lambda: self._start(task))
 
     def fail(self, error: CompressaError) -> None:
@@ -140,7 +140,7 @@ class Communication:
         self._reason = self._reason or error  # at once: what it ends may look like another fault
         self.post(lambda: self._fail(error))
 
-    def judge(self, *, wait: bool = False) -> None:
+    def check_received(self, *, wait: bool = False) -> None:
         """Look at what the device has found by now of what arrived; from any thread.
 
         Args:
@@ -151,7 +151,7 @@ class Communication:
             CompressaError: Something is not what is due because everything was ended before.
         """
         try:
-            self._lane.judge(wait=wait)
+            self._device_stream.check_received(wait=wait)
         except CompressaError as error:
             if self._reason is not None and self._settled.wait(_SETTLE_S):
                 raise self._error or error from None
@@ -190,11 +190,11 @@ class Communication:
             self._reactor.close()
 
     def _enlist(self) -> None:
-        self._lane.adopt()
+        self._device_stream.adopt()
         self._team.enlist()
 
     def _run(self) -> None:
-        self._lane.adopt()
+        self._device_stream.adopt()
         checked_s = time.monotonic()
         while not self._closing:
             try:
@@ -208,7 +208,7 @@ class Communication:
                     self._driver.excuse(now_s - checked_s)
                 checked_s = now_s
                 self._call(self._check_deadline)
-                self._call(self._lane.judge)
+                self._call(self._device_stream.check_received)
 
     def _end(self) -> None:
         self._closing = True
@@ -257,13 +257,13 @@ class Communication:
         value, failure = None, None
         try:
             what = f"the unit {task.name}"
-            with resources_for(what), self._lane.checking(f"{what} in step {task.step}"):
+            with resources_for(what), self._device_stream.checking(f"{what} in step {task.step}"):
                 value = operation.work()
         except Exception as error:
             failure = wrapped(error)
         ended_s = time.perf_counter()
         self._computed(task, operation.stage, started_s, ended_s - started_s)
-        task.waiting_since_s = ended_s
+        task.idle_since_s = ended_s
         return value, failure
 
 

@@ -43,7 +43,7 @@ def compile_together(
     Raises:
         TransportError: A rank is lost.
     """
-    if session.lane.device.type == "cpu":
+    if session.device_stream.device.type == "cpu":
         compile_kernels(parameters, compressors, config, session.size)
     session.all_gather(b"", "compiled kernels", config.exchange.deadline_s + _PATIENCE_S)
 

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from compressa.collectives.base import Exchange
 from compressa.engine.attempts import Attempts
 from compressa.engine.cores import Place
+from compressa.engine.deferred_error import DeferredError
 from compressa.engine.inquest import cause_of_timeout, heard, told
-from compressa.engine.late import Late
 from compressa.engine.link_file import Shared
 from compressa.engine.long_waits import LongWaits
 from compressa.engine.notes import Notes, as_bytes, as_tensor
@@ -157,7 +157,7 @@ class Control:
         self._describe: Callable[[], Activity] = self._doing.activity
         self._deadline_s, self._prepared_s = math.inf, -math.inf
         self._explained: Timeout | None = None
-        failed = Late()
+        failed = DeferredError()
         self._transport = GlooTransport(group, settings, _MOST_BYTES, failed)
         self._notes = Notes(self._transport)
         self._verdicts = Verdicts(self._transport, self._notes, settings, self.activity)

@@ -44,9 +44,9 @@ class Task:
         finished: Called once, with None or the error.
         stage: Number of the next exchange.
         stride: By how much the number after that is larger: programs side by side take turns.
-        waits_since_s: From when on the exchange that it waits for is given until the deadline; None
-            if there is none.
-        waiting_since_s: When its last operation ended, and so it began to wait for the next.
+        deadline_from_s: From when on the exchange that it waits for is given until the deadline;
+            None if there is none.
+        idle_since_s: When its last operation ended, and so it began to wait for the next.
     """
 
     unit: int
@@ -56,8 +56,8 @@ class Task:
     finished: Finished
     stage: int = 0
     stride: int = 1
-    waits_since_s: float | None = None
-    waiting_since_s: float = 0.0
+    deadline_from_s: float | None = None
+    idle_since_s: float = 0.0
 
     @property
     def key(self) -> Key:
@@ -144,7 +144,7 @@ class Driver:
 
         Args:
             carried: Gets the task, the operation, when it was launched, and its duration in
-                seconds; `Task.waiting_since_s` still says from when on it had waited for that.
+                seconds; `Task.idle_since_s` still says from when on it had waited for that.
         """
         self._observe = carried
 
@@ -174,8 +174,8 @@ class Driver:
         """Where this rank is, for people."""
         who = f"rank {self._transport.rank} was"
         # A server waits for requests without end, wherever it is.
-        busy = [task for task in self._tasks if task.waits_since_s != math.inf]
-        for task in sorted(busy, key=lambda task: task.waits_since_s is None):
+        busy = [task for task in self._tasks if task.deadline_from_s != math.inf]
+        for task in sorted(busy, key=lambda task: task.deadline_from_s is None):
             return f"{who} in {_described(task)}"
         return f"{who} {'before its first step' if self._step < 0 else f'after step {self._step}'}"
 
@@ -183,7 +183,7 @@ class Driver:
         """What exchanges under way wait for, the longest wait first; from any thread."""
         now = self._now_s()
         others = tuple(r for r in range(self._transport.size) if r != self._transport.rank)
-        tasks = [(task, task.waits_since_s) for task in list(self._tasks)]
+        tasks = [(task, task.deadline_from_s) for task in list(self._tasks)]
         begun = [(task, s) for task, s in tasks if s is not None and s != math.inf]
         return [
             Wait(
@@ -198,14 +198,14 @@ class Driver:
     def excuse(self, seconds: float) -> None:
         """Let all exchanges under way take longer: this process did not run for so long."""
         for task in self._tasks:
-            if task.waits_since_s is not None:
-                task.waits_since_s += seconds
+            if task.deadline_from_s is not None:
+                task.deadline_from_s += seconds
 
     def expired(self) -> CompressaError | None:
         """Return an error if an exchange has waited for longer than the deadline."""
         now = self._now_s()
         for task in self._tasks:
-            if task.waits_since_s is not None and now - task.waits_since_s > self._deadline_s:
+            if task.deadline_from_s is not None and now - task.deadline_from_s > self._deadline_s:
                 ranks = tuple(self._transport.missing(task.key))
                 who = f"ranks {', '.join(map(str, ranks))}" if ranks else "the backend's sum"
                 return Timeout(
@@ -254,7 +254,7 @@ class Driver:
         gathered.append((task, operation))
         if len(gathered) == len(group):
             del self._gathered[task.step, group]
-            with self._transport.together():
+            with self._transport.batched():
                 for item in gathered:
                     self._launch(*item)
 
@@ -267,7 +267,7 @@ class Driver:
         def finished(index: int, error: BaseException | None) -> None:
             under_way.discard(index)
             if task in self._tasks and (error is not None or not under_way):
-                task.waiting_since_s = self._now_s()
+                task.idle_since_s = self._now_s()
                 self._computed(task, None, error)
 
         for index, program in enumerate(operation.programs):
@@ -303,15 +303,15 @@ class Driver:
             return  # all has failed while it was held back
         started_s = self._now_s()
         grace_s = operation.grace_s if isinstance(operation, Exchange) else 0.0
-        task.waits_since_s = started_s + grace_s
+        task.deadline_from_s = started_s + grace_s
 
         def done(result: Any) -> None:
             self._post(lambda: self._exchanged(task, operation, result, started_s))
 
         try:
             if isinstance(operation, Exchange):
-                place = self._plan.places.get((task.unit, task.stage), 0)
-                self._transport.exchange(task.key, operation, place, done)
+                priority = self._plan.places.get((task.unit, task.stage), 0)
+                self._transport.exchange(task.key, operation, priority, done)
             elif isinstance(operation, BackendAllReduce):
                 self._transport.all_reduce(operation, done)
         except CompressaError as error:
@@ -321,14 +321,14 @@ class Driver:
     def _exchanged(self, task: Task, operation: Operation, result: Any, started_s: float) -> None:
         if task not in self._tasks:
             return
-        task.waits_since_s = None
+        task.deadline_from_s = None
         if isinstance(result, CompressaError):
             task.program.close()
             self._finish(task, result)
             return
         ended_s = self._now_s()
         self._observe(task, operation, started_s, ended_s - started_s)
-        task.waiting_since_s = ended_s
+        task.idle_since_s = ended_s
         task.stage += task.stride
         if self._transport.early:
             self._reported.append((task, operation, result))

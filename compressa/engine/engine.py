@@ -16,14 +16,15 @@ from functools import partial
 
 import torch
 
-from compressa.aggregators.base import State, Turn, World
+from compressa.aggregators.base import State, StepContext, World
 from compressa.collectives.base import Operation
 from compressa.collectives.choice import Costs
 from compressa.compressor import Compressor
 from compressa.engine.arrivals import Arrivals
 from compressa.engine.communication import wrapped
+from compressa.engine.device_stream import Ticket
 from compressa.engine.driver import Task
-from compressa.engine.lanes import Ticket
+from compressa.engine.link_sharing import gate_for
 from compressa.engine.phase import Phase
 from compressa.engine.phases import Phases
 from compressa.engine.planning import Planning
@@ -32,7 +33,6 @@ from compressa.engine.session import CLOSE_S, Session
 from compressa.engine.startup import agree_on_order, sums_of
 from compressa.engine.stats import Ledger, Stats
 from compressa.engine.timeline import Timeline
-from compressa.engine.turns import gate_for
 from compressa.engine.undo import Undo
 from compressa.engine.unit_runtime import UnitRuntime, all_delivered_finite
 from compressa.engine.units import UnitSizes
@@ -56,7 +56,7 @@ class Engine:
         transport: The session's.
         state: This rank's state.
         step: The step that began last.
-        lane: The session's.
+        device_stream: The session's.
         planning: What makes plans, and knows the one in force.
         undo: What takes back a step that failed; None unless `engine.recover` asks for it.
         interrupted: Whether the step that began last was not completed.
@@ -75,8 +75,8 @@ class Engine:
     ) -> None:
         self.session = session
         self.parameters = tuple(parameters)
-        self.lane, self.transport = session.lane, session.transport
-        self.state = State(self.lane.device)
+        self.device_stream, self.transport = session.device_stream, session.transport
+        self.state = State(self.device_stream.device)
         self.step = 0
         self._config = config = session.config
         self._communication = session.communication
@@ -86,7 +86,7 @@ class Engine:
         self._error: CompressaError | None = None  # of every call from now on
         self._failure: CompressaError | None = None
         self._arrivals = Arrivals({p.name: p.shape for p in parameters})
-        self._turn = Turn(0)
+        self._context = StepContext(0)
         self._rollback: Phase | None = None
         self.undo = Undo(self.state) if config.engine.recover else None
         self.interrupted = False
@@ -105,7 +105,7 @@ class Engine:
         communication.observe(self._carried, self._timed)
         communication.pass_through(gate_for(self._config, self.session.control, communication))
         communication.when_failed(self._broke)
-        self.transport.observe(self._timeline.left)
+        self.transport.observe(self._timeline.on_sent)
 
     def submit(
         self,
@@ -132,11 +132,11 @@ class Engine:
                 shape or is on another device.
         """
         self.check()
-        self.lane.check(gradients)
+        self.device_stream.check(gradients)
         ticket: Ticket = Future()
-        mark = self.lane.mark(gradients.values())
+        mark = self.device_stream.mark(gradients.values())
         with self._lock:
-            if step != self._turn.step or not self._arrivals.missing:
+            if step != self._context.step or not self._arrivals.missing:
                 self._begin(step, loss_scale, hold_zeros)
             complete = self._arrivals.arrive(gradients, mark, ticket)
             self._timeline.arrived(step, gradients.keys(), complete)
@@ -157,7 +157,7 @@ class Engine:
         """Raise the error that ended this engine, or ends it now: an arrival that is not due."""
         if self._error is not None:
             raise self._error
-        self._communication.judge()
+        self._communication.check_received()
 
     def wait(self, tickets: Sequence[Ticket], name: str = "all gradients") -> None:
         """Block until all are done, or raise the engine's error; a trace says for what, by name.
@@ -166,7 +166,7 @@ class Engine:
         """
         started_s = time.perf_counter()
         with self._doing.blocked(f"in step {self.step}", then=f"{OUTSIDE}, after step {self.step}"):
-            self.lane.follow(self._communication.wait(tickets))
+            self.device_stream.follow(self._communication.wait(tickets))
         seconds = time.perf_counter() - started_s
         self._ledger.exposed_s += seconds
         self.planning.profiler.waited(seconds)
@@ -196,10 +196,10 @@ class Engine:
         """
         if self._failure is not None:
             raise self._failure
-        self._communication.judge(wait=True)
+        self._communication.check_received(wait=True)
         with self._lock:
             self._give_back()
-        self.lane.join()
+        self.device_stream.join()
 
     def attempt(self, compressors: Mapping[str, Compressor]) -> None:
         """Raise what would go wrong if other compressors were in force; change nothing."""
@@ -268,7 +268,7 @@ class Engine:
     def _begin(self, step: int, loss_scale: float | None, hold_zeros: bool) -> None:
         if self._arrivals.open:
             raise StateError(
-                f"step {step} began before every gradient of step {self._turn.step} was "
+                f"step {step} began before every gradient of step {self._context.step} was "
                 "combined; submit all parameters of a step, and wait for them, first"
             )
         self.tracer.begin_step(step)
@@ -276,21 +276,21 @@ class Engine:
         if step != self._expected or not self._phase.covers(step):
             self._phase = self._enter(self._phases, step)
         try:
-            course = self.planning.begin(step)
+            step_plan = self.planning.begin(step)
         except CompressaError as error:
             self._communication.fail(error)
             raise
-        if course is not None:
-            self._communication.follow(*course)
+        if step_plan is not None:
+            self._communication.follow(*step_plan)
         self._expected = step + 1
-        self._turn = Turn(step, self.transport.epoch, loss_scale or 1.0, hold_zeros)
+        self._context = StepContext(step, self.transport.epoch, loss_scale or 1.0, hold_zeros)
         self._rollback = self._phase if loss_scale is not None else None
         self._arrivals.begin(self._phase)
         self._ledger.steps += 1
         self.step = step
         self._doing.begin(f"computing step {step}")
         if self.undo is not None:
-            with self.lane.current():
+            with self.device_stream.current():
                 self.undo.keep(step)
 
     def _give_back(self) -> None:
@@ -298,10 +298,10 @@ class Engine:
         phase, self._rollback = self._rollback, None
         if phase is None:
             return
-        with self.lane.current():
+        with self.device_stream.current():
             if not all_delivered_finite(phase.units):
                 for unit in phase.units:
-                    unit.aggregator.rollback(self._turn)
+                    unit.aggregator.rollback(self._context)
 
     def _first_phase(self, compressors: Mapping[str, Compressor]) -> tuple[Phases, Phase]:
         config, session = self._config, self.session
@@ -309,37 +309,37 @@ class Engine:
         world = World(
             session.rank, session.size, config.engine.seed, way.kind, self.state, way.inside
         )
-        phases = Phases(self.parameters, compressors, sizes, world, self._sums, self.lane)
+        phases = Phases(self.parameters, compressors, sizes, world, self._sums, self.device_stream)
         return phases, self._enter(phases, 0)
 
     def _enter(self, phases: Phases, step: int) -> Phase:
         """Begin a phase, or a stretch of steps that does not follow on the last one."""
         phase = phases.enter(step)
-        course = self.planning.enter(phase, step)
-        agree_on_order(self.session.all_gather, step, course.launches)
-        self._communication.follow(*course)
+        step_plan = self.planning.enter(phase, step)
+        agree_on_order(self.session.all_gather, step, step_plan.launches)
+        self._communication.follow(*step_plan)
         self._timeline.enter(phase)
         return phase
 
     def _task(self, index: int) -> Task:
-        unit, turn = self._phase.units[index], self._turn
+        unit, context = self._phase.units[index], self._context
         self.planning.profiler.ready(index)
         gradients, marks = self._arrivals.take(index)
         check = self._rollback is not None
 
         def collect() -> list[torch.Tensor]:
-            self.lane.after(marks)
+            self.device_stream.after(marks)
             return unit.collect(gradients)
 
         program = unit_program(
             unit.aggregator,
             collect,
             lambda: unit.deliver(gradients, check),
-            turn,
+            context,
             self._sums,
         )
         self._ledger.add_unit(unit.label, unit.dense_bytes, unit.payload_bytes)
-        return Task(index, unit.layout.name, turn.step, program, partial(self._finished, index))
+        return Task(index, unit.layout.name, context.step, program, partial(self._finished, index))
 
     def _finished(self, index: int, error: BaseException | None) -> None:
         """On the communication thread: one unit is done, or failed."""
@@ -352,7 +352,7 @@ class Engine:
         if over:
             self._communication.step_over()
         for ticket in done:
-            ticket.set_result(self.lane.note())
+            ticket.set_result(self.device_stream.note())
 
     def _broke(self, error: CompressaError) -> None:
         """On the communication thread: nothing more will be combined."""

@@ -19,7 +19,7 @@ import torch
 
 from compressa.engine.checksum import checksum
 from compressa.engine.control import Awaited, Control
-from compressa.engine.lanes import Lane, Mark, lane_of
+from compressa.engine.device_stream import DeviceStream, Mark, device_stream_of
 from compressa.errors import CompressaError
 
 _WHAT = "integrity"
@@ -84,7 +84,7 @@ class Check:
         self._control = control
         self._device = device
         self._deadline_s = deadline_s
-        self._lane: Lane | None = None
+        self._device_stream: DeviceStream | None = None
         self._table: Table = {}
         self._reading: Future[Table] | None = None
         self._told: Awaited | None = None
@@ -95,10 +95,12 @@ class Check:
 
     def begin(self, tensors: Tensors) -> None:
         """Take checksums beside the caller; the tensors must stay as they are until `tell`."""
-        self._lane = self._lane or lane_of(self._device)  # not the engine's, which is busy now
-        mark = self._lane.mark(t for t in tensors.values() if t.device == self._device)
+        self._device_stream = self._device_stream or device_stream_of(
+            self._device
+        )  # not the engine's, which is busy now
+        mark = self._device_stream.mark(t for t in tensors.values() if t.device == self._device)
         pool = ThreadPoolExecutor(1, thread_name_prefix="compressa-integrity")
-        self._reading = pool.submit(_read, self._lane, mark, tensors)
+        self._reading = pool.submit(_read, self._device_stream, mark, tensors)
         pool.shutdown(wait=False)  # the thread ends when it has read everything
 
     def tell(self) -> None:
@@ -143,9 +145,9 @@ class Check:
                 told.wait(timeout_s)
 
 
-def _read(lane: Lane, mark: Mark, tensors: Tensors) -> Table:
-    lane.adopt()
-    lane.after([mark])
+def _read(device_stream: DeviceStream, mark: Mark, tensors: Tensors) -> Table:
+    device_stream.adopt()
+    device_stream.after([mark])
     return _checksums(tensors)
 
 

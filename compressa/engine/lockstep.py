@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from compressa.aggregators.base import State, Turn, World
+from compressa.aggregators.base import State, StepContext, World
 from compressa.collectives.base import Compute, Exchange, Operation, Program, Together
 from compressa.compressor import Compressor
 from compressa.engine.programs import unit_program
@@ -74,23 +74,24 @@ class Lockstep:
         Raises:
             CompressaError: What arrived was refused.
         """
-        turn = Turn(self.next_step)
+        context = StepContext(self.next_step)
         self.next_step += 1
         for index in range(len(self._units[0])):
             _run(
-                [self._program(rank, index, own, turn) for rank, own in enumerate(gradients)], touch
+                [self._program(rank, index, own, context) for rank, own in enumerate(gradients)],
+                touch,
             )
         return gradients
 
     def _program(
-        self, rank: int, index: int, gradients: Mapping[str, torch.Tensor], turn: Turn
+        self, rank: int, index: int, gradients: Mapping[str, torch.Tensor], context: StepContext
     ) -> Program[None]:
         runtime = self._units[rank][index]
         return unit_program(
             runtime.aggregator,
             partial(runtime.collect, gradients),
             partial(runtime.deliver, gradients, check_finite=False),
-            turn,
+            context,
             self._sums[rank],
         )
 

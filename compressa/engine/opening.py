@@ -11,9 +11,9 @@ from compressa.config import Config
 from compressa.engine import link_file, process_groups, startup
 from compressa.engine.compilation import compile_together
 from compressa.engine.control import Control
+from compressa.engine.deferred_error import DeferredError
+from compressa.engine.device_stream import DeviceStream
 from compressa.engine.engine import Engine
-from compressa.engine.lanes import Lane
-from compressa.engine.late import Late
 from compressa.engine.session import Session, given_up_on_error
 from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
@@ -27,7 +27,7 @@ def open_session(
     values: int | Sequence[ParameterInfo],
     threads: int | None = 1,
     *,
-    lane: Lane | None = None,
+    device_stream: DeviceStream | None = None,
     failure: CompressaError | None = None,
     link: bool = False,
     caller: str = "open_session",
@@ -40,7 +40,7 @@ def open_session(
         values: What a step brings at most, as a peer may be ahead by so much: a number of float32
             values, or parameters, which must be equal on all ranks.
         threads: As `Session` takes it.
-        lane: As `Session` takes it.
+        device_stream: As `Session` takes it.
         failure: Why this rank can not take part after all, which the others are told.
         link: Whether exchanges are chosen by the file that `exchange.link` names on rank 0.
         caller: The function that the user called, which errors name.
@@ -51,11 +51,11 @@ def open_session(
         TransportError: A rank is lost.
         CompressaError: The failure that was given.
     """
-    lane = lane or Lane()
+    device_stream = device_stream or DeviceStream()
     if group.size() == 1:
         if failure is not None:
             raise failure
-        return Session(config, Alone(), lane=lane, threads=threads, caller=caller)
+        return Session(config, Alone(), device_stream=device_stream, threads=threads, caller=caller)
     brought = [ParameterInfo(0, "values", (values,))] if isinstance(values, int) else values
     obstacle = startup.obstacle(config, group.size())
     groups: list[dist.ProcessGroup] = []
@@ -63,15 +63,23 @@ def open_session(
         groups.append(process_groups.new_group(config, group, "gloo", caller, obstacle))
         control = startup.open_control(config, groups[0])
         with given_up_on_error(config, groups, control, control.close):
-            kind = _agree_on_transport(config, group, control, brought, lane, failure, link)
+            kind = _agree_on_transport(
+                config, group, control, brought, device_stream, failure, link
+            )
             backend = TRANSPORTS[kind].backend
             groups.append(process_groups.new_group(config, group, backend, caller))
-            failed = Late()
+            failed = DeferredError()
             transport = startup.open_transport(
-                config, groups[1], control, brought, failed, kind, lane
+                config, groups[1], control, brought, failed, kind, device_stream
             )
             session = Session(
-                config, transport, control, lane=lane, threads=threads, groups=groups, caller=caller
+                config,
+                transport,
+                control,
+                device_stream=device_stream,
+                threads=threads,
+                groups=groups,
+                caller=caller,
             )
             failed.connect(session.fail)
             return session
@@ -82,7 +90,7 @@ def _agree_on_transport(
     group: dist.ProcessGroup,
     control: Control,
     values: Sequence[ParameterInfo],
-    lane: Lane,
+    device_stream: DeviceStream,
     failure: CompressaError | None,
     link: bool,
 ) -> str:
@@ -92,7 +100,7 @@ def _agree_on_transport(
     """
     kind, offered = "", None
     try:
-        kind = startup.choose_transport(config, group, lane.device)
+        kind = startup.choose_transport(config, group, device_stream.device)
         if link and control.rank == 0 and failure is None:
             offered = link_file.offer(config, kind)
     except CompressaError as error:
@@ -115,7 +123,7 @@ def start_engine(
     parameters: Sequence[ParameterInfo],
     compressors: Mapping[str, Compressor],
     *,
-    lane: Lane | None = None,
+    device_stream: DeviceStream | None = None,
     failure: CompressaError | None = None,
     caller: str = "start_engine",
 ) -> Engine:
@@ -126,7 +134,7 @@ def start_engine(
         group: Who takes part.
         parameters: The model's.
         compressors: By parameter name.
-        lane: Where gradients are; the CPU's if not given.
+        device_stream: Where gradients are; the CPU's if not given.
         failure: Why this rank can not, which the others are told.
         caller: The function that the user called, which an error names.
 
@@ -136,7 +144,14 @@ def start_engine(
         CompressaError: The failure that was given.
     """
     session = open_session(
-        config, group, parameters, None, lane=lane, failure=failure, link=True, caller=caller
+        config,
+        group,
+        parameters,
+        None,
+        device_stream=device_stream,
+        failure=failure,
+        link=True,
+        caller=caller,
     )
     with session.closed_on_error():
         compile_together(session, parameters, compressors, config)

@@ -25,7 +25,7 @@ from compressa.schedulers import (
 )
 
 
-class Course(NamedTuple):
+class StepPlan(NamedTuple):
     """What all ranks do alike.
 
     Attributes:
@@ -87,7 +87,7 @@ class Phase:
             result += stages
         return result
 
-    def plan(self, policy: str, first_step: int, profile: Profile | None = None) -> Course:
+    def plan(self, policy: str, first_step: int, profile: Profile | None = None) -> StepPlan:
         """Plan a step with one of the schedulers' policies.
 
         Args:
@@ -100,7 +100,7 @@ class Phase:
         plan = POLICIES[policy](transfers, conditions, first_step)
         in_turn = self.ordered()
         order = [name for name in launches(transfers, plan, conditions) if name in in_turn]
-        return Course(plan, order)
+        return StepPlan(plan, order)
 
     def ordered(self) -> set[Name]:
         """Return the exchanges that all ranks must launch in one order."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from compressa.aggregators.base import State, World
 from compressa.compressor import Compressor
-from compressa.engine.lanes import Lane, resources_for
+from compressa.engine.device_stream import DeviceStream, resources_for
 from compressa.engine.phase import Phase, breakpoints
 from compressa.engine.sums import Sums
 from compressa.engine.units import UnitSizes
@@ -26,7 +26,7 @@ class Phases:
         sizes: How large units are.
         world: What aggregators need.
         sums: What will carry the exchanges.
-        lane: Where state is kept.
+        device_stream: Where state is kept.
 
     Attributes:
         compressors: By parameter name, with all that was switched.
@@ -39,14 +39,14 @@ class Phases:
         sizes: UnitSizes,
         world: World,
         sums: Sums,
-        lane: Lane,
+        device_stream: DeviceStream,
     ) -> None:
         self.compressors = compressors
         self._parameters = parameters
         self._sizes = sizes
         self._world = world
         self._sums = sums
-        self._lane = lane
+        self._device_stream = device_stream
         self._switch_step: int | None = None
         self._switched: Mapping[str, Compressor] = {}
         for step in sorted(breakpoints(compressors)):
@@ -74,7 +74,7 @@ class Phases:
     def attempt(self, compressors: Mapping[str, Compressor]) -> None:
         """Raise what would go wrong if other compressors were in force; change nothing."""
         for step in sorted({0, *breakpoints(compressors)}):
-            self._build(step, compressors, State(self._lane.device))
+            self._build(step, compressors, State(self._device_stream.device))
 
     def switch(self, compressors: Mapping[str, Compressor], step: int) -> None:
         """Have other compressors in force from a step on, which must not have begun."""
@@ -93,5 +93,5 @@ class Phases:
         self, step: int, compressors: Mapping[str, Compressor], state: State | None = None
     ) -> Phase:
         world = self._world if state is None else replace(self._world, state=state)
-        with self._lane.current(), resources_for("residuals and payloads"):
+        with self._device_stream.current(), resources_for("residuals and payloads"):
             return Phase(self._parameters, compressors, step, self._sizes, world, self._sums)

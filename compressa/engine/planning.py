@@ -16,7 +16,7 @@ import torch
 
 from compressa.config import Schedule
 from compressa.engine.control import Awaited, Control
-from compressa.engine.phase import Course, Phase
+from compressa.engine.phase import Phase, StepPlan
 from compressa.engine.profiler import Profiler
 from compressa.errors import PeerLost
 from compressa.schedulers import Name, Plan, Profile
@@ -39,13 +39,13 @@ class Planning:
 
     Attributes:
         profiler: What measures the steps of the phase in force; `enter` makes it.
-        course: What all ranks follow now.
-        profile: On rank 0, what the last course was made for; None if for nothing that was
+        step_plan: What all ranks follow now.
+        profile: On rank 0, what the last step plan was made for; None if for nothing that was
             measured.
     """
 
     profiler: Profiler
-    course: Course
+    step_plan: StepPlan
 
     def __init__(self, control: Control | None, schedule: Schedule, deadline_s: float) -> None:
         self.profile: Profile | None = None
@@ -76,7 +76,7 @@ class Planning:
         """The units of the phase in force, for people."""
         return [unit.layout.name for unit in self._phase.units]
 
-    def enter(self, phase: Phase, step: int) -> Course:
+    def enter(self, phase: Phase, step: int) -> StepPlan:
         """Begin a phase, or a stretch of steps that follows on none; return its first plan.
 
         What was under way is forgotten, on all ranks at the same step.
@@ -88,28 +88,28 @@ class Planning:
         self._phase = phase
         self._round = step + steps
         self._profiles = self._plan = None
-        self.course = phase.plan(self._schedule.policy, step)
-        self._names = sorted(self.course.plan.order)
-        return self.course
+        self.step_plan = phase.plan(self._schedule.policy, step)
+        self._names = sorted(self.step_plan.plan.order)
+        return self.step_plan
 
-    def begin(self, step: int) -> Course | None:
+    def begin(self, step: int) -> StepPlan | None:
         """Begin a step, after those before it have ended; return its plan if that is a new one.
 
         Raises:
             TransportError: A rank's profile, or the plan, has not come in time, or is none.
         """
-        course = None
+        step_plan = None
         if self._control is not None and self._schedule.overtaking and self._names:
             if step == self._round:
                 self._profiles = self._tell(self._control)
             elif step == self._round + 1:
                 self._plan = self._publish(self._control, step + _AHEAD)
             elif step == self._round + 1 + _AHEAD:
-                course = self._take(step)
-                self.course = course or self.course
+                step_plan = self._take(step)
+                self.step_plan = step_plan or self.step_plan
                 self._round = step + self._schedule.replan_steps
         self.profiler.begin()
-        return course
+        return step_plan
 
     def _tell(self, control: Control) -> Awaited:
         """Tell rank 0 this rank's profile."""
@@ -122,7 +122,7 @@ class Planning:
     def _publish(self, control: Control, first_step: int) -> Awaited:
         """On rank 0, tell all others the plan."""
         if control.rank != _ROOT:
-            most_bytes = _PLACE.itemsize * (2 * len(self._names) + len(self.course.launches))
+            most_bytes = _PLACE.itemsize * (2 * len(self._names) + len(self.step_plan.launches))
             return control.exchange({}, {_ROOT: most_bytes}, "plan")
         self._own = self._decide(first_step)
         return control.exchange(dict.fromkeys(range(1, control.size), self._own), {}, "plan")
@@ -138,7 +138,7 @@ class Planning:
         self.profile = merged
         return written(self._phase.plan(self._schedule.policy, first_step, merged), self._names)
 
-    def _take(self, step: int) -> Course | None:
+    def _take(self, step: int) -> StepPlan | None:
         """Return the plan that rank 0 has published, if it is not the one in force."""
         assert self._plan is not None, "a plan is published two steps before"
         told = self._plan.wait(self._deadline_s)
@@ -151,22 +151,22 @@ class Planning:
             raise PeerLost(_ROOT, f"rank {_ROOT} published no plan for these units") from error
 
 
-def written(course: Course, names: Sequence[Name]) -> bytes:
-    """Write a course for transfers that all ranks know, as 32-bit numbers.
+def written(step_plan: StepPlan, names: Sequence[Name]) -> bytes:
+    """Write a step plan for transfers that all ranks know, as 32-bit numbers.
 
     For each place of the plan: which transfer it is of these; then, for each place, that of the
     first that leaves in one message with it; then the launches.
     """
-    plan, number = course.plan, {name: i for i, name in enumerate(names)}
+    plan, number = step_plan.plan, {name: i for i, name in enumerate(names)}
     heads = np.arange(len(plan.order))
     for group in plan.groups:
         places = [plan.places[name] for name in group]
         heads[places] = min(places)
-    order, in_turn = ([number[name] for name in row] for row in (plan.order, course.launches))
+    order, in_turn = ([number[name] for name in row] for row in (plan.order, step_plan.launches))
     return np.concatenate([order, heads, in_turn]).astype(_PLACE).tobytes()
 
 
-def read(data: bytes, names: Sequence[Name], ordered: set[Name], first_step: int) -> Course:
+def read(data: bytes, names: Sequence[Name], ordered: set[Name], first_step: int) -> StepPlan:
     """Read what `written` wrote.
 
     Args:
@@ -176,7 +176,7 @@ def read(data: bytes, names: Sequence[Name], ordered: set[Name], first_step: int
         first_step: First step that follows it.
 
     Raises:
-        ValueError: It is not a course for these transfers.
+        ValueError: It is not a step plan for these transfers.
     """
     count = len(names)
     if len(data) != _PLACE.itemsize * (2 * count + len(ordered)):
@@ -192,7 +192,7 @@ def read(data: bytes, names: Sequence[Name], ordered: set[Name], first_step: int
     for name, head in zip(by_place, heads.tolist(), strict=True):
         groups[head].append(name)
     fused = tuple(tuple(group) for group in groups.values() if len(group) > 1)
-    return Course(Plan(tuple(by_place), first_step, groups=fused), [names[i] for i in in_turn])
+    return StepPlan(Plan(tuple(by_place), first_step, groups=fused), [names[i] for i in in_turn])
 
 
 def _profile_of(peer: int, buffer: torch.Tensor, profiler: Profiler) -> Profile:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from compressa.config import Config
-from compressa.engine.rollcall import RollCall
+from compressa.engine.monitored_call import MonitoredCall
 from compressa.errors import BackendUnavailable, CompressaError, ConfigError, StateError
 from compressa.transports import forks
 from compressa.transports.table import meant
@@ -72,7 +72,7 @@ def new_group(
     """
     if backend == "nccl":
         return _new_nccl_group(config, group, caller)
-    call = RollCall(
+    call = MonitoredCall(
         group.group_name, group.rank(), group.size(), config.exchange.start_wait_s, caller
     )
     return _new_gloo_group(config, call, failure)
@@ -99,11 +99,11 @@ def new_group_of(config: Config, ranks: Sequence[int], caller: str) -> dist.Proc
         )
     name = "ranks " + ",".join(map(str, ranks))
     place, deadline_s = list(ranks).index(own), config.exchange.start_wait_s
-    return _new_gloo_group(config, RollCall(name, place, len(ranks), deadline_s, caller))
+    return _new_gloo_group(config, MonitoredCall(name, place, len(ranks), deadline_s, caller))
 
 
 def _new_gloo_group(
-    config: Config, call: RollCall, failure: CompressaError | None = None
+    config: Config, call: MonitoredCall, failure: CompressaError | None = None
 ) -> dist.ProcessGroup:
     # The engine's own deadline comes first: it knows whom it waits for.
     timeout = timedelta(seconds=config.exchange.deadline_s + _GROUP_MARGIN_S)
@@ -114,13 +114,13 @@ def _new_gloo_group(
             backend = dist.ProcessGroupGloo(store, call.rank, call.size, timeout)
         return _around(backend, name, store, torch.device("cpu"))
 
-    return call.together(create, failure)
+    return call.run(create, failure)
 
 
 def _new_nccl_group(config: Config, group: dist.ProcessGroup, caller: str) -> dist.ProcessGroup:
     deadline_s = _NCCL_PATIENCE * config.exchange.deadline_s
     start_s = _NCCL_PATIENCE * config.exchange.start_wait_s
-    call = RollCall(group.group_name, group.rank(), group.size(), start_s, caller)
+    call = MonitoredCall(group.group_name, group.rank(), group.size(), start_s, caller)
     device = torch.device("cuda", torch.cuda.current_device())
     _bury_retired()
 
@@ -133,7 +133,7 @@ def _new_nccl_group(config: Config, group: dist.ProcessGroup, caller: str) -> di
             backend = dist.ProcessGroupNCCL(store, call.rank, call.size, options)
         return _around(backend, name, store, device)
 
-    return call.together(create)
+    return call.run(create)
 
 
 def _around(backend: Any, name: str, store: Store, device: torch.device) -> dist.ProcessGroup:

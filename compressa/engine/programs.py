@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from compressa.aggregators.base import Aggregator, Request, Rounds, Turn
+from compressa.aggregators.base import Aggregator, Request, Rounds, StepContext
 from compressa.collectives.base import Compute, Program
 from compressa.engine.sums import Sums
 from compressa.errors import StateError
@@ -18,7 +18,7 @@ def unit_program(
     aggregator: Aggregator,
     gradients: Callable[[], Sequence[torch.Tensor]],
     deliver: Callable[[], None],
-    turn: Turn,
+    context: StepContext,
     sums: Sums,
 ) -> Program[None]:
     """Run one unit for one step.
@@ -27,14 +27,14 @@ def unit_program(
         aggregator: The unit's.
         gradients: Gives the gradients as the aggregator wants them.
         deliver: Hands the mean back to where the gradients came from.
-        turn: The step.
+        context: The step.
         sums: Does what the aggregator asks for.
     """
     rounds = aggregator.rounds
     steps: list[Rounds] = []
 
     def begin() -> Request | None:
-        steps.append(aggregator.run(gradients(), turn))
+        steps.append(aggregator.run(gradients(), context))
         return next(steps[0], None)
 
     def resume(answer: Any) -> Request | None:

@@ -1,7 +1,7 @@
 """Queueing: a job's place in the line of those that share a link, kept by a thread of its own.
 
-The line is on a board (`compressa.engine.board`), as JSON. It comes from outside: what is not a
-line is replaced by an empty one. Where the board cannot be reached, the job sends when it likes,
+The line is in a cell (`compressa.engine.shared_cell`), as JSON. It comes from outside: what is not
+a line is replaced by an empty one. Where the cell cannot be reached, the job sends when it likes,
 and tries again later.
 """
 
@@ -18,9 +18,9 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
-from compressa.engine.board import Board
+from compressa.engine.shared_cell import SharedCell
 from compressa.errors import TransportError
-from compressa.schedulers.turns import MOST_CLAIMS, Claim, Line, Watch
+from compressa.schedulers.link_sharing import MOST_CLAIMS, Claim, Line, Watch
 
 MOST_SEND_S = 30.0
 _VERSION = 1
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 def encode_line(line: Line) -> bytes:
-    """Return a line as a board keeps it: nothing if nobody is in it."""
+    """Return a line as a cell keeps it: nothing if nobody is in it."""
     claims = [astuple(claim) for claim in line.claims]
     return json.dumps([_VERSION, claims]).encode() if claims else b""
 
@@ -60,15 +60,15 @@ class Queueing:
     """Joins the line, and says when the job is first. Its methods are for one thread.
 
     Args:
-        open_board: Opens the board, on this object's thread.
+        open_cell: Opens the cell, on this object's thread.
         first: Called there with the number of the turn that has come.
     """
 
-    def __init__(self, open_board: Callable[[], Board], first: Callable[[int], None]) -> None:
-        self._open_board = open_board
+    def __init__(self, open_cell: Callable[[], SharedCell], first: Callable[[int], None]) -> None:
+        self._open_cell = open_cell
         self._first = first
         self._job = secrets.token_hex(8)
-        self._board: Board | None = None
+        self._cell: SharedCell | None = None
         self._retry_s = -math.inf
         self._watch = Watch()
         self._wanted: Claim | None = None
@@ -133,22 +133,22 @@ class Queueing:
         return True
 
     def _end(self) -> bool:
-        if self._board is not None:
+        if self._cell is not None:
             self._leave()
-        if self._board is not None:
-            self._board.close()
+        if self._cell is not None:
+            self._cell.close()
         return False
 
     def _change(self, change: Callable[[bytes], bytes]) -> bool:
         """Change the line; return whether that was possible."""
-        if self._board is None and time.monotonic() < self._retry_s:
+        if self._cell is None and time.monotonic() < self._retry_s:
             return False
         try:
-            if self._board is None:
-                self._board = self._open_board()
-            self._board.change(change)
+            if self._cell is None:
+                self._cell = self._open_cell()
+            self._cell.change(change)
         except (OSError, RuntimeError, TransportError) as error:
-            self._board, self._retry_s = None, time.monotonic() + _RETRY_S
+            self._cell, self._retry_s = None, time.monotonic() + _RETRY_S
             _log.warning(
                 "the jobs that share a link do not know of each other now (%s); trying again in "
                 "%g s",

@@ -23,8 +23,8 @@ from compressa.config import Config
 from compressa.engine import process_groups, startup
 from compressa.engine.communication import Communication
 from compressa.engine.control import Control
+from compressa.engine.device_stream import DeviceStream
 from compressa.engine.driver import Task
-from compressa.engine.lanes import Lane
 from compressa.engine.link_file import Shared
 from compressa.engine.waits import Activity, Doing
 from compressa.errors import CompressaError, StateError, Timeout, TransportError
@@ -47,8 +47,8 @@ class Session:
         transport: Carries the exchanges; closed with the session.
         control: Carries verdicts and small messages; closed with the session. None in a world of
             one.
-        lane: Where the programs' memory is, and in which order the device works on it; the CPU's
-            if not given.
+        device_stream: Where the programs' memory is, and in which order the device works on it; the
+            CPU's if not given.
         threads: How many threads encode and decode; if not given, as many as the configuration
             says, or as keep the device or this rank's cores busy.
         groups: Process groups that were made for it, and are released after it.
@@ -60,7 +60,7 @@ class Session:
         size: Number of ranks.
         transport: As given.
         control: As given.
-        lane: As given.
+        device_stream: As given.
         threads: How many threads encode and decode.
         communication: The communication thread.
     """
@@ -71,7 +71,7 @@ class Session:
         transport: Transport,
         control: Control | None = None,
         *,
-        lane: Lane | None = None,
+        device_stream: DeviceStream | None = None,
         threads: int | None = None,
         groups: Sequence[dist.ProcessGroup] = (),
         caller: str = "Session",
@@ -80,8 +80,8 @@ class Session:
         self.rank, self.size = transport.rank, transport.size
         self.transport = transport
         self.control = control
-        self.lane = lane or Lane()
-        wanted = threads or config.engine.threads or self.lane.threads
+        self.device_stream = device_stream or DeviceStream()
+        wanted = threads or config.engine.threads or self.device_stream.threads
         self.threads = wanted or startup.threads_of(control)
         self._groups = list(groups)
         self._deadline_s = config.exchange.deadline_s
@@ -89,7 +89,7 @@ class Session:
         self._closed = False
         verdict = _own if control is None else control.verdict
         self.communication = Communication(
-            transport, self.threads, self._deadline_s, verdict, self.lane
+            transport, self.threads, self._deadline_s, verdict, self.device_stream
         )
         self.describe(Doing(f"in {caller}", self.communication.waits).activity)
         if control is not None:

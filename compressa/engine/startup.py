@@ -16,7 +16,7 @@ from compressa.config import Config, first_difference
 from compressa.engine.control import Control
 from compressa.engine.cores import Place, default_threads, has_core, launched_here, own_place
 from compressa.engine.descriptors import descriptors_needed, too_few_descriptors
-from compressa.engine.lanes import CudaLane, Lane
+from compressa.engine.device_stream import CudaDeviceStream, DeviceStream
 from compressa.engine.link_file import Shared
 from compressa.engine.pace import host_pacer
 from compressa.engine.partition import kept_bytes, partition
@@ -233,7 +233,7 @@ def open_transport(
     parameters: Sequence[ParameterInfo],
     failed: Callable[[CompressaError], None],
     kind: str,
-    lane: Lane,
+    device_stream: DeviceStream,
 ) -> Transport:
     """Open what carries payloads; every rank must do so together.
 
@@ -244,10 +244,10 @@ def open_transport(
         parameters: The model's.
         failed: Called once, from any thread, when a peer is lost or sends nonsense.
         kind: From `choose_transport`.
-        lane: Where payloads are made.
+        device_stream: Where payloads are made.
     """
     row = TRANSPORTS[kind]
-    stream = lane.stream if isinstance(lane, CudaLane) else None
+    stream = device_stream.stream if isinstance(device_stream, CudaDeviceStream) else None
     transport = row.open(_setup(config, group, control, parameters, failed, row, stream))
     return transport if stream is None or row.device else Staged(transport, stream)
 

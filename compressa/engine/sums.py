@@ -32,7 +32,7 @@ from compressa.collectives.choice import BACKEND, ROUND_ROBIN, Costs
 from compressa.collectives.cost import Stage
 from compressa.collectives.hierarchical import Topology, hierarchical, in_order
 from compressa.collectives.hierarchical import stages as by_host_stages
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 from compressa.engine.partition import Sizes, wire
 from compressa.errors import ConfigError
 from compressa.schedulers import Link, Transfer
@@ -82,7 +82,7 @@ class Sums:
         self._sizes = sizes
         self._transport = transport
         self._chosen = algorithm
-        self._team = Team.everyone(transport.rank, transport.size)
+        self._group = RankGroup.everyone(transport.rank, transport.size)
         self._topology = Topology.of(hosts or list(map(str, range(transport.size))))
 
     @property
@@ -121,13 +121,13 @@ class Sums:
         """Return the program of what an aggregator asks for, which ends with the answer to it."""
         if isinstance(request, Broadcast):
             row = self._broadcast(request.payload.numel())
-            return row.broadcast(request.payload, self._team, [request.root])
+            return row.broadcast(request.payload, self._group, [request.root])
         if isinstance(request, AllGather):
             algorithm, rank = ALL_GATHERS[self.algorithm(round_)], self._transport.rank
             payloads = request.payload, request.incoming
             return all_gather(algorithm, *payloads, rank, request.scratch, exact=round_.exact)
         all_reduce = self._all_reduce(round_, request.inside)
-        return all_reduce(request.values, request.values.span, self._team, request.scratch)
+        return all_reduce(request.values, request.values.span, self._group, request.scratch)
 
     def _all_reduce(self, round_: Round, inside: Accumulator | None) -> AllReduce:
         """What a round names; else what is chosen, in segments."""

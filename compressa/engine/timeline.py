@@ -91,7 +91,7 @@ class Timeline:
                 )
             )
 
-    def left(self, key: Key, first_s: float, last_s: float) -> None:
+    def on_sent(self, key: Key, first_s: float, last_s: float) -> None:
         """Note when the first and the last byte of a message have left; from any thread."""
         if self.tracer.on:
             seconds = last_s - first_s
@@ -108,13 +108,13 @@ class Timeline:
         return {unit: place for place, unit in enumerate(order)}
 
     def _queued(self, task: Task, until_s: float, waits_for: str) -> None:
-        seconds = until_s - task.waiting_since_s
+        seconds = until_s - task.idle_since_s
         self.tracer.add(
             Span(
                 "queued",
                 task.name,
                 task.step,
-                task.waiting_since_s,
+                task.idle_since_s,
                 seconds,
                 task.unit,
                 task.stage,

@@ -20,7 +20,7 @@ from torch._compile import _disable_dynamo
 from torch.autograd import Variable
 from torch.nn.parallel import DistributedDataParallel
 
-from compressa.engine.lanes import Ticket
+from compressa.engine.device_stream import Ticket
 from compressa.hooks.handle import Handle
 from compressa.hooks.refusals import check_inputs
 from compressa.parameters import as_real
@@ -69,7 +69,7 @@ class DDPHook:
             else _nothing()
         )
         self._pending.append(combined)
-        devices: Any = self._engine.lane.devices
+        devices: Any = self._engine.device_stream.devices
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         buffer = bucket.buffer()
 
@@ -80,7 +80,7 @@ class DDPHook:
                 # A copy: the reducer keeps it, and not the frames that the error went through.
                 future.set_exception(copy(error))  # type: ignore[arg-type]
                 return
-            with self._engine.lane.current():  # the future notes what came before it there
+            with self._engine.device_stream.current():  # the future notes what came before it there
                 future.set_result(buffer)
 
         combined.add_done_callback(complete)

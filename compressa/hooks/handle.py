@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 from compressa.config import ConfigWarning, Source
+from compressa.engine.device_stream import Ticket
 from compressa.engine.engine import Engine
-from compressa.engine.lanes import Ticket
 from compressa.engine.link_file import Shared
 from compressa.engine.session import CLOSE_S, GIVE_UP_S
 from compressa.engine.stats import Stats

@@ -55,7 +55,7 @@ class Integrity:
         self._check: Check | None = None
         control = engine.session.control
         if model is not None and control is not None and config.integrity.every:
-            self._check = Check(control, engine.lane.device, config.exchange.deadline_s)
+            self._check = Check(control, engine.device_stream.device, config.exchange.deadline_s)
         self._begun = _NEVER  # the step of the check under way
         self._first = (_NEVER, 0)
         self._kept: dict[str, torch.Tensor] = {}
@@ -86,7 +86,7 @@ class Integrity:
             self._say_skipped(step)
             self._check.begin({})
             return
-        with self._engine.lane.current():
+        with self._engine.device_stream.current():
             self._check.read(_called("compressor state", self._engine.state.shared()))
         self._check.begin({**_called("parameter", self._parameters()), **kept})
 

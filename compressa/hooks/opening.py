@@ -11,7 +11,7 @@ from torch import nn
 
 from compressa.compressor import Compressor
 from compressa.config import Config, Source, assign, load_config, parameter_infos
-from compressa.engine.lanes import Lane, lane_of
+from compressa.engine.device_stream import DeviceStream, device_stream_of
 from compressa.engine.opening import start_engine
 from compressa.engine.process_groups import group_or_world
 from compressa.errors import BackendUnavailable, CompressaError, ConfigError
@@ -88,7 +88,7 @@ def open_handle(
             in the order of parameters.
         refuse: Returns why this rank can not take part after all, which the others are told.
     """
-    config, infos, compressors, lane, failure = _load(source, tensors, policy)
+    config, infos, compressors, device_stream, failure = _load(source, tensors, policy)
     for name, elems in (exact or {}).items():
         infos = (ParameterInfo(0, name, (elems,)), *(replace(p, index=p.index + 1) for p in infos))
         compressors |= assign(load_config({"compressor": "none"}), infos[:1])
@@ -97,7 +97,7 @@ def open_handle(
         group,
         infos,
         compressors,
-        lane=lane,
+        device_stream=device_stream,
         failure=failure or refuse(config),
         caller=caller,
     )
@@ -107,7 +107,9 @@ def open_handle(
 
 def _load(
     source: Source, tensors: Tensors, policy: str | None
-) -> tuple[Config, tuple[ParameterInfo, ...], dict[str, Compressor], Lane, CompressaError | None]:
+) -> tuple[
+    Config, tuple[ParameterInfo, ...], dict[str, Compressor], DeviceStream, CompressaError | None
+]:
     """Load a configuration for tensors; a failure is kept until the other ranks have heard of it.
 
     Returns:
@@ -123,10 +125,10 @@ def _load(
             check_dense(tensors)
         if config.trace.path is not None:
             place_of(config.trace.path)  # where nothing can be written, nothing begins
-        lane = lane_of(_device(config, _values(tensors)))
-        return config, infos, assign(config, infos), lane, None
+        device_stream = device_stream_of(_device(config, _values(tensors)))
+        return config, infos, assign(config, infos), device_stream, None
     except CompressaError as error:
-        return config, infos, {}, Lane(), error
+        return config, infos, {}, DeviceStream(), error
 
 
 def _infos(tensors: Tensors) -> tuple[ParameterInfo, ...]:

@@ -59,7 +59,7 @@ def check_recoverable(engine: Engine) -> None:
             "handle.reform needs a copy of what each step changes; set engine.recover = true, and "
             "go on from a checkpoint this time"
         )
-    if engine.lane.device.type != "cpu":
+    if engine.device_stream.device.type != "cpu":
         raise StateError(
             "handle.reform can not go on where gradients are on a GPU: what a transport that was "
             "ended has left there is not known; go on from a checkpoint"
@@ -98,7 +98,12 @@ def _go_on(old: Engine, config: Config, next_step: int, ranks: dist.ProcessGroup
     assert old.undo is not None
     own = _standing(old, next_step)
     engine = start_engine(
-        config, ranks, old.parameters, old.compressors, lane=old.lane, caller="handle.reform"
+        config,
+        ranks,
+        old.parameters,
+        old.compressors,
+        device_stream=old.device_stream,
+        caller="handle.reform",
     )
     with engine.session.closed_on_error():
         texts = engine.session.all_gather(
@@ -129,7 +134,7 @@ def _check_together(standings: Sequence[Standing], step: int) -> None:
     for rank, standing in enumerate(standings):
         if standing.earliest_step > step:
             raise StateError(
-                f"the survivors can not go on together: rank {rank} can go back to step "
+                f"the survivors can not go on collective_call: rank {rank} can go back to step "
                 f"{standing.earliest_step}, and others have not finished step {step}; go on from a "
                 "checkpoint"
             )

@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
 from compressa.config import Config, Source, load_config
-from compressa.engine.broadcasting import Sizes, bring_parcels
-from compressa.engine.lanes import Lane, lane_of
+from compressa.engine.broadcast_buckets import cut_into_buckets
+from compressa.engine.broadcasting import Sizes, bring_buckets
+from compressa.engine.device_stream import DeviceStream, device_stream_of
 from compressa.engine.opening import open_session
-from compressa.engine.parcels import cut_into_parcels
 from compressa.engine.process_groups import group_or_world
 from compressa.errors import CompressaError, ConfigError
 
@@ -66,14 +66,14 @@ def broadcast(
         `net`.
     """
     ranks = group_or_world(group, _CALLER)
-    settings, lane, failure = Config(), Lane(), None
+    settings, device_stream, failure = Config(), DeviceStream(), None
     named: dict[str, torch.Tensor] = {}
     holders: list[int] = []
     try:
         holders = _checked(sources, ranks.size())
         named = _by_name(tensors)
         settings = load_config({} if config is None else config)
-        lane = _lane(named, settings)
+        device_stream = _device_stream(named, settings)
     except CompressaError as error:
         failure = error
     if ranks.size() == 1:
@@ -87,13 +87,13 @@ def broadcast(
         ranks,
         elems,
         sizes.threads,
-        lane=lane,
+        device_stream=device_stream,
         failure=failure,
         caller=_CALLER,
     ) as session:
         session.agree({"sources": holders, "tensors": _described(named)})
-        parcels = cut_into_parcels(named, sizes.parcel_bytes)
-        bring_parcels(session, parcels, holders, settings)
+        buckets = cut_into_buckets(named, sizes.bucket_bytes)
+        bring_buckets(session, buckets, holders, settings)
 
 
 def _checked(sources: Sequence[int], size: int) -> list[int]:
@@ -144,12 +144,12 @@ def fault_of(tensor: object) -> str:
     return ""
 
 
-def _lane(named: Mapping[str, torch.Tensor], config: Config) -> Lane:
-    """Where parcels are: on a GPU if any tensor is, but for multicast, which leaves the host."""
+def _device_stream(named: Mapping[str, torch.Tensor], config: Config) -> DeviceStream:
+    """Where buckets are: on a GPU if any tensor is, but for multicast, which leaves the host."""
     devices = [tensor.device for tensor in named.values() if tensor.is_cuda]
     if not devices or config.exchange.broadcast == "multicast":
-        return Lane()
-    return lane_of(devices[0])
+        return DeviceStream()
+    return device_stream_of(devices[0])
 
 
 def _described(named: Mapping[str, torch.Tensor]) -> dict[str, dict[str, object]]:

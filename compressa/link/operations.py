@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from compressa.collectives.base import Exchange, Program
-from compressa.collectives.team import Team
+from compressa.collectives.rank_group import RankGroup
 from compressa.engine.session import Session
 from compressa.link.operation import Operation, nothing, repeated
 from compressa.link.sums import summed
@@ -39,7 +39,7 @@ def prepare(what: str, size_bytes: int, session: Session) -> Operation:
 def _hops(size_bytes: int, session: Session, ranks: Sequence[int]) -> Operation:
     """Some ranks send to each other at the same time, so many bytes each; the others wait."""
     part_bytes = max(size_bytes // (len(ranks) - 1), 1)
-    everyone = Team.everyone(session.rank, session.size)
+    everyone = RankGroup.everyone(session.rank, session.size)
     peers = [peer for peer in everyone.others if peer in ranks]
     if session.rank not in ranks:
         peers = []

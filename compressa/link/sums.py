@@ -12,8 +12,8 @@ from compressa.collectives.accumulator import Span
 from compressa.collectives.algorithms import ALGORITHMS, segmented, segments_of
 from compressa.collectives.choice import ROUND_ROBIN, Costs
 from compressa.collectives.dense import DenseValues
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 from compressa.engine.session import Session
 from compressa.engine.sums import Sums
 from compressa.link.operation import Operation, repeated
@@ -46,7 +46,12 @@ def _sum(
     if what == ROUND_ROBIN:
         # The engine takes `scatter_reduce` under that name: cut it as it cuts the others.
         all_reduce = segmented(ALGORITHMS[what], segments_of(values.nbytes, size))
-        parts = DenseValues(values), Span(0, values.numel()), Team.everyone(rank, size), scratch
+        parts = (
+            DenseValues(values),
+            Span(0, values.numel()),
+            RankGroup.everyone(rank, size),
+            scratch,
+        )
         return repeated(session, partial(all_reduce, *parts))
     algorithm = ROUND_ROBIN if what == "scatter_reduce" else what
     sums = Sums(session.transport, algorithm, costs=costs)

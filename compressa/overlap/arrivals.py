@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from compressa.engine.lanes import Ticket, reached
+from compressa.engine.device_stream import Ticket, reached
 
 Settings = Mapping[str, Any]
 """A parameter group's hyper-parameters, without its parameters."""

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from compressa.engine.lanes import Ticket
+from compressa.engine.device_stream import Ticket
 from compressa.errors import StateError
 from compressa.hooks.handle import Handle
 from compressa.overlap.arrivals import Arrivals, Gradient
-from compressa.overlap.guards import guard, guard_class, release
+from compressa.overlap.lazy_reads import guard, guard_class, release
 from compressa.overlap.memory import Memory, check_kind
 from compressa.parameters import as_real
 
@@ -199,7 +199,7 @@ class Reducer:
         self._submit(name, parameter.grad, before, reached=False)
 
     def _submit_flags(self, reached: Sequence[float]) -> None:
-        flags = torch.tensor(reached, device=self._handle.engine.lane.device)
+        flags = torch.tensor(reached, device=self._handle.engine.device_stream.device)
         combined = self._send(USED, flags)
         self._flags = flags, combined
         self._end()

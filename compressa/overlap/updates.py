@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from compressa.engine.engine import Engine
 from compressa.errors import StateError
 from compressa.overlap.arrivals import Gradient, Settings
-from compressa.overlap.guards import release
 from compressa.overlap.independence import Independence
+from compressa.overlap.lazy_reads import release
 from compressa.overlap.reducer import Reducer
 
 Share = tuple[torch.nn.Parameter, Settings]

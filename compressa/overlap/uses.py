@@ -14,7 +14,7 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 import torch
 from torch import nn
 
-from compressa.overlap.guards import guard, guard_class, release
+from compressa.overlap.lazy_reads import guard, guard_class, release
 
 _WATCHED_PASSES = 3
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from compressa.aggregators.base import Turn
+from compressa.aggregators.base import StepContext
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.errors import PayloadError
 from compressa.parameter_server.coding import ShardCoder
@@ -145,8 +145,8 @@ class ShardAggregation:
 
     def _add_up(self, step: int, payloads: Sequence[torch.Tensor]) -> Program[None]:
         room = self._idle_answers.pop() if self._idle_answers else self._coder.buffer()
-        turn = Turn(step, self._epoch)
-        answer = yield Compute(lambda: self._coder.aggregate(payloads, turn, room), "decode")
+        context = StepContext(step, self._epoch)
+        answer = yield Compute(lambda: self._coder.aggregate(payloads, context, room), "decode")
         self._finish(step, room, answer)
 
     def _finish(self, step: int, room: torch.Tensor, answer: torch.Tensor) -> None:

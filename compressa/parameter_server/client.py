@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import torch
 
-from compressa.aggregators.base import Turn
+from compressa.aggregators.base import StepContext
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.parameter_server.coding import ShardCoder
 from compressa.parameter_server.job import Job
@@ -146,8 +146,8 @@ class ShardClient:
         send(payload, self._server_time.begin_s(received[rank], self._programs.now_s()))
 
     def _encode(self, step: int, values: torch.Tensor) -> Compute:
-        room, turn = self._push_rooms[step % _ROOMS], Turn(step, self._epoch)
-        return Compute(lambda: self._coder.encode(values, turn, room), "encode")
+        room, context = self._push_rooms[step % _ROOMS], StepContext(step, self._epoch)
+        return Compute(lambda: self._coder.encode(values, context, room), "encode")
 
     def _sending(self, payload: torch.Tensor) -> Program[None]:
         rank, most_bytes = self._server_rank, self._coder.wire_bytes
@@ -159,8 +159,8 @@ class ShardClient:
         yield self._decoding(step, received[self._server_rank], out)
 
     def _decoding(self, step: int, payload: torch.Tensor, out: torch.Tensor) -> Compute:
-        turn, rank = Turn(step, self._epoch), self._server_rank
-        return Compute(lambda: self._coder.decode(payload, turn, rank, out), "decode")
+        context, rank = StepContext(step, self._epoch), self._server_rank
+        return Compute(lambda: self._coder.decode(payload, context, rank, out), "decode")
 
 
 def _release(encoded: Future[None]) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import torch
 
-from compressa.aggregators.base import Turn, World
+from compressa.aggregators.base import StepContext, World
 from compressa.aggregators.feedback import FeedbackRule, Residual
 from compressa.aggregators.scopes import Scope, ScopePayload, encode
 from compressa.arrays import scratch_tensor
@@ -110,23 +110,25 @@ class ShardCoder:
         """Allocate room for one payload."""
         return self._payload.buffer()
 
-    def encode(self, values: torch.Tensor, turn: Turn, room: torch.Tensor) -> torch.Tensor:
+    def encode(
+        self, values: torch.Tensor, context: StepContext, room: torch.Tensor
+    ) -> torch.Tensor:
         """Encode the shard's part of `values`, with what is left; return the filled front.
 
         Args:
             values: 1-D, contiguous, float32; the whole key, or on a server the shard.
-            turn: The step.
+            context: The step.
             room: From `buffer`.
         """
         payload, scope = self._payload, self._scope
         place = payload.place(room, HEADER_BYTES, scope)
-        draw = payload.draw(scope, turn, owner=self._serves)
-        length = encode(self._codec, scope.of([values]), self._residual, place, draw, turn)
+        draw = payload.draw(scope, context, owner=self._serves)
+        length = encode(self._codec, scope.of([values]), self._residual, place, draw, context)
         end = payload.advance(room, HEADER_BYTES, length)
-        return payload.seal(room, turn, end - HEADER_BYTES)
+        return payload.seal(room, context, end - HEADER_BYTES)
 
     def aggregate(
-        self, pushed: Sequence[torch.Tensor], turn: Turn, room: torch.Tensor
+        self, pushed: Sequence[torch.Tensor], context: StepContext, room: torch.Tensor
     ) -> torch.Tensor:
         """Check all workers' payloads, given by worker, and encode their mean.
 
@@ -134,28 +136,30 @@ class ShardCoder:
             PayloadError: One of them is not what is due.
         """
         for worker, part in enumerate(pushed):
-            self._payload.check(part, turn, worker)
+            self._payload.check(part, context, worker)
         mean = scratch_tensor("server.mean", self.segment.elems, torch.float32, self._world.device)
         if isinstance(self._codec, NoCompression):
             self._average_exactly(pushed, mean)
         else:
-            self._payload.average(pushed, [mean], turn)
-        return self.encode(mean, turn, room)
+            self._payload.average(pushed, [mean], context)
+        return self.encode(mean, context, room)
 
-    def decode(self, answer: torch.Tensor, turn: Turn, server: int, out: torch.Tensor) -> None:
+    def decode(
+        self, answer: torch.Tensor, context: StepContext, server: int, out: torch.Tensor
+    ) -> None:
         """Check a server's payload and write it to the shard's part of `out`.
 
         Args:
             answer: The payload.
-            turn: The step.
+            context: The step.
             server: The rank that sent it, for messages.
             out: 1-D, contiguous, float32; the whole key.
 
         Raises:
             PayloadError: It is not what is due. Nothing has been written.
         """
-        self._payload.check(answer, turn, server)
-        self._payload.decode(answer, [out], turn, 0)
+        self._payload.check(answer, context, server)
+        self._payload.decode(answer, [out], context, 0)
 
     def _average_exactly(self, pushed: Sequence[torch.Tensor], mean: torch.Tensor) -> None:
         """Divide each by P, then add: bit for bit what a dense all-reduce does."""

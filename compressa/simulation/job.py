@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from compressa.aggregators.base import Round, State, Verb, World
-from compressa.engine.lanes import resources_for
-from compressa.engine.phase import Course, Phase
+from compressa.engine.device_stream import resources_for
+from compressa.engine.phase import Phase, StepPlan
 from compressa.engine.profile_file import ParameterRow, ProfileFile
 from compressa.engine.sums import Sums
 from compressa.engine.units import UnitSizes
@@ -51,7 +51,7 @@ class Job:
     Attributes:
         scenario: As asked for.
         units: In the order in which backward readies them.
-        course: What all ranks follow.
+        step_plan: What all ranks follow.
         backward_s: From the first gradient to the last.
         before_s: What is computed after that and before the forward begins to use parameters.
         forward_s: The forward, as far as parameters are waited for in it; else 0.
@@ -61,7 +61,7 @@ class Job:
 
     scenario: Scenario
     units: tuple[Unit, ...]
-    course: Course
+    step_plan: StepPlan
     backward_s: float
     before_s: float
     forward_s: float
@@ -109,7 +109,7 @@ def job_of(scenario: Scenario) -> Job:
     forward_s, needs = _needs(scenario)
     times = unit_times(scenario, [unit.layout for unit in phase.units], needs)
     profile = Profile(tuple(times), forward_s, file.backward_s)
-    course = phase.plan(scenario.config.schedule.policy, 0, profile)
+    step_plan = phase.plan(scenario.config.schedule.policy, 0, profile)
     world = _world(scenario, 0, file.ranks)
     units = tuple(
         Unit(
@@ -126,7 +126,7 @@ def job_of(scenario: Scenario) -> Job:
     return Job(
         scenario,
         units,
-        course,
+        step_plan,
         file.backward_s,
         rest_s - after_s,
         forward_s,

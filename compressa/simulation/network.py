@@ -12,13 +12,13 @@ from compressa.collectives import ring
 from compressa.collectives.accumulator import Span
 from compressa.collectives.base import BackendAllReduce, Compute, Operation
 from compressa.collectives.dense import DenseValues
+from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.team import Team
 from compressa.engine.driver import ComputeDone, Driver, Task
 from compressa.errors import CompressaError
 from compressa.schedulers import Link
 from compressa.simulation.phantoms import META, load_of
-from compressa.transports.base import Done, Key, Left, Traffic
+from compressa.transports.base import Done, Key, OnSent, Traffic
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.loopback import Loopback
 from compressa.transports.tagged import TaggedTransport
@@ -75,7 +75,7 @@ class Network(Loopback):
         sender: int,
         receiver: int,
         size_bytes: int,
-        left: Callable[[], None],
+        on_sent: Callable[[], None],
         arrive: Callable[[], None],
     ) -> None:
         """As its base, and note for how long it occupies the ports."""
@@ -83,7 +83,7 @@ class Network(Loopback):
         seconds = self._link.wire_s(size_bytes)
         self.sent_s[sender] += seconds
         self.received_s[receiver] += seconds
-        super().carry(sender, receiver, size_bytes, left, arrive)
+        super().carry(sender, receiver, size_bytes, on_sent, arrive)
 
     def deliver(self, sender: int, receiver: int, key: Key, size_bytes: int) -> None:
         """Hand a message over that has arrived."""
@@ -114,7 +114,7 @@ class PhantomTransport(TaggedTransport):
         self._network = network
         self._port = network.port(rank)
         self._backend = _Backend(self, network, reduce_s) if backend else None
-        self._left: Left | None = None
+        self._on_sent: OnSent | None = None
         self._expected: dict[tuple[int, Key], tuple[torch.Tensor, Arrived]] = {}
         self._early: dict[tuple[int, Key], int] = {}
 
@@ -128,22 +128,22 @@ class PhantomTransport(TaggedTransport):
         """It is the network that counts."""
         return Traffic(0, 0)
 
-    def observe(self, left: Left) -> None:
+    def observe(self, on_sent: OnSent) -> None:
         """Have a function called with each message that has left, on the network's clock."""
-        self._left = left
+        self._on_sent = on_sent
 
     def send(
-        self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]
+        self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
         """Have the port carry as many bytes."""
         size, began = buffer.numel(), None
-        if self._left is not None:
-            began, sent = _noted(self._network, partial(self._left, key), sent)
+        if self._on_sent is not None:
+            began, sent = _noted(self._network, partial(self._on_sent, key), sent)
         arrive = partial(self._network.deliver, self.rank, peer, key, size)
         if self._port is None:
             self._network.carry(self.rank, peer, size + FRAME_HEADER_BYTES, sent, arrive)
         else:
-            self._port.send(peer, size, (key.step, place), sent, arrive, began)
+            self._port.send(peer, size, (key.step, priority), sent, arrive, began)
 
     def expects(self, sender: int, key: Key) -> bool:
         """Whether a message is waited for."""
@@ -181,7 +181,7 @@ class PhantomTransport(TaggedTransport):
 
 
 def _noted(
-    network: Network, left: Callable[[float, float], None], sent: Callable[[], None]
+    network: Network, on_sent: Callable[[float, float], None], sent: Callable[[], None]
 ) -> tuple[Callable[[], None], Callable[[], None]]:
     """Return what notes when a message begins to leave, and what tells it when it has left."""
     clock, first_s = network.clock, network.clock.now_s
@@ -191,7 +191,7 @@ def _noted(
         first_s = clock.now_s
 
     def gone() -> None:
-        left(first_s, clock.now_s)
+        on_sent(first_s, clock.now_s)
         sent()
 
     return began, gone
@@ -203,7 +203,7 @@ class _Backend:
     def __init__(self, transport: PhantomTransport, network: Network, reduce_s: float) -> None:
         self._clock = network.clock
         self._reduce_s = reduce_s
-        self._team = Team.everyone(transport.rank, transport.size)
+        self._group = RankGroup.everyone(transport.rank, transport.size)
         self._number = _NEVER_BEFORE
         self._received: dict[Task, int] = {}
         self._driver = Driver(
@@ -215,7 +215,7 @@ class _Backend:
         self._number += 1
         values = operation.tensor
         program = ring.all_reduce(
-            DenseValues(values), Span(0, values.numel()), self._team, Scratch(META)
+            DenseValues(values), Span(0, values.numel()), self._group, Scratch(META)
         )
         self._driver.start(Task(self._number, "backend", 0, program, lambda error: done({})))
 

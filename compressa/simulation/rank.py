@@ -74,10 +74,10 @@ class SimulatedRank:
         self._driver = Driver(
             transport, self._compute, partial(clock.at, 0.0), self._now_s, math.inf
         )
-        self._driver.follow(*job.course)
+        self._driver.follow(*job.step_plan)
         self._driver.observe(self._carried)
         if spans is not None:
-            transport.observe(spans.left)
+            transport.observe(spans.on_sent)
         self._training = self._train()
 
     def start(self) -> None:
@@ -132,7 +132,7 @@ class SimulatedRank:
             self._spans.ready(step, index, self._clock.now_s)
         program = phantom_program(unit.rounds, self._world, self._sums)
         task = Task(index, unit.name, step, program, partial(self._finished, index))
-        task.waiting_since_s = self._clock.now_s
+        task.idle_since_s = self._clock.now_s
         self._driver.start(task)
 
     def _finished(self, index: int, error: BaseException | None) -> None:
@@ -170,7 +170,7 @@ class SimulatedRank:
         def ended(started_s: float) -> None:
             if self._spans is not None:
                 self._spans.computed(task, operation.stage, started_s, self._clock.now_s)
-            task.waiting_since_s = self._clock.now_s
+            task.idle_since_s = self._clock.now_s
             done(value, None)
 
         if not seconds:

@@ -97,8 +97,8 @@ def compare(scenarios: Sequence[Scenario]) -> Iterator[Simulated]:
     known: dict[object, Simulated] = {}
     for scenario in scenarios:
         job = job_of(scenario)
-        plan = replace(job.course.plan, policy="", reason="")
-        key = (plan, tuple(job.course.launches))
+        plan = replace(job.step_plan.plan, policy="", reason="")
+        key = (plan, tuple(job.step_plan.launches))
         if key not in known:
             known[key] = run(job)
         yield replace(known[key], policy=scenario.config.schedule.policy)

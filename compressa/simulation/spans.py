@@ -26,7 +26,7 @@ class Spans:
         self._rank = rank
         self._spans: list[Span] = []
         self._steps: list[tuple[int, float]] = []
-        self._left: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._sent: dict[tuple[int, int, int], tuple[float, float]] = {}
         self._place = {unit: place for place, unit in enumerate(job.by_need)}
 
     def began(self, step: int, now_s: float) -> None:
@@ -45,17 +45,17 @@ class Spans:
         where = {"unit": task.unit, "number": task.stage}
         self._add(_STAGES[stage], task.name, task.step, started_s, ended_s, **where)
 
-    def left(self, key: Key, first_s: float, last_s: float) -> None:
+    def on_sent(self, key: Key, first_s: float, last_s: float) -> None:
         """A message has left."""
         name = (key.step, key.unit, key.stage)
-        earlier = self._left.get(name, (first_s, last_s))
-        self._left[name] = min(earlier[0], first_s), max(earlier[1], last_s)
+        earlier = self._sent.get(name, (first_s, last_s))
+        self._sent[name] = min(earlier[0], first_s), max(earlier[1], last_s)
 
     def carried(self, task: Task, operation: Operation, launched_s: float, seconds: float) -> None:
         """An exchange is done, after it had waited to be launched, and then to leave."""
         ended_s = launched_s + seconds
         self._queued(task, launched_s, "turn")
-        sent = self._left.pop((task.step, task.unit, task.stage), None)
+        sent = self._sent.pop((task.step, task.unit, task.stage), None)
         where = {"unit": task.unit, "number": task.stage}
         began_s = launched_s
         if sent is not None:
@@ -88,7 +88,7 @@ class Spans:
         )
 
     def _queued(self, task: Task, until_s: float, waits_for: str) -> None:
-        since_s = task.waiting_since_s
+        since_s = task.idle_since_s
         self._add(
             "queued",
             task.name,

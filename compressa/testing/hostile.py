@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from compressa.aggregators.base import State, Turn, World
+from compressa.aggregators.base import State, StepContext, World
 from compressa.aggregators.scopes import ScopePayload, whole_scopes
 from compressa.codecs.base import Codec, Fixed
 from compressa.errors import PayloadError
@@ -220,26 +220,26 @@ class UnitFuzz:
 
     def run(self, count: int) -> None:
         """Judge `count` mutations."""
-        turn, scopes, below = Turn(5), self._scopes, self._mutator.below
+        context, scopes, below = StepContext(5), self._scopes, self._mutator.below
         for _ in range(count):
             valid, other = (self._samples[below(len(self._samples))] for _ in range(2))
             length = self._mutator.mutate(valid, other, self._room)
             payload = self._arena.put(self._room[:length])
             try:
-                scopes.check(payload, turn, 1)
+                scopes.check(payload, context, 1)
             except PayloadError:
                 self.tally.count(False)
                 continue
             self.tally.count(True)
-            self._decode(payload, turn)
+            self._decode(payload, context)
 
-    def _decode(self, payload: torch.Tensor, turn: Turn) -> None:
+    def _decode(self, payload: torch.Tensor, context: StepContext) -> None:
         outs = [out.tensor for out in self._outs]
         for out in outs:
             out.view(torch.uint8).fill_(_FILL)
         try:
-            self._scopes.decode_add(payload, outs, 0.5, turn, 1)
-            self._scopes.decode(payload, outs, turn, 1)
+            self._scopes.decode_add(payload, outs, 0.5, context, 1)
+            self._scopes.decode(payload, outs, context, 1)
         except PayloadError as error:
             story = f"a unit was refused ({error}) after its check had passed"
             raise AssertionError(f"{self.name}: {story}") from error
@@ -248,5 +248,5 @@ class UnitFuzz:
 
     def _valid(self, seed: int) -> Bytes:
         gradients = [vectors(elems, seed)["gaussian"] for elems in self._LENGTHS]
-        payload = self._scopes.encode(gradients, Turn(5), self._scopes.buffer())
+        payload = self._scopes.encode(gradients, StepContext(5), self._scopes.buffer())
         return payload.numpy().copy()

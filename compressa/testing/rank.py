@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from compressa.aggregators.base import State, Turn, World
+from compressa.aggregators.base import State, StepContext, World
 from compressa.collectives.base import Compute
 from compressa.compressor import Compressor
 from compressa.config import Exchange
 from compressa.engine.driver import ComputeDone, Driver, Task
-from compressa.engine.phase import Course, Phase
+from compressa.engine.phase import Phase, StepPlan
 from compressa.engine.programs import unit_program
 from compressa.engine.sums import Sums
 from compressa.engine.units import UnitSizes
@@ -42,7 +42,7 @@ class Rules(NamedTuple):
     deadline_s: float
     device: torch.device
     hosts: str
-    replan: Callable[[int, Course], Course]
+    replan: Callable[[int, StepPlan], StepPlan]
 
 
 class LoopbackRank:
@@ -97,11 +97,11 @@ class LoopbackRank:
             return
         self.state.claimed.clear()  # what is claimed then, is kept in this phase
         self.phase = self._build(step)
-        course = self._rules.replan(self.rank, self.phase.plan(self._rules.policy, step))
-        self._driver.follow(*course)
+        step_plan = self._rules.replan(self.rank, self.phase.plan(self._rules.policy, step))
+        self._driver.follow(*step_plan)
 
     def starter(
-        self, gradients: Mapping[str, torch.Tensor], turn: Turn, order: Sequence[int]
+        self, gradients: Mapping[str, torch.Tensor], context: StepContext, order: Sequence[int]
     ) -> Callable[[], None]:
         """Return the event that submits a step's units in some order."""
         self.gradients = {name: gradient.clone() for name, gradient in gradients.items()}
@@ -109,7 +109,7 @@ class LoopbackRank:
 
         def start() -> None:
             for index in order:
-                self._driver.start(self._task(index, turn))
+                self._driver.start(self._task(index, context))
 
         return start
 
@@ -125,17 +125,17 @@ class LoopbackRank:
         world = World(self.rank, transport.size, rules.seed, kind, self.state, inside)
         return Phase(rules.parameters, rules.compressors, step, rules.sizes, world, self._sums)
 
-    def _task(self, index: int, turn: Turn) -> Task:
+    def _task(self, index: int, context: StepContext) -> Task:
         unit, gradients = self.phase.units[index], self.gradients
         program = unit_program(
             unit.aggregator,
             lambda: unit.collect(gradients),
             lambda: unit.deliver(gradients, check_finite=True),
-            turn,
+            context,
             self._sums,
         )
         name = unit.layout.name
-        return Task(index, name, turn.step, program, lambda error: self._finished(index, error))
+        return Task(index, name, context.step, program, lambda error: self._finished(index, error))
 
     def _finished(self, index: int, error: BaseException | None) -> None:
         self._unfinished.discard(index)

@@ -16,10 +16,10 @@ from typing import Any, Self
 import torch
 
 from compressa import checkpoint
-from compressa.aggregators.base import CPU, State, Turn
+from compressa.aggregators.base import CPU, State, StepContext
 from compressa.compressor import Compressor
 from compressa.config import Exchange
-from compressa.engine.phase import Course
+from compressa.engine.phase import StepPlan
 from compressa.engine.units import UnitSizes
 from compressa.errors import StateError, Timeout
 from compressa.parameters import ParameterInfo
@@ -45,7 +45,7 @@ class LoopbackWorld:
         loopback: The network; ideal (no latency, unlimited bandwidth) if not given.
         deadline_s: Virtual seconds after which a wait is a `Timeout`.
         device: Where all ranks have their gradients and state.
-        replan: Changes what a rank follows (rank, course) -> course; for fault injection.
+        replan: Changes what a rank follows (rank, step plan) -> step plan; for fault injection.
 
     Attributes:
         loopback: The network and its virtual clock.
@@ -68,7 +68,7 @@ class LoopbackWorld:
         loopback: Loopback | None = None,
         deadline_s: float = 60.0,
         device: torch.device = CPU,
-        replan: Callable[[int, Course], Course] = lambda rank, course: course,
+        replan: Callable[[int, StepPlan], StepPlan] = lambda rank, step_plan: step_plan,
     ) -> None:
         if isinstance(compressors, Compressor):
             compressors = {parameter.name: compressors for parameter in parameters}
@@ -100,7 +100,7 @@ class LoopbackWorld:
             hosts,
             replan,
         )
-        self._turn = Turn(0)
+        self._context = StepContext(0)
         clock = self.loopback.clock
         transports = self.loopback.transports
         self._ranks = [LoopbackRank(transport, clock, self._rules) for transport in transports]
@@ -144,7 +144,7 @@ class LoopbackWorld:
         Args:
             gradients: By rank and parameter name; they are copied first.
             loss_scale: What they were multiplied by.
-            hold_zeros: As in `Turn`.
+            hold_zeros: As in `StepContext`.
             ready: By rank, the order in which its units become ready.
             late_s: By rank, how long after the others it begins.
 
@@ -156,12 +156,12 @@ class LoopbackWorld:
             StateError: A unit can never finish, and nobody waits for a message.
         """
         self.prepare()
-        self._turn = Turn(self.next_step, 0, loss_scale, hold_zeros)
+        self._context = StepContext(self.next_step, 0, loss_scale, hold_zeros)
         clock, begin_s = self.loopback.clock, self.virtual_time_s
         for rank, own in zip(self._ranks, gradients, strict=True):
             order = range(self.unit_count) if ready is None else ready[rank.rank]
             delay_s = 0.0 if late_s is None else late_s[rank.rank]
-            clock.at(begin_s + delay_s, rank.starter(own, self._turn, order))
+            clock.at(begin_s + delay_s, rank.starter(own, self._context, order))
         clock.run()
         self._wait_out_deadline()
         self.next_step += 1
@@ -172,7 +172,7 @@ class LoopbackWorld:
         """Skip the last step: what it sent returns to the residuals."""
         for rank in self._ranks:
             for unit in rank.phase.units:
-                unit.aggregator.rollback(self._turn)
+                unit.aggregator.rollback(self._context)
 
     def errors(self) -> list[BaseException | None]:
         """Return each rank's first error in the last step."""

@@ -26,7 +26,7 @@ class Alone(Transport):
         """There is nothing to sum with."""
         return False
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Done."""
         done({})
 

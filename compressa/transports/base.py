@@ -37,7 +37,7 @@ class Key(NamedTuple):
 
 
 Received = dict[int, torch.Tensor]
-Left = Callable[[Key, float, float], None]
+OnSent = Callable[[Key, float, float], None]
 Done = Callable[[Received | CompressaError], None]
 
 
@@ -73,12 +73,12 @@ class Transport(ABC):
         A transport with sockets of its own has the reactor serve them.
         """
 
-    def observe(self, left: Left) -> None:  # noqa: B027 - only some know it
+    def observe(self, on_sent: OnSent) -> None:  # noqa: B027 - only some know it
         """Have a function called with each message that has left, where that is known.
 
         Args:
-            left: Gets the name, and when the first byte and the last were handed to the network, on
-                `time.perf_counter`; from any thread.
+            on_sent: Gets the name, and when the first byte and the last were handed to the network,
+                on `time.perf_counter`; from any thread.
         """
 
     @abstractmethod
@@ -99,17 +99,17 @@ class Transport(ABC):
         """Have what the device is given from now on come after an operation that was reported."""
 
     @abstractmethod
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Start an exchange; never blocks.
 
         Args:
             key: Its name, unique within the epoch up to 2^32 steps.
             exchange: What to send and receive.
-            place: Place in the plan; the smallest goes first among what is ready.
+            priority: Its number in the plan; the smallest goes first among what is ready.
             done: Called once, from any thread, with what was received or the error.
         """
 
-    def together(self) -> AbstractContextManager[None]:
+    def batched(self) -> AbstractContextManager[None]:
         """Have exchanges that are started meanwhile leave in as few calls as can be."""
         return nullcontext()
 

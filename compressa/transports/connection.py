@@ -42,7 +42,7 @@ class Connection:
         source: What is sent. The own stream ends when that is over.
         inbox: Where messages go.
         failed: Called once, when the peer is lost or sends nonsense.
-        left: Called once, when the peer has ended its stream.
+        on_peer_closed: Called once, when the peer has ended its stream.
         number: Which of the connections between the two it is.
     """
 
@@ -54,7 +54,7 @@ class Connection:
         source: Source,
         inbox: Inbox,
         failed: Callable[[CompressaError], None],
-        left: Callable[[int], None],
+        on_peer_closed: Callable[[int], None],
         number: int = 0,
     ) -> None:
         self._link = link
@@ -65,7 +65,7 @@ class Connection:
         self._source = source
         self._inbox = inbox
         self._failed = failed
-        self._left = left
+        self._on_peer_closed = on_peer_closed
         self._leaving: list[Leaving] = []  # the frame that has begun, if any
         self._handed: deque[Callable[[], None]] = deque()  # to be told that a frame has left
         self._offered = 1  # frames in the next call
@@ -340,7 +340,7 @@ class Connection:
             return
         self._reading = False
         self._watch()
-        self._left(self._peer)
+        self._on_peer_closed(self._peer)
 
     def _lose(self, error: OSError) -> None:
         if not self.open:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from compressa.collectives.base import BackendAllReduce
 from compressa.errors import CompressaError
 from compressa.transports.backend_sum import BackendSum
-from compressa.transports.base import Done, Key, Left, Traffic
+from compressa.transports.base import Done, Key, OnSent, Traffic
 from compressa.transports.mesh import MeshTransport
 from compressa.transports.setup import Setup
 from compressa.transports.silence import Silence
@@ -61,10 +61,10 @@ class GlooTransport(MeshTransport):
             settings.silence_s, settings.heartbeat_s, lambda: self.heard_s, self._silent
         )
 
-    def observe(self, left: Left) -> None:
+    def observe(self, on_sent: OnSent) -> None:
         """Ask the senders."""
         for sender in self._senders.values():
-            sender.observe(left)
+            sender.observe(on_sent)
 
     @property
     def sums(self) -> bool:
@@ -73,11 +73,11 @@ class GlooTransport(MeshTransport):
         return settings.pacer.rate_bits_per_s is None and settings.keys.secret is None
 
     def send(
-        self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]
+        self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
         """Queue for the peer's sender."""
         self.must_be_here(peer)
-        self._senders[peer].send(key, buffer, (key.step, place), sent)
+        self._senders[peer].send(key, buffer, (key.step, priority), sent)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Sum with Gloo's own algorithm."""

@@ -50,7 +50,7 @@ class GlooGroupTransport(Transport):
         """Gloo has an all-reduce."""
         return True
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Launch one all-to-all; messages that are shorter than their buffers are padded."""
         outgoing, in_lengths = self._pack(key, exchange)
         out_lengths = [

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from compressa.errors import CompressaError, PeerLost
-from compressa.transports.base import Key, Left
+from compressa.transports.base import Key, OnSent
 from compressa.transports.connection import Connection
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.inbox import Inbox
@@ -35,7 +35,7 @@ class Link:
         settings: Sizes and times.
         inbox: Where messages go; it must take frames in any order if there are several sockets.
         failed: Called when the peer is lost or sends nonsense; what comes after is ignored.
-        left: Called once, when the peer has ended all its streams.
+        on_peer_closed: Called once, when the peer has ended all its streams.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Link:
         settings: TcpSettings,
         inbox: Inbox,
         failed: Callable[[CompressaError], None],
-        left: Callable[[int], None],
+        on_peer_closed: Callable[[int], None],
     ) -> None:
         self._pacer = settings.pacer
         self._outbox = Outbox(settings.epoch, settings.chunk_bytes)
@@ -56,7 +56,7 @@ class Link:
         self._ended = 0
         self._reactor: Reactor | None = None
         self._failed = failed
-        self._left = left
+        self._on_peer_closed = on_peer_closed
         self.connections = [
             Connection(link, peer, settings, self, inbox, self._fail, self._end, number)
             for number, link in enumerate(sockets)
@@ -83,15 +83,15 @@ class Link:
         for connection in self.connections:
             connection.attach(reactor)
 
-    def observe(self, left: Left) -> None:
+    def observe(self, on_sent: OnSent) -> None:
         """Have a function called with each message that has left; see `Transport.observe`."""
-        self._outbox.observe(left)
+        self._outbox.observe(on_sent)
 
     def send(
-        self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]
+        self, key: Key, buffer: torch.Tensor, priority: tuple[int, int], sent: Callable[[], None]
     ) -> None:
         """Send a message; `sent` is called when `buffer` may be reused."""
-        self._outbox.push(key, buffer, place, sent)
+        self._outbox.push(key, buffer, priority, sent)
         if not self._gathers:
             self._flush()
 
@@ -198,4 +198,4 @@ class Link:
         """The peer has ended one stream."""
         self._ended += 1
         if self._ended == len(self.connections):
-            self._left(peer)
+            self._on_peer_closed(peer)

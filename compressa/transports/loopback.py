@@ -139,7 +139,7 @@ class Loopback:
         sender: int,
         receiver: int,
         size_bytes: int,
-        left: Callable[[], None],
+        on_sent: Callable[[], None],
         arrive: Callable[[], None],
     ) -> None:
         """Occupy both ports for a message; call back when it has left, and when it is there."""
@@ -158,7 +158,7 @@ class Loopback:
             self.clock.at(max(entered_s, left_s + way_s), arrive)
 
         self.clock.at(leave_s + way_s, enter)
-        self.clock.at(left_s, left)
+        self.clock.at(left_s, on_sent)
 
     def _occupied_s(self, rank: int, time_s: float, size_bytes: int) -> float:
         """How long a message that begins at a time occupies a rank's port."""
@@ -198,7 +198,7 @@ class LoopbackTransport(TaggedTransport):
         return False
 
     def send(
-        self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]
+        self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
         """Copy now, deliver when the ports have carried it."""
         data = buffer.clone()
@@ -217,7 +217,7 @@ class LoopbackTransport(TaggedTransport):
         if self._port is None:
             self._world.carry(self.rank, peer, size + FRAME_HEADER_BYTES, sent, arrive)
         else:
-            self._port.send(peer, size, (key.step, place), sent, arrive)
+            self._port.send(peer, size, (key.step, priority), sent, arrive)
 
     def deliver(self, sender: int, frame: Frame, data: torch.Tensor) -> None:
         """Take a message that has arrived."""
@@ -246,7 +246,7 @@ class LoopbackTransport(TaggedTransport):
         """Messages, with a frame header each."""
         return Traffic(self._sent_bytes, self._messages)
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """As its base, unless the transport is dead.
 
         Raises:
@@ -254,7 +254,7 @@ class LoopbackTransport(TaggedTransport):
         """
         if self._error is not None:
             raise self._error
-        super().exchange(key, exchange, place, done)
+        super().exchange(key, exchange, priority, done)
 
     def fail(self, error: CompressaError) -> None:
         """Forget what is under way, and tell whoever listens."""

@@ -16,7 +16,7 @@ class Outgoing:
     """A message on its way; ordered by urgency, then by age.
 
     Attributes:
-        place: What is smallest goes first.
+        priority: What is smallest goes first.
         age: How many came before it.
         peer: Whom it is for.
         left_bytes: What has not been handed over.
@@ -25,7 +25,7 @@ class Outgoing:
         began: Called when its first byte is handed over, if anybody wants to know.
     """
 
-    place: tuple[int, int]
+    priority: tuple[int, int]
     age: int
     peer: int = field(compare=False)
     left_bytes: int = field(compare=False)
@@ -75,13 +75,13 @@ class Port:
         self,
         peer: int,
         size_bytes: int,
-        place: tuple[int, int],
+        priority: tuple[int, int],
         sent: Callable[[], None],
         arrived: Callable[[], None],
         began: Callable[[], None] | None = None,
     ) -> None:
         """Queue a message."""
-        message = Outgoing(place, next(self._ages), peer, size_bytes, sent, arrived, began)
+        message = Outgoing(priority, next(self._ages), peer, size_bytes, sent, arrived, began)
         heapq.heappush(self._waiting, message)
         self._hand_over()
 
@@ -94,10 +94,10 @@ class Port:
             if not message.left_bytes:
                 heapq.heappop(self._waiting)
             self._unsent_bytes += size
-            left = partial(self._left, message, size, last=not message.left_bytes)
-            self._carry(message.peer, size + FRAME_HEADER_BYTES, left, message.chunk_arrived)
+            on_sent = partial(self._on_sent, message, size, last=not message.left_bytes)
+            self._carry(message.peer, size + FRAME_HEADER_BYTES, on_sent, message.chunk_arrived)
 
-    def _left(self, message: Outgoing, size: int, *, last: bool) -> None:
+    def _on_sent(self, message: Outgoing, size: int, *, last: bool) -> None:
         self._unsent_bytes -= size
         if last:
             message.sent()

@@ -24,7 +24,7 @@ import torch
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.errors import CompressaError, PayloadError, PeerLost
 from compressa.transports.backend_sum import BackendSum
-from compressa.transports.base import Done, Key, Left, Traffic, call_failed
+from compressa.transports.base import Done, Key, OnSent, Traffic, call_failed
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind, read_frame
 from compressa.transports.mesh import MeshTransport
 from compressa.transports.mpi_process import left_behind, open_communicator, released
@@ -127,24 +127,24 @@ class MpiTransport(MeshTransport):
         """MPI has an all-reduce, which nobody can pace."""
         return self._other_sum is not None and self._settings.pacer.rate_bits_per_s is None
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Start, and look soon whether something has come."""
-        super().exchange(key, exchange, place, done)
+        super().exchange(key, exchange, priority, done)
         self._expect()
 
-    def observe(self, left: Left) -> None:
+    def observe(self, on_sent: OnSent) -> None:
         """Ask the links."""
         for link in self._links.values():
-            link.outbox.observe(left)
+            link.outbox.observe(on_sent)
 
     def send(
-        self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]
+        self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
         """Hand MPI at once what the window has room for."""
         self.must_be_here(peer)
         link = self._links[peer]
         if not link.ending:  # else nobody would take it
-            link.outbox.push(key, buffer, (key.step, place), sent)
+            link.outbox.push(key, buffer, (key.step, priority), sent)
             self._flush(peer)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:

@@ -6,8 +6,8 @@ Version 1, little-endian, one UDP datagram each:
     byte  2  u8   version
     byte  3  u8   zero
     byte  4  u32  epoch
-    byte  8  u32  parcel
-    byte 12  u32  number of the packet in its parcel
+    byte  8  u32  bucket
+    byte 12  u32  number of the packet in its bucket
     byte 16  u32  bytes of data
     byte 20  data
     then 16 bytes of HMAC-SHA256 over all that, with a secret that the ranks share
@@ -125,23 +125,23 @@ class MulticastSender(Sender):
         """Return how many packets so many bytes are cut into."""
         return math.ceil(size_bytes / PACKET_BYTES)
 
-    def send(self, parcel: int, data: torch.Tensor, numbers: Sequence[int]) -> int:
+    def send(self, bucket: int, data: torch.Tensor, numbers: Sequence[int]) -> int:
         """Send some packets; see `Sender`. Threads wait for each other.
 
         Raises:
             TransportError: The interface does not take them, or this is closed.
         """
         with self._sending:
-            return self._send_burst(parcel, data, numbers)
+            return self._send_burst(bucket, data, numbers)
 
-    def _send_burst(self, parcel: int, data: torch.Tensor, numbers: Sequence[int]) -> int:
+    def _send_burst(self, bucket: int, data: torch.Tensor, numbers: Sequence[int]) -> int:
         self._stopped.wait(min(self._pause_s, self._burst_s))
         memory = data.numpy().data
         begin_s, size_bytes, count = time.monotonic(), 0, 0
         for number in numbers:
             count += 1
             part = memory[number * PACKET_BYTES : (number + 1) * PACKET_BYTES]
-            size_bytes += self._send(parcel, number, part)
+            size_bytes += self._send(bucket, number, part)
             if time.monotonic() - begin_s > self._burst_s:
                 break
         if count >= _TELLING_PACKETS:
@@ -149,9 +149,9 @@ class MulticastSender(Sender):
         self.sent += count
         return count
 
-    def _send(self, parcel: int, number: int, part: memoryview) -> int:
+    def _send(self, bucket: int, number: int, part: memoryview) -> int:
         packet, end = memoryview(self._packet), _HEADER.size + len(part)
-        _HEADER.pack_into(packet, 0, _MAGIC, _VERSION, 0, self._epoch, parcel, number, len(part))
+        _HEADER.pack_into(packet, 0, _MAGIC, _VERSION, 0, self._epoch, bucket, number, len(part))
         packet[_HEADER.size : end] = part
         packet[end : end + _PROOF_BYTES] = _proof(self._address, packet[:end])
         size = end + _PROOF_BYTES
@@ -223,7 +223,7 @@ class MulticastReceiver(Receiver):
 
     Attributes:
         refused: Packets that did not fit, by what was wrong with them: "stranger", "stale" of a
-            parcel that is not expected, "twice" of what had come already.
+            bucket that is not expected, "twice" of what had come already.
 
     Raises:
         TransportError: The interface has no multicast; the message names the fix.
@@ -233,7 +233,7 @@ class MulticastReceiver(Receiver):
         self.refused: Counter[str] = Counter()
         self._address = address
         self._epoch = epoch
-        self._parcels: dict[int, _Parcel] = {}
+        self._buckets: dict[int, _Parcel] = {}
         self._staging = memoryview(bytearray(_MOST_PACKET_BYTES))
         self._here = local_address()
         self._socket = _opened(self._here, self._set_up)
@@ -261,18 +261,18 @@ class MulticastReceiver(Receiver):
         """What may be wrong."""
         return _trouble(self._address, self._here)
 
-    def expect(self, parcel: int, data: torch.Tensor) -> None:
-        """Have what comes of a parcel written to memory; see `Receiver`."""
-        self._parcels[parcel] = _Parcel(data)
+    def expect(self, bucket: int, data: torch.Tensor) -> None:
+        """Have what comes of a bucket written to memory; see `Receiver`."""
+        self._buckets[bucket] = _Parcel(data)
 
-    def missing(self, parcel: int) -> Bits:
+    def missing(self, bucket: int) -> Bits:
         """Take what has come by now; return which packets have not."""
         self._read(_MOST_DRAINED)
-        return self._parcels[parcel].missing
+        return self._buckets[bucket].missing
 
-    def forget(self, parcel: int) -> None:
+    def forget(self, bucket: int) -> None:
         """Write to that memory no more."""
-        self._parcels.pop(parcel, None)
+        self._buckets.pop(bucket, None)
 
     def _read(self, most: int) -> None:
         """Take what there is, at most so many packets."""
@@ -293,10 +293,10 @@ class MulticastReceiver(Receiver):
         )
         if not proved:
             return "stranger"
-        magic, version, _, epoch, parcel, number, size = _HEADER.unpack_from(packet)
+        magic, version, _, epoch, bucket, number, size = _HEADER.unpack_from(packet)
         if (magic, version, epoch) != (_MAGIC, _VERSION, self._epoch):
             return "stranger"
-        due = self._parcels.get(parcel)
+        due = self._buckets.get(bucket)
         if due is None:
             return "stale"
         if number >= due.missing.size or not size == end - _HEADER.size == len(due.room(number)):

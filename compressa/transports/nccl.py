@@ -3,9 +3,9 @@
 Every exchange is one group of sends and receives between the buffers themselves. It is launched in
 an order that all ranks share, and waited for by a stream, not by a thread: an exchange is reported
 at once, and the stream on which buffers are used waits for it when it lands, and not before, so
-that what lands first does not wait for what was launched after it. A guard looks whether it comes
-to an end, so that a lost rank is found by the deadline; then the communicator is aborted, and the
-stream goes on.
+that what lands first does not wait for what was launched after it. A watchdog looks whether it
+comes to an end, so that a lost rank is found by the deadline; then the communicator is aborted, and
+the stream goes on.
 
 A message whose length only its sender knows is padded to what its receiver has room for, and
 begins with its length, which a watching thread reads.
@@ -25,9 +25,9 @@ import torch.distributed as dist
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError, PayloadError, Timeout, TransportError
 from compressa.transports.base import Done, Key, Traffic, Transport, call_failed
-from compressa.transports.guard import Guard
 from compressa.transports.reactor import Reactor
 from compressa.transports.setup import Setup
+from compressa.transports.watchdog import Watchdog
 from compressa.transports.watcher import Watcher
 
 _ABORT_S = 5.0
@@ -90,7 +90,7 @@ class NcclTransport(Transport):
         self._lock = threading.Lock()
         self._ending: threading.Thread | None = None
         self._error: CompressaError | None = None
-        self._guard = Guard(self._ends, deadline_s, self._expired, self._broke)
+        self._watchdog = Watchdog(self._ends, deadline_s, self._expired, self._broke)
         self._meet()
 
     def _meet(self) -> None:
@@ -108,7 +108,7 @@ class NcclTransport(Transport):
                 outgoing = {peer: parts[16 * peer : 16 * peer + 16] for peer in self._peers}
                 incoming = {peer: torch.empty_like(part) for peer, part in outgoing.items()}
                 self._send_and_receive(group, outgoing, incoming)
-            if not self._guard.ended(self._deadline_s + _ABORT_S):
+            if not self._watchdog.ended(self._deadline_s + _ABORT_S):
                 raise TransportError("NCCL's first calls did not end")
         except TransportError as error:
             self.fail(error)
@@ -140,7 +140,7 @@ class NcclTransport(Transport):
         """The stream waits for it."""
         self._stream.wait_event(self._under_way.pop(id(operation)).end)
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Launch sends and receives; report at once, or when lengths are known."""
         self._sent_bytes += exchange.outgoing_bytes
         self._messages += len(exchange.outgoing)
@@ -179,7 +179,7 @@ class NcclTransport(Transport):
 
     def fail(self, error: CompressaError) -> None:
         """Abort the communicator: the stream, and whoever waits for it, goes on."""
-        self._guard.close()
+        self._watchdog.close()
         self._abort()
 
     def close(self, timeout_s: float) -> None:
@@ -193,9 +193,9 @@ class NcclTransport(Transport):
             TransportError: NCCL does not let go.
         """
         end_s = time.monotonic() + timeout_s
-        if self._group is not None and self._guard.ended(timeout_s):
+        if self._group is not None and self._watchdog.ended(timeout_s):
             self._part(max(0.0, end_s - time.monotonic()))
-        self._guard.close()
+        self._watchdog.close()
         ended = self._abort()
         if self._watcher is not None:
             self._watcher.close(timeout_s)
@@ -206,7 +206,7 @@ class NcclTransport(Transport):
             )
 
     def _expired(self, what: str) -> None:
-        """On the guard's thread: a call, or what it gave to the GPU, takes too long."""
+        """On the watchdog's thread: a call, or what it gave to the GPU, takes too long."""
         self._break(
             Timeout(
                 (),
@@ -218,7 +218,7 @@ class NcclTransport(Transport):
         )
 
     def _broke(self, error: RuntimeError) -> None:
-        """On the guard's thread: the GPU has reported an error."""
+        """On the watchdog's thread: the GPU has reported an error."""
         self._break(call_failed("work on the GPU", error))
 
     def _break(self, error: CompressaError) -> None:
@@ -250,9 +250,9 @@ class NcclTransport(Transport):
 
     @contextlib.contextmanager
     def _calling(self, what: str) -> Iterator[None]:
-        """Have the guard watch what is called; raise TransportError if NCCL fails."""
+        """Have the watchdog watch what is called; raise TransportError if NCCL fails."""
         try:
-            with self._guard.watching(what):
+            with self._watchdog.watching(what):
                 yield
         except RuntimeError as error:
             raise call_failed("NCCL", error) from error

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from compressa.transports.base import Key, Left
+from compressa.transports.base import Key, OnSent
 from compressa.transports.frames import Frame, Kind
 
 
@@ -19,12 +19,12 @@ from compressa.transports.frames import Frame, Kind
 class _Message:
     """A message under way; ordered by urgency, then by age."""
 
-    place: tuple[int, int]
+    priority: tuple[int, int]
     age: int
     key: Key = field(compare=False)
     memory: memoryview = field(compare=False)
     sent: Callable[[], None] = field(compare=False)
-    left: Left | None = field(compare=False)
+    on_sent: OnSent | None = field(compare=False)
     offset: int = field(default=0, compare=False)
     under_way: int = field(default=0, compare=False)
     left_s: float = field(default=0.0, compare=False)
@@ -33,8 +33,8 @@ class _Message:
         """Note that one of its frames has left; the last to be taken need not be the last."""
         self.under_way -= 1
         if not self.under_way and self.offset == len(self.memory):
-            if self.left is not None:
-                self.left(self.key, self.left_s, time.perf_counter())
+            if self.on_sent is not None:
+                self.on_sent(self.key, self.left_s, time.perf_counter())
             self.sent()
 
 
@@ -114,22 +114,22 @@ class Outbox:
         self._chunk_bytes = chunk_bytes
         self._heap: list[_Message] = []
         self._ages = itertools.count()
-        self._left: Left | None = None
+        self._on_sent: OnSent | None = None
         self.messages = 0
 
     def __bool__(self) -> bool:
         return bool(self._heap)
 
-    def observe(self, left: Left) -> None:
+    def observe(self, on_sent: OnSent) -> None:
         """Have a function called with each message that has left; see `Transport.observe`."""
-        self._left = left
+        self._on_sent = on_sent
 
     def push(
-        self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]
+        self, key: Key, buffer: torch.Tensor, priority: tuple[int, int], sent: Callable[[], None]
     ) -> None:
-        """Queue a message; the one with the smallest `place` goes first."""
+        """Queue a message; the one with the smallest `priority` goes first."""
         memory = buffer.numpy().data
-        message = _Message(place, next(self._ages), key, memory, sent, self._left)
+        message = _Message(priority, next(self._ages), key, memory, sent, self._on_sent)
         heapq.heappush(self._heap, message)
 
     def next_frame(self) -> OutgoingFrame:

@@ -2,7 +2,7 @@
 
 Every rank listens on one address of its own and tells it to the others over a channel that they
 already have. Each connects to the ranks below it, once or several times. Both ends of a connection
-prove that they know a secret which rank 0 drew and the channel carried; see `door`.
+prove that they know a secret which rank 0 drew and the channel carried; see `handshake`.
 
 The address is that of the interface named by GLOO_SOCKET_IFNAME, or else what this host's name
 stands for, as for Gloo.
@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from compressa.errors import PeerLost, Timeout, TransportError
 from compressa.transports import forks
-from compressa.transports.door import Door, Entrance, Place, time_left
+from compressa.transports.handshake import Entrance, Handshake, Place, time_left
 
 AllGather = Callable[[bytes, str, float], list[bytes]]
 
@@ -76,13 +76,15 @@ def connect_mesh(
         own = json.dumps({"address": address, "port": port, "secret": drawn})
         answers = all_gather(own.encode(), "addresses", deadline_s)
         seats = [_read_seat(text, peer) for peer, text in enumerate(answers)]
-        door = Door(rank, epoch, secret or bytes.fromhex(json.loads(answers[0])["secret"]))
+        handshake = Handshake(
+            rank, epoch, secret or bytes.fromhex(json.loads(answers[0])["secret"])
+        )
         links: dict[Place, socket.socket] = {}
         undo.callback(_close_all, links)
         numbers = range(connections)
         for place in _places(range(rank), numbers):
-            links[place] = _connect(door, place, seats[place.peer], end_s)
-        Entrance(door, listener, _places(range(rank + 1, size), numbers)).wait(links, end_s)
+            links[place] = _connect(handshake, place, seats[place.peer], end_s)
+        Entrance(handshake, listener, _places(range(rank + 1, size), numbers)).wait(links, end_s)
         listener.close()
         undo.pop_all()
         others = [peer for peer in range(size) if peer != rank]
@@ -165,13 +167,13 @@ def _read_seat(text: bytes, peer: int) -> _Seat:
     return seat
 
 
-def _connect(door: Door, place: Place, seat: _Seat, end_s: float) -> socket.socket:
+def _connect(handshake: Handshake, place: Place, seat: _Seat, end_s: float) -> socket.socket:
     """Connect to a rank that listens already, and let both prove themselves."""
     peer, link = place.peer, None
     try:
         link = socket.create_connection(seat, time_left(end_s))
         forks.own(link)
-        door.knock(link, place, end_s)
+        handshake.knock(link, place, end_s)
     except TimeoutError as error:
         _drop(link)
         raise Timeout((peer,), f"rank {peer} at {seat.address} did not answer in time") from error

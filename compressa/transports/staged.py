@@ -23,7 +23,7 @@ import torch
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.errors import CompressaError
-from compressa.transports.base import Done, Key, Left, Received, Traffic, Transport
+from compressa.transports.base import Done, Key, OnSent, Received, Traffic, Transport
 from compressa.transports.reactor import Reactor
 from compressa.transports.watcher import Callback, Watcher
 
@@ -71,9 +71,9 @@ class Staged(Transport):
             self._when = self._watcher.when
         self._inner.attach(reactor)
 
-    def observe(self, left: Left) -> None:
+    def observe(self, on_sent: OnSent) -> None:
         """Have the inner transport's pieces reported: their names differ in the part only."""
-        self._inner.observe(left)
+        self._inner.observe(on_sent)
 
     def ordered(self, operation: Operation) -> bool:
         """As the inner transport: what is launched in order leaves the GPU in order."""
@@ -84,7 +84,7 @@ class Staged(Transport):
         """As the inner transport."""
         return self._inner.sums
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Carry out an exchange piece by piece."""
         pieces = self._pieces(exchange)
         self._parts[key] = len(pieces)
@@ -101,7 +101,7 @@ class Staged(Transport):
             staged = Exchange(outgoing, incoming, piece.exact, piece.capacity_bytes)
             bring = self._posted(partial(self._bring, piece.incoming, arrivals))
             own = key._replace(part=part)
-            self._after_copies(partial(self._inner.exchange, own, staged, place, bring))
+            self._after_copies(partial(self._inner.exchange, own, staged, priority, bring))
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Sum piece by piece; the pieces are the same on all ranks, and so is their order."""

@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from compressa.errors import CompressaError, PeerLost
 from compressa.pacing import Pacer
-from compressa.transports.base import Key, Left
+from compressa.transports.base import Key, OnSent
 from compressa.transports.checks import CHECKSUMS, Keys
 from compressa.transports.frames import FRAME_HEADER_BYTES, NO_DATA, Frame, Kind, read_frame
 from compressa.transports.inbox import Inbox
@@ -105,16 +105,16 @@ class Sender:
         return self._outbox.messages
 
     def send(
-        self, key: Key, buffer: torch.Tensor, place: tuple[int, int], sent: Callable[[], None]
+        self, key: Key, buffer: torch.Tensor, priority: tuple[int, int], sent: Callable[[], None]
     ) -> None:
         """Queue a message; `sent` is called when `buffer` may be reused."""
         with self._wake:
-            self._outbox.push(key, buffer, place, sent)
+            self._outbox.push(key, buffer, priority, sent)
             self._wake.notify()
 
-    def observe(self, left: Left) -> None:
+    def observe(self, on_sent: OnSent) -> None:
         """Have a function called with each message that has left; see `Transport.observe`."""
-        self._outbox.observe(left)
+        self._outbox.observe(on_sent)
 
     def close(self, *, drop: bool = False) -> None:
         """Send what is queued (or drop it), then goodbye, then end."""
@@ -181,14 +181,14 @@ class Receiver:
         settings: StreamSettings,
         inbox: Inbox,
         failed: Callable[[CompressaError], None],
-        left: Callable[[int], None],
+        on_peer_closed: Callable[[int], None],
     ) -> None:
         self._peer = peer
         self._settings = settings
         self._inbox = inbox
         self._check = settings.keys.coming_from(peer)
         self._failed = failed
-        self._left = left
+        self._on_peer_closed = on_peer_closed
         self._sequence = itertools.count()
         self._deaf = False
         self.heard_s = time.monotonic()
@@ -235,7 +235,7 @@ class Receiver:
         data = memory[FRAME_HEADER_BYTES : FRAME_HEADER_BYTES + frame.data_bytes]
         frame.verify(data, way, self._check)
         if frame.kind is Kind.GOODBYE:
-            self._left(self._peer)
+            self._on_peer_closed(self._peer)
             return False
         if frame.kind is Kind.DATA and not self._deaf:
             self._inbox.accept(frame, data)

@@ -60,7 +60,7 @@ class TaggedTransport(Transport):
         """Only the backend's own collectives are."""
         return isinstance(operation, BackendAllReduce)
 
-    def exchange(self, key: Key, exchange: Exchange, place: int, done: Done) -> None:
+    def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Post the receives, then queue the sends. Empty messages are not sent at all.
 
         Each peer is crossed off after its own call here, so nothing is done before the last one.
@@ -76,7 +76,7 @@ class TaggedTransport(Transport):
         for peer, buffer in incoming.items():
             self.receive(peer, key, buffer, exchange.exact, partial(pending.arrived, peer))
         for peer, buffer in outgoing.items():
-            self.send(peer, key, buffer, place, partial(pending.sent, peer))
+            self.send(peer, key, buffer, priority, partial(pending.sent, peer))
 
     def missing(self, key: Key) -> Sequence[int]:
         """Return the peers whose message has not come, or that have not taken theirs."""
@@ -93,7 +93,7 @@ class TaggedTransport(Transport):
 
     @abstractmethod
     def send(
-        self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]
+        self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
         """Queue one message; `sent` is called when `buffer` may be reused."""
 

@@ -17,7 +17,7 @@ import torch
 from compressa.collectives.base import BackendAllReduce
 from compressa.errors import CompressaError, PeerLost
 from compressa.transports.backend_sum import BackendSum
-from compressa.transports.base import Done, Key, Left, Traffic
+from compressa.transports.base import Done, Key, OnSent, Traffic
 from compressa.transports.link import Link
 from compressa.transports.mesh import MeshTransport
 from compressa.transports.reactor import Reactor
@@ -70,13 +70,13 @@ class TcpTransport(MeshTransport):
         for link in self._links.values():
             link.attach(reactor)
 
-    def observe(self, left: Left) -> None:
+    def observe(self, on_sent: OnSent) -> None:
         """Ask the links."""
         for link in self._links.values():
-            link.observe(left)
+            link.observe(on_sent)
 
     @contextlib.contextmanager
-    def together(self) -> Iterator[None]:
+    def batched(self) -> Iterator[None]:
         """Have several messages to a peer leave in one call."""
         for link in self._links.values():
             link.gather()
@@ -92,11 +92,11 @@ class TcpTransport(MeshTransport):
         return self._sum is not None and self._settings.pacer.rate_bits_per_s is None
 
     def send(
-        self, peer: int, key: Key, buffer: torch.Tensor, place: int, sent: Callable[[], None]
+        self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
         """Send at once what the kernel takes."""
         self.must_be_here(peer)
-        self._links[peer].send(key, buffer, (key.step, place), sent)
+        self._links[peer].send(key, buffer, (key.step, priority), sent)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         """Sum with Gloo's own algorithm."""

@@ -1,4 +1,4 @@
-"""Late: a failure that comes before whoever is to hear of it."""
+"""DeferredError: a failure that comes before whoever is to hear of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from compressa.errors import CompressaError
 
 
-class Late:
+class DeferredError:
     """Passes a failure on to somebody who is there only later; may be called from any thread."""
 
     def __init__(self) -> None:

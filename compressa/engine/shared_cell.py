@@ -1,4 +1,4 @@
-"""Boards: a few bytes under a name, which processes that have nothing else in common change.
+"""Shared cells: a few bytes under a name, which processes that have nothing else in common change.
 
 At file:///folder it is a file in a folder that all can write to, and is there only while it holds
 something. At tcp://host:port it is a value in a TCPStore of torch's, which the first process that
@@ -32,7 +32,7 @@ _MOST_TRIES = 1000
 _MARK_BYTES = 8
 
 
-class Board(ABC):
+class SharedCell(ABC):
     """Some bytes that several processes change."""
 
     @abstractmethod
@@ -43,7 +43,7 @@ class Board(ABC):
             change: Takes any bytes, at most 64 KiB; returns ASCII.
 
         Raises:
-            OSError: The board cannot be reached.
+            OSError: The cell cannot be reached.
             RuntimeError: Likewise.
             TransportError: Others are in the way for too long.
         """
@@ -54,7 +54,7 @@ class Board(ABC):
 
 
 @final
-class FileBoard(Board):
+class FileCell(SharedCell):
     """A file; a lock on it goes with the process that dies."""
 
     def __init__(self, path: Path) -> None:
@@ -100,7 +100,7 @@ class FileBoard(Board):
 
 
 @final
-class StoreBoard(Board):
+class StoreCell(SharedCell):
     """A value in a TCPStore.
 
     Raises:
@@ -125,7 +125,7 @@ class StoreBoard(Board):
 
     def change(self, change: Change) -> None:
         """Change it unless somebody else has done so meanwhile; then try again."""
-        assert self._store is not None, "the board is closed"
+        assert self._store is not None, "the cell is closed"
         for _ in range(_MOST_TRIES):
             # Two who write the same bytes must not both take the other's for their own.
             after = secrets.token_hex(_MARK_BYTES).encode() + change(self._known[2 * _MARK_BYTES :])
@@ -144,8 +144,8 @@ class StoreBoard(Board):
         self._store = None
 
 
-def open_board(at: str, name: str) -> Board:
-    """Open a board.
+def open_cell(at: str, name: str) -> SharedCell:
+    """Open a cell.
 
     Args:
         at: Where; see the module.
@@ -157,10 +157,10 @@ def open_board(at: str, name: str) -> Board:
     """
     place = urlsplit(at)
     if place.scheme == "file":
-        return FileBoard(Path(place.path) / f"{name}.line")
+        return FileCell(Path(place.path) / f"{name}.line")
     assert place.hostname is not None, "the configuration has been checked"
     assert place.port is not None
-    return StoreBoard(place.hostname, place.port, name)
+    return StoreCell(place.hostname, place.port, name)
 
 
 def _is_here(host: str) -> bool:

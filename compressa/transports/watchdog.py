@@ -1,4 +1,4 @@
-"""Guard: sees whether what a GPU was given ends in time, whatever other threads are stuck in."""
+"""Watchdog: sees whether what a GPU was given ends in time, whatever other threads are stuck in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Launch:
     event: torch.cuda.Event | None = None
 
 
-class Guard:
+class Watchdog:
     """A thread of its own that looks at calls and at the GPU from time to time.
 
     A call that waits for another rank blocks its thread if that rank is lost; so may any launch
@@ -33,7 +33,7 @@ class Guard:
     Args:
         stream: Comes after what calls give to the GPU.
         deadline_s: How long a call and its work may take.
-        expired: Called once, on the guard's thread, with the first call that took longer.
+        expired: Called once, on the watchdog's thread, with the first call that took longer.
         broke: Called once, instead of `expired`, with an error that the GPU has reported.
     """
 
@@ -53,7 +53,7 @@ class Guard:
         self._closing = threading.Event()
         self._over = False
         # A call of the driver that never returns must not keep the program from ending.
-        self._thread = threading.Thread(target=self._run, name="compressa-guard", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="compressa-watchdog", daemon=True)
         self._thread.start()
 
     @contextmanager
@@ -78,7 +78,7 @@ class Guard:
         try:
             while (late := self._first() is not None) and time.monotonic() < end_s:
                 time.sleep(_PAUSE_S)
-        except RuntimeError:  # of the GPU, which the guard's own thread reports
+        except RuntimeError:  # of the GPU, which the watchdog's own thread reports
             return False
         return not late and not self._over
 

@@ -4,8 +4,8 @@ Rank 0 alone stands in the line (`compressa.engine.queueing`); it tells the othe
 channel when the job's turn has come. Until then each rank holds its exchanges back, and computes
 meanwhile. All of this is for the communication thread, but for what the line calls back.
 
-Every wait ends: rank 0 waits for as long as `compressa.schedulers.turns.Rhythm` says, the others
-for a bounded time, and then exchanges begin and have their own deadline.
+Every wait ends: rank 0 waits for as long as `compressa.schedulers.link_sharing.Rhythm` says, the
+others for a bounded time, and then exchanges begin and have their own deadline.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from functools import partial
 from typing import Protocol
 
 from compressa.config import Config
-from compressa.config.sections import Share
-from compressa.engine.board import open_board
+from compressa.config.sections import LinkSharing
 from compressa.engine.control import Control
 from compressa.engine.gate import Gate
 from compressa.engine.queueing import Queueing
-from compressa.schedulers.turns import Rhythm
+from compressa.engine.shared_cell import open_cell
+from compressa.schedulers.link_sharing import Rhythm
 
 _CLOSE_S = 3.0
 _LEADER = 0
@@ -52,7 +52,7 @@ class Leader:
     """
 
     def __init__(
-        self, control: Control, clockwork: Clockwork, share: Share, deadline_s: float
+        self, control: Control, clockwork: Clockwork, share: LinkSharing, deadline_s: float
     ) -> None:
         self._control, self._clockwork = control, clockwork
         self._longest_s = min(share.longest_wait_s, deadline_s / _DEADLINES)
@@ -60,7 +60,7 @@ class Leader:
         self._asked_s, self._came_s, self._send_s = -math.inf, 0.0, 0.0
         self._waiting: int | None = None
         self._come: Callback = lambda: None
-        self._queueing = Queueing(lambda: open_board(share.at, share.name), self._is_first)
+        self._queueing = Queueing(lambda: open_cell(share.at, share.name), self._is_first)
 
     def ask(self, turn: int, come: Callback) -> None:
         """Join the line; wait no longer than the rhythm of the steps says."""

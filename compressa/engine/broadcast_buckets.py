@@ -1,8 +1,8 @@
-"""Parcels: tensors of any dtype and shape as runs of bytes, each of a bounded length.
+"""Broadcast buckets: tensors of any dtype and shape as runs of bytes, each of a bounded length.
 
 How tensors are cut follows from their shapes and dtypes alone, so that all ranks cut alike. Small
 tensors are packed together; a large one travels from where it lies, and to where it belongs, if it
-is contiguous there, and through a copy of one parcel's length if not.
+is contiguous there, and through a copy of one bucket's length if not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SMALL_BYTES = 4 << 20
 _ALIGN_BYTES = 16  # the longest dtype may be viewed at any multiple
 
 
-class Parcel:
+class BroadcastBucket:
     """Some tensors, or a part of one, as bytes.
 
     Args:
@@ -73,27 +73,27 @@ class Parcel:
             yield part, room.view(part.dtype).view(part.shape)
 
 
-def cut_into_parcels(tensors: Mapping[str, torch.Tensor], most_bytes: int) -> list[Parcel]:
-    """Cut tensors into parcels.
+def cut_into_buckets(tensors: Mapping[str, torch.Tensor], most_bytes: int) -> list[BroadcastBucket]:
+    """Cut tensors into buckets.
 
     Args:
         tensors: By name, in an order that all ranks share; dense, and without gradients.
-        most_bytes: Longest parcel, but for a single element.
+        most_bytes: Longest bucket, but for a single element.
     """
-    parcels: list[Parcel] = []
+    buckets: list[BroadcastBucket] = []
     packed: list[tuple[str, torch.Tensor]] = []
     packed_bytes = 0
     for name, tensor in tensors.items():
         for part in _pieces(tensor, most_bytes):
             if part.nbytes >= SMALL_BYTES:
-                parcels.append(Parcel([(name, part)]))
+                buckets.append(BroadcastBucket([(name, part)]))
                 continue
             if packed and packed_bytes + _aligned(part.nbytes) > most_bytes:
-                parcels.append(Parcel(packed))
+                buckets.append(BroadcastBucket(packed))
                 packed, packed_bytes = [], 0
             packed.append((name, part))
             packed_bytes += _aligned(part.nbytes)
-    return [*parcels, Parcel(packed)] if packed else parcels
+    return [*buckets, BroadcastBucket(packed)] if packed else buckets
 
 
 def _pieces(tensor: torch.Tensor, most_bytes: int) -> Iterator[torch.Tensor]:

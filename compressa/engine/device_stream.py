@@ -1,4 +1,4 @@
-"""Lanes: in which order a device does the engine's work, beside that of the training itself.
+"""Device streams: the order in which a device does the engine's work, beside that of training.
 
 On a CPU, what a thread has done is done. On a GPU, a thread only enqueues: the engine's threads all
 use one stream of high priority, so that compression goes between the kernels of backward instead
@@ -34,7 +34,7 @@ Ticket = Future[Mark]
 _GPU_THREADS = 2  # enqueue only; one goes on while the other must wait for a number
 
 
-class Lane:
+class DeviceStream:
     """The CPU's: nothing to order.
 
     Attributes:
@@ -55,11 +55,11 @@ class Lane:
                 )
 
     def adopt(self) -> None:
-        """Have the current thread, one of the engine's, work on this lane from now on."""
+        """Have the current thread, one of the engine's, work on this device stream from now on."""
         work_alone()
 
     def current(self) -> AbstractContextManager[Any]:
-        """Have what the caller does meanwhile done on this lane."""
+        """Have what the caller does meanwhile done on this device stream."""
         return nullcontext()
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> Mark:
@@ -67,27 +67,27 @@ class Lane:
         return None
 
     def after(self, marks: Collection[Mark]) -> None:
-        """What is given to this lane from now on comes after what was marked."""
+        """What is given to this device stream from now on comes after what was marked."""
 
     def note(self) -> Mark:
-        """Mark what this lane was given until now."""
+        """Mark what this device stream was given until now."""
         return None
 
     def follow(self, marks: Collection[Mark]) -> None:
-        """What the caller does from now on comes after what was marked on this lane, no more."""
+        """What the caller does from now on comes after what was marked here, and no more."""
 
     def join(self) -> None:
-        """What the caller does from now on comes after all that this lane was given."""
+        """What the caller does from now on comes after all that this device stream was given."""
 
     def checking(self, what: str) -> AbstractContextManager[Any]:
         """Have checks of what arrived meanwhile answered when it suits the device.
 
         Args:
-            what: Whatever is decoded, for the message of `judge`.
+            what: Whatever is decoded, for the message of `check_received`.
         """
         return nullcontext()
 
-    def judge(self, *, wait: bool = False) -> None:
+    def check_received(self, *, wait: bool = False) -> None:
         """Look at the answers that have come; from any thread.
 
         Args:
@@ -99,7 +99,7 @@ class Lane:
 
     @property
     def devices(self) -> list[torch.device] | None:
-        """The devices of a future whose value is made on this lane."""
+        """The devices of a future whose value is made on this device stream."""
         return None
 
 
@@ -130,7 +130,7 @@ class _Answer:
         return bool(self._known.item())
 
 
-class CudaLane(Lane):
+class CudaDeviceStream(DeviceStream):
     """A stream of high priority.
 
     Args:
@@ -209,7 +209,7 @@ class CudaLane(Lane):
                 with self._lock:
                     self._due.append(answer)
 
-    def judge(self, *, wait: bool = False) -> None:
+    def check_received(self, *, wait: bool = False) -> None:
         """Look at the answers in the order in which they come."""
         while (answer := self._next_due()) is not None:
             if not answer.has_come(wait):  # not under the lock: others must go on meanwhile
@@ -259,16 +259,16 @@ def resources_for(what: str) -> Iterator[None]:
         ) from error
 
 
-def lane_of(device: torch.device) -> Lane:
-    """Return a new lane on a device.
+def device_stream_of(device: torch.device) -> DeviceStream:
+    """Return a new device stream on a device.
 
     Raises:
         BackendUnavailable: Kernels can not run there, or there are none for such a device.
     """
     if device.type == "cpu":
-        return Lane()
+        return DeviceStream()
     if device.type == "cuda":
-        return CudaLane(device)
+        return CudaDeviceStream(device)
     raise BackendUnavailable(
         f"gradients are on a device of type {device.type!r}, and there are kernels for CPUs and "
         "NVIDIA GPUs only; move the model to one of these before you wrap it"

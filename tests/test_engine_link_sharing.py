@@ -14,16 +14,16 @@ from typing import cast
 
 import pytest
 from _ranks import Group, same, settings
-from compressa.schedulers.turns import MOST_CLAIMS, Claim, Line
+from compressa.schedulers.link_sharing import MOST_CLAIMS, Claim, Line
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressa.config.sections import Share
-from compressa.engine.board import Board, FileBoard, StoreBoard, open_board
+from compressa.config.sections import LinkSharing
 from compressa.engine.control import Control
 from compressa.engine.gate import Gate
+from compressa.engine.link_sharing import Follower, Leader
 from compressa.engine.queueing import MOST_SEND_S, Queueing, decode_line, encode_line
-from compressa.engine.turns import Follower, Leader
+from compressa.engine.shared_cell import FileCell, SharedCell, StoreCell, open_cell
 from compressa.errors import TransportError
 
 PATIENCE_S = 10.0
@@ -36,7 +36,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-# --- boards --------------------------------------------------------------------------------------
+# --- cells --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -47,23 +47,23 @@ def port() -> int:
 
 
 @contextmanager
-def boards(kind: str, folder: Path, port: int, count: int) -> Iterator[list[Board]]:
+def cells(kind: str, folder: Path, port: int, count: int) -> Iterator[list[SharedCell]]:
     at = f"file://{folder}" if kind == "file" else f"tcp://127.0.0.1:{port}"
-    opened = [open_board(at, "link") for _ in range(count)]
+    opened = [open_cell(at, "link") for _ in range(count)]
     yield opened
-    for board in reversed(opened):  # the first one serves the others
-        board.close()
+    for cell in reversed(opened):  # the first one serves the others
+        cell.close()
 
 
 @pytest.mark.parametrize("kind", ["file", "tcp"])
 def test_no_change_of_a_board_is_lost(kind: str, tmp_path: Path, port: int) -> None:
-    with boards(kind, tmp_path, port, 4) as opened:
+    with cells(kind, tmp_path, port, 4) as opened:
 
-        def count(board: Board) -> None:
+        def count(cell: SharedCell) -> None:
             for _ in range(50):
-                board.change(lambda data: b"%d" % (int(data or b"0") + 1))
+                cell.change(lambda data: b"%d" % (int(data or b"0") + 1))
 
-        threads = [threading.Thread(target=count, args=(board,)) for board in opened]
+        threads = [threading.Thread(target=count, args=(cell,)) for cell in opened]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -80,8 +80,8 @@ def test_no_change_of_a_board_is_lost(kind: str, tmp_path: Path, port: int) -> N
 
 
 def test_a_file_that_stays_locked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressa.engine.board._WAIT_S", 0.01)
-    first, second = FileBoard(tmp_path / "x"), FileBoard(tmp_path / "x")
+    monkeypatch.setattr("compressa.engine.shared_cell._WAIT_S", 0.01)
+    first, second = FileCell(tmp_path / "x"), FileCell(tmp_path / "x")
 
     def change(_: bytes) -> bytes:
         with pytest.raises(TransportError, match="locked"):
@@ -95,18 +95,18 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("keep")
     (tmp_path / "x").symlink_to(tmp_path / "precious")
     with pytest.raises(OSError, match="symbolic"):
-        FileBoard(tmp_path / "x").change(lambda data: b"")
+        FileCell(tmp_path / "x").change(lambda data: b"")
     assert (tmp_path / "precious").read_text() == "keep"
 
 
 def test_a_store_that_nobody_serves_is_told(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressa.engine.board._is_here", lambda host: False)
+    monkeypatch.setattr("compressa.engine.shared_cell._is_here", lambda host: False)
     with pytest.raises(ConnectionRefusedError):
-        StoreBoard("127.0.0.1", port, "x")
+        StoreCell("127.0.0.1", port, "x")
 
 
 def test_what_is_no_text_in_a_store_is_replaced(port: int) -> None:
-    first = StoreBoard("127.0.0.1", port, "x")
+    first = StoreCell("127.0.0.1", port, "x")
     assert first._store is not None
     first._store.set("compressa/x", "\N{SNOWMAN}")
     seen = []
@@ -179,9 +179,9 @@ def test_a_hostile_line_is_an_empty_one(said: object) -> None:
 class Place:
     """A job in the line, and which of its turns have come."""
 
-    def __init__(self, open_board: Callable[[], Board]) -> None:
+    def __init__(self, open_cell: Callable[[], SharedCell]) -> None:
         self.turns: list[int] = []
-        self.queueing = Queueing(open_board, self.turns.append)
+        self.queueing = Queueing(open_cell, self.turns.append)
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def place(tmp_path: Path) -> Iterator[Callable[[], Place]]:
     made: list[Place] = []
 
     def make() -> Place:
-        made.append(Place(lambda: FileBoard(tmp_path / "link.line")))
+        made.append(Place(lambda: FileCell(tmp_path / "link.line")))
         return made[-1]
 
     yield make
@@ -235,7 +235,7 @@ def test_a_job_that_died_first_in_the_line_is_forgotten(
     place: Callable[[], Place], tmp_path: Path
 ) -> None:
     dead = encode_line(Line((Claim("dead", 1, 0.0),)))
-    FileBoard(tmp_path / "link.line").change(lambda data: dead)
+    FileCell(tmp_path / "link.line").change(lambda data: dead)
     begin_s = time.monotonic()
     alive = place()
     alive.queueing.join(1, 0.1)
@@ -247,11 +247,11 @@ def test_a_job_does_not_wait_for_a_line_that_is_full(
     place: Callable[[], Place], tmp_path: Path
 ) -> None:
     full = encode_line(Line(tuple(Claim(f"job {i}", 1, 30.0) for i in range(MOST_CLAIMS))))
-    FileBoard(tmp_path / "link.line").change(lambda data: full)
+    FileCell(tmp_path / "link.line").change(lambda data: full)
     late = place()
     late.queueing.join(1, 0.1)
     until(lambda: late.turns == [1])
-    FileBoard(tmp_path / "link.line").change(lambda data: b"")
+    FileCell(tmp_path / "link.line").change(lambda data: b"")
 
 
 def test_a_job_that_cannot_reach_the_others_does_not_wait(
@@ -259,7 +259,7 @@ def test_a_job_that_cannot_reach_the_others_does_not_wait(
 ) -> None:
     tries = []
 
-    def refuse() -> Board:
+    def refuse() -> SharedCell:
         tries.append(1)
         raise OSError("no such folder")
 
@@ -285,7 +285,7 @@ class Clockwork:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        monkeypatch.setattr("compressa.engine.turns.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("compressa.engine.link_sharing.time.monotonic", lambda: self.now_s)
 
     def post(self, event: Callable[[], None]) -> None:
         event()
@@ -320,7 +320,7 @@ class Signals:
 class Stand:
     """Stands in for the line."""
 
-    def __init__(self, open_board: object, first: Callable[[int], None]) -> None:
+    def __init__(self, open_cell: object, first: Callable[[int], None]) -> None:
         self.first = first
         self.log: list[tuple[str, float]] = []
 
@@ -338,9 +338,9 @@ class Rank0:
     """The gate of rank 0, and what is around it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, longest_s: float = 10.0) -> None:
-        monkeypatch.setattr("compressa.engine.turns.Queueing", Stand)
+        monkeypatch.setattr("compressa.engine.link_sharing.Queueing", Stand)
         self.clock, self.signals = Clockwork(monkeypatch), Signals()
-        share = Share(name="x", at="file:///tmp", longest_wait_s=longest_s)
+        share = LinkSharing(name="x", at="file:///tmp", longest_wait_s=longest_s)
         leader = Leader(cast("Control", self.signals), self.clock, share, 120.0)
         self.line = cast("Stand", leader._queueing)
         self.gate, self.begun = Gate(leader), list[str]()
@@ -448,7 +448,7 @@ def test_a_job_on_a_shared_link_ends_with_the_same_bits(
     at = f"file://{tmp_path}" if kind == "file" else f"tcp://127.0.0.1:{port}"
     if kind == "file":
         dead = encode_line(Line((Claim("dead", 1, 0.0),)))
-        FileBoard(tmp_path / "link.line").change(lambda data: dead)
+        FileCell(tmp_path / "link.line").change(lambda data: dead)
     job = "_rank_jobs.train"
     alone = two.run(job, config=settings("int8"), steps=4)
     shared = two.run(job, config=sharing(at), steps=4)

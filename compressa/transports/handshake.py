@@ -1,4 +1,4 @@
-"""Door: both ends of a new connection prove that they know a secret, by HMACs over nonces.
+"""Handshake: both ends of a new connection prove that they know a secret, by HMACs over nonces.
 
 The called rank sends a nonce; the caller answers with its rank, which of its connections this is,
 the epoch, a nonce of its own and a proof over all of it; the called rank answers with its proof. A
@@ -48,7 +48,7 @@ class Place(NamedTuple):
     number: int
 
 
-class Door(NamedTuple):
+class Handshake(NamedTuple):
     """What a rank needs to let others in, and to be let in.
 
     Attributes:
@@ -90,7 +90,7 @@ class Door(NamedTuple):
 
 
 class _Guest:
-    """Somebody at the door who has not proved who it is."""
+    """Somebody who has connected and has not proved who it is."""
 
     def __init__(self, link: socket.socket, address: object) -> None:
         self.link = link
@@ -102,7 +102,7 @@ class _Guest:
         link.setblocking(False)
         link.sendall(self._nonce)  # a new connection has room for it
 
-    def listen(self, door: Door, missing: Sequence[Place]) -> Place | None:
+    def listen(self, handshake: Handshake, missing: Sequence[Place]) -> Place | None:
         """Take what has come; return its place once that is proved.
 
         Raises:
@@ -113,14 +113,14 @@ class _Guest:
             return None
         magic, epoch, peer, number, theirs, proof = _HELLO.unpack(self._hello)
         place, nonces = Place(peer, number), self._nonce + theirs
-        expected = door.proof(b"caller", peer, door.rank, number, nonces)
+        expected = handshake.proof(b"caller", peer, handshake.rank, number, nonces)
         if magic != _MAGIC:
             raise ConnectionError("it does not speak this protocol")
         if not hmac.compare_digest(proof, expected):
             raise ConnectionError("it does not know the secret")
-        if epoch != door.epoch or place not in missing:
+        if epoch != handshake.epoch or place not in missing:
             raise ConnectionError("it is not expected, or is here already")
-        self.link.sendall(door.proof(b"callee", peer, door.rank, number, nonces))
+        self.link.sendall(handshake.proof(b"callee", peer, handshake.rank, number, nonces))
         self.link.setblocking(True)
         return place
 
@@ -129,13 +129,15 @@ class Entrance:
     """Lets the connections in that are expected, each once, many at a time.
 
     Args:
-        door: Who this rank is, and what the others must know.
+        handshake: Who this rank is, and what the others must know.
         listener: Where they connect to; not closed here.
         expected: Their places.
     """
 
-    def __init__(self, door: Door, listener: socket.socket, expected: Sequence[Place]) -> None:
-        self._door = door
+    def __init__(
+        self, handshake: Handshake, listener: socket.socket, expected: Sequence[Place]
+    ) -> None:
+        self._handshake = handshake
         self._listener = listener
         self._missing = list(expected)
         self._most_guests = len(expected) + _MOST_STRANGERS
@@ -160,7 +162,7 @@ class Entrance:
             self._selector.close()
             if self._refused > _MOST_LOGGED:
                 more = self._refused - _MOST_LOGGED
-                _log.warning("rank %d refused %d more connections", self._door.rank, more)
+                _log.warning("rank %d refused %d more connections", self._handshake.rank, more)
 
     def _receive_guests(self, links: dict[Place, socket.socket], end_s: float) -> None:
         if time.monotonic() >= end_s:
@@ -192,7 +194,7 @@ class Entrance:
 
     def _hear(self, guest: _Guest, links: dict[Place, socket.socket]) -> None:
         try:
-            place = guest.listen(self._door, self._missing)
+            place = guest.listen(self._handshake, self._missing)
         except OSError as error:
             self._refuse(guest, error.strerror or str(error))
             return
@@ -204,7 +206,7 @@ class Entrance:
         self._part_with(guest).close()
         self._refused += 1
         if self._refused <= _MOST_LOGGED:
-            rank, whose = self._door.rank, guest.address
+            rank, whose = self._handshake.rank, guest.address
             _log.warning("rank %d refused a connection from %s: %s", rank, whose, why)
 
     def _part_with(self, guest: _Guest) -> socket.socket:

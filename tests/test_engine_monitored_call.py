@@ -1,4 +1,4 @@
-"""A roll call names who has not come, and waits for nothing for longer than its deadline."""
+"""A monitored call names who has not come, and waits for nothing for longer than its deadline."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 import torch.distributed as dist
 
 from compressa.config import Config
-from compressa.engine import opening, process_groups, rollcall
-from compressa.engine.rollcall import RollCall
+from compressa.engine import monitored_call, opening, process_groups
+from compressa.engine.monitored_call import MonitoredCall
 from compressa.errors import CompressaError, ConfigError, PayloadError, Timeout
 from compressa.transports import mpi_process
 
@@ -27,13 +27,13 @@ def store() -> Iterator[dist.Store]:
     made = dist.HashStore()
     with (
         mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=made),
-        mock.patch.object(rollcall, "_ASK_S", 0.5),
+        mock.patch.object(monitored_call, "_ASK_S", 0.5),
     ):
         yield made
 
 
-def call_of(rank: int, size: int = 3, deadline_s: float = 0.2) -> RollCall:
-    return RollCall("g", rank, size, deadline_s, "a function")
+def call_of(rank: int, size: int = 3, deadline_s: float = 0.2) -> MonitoredCall:
+    return MonitoredCall("g", rank, size, deadline_s, "a function")
 
 
 def refuse(*_: object) -> None:
@@ -51,7 +51,7 @@ def all_of(ranks: Sequence[int], call: Callable[..., Any], **options: Any) -> li
 
     def one(rank: int) -> Any:
         try:
-            return call_of(rank, **options).together(call)
+            return call_of(rank, **options).run(call)
         except CompressaError as error:
             return error
 
@@ -101,10 +101,10 @@ def test_nor_is_it_named_while_it_gives_up(store: dist.Store) -> None:
     first = call_of(0)
     first._store = Slow()
     with ThreadPoolExecutor(1) as pool:
-        sooner = pool.submit(lambda: first.together(name_of))
+        sooner = pool.submit(lambda: first.run(name_of))
         second = call_of(1, deadline_s=1.0)
         with pytest.raises(Timeout) as caught:
-            second.together(name_of)
+            second.run(name_of)
         go_on.set()
         with pytest.raises(Timeout):
             sooner.result()
@@ -115,21 +115,21 @@ def test_nor_is_it_named_while_it_gives_up(store: dist.Store) -> None:
 def test_who_comes_after_all_others_gave_up_says_so_of_itself(store: dist.Store) -> None:
     all_of([0, 1], name_of)
     with pytest.raises(Timeout, match=r"ranks 0, 1 had given up waiting before rank 2") as caught:
-        call_of(2).together(name_of)
+        call_of(2).run(name_of)
     assert caught.value.ranks == (2,)
 
 
 def test_who_had_given_up_is_not_named_beside_who_never_came(store: dist.Store) -> None:
     all_of([0], name_of)
     with pytest.raises(Timeout, match=r"ranks 2 did not come within") as caught:
-        call_of(1).together(name_of)
+        call_of(1).run(name_of)
     assert caught.value.ranks == (2,)
 
 
 def test_who_came_to_the_last_call_and_not_to_this_one_is_named(store: dist.Store) -> None:
     assert len(set(all_of(range(3), name_of, deadline_s=5.0))) == 1
     with pytest.raises(Timeout, match=r"ranks 0, 2 did not come within") as caught:
-        call_of(1).together(name_of)
+        call_of(1).run(name_of)
     assert caught.value.ranks == (0, 2)
 
 
@@ -146,7 +146,7 @@ def test_where_all_have_come_one_was_lost_on_the_way(store: dist.Store) -> None:
     with ThreadPoolExecutor(1) as pool:
         others = pool.submit(all_of, [1, 2], name_of, deadline_s=5.0)
         with pytest.raises(Timeout, match=said) as caught:
-            call_of(0, deadline_s=5.0).together(refuse)
+            call_of(0, deadline_s=5.0).run(refuse)
         others.result()
     assert caught.value.ranks == (1, 2)
 
@@ -154,7 +154,7 @@ def test_where_all_have_come_one_was_lost_on_the_way(store: dist.Store) -> None:
 def test_a_call_that_does_not_return_is_left_alone(store: dist.Store) -> None:
     over = threading.Event()
     with pytest.raises(Timeout, match=r"was lost on the way, or did not go on"):
-        call_of(0, size=1).together(lambda *_: over.wait())
+        call_of(0, size=1).run(lambda *_: over.wait())
     over.set()
 
 
@@ -166,7 +166,7 @@ def test_a_store_that_does_not_answer_is_named(store: dist.Store) -> None:
         mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=silent),
         pytest.raises(Timeout, match=r"the store .* did not answer within"),
     ):
-        call_of(0).together(name_of)
+        call_of(0).run(name_of)
     over.set()
 
 
@@ -180,13 +180,13 @@ def test_nobody_goes_on_asking_a_store_that_is_gone() -> None:
         mock.patch.object(dist.distributed_c10d, "_get_default_store", return_value=store),
         pytest.raises(Timeout, match="one of the ranks 1, 2 was lost"),
     ):
-        call_of(0).together(refuse)
+        call_of(0).run(refuse)
     assert not [each for each in threading.enumerate() if each.name == "compressa-start"]
 
 
 def test_another_error_is_told_as_it_is(store: dist.Store) -> None:
     with pytest.raises(ZeroDivisionError):
-        call_of(0, size=1).together(lambda *_: 1 // 0)
+        call_of(0, size=1).run(lambda *_: 1 // 0)
 
 
 @pytest.mark.parametrize(

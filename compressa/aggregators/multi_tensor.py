@@ -1,4 +1,4 @@
-"""AtOnce: scopes of a unit that are taken by one call; see `compressa.codecs.base.Encoder`.
+"""MultiTensor: scopes of a unit that are taken by one call; see `compressa.codecs.base.Encoder`.
 
 A bucket of DDP's mostly stays where it is, so what a call takes is worked out once. Where memory
 is another one than before, as after DDP has rebuilt its buckets, it is worked out anew.
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 
-from compressa.aggregators.base import State, Turn
+from compressa.aggregators.base import State, StepContext
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.codecs.base import Codec, Decoder, Encoder, Item
 
@@ -39,7 +39,7 @@ class _Remembered(Generic[T]):
             return self._made.setdefault(place, make())
 
 
-class AtOnce:
+class MultiTensor:
     """Knows what encodes and decodes all scopes of a payload at once, wherever they lie.
 
     Args:
@@ -69,11 +69,11 @@ class AtOnce:
         self._decoders: _Remembered[Decoder | None] = _Remembered()
 
     def encoder(
-        self, gradients: Sequence[torch.Tensor], turn: Turn, payload: torch.Tensor
+        self, gradients: Sequence[torch.Tensor], context: StepContext, payload: torch.Tensor
     ) -> Encoder | None:
         """Return what encodes these gradients; None if each scope has to go by itself."""
         rule = self._feedback
-        if rule is not None and (turn.hold_zeros or not _adds_all(rule, turn)):
+        if rule is not None and (context.hold_zeros or not _adds_all(rule, context)):
             return None
         if not (self._codec.takes_half or _wide(gradients)):
             return None
@@ -108,10 +108,10 @@ class AtOnce:
         ]
 
 
-def _adds_all(rule: FeedbackRule, turn: Turn) -> bool:
+def _adds_all(rule: FeedbackRule, context: StepContext) -> bool:
     """Whether residuals are added and kept in the codec's own pass, where they are."""
     whole = rule.decay == rule.beta == 1.0 and rule.dtype == "float32" and rule.momentum is None
-    return whole and not rule.resets(turn)
+    return whole and not rule.resets(context)
 
 
 def _wide(gradients: Sequence[torch.Tensor]) -> bool:

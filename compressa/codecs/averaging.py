@@ -1,4 +1,4 @@
-"""Share: what the owner of a part of a gradient works on."""
+"""Averaging: what the owner of a part of a gradient works on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Kept:
 
 
 @dataclass(frozen=True)
-class Share:
+class Averaging:
     """One scope, on a CPU, whose mean a rank computes and encodes.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Parcels: tensors of any kind travel as bytes, cut alike wherever they lie; and their checksum."""
+"""Broadcast buckets: tensors of any kind as bytes, cut alike wherever they lie; and checksums."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressa.engine import parcels as parcels_module
+from compressa.engine import broadcast_buckets as buckets_module
+from compressa.engine.broadcast_buckets import BroadcastBucket, cut_into_buckets
 from compressa.engine.checksum import checksum
-from compressa.engine.parcels import Parcel, cut_into_parcels
 from compressa.testing.inputs import generator
 
 CPU = torch.device("cpu")
@@ -42,8 +42,8 @@ def test_what_is_cut_alike_is_held_alike(
         }
         for seed, flip in ((0, False), (100, True))  # rows here are columns in memory there
     )
-    with mock.patch.object(parcels_module, "SMALL_BYTES", small_bytes):
-        given_, taken = (cut_into_parcels(tensors, most_bytes) for tensors in (held, lacking))
+    with mock.patch.object(buckets_module, "SMALL_BYTES", small_bytes):
+        given_, taken = (cut_into_buckets(tensors, most_bytes) for tensors in (held, lacking))
     assert [p.size_bytes for p in given_] == [p.size_bytes for p in taken]
     for source, target in zip(given_, taken, strict=True):
         memory = target.open(CPU, fill=False)
@@ -55,15 +55,15 @@ def test_what_is_cut_alike_is_held_alike(
 
 def test_a_contiguous_tensor_travels_from_where_it_lies() -> None:
     values = torch.zeros(30, 10)
-    (parcel,) = [Parcel([("w", values)])]
-    assert parcel.open(CPU, fill=True).data_ptr() == values.data_ptr()
-    assert Parcel([("w", values.t())]).open(CPU, fill=True).data_ptr() != values.data_ptr()
-    assert Parcel([("w", torch.zeros(3, dtype=torch.complex64).conj())]).size_bytes == 24
+    (bucket,) = [BroadcastBucket([("w", values)])]
+    assert bucket.open(CPU, fill=True).data_ptr() == values.data_ptr()
+    assert BroadcastBucket([("w", values.t())]).open(CPU, fill=True).data_ptr() != values.data_ptr()
+    assert BroadcastBucket([("w", torch.zeros(3, dtype=torch.complex64).conj())]).size_bytes == 24
 
 
 def test_a_conjugate_travels_as_what_it_is() -> None:
     values = torch.tensor([1 + 2j, 3 - 4j])
-    memory = Parcel([("c", values.conj())]).open(CPU, fill=True)
+    memory = BroadcastBucket([("c", values.conj())]).open(CPU, fill=True)
     assert torch.equal(memory.view(torch.complex64), values.conj().resolve_conj())
 
 

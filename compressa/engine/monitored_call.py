@@ -1,4 +1,4 @@
-"""Roll call: who has come to make a process group, and an end to the wait for who has not.
+"""Monitored call: who has come to make a process group, and an end to the wait for who has not.
 
 Every rank writes down that it has come, under a number that nobody else ever uses; the first one
 reads them all and answers each with the name of what they make together. So a name never comes
@@ -32,7 +32,7 @@ _REFUSED = "refused: "
 _GAVE_UP = "gave up"
 
 
-class RollCall:
+class MonitoredCall:
     """One collective call of some ranks, which all name themselves alike.
 
     Args:
@@ -53,7 +53,7 @@ class RollCall:
         self._began = 0
         self._met = False
 
-    def together(self, call: Callable[[str, Store], T], failure: CompressaError | None = None) -> T:
+    def run(self, call: Callable[[str, Store], T], failure: CompressaError | None = None) -> T:
         """Make a call that returns when all ranks make it.
 
         Args:

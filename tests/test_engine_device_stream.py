@@ -18,8 +18,8 @@ from torch import nn
 
 from compressa.codecs import Int8
 from compressa.config import Config, load_config, parameter_infos
+from compressa.engine.device_stream import CudaDeviceStream, DeviceStream, device_stream_of
 from compressa.engine.engine import Engine
-from compressa.engine.lanes import CudaLane, Lane, lane_of
 from compressa.engine.startup import choose_transport
 from compressa.errors import BackendUnavailable, ConfigError, StateError
 from compressa.hooks.opening import _device
@@ -35,9 +35,9 @@ def gpu() -> Iterator[None]:
 INT8 = Int8()
 
 
-def engine_on(lane: Lane, compressor: Any = INT8) -> Engine:
+def engine_on(device_stream: DeviceStream, compressor: Any = INT8) -> Engine:
     net = nn.Linear(64, 64, bias=False)
-    return engine_over(parameter_infos(net), {"weight": compressor}, lane=lane)
+    return engine_over(parameter_infos(net), {"weight": compressor}, device_stream=device_stream)
 
 
 def tensors_on(*devices: str) -> Any:
@@ -49,7 +49,7 @@ def test_the_lane_is_that_of_the_gradients() -> None:
     config = load_config({"compressor": "int8"})
     assert _device(config, nn.Linear(2, 2).parameters()) == torch.device("cpu")
     assert _device(config, tensors_on("cuda:1", "cuda:1")) == torch.device("cuda:1")
-    assert type(lane_of(torch.device("cpu"))) is Lane
+    assert type(device_stream_of(torch.device("cpu"))) is DeviceStream
 
 
 def test_a_model_on_several_devices_is_refused() -> None:
@@ -66,7 +66,7 @@ def test_a_model_elsewhere_than_the_configuration_says_is_refused() -> None:
 
 def test_a_device_without_kernels_is_refused() -> None:
     with pytest.raises(BackendUnavailable, match=r"type 'xpu'.*CPUs and NVIDIA GPUs only"):
-        lane_of(torch.device("xpu"))
+        device_stream_of(torch.device("xpu"))
 
 
 def test_a_gpu_that_kernels_can_not_use_is_refused_with_the_fix(gpu: None) -> None:
@@ -75,7 +75,7 @@ def test_a_gpu_that_kernels_can_not_use_is_refused_with_the_fix(gpu: None) -> No
         mock.patch("compressa.kernels.cuda.check_available", side_effect=reason),
         pytest.raises(BackendUnavailable, match=r"pip install compressa\[cuda12\]"),
     ):
-        lane_of(DEVICE)
+        device_stream_of(DEVICE)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory.")])
@@ -84,11 +84,11 @@ def test_too_little_memory_for_residuals_says_what_helps(gpu: None, error: Excep
         mock.patch("compressa.aggregators.narrow.zeros", side_effect=error),
         pytest.raises(BackendUnavailable, match=r'residuals and payloads .*dtype = "bfloat16"'),
     ):
-        engine_on(CudaLane(DEVICE), ErrorFeedback(codec=Int8()))
+        engine_on(CudaDeviceStream(DEVICE), ErrorFeedback(codec=Int8()))
 
 
 def test_too_little_memory_in_a_step_ends_it_with_an_error(gpu: None) -> None:
-    engine = engine_on(CudaLane(DEVICE))
+    engine = engine_on(CudaDeviceStream(DEVICE))
     with mock.patch.object(Int8, "encode", side_effect=MemoryError("no 5 bytes left")):
         ticket = engine.submit({"weight": on_gpu(torch.ones(64, 64))}, step=0)
         with pytest.raises(BackendUnavailable, match=r"the unit .*\(no 5 bytes left\)"):
@@ -98,7 +98,7 @@ def test_too_little_memory_in_a_step_ends_it_with_an_error(gpu: None) -> None:
 
 @pytest.mark.parametrize("there", ["cpu", "cuda"])
 def test_a_gradient_on_another_device_is_refused(gpu: None, there: str) -> None:
-    engine = engine_on(CudaLane(DEVICE) if there == "cuda" else Lane())
+    engine = engine_on(CudaDeviceStream(DEVICE) if there == "cuda" else DeviceStream())
     gradient = torch.ones(64, 64) if there == "cuda" else on_gpu(torch.ones(64, 64))
     with pytest.raises(
         StateError, match=r"gradient of 'weight' is on .*, and this engine works on"
@@ -109,11 +109,11 @@ def test_a_gradient_on_another_device_is_refused(gpu: None, there: str) -> None:
 
 def test_a_world_of_one_works_on_its_gpu_too(gpu: None) -> None:
     results = []
-    for lane in (CudaLane(DEVICE), Lane()):
-        engine = engine_on(lane, ErrorFeedback(codec=Int8()))
+    for device_stream in (CudaDeviceStream(DEVICE), DeviceStream()):
+        engine = engine_on(device_stream, ErrorFeedback(codec=Int8()))
         x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
         for step in range(3):
-            gradient = x.clone() if lane.device.type == "cpu" else on_gpu(x)
+            gradient = x.clone() if device_stream.device.type == "cpu" else on_gpu(x)
             engine.wait([engine.submit({"weight": gradient}, step=step)])
         torch.cuda.current_stream().synchronize()
         results.append(on_cpu(gradient))

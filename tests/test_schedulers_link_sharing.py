@@ -9,7 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import pytest
-from compressa.schedulers.turns import MOST_CLAIMS, Claim, Line, Rhythm, Watch
+from compressa.schedulers.link_sharing import MOST_CLAIMS, Claim, Line, Rhythm, Watch
 from hypothesis import given
 from hypothesis import strategies as st
 
