@@ -15,7 +15,7 @@ from compressa.transports.frames import FRAME_HEADER_BYTES
 Change = Callable[[bytes, bytes], bytes]
 """From a frame's header and data to what goes on in place of both."""
 
-_HANDSHAKES = ((76,), (16, 32))  # of the caller, and of who was called; see `transports.door`
+_HANDSHAKES = ((76,), (16, 32))  # of the caller, and of who was called; see `transports.handshake`
 _SIZES = struct.Struct("<III")
 _SIZES_AT = 20
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.exchange import run, targets
-from benchmarks.exchange.broadcasts import places
+from benchmarks.exchange.broadcasts import indices
 from benchmarks.exchange.compressed import Compressed
 from benchmarks.exchange.method import Method
 from benchmarks.exchange.methods import BY_NAME, METHODS
@@ -144,7 +144,7 @@ class TestMethods:
     def test_sources_are_different_ranks(self) -> None:
         for ranks in range(1, 10):
             for sources in range(1, ranks + 1):
-                assert len(set(places(sources, ranks))) == sources
+                assert len(set(indices(sources, ranks))) == sources
 
     @pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
     def test_what_passes_the_interfaces_by_is_found_out(self, method: Method) -> None:

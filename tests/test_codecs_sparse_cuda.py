@@ -14,7 +14,7 @@ from emulated_torch import StreamedEmulated, emulated_torch, on_cpu, on_gpu
 from compressa.codecs import DGC, TopK
 from compressa.codecs._sparse import IndexFormat
 from compressa.codecs.base import Codec
-from compressa.engine.device_stream import CudaLane
+from compressa.engine.device_stream import CudaDeviceStream
 from compressa.errors import PayloadError
 from compressa.testing.codec_checks import DRAW
 from compressa.testing.inputs import generator
@@ -57,14 +57,14 @@ def test_what_was_checked_on_arrival_is_looked_at_once(
     codec = kind(density=0.05, indices=indices)
     payload, due = encoded(codec)
     with emulated_torch():
-        lane, there = CudaLane(DEVICE), on_gpu(payload)
-        with lane.current():
+        device_stream, there = CudaDeviceStream(DEVICE), on_gpu(payload)
+        with device_stream.current():
             out = torch.zeros(ELEMS, device=DEVICE)
-            with lane.checking("a unit"):
+            with device_stream.checking("a unit"):
                 codec.check(there, ELEMS)
                 codec.decode_add(there, out, 1.0, DRAW)
-            lane.check_received(wait=True)
-        lane.stream.synchronize()
+            device_stream.check_received(wait=True)
+        device_stream.stream.synchronize()
         assert torch.equal(on_cpu(out), due)
     high_bits = {"list_tiles": 1} if indices == "elias_fano" else {}
     assert launched == {CHECKS[indices]: 1, **high_bits}
@@ -83,8 +83,8 @@ def test_wrong_indices_are_found_by_each_call_alone(
     payload, _ = encoded(codec)
     payload[-8:] = 0xFF
     with emulated_torch():
-        lane, there = CudaLane(DEVICE), on_gpu(payload)
-        with lane.current():
+        device_stream, there = CudaDeviceStream(DEVICE), on_gpu(payload)
+        with device_stream.current():
             out = torch.zeros(ELEMS, device=DEVICE)
             calls = {
                 "check": lambda: codec.check(there, ELEMS),
@@ -96,10 +96,10 @@ def test_wrong_indices_are_found_by_each_call_alone(
                     calls[call]()
                 assert not bool(out.any())
                 return
-            with lane.checking("a unit"):
+            with device_stream.checking("a unit"):
                 calls[call]()
             with pytest.raises(PayloadError, match="failed a check on the GPU"):
-                lane.check_received(wait=True)
+                device_stream.check_received(wait=True)
 
 
 @pytest.mark.parametrize(("kind", "indices"), CODECS)
@@ -107,6 +107,10 @@ def test_a_wrong_length_is_refused_on_arrival(kind: Any, indices: IndexFormat) -
     codec = kind(density=0.05, indices=indices)
     payload, _ = encoded(codec)
     with emulated_torch():
-        lane = CudaLane(DEVICE)
-        with lane.current(), lane.checking("a unit"), pytest.raises(PayloadError, match="take"):
+        device_stream = CudaDeviceStream(DEVICE)
+        with (
+            device_stream.current(),
+            device_stream.checking("a unit"),
+            pytest.raises(PayloadError, match="take"),
+        ):
             codec.check(on_gpu(payload[:-1]), ELEMS)
