@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from compressa.config import Config, load_config
-    from compressa.engine.stats import CompressorStats, Stats
+    from compressa.engine.measuring.stats import CompressorStats, Stats
     from compressa.errors import (
         BackendUnavailable,
         CompressaError,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BackendUnavailable": "compressa.errors",
     "CompressaError": "compressa.errors",
-    "CompressorStats": "compressa.engine.stats",
+    "CompressorStats": "compressa.engine.measuring.stats",
     "Config": "compressa.config",
     "ConfigError": "compressa.errors",
     "Handle": "compressa.hooks",
@@ -43,7 +43,7 @@ _HOMES = {
     "PayloadError": "compressa.errors",
     "PeerLost": "compressa.errors",
     "StateError": "compressa.errors",
-    "Stats": "compressa.engine.stats",
+    "Stats": "compressa.engine.measuring.stats",
     "Timeout": "compressa.errors",
     "TransportError": "compressa.errors",
     "broadcast": "compressa.hooks",

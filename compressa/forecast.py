@@ -19,9 +19,9 @@ from compressa.collectives.all_gather import DIRECT
 from compressa.collectives.choice import BACKEND, CANDIDATES, ROUND_ROBIN, Costs, formula_s
 from compressa.compressor import Compressor
 from compressa.config import Config
-from compressa.engine.sums import Sums
-from compressa.engine.unit_runtime import UnitRuntime
-from compressa.engine.units import UnitSizes, build_units
+from compressa.engine.units.sums import Sums
+from compressa.engine.units.unit_runtime import UnitRuntime
+from compressa.engine.units.units import UnitSizes, build_units
 from compressa.parameters import ParameterInfo
 from compressa.transports.loopback import Loopback, LoopbackTransport
 

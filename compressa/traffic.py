@@ -14,8 +14,8 @@ from compressa.aggregators.base import Round, State, World
 from compressa.collectives.base import Compute, Exchange, Program, Together
 from compressa.compressor import Compressor
 from compressa.config import Config
-from compressa.engine.sums import Sums
-from compressa.engine.units import UnitSizes, build_units
+from compressa.engine.units.sums import Sums
+from compressa.engine.units.units import UnitSizes, build_units
 from compressa.parameters import ParameterInfo
 from compressa.simulation.phantoms import phantom_program
 from compressa.transports.loopback import Loopback, LoopbackTransport

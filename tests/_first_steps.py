@@ -26,7 +26,7 @@ from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS
 from compressa.config import Config
 from compressa.engine.compilation import compile_kernels
-from compressa.engine.lockstep import Lockstep
+from compressa.engine.units.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
 from compressa.wrappers import ErrorFeedback, MomentumCorrection
 

@@ -16,9 +16,9 @@ from _rank_jobs import registered
 from _rank_models import loss_of
 
 from compressa.collectives.base import Exchange
-from compressa.engine import startup
-from compressa.engine.cores import own_place
-from compressa.engine.unit_runtime import UnitRuntime
+from compressa.engine.start import startup
+from compressa.engine.start.cores import own_place
+from compressa.engine.units.unit_runtime import UnitRuntime
 from compressa.transports.tcp import TcpTransport
 
 

@@ -27,7 +27,7 @@ from emulated_streams import DEVICE, UNFINISHED, Event, Stream, current_stream
 from emulated_torch import StreamedEmulated, as_cuda, emulated_torch, on_cpu
 
 import compressa.hooks.opening
-from compressa.engine import process_groups, startup
+from compressa.engine.start import process_groups, startup
 from compressa.hooks.ddp import DDPHook
 from compressa.hooks.handle import Handle
 from compressa.transports.staged import Staged

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import compressa
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.config import Config
-from compressa.engine import process_groups
+from compressa.engine.start import process_groups
 from compressa.transports.base import Key
 from compressa.transports.nccl import NcclTransport
 

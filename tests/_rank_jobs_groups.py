@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compressa
 from compressa.config import Config
-from compressa.engine import process_groups
+from compressa.engine.start import process_groups
 
 
 def use_beside(*, part: list[int], first: bool) -> list[float]:

@@ -23,7 +23,9 @@ import compressa
 from compressa.collectives import barrier, broadcast_multicast
 from compressa.collectives.base import Compute, Program
 from compressa.collectives.rank_group import RankGroup
-from compressa.engine import broadcast_buckets, broadcasting, opening, session, startup
+from compressa.engine import opening, session
+from compressa.engine.replicas import broadcast_buckets, broadcasting
+from compressa.engine.start import startup
 from compressa.transports.multicast import MulticastReceiver
 from compressa.transports.staged import Staged
 

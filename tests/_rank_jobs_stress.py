@@ -25,7 +25,7 @@ from _stress_schedules import LONE, STEPS, Fault
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
-from compressa.engine import process_groups
+from compressa.engine.start import process_groups
 from compressa.transports import mpi_process
 
 _CLONE_NEWNET = 0x40000000

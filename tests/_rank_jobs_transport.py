@@ -19,7 +19,7 @@ from _rank_jobs import registered
 from _rank_jobs_conform import ManyWeights, digest, gradients
 
 from compressa.collectives.base import BackendAllReduce, Exchange
-from compressa.engine.process_groups import release_groups
+from compressa.engine.start.process_groups import release_groups
 from compressa.errors import CompressaError, PayloadError
 from compressa.transports.base import Key, Received, Traffic, Transport
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame

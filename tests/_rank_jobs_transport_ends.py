@@ -13,7 +13,7 @@ import torch.distributed as dist
 from _rank_jobs_transport import CHUNK_BYTES, Answers, gather, message, opened, until
 
 from compressa.collectives.base import Exchange
-from compressa.engine.process_groups import release_groups
+from compressa.engine.start.process_groups import release_groups
 from compressa.errors import CompressaError
 from compressa.transports.base import Key
 from compressa.transports.rendezvous import connect_mesh

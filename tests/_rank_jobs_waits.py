@@ -22,8 +22,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import compressa
 from compressa.config import load_config
-from compressa.engine import long_waits, process_groups, startup
-from compressa.engine.waits import Doing
+from compressa.engine.control import long_waits
+from compressa.engine.control.waits import Doing
+from compressa.engine.start import process_groups, startup
 from compressa.transports.base import Key
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.streams import StreamSettings

@@ -21,7 +21,7 @@ from compressa.codecs.topk import TopK
 from compressa.engine.communication import Communication
 from compressa.engine.driver import Task
 from compressa.engine.engine import Engine
-from compressa.engine.phase import Phase, StepPlan
+from compressa.engine.units.phase import Phase, StepPlan
 
 
 @contextlib.contextmanager
@@ -143,7 +143,7 @@ def _spoil_on_rank_1(spoil: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 def another_version_on_rank_1() -> Iterator[None]:
     """Rank 1 has another release of the library."""
     release = "9.9.9" if dist.get_rank() == 1 else "0.1.0"
-    with mock.patch("compressa.engine.startup.version", return_value=release):
+    with mock.patch("compressa.engine.start.startup.version", return_value=release):
         yield
 
 

@@ -12,9 +12,9 @@ import torch
 
 from compressa.aggregators.scopes import ScopePayload
 from compressa.collectives.base import Operation
-from compressa.engine import process_groups, startup
 from compressa.engine.driver import Driver, Task
-from compressa.engine.unit_runtime import UnitRuntime
+from compressa.engine.start import process_groups, startup
+from compressa.engine.units.unit_runtime import UnitRuntime
 from compressa.hooks import register
 from compressa.transports import frames
 

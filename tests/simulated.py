@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from compressa.config import load_config
-from compressa.engine.profile_file import (
+from compressa.engine.measuring.profile_file import (
     ParameterRow,
     ProfileFile,
     UnitRow,

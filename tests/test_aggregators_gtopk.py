@@ -23,7 +23,7 @@ from compressa.codecs.payload import HEADER_BYTES
 from compressa.collectives import tree
 from compressa.collectives.accumulator import Author
 from compressa.collectives.cost import Link
-from compressa.engine.lockstep import Lockstep
+from compressa.engine.units.lockstep import Lockstep
 from compressa.errors import ConfigError, PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld, MassLedger

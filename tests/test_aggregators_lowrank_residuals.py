@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from compressa.aggregators.acpsgd import ACPSGD
 from compressa.aggregators.factors import LowRank
 from compressa.aggregators.powersgd import PowerSGD
-from compressa.engine.lockstep import Lockstep
+from compressa.engine.units.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import generator

@@ -8,7 +8,7 @@ import torch
 from compressa.aggregators import State, World
 from compressa.aggregators.terngrad_shared import SharedTernGrad
 from compressa.config import assign, load_config
-from compressa.engine.lockstep import Lockstep
+from compressa.engine.units.lockstep import Lockstep
 from compressa.errors import ConfigError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing.inputs import generator

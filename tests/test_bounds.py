@@ -44,7 +44,7 @@ from compressa.codecs import (
 )
 from compressa.codecs.shrunk import Shrunk
 from compressa.compressor import Compressor
-from compressa.engine.lockstep import Lockstep
+from compressa.engine.units.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
 from compressa.testing.bias_checks import errors, is_random, share
 

@@ -20,7 +20,7 @@ from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs import Codec, Int8, NoCompression, TopK
 from compressa.codecs.payload import check_header
 from compressa.compressor import Compressor
-from compressa.engine.phase import StepPlan
+from compressa.engine.units.phase import StepPlan
 from compressa.errors import PayloadError
 from compressa.parameters import ParameterInfo
 from compressa.testing import (
@@ -275,7 +275,7 @@ def test_dtype_check_finds_another_rounding() -> None:
 
 def test_layout_check_finds_values_in_the_wrong_places(monkeypatch: pytest.MonkeyPatch) -> None:
     check_layouts(Gathers(), "auto")
-    monkeypatch.setattr("compressa.engine.unit_runtime._put_back", lambda *arguments: None)
+    monkeypatch.setattr("compressa.engine.units.unit_runtime._put_back", lambda *arguments: None)
     with pytest.raises(AssertionError, match="not contiguous come out wrong"):
         check_layouts(Gathers(), "auto")
 

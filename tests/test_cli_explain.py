@@ -17,7 +17,7 @@ from compressa.collectives.all_gather import ALL_GATHERS
 from compressa.collectives.choice import CANDIDATES, Costs
 from compressa.collectives.cost import Link
 from compressa.config import assign, load_config
-from compressa.engine.sums import Sums
+from compressa.engine.units.sums import Sums
 from compressa.forecast import Forecast, parameter_of
 from compressa.transports.loopback import Loopback
 

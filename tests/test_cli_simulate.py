@@ -11,7 +11,7 @@ from simulated import profile
 from test_link_file import favouring
 
 from compressa import cli
-from compressa.engine import link_file
+from compressa.engine.start import link_file
 from compressa.tracing.reader import read as read_trace
 
 

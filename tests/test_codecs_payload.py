@@ -25,7 +25,7 @@ from compressa.codecs.payload import (
     write_header,
 )
 from compressa.compressor import Compressor
-from compressa.engine.sums import Sums
+from compressa.engine.units.sums import Sums
 from compressa.errors import ConfigError, PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.transports.loopback import Loopback

@@ -15,7 +15,7 @@ from compressa.collectives.all_gather import ALL_GATHERS, DIRECT, all_gather
 from compressa.collectives.choice import Costs, Point
 from compressa.collectives.cost import Link
 from compressa.collectives.scratch import Scratch
-from compressa.engine.sums import Sums
+from compressa.engine.units.sums import Sums
 from compressa.testing.inputs import generator
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.loopback import Loopback

@@ -191,7 +191,7 @@ CONFIGURED = """
 import sys
 from compressa import ConfigError, load_config
 from compressa.config import config_schema, config_toml, first_difference
-from compressa.engine.startup import digest
+from compressa.engine.start.startup import digest
 
 def refused(raw):
     try:

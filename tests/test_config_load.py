@@ -21,7 +21,7 @@ from compressa.config import (
 )
 from compressa.config.choices import CHOICES, choice
 from compressa.config.sizes import parse_bytes
-from compressa.engine.units import UnitSizes
+from compressa.engine.units.units import UnitSizes
 from compressa.errors import ConfigError
 
 READY = sorted((Path(__file__).parent.parent / "experiments" / "configs").glob("*.toml"))

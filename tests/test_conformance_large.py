@@ -30,7 +30,7 @@ from compressa.kernels.reference import philox as reference
 from compressa.aggregators.shards import cut_shards
 from compressa.codecs import Int8, RandomK, TopK
 from compressa.collectives.accumulator import Span
-from compressa.engine.units import UnitSizes, build_units
+from compressa.engine.units.units import UnitSizes, build_units
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing.codec_checks import DRAW
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressa.engine.attempts import Attempts
+from compressa.engine.control.attempts import Attempts
 
 STAGES = 2  # lengths, then data
 

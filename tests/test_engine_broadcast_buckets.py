@@ -10,9 +10,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressa.engine import broadcast_buckets as buckets_module
-from compressa.engine.broadcast_buckets import BroadcastBucket, cut_into_buckets
-from compressa.engine.checksum import checksum
+from compressa.engine.replicas import broadcast_buckets as buckets_module
+from compressa.engine.replicas.broadcast_buckets import BroadcastBucket, cut_into_buckets
+from compressa.engine.replicas.checksum import checksum
 from compressa.testing.inputs import generator
 
 CPU = torch.device("cpu")

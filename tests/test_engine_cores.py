@@ -11,8 +11,8 @@ import pytest
 import torch
 from _ranks import Group, settings
 
-from compressa.engine import cores
-from compressa.engine.cores import Place, default_threads, has_core, own_place, work_alone
+from compressa.engine.start import cores
+from compressa.engine.start.cores import Place, default_threads, has_core, own_place, work_alone
 
 CORES = len(os.sched_getaffinity(0))
 

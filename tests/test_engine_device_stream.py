@@ -20,7 +20,7 @@ from compressa.codecs import Int8
 from compressa.config import Config, load_config, parameter_infos
 from compressa.engine.device_stream import CudaDeviceStream, DeviceStream, device_stream_of
 from compressa.engine.engine import Engine
-from compressa.engine.startup import choose_transport
+from compressa.engine.start.startup import choose_transport
 from compressa.errors import BackendUnavailable, ConfigError, StateError
 from compressa.hooks.opening import _device
 from compressa.wrappers import ErrorFeedback

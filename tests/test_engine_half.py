@@ -14,9 +14,9 @@ from compressa.aggregators.powersgd import PowerSGD
 from compressa.codecs import Codec, Int8, Natural, NoCompression, TopK
 from compressa.compressor import Compressor, Granularity
 from compressa.compressors import COMPRESSORS
-from compressa.engine.lockstep import Lockstep
-from compressa.engine.unit_runtime import UnitRuntime
-from compressa.engine.units import UnitSizes, build_units
+from compressa.engine.units.lockstep import Lockstep
+from compressa.engine.units.unit_runtime import UnitRuntime
+from compressa.engine.units.units import UnitSizes, build_units
 from compressa.parameters import ParameterInfo
 from compressa.testing.allocation import allocations
 from compressa.testing.inputs import generator

@@ -19,11 +19,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressa.config.sections import LinkSharing
-from compressa.engine.control import Control
-from compressa.engine.gate import Gate
-from compressa.engine.link_sharing import Follower, Leader
-from compressa.engine.queueing import MOST_SEND_S, Queueing, decode_line, encode_line
-from compressa.engine.shared_cell import FileCell, SharedCell, StoreCell, open_cell
+from compressa.engine.control.control import Control
+from compressa.engine.sharing.gate import Gate
+from compressa.engine.sharing.link_sharing import Follower, Leader
+from compressa.engine.sharing.queueing import MOST_SEND_S, Queueing, decode_line, encode_line
+from compressa.engine.sharing.shared_cell import FileCell, SharedCell, StoreCell, open_cell
 from compressa.errors import TransportError
 
 PATIENCE_S = 10.0
@@ -80,7 +80,7 @@ def test_no_change_of_a_board_is_lost(kind: str, tmp_path: Path, port: int) -> N
 
 
 def test_a_file_that_stays_locked_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressa.engine.shared_cell._WAIT_S", 0.01)
+    monkeypatch.setattr("compressa.engine.sharing.shared_cell._WAIT_S", 0.01)
     first, second = FileCell(tmp_path / "x"), FileCell(tmp_path / "x")
 
     def change(_: bytes) -> bytes:
@@ -100,7 +100,7 @@ def test_a_link_in_the_folder_is_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_store_that_nobody_serves_is_told(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compressa.engine.shared_cell._is_here", lambda host: False)
+    monkeypatch.setattr("compressa.engine.sharing.shared_cell._is_here", lambda host: False)
     with pytest.raises(ConnectionRefusedError):
         StoreCell("127.0.0.1", port, "x")
 
@@ -285,7 +285,9 @@ class Clockwork:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        monkeypatch.setattr("compressa.engine.link_sharing.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr(
+            "compressa.engine.sharing.link_sharing.time.monotonic", lambda: self.now_s
+        )
 
     def post(self, event: Callable[[], None]) -> None:
         event()
@@ -338,7 +340,7 @@ class Rank0:
     """The gate of rank 0, and what is around it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, longest_s: float = 10.0) -> None:
-        monkeypatch.setattr("compressa.engine.link_sharing.Queueing", Stand)
+        monkeypatch.setattr("compressa.engine.sharing.link_sharing.Queueing", Stand)
         self.clock, self.signals = Clockwork(monkeypatch), Signals()
         share = LinkSharing(name="x", at="file:///tmp", longest_wait_s=longest_s)
         leader = Leader(cast("Control", self.signals), self.clock, share, 120.0)

@@ -15,8 +15,9 @@ import pytest
 import torch.distributed as dist
 
 from compressa.config import Config
-from compressa.engine import monitored_call, opening, process_groups
-from compressa.engine.monitored_call import MonitoredCall
+from compressa.engine import opening
+from compressa.engine.start import monitored_call, process_groups
+from compressa.engine.start.monitored_call import MonitoredCall
 from compressa.errors import CompressaError, ConfigError, PayloadError, Timeout
 from compressa.transports import mpi_process
 

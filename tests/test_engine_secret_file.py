@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compressa.engine.secret_file import read_secret
+from compressa.engine.start.secret_file import read_secret
 from compressa.errors import ConfigError
 
 

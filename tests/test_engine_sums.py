@@ -17,7 +17,7 @@ from compressa.collectives.choice import Costs
 from compressa.collectives.cost import Link
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
-from compressa.engine.sums import Sums
+from compressa.engine.units.sums import Sums
 from compressa.errors import ConfigError
 from compressa.transports.loopback import Loopback
 

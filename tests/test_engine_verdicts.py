@@ -10,9 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from compressa.engine.inquest import told
-from compressa.engine.verdicts import Verdicts
-from compressa.engine.waits import Activity
+from compressa.engine.control.inquest import told
+from compressa.engine.control.verdicts import Verdicts
+from compressa.engine.control.waits import Activity
 from compressa.errors import CompressaError, PayloadError, PeerLost
 from compressa.transports.mesh import has_left
 

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressa.engine.inquest import Complaint, Inquest, heard, told
-from compressa.engine.long_waits import LongWaits
-from compressa.engine.waits import Activity, Cause, Wait, cause_of
+from compressa.engine.control.inquest import Complaint, Inquest, heard, told
+from compressa.engine.control.long_waits import LongWaits
+from compressa.engine.control.waits import Activity, Cause, Wait, cause_of
 from compressa.errors import CompressaError, PayloadError, PeerLost, Timeout, TransportError
 from compressa.transports.silence import Hearing
 

@@ -23,7 +23,8 @@ from test_tracing_files import small
 
 from benchmarks.kernels import Measurement
 from compressa.config import ConfigWarning
-from compressa.engine import link_file, profile_file
+from compressa.engine.measuring import profile_file
+from compressa.engine.start import link_file
 from compressa.errors import ConfigError
 from compressa.simulation import Scenario, simulate
 from compressa.tracing import reader

@@ -10,8 +10,8 @@ from unittest import mock
 import pytest
 
 from compressa.config import Config
-from compressa.engine import process_groups
 from compressa.engine.session import Session
+from compressa.engine.start import process_groups
 from compressa.errors import Timeout
 from compressa.hooks import handle as module
 from compressa.hooks import reform

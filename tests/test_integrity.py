@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressa.engine.integrity import _bytes, differences
+from compressa.engine.replicas.integrity import _bytes, differences
 
 VALUES = st.lists(st.integers(0, 3), min_size=1, max_size=7)
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from compressa.collectives.choice import CANDIDATES
 from compressa.config import Config, load_config
-from compressa.engine import link_file
-from compressa.engine.link_file import Shared
+from compressa.engine.start import link_file
+from compressa.engine.start.link_file import Shared
 from compressa.errors import ConfigError, StateError
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressa.collectives.cost import Link
-from compressa.engine.link_file import MOST_SPREAD, Figures
+from compressa.engine.start.link_file import MOST_SPREAD, Figures
 from compressa.link.chain import Ask, Timed
 from compressa.link.fit import LEAST_ROUNDS, MOST_ROUNDS, byte_spread, fitted, middle
 from compressa.link.operations import ADD, HOP, HOPS, PAIR

@@ -12,7 +12,7 @@ from _ranks import Group, Pools, same, settings
 from test_link_file import favouring, write_link
 
 from compressa.collectives.choice import CANDIDATES
-from compressa.engine import link_file
+from compressa.engine.start import link_file
 
 pytestmark = pytest.mark.ranks
 

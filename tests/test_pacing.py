@@ -19,9 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressa.config import load_config
-from compressa.engine.control import Control
-from compressa.engine.cores import Place
-from compressa.engine.pace import burst_bytes, host_pacer, paced_chunk_bytes
+from compressa.engine.control.control import Control
+from compressa.engine.start.cores import Place
+from compressa.engine.start.pace import burst_bytes, host_pacer, paced_chunk_bytes
 from compressa.errors import CompressaError, ConfigError, TransportError
 from compressa.pacing import Pacer, SharedEmptyAt, default_burst_bytes
 from compressa.transports.frames import FRAME_HEADER_BYTES
@@ -217,7 +217,7 @@ def test_ranks_with_addresses_of_their_own_have_buckets_of_their_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = iter(["10.0.0.1", "10.0.0.2"])
-    monkeypatch.setattr("compressa.engine.pace.local_address", lambda: next(names))
+    monkeypatch.setattr("compressa.engine.start.pace.local_address", lambda: next(names))
     first, second = opened(["a", "a"])
     first.reserve(4 << 20)
     assert second.reserve(4096) is None
@@ -229,7 +229,7 @@ def test_a_file_that_not_all_can_open_is_an_error_on_every_rank(
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("compressa.engine.pace.SharedEmptyAt", refuse)
+    monkeypatch.setattr("compressa.engine.start.pace.SharedEmptyAt", refuse)
     for error in opened(["a", "a"]):
         assert isinstance(error, ConfigError)
         assert "rank 0 cannot share" in str(error)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compressa.collectives.choice import Costs
 from compressa.collectives.cost import Link
 from compressa.config import load_config
-from compressa.engine.partition import Sizes, kept_bytes, partition, wire
+from compressa.engine.units.partition import Sizes, kept_bytes, partition, wire
 from compressa.parameters import ParameterInfo
 
 MODEL = [ParameterInfo(0, "w", (4_250_000,))]

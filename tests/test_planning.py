@@ -10,9 +10,9 @@ from compressa.schedulers import Name, Plan, Profile, UnitTimes
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressa.engine.phase import StepPlan
-from compressa.engine.planning import read, written
-from compressa.engine.profiler import Profiler
+from compressa.engine.measuring.profiler import Profiler
+from compressa.engine.units.phase import StepPlan
+from compressa.engine.units.planning import read, written
 
 TIMES = st.floats(0, 1e3)
 UNITS = st.builds(UnitTimes, TIMES, TIMES, TIMES, TIMES)

@@ -12,8 +12,8 @@ from compressa.schedulers import Profile
 from simulated import profile
 from test_link_file import favouring, write_link
 
-from compressa.engine.profile_file import ProfileFile, read
-from compressa.engine.profiler import Profiler
+from compressa.engine.measuring.profile_file import ProfileFile, read
+from compressa.engine.measuring.profiler import Profiler
 from compressa.errors import ConfigError
 from compressa.simulation import Scenario, simulate
 

@@ -16,8 +16,8 @@ from compressa.aggregators.base import Round, State, Verb, World
 from compressa.collectives.algorithms import ALGORITHMS, segments_of
 from compressa.collectives.cost import Link as CostLink
 from compressa.compressors import COMPRESSORS
-from compressa.engine.profile_file import ProfileFile
-from compressa.engine.sums import Sums
+from compressa.engine.measuring.profile_file import ProfileFile
+from compressa.engine.units.sums import Sums
 from compressa.errors import ConfigError
 from compressa.simulation import Scenario, Simulated, compare, simulate, simulated_step_s
 from compressa.simulation.job import job_of

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 
-from compressa.engine import broadcasting
+from compressa.engine.replicas import broadcasting
 from compressa.errors import PeerLost, TransportError
 from compressa.testing.inputs import generator
 from compressa.transports.multicast import (

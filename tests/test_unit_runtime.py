@@ -15,9 +15,9 @@ from emulated_torch import as_cuda, emulated_torch, on_cpu, on_gpu
 
 from compressa.aggregators.base import State, World
 from compressa.codecs import NoCompression
-from compressa.engine import unit_runtime
-from compressa.engine.unit_runtime import UnitRuntime, all_delivered_finite
-from compressa.engine.units import Unit
+from compressa.engine.units import unit_runtime
+from compressa.engine.units.unit_runtime import UnitRuntime, all_delivered_finite
+from compressa.engine.units.units import Unit
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing.allocation import allocations
 from compressa.testing.inputs import generator

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.codecs import Int8, NoCompression, OneBit, TopK
 from compressa.compressor import Compressor, Granularity
-from compressa.engine.units import Unit, UnitSizes, build_units
+from compressa.engine.units.units import Unit, UnitSizes, build_units
 from compressa.parameters import ParameterInfo
 
 COMPRESSORS = [NoCompression(), Int8(block=32), OneBit(block=64), TopK(), PowerSGD()]

@@ -179,7 +179,9 @@ def test_a_rank_that_is_elsewhere_is_waited_for_with_a_word_in_the_log(
     assert seen[0]["logged"] == []
     for rank in (1, 2):
         (text,) = seen[rank]["logged"]
-        assert text.startswith(f"compressa.engine.long_waits: rank {rank} has waited for rank 0 in")
+        assert text.startswith(
+            f"compressa.engine.control.long_waits: rank {rank} has waited for rank 0 in"
+        )
         assert "rank 0 is outside of the library, after step 1" in text
 
 

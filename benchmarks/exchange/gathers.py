@@ -18,7 +18,7 @@ from compressa.collectives.cost import Stage
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
 from compressa.engine.session import Session
-from compressa.engine.sums import Sums
+from compressa.engine.units.sums import Sums
 from compressa.link.operation import Operation
 from compressa.link.sums import carried
 

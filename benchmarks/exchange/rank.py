@@ -19,9 +19,9 @@ from benchmarks.exchange.methods import BY_NAME
 from benchmarks.exchange.sums import AUTO
 from benchmarks.hosts.wire import Wire
 from compressa.config import load_config
-from compressa.engine.link_file import Figures
 from compressa.engine.opening import open_session
 from compressa.engine.session import Session
+from compressa.engine.start.link_file import Figures
 from compressa.link import operations
 from compressa.link.chain import Ask
 from compressa.link.operation import Operation

@@ -23,7 +23,7 @@ from benchmarks.hosts.ranks import Ranks
 from benchmarks.hosts.start import start_each
 from benchmarks.timing import Samples
 from compressa.collectives.choice import CANDIDATES
-from compressa.engine.link_file import Figures
+from compressa.engine.start.link_file import Figures
 from compressa.errors import TransportError
 from compressa.link.chain import Ask
 from compressa.link.fit import MOST_BYTES, fitted

@@ -30,7 +30,7 @@ from benchmarks.schedule.pipeline import measured
 from benchmarks.schedule.pushing import Pushing
 from benchmarks.schedule.trainers import Alone, Overlapped, Trainer, trainer_of
 from compressa.config import load_config
-from compressa.engine import link_file
+from compressa.engine.start import link_file
 from compressa.hooks import Handle
 from compressa.link.measure import opened
 

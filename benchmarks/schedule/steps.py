@@ -14,7 +14,7 @@ from benchmarks.schedule.model import WIDTH
 from benchmarks.schedule.plan import Settings
 from benchmarks.schedule.records import Case, Step
 from benchmarks.timing import Samples
-from compressa.engine import profile_file
+from compressa.engine.measuring import profile_file
 from compressa.errors import ConfigError
 from compressa.machine import now
 from compressa.simulation import simulated_step_s

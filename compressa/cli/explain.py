@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from compressa.config import Config
-    from compressa.engine.link_file import LinkFile
+    from compressa.engine.start.link_file import LinkFile
     from compressa.forecast import Exchange, Forecast
 
 explain_app = typer.Typer()
@@ -88,7 +88,7 @@ def explain(
 
 
 def _figures(config: Config, link: Path | None) -> LinkFile | None:
-    from compressa.engine.link_file import read
+    from compressa.engine.start.link_file import read
 
     if link is not None:
         return read(link, "--link: ")

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from compressa.config import load_config
-from compressa.engine.link_file import LinkFile, write
+from compressa.engine.start.link_file import LinkFile, write
 from compressa.link.measure import Check, opened
 from compressa.link.texts import ms_text, size_text, spread_text
 from compressa.transports.table import TRANSPORTS, USUAL

@@ -16,7 +16,7 @@ from compressa.errors import ConfigError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from compressa.engine.profile_file import ProfileFile
+    from compressa.engine.measuring.profile_file import ProfileFile
     from compressa.simulation import Scenario, Simulated
 
 simulate_app = typer.Typer()
@@ -86,7 +86,7 @@ def simulate(
     """
     from rich.console import Console
 
-    from compressa.engine.profile_file import read
+    from compressa.engine.measuring.profile_file import read
 
     file = read(profile, "--profile: ")
     conditions: dict[str, Any] = {

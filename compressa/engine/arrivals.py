@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from compressa.engine.device_stream import Mark, Ticket
-from compressa.engine.phase import Phase
+from compressa.engine.units.phase import Phase
 from compressa.errors import StateError
 
 Gradients = dict[str, torch.Tensor]

@@ -10,11 +10,11 @@ from functools import partial
 from typing import Any
 
 from compressa.collectives.base import Compute
-from compressa.engine.deferred_error import DeferredError
+from compressa.engine.control.deferred_error import DeferredError
+from compressa.engine.control.waits import Wait
 from compressa.engine.device_stream import DeviceStream, Mark, Ticket, resources_for
 from compressa.engine.driver import Carried, ComputeDone, Driver, Task
-from compressa.engine.gate import Gate
-from compressa.engine.waits import Wait
+from compressa.engine.sharing.gate import Gate
 from compressa.errors import CompressaError, Timeout, TransportError
 from compressa.kernels.threads import Team
 from compressa.schedulers import Plan

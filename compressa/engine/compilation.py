@@ -16,9 +16,9 @@ import torch
 from compressa.codecs.none import NoCompression
 from compressa.compressor import Compressor
 from compressa.config import Config
-from compressa.engine.lockstep import Lockstep
-from compressa.engine.phase import breakpoints
 from compressa.engine.session import Session
+from compressa.engine.units.lockstep import Lockstep
+from compressa.engine.units.phase import breakpoints
 from compressa.kernels.compiled import compile_once
 from compressa.parameters import ParameterInfo
 

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from compressa.arrays import as_array
-from compressa.engine.cores import work_alone
+from compressa.engine.start.cores import work_alone
 from compressa.errors import BackendUnavailable, PayloadError, StateError
 from compressa.kernels import KernelUnavailable, cuda
 

@@ -22,8 +22,8 @@ from compressa.collectives.base import (
     Program,
     Together,
 )
-from compressa.engine.gate import Gate
-from compressa.engine.waits import Wait
+from compressa.engine.control.waits import Wait
+from compressa.engine.sharing.gate import Gate
 from compressa.errors import CompressaError, Timeout
 from compressa.schedulers import Name, Plan
 from compressa.transports.base import Key, Transport

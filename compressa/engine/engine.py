@@ -22,21 +22,21 @@ from compressa.collectives.choice import Costs
 from compressa.compressor import Compressor
 from compressa.engine.arrivals import Arrivals
 from compressa.engine.communication import wrapped
+from compressa.engine.control.waits import OUTSIDE, Doing
 from compressa.engine.device_stream import Ticket
 from compressa.engine.driver import Task
-from compressa.engine.link_sharing import gate_for
-from compressa.engine.phase import Phase
-from compressa.engine.phases import Phases
-from compressa.engine.planning import Planning
-from compressa.engine.programs import unit_program
+from compressa.engine.measuring.stats import Ledger, Stats
+from compressa.engine.measuring.timeline import Timeline
 from compressa.engine.session import CLOSE_S, Session
-from compressa.engine.startup import agree_on_order, sums_of
-from compressa.engine.stats import Ledger, Stats
-from compressa.engine.timeline import Timeline
+from compressa.engine.sharing.link_sharing import gate_for
+from compressa.engine.start.startup import agree_on_order, sums_of
 from compressa.engine.undo import Undo
-from compressa.engine.unit_runtime import UnitRuntime, all_delivered_finite
-from compressa.engine.units import UnitSizes
-from compressa.engine.waits import OUTSIDE, Doing
+from compressa.engine.units.phase import Phase
+from compressa.engine.units.phases import Phases
+from compressa.engine.units.planning import Planning
+from compressa.engine.units.programs import unit_program
+from compressa.engine.units.unit_runtime import UnitRuntime, all_delivered_finite
+from compressa.engine.units.units import UnitSizes
 from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
 from compressa.tracing import Tracer

@@ -8,13 +8,13 @@ import torch.distributed as dist
 
 from compressa.compressor import Compressor
 from compressa.config import Config
-from compressa.engine import link_file, process_groups, startup
 from compressa.engine.compilation import compile_together
-from compressa.engine.control import Control
-from compressa.engine.deferred_error import DeferredError
+from compressa.engine.control.control import Control
+from compressa.engine.control.deferred_error import DeferredError
 from compressa.engine.device_stream import DeviceStream
 from compressa.engine.engine import Engine
 from compressa.engine.session import Session, given_up_on_error
+from compressa.engine.start import link_file, process_groups, startup
 from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
 from compressa.transports.alone import Alone

@@ -20,13 +20,13 @@ import torch.distributed as dist
 
 from compressa.collectives.base import Program
 from compressa.config import Config
-from compressa.engine import process_groups, startup
 from compressa.engine.communication import Communication
-from compressa.engine.control import Control
+from compressa.engine.control.control import Control
+from compressa.engine.control.waits import Activity, Doing
 from compressa.engine.device_stream import DeviceStream
 from compressa.engine.driver import Task
-from compressa.engine.link_file import Shared
-from compressa.engine.waits import Activity, Doing
+from compressa.engine.start import process_groups, startup
+from compressa.engine.start.link_file import Shared
 from compressa.errors import CompressaError, StateError, Timeout, TransportError
 from compressa.schedulers import Plan, Transfer
 from compressa.transports.base import Transport

@@ -18,9 +18,9 @@ import torch.distributed as dist
 from compressa.config import ConfigWarning, Source
 from compressa.engine.device_stream import Ticket
 from compressa.engine.engine import Engine
-from compressa.engine.link_file import Shared
+from compressa.engine.measuring.stats import Stats
 from compressa.engine.session import CLOSE_S, GIVE_UP_S
-from compressa.engine.stats import Stats
+from compressa.engine.start.link_file import Shared
 from compressa.errors import StateError
 from compressa.hooks import saving
 from compressa.hooks.integrity import Integrity

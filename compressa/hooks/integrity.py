@@ -25,7 +25,7 @@ import torch
 
 from compressa.config import Config
 from compressa.engine.engine import Engine
-from compressa.engine.integrity import Check, Difference
+from compressa.engine.replicas.integrity import Check, Difference
 from compressa.errors import StateError
 from compressa.hooks.replicas import broadcast, fault_of
 

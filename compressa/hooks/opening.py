@@ -13,7 +13,7 @@ from compressa.compressor import Compressor
 from compressa.config import Config, Source, assign, load_config, parameter_infos
 from compressa.engine.device_stream import DeviceStream, device_stream_of
 from compressa.engine.opening import start_engine
-from compressa.engine.process_groups import group_or_world
+from compressa.engine.start.process_groups import group_or_world
 from compressa.errors import BackendUnavailable, CompressaError, ConfigError
 from compressa.hooks.handle import Handle
 from compressa.hooks.refusals import check_dense, check_dtypes

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from compressa.config import Config
-from compressa.engine import profile_file
 from compressa.engine.engine import Engine
-from compressa.engine.link_file import Shared
+from compressa.engine.measuring import profile_file
+from compressa.engine.start.link_file import Shared
 
 
 class Profiled(Protocol):

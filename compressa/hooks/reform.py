@@ -16,9 +16,9 @@ import torch.distributed as dist
 
 from compressa import checkpoint
 from compressa.config import Config
-from compressa.engine import process_groups
 from compressa.engine.engine import Engine
 from compressa.engine.opening import start_engine
+from compressa.engine.start import process_groups
 from compressa.engine.undo import handed_over
 from compressa.errors import StateError
 

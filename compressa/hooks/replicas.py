@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch.nn.parameter import is_lazy
 
 from compressa.config import Config, Source, load_config
-from compressa.engine.broadcast_buckets import cut_into_buckets
-from compressa.engine.broadcasting import Sizes, bring_buckets
 from compressa.engine.device_stream import DeviceStream, device_stream_of
 from compressa.engine.opening import open_session
-from compressa.engine.process_groups import group_or_world
+from compressa.engine.replicas.broadcast_buckets import cut_into_buckets
+from compressa.engine.replicas.broadcasting import Sizes, bring_buckets
+from compressa.engine.start.process_groups import group_or_world
 from compressa.errors import CompressaError, ConfigError
 
 _CALLER = "compressa.broadcast"

@@ -11,7 +11,7 @@ import torch
 
 from compressa import checkpoint
 from compressa.engine.engine import Engine
-from compressa.engine.link_file import Shared
+from compressa.engine.start.link_file import Shared
 from compressa.errors import StateError
 
 _STEP = "step"

@@ -8,7 +8,7 @@ from compressa.compressor import Compressor
 from compressa.config import Config, Source, assign, load_config, recompressed
 from compressa.engine.compilation import compile_together
 from compressa.engine.engine import Engine
-from compressa.engine.startup import check_alike
+from compressa.engine.start.startup import check_alike
 from compressa.errors import StateError
 
 STEPS_AHEAD = 2

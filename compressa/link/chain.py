@@ -23,7 +23,7 @@ class Ask(NamedTuple):
         size_bytes: Of what is summed, or of what each rank gives.
         budget_s: Seconds for it.
         rounds: How many operations to time, whatever the budget; 0 for chains of them.
-        figures: What `auto` chooses by, as JSON (`compressa.engine.link_file.Figures`).
+        figures: What `auto` chooses by, as JSON (`compressa.engine.start.link_file.Figures`).
     """
 
     what: str

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from compressa.collectives.choice import CANDIDATES, ROUND_ROBIN, formula_s
 from compressa.collectives.cost import Link
-from compressa.engine.link_file import MOST_SPREAD, Figures, Measured
+from compressa.engine.start.link_file import MOST_SPREAD, Figures, Measured
 from compressa.link.chain import Ask, Timed
 from compressa.link.operations import ADD, HOP, HOPS, PAIR
 

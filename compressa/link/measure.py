@@ -17,9 +17,9 @@ import torch.distributed as dist
 
 from compressa.collectives.choice import CANDIDATES, formula_s
 from compressa.config import Config
-from compressa.engine.link_file import Figures, LinkFile
 from compressa.engine.opening import open_session
 from compressa.engine.session import Session
+from compressa.engine.start.link_file import Figures, LinkFile
 from compressa.errors import ConfigError
 from compressa.link.chain import Ask, Timed
 from compressa.link.fit import LONGEST_S, MOST_BYTES, fitted, method_of

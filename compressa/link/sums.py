@@ -15,7 +15,7 @@ from compressa.collectives.dense import DenseValues
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
 from compressa.engine.session import Session
-from compressa.engine.sums import Sums
+from compressa.engine.units.sums import Sums
 from compressa.link.operation import Operation, repeated
 
 

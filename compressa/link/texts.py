@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compressa.engine.link_file import MOST_SPREAD
+from compressa.engine.start.link_file import MOST_SPREAD
 
 
 def size_text(size_bytes: int) -> str:

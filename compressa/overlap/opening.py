@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from compressa.config import Config, Source
-from compressa.engine.process_groups import group_or_world
+from compressa.engine.start.process_groups import group_or_world
 from compressa.errors import CompressaError, StateError
 from compressa.hooks import Handle, broadcast
 from compressa.hooks.opening import open_handle

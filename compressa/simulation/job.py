@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from compressa.aggregators.base import Round, State, Verb, World
 from compressa.engine.device_stream import resources_for
-from compressa.engine.phase import Phase, StepPlan
-from compressa.engine.profile_file import ParameterRow, ProfileFile
-from compressa.engine.sums import Sums
-from compressa.engine.units import UnitSizes
+from compressa.engine.measuring.profile_file import ParameterRow, ProfileFile
+from compressa.engine.units.phase import Phase, StepPlan
+from compressa.engine.units.sums import Sums
+from compressa.engine.units.units import UnitSizes
 from compressa.schedulers import Profile, UnitTimes
 from compressa.simulation.loads import Rates, rates_of
 from compressa.simulation.network import Network

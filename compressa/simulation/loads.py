@@ -12,7 +12,7 @@ from typing import Any
 
 from compressa.aggregators.base import Round, World
 from compressa.collectives.base import Compute, Exchange, Program, Together
-from compressa.engine.sums import Sums
+from compressa.engine.units.sums import Sums
 from compressa.schedulers import UnitTimes
 from compressa.simulation.phantoms import load_of, phantom_program
 

@@ -27,7 +27,7 @@ from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.collectives.base import Compute, Program
 from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.scratch import Scratch
-from compressa.engine.sums import Sums
+from compressa.engine.units.sums import Sums
 
 META = torch.device("meta")
 
@@ -69,7 +69,7 @@ class _NoScratch(Scratch):
 
 
 def phantom_program(rounds: Sequence[Round], world: World, sums: Sums) -> Program[None]:
-    """Run one unit for one step; see `compressa.engine.programs.unit_program`.
+    """Run one unit for one step; see `compressa.engine.units.programs.unit_program`.
 
     Args:
         rounds: Its aggregator's.

@@ -9,9 +9,9 @@ from compressa.collectives.choice import Costs
 from compressa.collectives.cost import Link as CostLink
 from compressa.config import Config, load_config, recompressed
 from compressa.config.load import Source
-from compressa.engine.link_file import LinkFile
-from compressa.engine.partition import Sizes, partition
-from compressa.engine.profile_file import ProfileFile
+from compressa.engine.measuring.profile_file import ProfileFile
+from compressa.engine.start.link_file import LinkFile
+from compressa.engine.units.partition import Sizes, partition
 from compressa.errors import ConfigError
 from compressa.schedulers import Link
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from compressa.engine.profile_file import ProfileFile
+from compressa.engine.measuring.profile_file import ProfileFile
 from compressa.errors import StateError
 from compressa.simulation.job import Job, job_of
 from compressa.simulation.rank import SimulatedRank

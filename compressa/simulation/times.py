@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from compressa.compressor import Compressor
 from compressa.config import Config, ConfigWarning, assign, load_config
-from compressa.engine.units import UnitSizes, build_units
+from compressa.engine.units.units import UnitSizes, build_units
 from compressa.parameters import Layout, ParameterInfo
 from compressa.schedulers import UnitTimes
 from compressa.simulation.scenario import Scenario

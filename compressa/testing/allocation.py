@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from compressa.codecs.base import Codec
 from compressa.compressor import Compressor
-from compressa.engine.lockstep import Lockstep
+from compressa.engine.units.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
 from compressa.testing.codec_checks import DRAW
 from compressa.testing.inputs import generator

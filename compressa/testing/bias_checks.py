@@ -22,7 +22,7 @@ import torch
 
 from compressa.codecs.base import Bias, Biased, Codec, Contraction, Range, Unbiased
 from compressa.compressor import Compressor
-from compressa.engine.lockstep import Lockstep
+from compressa.engine.units.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
 from compressa.testing.codec_checks import DRAW, decoded, encoded
 from compressa.testing.inputs import vectors

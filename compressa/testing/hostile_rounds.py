@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from compressa.compressor import Compressor
-from compressa.engine.lockstep import Lockstep
+from compressa.engine.units.lockstep import Lockstep
 from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
 from compressa.testing.hostile import Tally

@@ -16,10 +16,10 @@ from compressa.collectives.base import Compute
 from compressa.compressor import Compressor
 from compressa.config import Exchange
 from compressa.engine.driver import ComputeDone, Driver, Task
-from compressa.engine.phase import Phase, StepPlan
-from compressa.engine.programs import unit_program
-from compressa.engine.sums import Sums
-from compressa.engine.units import UnitSizes
+from compressa.engine.units.phase import Phase, StepPlan
+from compressa.engine.units.programs import unit_program
+from compressa.engine.units.sums import Sums
+from compressa.engine.units.units import UnitSizes
 from compressa.errors import CompressaError
 from compressa.parameters import ParameterInfo
 from compressa.transports.base import Transport

@@ -14,7 +14,7 @@ import torch
 
 from compressa.codecs.base import Codec, Draw
 from compressa.compressor import Compressor, Granularity
-from compressa.engine.lockstep import Lockstep
+from compressa.engine.units.lockstep import Lockstep
 from compressa.parameters import ParameterInfo
 from compressa.testing.bias_checks import SIGMAS, is_random
 from compressa.testing.inputs import vectors

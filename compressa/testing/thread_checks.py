@@ -13,7 +13,7 @@ import torch
 
 from compressa.codecs.base import Codec
 from compressa.compressor import Compressor
-from compressa.engine.lockstep import Lockstep
+from compressa.engine.units.lockstep import Lockstep
 from compressa.kernels.threads import Team
 from compressa.parameters import ParameterInfo
 from compressa.testing.codec_checks import DRAW

@@ -19,8 +19,8 @@ from compressa import checkpoint
 from compressa.aggregators.base import CPU, State, StepContext
 from compressa.compressor import Compressor
 from compressa.config import Exchange
-from compressa.engine.phase import StepPlan
-from compressa.engine.units import UnitSizes
+from compressa.engine.units.phase import StepPlan
+from compressa.engine.units.units import UnitSizes
 from compressa.errors import StateError, Timeout
 from compressa.parameters import ParameterInfo
 from compressa.testing.rank import Gradients, LoopbackRank, Rules

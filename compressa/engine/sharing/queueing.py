@@ -1,8 +1,8 @@
 """Queueing: a job's place in the line of those that share a link, kept by a thread of its own.
 
-The line is in a cell (`compressa.engine.shared_cell`), as JSON. It comes from outside: what is not
-a line is replaced by an empty one. Where the cell cannot be reached, the job sends when it likes,
-and tries again later.
+The line is in a cell (`compressa.engine.sharing.shared_cell`), as JSON. It comes from outside: what
+is not a line is replaced by an empty one. Where the cell cannot be reached, the job sends when it
+likes, and tries again later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import astuple
 from typing import Any
 
-from compressa.engine.shared_cell import SharedCell
+from compressa.engine.sharing.shared_cell import SharedCell
 from compressa.errors import TransportError
 from compressa.schedulers.link_sharing import MOST_CLAIMS, Claim, Line, Watch
 

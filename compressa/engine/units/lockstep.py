@@ -15,10 +15,10 @@ import torch
 from compressa.aggregators.base import State, StepContext, World
 from compressa.collectives.base import Compute, Exchange, Operation, Program, Together
 from compressa.compressor import Compressor
-from compressa.engine.programs import unit_program
-from compressa.engine.sums import Sums
-from compressa.engine.unit_runtime import UnitRuntime
-from compressa.engine.units import UnitSizes, build_units
+from compressa.engine.units.programs import unit_program
+from compressa.engine.units.sums import Sums
+from compressa.engine.units.unit_runtime import UnitRuntime
+from compressa.engine.units.units import UnitSizes, build_units
 from compressa.errors import PayloadError
 from compressa.parameters import ParameterInfo
 from compressa.transports.loopback import Loopback

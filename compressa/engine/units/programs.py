@@ -10,7 +10,7 @@ import torch
 
 from compressa.aggregators.base import Aggregator, Request, Rounds, StepContext
 from compressa.collectives.base import Compute, Program
-from compressa.engine.sums import Sums
+from compressa.engine.units.sums import Sums
 from compressa.errors import StateError
 
 

@@ -1,8 +1,8 @@
-"""Turns: a step's exchanges wait until other jobs on the same link have sent theirs.
+"""Link sharing: a step's exchanges wait until other jobs on the same link have sent theirs.
 
-Rank 0 alone stands in the line (`compressa.engine.queueing`); it tells the others over the control
-channel when the job's turn has come. Until then each rank holds its exchanges back, and computes
-meanwhile. All of this is for the communication thread, but for what the line calls back.
+Rank 0 alone stands in the line (`compressa.engine.sharing.queueing`); it tells the others over the
+control channel when the job's turn has come. Until then each rank holds its exchanges back, and
+computes meanwhile. All of this is for the communication thread, but for what the line calls back.
 
 Every wait ends: rank 0 waits for as long as `compressa.schedulers.link_sharing.Rhythm` says, the
 others for a bounded time, and then exchanges begin and have their own deadline.
@@ -18,10 +18,10 @@ from typing import Protocol
 
 from compressa.config import Config
 from compressa.config.sections import LinkSharing
-from compressa.engine.control import Control
-from compressa.engine.gate import Gate
-from compressa.engine.queueing import Queueing
-from compressa.engine.shared_cell import open_cell
+from compressa.engine.control.control import Control
+from compressa.engine.sharing.gate import Gate
+from compressa.engine.sharing.queueing import Queueing
+from compressa.engine.sharing.shared_cell import open_cell
 from compressa.schedulers.link_sharing import Rhythm
 
 _CLOSE_S = 3.0

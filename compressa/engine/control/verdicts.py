@@ -1,6 +1,7 @@
 """Verdicts: one error for all ranks, when the network or one of them has failed.
 
-The I/O of `compressa.engine.inquest`: notes, a timer, and what this rank knows of its links.
+The I/O of `compressa.engine.control.inquest`: notes, a timer, and what this rank knows of its
+links.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from compressa.engine.inquest import Complaint, Inquest, heard, told
-from compressa.engine.notes import Notes, Take
-from compressa.engine.waits import Activity
+from compressa.engine.control.inquest import Complaint, Inquest, heard, told
+from compressa.engine.control.notes import Notes, Take
+from compressa.engine.control.waits import Activity
 from compressa.errors import CompressaError, PayloadError, PeerLost, TransportError
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.mesh import has_left

@@ -2,8 +2,9 @@
 
 It has its own process group, so that bulk data never stands in its way. Heartbeats are the idle
 frames of its streams. Collective calls are named by their purpose and the number of the attempt
-(`compressa.engine.attempts`). Each rank can say what it is doing (`compressa.engine.waits`), and
-when something fails, all raise one verdict (`compressa.engine.verdicts`).
+(`compressa.engine.control.attempts`). Each rank can say what it is doing
+(`compressa.engine.control.waits`), and when something fails, all raise one verdict
+(`compressa.engine.control.verdicts`).
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ import torch
 import torch.distributed as dist
 
 from compressa.collectives.base import Exchange
-from compressa.engine.attempts import Attempts
-from compressa.engine.cores import Place
-from compressa.engine.deferred_error import DeferredError
-from compressa.engine.inquest import cause_of_timeout, heard, told
-from compressa.engine.link_file import Shared
-from compressa.engine.long_waits import LongWaits
-from compressa.engine.notes import Notes, as_bytes, as_tensor
-from compressa.engine.verdicts import Verdicts
-from compressa.engine.waits import Activity, Cause, Doing, Wait, names
+from compressa.engine.control.attempts import Attempts
+from compressa.engine.control.deferred_error import DeferredError
+from compressa.engine.control.inquest import cause_of_timeout, heard, told
+from compressa.engine.control.long_waits import LongWaits
+from compressa.engine.control.notes import Notes, as_bytes, as_tensor
+from compressa.engine.control.verdicts import Verdicts
+from compressa.engine.control.waits import Activity, Cause, Doing, Wait, names
+from compressa.engine.start.cores import Place
+from compressa.engine.start.link_file import Shared
 from compressa.errors import CompressaError, PeerLost, Timeout
 from compressa.transports.base import Key, Received
 from compressa.transports.checks import CHECKSUMS, Keys

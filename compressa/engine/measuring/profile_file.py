@@ -28,8 +28,8 @@ from pydantic import (
 
 from compressa import files
 from compressa.config import Config
-from compressa.engine.link_file import LinkFile
-from compressa.engine.profiler import Profiler
+from compressa.engine.measuring.profiler import Profiler
+from compressa.engine.start.link_file import LinkFile
 from compressa.errors import ConfigError, StateError
 from compressa.parameters import ParameterInfo, Role
 from compressa.schedulers import Profile, UnitTimes

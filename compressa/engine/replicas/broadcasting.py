@@ -23,8 +23,8 @@ from compressa.collectives.broadcast import ASSUMED, BroadcastAlgorithm, chosen
 from compressa.collectives.cost import Link
 from compressa.collectives.rank_group import RankGroup
 from compressa.config import Config
-from compressa.engine.broadcast_buckets import BroadcastBucket
-from compressa.engine.checksum import checksum
+from compressa.engine.replicas.broadcast_buckets import BroadcastBucket
+from compressa.engine.replicas.checksum import checksum
 from compressa.engine.session import Session
 from compressa.errors import CompressaError, PayloadError, StateError, TransportError
 from compressa.schedulers import Transfer

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from compressa.config import Config
-from compressa.engine.monitored_call import MonitoredCall
+from compressa.engine.start.monitored_call import MonitoredCall
 from compressa.errors import BackendUnavailable, CompressaError, ConfigError, StateError
 from compressa.transports import forks
 from compressa.transports.table import meant

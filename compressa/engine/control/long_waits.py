@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from compressa.engine.waits import Activity, Cause, Wait, cause_of, names
+from compressa.engine.control.waits import Activity, Cause, Wait, cause_of, names
 
 _log = logging.getLogger(__name__)
 

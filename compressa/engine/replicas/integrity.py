@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import torch
 
-from compressa.engine.checksum import checksum
-from compressa.engine.control import Awaited, Control
+from compressa.engine.control.control import Awaited, Control
 from compressa.engine.device_stream import DeviceStream, Mark, device_stream_of
+from compressa.engine.replicas.checksum import checksum
 from compressa.errors import CompressaError
 
 _WHAT = "integrity"

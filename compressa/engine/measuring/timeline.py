@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from compressa.collectives.base import BackendAllReduce, Exchange, Operation
 from compressa.engine.driver import Task
-from compressa.engine.phase import Phase
+from compressa.engine.units.phase import Phase
 from compressa.tracing import LEFT, Span, Tracer
 from compressa.transports.base import Key
 

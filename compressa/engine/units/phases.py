@@ -8,9 +8,9 @@ from dataclasses import replace
 from compressa.aggregators.base import State, World
 from compressa.compressor import Compressor
 from compressa.engine.device_stream import DeviceStream, resources_for
-from compressa.engine.phase import Phase, breakpoints
-from compressa.engine.sums import Sums
-from compressa.engine.units import UnitSizes
+from compressa.engine.units.phase import Phase, breakpoints
+from compressa.engine.units.sums import Sums
+from compressa.engine.units.units import UnitSizes
 from compressa.parameters import ParameterInfo
 from compressa.wrappers import Flushed, Warmup
 

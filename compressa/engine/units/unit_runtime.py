@@ -10,7 +10,7 @@ import torch
 from compressa.aggregators.base import World
 from compressa.arrays import HALVES, as_array
 from compressa.compressor import Compressor
-from compressa.engine.units import Unit
+from compressa.engine.units.units import Unit
 from compressa.kernels.feedback import all_finite
 from compressa.parameters import Segment
 

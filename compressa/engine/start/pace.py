@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from compressa.config.sections import Schedule
-from compressa.engine.control import Control
+from compressa.engine.control.control import Control
 from compressa.errors import ConfigError, TransportError
 from compressa.pacing import Pacer, SharedEmptyAt, default_burst_bytes
 from compressa.transports.frames import FRAME_HEADER_BYTES

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from compressa.engine.waits import Activity, Cause, cause_of
+from compressa.engine.control.waits import Activity, Cause, cause_of
 from compressa.errors import CompressaError, PayloadError, PeerLost, Timeout, TransportError
 
 _MOST_CHARACTERS = 1500

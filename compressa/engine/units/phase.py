@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from compressa.aggregators.base import World
 from compressa.compressor import Compressor
-from compressa.engine.sums import Sums
-from compressa.engine.unit_runtime import UnitRuntime
-from compressa.engine.units import UnitSizes, build_units
+from compressa.engine.units.sums import Sums
+from compressa.engine.units.unit_runtime import UnitRuntime
+from compressa.engine.units.units import UnitSizes, build_units
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import (
     POLICIES,

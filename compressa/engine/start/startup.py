@@ -13,15 +13,15 @@ import torch.distributed as dist
 
 from compressa.collectives.choice import Costs
 from compressa.config import Config, first_difference
-from compressa.engine.control import Control
-from compressa.engine.cores import Place, default_threads, has_core, launched_here, own_place
-from compressa.engine.descriptors import descriptors_needed, too_few_descriptors
+from compressa.engine.control.control import Control
 from compressa.engine.device_stream import CudaDeviceStream, DeviceStream
-from compressa.engine.link_file import Shared
-from compressa.engine.pace import host_pacer
-from compressa.engine.partition import kept_bytes, partition
-from compressa.engine.secret_file import read_secret, session_keys
-from compressa.engine.sums import Sums
+from compressa.engine.start.cores import Place, default_threads, has_core, launched_here, own_place
+from compressa.engine.start.descriptors import descriptors_needed, too_few_descriptors
+from compressa.engine.start.link_file import Shared
+from compressa.engine.start.pace import host_pacer
+from compressa.engine.start.secret_file import read_secret, session_keys
+from compressa.engine.units.partition import kept_bytes, partition
+from compressa.engine.units.sums import Sums
 from compressa.errors import CompressaError, ConfigError
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
@@ -127,7 +127,8 @@ def agree(
         control: The control channel; told what was learnt.
         own: This rank's digest.
         deadline_s: Longest wait.
-        link: What this rank says of the network (`compressa.engine.link_file`); rank 0's counts.
+        link: What this rank says of the network (`compressa.engine.start.link_file`); rank 0's
+            counts.
 
     Raises:
         ConfigError: They differ, or a rank has none; on every rank, with the first difference.

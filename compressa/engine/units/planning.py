@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from compressa.config import Schedule
-from compressa.engine.control import Awaited, Control
-from compressa.engine.phase import Phase, StepPlan
-from compressa.engine.profiler import Profiler
+from compressa.engine.control.control import Awaited, Control
+from compressa.engine.measuring.profiler import Profiler
+from compressa.engine.units.phase import Phase, StepPlan
 from compressa.errors import PeerLost
 from compressa.schedulers import Name, Plan, Profile
 

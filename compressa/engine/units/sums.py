@@ -33,7 +33,7 @@ from compressa.collectives.cost import Stage
 from compressa.collectives.hierarchical import Topology, hierarchical, in_order
 from compressa.collectives.hierarchical import stages as by_host_stages
 from compressa.collectives.rank_group import RankGroup
-from compressa.engine.partition import Sizes, wire
+from compressa.engine.units.partition import Sizes, wire
 from compressa.errors import ConfigError
 from compressa.schedulers import Link, Transfer
 from compressa.transports.base import Transport

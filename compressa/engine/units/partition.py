@@ -14,7 +14,7 @@ from typing import NamedTuple
 from compressa.collectives.choice import Costs
 from compressa.config import Config
 from compressa.config.rules import ConfigWarning, assign
-from compressa.engine.pace import paced_chunk_bytes
+from compressa.engine.start.pace import paced_chunk_bytes
 from compressa.parameters import ParameterInfo
 from compressa.schedulers import Link, chunk_bytes, credit_bytes
 

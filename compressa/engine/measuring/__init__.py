@@ -1,0 +1,1 @@
+"""Measuring: what the engine counts and times, for plans, traces, statistics and profiles."""

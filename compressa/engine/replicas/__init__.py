@@ -1,0 +1,1 @@
+"""Replicas: parameters brought to all ranks, and compared between them."""

@@ -1,0 +1,1 @@
+"""Link sharing: several jobs on one link send in turns."""

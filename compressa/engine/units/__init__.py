@@ -1,0 +1,1 @@
+"""Units: what travels together, how it is summed and in which order."""
