@@ -180,10 +180,10 @@ class ScopePayload:
         self.residuals = residuals_of(scopes, feedback, world)
         self._feedback = feedback
         self._lengths_tell_all = self.exact and type(codec).check is Codec.check
-        self._at_once: MultiTensor | None = None
+        self._multi_tensor: MultiTensor | None = None
         if self.exact and self.scopes and type(codec).encoder is not Codec.encoder:
             *starts, end = accumulate(map(_aligned, self._sizes), initial=HEADER_BYTES)
-            self._at_once = MultiTensor(codec, self.scopes, starts, end, world.state, feedback)
+            self._multi_tensor = MultiTensor(codec, self.scopes, starts, end, world.state, feedback)
 
     @property
     def exact(self) -> bool:
@@ -221,8 +221,8 @@ class ScopePayload:
             owner: Whether they are the mean, which the owner of a shard encodes.
             rank: Whose random bits are drawn; this rank's own if not given.
         """
-        at_once = self._at_once
-        encoder = at_once.encoder(gradients, context, payload) if at_once else None
+        multi_tensor = self._multi_tensor
+        encoder = multi_tensor.encoder(gradients, context, payload) if multi_tensor else None
         if encoder:
             scale = 1.0 if self._feedback is None else context.loss_scale
             encoder.encode(self.draw(self.scopes[0], context, owner=owner, rank=rank), scale)
@@ -321,7 +321,7 @@ class ScopePayload:
         self, gradients: Sequence[torch.Tensor], payloads: Sequence[torch.Tensor]
     ) -> Decoder | None:
         """What decodes all scopes of payloads at once; None if each has to go by itself."""
-        decoder = self._at_once.decoder(gradients) if self._at_once else None
+        decoder = self._multi_tensor.decoder(gradients) if self._multi_tensor else None
         if decoder:
             for payload in payloads:
                 self._check_end(payload, self.wire_bytes)

@@ -1,4 +1,4 @@
-"""Guards: tensors that tell when their values are wanted for the first time.
+"""Lazy reads: guarded tensors, which tell when their values are wanted for the first time.
 
 A parameter whose update is due, or a gradient that is still on its way, has another class until
 then, as torch's lazy parameters have until they are made. Whatever function of torch is given one

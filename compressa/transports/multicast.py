@@ -202,7 +202,7 @@ class MulticastSender(Sender):
         self._pacer = Pacer(rate if limit is None else min(rate, limit))
 
 
-class _Parcel:
+class _Bucket:
     """Memory that packets are written to, and which have not come."""
 
     def __init__(self, data: torch.Tensor) -> None:
@@ -233,7 +233,7 @@ class MulticastReceiver(Receiver):
         self.refused: Counter[str] = Counter()
         self._address = address
         self._epoch = epoch
-        self._buckets: dict[int, _Parcel] = {}
+        self._buckets: dict[int, _Bucket] = {}
         self._staging = memoryview(bytearray(_MOST_PACKET_BYTES))
         self._here = local_address()
         self._socket = _opened(self._here, self._set_up)
@@ -263,7 +263,7 @@ class MulticastReceiver(Receiver):
 
     def expect(self, bucket: int, data: torch.Tensor) -> None:
         """Have what comes of a bucket written to memory; see `Receiver`."""
-        self._buckets[bucket] = _Parcel(data)
+        self._buckets[bucket] = _Bucket(data)
 
     def missing(self, bucket: int) -> Bits:
         """Take what has come by now; return which packets have not."""

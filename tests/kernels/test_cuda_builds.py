@@ -13,8 +13,6 @@ from emulated_cuda import HEADER
 
 MOST_SPILLED_BYTES = 32
 COMPILED_HERE = "sm_90"  # the others are compiled when the table is made
-QUICK = ("bitpack", "casts", "checksums", "elias_fano", "feedback", "integers", "natural", "philox")
-QUICK += ("prefix", "sparse_sum", "strata", "topk")  # a tenth of the time that all sources take
 
 needs_nvrtc = pytest.mark.skipif(
     nvrtc.library() is None, reason="NVRTC is not installed: pip install nvidia-cuda-nvrtc"
@@ -42,7 +40,7 @@ def test_nothing_spills_to_speak_of() -> None:
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("source", QUICK)
+@pytest.mark.parametrize("source", SOURCES)
 def test_the_table_says_what_the_compiler_says(source: str) -> None:
     said = {one.name: one for architecture, one in listed() if architecture == COMPILED_HERE}
     found = [one._replace(name=f"{source}: {one.name}") for one in needs(source, COMPILED_HERE)]
