@@ -10,7 +10,13 @@ import contextlib
 import os
 import secrets
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from compressa.errors import ConfigError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def read(path: str | os.PathLike[str], most_bytes: int) -> bytes:
@@ -30,6 +36,26 @@ def read(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 def reason(error: OSError | ValueError) -> str:
     """Return why `read` has failed, in words."""
     return getattr(error, "strerror", None) or str(error)
+
+
+def validated(model: type[Model], text: str | bytes, where: str, fix: str) -> Model:
+    """Read JSON as a model.
+
+    Args:
+        model: What it must be.
+        text: JSON.
+        where: What messages call it.
+        fix: What to do if it is wrong, for messages.
+
+    Raises:
+        ConfigError: It is none; the message names the place.
+    """
+    try:
+        return model.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "the whole"
+        raise ConfigError(f"{where}: {place}: {first['msg']}; {fix}") from error
 
 
 def write(file: Path, data: bytes) -> None:

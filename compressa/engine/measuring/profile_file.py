@@ -22,7 +22,6 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
-    ValidationError,
     model_validator,
 )
 
@@ -244,11 +243,5 @@ def read(path: str | Path, where: str = "") -> ProfileFile:
         raise ConfigError(
             f"{where}{path}: cannot be read: {files.reason(error)}; write it with `{CALL}`"
         ) from error
-    try:
-        return ProfileFile.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise ConfigError(
-            f"{where}{path}: {place}: {first['msg']}; give a file that `{CALL}` has written"
-        ) from error
+    fix = f"give a file that `{CALL}` has written"
+    return files.validated(ProfileFile, text, f"{where}{path}", fix)

@@ -147,14 +147,8 @@ def parse(text: str | bytes, where: str) -> LinkFile:
     Raises:
         ConfigError: They are none; the message names the place, and what would be right.
     """
-    try:
-        return LinkFile.model_validate_json(text)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise ConfigError(
-            f"{where}: {place}: {first['msg']}; give a file that `{COMMAND} --out FILE` has written"
-        ) from error
+    fix = f"give a file that `{COMMAND} --out FILE` has written"
+    return files.validated(LinkFile, text, where, fix)
 
 
 def read(path: str | Path, where: str = "") -> LinkFile:
