@@ -72,6 +72,25 @@ def wait_in_a_chain(*, config: Any, chain: list[int]) -> dict[str, Any]:
     return seen
 
 
+def open_late(*, config: Any, culprit: int, seconds: float) -> dict[str, Any]:
+    """Register; one rank opens its transport once all others have given up. What each saw."""
+    real, own = startup.open_transport, dist.get_rank()
+
+    def late(*arguments: Any, **named: Any) -> Any:
+        if own == culprit:
+            time.sleep(seconds)
+        return real(*arguments, **named)
+
+    began_s, error = time.monotonic(), None
+    with mock.patch.object(startup, "open_transport", late):
+        try:
+            with registered("mlp", config):
+                pass
+        except compressa.CompressaError as caught:
+            error = caught
+    return _seen(error, began_s)
+
+
 def be_late_for_a_step(*, config: Any, culprit: int, how: str, seconds: float) -> dict[str, Any]:
     """Train; one rank does not come to a step for a while. Return what all raise, if they do."""
     rank = dist.get_rank()

@@ -197,3 +197,11 @@ def test_a_lone_call_gives_up_when_others_wait_for_its_rank(
     assert seen[0]["seconds"] < 20.0
     assert "in vain" in seen[0]["message"]
     same([s["parameters"] for s in seen])
+
+
+@pytest.mark.parametrize("transport", ON_HOST)
+def test_a_start_waits_for_a_rank_no_longer_than_it_says(transport: str, four: Group) -> None:
+    """Though it waits for much longer where a rank compiles."""
+    config = brisk(transport=transport)
+    seen = four.run("_rank_jobs_waits.open_late", config=config, culprit=0, seconds=4.5)
+    check_verdict(seen[1:], "Timeout", [0])

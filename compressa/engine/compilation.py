@@ -41,8 +41,10 @@ def compile_together(
     No deadline passes meanwhile, but a rank that is lost is noticed.
 
     Raises:
-        TransportError: A rank is lost.
+        TransportError: A rank is lost, or does not come so far within the time of a start.
     """
+    # Who hangs while it opens its transport, which not all transports notice, compiles nothing.
+    session.all_gather(b"", "opened transport", config.exchange.start_wait_s)
     if session.device_stream.device.type == "cpu":
         compile_kernels(parameters, compressors, config, session.size)
     session.all_gather(b"", "compiled kernels", config.exchange.deadline_s + _PATIENCE_S)
