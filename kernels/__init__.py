@@ -1,16 +1,17 @@
 """Arithmetic on arrays: what compressors do to every element, on the device that holds them.
 
-Each algorithm has a public function here (with checks), a specification in NumPy
-(``reference/``) and one implementation per kind of device (``cpu/``: numba, imported on first
-use). All give the same bits. Functions write into arrays that the caller owns, release the GIL
-while they work, keep no state and know nothing of tensors, payload headers or ranks.
+Each algorithm has a public function here, which checks its arguments and specifies in NumPy what
+it computes, and one implementation per kind of device (``cpu/``: numba, ``cuda/``: CUDA C++;
+imported on first use). All give the same bits. Functions write into arrays that the caller owns,
+release the GIL while they work, keep no state and know nothing of tensors, payload headers or
+ranks.
 """
 
 if __name__ != "compressa.kernels":
     raise ImportError(f"this package is compressa.kernels: import that, not {__name__!r}")
 
 from ._arrays import block_count
-from ._backends import KernelUnavailable, device_of
+from ._backends import KernelUnavailable, device_of, reference
 from .adacomp import select_adacomp
 from .bitpack import (
     check_increasing,
@@ -117,6 +118,7 @@ __all__ = [
     "quantize_fp8",
     "random_fractions",
     "random_words",
+    "reference",
     "return_unsent",
     "right_factor",
     "rotate_back",

@@ -3,11 +3,17 @@
 A backend is a sub-package with one module per algorithm, whose functions have the signatures of
 the public ones and check nothing. There is no fallback from one backend to another: what is
 missing raises and names what to install.
+
+A public function checks its arguments and calls the backend. The rest of its body says in NumPy
+what every backend computes, to the bit; it runs within `reference` only.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -37,6 +43,30 @@ _BACKENDS = {
     ),
 }
 _USUAL = ((np.ndarray, "cpu"), (DeviceArray, "cuda"))
+_specified = ContextVar("specified", default=False)
+
+
+@contextmanager
+def reference() -> Iterator[None]:
+    """Have calls done by what specifies them, in NumPy: slow, for comparisons.
+
+    It holds for the calls of the current thread, with arrays in the memory of the host.
+
+    Example:
+        >>> import numpy as np
+        >>> from compressa.kernels import random_words
+        >>> due, found = np.empty(4, np.uint32), np.empty(4, np.uint32)
+        >>> with reference():
+        ...     random_words(due, seed=1, stream=0, step=0, parameter=0)
+        >>> random_words(found, seed=1, stream=0, step=0, parameter=0)
+        >>> bool((found == due).all())
+        True
+    """
+    before = _specified.set(True)
+    try:
+        yield
+    finally:
+        _specified.reset(before)
 
 
 def device_of(array: object) -> str:
@@ -59,20 +89,22 @@ def device_of(array: object) -> str:
 
 
 def backend(algorithm: str, *arrays: object | None) -> Any:
-    """The module that implements ``algorithm`` where all ``arrays`` lie.
+    """The module that implements ``algorithm`` where all ``arrays`` lie; None within `reference`.
 
     Args:
         algorithm: Module name, such as "blockwise".
         arrays: Every array argument of the call; None stands for one that was left out.
 
     Returns:
-        The backend's module.
+        The backend's module, or None.
 
     Raises:
         KernelUnavailable: The device has no backend here, or a library is missing.
         TypeError: An argument is no array.
         ValueError: The arrays lie on different devices.
     """
+    if _specified.get():
+        return None
     for usual, device in _USUAL:
         for array in arrays:
             if type(array) is not usual and array is not None:

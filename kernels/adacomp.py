@@ -16,6 +16,7 @@ import numpy as np
 
 from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._selection import mark, send, take_largest, unscaled
 
 
 def select_adacomp(
@@ -63,6 +64,20 @@ def select_adacomp(
         raise ValueError(f"indices must have no more room than n = {x.size} (at most 2**32)")
     check_array("values", values, np.float32, indices.shape, writable=True)
     check_feedback(residual, x.size, scale)
-    kernel = backend("adacomp", x, indices, values, residual)
-    options = {"residual": residual, "scale": scale}
-    return int(kernel.select_adacomp(x, bin_elems, indices, values, **options))
+    if kernel := backend("adacomp", x, indices, values, residual):
+        options = {"residual": residual, "scale": scale}
+        return int(kernel.select_adacomp(x, bin_elems, indices, values, **options))
+    q = unscaled(x, residual, scale)
+    if not np.isfinite(q).all():
+        take_largest(q, 0, 0.0, indices, values, residual, scale)
+        return mark(indices, values)
+    repeated = np.abs(q + unscaled(x, None, scale))
+    matters = np.zeros(q.size, bool)
+    for low in range(0, q.size, bin_elems):
+        here = slice(low, low + bin_elems)
+        matters[here] = repeated[here] >= np.abs(q[here]).max()
+    some = np.where(matters, q, np.float32(0))
+    smallest = float(np.finfo(np.float32).smallest_subnormal)
+    count = take_largest(some, indices.size, smallest, indices, values, None, scale)
+    send(q, indices[:count], values[:count], residual, scale)
+    return count

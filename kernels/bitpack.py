@@ -54,7 +54,11 @@ def pack_bits(values: U32, width: int, out: U8) -> None:
         ValueError: A shape, a layout or the width is wrong.
     """
     _check_stream(values, "values", width, out)
-    backend("bitpack", values, out).pack_bits(values, width, out)
+    if kernel := backend("bitpack", values, out):
+        kernel.pack_bits(values, width, out)
+        return
+    bits = np.unpackbits(values.astype("<u4").view(np.uint8), bitorder="little")
+    out[:] = np.packbits(bits.reshape(-1, 32)[:, :width], bitorder="little")
 
 
 def unpack_bits(packed: U8, width: int, out: U32) -> None:
@@ -70,7 +74,13 @@ def unpack_bits(packed: U8, width: int, out: U32) -> None:
         ValueError: A shape, a layout or the width is wrong.
     """
     _check_stream(out, "out", width, packed)
-    backend("bitpack", packed, out).unpack_bits(packed, width, out)
+    if kernel := backend("bitpack", packed, out):
+        kernel.unpack_bits(packed, width, out)
+        return
+    bits = np.zeros((out.size, 32), np.uint8)
+    stream = np.unpackbits(packed, count=out.size * width, bitorder="little")
+    bits[:, :width] = stream.reshape(-1, width)
+    out[:] = np.packbits(bits, bitorder="little").view("<u4")
 
 
 def pack_bitmap(indices: U32, n: int, out: U8, *, check: bool = True) -> None:
@@ -90,7 +100,12 @@ def pack_bitmap(indices: U32, n: int, out: U8, *, check: bool = True) -> None:
     check_array("out", out, np.uint8, (packed_bytes(n, 1),), writable=True)
     if check or device_of(indices) == "cpu":
         check_indices(indices, n)
-    backend("bitpack", indices, out).pack_bitmap(indices, n, out)
+    if kernel := backend("bitpack", indices, out):
+        kernel.pack_bitmap(indices, n, out)
+        return
+    present = np.zeros(n, np.uint8)
+    present[indices] = 1
+    out[:] = np.packbits(present, bitorder="little")
 
 
 def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> None:
@@ -111,7 +126,14 @@ def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> None:
     """
     check_array("bitmap", bitmap, np.uint8, (packed_bytes(n, 1),))
     check_array("indices", indices, np.uint32, writable=True)
-    if not backend("bitpack", bitmap, indices).unpack_bitmap(bitmap, n, indices):
+    if kernel := backend("bitpack", bitmap, indices):
+        valid = kernel.unpack_bitmap(bitmap, n, indices)
+    else:
+        elements = np.flatnonzero(np.unpackbits(bitmap, bitorder="little"))
+        valid = elements.size == indices.size and (elements < n).all()
+        if valid:
+            indices[:] = elements
+    if not valid:
         raise ValueError(f"the bitmap has not {indices.size} bits set, all below {n}")
 
 
@@ -120,8 +142,15 @@ def check_indices(indices: U32, n: int) -> None:
 
     A GPU is waited for, unless answers come later (`kernels.cuda.answers_later`).
     """
-    if indices.size and not backend("bitpack", indices).are_below(indices, n):
+    if indices.size and not are_below(indices, n):
         raise ValueError(f"not all of the {indices.size} indices are below {n}")
+
+
+def are_below(indices: U32, n: int) -> bool:
+    """Whether all indices, of which there is one at least, are below n; see `check_indices`."""
+    if kernel := backend("bitpack", indices):
+        return bool(kernel.are_below(indices, n))
+    return bool((indices < n).all())
 
 
 def check_increasing(indices: U32, n: int) -> None:
@@ -129,5 +158,12 @@ def check_increasing(indices: U32, n: int) -> None:
 
     A GPU is waited for, unless answers come later (`kernels.cuda.answers_later`).
     """
-    if indices.size and not backend("bitpack", indices).is_increasing(indices, n):
+    if indices.size and not is_increasing(indices, n):
         raise ValueError(f"the indices are not strictly increasing numbers below {n}")
+
+
+def is_increasing(indices: U32, n: int) -> bool:
+    """Whether each index is larger than the one before, and the last below n; at least one is."""
+    if kernel := backend("bitpack", indices):
+        return bool(kernel.is_increasing(indices, n))
+    return bool((indices[1:] > indices[:-1]).all() and (indices[-1:] < n).all())

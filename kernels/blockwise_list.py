@@ -26,9 +26,10 @@ from ._arrays import (
     check_scale,
 )
 from ._backends import backend
+from ._feedback import put
 from ._sums import check_sum
-from .blockwise import Form
-from .onebit import SignForm
+from .blockwise import Form, dequantize_blockwise, quantize_blockwise, sum_blockwise
+from .onebit import SignForm, sign_dequantize, sign_quantize, sum_signs
 from .philox import Noise, check_noise
 
 ListForm = Form | SignForm
@@ -82,7 +83,7 @@ class BlockwiseList:
     Attributes:
         vectors: As given.
         form: As given.
-        kernel: The backend of the device that holds them.
+        kernel: The backend of the device that holds them; None if made within `reference`.
         prepared: What that has worked out for later calls; its own affair.
     """
 
@@ -144,7 +145,7 @@ class BlockwiseParts:
         parts: As given.
         form: As given.
         payload_bytes: As given.
-        kernel: The backend of the device that holds them.
+        kernel: The backend of the device that holds them; None if made within `reference`.
         prepared: What that has worked out for later calls; its own affair.
     """
 
@@ -193,7 +194,19 @@ def quantize_blockwise_list(
     check_scale(scale)
     if noise is not None and isinstance(batch.form, SignForm):
         raise ValueError("signs are not drawn at random: noise must be None")
-    batch.kernel.quantize_blockwise_list(batch, noise=noise, scale=scale)
+    if batch.kernel:
+        batch.kernel.quantize_blockwise_list(batch, noise=noise, scale=scale)
+        return
+    form = batch.form
+    for vector in batch.vectors:
+        arrays, left = vector[:3], vector.residual
+        if isinstance(form, SignForm):
+            sign_quantize(*arrays, block=form.block, residual=left, scale=scale)
+        else:
+            own = vector.noise(noise)
+            quantize_blockwise(
+                *arrays, form=form, offsets=vector.offsets, noise=own, residual=left, scale=scale
+            )
 
 
 def sum_blockwise_list(
@@ -221,7 +234,18 @@ def sum_blockwise_list(
         ValueError: A payload's shape, layout or device is wrong.
     """
     _check_payloads(batch, payloads)
-    batch.kernel.sum_blockwise_list(batch, payloads, weight=weight)
+    if batch.kernel:
+        batch.kernel.sum_blockwise_list(batch, payloads, weight=weight)
+        return
+    form = batch.form
+    for part in batch.parts:
+        arrays = [part.arrays(payload, form) for payload in payloads]
+        codes, scales = [some for some, _, _ in arrays], [some for _, some, _ in arrays]
+        offsets = [some for _, _, some in arrays if some is not None] or None
+        if isinstance(form, SignForm):
+            sum_signs(codes, scales, part.out, block=form.block, weight=weight)
+        else:
+            sum_blockwise(codes, scales, part.out, form=form, offsets=offsets, weight=weight)
 
 
 def dequantize_blockwise_list(
@@ -244,7 +268,25 @@ def dequantize_blockwise_list(
     _check_payloads(batch, [payload])
     if add and any(part.out.dtype != np.float32 for part in batch.parts[:1]):
         raise TypeError(f"what is added to must be float32, not {batch.parts[0].out.dtype}")
-    batch.kernel.dequantize_blockwise_list(batch, payload, weight=weight, add=add)
+    if batch.kernel:
+        batch.kernel.dequantize_blockwise_list(batch, payload, weight=weight, add=add)
+        return
+    for part in batch.parts:
+        whole = part.out.dtype == np.float32
+        out = part.out if whole else np.empty(part.out.size, np.float32)
+        _dequantize(part.arrays(payload, batch.form), out, batch.form, weight, add)
+        if not whole:
+            put(out, part.out)
+
+
+def _dequantize(
+    arrays: tuple[U8, F32, F32 | None], out: F32, form: ListForm, weight: float, add: bool
+) -> None:
+    codes, scales, offsets = arrays
+    if isinstance(form, SignForm):
+        sign_dequantize(codes, scales, out, block=form.block, weight=weight, add=add)
+    else:
+        dequantize_blockwise(codes, scales, out, form=form, offsets=offsets, weight=weight, add=add)
 
 
 def _check_length(n: int) -> None:

@@ -1,16 +1,8 @@
 """The mean of one rank's own values and of what the others sent, quantised by `blockwise` again.
 
 The owner of a shard does this in every step of a compressed reduction. Here each block goes
-through all of it while it lies in the first-level cache; done one after the other, each part would
-pass over memory. The bits are those of
-
-    absorb_residual(x, residual, kept, scale)             with `owned`
-    x *= weight
-    dequantize_blockwise(..., x, weight=weight, add=True) for each that was sent, in order
-    residual[:] = 0                                       with `owned`
-    quantize_blockwise(x, ..., residual=residual, scale=mean_scale)
-    residual = kept, wherever x is infinite or NaN        with `owned`
-    dequantize_blockwise(..., x)                          of the mean
+through all of it while it lies in the first-level cache; done one after the other, as the function
+specifies it, each part would pass over memory.
 
 For arrays on a CPU only: a GPU takes all scopes at once at each of these stages.
 """
@@ -24,7 +16,8 @@ import numpy as np
 
 from ._arrays import F32, U8, check_array, check_feedback, check_scale
 from ._backends import backend
-from .blockwise import Form, check_payload
+from .blockwise import Form, check_payload, dequantize_blockwise, quantize_blockwise
+from .feedback import absorb_residual
 from .philox import Noise, check_noise
 
 
@@ -102,5 +95,25 @@ def average_blockwise(
         check_array("kept", owned.kept, np.float32, x.shape, writable=True)
         check_scale(owned.mean_scale)
     arrays = [array for packed in (mean, *sent) for array in packed]
-    kernel = backend("blockwise_mean", x, *arrays, *(owned[:2] if owned else ()))
-    kernel.average_blockwise(x, sent, mean, form=form, weight=weight, noise=noise, owned=owned)
+    if kernel := backend("blockwise_mean", x, *arrays, *(owned[:2] if owned else ())):
+        kernel.average_blockwise(x, sent, mean, form=form, weight=weight, noise=noise, owned=owned)
+        return
+    if owned is not None:
+        absorb_residual(x, owned.residual, owned.kept, owned.scale)
+        owned.residual[:] = 0
+    x *= np.float32(weight)
+    for codes, scales, offsets in sent:
+        dequantize_blockwise(codes, scales, x, form=form, offsets=offsets, weight=weight, add=True)
+    quantize_blockwise(
+        x,
+        mean.codes,
+        mean.scales,
+        form=form,
+        offsets=mean.offsets,
+        noise=noise,
+        residual=None if owned is None else owned.residual,
+        scale=1.0 if owned is None else owned.mean_scale,
+    )
+    if owned is not None:
+        np.copyto(owned.residual, owned.kept, where=~np.isfinite(x))
+    dequantize_blockwise(mean.codes, mean.scales, x, form=form, offsets=mean.offsets)

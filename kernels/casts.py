@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from ._arrays import F32, Gradient, check_array, check_feedback
 from ._backends import backend
+from ._feedback import combine, effective, put, remainder, widened
 from ._sums import check_sum
 
 Half = npt.NDArray[Any]
@@ -49,7 +50,18 @@ def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0
     check_array("x", x, np.float32)
     _check_half("out", out, x.size, writable=True)
     check_feedback(residual, x.size, scale)
-    backend("casts", x, out, residual).narrow(x, out, residual=residual, scale=scale)
+    if kernel := backend("casts", x, out, residual):
+        kernel.narrow(x, out, residual=residual, scale=scale)
+        return
+    p = effective(x, residual, scale)
+    put(p, out)
+    if residual is not None:
+        error = remainder(p, widened(out), scale)
+        whole = remainder(p, np.zeros_like(p), scale)
+        sendable = np.empty_like(out)
+        put(whole, sendable)
+        kept = np.where(np.isfinite(widened(sendable)), whole, residual)
+        residual[:] = np.where(np.isfinite(widened(out)), error, kept)
 
 
 def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
@@ -67,7 +79,10 @@ def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
     """
     check_array("out", out, np.float32, writable=True)
     _check_half("x", x, out.size, writable=False)
-    backend("casts", x, out).widen(x, out, weight=weight, add=add)
+    if kernel := backend("casts", x, out):
+        kernel.widen(x, out, weight=weight, add=add)
+        return
+    combine(out, widened(x), weight, add)
 
 
 def sum_casts(x: Sequence[Half], out: Gradient, *, weight: float = 1.0) -> None:
@@ -90,7 +105,13 @@ def sum_casts(x: Sequence[Half], out: Gradient, *, weight: float = 1.0) -> None:
         _check_half("x", one, out.size, writable=False)
         if one.dtype != x[0].dtype:
             raise TypeError(f"all of x must have one dtype, not {x[0].dtype} and {one.dtype}")
-    backend("casts", out, *x).sum_casts(x, out, weight=weight)
+    if kernel := backend("casts", out, *x):
+        kernel.sum_casts(x, out, weight=weight)
+        return
+    total = np.zeros(out.size, np.float32)
+    for one in x:
+        widen(one, total, weight=weight, add=True)
+    put(total, out)
 
 
 def _check_half(name: str, array: Half, size_elems: int, *, writable: bool) -> None:

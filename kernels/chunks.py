@@ -15,12 +15,14 @@ Nobody waits to hear that a norm is not finite: what was to be chosen then says 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal, get_args
 
 import numpy as np
 
 from ._arrays import F32, F64, U32, block_count, check_array, check_feedback
 from ._backends import backend
+from ._tree import tree_sum
 from .bitpack import check_indices
 
 NO_CHUNK = 2**32 - 1
@@ -66,9 +68,19 @@ def absorb_chunks(
     if not 0 < largest <= FLOAT32_MAX:
         raise ValueError(f"largest must be positive and a float32 number, not {largest}")
     check_array("norms", norms, np.float64, (block_count(x.size, chunk),), writable=True)
-    kernel = backend("chunks", x, residual, norms)
-    options = {"scale": scale, "clear": clear, "largest": largest}
-    kernel.absorb_chunks(x, residual, norms, chunk=chunk, **options)
+    if kernel := backend("chunks", x, residual, norms):
+        options = {"scale": scale, "clear": clear, "largest": largest}
+        kernel.absorb_chunks(x, residual, norms, chunk=chunk, **options)
+        return
+    p = residual + x * (np.float32(1) / np.float32(scale))
+    accepted = np.abs(p) <= np.float32(largest)
+    for c in range(norms.size):
+        part = slice(c * chunk, (c + 1) * chunk)
+        norm = tree_sum(p[part].astype(np.float64) ** 2)
+        norms[c] = norm if accepted[part].all() else np.nan
+    residual[:] = np.where(accepted, p, residual)
+    if clear:
+        x[:] = 0
 
 
 def take_largest_chunks(
@@ -103,8 +115,18 @@ def take_largest_chunks(
     check_array("norms", norms, np.float32, (block_count(residual.size, chunk),))
     if chosen.size > norms.size:
         raise ValueError(f"{chosen.size} chunks can not be chosen among {norms.size}")
-    kernel = backend("chunks", norms, residual, chosen, values)
-    kernel.take_largest_chunks(norms, residual, chosen, values, chunk=chunk, hold=hold)
+    if kernel := backend("chunks", norms, residual, chosen, values):
+        kernel.take_largest_chunks(norms, residual, chosen, values, chunk=chunk, hold=hold)
+        return
+    values[:] = 0
+    if not np.isfinite(norms).all():
+        chosen[:] = NO_CHUNK
+        return
+    chosen[:] = np.sort(np.argsort(-norms, kind="stable")[: chosen.size])
+    if not hold:
+        for place, part in _pairs(values, chosen, residual, chunk):
+            place[: part.size] = part
+            part[:] = 0
 
 
 def add_chunks(
@@ -136,11 +158,29 @@ def add_chunks(
     if missing not in get_args(Missing):
         raise ValueError(f"missing must be one of {get_args(Missing)}, not {missing!r}")
     _check_chosen(values, "values", chosen, out, "out", chunk)
-    kernel = backend("chunks", values, chosen, out)
     if missing == "refuse":
         check_indices(chosen, block_count(out.size, chunk))
-    options = {"chunk": chunk, "weight": weight, "or_nan": missing == "nan"}
-    kernel.add_existing_chunks(values, chosen, out, **options)
+    add_existing_chunks(values, chosen, out, chunk=chunk, weight=weight, or_nan=missing == "nan")
+
+
+def add_existing_chunks(
+    values: F32, chosen: U32, out: F32, *, chunk: int, weight: float = 1.0, or_nan: bool = False
+) -> None:
+    """As `add_chunks`, unchecked: skip numbers that no chunk has, or have them make all NaN."""
+    if kernel := backend("chunks", values, chosen, out):
+        kernel.add_existing_chunks(values, chosen, out, chunk=chunk, weight=weight, or_nan=or_nan)
+        return
+    if or_nan and chosen.size and int(chosen[-1]) * chunk >= out.size:
+        out[:] = np.nan
+        return
+    for place, part in _pairs(values, chosen, out, chunk):
+        part += np.float32(weight) * place[: part.size]
+
+
+def _pairs(values: F32, chosen: U32, whole: F32, chunk: int) -> Iterator[tuple[F32, F32]]:
+    """Room for each chosen chunk, and the chunk."""
+    for k, c in enumerate(chosen.tolist()):
+        yield values[k * chunk : (k + 1) * chunk], whole[c * chunk : (c + 1) * chunk]
 
 
 def _check_chunk(chunk: int) -> None:

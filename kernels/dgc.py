@@ -18,6 +18,7 @@ import numpy as np
 
 from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._selection import mark, sample_places, take_largest, unscaled
 
 FEWEST, MOST = 0.8, 1.3
 """Shares of k between which the number of selected elements is left as it is."""
@@ -79,9 +80,19 @@ def select_dgc(
     check_array("indices", indices, np.uint32, (room,), writable=True)
     check_array("values", values, np.float32, (room,), writable=True)
     check_feedback(residual, x.size, scale)
-    kernel = backend("dgc", x, indices, values, residual)
-    options = {"residual": residual, "scale": scale}
-    return int(kernel.select_dgc(x, k, sample, indices, values, **options))
+    if kernel := backend("dgc", x, indices, values, residual):
+        options = {"residual": residual, "scale": scale}
+        return int(kernel.select_dgc(x, k, sample, indices, values, **options))
+    q = unscaled(x, residual, scale)
+    sizes, threshold, most = np.abs(q), 0.0, 0
+    if np.isfinite(q).all():
+        drawn = np.sort(sizes[sample_places(q.size, sample)])[::-1]
+        first = float(drawn[-(-k * sample // q.size) - 1])
+        threshold, most = adjusted_threshold(
+            k, first, lambda t: int(np.count_nonzero(sizes >= np.float32(t)))
+        )
+    found = take_largest(q, min(most, q.size), threshold, indices, values, residual, scale)
+    return found if found >= 0 else mark(indices, values)
 
 
 def adjusted_threshold(

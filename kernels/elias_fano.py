@@ -21,7 +21,15 @@ import numpy as np
 
 from ._arrays import U8, U32, check_array
 from ._backends import backend
-from .bitpack import check_increasing, packed_bytes, unpack_bitmap, unpack_bits
+from .bitpack import (
+    check_increasing,
+    is_increasing,
+    pack_bitmap,
+    pack_bits,
+    packed_bytes,
+    unpack_bitmap,
+    unpack_bits,
+)
 from .scratch import scratch
 
 
@@ -72,9 +80,26 @@ def pack_increasing(indices: U32, n: int, out: U8, *, check: bool = True) -> Non
     if not indices.size:
         return
     low, high = out[: layout.low_bytes], out[layout.low_bytes :]
-    kernel = backend("elias_fano", indices, out)
-    if not kernel.write_parts(indices, n, layout.low_bits, low, high, check):
+    if not write_parts(indices, n, layout.low_bits, low, high, check):
         raise ValueError(f"the indices are not strictly increasing numbers below {n}")
+
+
+def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: bool) -> bool:
+    """Write low bits and bitmap, if the indices are increasing numbers below n.
+
+    Returns:
+        Whether they are; on a GPU nobody looks without ``check``.
+    """
+    if kernel := backend("elias_fano", indices, low, high):
+        return bool(kernel.write_parts(indices, n, low_bits, low, high, check))
+    if not is_increasing(indices, n):
+        return False
+    if low_bits:
+        pack_bits(indices, low_bits, low)
+    places = indices >> np.uint32(low_bits)
+    places += np.arange(indices.size, dtype=np.uint32)
+    pack_bitmap(places, 8 * high.size, high)
+    return True
 
 
 def unpack_increasing(packed: U8, n: int, out: U32) -> None:
@@ -100,8 +125,18 @@ def unpack_increasing(packed: U8, n: int, out: U32) -> None:
     if layout.low_bits:
         unpack_bits(packed[: layout.low_bytes], layout.low_bits, lows)
     unpack_bitmap(packed[layout.low_bytes :], layout.high_bits, out)
-    backend("elias_fano", packed, out).join(out, lows, layout.low_bits)
+    join(out, lows, layout.low_bits)
     check_increasing(out, n)
+
+
+def join(places: U32, lows: U32, low_bits: int) -> None:
+    """Turn the places of the bits into the indices; without low bits, ``lows`` is not looked at."""
+    if kernel := backend("elias_fano", places, lows):
+        kernel.join(places, lows, low_bits)
+        return
+    places -= np.arange(places.size, dtype=np.uint32)
+    if low_bits:
+        places[:] = (places << np.uint32(low_bits)) | lows
 
 
 def _checked(name: str, indices: U32, n: int, packed_name: str, packed: U8) -> _Layout:

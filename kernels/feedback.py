@@ -10,6 +10,7 @@ import numpy as np
 
 from ._arrays import F32, Gradient, check_array, check_feedback
 from ._backends import backend
+from ._feedback import effective, widened
 
 
 def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> None:
@@ -31,7 +32,12 @@ def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> Non
     check_array("x", x, np.float32, writable=True)
     check_feedback(residual, x.size, scale)
     check_array("kept", kept, np.float32, x.shape, writable=True)
-    backend("feedback", x, residual, kept).absorb_residual(x, residual, kept, scale)
+    if kernel := backend("feedback", x, residual, kept):
+        kernel.absorb_residual(x, residual, kept, scale)
+        return
+    x[:] = effective(x, residual, scale)
+    back = np.float32(1) / np.float32(scale)
+    kept[:] = np.where(np.isfinite(x), x * back, residual)
 
 
 def all_finite(x: Gradient) -> bool:
@@ -54,4 +60,6 @@ def all_finite(x: Gradient) -> bool:
     if x.dtype not in (np.float32, np.float64, np.float16, np.uint16):
         raise TypeError(f"x must be a float, or bfloat16 as uint16, not {x.dtype}")
     check_array("x", x, x.dtype, x.shape)
-    return bool(backend("feedback", x).all_finite(x))
+    if kernel := backend("feedback", x):
+        return bool(kernel.all_finite(x))
+    return bool(np.isfinite(widened(x) if x.dtype == np.uint16 else x).all())

@@ -25,7 +25,10 @@ import numpy as np
 
 from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._feedback import combine, effective, put, remainder, widened
 from ._sums import check_sum
+
+_SMALLEST = np.float32(2.0**-126)
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,19 @@ def quantize_fp8(
     check_array("codes", codes, np.uint8, (x.size,), writable=True)
     check_array("scales", scales, np.float32, (block_count(x.size, block),), writable=True)
     check_feedback(residual, x.size, scale)
-    kernel = backend("fp8", x, codes, scales, residual)
-    kernel.quantize_fp8(x, codes, scales, form=form, block=block, residual=residual, scale=scale)
+    if kernel := backend("fp8", x, codes, scales, residual):
+        kernel.quantize_fp8(
+            x, codes, scales, form=form, block=block, residual=residual, scale=scale
+        )
+        return
+    for b in range(scales.size):
+        elements = slice(b * block, (b + 1) * block)
+        left = None if residual is None else residual[elements]
+        p = effective(widened(x[elements]), left, scale)
+        scales[b] = _unit(p, form)
+        codes[elements] = _codes(p, scales[b], form)
+        if left is not None and not np.isnan(scales[b]):
+            left[:] = remainder(p, values(form)[codes[elements]] * scales[b], scale)
 
 
 def dequantize_fp8(
@@ -117,8 +131,12 @@ def dequantize_fp8(
     check_array("out", out, np.float32, writable=True)
     check_array("codes", codes, np.uint8, (out.size,))
     check_array("scales", scales, np.float32, (block_count(out.size, block),))
-    kernel = backend("fp8", codes, scales, out)
-    kernel.dequantize_fp8(codes, scales, out, form=form, block=block, weight=weight, add=add)
+    if kernel := backend("fp8", codes, scales, out):
+        kernel.dequantize_fp8(codes, scales, out, form=form, block=block, weight=weight, add=add)
+        return
+    for b in range(scales.size):
+        elements = slice(b * block, (b + 1) * block)
+        combine(out[elements], values(form)[codes[elements]] * scales[b], weight, add)
 
 
 def sum_fp8(
@@ -152,8 +170,13 @@ def sum_fp8(
     for some, units in zip(codes, scales, strict=True):
         check_array("codes", some, np.uint8, (out.size,))
         check_array("scales", units, np.float32, (blocks,))
-    kernel = backend("fp8", out, *codes, *scales)
-    kernel.sum_fp8(codes, scales, out, form=form, block=block, weight=weight)
+    if kernel := backend("fp8", out, *codes, *scales):
+        kernel.sum_fp8(codes, scales, out, form=form, block=block, weight=weight)
+        return
+    total = np.zeros(out.size, np.float32)
+    for some, units in zip(codes, scales, strict=True):
+        dequantize_fp8(some, units, total, form=form, block=block, weight=weight, add=True)
+    put(total, out)
 
 
 def values(form: Format) -> F32:
@@ -166,3 +189,28 @@ def values(form: Format) -> F32:
     infinite = (form.mantissa == 2) & (mantissa == 0)
     magnitude = np.where(special, np.where(infinite, np.inf, np.nan), magnitude)
     return np.where(code >= 128, -magnitude, magnitude).astype(np.float32)
+
+
+def _unit(p: F32, form: Format) -> np.float32:
+    largest = np.abs(p).max()
+    if not np.isfinite(largest):
+        return np.float32(np.nan)
+    if largest == 0:
+        return np.float32(0)
+    return max(largest / np.float32(form.largest), _SMALLEST)
+
+
+def _codes(p: F32, unit: np.float32, form: Format) -> U8:
+    if not unit > 0:
+        return np.zeros(p.size, np.uint8)
+    t = p * (np.float32(1) / unit)
+    table = values(form)[:128]
+    table = table[np.isfinite(table)].astype(np.float64)
+    magnitude = np.minimum(np.abs(t).astype(np.float64), form.largest)
+    below = np.searchsorted(table, magnitude, side="right") - 1
+    above = np.minimum(below + 1, table.size - 1)
+    middle = (table[below] + table[above]) / 2
+    up = (magnitude > middle) | ((magnitude == middle) & (below % 2 == 1))
+    code = np.where(up, above, below)
+    signed: U8 = np.where(np.signbit(t), code + 128, code).astype(np.uint8)
+    return signed

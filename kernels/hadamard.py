@@ -29,6 +29,7 @@ Exact arithmetic, in float32, for a chunk of d = 2**b elements, with a = (b+1)//
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -38,7 +39,9 @@ import numpy.typing as npt
 
 from ._arrays import F32, U8, U32, block_count, check_array
 from ._backends import backend
-from .philox import FRACTION_BITS, Noise, check_noise
+from .philox import FRACTION_BITS, Noise, check_noise, random_fractions
+
+_HALF = np.float32(0.5)
 
 LEAST = 32
 Sums = npt.NDArray[Any]
@@ -116,8 +119,23 @@ def rotate_quantize(
     size = _check_chunks(p.size, norms, signs, book)
     check_array("codes", codes, np.uint8, (size // 2,), writable=True)
     check_noise(noise, size)
-    kernel = backend("hadamard", p, norms, signs, codes)
-    kernel.rotate_quantize(p, norms, signs, codes, book=book, noise=noise)
+    if kernel := backend("hadamard", p, norms, signs, codes):
+        kernel.rotate_quantize(p, norms, signs, codes, book=book, noise=noise)
+        return
+    lows, gaps = book.thresholds
+    middle = np.float32(book.levels) * _HALF
+    fractions = np.empty(2 * codes.size, np.uint32)
+    random_fractions(fractions, noise)
+    for c, low, n, size in _chunks(p.size, book):
+        padded = np.zeros(size, np.float32)
+        padded[:n] = p[low : low + n] * np.float32(2.0 ** -_exponents(size)[0])
+        v = _hadamard(_signed(padded, signs[low // 32 : (low + size) // 32]))
+        reach = _reach(norms[c], size, book)
+        t = v * (middle / reach if reach else np.float32(0)) + middle
+        u = fractions[low : low + size].astype(np.float32) + _HALF
+        passed = t[:, None] > lows + gaps * u[:, None]
+        pairs = passed.sum(axis=1, dtype=np.uint8).reshape(2, -1)
+        codes[low // 2 : (low + size) // 2] = pairs[0] | pairs[1] << 4
 
 
 def sum_codes(codes: U8, n: int, sums: Sums, *, book: Codebook, add: bool = False) -> None:
@@ -138,7 +156,15 @@ def sum_codes(codes: U8, n: int, sums: Sums, *, book: Codebook, add: bool = Fals
     size = book.rotated_elems(n)
     check_array("codes", codes, np.uint8, (size // 2,))
     _check_sums(sums, size, writable=True)
-    backend("hadamard", codes, sums).sum_codes(codes, n, sums, book=book, add=add)
+    if kernel := backend("hadamard", codes, sums):
+        kernel.sum_codes(codes, n, sums, book=book, add=add)
+        return
+    table = np.array(book.table, sums.dtype)
+    for _, low, _, size in _chunks(n, book):
+        pairs = codes[low // 2 : (low + size) // 2]
+        integers = table[np.concatenate([pairs & 15, pairs >> 4])]
+        part = sums[low : low + size]
+        part[:] = part + integers if add else integers
 
 
 def rotate_back(
@@ -175,8 +201,22 @@ def rotate_back(
     _check_sums(sums, size)
     if count < 1:
         raise ValueError(f"count must be at least 1, not {count}")
-    kernel = backend("hadamard", sums, norms, signs, out)
-    kernel.rotate_back(sums, norms, signs, out, book=book, count=count, weight=weight, add=add)
+    if kernel := backend("hadamard", sums, norms, signs, out):
+        kernel.rotate_back(sums, norms, signs, out, book=book, count=count, weight=weight, add=add)
+        return
+    most = count * book.levels
+    for c, low, n, size in _chunks(out.size, book):
+        part = out[low : low + n]
+        reach = _reach(norms[c], size, book)
+        if np.isnan(reach):
+            part[:] = part if add else np.nan
+            continue
+        integers = 2 * sums[low : low + size].astype(np.int32) - most
+        w = integers.astype(np.float32) * (reach / np.float32(most))
+        w = w * np.float32(2.0 ** -_exponents(size)[1])
+        y = _signed(_hadamard(w), signs[low // 32 : (low + size) // 32])[:n]
+        weighted = np.float32(weight) * y
+        part[:] = part + weighted if add else weighted
 
 
 def _check_chunks(n: int, norms: F32, signs: U32, book: Codebook) -> int:
@@ -190,3 +230,35 @@ def _check_sums(sums: Sums, size: int, *, writable: bool = False) -> None:
     if sums.dtype not in (np.uint8, np.uint16):
         raise TypeError(f"sums must be uint8 or uint16, not {sums.dtype}")
     check_array("sums", sums, sums.dtype, (size,), writable=writable)
+
+
+def _chunks(n: int, book: Codebook) -> Iterator[tuple[int, int, int, int]]:
+    """Number, first element, elements and rotated elements of each chunk."""
+    for c, low in enumerate(range(0, n, book.chunk)):
+        size = min(book.chunk, n - low)
+        yield c, low, size, book.rotated_elems(size)
+
+
+def _exponents(size: int) -> tuple[int, int]:
+    """Powers of two that are divided out before and after."""
+    power = size.bit_length() - 1
+    return (power + 1) // 2, power // 2
+
+
+def _signed(x: F32, words: U32) -> F32:
+    planes = words[None, :] >> np.arange(32, dtype=np.uint32)[:, None]
+    return np.where(planes.ravel() & np.uint32(1), -x, x)
+
+
+def _hadamard(x: F32) -> F32:
+    for _ in range(x.size.bit_length() - 1):
+        x = np.concatenate([x[0::2] + x[1::2], x[0::2] - x[1::2]])
+    return x
+
+
+def _reach(norm: np.float32, size: int, book: Codebook) -> np.float32:
+    if not norm <= 2.0**100:
+        return np.float32(np.nan)
+    if norm < 2.0**-100:
+        return np.float32(0)
+    return norm * np.float32(book.clip * 2.0 ** -_exponents(size)[0])

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from ._arrays import F32, check_array
 from ._backends import backend
-from .philox import Noise, check_noise
+from .philox import FRACTION_BITS, Noise, check_noise, random_fractions
 
 DTYPES = (np.int8, np.int16, np.int32)
 Integers = npt.NDArray[Any]
@@ -57,7 +57,15 @@ def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: No
     if not 1 <= most <= np.iinfo(out.dtype).max:
         raise ValueError(f"most must lie between 1 and {np.iinfo(out.dtype).max}, not {most}")
     check_noise(noise, x.size)
-    backend("integers", x, out).round_to_integers(x, factor, most, out, noise)
+    if kernel := backend("integers", x, out):
+        kernel.round_to_integers(x, factor, most, out, noise)
+        return
+    fractions = np.empty(x.size, np.uint32)
+    random_fractions(fractions, noise)
+    t = x.astype(np.float64) * factor
+    t = np.where(t < most, t, most)
+    t = np.where(t > -most, t, -most)
+    out[:] = (np.trunc(t * 2**FRACTION_BITS).astype(np.int64) + fractions) >> FRACTION_BITS
 
 
 def scale_integers(q: Integers, unit: float, out: F32) -> None:
@@ -74,7 +82,10 @@ def scale_integers(q: Integers, unit: float, out: F32) -> None:
     """
     check_array("out", out, np.float32, writable=True)
     _check_integers(q, out.shape)
-    backend("integers", q, out).scale_integers(q, unit, out)
+    if kernel := backend("integers", q, out):
+        kernel.scale_integers(q, unit, out)
+        return
+    out[:] = q.astype(np.float64) * unit
 
 
 def _check_integers(q: Integers, shape: tuple[int, ...], *, writable: bool = False) -> None:

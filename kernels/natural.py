@@ -25,8 +25,12 @@ import numpy as np
 
 from ._arrays import F32, U8, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._feedback import combine, effective, put, remainder, widened
+from ._signs import pack_planes, unpack_planes
 from ._sums import check_sum
-from .philox import Noise, check_noise
+from .philox import FRACTION_BITS, Noise, check_noise, random_fractions
+
+_NORMAL = np.uint32(1 << 23)
 
 GROUP = 1024  # elements whose signs are packed together
 
@@ -67,8 +71,23 @@ def natural_quantize(
     check_array("signs", signs, np.uint8, ((x.size + 7) // 8,), writable=True)
     check_feedback(residual, x.size, scale)
     check_noise(noise, x.size)
-    kernel = backend("natural", x, exponents, signs, residual)
-    kernel.natural_quantize(x, exponents, signs, noise=noise, residual=residual, scale=scale)
+    if kernel := backend("natural", x, exponents, signs, residual):
+        kernel.natural_quantize(x, exponents, signs, noise=noise, residual=residual, scale=scale)
+        return
+    p = effective(widened(x), residual, scale)
+    fractions = np.empty(p.size, np.uint32)
+    random_fractions(fractions, noise)
+    magnitude = p.view(np.uint32) & np.uint32(0x7FFFFFFF)
+    rounded = (magnitude + fractions) >> np.uint32(FRACTION_BITS)
+    rounded = np.where(magnitude < _NORMAL, np.uint32(0), rounded)
+    finite = np.isfinite(p)
+    exponents[:] = np.where(finite, np.minimum(rounded, 254), 255)
+    negative = np.signbit(p + np.float32(0))
+    for low in range(0, p.size, GROUP):
+        signs[low // 8 : (low + GROUP) // 8] = pack_planes(negative[low : low + GROUP])
+    if residual is not None:
+        left = remainder(p, _decode(exponents, negative), scale)
+        residual[:] = np.where(finite, left, residual)
 
 
 def natural_dequantize(
@@ -92,8 +111,13 @@ def natural_dequantize(
     check_array("out", out, np.float32, writable=True)
     check_array("exponents", exponents, np.uint8, (out.size,))
     check_array("signs", signs, np.uint8, ((out.size + 7) // 8,))
-    kernel = backend("natural", exponents, signs, out)
-    kernel.natural_dequantize(exponents, signs, out, weight=weight, add=add)
+    if kernel := backend("natural", exponents, signs, out):
+        kernel.natural_dequantize(exponents, signs, out, weight=weight, add=add)
+        return
+    for low in range(0, out.size, GROUP):
+        part = out[low : low + GROUP]
+        negative = unpack_planes(signs[low // 8 : (low + GROUP) // 8], part.size)
+        combine(part, _decode(exponents[low : low + GROUP], negative), weight, add)
 
 
 def sum_natural(
@@ -118,5 +142,15 @@ def sum_natural(
     for codes, packed in zip(exponents, signs, strict=True):
         check_array("exponents", codes, np.uint8, (out.size,))
         check_array("signs", packed, np.uint8, ((out.size + 7) // 8,))
-    kernel = backend("natural", out, *exponents, *signs)
-    kernel.sum_natural(exponents, signs, out, weight=weight)
+    if kernel := backend("natural", out, *exponents, *signs):
+        kernel.sum_natural(exponents, signs, out, weight=weight)
+        return
+    total = np.zeros(out.size, np.float32)
+    for codes, packed in zip(exponents, signs, strict=True):
+        natural_dequantize(codes, packed, total, weight=weight, add=True)
+    put(total, out)
+
+
+def _decode(exponents: U8, negative: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> F32:
+    sign = np.where(negative, np.uint32(1 << 31), np.uint32(0))
+    return ((exponents.astype(np.uint32) << np.uint32(23)) | sign).view(np.float32)

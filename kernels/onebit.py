@@ -28,7 +28,10 @@ import numpy as np
 
 from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._feedback import combine, effective, put, remainder, widened
+from ._signs import pack_planes, unpack_planes
 from ._sums import check_sum
+from ._tree import tree_sum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +107,18 @@ def sign_quantize(
     check_array("bits", bits, np.uint8, (sign_bytes(x.size, block),), writable=True)
     check_array("scales", scales, np.float32, (block_count(x.size, block),), writable=True)
     check_feedback(residual, x.size, scale)
-    kernel = backend("onebit", x, bits, scales, residual)
-    kernel.sign_quantize(x, bits, scales, block=block, residual=residual, scale=scale)
+    if kernel := backend("onebit", x, bits, scales, residual):
+        kernel.sign_quantize(x, bits, scales, block=block, residual=residual, scale=scale)
+        return
+    for b in range(scales.size):
+        elements = slice(b * block, (b + 1) * block)
+        left = None if residual is None else residual[elements]
+        p = effective(widened(x[elements]), left, scale)
+        scales[b] = _mean_magnitude(p)
+        packed = pack_planes((p < 0) & np.isfinite(scales[b]))
+        bits[b * block // 8 : (b + 1) * block // 8] = packed
+        if left is not None and np.isfinite(scales[b]):
+            left[:] = remainder(p, _decode(packed, p.size, scales[b]), scale)
 
 
 def sign_dequantize(
@@ -130,8 +143,13 @@ def sign_dequantize(
     check_array("out", out, np.float32, writable=True)
     check_array("bits", bits, np.uint8, (sign_bytes(out.size, block),))
     check_array("scales", scales, np.float32, (block_count(out.size, block),))
-    kernel = backend("onebit", bits, scales, out)
-    kernel.sign_dequantize(bits, scales, out, block=block, weight=weight, add=add)
+    if kernel := backend("onebit", bits, scales, out):
+        kernel.sign_dequantize(bits, scales, out, block=block, weight=weight, add=add)
+        return
+    for b in range(scales.size):
+        part = out[b * block : (b + 1) * block]
+        packed = bits[b * block // 8 : (b + 1) * block // 8]
+        combine(part, _decode(packed, part.size, scales[b]), weight, add)
 
 
 def sum_signs(
@@ -163,5 +181,19 @@ def sum_signs(
     for packed, units in zip(bits, scales, strict=True):
         check_array("bits", packed, np.uint8, (packed_bytes,))
         check_array("scales", units, np.float32, (blocks,))
-    kernel = backend("onebit", out, *bits, *scales)
-    kernel.sum_signs(bits, scales, out, block=block, weight=weight)
+    if kernel := backend("onebit", out, *bits, *scales):
+        kernel.sum_signs(bits, scales, out, block=block, weight=weight)
+        return
+    total = np.zeros(out.size, np.float32)
+    for packed, units in zip(bits, scales, strict=True):
+        sign_dequantize(packed, units, total, block=block, weight=weight, add=True)
+    put(total, out)
+
+
+def _mean_magnitude(p: F32) -> np.float32:
+    total = tree_sum(np.abs(p).astype(np.float64))
+    return np.float32(total / p.size) if np.isfinite(total) else np.float32(np.nan)
+
+
+def _decode(bits: U8, size: int, scale: np.float32) -> F32:
+    return np.where(unpack_planes(bits, size), -scale, scale)

@@ -22,10 +22,15 @@ Exact arithmetic:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._feedback import combine, effective, remainder, widened
+from ._signs import Bits, pack_planes, unpack_planes
+from ._tree import tree_sum
 
 
 def group_sign_bytes(n: int, group: int) -> int:
@@ -78,8 +83,21 @@ def two_means_quantize(
     check_array("bits", bits, np.uint8, (group_sign_bytes(x.size, group),), writable=True)
     check_array("means", means, np.float32, (2 * block_count(x.size, group),), writable=True)
     check_feedback(residual, x.size, scale)
-    kernel = backend("onebit_sgd", x, bits, means, residual)
-    kernel.two_means_quantize(x, bits, means, group=group, residual=residual, scale=scale)
+    if kernel := backend("onebit_sgd", x, bits, means, residual):
+        kernel.two_means_quantize(x, bits, means, group=group, residual=residual, scale=scale)
+        return
+    for g, elements, places in _groups(x.size, group):
+        left = None if residual is None else residual[elements]
+        p = effective(widened(x[elements]), left, scale)
+        pair = means[2 * g : 2 * g + 2]
+        pair[:] = _mean(p, p < 0), _mean(p, ~(p < 0))
+        if np.isnan(pair).any():
+            pair[:] = np.nan
+            bits[places] = 0
+            continue
+        bits[places] = pack_planes(p < 0)
+        if left is not None:
+            left[:] = remainder(p, _decode(bits[places], p.size, pair), scale)
 
 
 def two_means_dequantize(
@@ -104,5 +122,30 @@ def two_means_dequantize(
     check_array("out", out, np.float32, writable=True)
     check_array("bits", bits, np.uint8, (group_sign_bytes(out.size, group),))
     check_array("means", means, np.float32, (2 * block_count(out.size, group),))
-    kernel = backend("onebit_sgd", bits, means, out)
-    kernel.two_means_dequantize(bits, means, out, group=group, weight=weight, add=add)
+    if kernel := backend("onebit_sgd", bits, means, out):
+        kernel.two_means_dequantize(bits, means, out, group=group, weight=weight, add=add)
+        return
+    for g, elements, places in _groups(out.size, group):
+        part = out[elements]
+        combine(part, _decode(bits[places], part.size, means[2 * g : 2 * g + 2]), weight, add)
+
+
+def _groups(n: int, group: int) -> Iterator[tuple[int, slice, slice]]:
+    """Number, elements and bytes of each group."""
+    start = 0
+    for g, low in enumerate(range(0, n, group)):
+        stop = start + -(-min(group, n - low) // 8)
+        yield g, slice(low, low + group), slice(start, stop)
+        start = stop
+
+
+def _mean(p: F32, chosen: Bits) -> np.float32:
+    total = tree_sum(np.where(chosen, p, np.float32(0)).astype(np.float64))
+    if not np.isfinite(total):
+        return np.float32(np.nan)
+    return np.float32(total / chosen.sum()) if chosen.any() else np.float32(0)
+
+
+def _decode(bits: U8, size: int, means: F32) -> F32:
+    decoded: F32 = np.where(unpack_planes(bits, size), means[0], means[1])
+    return decoded

@@ -8,12 +8,14 @@ as it was.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import numpy as np
 
 from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._selection import keep_finite, mark, send, sum_blocks, take_largest, unscaled
 from .bitpack import check_increasing
 
 Unit = Literal["one", "rms", "max"]
@@ -72,9 +74,17 @@ def select_above(
         raise ValueError(f"indices must have no more room than n = {x.size} (at most 2**32)")
     check_array("values", values, np.float32, indices.shape, writable=True)
     check_feedback(residual, x.size, scale)
-    kernel = backend("select", x, indices, values, residual)
-    options = {"unit": unit, "residual": residual, "scale": scale}
-    return int(kernel.select_above(x, threshold, indices, values, **options))
+    if kernel := backend("select", x, indices, values, residual):
+        options = {"unit": unit, "residual": residual, "scale": scale}
+        return int(kernel.select_above(x, threshold, indices, values, **options))
+    q = unscaled(x, residual, scale)
+    if unit != "one" and np.isfinite(q).all():
+        largest = float(np.abs(q).max(initial=0.0))
+        squares = sum_blocks(q.astype(np.float64) ** 2)
+        rms = math.sqrt(squares / max(q.size, 1))
+        threshold = in_units(threshold, rms if unit == "rms" else largest, largest)
+    count = take_largest(q, indices.size, threshold, indices, values, residual, scale)
+    return count if count >= 0 else mark(indices, values)
 
 
 def in_units(threshold: float, unit: float, largest: float) -> float:
@@ -121,6 +131,13 @@ def select_at(
     check_array("indices", indices, np.uint32)
     check_array("values", values, np.float32, indices.shape, writable=True)
     check_feedback(residual, x.size, scale)
-    kernel = backend("select", x, indices, values, residual)
     check_increasing(indices, x.size)
-    kernel.select_at(x, indices, values, residual=residual, scale=scale)
+    if kernel := backend("select", x, indices, values, residual):
+        kernel.select_at(x, indices, values, residual=residual, scale=scale)
+        return
+    q = unscaled(x, residual, scale)
+    if np.isfinite(q).all():
+        send(q, indices, values, residual, scale)
+        return
+    keep_finite(q, indices[:1], residual)
+    values[:1], values[1:] = np.nan, 0

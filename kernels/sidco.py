@@ -40,6 +40,7 @@ import numpy as np
 
 from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend
+from ._selection import mark, sample_places, sum_blocks, take_largest, unscaled
 
 TOLERANCE = 0.2
 """A threshold is good if it leaves k elements, give or take so much of k."""
@@ -97,8 +98,23 @@ def select_sidco(
         raise ValueError(f"indices must have no more room than n = {x.size}")
     check_array("values", values, np.float32, indices.shape, writable=True)
     check_feedback(residual, x.size, scale)
-    kernel = backend("sidco", x, indices, values, residual)
-    return int(kernel.select_sidco(x, k, stages, indices, values, residual=residual, scale=scale))
+    if kernel := backend("sidco", x, indices, values, residual):
+        return int(
+            kernel.select_sidco(x, k, stages, indices, values, residual=residual, scale=scale)
+        )
+    q = unscaled(x, residual, scale)
+    sizes, threshold, most = np.abs(q), 0.0, 0
+    if np.isfinite(q).all():
+        sample = sizes[sample_places(q.size, sampled(q.size))]
+        bases = _bases(sample, base_ranks(k, q.size, stages))
+        reaching = [_reaching(sizes, base) for base in bases]
+        largest = float(sizes.max())
+        threshold, failed = fitted_threshold(
+            k, bases, reaching, largest, lambda t: _reaching(sizes, t)[0]
+        )
+        most = min(k, indices.size) if failed else indices.size
+    found = take_largest(q, most, threshold, indices, values, residual, scale)
+    return found if found >= 0 else mark(indices, values)
 
 
 def sampled(size: int) -> int:
@@ -155,3 +171,15 @@ def stage_threshold(k: int, base: float, above: int, total: float, largest: floa
     """A float32 number larger than 0, and no larger than ``largest`` if that is possible."""
     fitted = base + (total / above - base) * math.log(above / k)
     return float(np.float32(max(min(fitted, largest), SMALLEST)))
+
+
+def _reaching(sizes: F32, base: float) -> tuple[int, float]:
+    """How many are at least as large as a base, and their sum."""
+    reach = sizes >= np.float32(base)
+    return int(np.count_nonzero(reach)), sum_blocks(np.where(reach, sizes, np.float32(0)))
+
+
+def _bases(sample: F32, ranks: tuple[int, ...]) -> list[float]:
+    """Where the tails of all stages begin."""
+    largest_first = np.sort(sample)[::-1]
+    return [0.0, *(max(float(largest_first[rank - 1]), SMALLEST) for rank in ranks)]

@@ -47,4 +47,14 @@ def sum_sparse(
     check_array("indices", indices, np.uint32, (size,), writable=True)
     check_array("values", values, np.float32, (size,), writable=True)
     arrays = indices_a, values_a, indices_b, values_b, indices, values
-    backend("sparse_sum", *arrays).sum_sparse(*arrays)
+    if kernel := backend("sparse_sum", *arrays):
+        kernel.sum_sparse(*arrays)
+        return
+    union = np.union1d(indices_a, indices_b)
+    in_a, in_b = np.isin(union, indices_a), np.isin(union, indices_b)
+    indices[:], values[:] = 0, 0
+    indices[: union.size] = union
+    values[: union.size][in_b] = values_b
+    values[: union.size][in_a & ~in_b] = values_a[~np.isin(indices_a, indices_b)]
+    both_a, both_b = np.isin(indices_a, indices_b), np.isin(indices_b, indices_a)
+    values[: union.size][in_a & in_b] = values_a[both_a] + values_b[both_b]

@@ -46,7 +46,15 @@ def stratified_indices(out: npt.NDArray[Any], n: int, words: U32) -> None:
     check_array("out", out, dtype, (words.size,), writable=True)
     if not words.size <= n <= 2**32 or n * words.size >= 2**63:
         raise ValueError(f"n must lie between k = {words.size} and 2**32, and n * k below 2**63")
-    backend("strata", out, words).stratified_indices(out, n, words)
+    if kernel := backend("strata", out, words):
+        kernel.stratified_indices(out, n, words)
+        return
+    if not words.size:
+        return
+    borders = np.arange(words.size + 1, dtype=np.int64) * n // words.size
+    sizes = np.diff(borders).astype(np.uint64)
+    offsets = (words.astype(np.uint64) * sizes) >> np.uint64(32)
+    out[:] = borders[:-1] + offsets.astype(np.int64)
 
 
 def multiply_by_strata(values: F32, n: int) -> None:
@@ -63,4 +71,8 @@ def multiply_by_strata(values: F32, n: int) -> None:
     check_array("values", values, np.float32, writable=True)
     if not values.size <= n or n * values.size >= 2**63:
         raise ValueError(f"n must be at least k = {values.size}, and n * k below 2**63, not {n}")
-    backend("strata", values).multiply_by_strata(values, n)
+    if kernel := backend("strata", values):
+        kernel.multiply_by_strata(values, n)
+        return
+    borders = np.arange(values.size + 1, dtype=np.int64) * n // max(values.size, 1)
+    values *= np.diff(borders).astype(np.float32)

@@ -23,6 +23,8 @@ import numpy as np
 
 from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend, device_of
+from ._feedback import remainder
+from ._selection import take_largest, unscaled
 from .bitpack import check_indices
 
 
@@ -62,8 +64,13 @@ def select_top_k(
     check_array("indices", indices, np.uint32, (k,), writable=True)
     check_array("values", values, np.float32, (k,), writable=True)
     check_feedback(residual, x.size, scale)
-    kernel = backend("topk", x, indices, values, residual)
-    kernel.select_top_k(x, k, indices, values, residual=residual, scale=scale)
+    if kernel := backend("topk", x, indices, values, residual):
+        kernel.select_top_k(x, k, indices, values, residual=residual, scale=scale)
+        return
+    q = unscaled(x, residual, scale)
+    if take_largest(q, k, 0.0, indices, values, residual, scale) < 0 and k:
+        indices[:] = np.arange(k)
+        values[0], values[1:] = np.nan, 0
 
 
 def scatter_add(
@@ -86,10 +93,12 @@ def scatter_add(
     check_array("indices", indices, np.uint32)
     check_array("values", values, np.float32, (indices.size,))
     check_array("out", out, np.float32, writable=True)
-    kernel = backend("topk", indices, values, out)
     if check or device_of(indices) == "cpu":
         check_indices(indices, out.size)
-    kernel.scatter_add(indices, values, out, weight=weight)
+    if kernel := backend("topk", indices, values, out):
+        kernel.scatter_add(indices, values, out, weight=weight)
+        return
+    np.add.at(out, indices, np.float32(weight) * values)
 
 
 def return_unsent(
@@ -117,6 +126,11 @@ def return_unsent(
     check_array("sent", sent, np.float32, (indices.size,))
     check_array("residual", residual, np.float32, writable=True)
     check_feedback(residual, residual.size, scale)
-    kernel = backend("topk", residual, indices, exact, sent)
     check_indices(indices, residual.size)
-    kernel.return_unsent(residual, indices, exact, sent, scale=scale)
+    if kernel := backend("topk", residual, indices, exact, sent):
+        kernel.return_unsent(residual, indices, exact, sent, scale=scale)
+        return
+    arrived = np.where(np.isfinite(sent), sent, np.float32(0))
+    lost = remainder(exact, arrived, scale)
+    known = np.isfinite(exact) & (lost != 0)
+    residual[indices[known]] += lost[known]

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from compressa.kernels.reference._selection import sample_places
+from compressa.kernels._selection import sample_places
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

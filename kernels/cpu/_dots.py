@@ -1,6 +1,6 @@
 """Scalar products of float32 vectors in float64, with the 16 lanes kept in vector registers.
 
-The order is that of :mod:`compressa.kernels.reference._tree`: 16 strided lanes, then halving.
+The order is that of :mod:`compressa.kernels._tree`: 16 strided lanes, then halving.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Sums of float32 in the one written order, with the 16 lanes kept in vector registers.
 
-The order is that of :mod:`compressa.kernels.reference._tree`: 16 strided lanes in float64, then
+The order is that of :mod:`compressa.kernels._tree`: 16 strided lanes in float64, then
 halving. Written as vector instructions, since a loop over an array of lanes goes through memory:
 this is four times as fast, and gives the same bits.
 """

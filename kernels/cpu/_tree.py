@@ -1,4 +1,4 @@
-"""The one order in which floats are summed; see :mod:`compressa.kernels.reference._tree`.
+"""The one order in which floats are summed; see :mod:`compressa.kernels._tree`.
 
 A caller writes its terms to a small float64 scratch, and adds them to the lanes piece by piece.
 """

@@ -49,7 +49,6 @@ def select_adacomp(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
-    """See :func:`compressa.kernels.adacomp.select_adacomp`."""
     source, some = source_of(x, residual, scale), scratch("adacomp.some", x.size, np.float32)
     before = residual[:1].copy() if residual is not None else None
     finite: list[bool] = []

@@ -145,7 +145,6 @@ def _largest(indices: U32) -> np.uint32:
 
 
 def pack_bits(values: U32, width: int, out: U8) -> None:
-    """See :func:`compressa.kernels.bitpack.pack_bits`."""
     bits = np.uint64(width)
     if values.size <= FEW:
         pack_stream(values, bits, out)
@@ -158,7 +157,6 @@ def pack_bits(values: U32, width: int, out: U8) -> None:
 
 
 def unpack_bits(packed: U8, width: int, out: U32) -> None:
-    """See :func:`compressa.kernels.bitpack.unpack_bits`."""
 
     def work(low: int, high: int) -> None:
         # A few bytes more than belong to the slice, so that its last words can be read whole.
@@ -168,7 +166,6 @@ def unpack_bits(packed: U8, width: int, out: U32) -> None:
 
 
 def pack_bitmap(indices: U32, n: int, out: U8) -> None:
-    """See :func:`compressa.kernels.bitpack.pack_bitmap`."""
     _set_bits(indices, out)
 
 

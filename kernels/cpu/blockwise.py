@@ -329,7 +329,6 @@ def quantize_blockwise(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.blockwise.quantize_blockwise`."""
     values, shape, back = bits_of(x), shape_of(form), factors_of(scale)[1]
 
     def work(low: int, high: int) -> None:
@@ -362,7 +361,6 @@ def dequantize_blockwise(
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    """See :func:`compressa.kernels.blockwise.dequantize_blockwise`."""
     factor, shape = np.float32(weight), shape_of(form)
 
     def work(low: int, high: int) -> None:
@@ -385,7 +383,6 @@ def sum_blockwise(
     offsets: Sequence[F32] | None = None,
     weight: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.blockwise.sum_blockwise`."""
     factor, shape = np.float32(weight), shape_of(form)
     packed, units = addresses(codes), addresses(scales)
     least = None if offsets is None else addresses(offsets)

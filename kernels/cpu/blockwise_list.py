@@ -18,7 +18,6 @@ from .onebit import sign_dequantize, sign_quantize, sum_signs
 def quantize_blockwise_list(
     batch: BlockwiseList, *, noise: Noise | None = None, scale: float = 1.0
 ) -> None:
-    """See :func:`compressa.kernels.blockwise_list.quantize_blockwise_list`."""
     form = batch.form
     for vector in batch.vectors:
         arrays, left = vector[:3], vector.residual
@@ -34,7 +33,6 @@ def quantize_blockwise_list(
 def sum_blockwise_list(
     batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0
 ) -> None:
-    """See :func:`compressa.kernels.blockwise_list.sum_blockwise_list`."""
     form = batch.form
     for part in batch.parts:
         arrays = [part.arrays(payload, form) for payload in payloads]
@@ -49,7 +47,6 @@ def sum_blockwise_list(
 def dequantize_blockwise_list(
     batch: BlockwiseParts, payload: U8, *, weight: float = 1.0, add: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.blockwise_list.dequantize_blockwise_list`."""
     form = batch.form
     for part in batch.parts:
         codes, scales, offsets = part.arrays(payload, form)

@@ -122,7 +122,6 @@ def average_blockwise(
     noise: Noise | None = None,
     owned: Owned | None = None,
 ) -> None:
-    """See :func:`compressa.kernels.blockwise_mean.average_blockwise`."""
     shape, begins = shape_of(form), _addresses(sent, mean)
     scale, mean_scale = (1.0, 1.0) if owned is None else owned[2:]
     factors = np.float32(scale), np.float32(weight), factors_of(mean_scale)[1]

@@ -106,7 +106,6 @@ def _sum(
 
 
 def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0) -> None:
-    """See :func:`compressa.kernels.casts.narrow`."""
     bits, (factor, back), too_large = bits_of(out), factors_of(scale), _TOO_LARGE[out.dtype]
 
     def work(low: int, high: int) -> None:
@@ -117,7 +116,6 @@ def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0
 
 
 def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
-    """See :func:`compressa.kernels.casts.widen`."""
     bits, factor = bits_of(x), np.float32(weight)
 
     def work(low: int, high: int) -> None:
@@ -127,7 +125,6 @@ def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
 
 
 def sum_casts(x: Sequence[Half], out: Gradient, *, weight: float = 1.0) -> None:
-    """See :func:`compressa.kernels.casts.sum_casts`."""
     factor, places = np.float32(weight), addresses(x)
     like = bits_of(np.empty(0, x[0].dtype if x else np.uint16))
 

@@ -34,5 +34,4 @@ def checksum_of(data: U8) -> np.uint64:
 
 
 def checksum(data: U8) -> int:
-    """See :func:`compressa.kernels.checksums.checksum`."""
     return int(checksum_of(data))

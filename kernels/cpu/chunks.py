@@ -147,7 +147,6 @@ def absorb_chunks(
     clear: bool = False,
     largest: float = FLOAT32_MAX,
 ) -> None:
-    """See :func:`compressa.kernels.chunks.absorb_chunks`."""
     back = factors_of(scale)[1]
 
     def work(low: int, high: int) -> None:
@@ -160,7 +159,6 @@ def absorb_chunks(
 def take_largest_chunks(
     norms: F32, residual: F32, chosen: U32, values: F32, *, chunk: int, hold: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.chunks.take_largest_chunks`."""
     if norms.size <= LEAST_PIECE:
         sample = scratch("listing.sample", sample_size(norms.size), np.float32)
         places = sample, room_for(norms.size), chosen, values

@@ -342,7 +342,6 @@ def keep_coefficients(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.dct.keep_coefficients`."""
     elements, factors = bits_of(x), factors_of(scale)
     table, turned = (matrix.reshape(-1) for matrix in basis(form.chunk))
 
@@ -361,7 +360,6 @@ def keep_coefficients(
 
 
 def are_places(places: U8, *, form: ChunkForm) -> bool:
-    """See :func:`compressa.kernels.dct.are_places`."""
     return bool(_check(places, form.kept, form.width, form.place_bytes))
 
 
@@ -374,7 +372,6 @@ def add_coefficients(
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    """See :func:`compressa.kernels.dct.add_coefficients`."""
     factor, table = np.float32(weight), basis(form.chunk)[0].reshape(-1)
 
     def work(low: int, high: int) -> None:

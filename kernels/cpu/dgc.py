@@ -68,7 +68,6 @@ def select_dgc(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
-    """See :func:`compressa.kernels.dgc.select_dgc`."""
     source, drawn = source_of(x, residual, scale), scratch("dgc.sample", sample, np.float32)
     if x.size <= LEAST_PIECE:
         out = indices, values

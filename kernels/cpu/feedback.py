@@ -43,11 +43,9 @@ def _all_below(bits: npt.NDArray[Any], infinity: Any) -> bool:
 
 
 def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> None:
-    """See :func:`compressa.kernels.feedback.absorb_residual`."""
     _absorb(x, residual, kept, *factors_of(scale))
 
 
 def all_finite(x: Gradient) -> bool:
-    """See :func:`compressa.kernels.feedback.all_finite`."""
     infinity = _EXPONENTS[x.dtype]
     return bool(_all_below(x.reshape(-1).view(infinity.dtype), infinity))

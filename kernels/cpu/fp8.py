@@ -191,7 +191,6 @@ def quantize_fp8(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.fp8.quantize_fp8`."""
     given, (factor, back) = bits_of(x), factors_of(scale)
     numbers = _numbers(form)
 
@@ -221,7 +220,6 @@ def dequantize_fp8(
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    """See :func:`compressa.kernels.fp8.dequantize_fp8`."""
     numbers, factor = _numbers(form), np.float32(weight)
 
     def work(low: int, high: int) -> None:
@@ -240,7 +238,6 @@ def sum_fp8(
     block: int,
     weight: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.fp8.sum_fp8`."""
     numbers, factor, like = _numbers(form), np.float32(weight), np.empty(0, np.uint8)
     places, units = addresses(codes), addresses(scales)
 

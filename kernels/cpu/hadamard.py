@@ -248,7 +248,6 @@ def _back(
 def rotate_quantize(
     p: F32, norms: F32, signs: U32, codes: U8, *, book: Codebook, noise: Noise
 ) -> None:
-    """See :func:`compressa.kernels.hadamard.rotate_quantize`."""
     chunk = book.chunk
 
     def work(low: int, high: int) -> None:
@@ -270,7 +269,6 @@ def rotate_quantize(
 
 
 def sum_codes(codes: U8, n: int, sums: Sums, *, book: Codebook, add: bool = False) -> None:
-    """See :func:`compressa.kernels.hadamard.sum_codes`."""
     table = np.array(book.table, sums.dtype)
 
     def work(low: int, high: int) -> None:
@@ -290,7 +288,6 @@ def rotate_back(
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    """See :func:`compressa.kernels.hadamard.rotate_back`."""
     chunk, most = book.chunk, np.int32(count * book.levels)
 
     def work(low: int, high: int) -> None:

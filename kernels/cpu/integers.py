@@ -43,7 +43,6 @@ def _scale(q: Integers, unit: float, out: F32) -> None:
 
 
 def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: Noise) -> None:
-    """See :func:`compressa.kernels.integers.round_to_integers`."""
 
     def work(low: int, high: int) -> None:
         key, buffer = noise_key(noise, low), noise_buffer(noise, _PIECE)
@@ -53,5 +52,4 @@ def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: No
 
 
 def scale_integers(q: Integers, unit: float, out: F32) -> None:
-    """See :func:`compressa.kernels.integers.scale_integers`."""
     over_slices(out.size, ROW, lambda low, high: _scale(q[low:high], float(unit), out[low:high]))

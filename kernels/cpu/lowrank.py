@@ -262,7 +262,6 @@ def _judge_rows(words: U32, verdicts: U32) -> None:
 
 
 def orthonormalize(p: F32) -> None:
-    """See :func:`compressa.kernels.lowrank.orthonormalize`."""
     _orthonormalize(p)
 
 
@@ -280,7 +279,6 @@ def _over_rows(shape: tuple[int, ...], multiple: int, work: Callable[[int, int],
 
 
 def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: float = 1.0) -> None:
-    """See :func:`compressa.kernels.lowrank.left_factor`."""
     factor = np.float32(scale)
     _over_rows(x.shape, ROWS, lambda *bounds: _left(x, q, p, residual, factor, bounds))
 
@@ -288,7 +286,6 @@ def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: f
 def right_factor(
     x: F32, p: F32, q: F32, *, residual: F32 | None = None, scale: float = 1.0
 ) -> None:
-    """See :func:`compressa.kernels.lowrank.right_factor`."""
     factor, count = np.float32(scale), -(-x.shape[0] // PANEL)
     panels = scratch("lowrank.panels", count * q.size, np.float32).reshape(count, *q.shape)
 
@@ -302,12 +299,10 @@ def right_factor(
 
 
 def judge_rows(factor: F32, verdicts: U32) -> None:
-    """See :func:`compressa.kernels.lowrank.judge_rows`."""
     _judge_rows(factor.view(np.uint32), verdicts)
 
 
 def low_rank_product(p: F32, q: F32, out: F32, verdicts: U32 | None = None) -> None:
-    """See :func:`compressa.kernels.lowrank.low_rank_product`."""
     if _is_spoiled(verdicts):
         out.fill(np.nan)
     else:
@@ -329,7 +324,6 @@ def split_low_rank(
     verdicts: U32 | None = None,
     out: Factors | None = None,
 ) -> None:
-    """See :func:`compressa.kernels.lowrank.split_low_rank`."""
     if _is_spoiled(verdicts):
         m.fill(np.nan)
         return
@@ -347,7 +341,6 @@ def split_low_rank(
 
 
 def keep_directions(factor: F32, kept: F32, verdicts: U32, noise: Noise) -> None:
-    """See :func:`compressa.kernels.lowrank.keep_directions`."""
     known = verdicts.tolist()
     if SPOILED in known:
         return

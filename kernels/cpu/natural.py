@@ -140,7 +140,6 @@ def natural_quantize(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.natural.natural_quantize`."""
     values, (factor, back) = bits_of(x), factors_of(scale)
 
     def work(low: int, high: int) -> None:
@@ -165,7 +164,6 @@ def natural_quantize(
 def natural_dequantize(
     exponents: U8, signs: U8, out: F32, *, weight: float = 1.0, add: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.natural.natural_dequantize`."""
     factor = np.float32(weight)
 
     def work(low: int, high: int) -> None:
@@ -178,7 +176,6 @@ def natural_dequantize(
 def sum_natural(
     exponents: Sequence[U8], signs: Sequence[U8], out: Gradient, *, weight: float = 1.0
 ) -> None:
-    """See :func:`compressa.kernels.natural.sum_natural`."""
     factor, like = np.float32(weight), np.empty(0, np.uint8)
     codes, packed = addresses(exponents), addresses(signs)
 

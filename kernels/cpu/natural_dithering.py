@@ -206,7 +206,6 @@ def dither(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.natural_dithering.dither`."""
     values, (factor, back) = bits_of(x), factors_of(scale)
 
     def work(low: int, high: int) -> None:
@@ -233,7 +232,6 @@ def dither(
 def undither(
     codes: U8, norms: F32, out: F32, *, form: Dithering, weight: float = 1.0, add: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.natural_dithering.undither`."""
     factor = np.float32(weight)
 
     def work(low: int, high: int) -> None:

@@ -150,7 +150,6 @@ def sign_quantize(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.onebit.sign_quantize`."""
     values, (factor, back) = bits_of(x), factors_of(scale)
 
     def work(low: int, high: int) -> None:
@@ -171,7 +170,6 @@ def sign_quantize(
 def sign_dequantize(
     bits: U8, scales: F32, out: F32, *, block: int, weight: float = 1.0, add: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.onebit.sign_dequantize`."""
     factor = np.float32(weight)
 
     def work(low: int, high: int) -> None:
@@ -190,7 +188,6 @@ def sum_signs(
     block: int,
     weight: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.onebit.sum_signs`."""
     factor, like = np.float32(weight), np.empty(0, np.uint8)
     places, units = addresses(bits), addresses(scales)
 

@@ -137,7 +137,6 @@ def two_means_quantize(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.onebit_sgd.two_means_quantize`."""
     values, factors = bits_of(x), factors_of(scale)
 
     def work(low: int, high: int) -> None:
@@ -152,7 +151,6 @@ def two_means_quantize(
 def two_means_dequantize(
     bits: U8, means: F32, out: F32, *, group: int, weight: float = 1.0, add: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.onebit_sgd.two_means_dequantize`."""
     factor = np.float32(weight)
 
     def work(low: int, high: int) -> None:

@@ -36,7 +36,6 @@ def _single_words(
 def random_words(
     out: U32, *, seed: int, stream: int, step: int, parameter: int, start: int = 0
 ) -> None:
-    """See :func:`compressa.kernels.philox.random_words`."""
     key = np.array([seed % 2**32, stream % 2**32], np.uint64)
     counter = np.uint64(step % 2**32), np.uint64(parameter % 2**32)
     head = min(-start % 4, out.size)
@@ -47,7 +46,6 @@ def random_words(
 
 
 def random_fractions(out: U32, noise: Noise) -> None:
-    """See :func:`compressa.kernels.philox.random_fractions`."""
     buffer = noise_buffer(noise, out.size)
     assert buffer is not None
     at = drawn_at(noise_key(noise, 0), 0, out.size, buffer)

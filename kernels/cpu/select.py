@@ -81,7 +81,6 @@ def select_above(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
-    """See :func:`compressa.kernels.select.select_above`."""
     if unit == "one":
         floor = threshold_bits(threshold)
         count = select_largest(x, indices.size, floor, indices, values, residual, scale)
@@ -104,7 +103,6 @@ def select_at(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.select.select_at`."""
     bits, factors, finite = bits_of(x), factors_of(scale), []
     marked = indices[:1]
     before = residual[marked] if residual is not None else None

@@ -115,7 +115,6 @@ def select_sidco(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
-    """See :func:`compressa.kernels.sidco.select_sidco`."""
     source = source_of(x, residual, scale)
     ranks = _ranks(k, x.size, stages)
     sample = scratch("sidco.sample", sampled(x.size), np.float32)

@@ -31,5 +31,4 @@ def _sum(
 def sum_sparse(
     indices_a: U32, values_a: F32, indices_b: U32, values_b: F32, indices: U32, values: F32
 ) -> None:
-    """See :func:`compressa.kernels.sparse_sum.sum_sparse`."""
     _sum(indices_a, values_a, indices_b, values_b, indices, values)

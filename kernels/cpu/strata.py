@@ -40,7 +40,6 @@ def _multiply(values: F32, n: int) -> None:
 
 
 def stratified_indices(out: npt.NDArray[Any], n: int, words: U32) -> None:
-    """See :func:`compressa.kernels.strata.stratified_indices`."""
 
     def work(low: int, high: int) -> None:
         _stratified(out[low:high], n, max(words.size, 1), low, words[low:high])
@@ -49,6 +48,5 @@ def stratified_indices(out: npt.NDArray[Any], n: int, words: U32) -> None:
 
 
 def multiply_by_strata(values: F32, n: int) -> None:
-    """See :func:`compressa.kernels.strata.multiply_by_strata`."""
     if values.size:
         _multiply(values, n)

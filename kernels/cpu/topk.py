@@ -37,14 +37,12 @@ def select_top_k(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.topk.select_top_k`."""
     if select_largest(x, k, 0, indices, values, residual, scale) < 0 and k:
         indices[:] = np.arange(k)
         values[0], values[1:] = np.nan, 0
 
 
 def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> None:
-    """See :func:`compressa.kernels.topk.scatter_add`."""
     factor = np.float32(weight)
     if not is_increasing(indices, out.size):
         _scatter_add(indices, values, out, factor)
@@ -59,5 +57,4 @@ def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> 
 def return_unsent(
     residual: F32, indices: U32, exact: F32, sent: F32, *, scale: float = 1.0
 ) -> None:
-    """See :func:`compressa.kernels.topk.return_unsent`."""
     _return_unsent(residual, indices, exact, sent, factors_of(scale)[1])

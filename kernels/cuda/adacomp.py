@@ -21,7 +21,7 @@ def select_adacomp(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
-    """See :func:`compressa.kernels.adacomp.select_adacomp`; it waits for the count, at the end."""
+    """Waits for the count, at the end."""
     if not x.size:
         return 0
     selection = Selection(x, residual, scale)

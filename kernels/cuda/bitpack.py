@@ -16,20 +16,17 @@ _WORD_BYTES = 8  # of a bitmap that is listed
 
 
 def pack_bits(values: U32, width: int, out: U8) -> None:
-    """See :func:`compressa.kernels.bitpack.pack_bits`."""
     threads = threads_for(packed_bytes(values.size, width) + 3, 4)
     arguments = values, np.int64(values.size), np.int32(width), out, None
     launch("bitpack", "pack_bits", *threads, *arguments)
 
 
 def unpack_bits(packed: U8, width: int, out: U32) -> None:
-    """See :func:`compressa.kernels.bitpack.unpack_bits`."""
     arguments = packed, np.int32(width), out, np.int64(out.size)
     launch("bitpack", "unpack_bits", *threads_for(out.size, 4), *arguments)
 
 
 def pack_bitmap(indices: U32, n: int, out: U8) -> None:
-    """See :func:`compressa.kernels.bitpack.pack_bitmap`."""
     launch("bitpack", "clear_bytes", *threads_for(out.size, 16), out, np.int64(out.size), None)
     arguments = indices, np.int64(indices.size), out, np.int64(n)
     launch("bitpack", "set_bits", *threads_for(indices.size, 1), *arguments)

@@ -28,7 +28,6 @@ def quantize_blockwise(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.blockwise.quantize_blockwise`."""
     kernels = _kernels(form)
     launch(
         "blockwise",
@@ -56,7 +55,6 @@ def dequantize_blockwise(
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    """See :func:`compressa.kernels.blockwise.dequantize_blockwise`."""
     kernels = _kernels(form)
     launch(
         "blockwise",
@@ -83,7 +81,6 @@ def sum_blockwise(
     offsets: Sequence[F32] | None = None,
     weight: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.blockwise.sum_blockwise`."""
     kernels = _kernels(form)
     launch_sums(
         "blockwise",

@@ -83,7 +83,6 @@ class _Prepared(NamedTuple):
 def quantize_blockwise_list(
     batch: BlockwiseList, *, noise: Noise | None = None, scale: float = 1.0
 ) -> None:
-    """See :func:`compressa.kernels.blockwise_list.quantize_blockwise_list`."""
     if not batch.vectors:
         return
     if batch.prepared is None:
@@ -109,14 +108,12 @@ def quantize_blockwise_list(
 def sum_blockwise_list(
     batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0
 ) -> None:
-    """See :func:`compressa.kernels.blockwise_list.sum_blockwise_list`."""
     _sum(batch, payloads, weight, alone=False, add=False)
 
 
 def dequantize_blockwise_list(
     batch: BlockwiseParts, payload: U8, *, weight: float = 1.0, add: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.blockwise_list.dequantize_blockwise_list`."""
     _sum(batch, [payload], weight, alone=not add, add=add)
 
 

@@ -16,7 +16,6 @@ _TURN = 4 * CTA  # elements that a block of threads takes at a time
 
 
 def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0) -> None:
-    """See :func:`compressa.kernels.casts.narrow`."""
     launch(
         "casts",
         "narrow",
@@ -30,7 +29,6 @@ def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0
 
 
 def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
-    """See :func:`compressa.kernels.casts.widen`."""
     launch(
         "casts",
         "widened",
@@ -45,7 +43,6 @@ def widen(x: Half, out: F32, *, weight: float = 1.0, add: bool = False) -> None:
 
 
 def sum_casts(x: Sequence[Half], out: Gradient, *, weight: float = 1.0) -> None:
-    """See :func:`compressa.kernels.casts.sum_casts`."""
     kind = values(x[0])[1] if x else np.int32(0)
     launch_sums(
         "casts",

@@ -10,7 +10,7 @@ from ._work import ask, threads_for
 
 
 def checksum(data: U8) -> int:
-    """See :func:`compressa.kernels.checksums.checksum`; waits for the GPU."""
+    """Waits for the GPU."""
     threads = threads_for(data.size, WORD_BYTES)
     total = ask("checksums", "sum_of_words", *threads, data, np.int64(data.size))
     return (data.size + total) % (1 << 64)

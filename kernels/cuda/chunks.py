@@ -23,7 +23,6 @@ def absorb_chunks(
     clear: bool = False,
     largest: float = FLOAT32_MAX,
 ) -> None:
-    """See :func:`compressa.kernels.chunks.absorb_chunks`."""
     short = chunk <= _WARPS_TILE
     launch(
         "chunks",
@@ -44,7 +43,6 @@ def absorb_chunks(
 def take_largest_chunks(
     norms: F32, residual: F32, chosen: U32, values: F32, *, chunk: int, hold: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.chunks.take_largest_chunks`."""
     count = np.int64(chosen.size)
     launch("chunks", "choose_chunks", 1, CTA, norms, np.int64(norms.size), chosen, count)
     launch(

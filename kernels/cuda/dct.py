@@ -41,7 +41,6 @@ def keep_coefficients(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.dct.keep_coefficients`."""
     source, teams, matrix = _cut(x.size, form)
     launch(
         source,
@@ -59,7 +58,6 @@ def keep_coefficients(
 
 
 def are_places(places: U8, *, form: ChunkForm) -> bool:
-    """See :func:`compressa.kernels.dct.are_places`."""
     chunks = places.size // form.place_bytes
     given = places, np.int64(chunks), *_form(form)
     return not ask("dct", "find_wrong_places", block_count(chunks, CTA), CTA, *given)
@@ -74,7 +72,6 @@ def add_coefficients(
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    """See :func:`compressa.kernels.dct.add_coefficients`."""
     source, teams, matrix = _cut(out.size, form)
     launch(
         source,

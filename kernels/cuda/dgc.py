@@ -23,7 +23,7 @@ def select_dgc(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
-    """See :func:`compressa.kernels.dgc.select_dgc`; it waits for the count, at the end."""
+    """Waits for the count, at the end."""
     selection, reaching = Selection(x, residual, scale), device().empty(ADJUSTMENTS, np.uint64)
     ranked = draw_ranks(_SOURCE, selection, sample, [-(-k * sample // x.size)])
     ranked.finish("begin_dgc", residual, selection.state, reaching)

@@ -20,14 +20,13 @@ _EXPONENTS: dict[np.dtype[Any], int] = {
 
 
 def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> None:
-    """See :func:`compressa.kernels.feedback.absorb_residual`."""
     _, factor, back = feedback(residual, scale)
     arguments = x, residual, kept, factor, back, np.int64(x.size)
     launch("feedback", "absorb_residual", *threads_for(x.size, 4), *arguments)
 
 
 def all_finite(x: Gradient) -> bool:
-    """See :func:`compressa.kernels.feedback.all_finite`; waits for the GPU."""
+    """Waits for the GPU."""
     itemsize = x.dtype.itemsize
     size_bytes, exponent = np.int64(x.size * itemsize), np.uint32(_EXPONENTS[x.dtype])
     name, threads = f"find_nonfinite_{8 * itemsize}", threads_for(int(size_bytes), 16)

@@ -30,7 +30,6 @@ def quantize_fp8(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.fp8.quantize_fp8`."""
     team, threads = team_for(block)
     launch(
         "fp8",
@@ -55,7 +54,6 @@ def dequantize_fp8(
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    """See :func:`compressa.kernels.fp8.dequantize_fp8`."""
     team, threads = team_for(block)
     launch(
         "fp8",
@@ -80,7 +78,6 @@ def sum_fp8(
     block: int,
     weight: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.fp8.sum_fp8`."""
     team, threads = team_for(block)
     launch_sums(
         "fp8",

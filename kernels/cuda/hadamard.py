@@ -45,7 +45,6 @@ def _parts(n: int, book: Codebook) -> Iterator[tuple[int, int, Codebook]]:
 def rotate_quantize(
     p: F32, norms: F32, signs: U32, codes: U8, *, book: Codebook, noise: Noise
 ) -> None:
-    """See :func:`compressa.kernels.hadamard.rotate_quantize`."""
     for low, n, part in _parts(p.size, book):
         _rotate_quantize(
             p[low : low + n],
@@ -74,7 +73,6 @@ def _rotate_quantize(
 
 
 def sum_codes(codes: U8, n: int, sums: Sums, *, book: Codebook, add: bool = False) -> None:
-    """See :func:`compressa.kernels.hadamard.sum_codes`."""
     launch(
         "hadamard",
         f"sum_codes_{8 * sums.dtype.itemsize}",
@@ -100,7 +98,6 @@ def rotate_back(
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    """See :func:`compressa.kernels.hadamard.rotate_back`."""
     delivery = np.float32(weight), np.bool_(add)
     for low, n, part in _parts(out.size, book):
         _rotate_back(

@@ -13,7 +13,6 @@ from ._work import threads_for, threads_for_rows
 
 
 def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: Noise) -> None:
-    """See :func:`compressa.kernels.integers.round_to_integers`."""
     launch(
         "integers",
         f"round_to_{8 * out.dtype.itemsize}",
@@ -28,6 +27,5 @@ def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: No
 
 
 def scale_integers(q: Integers, unit: float, out: F32) -> None:
-    """See :func:`compressa.kernels.integers.scale_integers`."""
     name, threads = f"scale_{8 * q.dtype.itemsize}", threads_for(out.size, 4)
     launch("integers", name, *threads, q, np.float64(unit), out, np.int64(out.size))

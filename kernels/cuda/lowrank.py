@@ -37,7 +37,6 @@ class _Pieces(NamedTuple):
 
 
 def orthonormalize(p: F32) -> None:
-    """See :func:`compressa.kernels.lowrank.orthonormalize`."""
     approx_rank, n = p.shape
     if not p.size:
         return
@@ -55,18 +54,15 @@ def orthonormalize(p: F32) -> None:
 
 
 def judge_rows(factor: F32, verdicts: U32) -> None:
-    """See :func:`compressa.kernels.lowrank.judge_rows`."""
     rows, columns = factor.shape
     launch("lowrank", "judge_rows", rows, CTA, factor, verdicts, i64(columns), i32(rows))
 
 
 def low_rank_product(p: F32, q: F32, out: F32, verdicts: U32 | None = None) -> None:
-    """See :func:`compressa.kernels.lowrank.low_rank_product`."""
     launch("lowrank", "low_rank_product", *_tiles(out), p, q, out, *_sizes(out, p), verdicts)
 
 
 def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: float = 1.0) -> None:
-    """See :func:`compressa.kernels.lowrank.left_factor`."""
     rows, columns = x.shape
     blocks = -(-columns // BLOCK)
     teams = blocks * -(-rows // 16), blocks * -(-rows // 2)
@@ -76,7 +72,6 @@ def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: f
 def right_factor(
     x: F32, p: F32, q: F32, *, residual: F32 | None = None, scale: float = 1.0
 ) -> None:
-    """See :func:`compressa.kernels.lowrank.right_factor`."""
     rows, columns = x.shape
     panels = -(-rows // PANEL)
     teams = panels * -(-columns // (4 * CTA)), panels * -(-columns // CTA)
@@ -94,7 +89,6 @@ def split_low_rank(
     verdicts: U32 | None = None,
     out: Factors | None = None,
 ) -> None:
-    """See :func:`compressa.kernels.lowrank.split_low_rank`."""
     given = m, p, q, residual, *_sizes(m, p), verdicts
     back = feedback(residual, scale)[2]
     launch("lowrank", "split_low_rank", *_tiles(m), *given, back, np.bool_(held))
@@ -103,7 +97,6 @@ def split_low_rank(
 
 
 def keep_directions(factor: F32, kept: F32, verdicts: U32, noise: Noise) -> None:
-    """See :func:`compressa.kernels.lowrank.keep_directions`."""
     rows, columns = factor.shape
     given = factor, kept, verdicts, i64(columns), i32(rows), *random(noise)
     launch("lowrank", "keep_directions", *threads_for(rows * -(-columns // 4) * 4, 4), *given)

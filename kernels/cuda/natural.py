@@ -25,7 +25,6 @@ def natural_quantize(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.natural.natural_quantize`."""
     launch(
         "natural",
         "quantize",
@@ -43,7 +42,6 @@ def natural_quantize(
 def natural_dequantize(
     exponents: U8, signs: U8, out: F32, *, weight: float = 1.0, add: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.natural.natural_dequantize`."""
     launch(
         "natural",
         "dequantize",
@@ -61,7 +59,6 @@ def natural_dequantize(
 def sum_natural(
     exponents: Sequence[U8], signs: Sequence[U8], out: Gradient, *, weight: float = 1.0
 ) -> None:
-    """See :func:`compressa.kernels.natural.sum_natural`."""
     launch_sums(
         "natural",
         "sums",

@@ -27,7 +27,6 @@ def dither(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.natural_dithering.dither`."""
     team, threads = team_for(form.block)
     launch(
         "natural_dithering",
@@ -48,7 +47,6 @@ def dither(
 def undither(
     codes: U8, norms: F32, out: F32, *, form: Dithering, weight: float = 1.0, add: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.natural_dithering.undither`."""
     team, threads = team_for(form.block)
     launch(
         "natural_dithering",

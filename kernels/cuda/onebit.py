@@ -22,7 +22,6 @@ def sign_quantize(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.onebit.sign_quantize`."""
     team, threads = team_for(block)
     launch(
         "onebit",
@@ -41,7 +40,6 @@ def sign_quantize(
 def sign_dequantize(
     bits: U8, scales: F32, out: F32, *, block: int, weight: float = 1.0, add: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.onebit.sign_dequantize`."""
     team, threads = team_for(block)
     launch(
         "onebit",
@@ -66,7 +64,6 @@ def sum_signs(
     block: int,
     weight: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.onebit.sum_signs`."""
     team, threads = team_for(block)
     launch_sums(
         "onebit",

@@ -23,7 +23,6 @@ def two_means_quantize(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.onebit_sgd.two_means_quantize`."""
     given = *values(x), *feedback(residual, scale)
     groups, sizes = means.size // 2, (np.int64(x.size), np.int64(min(group, x.size)))
     if group < _LONG:
@@ -39,7 +38,6 @@ def two_means_quantize(
 def two_means_dequantize(
     bits: U8, means: F32, out: F32, *, group: int, weight: float = 1.0, add: bool = False
 ) -> None:
-    """See :func:`compressa.kernels.onebit_sgd.two_means_dequantize`."""
     team, threads = team_for(group)
     teams = means.size // 2 * _runs(group, out.size, threads)
     sizes = np.int64(out.size), np.int64(min(group, out.size))

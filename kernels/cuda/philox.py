@@ -14,12 +14,10 @@ from ._work import threads_for, threads_for_rows
 def random_words(
     out: U32, *, seed: int, stream: int, step: int, parameter: int, start: int = 0
 ) -> None:
-    """See :func:`compressa.kernels.philox.random_words`."""
     key = random(Noise(seed, stream, step, parameter, start))
     launch("philox", "random_words", *threads_for(out.size, 4), out, np.int64(out.size), *key)
 
 
 def random_fractions(out: U32, noise: Noise) -> None:
-    """See :func:`compressa.kernels.philox.random_fractions`."""
     threads = threads_for_rows(out.size)
     launch("philox", "random_fractions", *threads, out, np.int64(out.size), *random(noise))

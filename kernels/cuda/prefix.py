@@ -15,12 +15,10 @@ from ._later import find_fault
 
 
 def write_prefix(x: U8, prefix: bytes) -> None:
-    """See :func:`compressa.kernels.prefix.write_prefix`."""
     launch("prefix", "write_prefix", 1, CTA, x, *_words(prefix))
 
 
 def starts_with(x: U8, prefix: bytes) -> bool:
-    """See :func:`compressa.kernels.prefix.starts_with`."""
     return not find_fault("prefix", "find_difference", 1, CTA, x, *_words(prefix))
 
 

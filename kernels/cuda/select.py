@@ -21,7 +21,7 @@ def select_above(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
-    """See :func:`compressa.kernels.select.select_above`; it waits for the count, at the end."""
+    """Waits for the count, at the end."""
     if not x.size:
         return 0
     return select_largest(x, threshold, indices, values, residual, scale, unit=unit).count
@@ -35,7 +35,6 @@ def select_at(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.select.select_at`."""
     noted, count = device().empty(2, np.uint32), _arguments.i64(indices.size)
     source = *_arguments.values(x), *_arguments.feedback(residual, scale), _arguments.i64(x.size)
     launch(SOURCE, "note_first", 1, CTA, residual, source[-1], indices, count, noted)

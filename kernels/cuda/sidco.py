@@ -28,7 +28,7 @@ def select_sidco(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> int:
-    """See :func:`compressa.kernels.sidco.select_sidco`; it waits for the count, at the end."""
+    """Waits for the count, at the end."""
     selection, count = Selection(x, residual, scale), np.int32(stages)
     fits = device().empty((stages + 1) * _STAGE_WORDS, np.uint64)  # the last counts what is not 0
     ranks = _least_rank(indices.size, x.size), *base_ranks(k, x.size, stages)

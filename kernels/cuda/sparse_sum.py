@@ -16,7 +16,6 @@ _TILE = 4 * CTA  # as in sparse_sum.cu
 def sum_sparse(
     indices_a: U32, values_a: F32, indices_b: U32, values_b: F32, indices: U32, values: F32
 ) -> None:
-    """See :func:`compressa.kernels.sparse_sum.sum_sparse`."""
     a, b = (indices_a, values_a, i64(indices_a.size)), (indices_b, values_b, i64(indices_b.size))
     _place(a, b, 1, indices, values)
     _place(b, a, 0, indices, values)

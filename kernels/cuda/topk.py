@@ -21,16 +21,12 @@ def select_top_k(
     residual: F32 | None = None,
     scale: float = 1.0,
 ) -> None:
-    """See :func:`compressa.kernels.topk.select_top_k`."""
     if x.size:
         select_largest(x, 0.0, indices, values, residual, scale, fixed=True)
 
 
 def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> None:
-    """See :func:`compressa.kernels.topk.scatter_add`.
-
-    Indices that increase, as those of all selections do, are distinct and need no order.
-    """
+    """Indices that increase, as those of all selections do, are distinct and need no order."""
     count, parts = i64(indices.size), block_count(indices.size, _PART)
     disorder = device().empty(parts, np.uint32)
     launch("topk", "find_disorder", parts, CTA, indices, count, disorder)
@@ -42,7 +38,6 @@ def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> 
 def return_unsent(
     residual: F32, indices: U32, exact: F32, sent: F32, *, scale: float = 1.0
 ) -> None:
-    """See :func:`compressa.kernels.topk.return_unsent`."""
     pairs = indices, exact, sent, i64(indices.size)
     to, back = (residual, i64(residual.size)), feedback(residual, scale)[2]
     launch("topk", "return_unsent", block_count(indices.size, CTA), CTA, *to, *pairs, back)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from compressa.kernels import KernelUnavailable
+from compressa.kernels import KernelUnavailable, reference
 from compressa.kernels.cuda._device import device, running_on
 from emulated_cuda import Emulated
 from kernel_cases import poisoned, same_bits
@@ -33,7 +33,6 @@ def alike(
     *,
     reads: Sequence[Array] = (),
     orders: Sequence[int] = (),
-    steps: bool = False,
     large: bool = False,
     on_cpu: bool = True,
 ) -> Sequence[Any]:
@@ -46,15 +45,14 @@ def alike(
         reads: Arrays that no kernel may write to. Numba would compile anew for those that are
             locked, and nobody trains with such.
         orders: Seeds of the orders in which emulated threads run; one order if there are none.
-        steps: Call the CPU's own functions, not the public ones with their checks.
         large: Too large for the emulation, which is left out.
         on_cpu: False leaves the CPU out, where numba would compile for seconds: it does so for each
             dtype and each set of arguments anew.
     """
     before = [array.copy() for array in reads]
-    with np.errstate(all="ignore"):
-        due = run(_module("reference", algorithm))
-    for name, kernels, context in backends(algorithm, orders, steps=steps, large=large):
+    with np.errstate(all="ignore"), reference():
+        due = run(_module(algorithm))
+    for name, kernels, context in backends(algorithm, orders, large=large):
         if name == CPU and not on_cpu:
             continue
         with context:
@@ -66,13 +64,13 @@ def alike(
 
 
 def backends(
-    algorithm: str, orders: Sequence[int] = (), *, steps: bool = False, large: bool = False
+    algorithm: str, orders: Sequence[int] = (), *, large: bool = False
 ) -> Iterator[tuple[str, Any, AbstractContextManager[None]]]:
     """Yield each backend's name, its module, and where to call that; see `alike`."""
     if _on_a_gpu():
         yield "a GPU", _module("cuda", algorithm), nullcontext()
         return
-    yield CPU, _module("cpu", algorithm) if steps else _module(algorithm), nullcontext()
+    yield CPU, _module(algorithm), nullcontext()
     if shutil.which("g++") and not large:
         kernels = _module("cuda", algorithm)
         if not orders:

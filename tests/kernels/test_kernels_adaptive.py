@@ -18,11 +18,11 @@ from compressa.kernels import (
     select_dgc,
     select_sidco,
 )
+from compressa.kernels._selection import sample_places, unscaled
 from compressa.kernels.cuda import _ranks, adacomp, sidco
 from compressa.kernels.cuda._device import HOME, device
 from compressa.kernels.cuda._select import Selection
 from compressa.kernels.dgc import ADJUSTMENTS
-from compressa.kernels.reference._selection import sample_places, unscaled
 from compressa.kernels.sidco import TOLERANCE, sampled
 from compressa.kernels.threads import Team
 from emulated_cuda import on_emulated_cuda

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 from alike import alike, copied, odd, on_every_backend
-from compressa.kernels import Form, Noise, block_count, blockwise
+from compressa.kernels import Form, Noise, block_count, blockwise, reference
 from compressa.kernels.blockwise import STATISTICS, Statistic, dequantize_blockwise, sum_blockwise
 from compressa.kernels.cpu._stream import LEAST_ELEMS
-from compressa.kernels.reference import blockwise as reference
 from compressa.kernels.threads import Team
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -176,7 +175,8 @@ def test_a_large_array_is_decoded_to_any_address(form: Form, first: int) -> None
     first += -memory.ctypes.data // memory.itemsize % 16  # from the beginning of a cache line
     before, specified = memory.copy(), np.empty(n, np.float32)
     dequantize_blockwise(codes, scales, memory[first : first + n], form=form)
-    reference.dequantize_blockwise(codes, scales, specified, form=form)
+    with reference():
+        dequantize_blockwise(codes, scales, specified, form=form)
     before[first : first + n] = specified
     assert same_bits(memory, before)
 

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from alike import Array, alike, copied, odd, on_every_backend
-from compressa.kernels import ChunkForm, add_coefficients, are_places, keep_coefficients
+from compressa.kernels import ChunkForm, add_coefficients, are_places, keep_coefficients, reference
 from compressa.kernels.dct import basis
-from compressa.kernels.reference import dct as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
@@ -144,8 +143,8 @@ def test_overflow_equals_reference(bad: float, form: ChunkForm) -> None:
 
 def places_of(x: F32, form: ChunkForm) -> Array:
     """Places as the reference chooses them."""
-    with np.errstate(all="ignore"):
-        return kept(reference.keep_coefficients, x, form)[1]
+    with np.errstate(all="ignore"), reference():
+        return kept(keep_coefficients, x, form)[1]
 
 
 def check_add(n: int, form: ChunkForm, seed: int, add: bool, **how: Any) -> None:

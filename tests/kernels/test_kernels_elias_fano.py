@@ -76,7 +76,7 @@ def check_parts(indices: Array, n: int, low_bits: int, shift: int, below: int, *
             whole,
         ]
 
-    return bool(alike("elias_fano", run, steps=True, reads=[indices], **how)[0])
+    return bool(alike("elias_fano", run, reads=[indices], **how)[0])
 
 
 @on_every_backend
@@ -121,7 +121,7 @@ def test_an_index_that_is_too_large_writes_nothing_beside_where_nobody_looks(
         whole[high], whole[low] = 0, 0
         return [bits[: indices.size - 1], whole]
 
-    alike("elias_fano", run, steps=True)
+    alike("elias_fano", run)
 
 
 @on_every_backend
@@ -140,7 +140,7 @@ def check_joined(indices: Array, low_bits: int, shift: int, **how: Any) -> None:
         kernels.join(places, lows, low_bits)
         return [whole]
 
-    alike("elias_fano", run, steps=True, **how)
+    alike("elias_fano", run, **how)
 
 
 @on_every_backend

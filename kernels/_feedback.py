@@ -1,10 +1,12 @@
-"""What goes in and what stays behind: the two lines of error feedback, in float32."""
+"""What goes in, what comes out and what stays behind, as NumPy specifies it: all in float32."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F32, Gradient
+from ._arrays import F32, Gradient
+
+_QUIET = np.uint32(0x7FC0)  # a NaN of bfloat16
 
 
 def widened(x: Gradient) -> F32:
@@ -28,3 +30,14 @@ def combine(out: F32, decoded: F32, weight: float, add: bool) -> None:
     """Set out = weight * decoded, or out += weight * decoded with the product rounded first."""
     weighted = np.float32(weight) * decoded
     out[:] = out + weighted if add else weighted
+
+
+def put(x: F32, out: Gradient) -> None:
+    """Write ``x`` to ``out``; where that has 16 bits, rounded to nearest and ties to even."""
+    if out.dtype != np.uint16:
+        out[:] = x.astype(out.dtype)
+        return
+    bits = x.view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+    out[:] = np.where(np.isnan(x), _QUIET, rounded)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import F64
+from ._arrays import F64
 
 LANES = 16
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .._arrays import U8
+from ._arrays import U8
 
 Bits = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
