@@ -25,6 +25,7 @@ from compressa.transports.base import Key, Received, Traffic, Transport
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame
 from compressa.transports.gloo_group import GlooGroupTransport
 from compressa.transports.reactor import Reactor
+from compressa.transports.settings import Settings
 from compressa.transports.setup import Setup
 from compressa.transports.table import TRANSPORTS
 
@@ -123,17 +124,15 @@ def opened(
     setup = Setup(
         rank=group.rank(),
         size=group.size(),
-        epoch=5,
         group=group,
+        settings=Settings(
+            5, CHUNK_BYTES, window * CHUNK_BYTES, silence_s=silence_s, heartbeat_s=0.2
+        ),
         all_gather=partial(gather, group),
         part=lambda seconds: None,
         failed=failures.append,
         start_s=20.0,
         deadline_s=20.0,
-        heartbeat_s=0.2,
-        silence_s=silence_s,
-        chunk_bytes=CHUNK_BYTES,
-        credit_bytes=window * CHUNK_BYTES,
         early_bytes=early_bytes,
         connections=connections,
     )

@@ -17,8 +17,8 @@ from compressa.engine.start.process_groups import release_groups
 from compressa.errors import CompressaError
 from compressa.transports.base import Key
 from compressa.transports.rendezvous import connect_mesh
+from compressa.transports.settings import Settings
 from compressa.transports.tcp import TcpTransport
-from compressa.transports.tcp_settings import TcpSettings
 
 
 def leave_early(*, kind: str = "gloo") -> str:
@@ -100,7 +100,7 @@ def close_unattached() -> dict[str, Any]:
     failures: list[CompressaError] = []
     before = len(os.listdir("/proc/self/fd"))
     sockets = connect_mesh(group.rank(), group.size(), 5, partial(gather, group), 20.0)
-    settings = TcpSettings(5, CHUNK_BYTES, CHUNK_BYTES, 10.0)
+    settings = Settings(5, CHUNK_BYTES, 2 * CHUNK_BYTES, 10.0)
     transport = TcpTransport(group.rank(), sockets, settings, 1 << 20, failures.append)
     started_s = time.monotonic()
     transport.close(5.0)

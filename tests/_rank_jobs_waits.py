@@ -27,7 +27,7 @@ from compressa.engine.control.waits import Doing
 from compressa.engine.start import process_groups, startup
 from compressa.transports.base import Key
 from compressa.transports.gloo import GlooTransport
-from compressa.transports.streams import StreamSettings
+from compressa.transports.settings import Settings
 
 
 def _seen(error: BaseException | None, began_s: float) -> dict[str, Any]:
@@ -260,7 +260,7 @@ def send_to_a_stopped_peer(*, silence_s: float, heartbeat_s: float) -> list[floa
     """Rank 1 stops while rank 0 sends it much; return when rank 0 notices, in seconds from then."""
     noticed: list[float] = []
     group = dist.new_group()
-    settings = StreamSettings(7, 1 << 16, 4, heartbeat_s, silence_s)
+    settings = Settings(7, 1 << 16, 1 << 18, silence_s, heartbeat_s)
     transport = GlooTransport(
         group, settings, 1 << 20, lambda error: noticed.append(time.monotonic())
     )

@@ -18,11 +18,12 @@ from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
 from compressa.transports.inbox import Inbox
 from compressa.transports.link import Link
 from compressa.transports.reactor import Reactor
-from compressa.transports.tcp_settings import TcpSettings
+from compressa.transports.settings import Settings
 
 EPOCH = 4
 PEER = 3
 CHUNK_BYTES = 1 << 12
+CREDIT_BYTES = 5 * CHUNK_BYTES
 LIMIT_BYTES = 1 << 20
 
 
@@ -48,8 +49,8 @@ class Side:
 
     def __init__(self, reactor: Reactor, *links: socket.socket, **how: Any) -> None:
         limit_bytes = how.pop("limit_bytes", LIMIT_BYTES)
-        given = {"epoch": EPOCH, "chunk_bytes": CHUNK_BYTES, "unsent_bytes": 1 << 14}
-        tcp = TcpSettings(**{**given, "silence_s": 10.0, **how})
+        given = {"epoch": EPOCH, "chunk_bytes": CHUNK_BYTES, "credit_bytes": CREDIT_BYTES}
+        tcp = Settings(**{**given, "silence_s": 10.0, **how})
         self.inbox = Inbox(PEER, limit_bytes, tcp.chunk_bytes if len(links) > 1 else None)
         self.failures: list[CompressaError] = []
         self.departures: list[int] = []

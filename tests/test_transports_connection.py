@@ -442,7 +442,7 @@ def test_an_urgent_message_overtakes_a_long_one_when_the_kernel_is_full(
 
 
 def test_the_kernel_keeps_little_that_it_has_not_sent(benches: Callable[..., Bench]) -> None:
-    link = benches(unsent_bytes=54_321).near.link.connections[0]._link
+    link = benches(credit_bytes=CHUNK_BYTES + 54_321).near.link.connections[0]._link
     assert link.getsockopt(socket.IPPROTO_TCP, 25) == 54_321  # TCP_NOTSENT_LOWAT
 
 

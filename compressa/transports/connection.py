@@ -24,7 +24,7 @@ from compressa.transports.frames import FRAME_HEADER_BYTES, NO_DATA, Frame, Kind
 from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Leaving, OutgoingFrame, Source
 from compressa.transports.reactor import READ, WRITE, Reactor
-from compressa.transports.tcp_settings import TcpSettings, tune
+from compressa.transports.settings import Settings, tune
 
 _STAGING_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 17  # a wake-up and a read cost as much as some 10 kB
@@ -50,7 +50,7 @@ class Connection:
         self,
         link: socket.socket,
         peer: int,
-        settings: TcpSettings,
+        settings: Settings,
         source: Source,
         inbox: Inbox,
         failed: Callable[[CompressaError], None],

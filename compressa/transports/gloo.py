@@ -18,9 +18,10 @@ from compressa.errors import CompressaError
 from compressa.transports.backend_sum import BackendSum
 from compressa.transports.base import Done, Key, OnSent, Traffic
 from compressa.transports.mesh import MeshTransport
+from compressa.transports.settings import Settings
 from compressa.transports.setup import Setup
 from compressa.transports.silence import Silence
-from compressa.transports.streams import Receiver, Sender, StreamSettings, silent
+from compressa.transports.streams import Receiver, Sender, silent
 
 
 class GlooTransport(MeshTransport):
@@ -41,7 +42,7 @@ class GlooTransport(MeshTransport):
     def __init__(
         self,
         group: dist.ProcessGroup,
-        settings: StreamSettings,
+        settings: Settings,
         early_bytes: int,
         failed: Callable[[CompressaError], None],
     ) -> None:
@@ -70,7 +71,7 @@ class GlooTransport(MeshTransport):
     def sums(self) -> bool:
         """Gloo has an all-reduce, which nobody can pace or authenticate."""
         settings = self._settings
-        return settings.pacer.rate_bits_per_s is None and settings.keys.secret is None
+        return settings.pacer.rate_bits_per_s is None and not settings.authenticated
 
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
@@ -121,4 +122,4 @@ class GlooTransport(MeshTransport):
 
 def open_gloo(setup: Setup) -> GlooTransport:
     """Open streams to every other rank; see `Entry.open`."""
-    return GlooTransport(setup.group, setup.streams, setup.early_bytes, setup.failed)
+    return GlooTransport(setup.group, setup.settings, setup.early_bytes, setup.failed)

@@ -173,4 +173,4 @@ class GlooGroupTransport(Transport):
 
 def open_gloo_group(setup: Setup) -> GlooGroupTransport:
     """Open the group's calls; see `Entry.open`."""
-    return GlooGroupTransport(setup.group, setup.epoch)
+    return GlooGroupTransport(setup.group, setup.settings.epoch)

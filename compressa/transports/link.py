@@ -23,7 +23,7 @@ from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Outbox, OutgoingFrame
 from compressa.transports.reactor import Reactor
-from compressa.transports.tcp_settings import TcpSettings
+from compressa.transports.settings import Settings
 
 
 class Link:
@@ -42,7 +42,7 @@ class Link:
         self,
         sockets: Sequence[socket.socket],
         peer: int,
-        settings: TcpSettings,
+        settings: Settings,
         inbox: Inbox,
         failed: Callable[[CompressaError], None],
         on_peer_closed: Callable[[int], None],

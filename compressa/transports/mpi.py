@@ -32,8 +32,8 @@ from compressa.transports.mpi_requests import Requests
 from compressa.transports.mpi_sum import MpiSum
 from compressa.transports.outbox import Outbox
 from compressa.transports.reactor import Reactor
+from compressa.transports.settings import Settings
 from compressa.transports.setup import Setup
-from compressa.transports.streams import StreamSettings
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -48,7 +48,7 @@ _TURN = 16  # then the reactor's other clients have theirs
 class _Slot:
     """Memory for a frame, under the names that torch, NumPy and MPI have for it."""
 
-    def __init__(self, settings: StreamSettings) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.tensor = settings.staging()
         self.array = self.tensor.numpy()
         self.memory = self.array.data
@@ -66,7 +66,7 @@ class _Arriving:
 class _Link:
     """State of the way to and from one peer."""
 
-    def __init__(self, settings: StreamSettings) -> None:
+    def __init__(self, settings: Settings) -> None:
         self.outbox = Outbox(settings.epoch, settings.chunk_bytes)
         self.in_flight = 0
         self.paused = False  # until the pacer lets a frame go
@@ -92,7 +92,7 @@ class MpiTransport(MeshTransport):
     def __init__(
         self,
         comm: MPI.Intracomm,
-        settings: StreamSettings,
+        settings: Settings,
         early_bytes: int,
         failed: Callable[[CompressaError], None],
         other_sum: BackendSum | None = None,
@@ -373,6 +373,7 @@ def open_mpi(setup: Setup) -> MpiTransport:
         ConfigError: The ranks are not processes of one MPI job.
         Timeout: Some rank did not come.
     """
-    comm = open_communicator(setup.rank, setup.size, setup.epoch, setup.all_gather, setup.start_s)
+    epoch = setup.settings.epoch
+    comm = open_communicator(setup.rank, setup.size, epoch, setup.all_gather, setup.start_s)
     backend_sum = BackendSum(setup.group)
-    return MpiTransport(comm, setup.streams, setup.early_bytes, setup.failed, backend_sum)
+    return MpiTransport(comm, setup.settings, setup.early_bytes, setup.failed, backend_sum)

@@ -362,5 +362,5 @@ def open_nccl(setup: Setup) -> NcclTransport:
     """
     assert setup.stream is not None, "the engine works on a GPU"
     return NcclTransport(
-        setup.group, setup.epoch, setup.stream, setup.deadline_s, setup.failed, setup.part
+        setup.group, setup.settings.epoch, setup.stream, setup.deadline_s, setup.failed, setup.part
     )

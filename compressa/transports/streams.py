@@ -18,60 +18,19 @@ import itertools
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from compressa.errors import CompressaError, PeerLost
-from compressa.pacing import Pacer
 from compressa.transports.base import Key, OnSent
-from compressa.transports.checks import CHECKSUMS, Keys
 from compressa.transports.frames import FRAME_HEADER_BYTES, NO_DATA, Frame, Kind, read_frame
 from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Outbox
+from compressa.transports.settings import Settings
 
 _TAG_BITS = 20
-
-
-@dataclass(frozen=True)
-class StreamSettings:
-    """What both directions of all streams share.
-
-    Attributes:
-        epoch: Epoch of the transport.
-        chunk_bytes: Most bytes of data in a frame.
-        window: Frames in flight per peer and direction.
-        heartbeat_s: An idle sender sends an empty frame this often.
-        silence_s: A peer from which nothing comes for so long is lost.
-        pacer: Holds back what is sent, to all peers together.
-        keys: Of the checks of all streams.
-    """
-
-    epoch: int
-    chunk_bytes: int
-    window: int
-    heartbeat_s: float
-    silence_s: float
-    pacer: Pacer = field(default_factory=lambda: Pacer(None))
-    keys: Keys = CHECKSUMS
-
-    @property
-    def patience(self) -> timedelta:
-        """Longest wait inside Gloo: one that expires closes all pairs of the group.
-
-        It must not expire before every rank knows whose silence it is.
-        """
-        return timedelta(seconds=self.silence_s + 2 * self.heartbeat_s + 1.0)
-
-    def tag(self, sequence: int) -> int:
-        """Gloo's tag (31 bits) of the frame with this number."""
-        return (self.epoch & 0x7FF) << _TAG_BITS | (sequence & ((1 << _TAG_BITS) - 1))
-
-    def staging(self) -> torch.Tensor:
-        """Allocate memory for one frame."""
-        return torch.zeros(FRAME_HEADER_BYTES + self.chunk_bytes, dtype=torch.uint8)
 
 
 class Sender:
@@ -81,7 +40,7 @@ class Sender:
         self,
         group: dist.ProcessGroup,
         peer: int,
-        settings: StreamSettings,
+        settings: Settings,
         failed: Callable[[CompressaError], None],
     ) -> None:
         self._peer = peer
@@ -140,7 +99,7 @@ class Sender:
     def _wait_for(self, slot: int) -> None:
         work = self._works[slot]
         if work is not None:
-            work.wait(self._settings.patience)
+            work.wait(_patience(self._settings))
             self._works[slot] = None
 
     def _send_next(self, group: dist.ProcessGroup, slot: int) -> bool:
@@ -166,7 +125,7 @@ class Sender:
         end = FRAME_HEADER_BYTES + frame.data_bytes
         staging.numpy().data[FRAME_HEADER_BYTES:end] = data
         self._settings.pacer.wait(end)
-        tag = self._settings.tag(next(self._sequence))
+        tag = _tag(self._settings, next(self._sequence))
         self._works[slot] = group.send([staging[:end]], self._peer, tag)
         self.sent_bytes += end
 
@@ -178,7 +137,7 @@ class Receiver:
         self,
         group: dist.ProcessGroup,
         peer: int,
-        settings: StreamSettings,
+        settings: Settings,
         inbox: Inbox,
         failed: Callable[[CompressaError], None],
         on_peer_closed: Callable[[int], None],
@@ -205,7 +164,7 @@ class Receiver:
             slots = [self._settings.staging() for _ in range(self._settings.window)]
             works = [self._post(group, staging) for staging in slots]
             for slot in itertools.cycle(range(self._settings.window)):
-                works[slot].wait(self._settings.patience)
+                works[slot].wait(_patience(self._settings))
                 self.heard_s = time.monotonic()
                 if not self._understand(slots[slot]):
                     return
@@ -225,7 +184,7 @@ class Receiver:
     def _post(self, group: dist.ProcessGroup, staging: torch.Tensor) -> dist.Work:
         # Zeroed, so that a frame that is cut short cannot pass for the one before.
         staging[:FRAME_HEADER_BYTES].zero_()
-        tag = self._settings.tag(next(self._sequence))
+        tag = _tag(self._settings, next(self._sequence))
         return group.recv([staging], self._peer, tag)
 
     def _take(self, staging: torch.Tensor) -> bool:
@@ -240,6 +199,19 @@ class Receiver:
         if frame.kind is Kind.DATA and not self._deaf:
             self._inbox.accept(frame, data)
         return True
+
+
+def _patience(settings: Settings) -> timedelta:
+    """Longest wait inside Gloo: one that expires closes all pairs of the group.
+
+    It must not expire before every rank knows whose silence it is.
+    """
+    return timedelta(seconds=settings.silence_s + 2 * settings.heartbeat_s + 1.0)
+
+
+def _tag(settings: Settings, sequence: int) -> int:
+    """Gloo's tag (31 bits) of the frame with this number."""
+    return (settings.epoch & 0x7FF) << _TAG_BITS | (sequence & ((1 << _TAG_BITS) - 1))
 
 
 def lost(peer: int, error: RuntimeError, silence_s: float) -> PeerLost:

@@ -22,8 +22,8 @@ from compressa.transports.link import Link
 from compressa.transports.mesh import MeshTransport
 from compressa.transports.reactor import Reactor
 from compressa.transports.rendezvous import connect_mesh
+from compressa.transports.settings import Settings
 from compressa.transports.setup import Setup
-from compressa.transports.tcp_settings import TcpSettings, frame_sizes
 
 
 class TcpTransport(MeshTransport):
@@ -44,7 +44,7 @@ class TcpTransport(MeshTransport):
         self,
         rank: int,
         sockets: Mapping[int, Sequence[socket.socket]],
-        settings: TcpSettings,
+        settings: Settings,
         early_bytes: int,
         failed: Callable[[CompressaError], None],
         backend_sum: BackendSum | None = None,
@@ -146,25 +146,15 @@ def open_tcp(setup: Setup) -> TcpTransport:
     Raises:
         TransportError: There is no address to listen on, or a rank cannot be reached in time.
     """
-    connections = setup.connections
-    kept_bytes = None if setup.kept_bytes is None else setup.kept_bytes // connections
-    settings = TcpSettings(
-        setup.epoch,
-        *frame_sizes(setup.chunk_bytes, setup.credit_bytes, connections),
-        setup.silence_s,
-        kept_bytes,
-        setup.pacer,
-        setup.poll_s,
-        setup.keys,
-    )
+    settings = setup.settings.shared(setup.connections)
     sockets = connect_mesh(
         setup.rank,
         setup.size,
-        setup.epoch,
+        settings.epoch,
         setup.all_gather,
         setup.start_s,
-        connections,
-        setup.keys.named("door").secret,
+        setup.connections,
+        settings.keys.named("door").secret,
     )
-    backend_sum = None if setup.authenticated else BackendSum(setup.group)
+    backend_sum = None if settings.authenticated else BackendSum(setup.group)
     return TcpTransport(setup.rank, sockets, settings, setup.early_bytes, setup.failed, backend_sum)

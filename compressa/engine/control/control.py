@@ -35,7 +35,7 @@ from compressa.errors import CompressaError, PeerLost, Timeout
 from compressa.transports.base import Key, Received
 from compressa.transports.checks import CHECKSUMS, Keys
 from compressa.transports.gloo import GlooTransport
-from compressa.transports.streams import StreamSettings
+from compressa.transports.settings import Settings
 
 _PARTING = Key(0xFFFFFFFE, 0, 0)
 _SIGNAL = Key(0xFFFFFFFD, 0, 0)
@@ -144,7 +144,7 @@ class Control:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, settings: StreamSettings, keys: Keys = CHECKSUMS
+        self, group: dist.ProcessGroup, settings: Settings, keys: Keys = CHECKSUMS
     ) -> None:
         self.keys = keys
         self.rank = group.rank()

@@ -18,7 +18,8 @@ from compressa.engine.control.waits import Activity
 from compressa.errors import CompressaError, PayloadError, PeerLost, TransportError
 from compressa.transports.gloo import GlooTransport
 from compressa.transports.mesh import has_left
-from compressa.transports.streams import StreamSettings, silent
+from compressa.transports.settings import Settings
+from compressa.transports.streams import silent
 
 _ANSWERS_S = 0.45  # for all to answer a complaint
 _TURN_S = 0.15  # longer waits who decides if those before do not
@@ -46,7 +47,7 @@ class Verdicts:
         self,
         transport: GlooTransport,
         notes: Notes,
-        settings: StreamSettings,
+        settings: Settings,
         activity: Callable[[], Activity],
     ) -> None:
         self.first: CompressaError | None = None

@@ -26,15 +26,15 @@ from compressa.errors import CompressaError, ConfigError
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
 from compressa.transports.base import Transport
+from compressa.transports.settings import Settings
 from compressa.transports.setup import Setup
 from compressa.transports.staged import Staged
-from compressa.transports.streams import StreamSettings
 from compressa.transports.table import AUTO, TRANSPORTS, Entry, meant
 
 _reached_epoch = 0  # the latest of this process; others may have seen more, or fewer
 _CONTROL_EPOCH = 0  # nothing older can come over the sockets of a group that is new
 _CONTROL_CHUNK_BYTES = 1 << 16
-_CONTROL_WINDOW = 4
+_CONTROL_CREDIT_BYTES = 4 * _CONTROL_CHUNK_BYTES
 _PLACE, _EPOCH, _LINK = "place", "epoch", "link"
 _POLL_S = 150e-6  # a small message, and what both ends do with it; a sleep costs some 50 us
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
@@ -78,12 +78,12 @@ def obstacle(config: Config, ranks: int) -> CompressaError | None:
 def open_control(config: Config, group: dist.ProcessGroup) -> Control:
     """Open the control channel."""
     keys, exchange = session_keys(config, group), config.exchange
-    settings = StreamSettings(
+    settings = Settings(
         _CONTROL_EPOCH,
         _CONTROL_CHUNK_BYTES,
-        _CONTROL_WINDOW,
-        exchange.heartbeat_s,
+        _CONTROL_CREDIT_BYTES,
         exchange.silence_s,
+        exchange.heartbeat_s,
         keys=keys.named("control"),
     )
     return Control(group, settings, keys)
@@ -264,26 +264,29 @@ def _setup(
 ) -> Setup:
     exchange, costs = config.exchange, _costs(config, control)
     sizes = partition(config, parameters, costs)
+    settings = Settings(
+        epoch=control.epoch,
+        chunk_bytes=sizes.chunk_bytes,
+        credit_bytes=sizes.credit_bytes,
+        silence_s=exchange.silence_s,
+        heartbeat_s=exchange.heartbeat_s,
+        kept_bytes=kept_bytes(config, costs),
+        pacer=_pacer(config, control, row),
+        keys=control.keys.named(f"{row.name} {control.epoch}"),
+        poll_s=_POLL_S if has_core(control.rank, control.places, launched_here()) else 0.0,
+    )
     return Setup(
         rank=control.rank,
         size=control.size,
-        epoch=control.epoch,
         group=group,
+        settings=settings,
         all_gather=control.all_gather,
         part=control.part,
         failed=failed,
         start_s=exchange.start_wait_s,
         deadline_s=exchange.deadline_s,
-        heartbeat_s=exchange.heartbeat_s,
-        silence_s=exchange.silence_s,
-        chunk_bytes=sizes.chunk_bytes,
-        credit_bytes=sizes.credit_bytes,
         early_bytes=_early_bytes(parameters),
-        kept_bytes=kept_bytes(config, costs),
         connections=exchange.connections,
-        pacer=_pacer(config, control, row),
-        keys=control.keys.named(f"{row.name} {control.epoch}"),
-        poll_s=_POLL_S if has_core(control.rank, control.places, launched_here()) else 0.0,
         stream=stream,
     )
 
