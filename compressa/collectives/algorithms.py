@@ -22,6 +22,7 @@ from compressa.collectives.base import Program, Together
 from compressa.collectives.cost import Stage
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
+from compressa.collectives.symmetry import Symmetry, always, in_pairs, never
 
 _SEGMENT_BYTES = 256 << 10  # of a rank's part: what goes in one message
 _MOST_SEGMENTS = 8
@@ -39,19 +40,23 @@ class Algorithm(NamedTuple):
     Attributes:
         all_reduce: The program.
         stages: What each exchange costs, for a sum of so many bytes over so many ranks.
+        symmetric: Whether all of so many ranks have the same to do.
     """
 
     all_reduce: AllReduce
     stages: Callable[[int, int], list[Stage]]
+    symmetric: Symmetry = never
 
 
 ALGORITHMS = {
-    "all_to_all": Algorithm(all_to_all.all_reduce, all_to_all.stages),
-    "halving_doubling": Algorithm(halving_doubling.all_reduce, halving_doubling.stages),
+    "all_to_all": Algorithm(all_to_all.all_reduce, all_to_all.stages, always),
+    "halving_doubling": Algorithm(halving_doubling.all_reduce, halving_doubling.stages, in_pairs),
     "master_worker": Algorithm(master_worker.all_reduce, master_worker.stages),
-    "recursive_doubling": Algorithm(recursive_doubling.all_reduce, recursive_doubling.stages),
-    "ring": Algorithm(ring.all_reduce, ring.stages),
-    "round_robin": Algorithm(round_robin.all_reduce, round_robin.stages),
+    "recursive_doubling": Algorithm(
+        recursive_doubling.all_reduce, recursive_doubling.stages, in_pairs
+    ),
+    "ring": Algorithm(ring.all_reduce, ring.stages, always),
+    "round_robin": Algorithm(round_robin.all_reduce, round_robin.stages, always),
     "tree": Algorithm(tree.all_reduce, tree.stages),
 }
 

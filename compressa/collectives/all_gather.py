@@ -18,6 +18,7 @@ from compressa.collectives.base import Exchange, Program
 from compressa.collectives.cost import Stage, Way
 from compressa.collectives.hop import Hop
 from compressa.collectives.scratch import Scratch
+from compressa.collectives.symmetry import Symmetry, always, in_pairs
 
 DIRECT = "direct"
 """What needs no figures of the link: one hop, whatever the payloads."""
@@ -31,10 +32,12 @@ class AllGatherAlgorithm(NamedTuple):
             bytes than at the first.
         alike: The all-reduce that exchanges most alike. Where that was measured, this one is taken
             to be off its formula by as much.
+        symmetric: Whether all of so many ranks have the same to do.
     """
 
     hops: Callable[[int, int], list[Hop]]
     alike: str
+    symmetric: Symmetry
 
     def stages(self, size_bytes: int, ranks: int) -> list[Stage]:
         """Return what each exchange costs, for payloads of so many bytes of so many ranks."""
@@ -55,12 +58,12 @@ def _stage(hop: Hop, size_bytes: int) -> Stage:
 
 
 ALL_GATHERS = {
-    DIRECT: AllGatherAlgorithm(all_gather_direct.hops, alike="all_to_all"),
-    "ring": AllGatherAlgorithm(all_gather_ring.hops, alike="ring"),
+    DIRECT: AllGatherAlgorithm(all_gather_direct.hops, "all_to_all", always),
+    "ring": AllGatherAlgorithm(all_gather_ring.hops, "ring", always),
     "recursive_doubling": AllGatherAlgorithm(
-        all_gather_recursive_doubling.hops, alike="recursive_doubling"
+        all_gather_recursive_doubling.hops, "recursive_doubling", in_pairs
     ),
-    "bruck": AllGatherAlgorithm(all_gather_bruck.hops, alike="recursive_doubling"),
+    "bruck": AllGatherAlgorithm(all_gather_bruck.hops, "recursive_doubling", always),
 }
 """Of those that take the same time, the first is chosen."""
 

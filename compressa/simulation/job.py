@@ -19,10 +19,6 @@ from compressa.simulation.scenario import Scenario
 from compressa.simulation.times import compressors_of, unit_times
 from compressa.transports.base import Transport
 
-_SHIFTED = ("all_to_all", "backend", "bruck", "direct", "ring", "round_robin")
-_PAIRED = ("halving_doubling", "recursive_doubling")
-"""Algorithms in which no rank has a part of its own: always, and for powers of two of ranks."""
-
 _LEAST_PART_BYTES = 256  # parts are multiples of 64
 
 
@@ -138,13 +134,10 @@ def job_of(scenario: Scenario) -> Job:
 
 def _alike(scenario: Scenario, sums: Sums, rounds: Sequence[Round]) -> bool:
     """Whether no rank has another part than the others in exchanges, but for some bytes."""
-    hosts = scenario.hosts
-    alike = {*_SHIFTED, *(_PAIRED if hosts.bit_count() == 1 else ())}
-    if any(round_.verb is Verb.BROADCAST for round_ in rounds):
-        return False
     cut = [round_ for round_ in rounds if round_.verb is Verb.ALL_REDUCE]
-    return all(sums.algorithm(round_) in alike for round_ in rounds) and all(
-        round_.capacity_bytes >= hosts * _LEAST_PART_BYTES for round_ in cut
+    least_bytes = scenario.hosts * _LEAST_PART_BYTES
+    return all(map(sums.symmetric, rounds)) and all(
+        round_.capacity_bytes >= least_bytes for round_ in cut
     )
 
 

@@ -33,6 +33,7 @@ from compressa.collectives.cost import Stage
 from compressa.collectives.hierarchical import Topology, hierarchical, in_order
 from compressa.collectives.hierarchical import stages as by_host_stages
 from compressa.collectives.rank_group import RankGroup
+from compressa.collectives.symmetry import always
 from compressa.engine.units.partition import Sizes, wire
 from compressa.errors import ConfigError
 from compressa.schedulers import Link, Transfer
@@ -44,7 +45,7 @@ below it two hops of ours beat the 2 (P - 1) of a ring."""
 
 _HIERARCHICAL = "hierarchical"
 _ACROSS = ALGORITHMS[ROUND_ROBIN]
-_BY_BACKEND = Algorithm(backend.all_reduce, backend.stages)
+_BY_BACKEND = Algorithm(backend.all_reduce, backend.stages, always)
 _BUSY_S = 4e-4  # of a core, which a message takes from what is computed meanwhile
 _SMALL_SUM_BYTES = 16 << 10  # up to here messages count, not the bytes of ranks beyond a power of 2
 
@@ -152,6 +153,14 @@ class Sums:
         if not round_.dense:
             return self._of_payloads(round_)
         return self._fastest(round_.capacity_bytes) if self._chosen == "auto" else self._chosen
+
+    def symmetric(self, round_: Round) -> bool:
+        """Return whether all ranks have the same to do in a round, but for some bytes."""
+        if round_.verb is Verb.BROADCAST:
+            return False
+        name = self.algorithm(round_)
+        row = ALL_GATHERS[name] if round_.verb is Verb.ALL_GATHER else self._row(name)
+        return row.symmetric(self._transport.size)
 
     def _fastest(self, size_bytes: int) -> str:
         """What the link's figures predict for a sum; without any, what is mostly right."""
