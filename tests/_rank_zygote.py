@@ -2,8 +2,9 @@
 
 Importing torch costs seconds, and four times that on four ranks. This process imports once,
 starts no thread, and forks a rank when it is told to, so that a test can have fresh processes
-for a few milliseconds. Requests and answers are JSON on a socket; a fork request carries the
+for a few milliseconds. Its requests and answers are JSON on a socket; a fork request carries the
 rank's own socket and its stderr. When the socket closes, all ranks are killed and it ends.
+A rank is sent calls of functions, pickled, and answers with JSON.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ import gc
 import importlib
 import json
 import os
+import pickle
 import signal
 import socket
 import sys
 import time
 import traceback
 import warnings
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,24 +40,22 @@ _PRELOADED = (
     "compressa.config",
     "numba",
     "safetensors.torch",
-    "_rank_jobs",
-    "_rank_jobs_faults",
-    "_rank_jobs_mass",
-    "_rank_jobs_reform",
-    "_rank_jobs_state",
-    "_rank_jobs_stress",
-    "_rank_strikes",
-    "_rank_jobs_switch",
-    "_rank_jobs_transport",
-    "_rank_jobs_transport_ends",
+    "pytest",  # which test modules import
+    "hypothesis",
+    "_failing",
+    "_mass",
+    "_ranks",
+    "_saving",
+    "_stress_ranks",
+    "_training",
+    "_transport_calls",
 )
 
 
 def main() -> None:
     """Serve requests until the socket closes."""
     control = socket.socket(fileno=int(sys.argv[1]))
-    sys.path.insert(0, str(Path(__file__).parent))
-    sys.path.append(str(Path(__file__).parents[1]))  # where the benchmarks are
+    sys.path[:] = json.loads(sys.argv[2])
     for name in _PRELOADED:
         importlib.import_module(name)
     torch.set_num_threads(1)
@@ -99,7 +99,7 @@ def _exit_code(pid: int, running: set[int]) -> int | None:
 
 
 def _serve(link_fd: int, stderr_fd: int) -> None:
-    """In a rank: call functions by name until told to stop or the socket closes.
+    """In a rank: call functions until the socket closes.
 
     Returning ends the process the ordinary way, through the interpreter's own exit.
     """
@@ -112,27 +112,20 @@ def _serve(link_fd: int, stderr_fd: int) -> None:
 
 
 def serve(link: socket.socket) -> None:
-    """Answer requests until told to stop or the socket closes."""
+    """Answer requests until the socket closes."""
     while data := link.recv(MESSAGE_BYTES):
-        request = json.loads(data)
-        if request["function"] is None:
+        function, arguments, uncaught = pickle.loads(data)
+        if uncaught:
+            function(**arguments)
             return
-        if request["uncaught"]:
-            _resolve(request["function"])(**request["arguments"])
-            return
-        link.send(json.dumps(_call(request["function"], request["arguments"])).encode())
+        link.send(json.dumps(_call(function, arguments)).encode())
 
 
-def _resolve(name: str) -> Any:
-    module, function = name.rsplit(".", 1)
-    return getattr(importlib.import_module(module), function)
-
-
-def _call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _call(function: Callable[..., Any], arguments: dict[str, Any]) -> dict[str, Any]:
     started_s = time.monotonic()
     answer: dict[str, Any] = {"value": None, "error": None}
     try:
-        answer["value"] = _resolve(name)(**arguments)
+        answer["value"] = function(**arguments)
     except BaseException as error:  # the rank lives on, and the test judges
         answer["error"] = {
             "type": type(error).__name__,

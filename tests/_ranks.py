@@ -1,8 +1,9 @@
-"""Real ranks for tests: groups of processes that run functions by name.
+"""Real ranks for tests: groups of processes that run functions of the tests.
 
 A `Group` of P processes is forked from one that has torch imported already (`_rank_zygote`).
 `run` calls one function on every rank, with a deadline, and returns each rank's outcome:
 a value, an error with its type, or a death with its exit code and what it wrote to stderr.
+A function is pickled, by its module and its name: a rank imports the test module that it stands in.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import selectors
 import signal
 import socket
@@ -17,11 +19,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from _training import host_store, join
+
+Job = Callable[..., Any]
 MESSAGE_BYTES = 1 << 20
 _START_S = 180.0  # torch is imported, from a cold disk at worst
 _FRESH_AFTER_JOBS = 40  # a pool is replaced then, so that leaks of a test stay small
@@ -73,6 +78,7 @@ class Zygote:
                 sys.executable,
                 str(Path(__file__).with_name("_rank_zygote.py")),
                 str(theirs.fileno()),
+                json.dumps(sys.path),
             ],
             pass_fds=[theirs.fileno()],
             env=environment,
@@ -136,16 +142,19 @@ class Process:
         size = os.fstat(self._stderr.fileno()).st_size
         return os.pread(self._stderr.fileno(), size, 0).decode(errors="replace")
 
-    def call(
-        self, function: str | None, arguments: Mapping[str, Any], *, uncaught: bool = False
-    ) -> None:
-        """Ask it to call a function; None asks it to end.
+    def call(self, function: Job, arguments: Mapping[str, Any], *, uncaught: bool = False) -> None:
+        """Ask it to call a function.
 
         With `uncaught`, an exception ends the process as it would end a script.
         """
-        request = {"function": function, "arguments": dict(arguments), "uncaught": uncaught}
+        request = pickle.dumps((function, dict(arguments), uncaught))
         with contextlib.suppress(BrokenPipeError):  # it is dead; `outcome` finds out
-            self.link.send(json.dumps(request).encode())
+            self.link.send(request)
+
+    def leave(self) -> None:
+        """Ask it to end, the ordinary way."""
+        with contextlib.suppress(OSError):  # it is dead
+            self.link.shutdown(socket.SHUT_WR)
 
     def outcome(self) -> Outcome:
         """Read its answer, which is there."""
@@ -197,13 +206,13 @@ class Group:
         self.jobs = 0
         self.suspect = False
         self.processes = [Process(zygote, rank) for rank in range(size)]
-        port = self.run("_rank_jobs.host_store", ranks=[0])[0]
+        port = self.run(host_store, ranks=[0])[0]
         per_rank = [{"rank": rank} for rank in range(size)]
-        self.run("_rank_jobs.join", per_rank=per_rank, size=size, port=port)
+        self.run(join, per_rank=per_rank, size=size, port=port)
 
     def start(
         self,
-        function: str,
+        function: Job,
         *,
         ranks: Sequence[int] | None = None,
         per_rank: Sequence[Mapping[str, Any]] | None = None,
@@ -212,7 +221,7 @@ class Group:
         """Call a function on some or all ranks and return at once.
 
         Args:
-            function: "module.name".
+            function: What they call; it stands in a module that a rank can import.
             ranks: Who calls it; all unless given.
             per_rank: Further arguments, by rank.
             arguments: The same for all.
@@ -245,11 +254,11 @@ class Group:
         self.suspect |= any(outcome.exit_code is not None for outcome in outcomes.values())
         return [outcomes[process.rank] for process in processes]
 
-    def outcomes(self, function: str, *, deadline_s: float = 60.0, **how: Any) -> list[Outcome]:
+    def outcomes(self, function: Job, *, deadline_s: float = 60.0, **how: Any) -> list[Outcome]:
         """Call a function and return every rank's outcome, good or bad."""
         return self.collect(self.start(function, **how), deadline_s)
 
-    def run(self, function: str, *, deadline_s: float = 60.0, **how: Any) -> list[Any]:
+    def run(self, function: Job, *, deadline_s: float = 60.0, **how: Any) -> list[Any]:
         """Call a function and return every rank's value; an error on any rank is a failure."""
         outcomes = self.outcomes(function, deadline_s=deadline_s, **how)
         bad = [outcome.explain() for outcome in outcomes if not outcome.ok]
@@ -257,7 +266,7 @@ class Group:
         assert not bad, "\n".join(bad)
         return [outcome.value for outcome in outcomes]
 
-    def errors(self, function: str, *, deadline_s: float = 60.0, **how: Any) -> list[Outcome]:
+    def errors(self, function: Job, *, deadline_s: float = 60.0, **how: Any) -> list[Outcome]:
         """Call a function that must raise a CompressaError of one sentence on every rank.
 
         The ranks are used again afterwards: a failure has to leave nothing behind.
@@ -273,7 +282,7 @@ class Group:
     def leave(self, timeout_s: float = 20.0) -> list[int]:
         """End all ranks the ordinary way; return their exit codes."""
         for process in self.processes:
-            process.call(None, {})
+            process.leave()
         return [process.wait(timeout_s) for process in self.processes]
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Real ranks under a real mpiexec, which run functions by name as those of `_ranks` do.
+"""Real ranks under a real mpiexec, which run functions as those of `_ranks` do.
 
 MPI counts the ranks in another order than torch: what mixes the two up is found out.
 """
@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from _ranks import MESSAGE_BYTES, Group, Process
+from _training import host_store, join
 
 _START_S = 60.0
 _BESIDE = Path(sys.executable).with_name("mpiexec")
@@ -93,14 +94,14 @@ class MpiGroup(Group):
                 self.end()
                 raise AssertionError(f"mpiexec starts nothing: {output.read_text()}") from None
         self.processes.sort(key=lambda process: process.rank)
-        port = self.run("_rank_jobs.host_store", ranks=[0])[0]
+        port = self.run(host_store, ranks=[0])[0]
         per_rank = [{"rank": rank} for rank in range(size)]
-        self.run("_rank_jobs.join", per_rank=per_rank, size=size, port=port)
+        self.run(join, per_rank=per_rank, size=size, port=port)
 
     def leave_all(self, timeout_s: float) -> int:
         """End all ranks that live the ordinary way; return mpiexec's own code."""
         for process in self.processes:
-            process.call(None, {})
+            process.leave()
         return self.mpiexec.wait(timeout_s)
 
     def end(self) -> None:
@@ -114,7 +115,7 @@ class MpiGroup(Group):
 
 def _start(size: int, door: Path, faults: bool, output: int) -> subprocess.Popen[bytes]:
     assert MPIEXEC is not None
-    rank = [sys.executable, __file__, str(door)]
+    rank = [sys.executable, __file__, str(door), json.dumps(sys.path)]
     how: list[str] = []
     if faults:
         how = ["-disable-auto-cleanup"]
@@ -144,6 +145,7 @@ def _serve() -> None:
     """In a rank."""
     from _rank_zygote import serve
 
+    sys.path[:] = json.loads(sys.argv[2])
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     link.connect(sys.argv[1])
     link.send(json.dumps([int(os.environ["PMI_RANK"]), os.getpid()]).encode())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from _rank_jobs import train
+from _training import train
 from compressa.schedulers import POLICIES, Conditions, Policy
 from compressa.schedulers.columns import Columns
 from compressa.schedulers.draft import Draft

@@ -14,6 +14,7 @@ from _ranks import Group, Process, Zygote
 from _ranks_mpi import MpiGroup
 from _ranks_mpi import missing as missing_mpi
 from _stress_invariants import Invariants
+from _stress_ranks import enter_network, host_store_at, join_at
 from _stress_schedules import KINDS, TRANSPORTS, Schedule
 from _stress_trial import Trial
 
@@ -36,13 +37,13 @@ class NetworkGroup(Group):
     def __init__(self, zygote: Zygote, size: int, bed: Testbed, pids: list[int]) -> None:
         self.size, self.jobs, self.suspect = size, 0, False
         self.processes = [Process(zygote, rank) for rank in range(size)]
-        jobs, hosts = "_rank_jobs_stress", bed.hosts
+        hosts = bed.hosts
         places = [{"pid": pids[r], "interface": hosts[r].interface} for r in range(size)]
-        self.run(f"{jobs}.enter_network", per_rank=places)
+        self.run(enter_network, per_rank=places)
         address = hosts[0].address
-        port = self.run(f"{jobs}.host_store_at", ranks=[0], address=address)[0]
+        port = self.run(host_store_at, ranks=[0], address=address)[0]
         per_rank = [{"rank": rank} for rank in range(size)]
-        self.run(f"{jobs}.join_at", per_rank=per_rank, size=size, address=address, port=port)
+        self.run(join_at, per_rank=per_rank, size=size, address=address, port=port)
 
 
 class Arena:

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _rank_jobs import digest
-from _rank_jobs_reform import LR
+from _mass import LR
 from _rank_models import Linear, build
 from _stress_schedules import DATA, KINDS, LONE, VIOLATIONS, Fault
+from _training import digest
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa

@@ -8,7 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from _ranks import Group, Outcome, Process, settings
+import _stress_ranks as ranks
+from _ranks import Group, Job, Outcome, Process, settings
 from _stress_invariants import Answers, InvariantError, Invariants, Seen, check
 from _stress_schedules import Schedule
 
@@ -34,20 +35,20 @@ class Trial:
         self._schedule, self._group, self._folder = schedule, group, folder
         self._deadline_s, self._must = deadline_s, must
         self._alive = list(range(schedule.size))
-        self._owing: dict[int, str] = {}  # which call each that was lost has not answered
+        self._owing: dict[int, Job] = {}  # which call each that was lost has not answered
 
     def run(self) -> None:
         """Train to the end, through all that happens, and close."""
         if self._begin() and self._train():
-            self._must.finished(self._call("finish"))
-            self._call("save_and_load")
+            self._must.finished(self._call(ranks.finish))
+            self._call(ranks.save_and_load)
         self._close()
 
     def leave(self) -> None:
         """Have those that live end, in order."""
         living = [p for p in self._group.processes if p.exit_code is None]
         for process in living:
-            process.call(None, {})
+            process.leave()
         for process in living:
             code = process.wait(_ENDS_S)
             check(code == 0 or process.rank in self._must.cut_off, "left", process.stderr)
@@ -56,14 +57,14 @@ class Trial:
         """Register; return whether all could."""
         faults = [asdict(fault) for fault in self._schedule.faults]
         answers = self._call(
-            "begin", config=self._config(), faults=faults, folder=str(self._folder)
+            ranks.begin, config=self._config(), faults=faults, folder=str(self._folder)
         )
         return self._good(answers, together=False)
 
     def _train(self) -> bool:
         """Train to the last step, with whoever is left; return whether it was reached."""
         while True:
-            answers = self._call("train")
+            answers = self._call(ranks.train)
             self._must.trained(answers)
             if self._good(answers, together=True):
                 return True
@@ -74,7 +75,7 @@ class Trial:
     def _reform(self) -> None:
         """Have survivors go on, also without those that are lost meanwhile."""
         for _ in range(self._schedule.size):
-            answers = self._call("reform", ranks=self._alive)
+            answers = self._call(ranks.reform, ranks=self._alive)
             if self._good(answers, together=False):
                 return
         raise InvariantError("calls", f"no end of handle.reform: {answers}")
@@ -89,7 +90,7 @@ class Trial:
     def _close(self) -> None:
         """Close all handles, and those of lost ranks that live when they are back."""
         self._hear_the_lost()
-        for rank, seen in self._call("close").items():
+        for rank, seen in self._call(ranks.close).items():
             self._must.closed(rank, seen)
         self._must.ended(self._owing.keys() | self._alive)
         self._hear_the_lost()
@@ -103,19 +104,19 @@ class Trial:
                 process.wait(_ENDS_S)
                 continue
             seen = _value(self._group.collect([process], _HANGS_S)[0])
-            if function == "close":
+            if function is ranks.close:
                 self._must.closed(rank, seen)
                 continue
             if seen["type"]:
                 self._must.blamed(rank, seen)
-            process.call("_rank_jobs_stress.close", {})
-            self._owing[rank] = "close"
+            process.call(ranks.close, {})
+            self._owing[rank] = ranks.close
 
-    def _call(self, function: str, **arguments: Any) -> Answers:
+    def _call(self, function: Job, **arguments: Any) -> Answers:
         """Call a function on all that are not lost; return the answers of those that still are."""
         processes = {rank: self._group.processes[rank] for rank in self._alive}
         for process in processes.values():
-            process.call(f"_rank_jobs_stress.{function}", arguments)
+            process.call(function, arguments)
         answers = self._collect(processes)
         self._alive = sorted(answers)
         self._owing |= dict.fromkeys(processes.keys() - answers.keys(), function)

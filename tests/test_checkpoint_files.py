@@ -3,21 +3,140 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from _rank_models import build
 from _ranks import Group, Pools, same, settings
+from _saving import _steps, load, save
+from _training import _optimizer, digest, registered, state_digest, train
+
+import compressa
+from compressa.aggregators import narrow
 
 pytestmark = pytest.mark.ranks
+
+
+def load_then_train(*, config: Any, folder: str) -> dict[str, Any]:
+    """Fail to load, and see that state is untouched and training goes on."""
+    net = build("mlp", dist.get_rank())
+    with registered(net, config) as (wrapped, handle):
+        optimizer = _optimizer(net)
+        _steps(wrapped, optimizer, 0, 3)
+        before = state_digest(handle)
+        message = ""
+        try:
+            handle.load(folder)
+        except compressa.StateError as error:
+            message = str(error)
+        same = before == state_digest(handle)
+        _steps(wrapped, optimizer, 3, 2)
+        return {"message": message, "untouched": same, "parameters": digest(net)}
+
+
+def save_where_one_cannot(*, config: Any, folder: str) -> None:
+    """Rank 1 is given a folder that cannot be made."""
+    with registered("mlp", config) as (wrapped, handle):
+        _steps(wrapped, _optimizer(wrapped), 0, 1)
+        blocked = Path(folder) / "file"
+        if dist.get_rank() == 1:
+            blocked.write_text("in the way")
+            folder = str(blocked / "inside")
+        handle.save(folder)
+
+
+def distributed_checkpoint(*, config: Any, folder: str, total: int, half: int) -> dict[str, Any]:
+    """Train `half` steps, save with torch's distributed checkpoint, load elsewhere, go on."""
+    net = build("mlp", dist.get_rank())
+    with registered(net, config) as (wrapped, handle):
+        optimizer = _optimizer(net)
+        _steps(wrapped, optimizer, 0, half)
+        dcp.save({"compressa": handle}, checkpoint_id=folder)
+        model_state = {k: v.clone() for k, v in net.state_dict().items()}
+        momenta = optimizer.state_dict()
+    other = build("mlp", dist.get_rank())
+    with registered(other, config) as (wrapped, handle):
+        other.load_state_dict(model_state)
+        optimizer = _optimizer(other)
+        optimizer.load_state_dict(momenta)
+        dcp.load({"compressa": handle}, checkpoint_id=folder)
+        first = handle.next_step
+        _steps(wrapped, optimizer, first, total - first)
+        return {"first": first, "parameters": digest(other), "state": state_digest(handle)}
+
+
+def _killed(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_saving(*, config: Any, folder: str) -> None:
+    """Be killed when a file is written, and not yet in its place."""
+    with registered("mlp", config) as (wrapped, handle):
+        _steps(wrapped, _optimizer(wrapped), 0, 3)
+        with mock.patch("os.fsync", _killed):
+            handle.save(folder)
+
+
+def foreign_state_dict(*, config: Any) -> list[str]:
+    """Offer state dicts that do not fit; return what is said of each."""
+    said = []
+    with registered("mlp", config) as (wrapped, handle):
+        _steps(wrapped, _optimizer(wrapped), 0, 1)
+        own = {key: value.clone() for key, value in handle.state_dict().items()}
+        rank = dist.get_rank()
+        key = f"rank{rank}/residual/2.weight"
+        steps = torch.tensor(-1), torch.tensor(2**62 + 1), torch.tensor(1.0)
+        for wrong in (
+            {k.replace(f"rank{rank}/", f"rank{1 - rank}/"): v for k, v in own.items()},
+            {k: v for k, v in own.items() if k != key},
+            own | {key: own[key][:-1]},
+            *(own | {f"rank{rank}/step": wrong} for wrong in steps),
+        ):
+            before = state_digest(handle)
+            try:
+                handle.load_state_dict(wrong)
+            except compressa.StateError as error:
+                said.append(str(error))
+            assert before == state_digest(handle)
+        handle.load_state_dict(own)
+    return said
+
+
+def state_dict_of_another_width(*, config: Any, widths: Sequence[Any]) -> list[bool]:
+    """Load what residuals of one width gave into those of another; tell whether they are those."""
+    prefix, right = f"rank{dist.get_rank()}/residual/", []
+    with registered("mlp", _with_width(config, widths[0])) as (wrapped, handle):
+        _steps(wrapped, _optimizer(wrapped), 0, 2)
+        state = handle.state_dict()
+        given = {key: value.clone() for key, value in state.items()}
+    for width in widths[1:]:
+        with registered("mlp", _with_width(config, width)) as (wrapped, handle):
+            handle.load_state_dict(given)
+            for key, taken in handle.state_dict().items():
+                if key.startswith(prefix):
+                    right.append(torch.equal(taken, narrow.converted(given[key], width)))
+            _steps(wrapped, _optimizer(wrapped), 2, 1)
+    assert any(bool(given[key].any()) for key in given if key.startswith(prefix))
+    return right
+
+
+def _with_width(config: Any, width: str) -> Any:
+    return {**config, "feedback": {"dtype": width}}
 
 
 @pytest.fixture
 def saved(two: Group, tmp_path: Path) -> Path:
     """A checkpoint of the MLP under topk, by two ranks."""
     folder = tmp_path / "compressa"
-    two.run("_rank_jobs_state.save", config=settings("topk"), folder=str(folder))
+    two.run(save, config=settings("topk"), folder=str(folder))
     return folder
 
 
@@ -29,9 +148,7 @@ def rank_file(folder: Path, rank: int) -> Path:
 
 def refused(group: Group, folder: Path, **arguments: Any) -> list[str]:
     arguments.setdefault("config", settings("topk"))
-    outcomes = group.errors(
-        "_rank_jobs_state.load", folder=str(folder), deadline_s=20.0, **arguments
-    )
+    outcomes = group.errors(load, folder=str(folder), deadline_s=20.0, **arguments)
     assert same([o.error and o.error["type"] for o in outcomes]) == "StateError"
     return [o.error["message"] for o in outcomes if o.error]
 
@@ -43,8 +160,8 @@ def test_what_is_saved_is_loaded(saved: Path, two: Group) -> None:
         rank_file(saved, 1),
     ]
     again = saved.with_name("again")
-    digests = two.run("_rank_jobs_state.save", config=settings("topk"), folder=str(again))
-    loaded = two.run("_rank_jobs_state.load", config=settings("topk"), folder=str(saved))
+    digests = two.run(save, config=settings("topk"), folder=str(again))
+    loaded = two.run(load, config=settings("topk"), folder=str(saved))
     assert digests == loaded
     assert digests[0] != digests[1]
 
@@ -129,18 +246,14 @@ def test_another_compressor_is_refused(compressor: str, saved: Path, two: Group)
 
 def test_a_failed_load_changes_nothing(saved: Path, two: Group) -> None:
     rank_file(saved, 1).unlink()
-    results = two.run(
-        "_rank_jobs_state.load_then_train", config=settings("topk"), folder=str(saved)
-    )
-    straight = two.run("_rank_jobs.train", config=settings("topk"), steps=5)
+    results = two.run(load_then_train, config=settings("topk"), folder=str(saved))
+    straight = two.run(train, config=settings("topk"), steps=5)
     assert all(result["untouched"] and result["message"] for result in results)
     assert same([r["parameters"] for r in results]) == straight[0]["parameters"]
 
 
 def test_a_rank_that_cannot_write_stops_all(two: Group, tmp_path: Path) -> None:
-    outcomes = two.errors(
-        "_rank_jobs_state.save_where_one_cannot", config=settings("topk"), folder=str(tmp_path)
-    )
+    outcomes = two.errors(save_where_one_cannot, config=settings("topk"), folder=str(tmp_path))
     for outcome in outcomes:
         assert outcome.error is not None
         assert outcome.error["type"] == "StateError"
@@ -152,8 +265,8 @@ def test_a_rank_that_cannot_write_stops_all(two: Group, tmp_path: Path) -> None:
 def test_a_new_save_replaces_the_old_one(saved: Path, two: Group) -> None:
     config = settings("topk")
     before = {file.name for file in saved.iterdir()}
-    digests = two.run("_rank_jobs_state.save", config=config, folder=str(saved), steps=3)
-    assert two.run("_rank_jobs_state.load", config=config, folder=str(saved)) == digests
+    digests = two.run(save, config=config, folder=str(saved), steps=3)
+    assert two.run(load, config=config, folder=str(saved)) == digests
     after = {file.name for file in saved.iterdir()}
     assert after & before == {"manifest.json"}
     assert len(after) == 3
@@ -161,7 +274,7 @@ def test_a_new_save_replaces_the_old_one(saved: Path, two: Group) -> None:
 
 def test_a_file_of_another_save_is_refused(saved: Path, two: Group) -> None:
     stale = rank_file(saved, 0).read_bytes()
-    two.run("_rank_jobs_state.save", config=settings("topk"), folder=str(saved), steps=3)
+    two.run(save, config=settings("topk"), folder=str(saved), steps=3)
     rank_file(saved, 0).write_bytes(stale)
     for message in refused(two, saved):
         assert "another save" in message
@@ -169,9 +282,9 @@ def test_a_file_of_another_save_is_refused(saved: Path, two: Group) -> None:
 
 def test_a_save_that_fails_leaves_the_one_before(saved: Path, two: Group) -> None:
     config = settings("topk")
-    loaded = two.run("_rank_jobs_state.load", config=config, folder=str(saved))
-    two.errors("_rank_jobs_state.save_where_one_cannot", config=config, folder=str(saved))
-    assert two.run("_rank_jobs_state.load", config=config, folder=str(saved)) == loaded
+    loaded = two.run(load, config=config, folder=str(saved))
+    two.errors(save_where_one_cannot, config=config, folder=str(saved))
+    assert two.run(load, config=config, folder=str(saved)) == loaded
 
 
 @pytest.mark.parametrize("compressor", ["topk", "powersgd"])
@@ -181,13 +294,13 @@ def test_distributed_checkpoint_round_trip(
 ) -> None:
     config = settings(compressor, warmup=warmup)
     results = two.run(
-        "_rank_jobs_state.distributed_checkpoint",
+        distributed_checkpoint,
         config=config,
         folder=str(tmp_path / "dcp"),
         total=5,
         half=3,
     )
-    straight = two.run("_rank_jobs.train", config=config, steps=5)
+    straight = two.run(train, config=config, steps=5)
     assert same([r["first"] for r in results]) == 3
     assert same([r["parameters"] for r in results]) == straight[0]["parameters"]
     assert [r["state"] for r in results] == [r["state"] for r in straight]
@@ -197,17 +310,17 @@ def test_a_killed_save_leaves_nothing_once_another_is_done(
     saved: Path, fresh: Callable[[int], Group], two: Group
 ) -> None:
     group = fresh(2)
-    group.start("_rank_jobs_state.die_while_saving", config=settings("topk"), folder=str(saved))
+    group.start(die_while_saving, config=settings("topk"), folder=str(saved))
     for process in group.processes:
         process.wait(30.0)
     left = list(saved.glob(".*"))
     assert {file.name[:11] for file in left} == {".rank-00000", ".rank-00001"}
-    two.run("_rank_jobs_state.save", config=settings("topk"), folder=str(saved))
+    two.run(save, config=settings("topk"), folder=str(saved))
     assert not list(saved.glob(".*"))
 
 
 def test_a_state_dict_that_does_not_fit_is_refused(two: Group) -> None:
-    for said in two.run("_rank_jobs_state.foreign_state_dict", config=settings("topk")):
+    for said in two.run(foreign_state_dict, config=settings("topk")):
         assert len(said) == 6
         assert all("step" in one for one in said[3:])
         assert "rank-local" in said[0]
@@ -218,7 +331,6 @@ def test_a_state_dict_that_does_not_fit_is_refused(two: Group) -> None:
 @pytest.mark.parametrize("first", ["float32", "int8", "bfloat16"])
 def test_a_state_dict_goes_on_in_another_dtype(first: str, two: Group) -> None:
     widths = [first, "float32", "int8", "bfloat16"]
-    job = "_rank_jobs_state.state_dict_of_another_width"
-    for right in two.run(job, config=settings("topk"), widths=widths):
+    for right in two.run(state_dict_of_another_width, config=settings("topk"), widths=widths):
         assert len(right) >= 3
         assert all(right)

@@ -7,10 +7,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+from _rank_models import build
 from _ranks import Group, Pools, same, settings
+from _saving import _steps
+from _training import _optimizer, digest, registered, state_digest, train
 from _transports import ON_HOST
 
 pytestmark = pytest.mark.ranks
+
+
+def rewind(*, config: Any, folder: str, total: int, half: int) -> dict[str, Any]:
+    """Save in mid-run, train to the end, load and train to the end again."""
+    net = build("mlp", dist.get_rank())
+    with registered(net, config) as (wrapped, handle):
+        optimizer = _optimizer(net, momentum=0.0)
+        _steps(wrapped, optimizer, 0, half)
+        handle.save(folder)
+        weights = {key: value.clone() for key, value in net.state_dict().items()}
+        ends = []
+        for _ in range(2):
+            _steps(wrapped, optimizer, half, total - half)
+            ends.append([digest(net), state_digest(handle)])
+            net.load_state_dict(weights)
+            handle.load(folder)
+        return {"first": ends[0], "second": ends[1]}
 
 
 def interrupted(
@@ -22,11 +43,9 @@ def interrupted(
     mutation: str | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the results of 20 steps straight, and of 10 + save + load in new processes + 10."""
-    straight = pools.get(size).run("_rank_jobs.train", config=config, steps=20)
-    pools.get(size).run("_rank_jobs.train", config=config, steps=10, save=str(folder))
-    resumed = fresh(size).run(
-        "_rank_jobs.train", config=config, steps=10, load=str(folder), mutation=mutation
-    )
+    straight = pools.get(size).run(train, config=config, steps=20)
+    pools.get(size).run(train, config=config, steps=10, save=str(folder))
+    resumed = fresh(size).run(train, config=config, steps=10, load=str(folder), mutation=mutation)
     return straight, resumed
 
 
@@ -75,9 +94,7 @@ def test_a_run_can_go_back_to_its_own_checkpoint(
 ) -> None:
     config = settings("topk", exchange={"transport": transport}, warmup={"steps": 3})
     folder = str(tmp_path / "compressa")
-    for result in two.run(
-        "_rank_jobs_state.rewind", config=config, folder=folder, total=total, half=half
-    ):
+    for result in two.run(rewind, config=config, folder=folder, total=total, half=half):
         assert result["first"] == result["second"]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from _rank_jobs_conform import SHAPE, digest, gradients
+from _conforming import SHAPE, digest, gradients, means
 from _ranks import Pools, same
 from compressor_cases import ALL
 
@@ -46,7 +46,7 @@ def on_loopback(size: int) -> list[list[str]]:
 
 def on_processes(size: int, pools: Pools, **more: Any) -> list[list[list[str]]]:
     arguments = {"config": settings(), "count": len(NAMES), "steps": STEPS, **more}
-    return pools.get(size).run("_rank_jobs_conform.means", **arguments)
+    return pools.get(size).run(means, **arguments)
 
 
 def compare(runs: list[list[list[str]]], due: list[list[str]]) -> None:

@@ -4,17 +4,101 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from _rank_models import loss_of
 from _ranks import Group, settings
+from _training import registered
 
 from compressa.engine.start import cores
 from compressa.engine.start.cores import Place, default_threads, has_core, own_place, work_alone
+from compressa.engine.units.unit_runtime import UnitRuntime
 
 CORES = len(os.sched_getaffinity(0))
+
+
+def hired(
+    *,
+    config: Any,
+    cores: list[list[int]] | None = None,
+    launched: int | None = None,
+    torch_threads: int = 1,
+) -> dict[str, Any]:
+    """Train a step; return how many threads there were, and what torch used on them.
+
+    Args:
+        config: The configuration.
+        cores: By rank, the cores that it is bound to before it registers.
+        launched: What a launcher says of the machine's ranks.
+        torch_threads: The user's own setting.
+    """
+    usual_cores, usual_threads = os.sched_getaffinity(0), torch.get_num_threads()
+    says = {} if launched is None else {"LOCAL_WORLD_SIZE": str(launched)}
+    torch.set_num_threads(torch_threads)
+    if cores is not None:
+        os.sched_setaffinity(0, cores[dist.get_rank()])
+    try:
+        with mock.patch.dict(os.environ, says):
+            return _observed(config)
+    finally:
+        os.sched_setaffinity(0, usual_cores)
+        torch.set_num_threads(usual_threads)
+
+
+def _observed(config: Any) -> dict[str, Any]:
+    collect, seen = UnitRuntime.collect, {}
+
+    def watched(self: UnitRuntime, gradients: Any) -> list[torch.Tensor]:
+        values = collect(self, gradients)
+        before = _threads_of_libraries()
+        torch.ones(1 << 20).add_(1.0)  # large enough for a team of torch's
+        made = len(_lasting(_threads_of_libraries() - before))
+        seen[threading.current_thread().name] = (torch.get_num_threads(), made)
+        return values
+
+    with (
+        registered("mlp", config) as (wrapped, handle),  # which compiles on the user's thread
+        mock.patch.object(UnitRuntime, "collect", watched),
+    ):
+        loss_of(wrapped, dist.get_rank(), 0, torch.float32).backward()
+        workers = [t.name for t in threading.enumerate() if t.name.startswith("compressa-codec")]
+        return {
+            "threads": handle.engine.session.threads,
+            "workers": len(workers),
+            "torch": sorted(set(seen.values())),
+            "user": torch.get_num_threads(),
+            "later": _in_a_new_thread(),
+        }
+
+
+def _threads_of_libraries() -> set[int]:
+    """Return the process's threads that are not Python's: those may begin at any time."""
+    every = {int(name) for name in os.listdir("/proc/self/task")}
+    return every - {thread.native_id for thread in threading.enumerate()}
+
+
+def _lasting(threads: set[int]) -> set[int]:
+    """Those that are no thread of Python's after a while either: one that begins says so late."""
+    end_s = time.monotonic() + 1.0
+    while threads and time.monotonic() < end_s:
+        time.sleep(0.01)
+        threads &= _threads_of_libraries()
+    return threads
+
+
+def _in_a_new_thread() -> int:
+    answers: list[int] = []
+    thread = threading.Thread(target=lambda: answers.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    return answers[0]
 
 
 def place(*numbers: int, machine: str = "a", usable: int | None = None) -> Place:
@@ -98,7 +182,7 @@ def test_quotas_of_control_groups_count(
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_of_one_machine_divide_its_cores(size: int, two: Group, four: Group) -> None:
     group = two if size == 2 else four
-    for answer in group.run("_rank_jobs_cores.hired", config=settings("int8")):
+    for answer in group.run(hired, config=settings("int8")):
         assert answer["threads"] == max(1, min(CORES // size, 8))
         assert answer["workers"] <= answer["threads"]
 
@@ -107,20 +191,20 @@ def test_ranks_of_one_machine_divide_its_cores(size: int, two: Group, four: Grou
 @pytest.mark.skipif(CORES < 2, reason="needs two cores")
 def test_ranks_with_cores_of_their_own_keep_them(two: Group) -> None:
     first, *others = sorted(os.sched_getaffinity(0))
-    answers = two.run("_rank_jobs_cores.hired", config=settings("int8"), cores=[[first], others])
+    answers = two.run(hired, config=settings("int8"), cores=[[first], others])
     assert [answer["threads"] for answer in answers] == [1, min(len(others), 8)]
 
 
 @pytest.mark.ranks
 def test_ranks_that_only_the_launcher_knows_count_too(two: Group) -> None:
-    for answer in two.run("_rank_jobs_cores.hired", config=settings("int8"), launched=2 * CORES):
+    for answer in two.run(hired, config=settings("int8"), launched=2 * CORES):
         assert answer["threads"] == 1
 
 
 @pytest.mark.ranks
 def test_what_the_user_says_is_done(two: Group) -> None:
     config = settings("int8", engine={"threads": 3})
-    for answer in two.run("_rank_jobs_cores.hired", config=config):
+    for answer in two.run(hired, config=config):
         assert answer["threads"] == 3
         assert answer["workers"] <= 3
 
@@ -128,7 +212,7 @@ def test_what_the_user_says_is_done(two: Group) -> None:
 @pytest.mark.ranks
 def test_torch_adds_no_threads_to_the_workers_and_keeps_the_users_elsewhere(two: Group) -> None:
     config = settings("powersgd", engine={"threads": 2})
-    for answer in two.run("_rank_jobs_cores.hired", config=config, torch_threads=3):
+    for answer in two.run(hired, config=config, torch_threads=3):
         assert answer["torch"] == [[1, 0]]
         assert answer["user"] == answer["later"] == 3
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from _failing import train_with
 from _ranks import Group, same, settings
+from _training import train
 from _transports import ON_HOST, TAGGED
 
 pytestmark = pytest.mark.ranks
@@ -30,9 +32,7 @@ def quick(compressor: str, **exchange: Any) -> dict[str, Any]:
 
 
 def refusals(group: Group, config: dict[str, Any], mutation: str) -> list[dict[str, Any]]:
-    outcomes = group.errors(
-        "_rank_jobs_faults.train_with", config=config, mutation=mutation, deadline_s=30.0
-    )
+    outcomes = group.errors(train_with, config=config, mutation=mutation, deadline_s=30.0)
     assert max(outcome.seconds for outcome in outcomes) < 15.0
     return [outcome.error for outcome in outcomes if outcome.error]
 
@@ -82,10 +82,8 @@ def test_units_launched_in_another_order_are_never_averaged(compressor: str, two
 def test_tagged_messages_need_no_order(transport: str, two: Group) -> None:
     """The same fault is none where messages have names."""
     config = settings("topk", exchange={"transport": transport})
-    swapped = two.run(
-        "_rank_jobs_faults.train_with", config=config, mutation="swap two units on rank 1"
-    )
-    plain = two.run("_rank_jobs.train", config=config, steps=4)
+    swapped = two.run(train_with, config=config, mutation="swap two units on rank 1")
+    plain = two.run(train, config=config, steps=4)
     assert same([r["parameters"] for r in swapped]) == plain[0]["parameters"]
 
 

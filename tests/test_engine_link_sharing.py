@@ -14,6 +14,7 @@ from typing import cast
 
 import pytest
 from _ranks import Group, same, settings
+from _training import train
 from compressa.schedulers.link_sharing import MOST_CLAIMS, Claim, Line
 from hypothesis import given
 from hypothesis import strategies as st
@@ -446,14 +447,13 @@ def sharing(at: str) -> dict[str, object]:
 def test_a_job_on_a_shared_link_ends_with_the_same_bits(
     kind: str, two: Group, tmp_path: Path, port: int
 ) -> None:
-    """Beside a job that has died, which it forgets, and with one that is never alive."""
+    """Beside a train that has died, which it forgets, and with one that is never alive."""
     at = f"file://{tmp_path}" if kind == "file" else f"tcp://127.0.0.1:{port}"
     if kind == "file":
         dead = encode_line(Line((Claim("dead", 1, 0.0),)))
         FileCell(tmp_path / "link.line").change(lambda data: dead)
-    job = "_rank_jobs.train"
-    alone = two.run(job, config=settings("int8"), steps=4)
-    shared = two.run(job, config=sharing(at), steps=4)
+    alone = two.run(train, config=settings("int8"), steps=4)
+    shared = two.run(train, config=sharing(at), steps=4)
     texts = [same([result["parameters"] for result in results]) for results in (alone, shared)]
     assert texts[0] == texts[1]
     assert not list(tmp_path.iterdir())

@@ -2,24 +2,164 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import logging
+import os
 import random
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+from _failing import _kept, misbehave, train_until_failure
+from _rank_models import build, loss_of
 from _ranks import Group, Outcome, same, settings
+from _training import _optimizer, _stores, alive_threads, digest, registered, train
 from _transports import ON_HOST
+from torch.nn.parallel import DistributedDataParallel
+
+import compressa
+from compressa.transports.handshake import Entrance
 
 pytestmark = pytest.mark.ranks
 
 DEADLINE_S = 20.0
 NOISE = ("terminate called", "Fatal Python error", "Segmentation fault", "core dumped")
+
+
+def train_uncollected(*, config: Any) -> list[str]:
+    """Train a step and close, without a garbage collector that would break cycles."""
+    gc.disable()
+    try:
+        with registered("mlp", config) as (wrapped, _):
+            loss_of(wrapped, dist.get_rank(), 0, torch.float32).backward()
+        return alive_threads()
+    finally:
+        gc.enable()
+
+
+def train_and_raise(*, config: Any, culprit: int) -> None:
+    """As `train_until_failure`, but nobody catches anything."""
+    rank = dist.get_rank()
+    with registered("mlp", config) as (wrapped, _):
+        for step in range(1000):
+            if step == 2 and rank == culprit:
+                misbehave("raise")
+            loss_of(wrapped, rank, step, torch.float32).backward()
+
+
+def train_and_forget_to_close(*, config: Any, keep: bool = True, destroy: bool = False) -> int:
+    """Train and do not close the handle; perhaps destroy all process groups."""
+    rank = dist.get_rank()
+    wrapped = DistributedDataParallel(build("mlp", rank))
+    handle = compressa.register_comm_hook(wrapped, config)
+    for step in range(3):
+        loss_of(wrapped, rank, step, torch.float32).backward()
+    if keep:
+        _kept.append((wrapped, handle))
+    if destroy:
+        dist.destroy_process_group()
+    return handle.stats().steps
+
+
+def train_after_close(*, config: Any) -> None:
+    """Go on training with a hook whose handle is closed."""
+    rank = dist.get_rank()
+    with registered("mlp", config) as (wrapped, _):
+        loss_of(wrapped, rank, 0, torch.float32).backward()
+    with torch.no_grad():
+        loss_of(wrapped, rank, 1, torch.float32)
+    loss_of(wrapped, rank, 1, torch.float32).backward()
+
+
+def train_and_drop_the_model(*, config: Any) -> bool:
+    """Train a step, close and drop the model; return whether it is gone."""
+    net = build("mlp", dist.get_rank())
+    with registered(net, config) as (wrapped, _):
+        loss_of(wrapped, dist.get_rank(), 0, torch.float32).backward()
+        model = weakref.ref(wrapped)
+    del wrapped, _
+    gc.collect()
+    return model() is None
+
+
+def resources() -> Mapping[str, int]:
+    """Count threads, sockets and files of this process."""
+    return {
+        "threads": len(os.listdir("/proc/self/task")),
+        "files": len(os.listdir("/proc/self/fd")),
+        "ours": len(alive_threads()),
+    }
+
+
+def train_among_strangers(*, config: Any, wire: list[int], steps: int = 20) -> dict[str, Any]:
+    """Train while strangers connect to wherever this process listens, and send some bytes.
+
+    They come to the transport's door before the ranks do, and to what is open afterwards, but for
+    the store of torch's launcher, in every step.
+    """
+    rank, data = dist.get_rank(), bytes(wire)
+    strangers: list[socket.socket] = []
+    logged: list[str] = []
+    wait = Entrance.wait
+
+    def besieged(self: Entrance, *arguments: Any) -> None:
+        strangers.append(_visit(self._listener.getsockname(), data))
+        wait(self, *arguments)
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            logged.append(f"{record.name}: {record.getMessage()}")
+
+    logger, listener = logging.getLogger("compressa"), Listener()
+    logger.addHandler(listener)
+    net = build("mlp", rank)
+    try:
+        with mock.patch.object(Entrance, "wait", besieged), registered(net, config) as (model, _):
+            seats = [seat for seat in listening() if seat[1] not in [s.port for s in _stores]]
+            optimizer = _optimizer(net)
+            for step in range(steps):
+                strangers += [_visit(seat, data) for seat in seats]
+                optimizer.zero_grad()
+                loss_of(model, rank, step, torch.float32).backward()
+                optimizer.step()
+    finally:
+        logger.removeHandler(listener)
+        for stranger in strangers:
+            stranger.close()
+    return {"parameters": digest(net), "logged": logged, "visits": len(strangers)}
+
+
+def _visit(seat: tuple[str, int], data: bytes) -> socket.socket:
+    link = socket.create_connection(seat, 5.0)
+    link.sendall(data)
+    return link
+
+
+def listening() -> list[tuple[str, int]]:
+    """Return where this process listens, over IPv4."""
+    own = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            own.add(os.readlink(f"/proc/self/fd/{name}"))
+    seats = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+            address, port = fields[1].split(":")
+            seats.append((socket.inet_ntoa(bytes.fromhex(address)[::-1]), int(port, 16)))
+    return seats
 
 
 def impatient(compressor: str = "topk", **exchange: Any) -> dict[str, Any]:
@@ -44,7 +184,7 @@ def leave_promptly(group: Group, ranks: list[int]) -> None:
     processes = [group.processes[rank] for rank in ranks]
     started_s = time.monotonic()
     for process in processes:
-        process.call(None, {})
+        process.leave()
     for process in processes:
         assert process.wait(15.0) == 0, process.stderr
         assert not any(noise in process.stderr for noise in NOISE), process.stderr
@@ -69,7 +209,7 @@ def test_a_killed_rank_is_named_by_all_survivors(
     group = fresh(size)
     survivors = [rank for rank in range(size) if rank != culprit]
     started = group.start(
-        "_rank_jobs_faults.train_until_failure",
+        train_until_failure,
         config=impatient(transport=transport),
         culprit=culprit,
         how="kill",
@@ -85,7 +225,7 @@ def test_a_static_graph_hears_of_a_loss_in_its_first_step(fresh: Callable[[int],
     # DDP looks at the futures of that step before anybody else can raise.
     group = fresh(2)
     started = group.start(
-        "_rank_jobs_faults.train_until_failure",
+        train_until_failure,
         config=impatient(transport="tcp"),
         culprit=1,
         how="kill",
@@ -103,7 +243,7 @@ def test_a_stopped_rank_is_lost_after_its_silence(
 ) -> None:
     group = fresh(3)
     started = group.start(
-        "_rank_jobs_faults.train_until_failure",
+        train_until_failure,
         config=impatient(transport=transport),
         culprit=1,
         how="stop",
@@ -123,7 +263,7 @@ def test_a_handle_can_be_closed_after_a_loss(
 ) -> None:
     group = fresh(3)
     started = group.start(
-        "_rank_jobs_faults.train_until_failure",
+        train_until_failure,
         config=impatient(transport=transport),
         culprit=1,
         how=how,
@@ -154,7 +294,7 @@ def test_a_rank_that_gives_up_is_named(
 ) -> None:
     group = fresh(2)
     started = group.start(
-        "_rank_jobs_faults.train_until_failure",
+        train_until_failure,
         config=impatient(transport=transport),
         culprit=1,
         how=how,
@@ -163,7 +303,7 @@ def test_a_rank_that_gives_up_is_named(
     if how == "raise":
         assert culprit.error is not None
         assert culprit.error["type"] == "ZeroDivisionError"
-        started[1].call(None, {})
+        started[1].leave()
         assert started[1].wait(15.0) == 0
     else:
         assert culprit.exit_code == 3
@@ -177,7 +317,7 @@ def test_a_closed_handle_ends_the_wait_of_the_others(
 ) -> None:
     """The culprit's process lives on, so nothing but its goodbye tells that it left."""
     config = impatient(transport=transport, deadline_s=3.0)
-    outcomes = fresh(3).outcomes("_rank_jobs_faults.train_and_raise", config=config, culprit=2)
+    outcomes = fresh(3).outcomes(train_and_raise, config=config, culprit=2)
     assert outcomes[2].error is not None
     assert outcomes[2].error["type"] == "ZeroDivisionError"
     for outcome in outcomes[:2]:
@@ -203,7 +343,7 @@ def test_a_forgotten_handle_does_not_keep_the_process(
 ) -> None:
     group = fresh(2)
     steps = group.run(
-        "_rank_jobs_faults.train_and_forget_to_close",
+        train_and_forget_to_close,
         config=impatient(transport=transport),
         keep=keep,
         destroy=destroy,
@@ -216,7 +356,7 @@ def test_an_error_that_nobody_catches_ends_all_processes(fresh: Callable[[int], 
     group = fresh(2)
     for process in group.processes:
         process.call(
-            "_rank_jobs_faults.train_and_raise",
+            train_and_raise,
             {"config": impatient(), "culprit": 1},
             uncaught=True,
         )
@@ -228,7 +368,7 @@ def test_an_error_that_nobody_catches_ends_all_processes(fresh: Callable[[int], 
 
 
 def test_training_after_close_is_refused(two: Group) -> None:
-    for outcome in two.errors("_rank_jobs_faults.train_after_close", config=impatient()):
+    for outcome in two.errors(train_after_close, config=impatient()):
         assert outcome.error is not None
         assert outcome.error["type"] == "StateError"
 
@@ -281,12 +421,12 @@ def test_a_plain_script_ends_promptly(tmp_path: Path) -> None:
 def test_nothing_is_left_behind(transport: str, fresh: Callable[[int], Group]) -> None:
     group = fresh(2)
     config = impatient(transport=transport)
-    group.run("_rank_jobs_faults.train_uncollected", config=config)
-    before = group.run("_rank_jobs_faults.resources")
+    group.run(train_uncollected, config=config)
+    before = group.run(resources)
     for _ in range(5):
-        for left in group.run("_rank_jobs_faults.train_uncollected", config=config):
+        for left in group.run(train_uncollected, config=config):
             assert left == []
-    after = group.run("_rank_jobs_faults.resources")
+    after = group.run(resources)
     for first, last in zip(before, after, strict=True):
         assert last["ours"] == 0
         assert last["threads"] <= first["threads"] + 1
@@ -294,7 +434,7 @@ def test_nothing_is_left_behind(transport: str, fresh: Callable[[int], Group]) -
 
 
 def test_a_model_that_is_dropped_is_freed(two: Group) -> None:
-    assert two.run("_rank_jobs_faults.train_and_drop_the_model", config=impatient()) == [True, True]
+    assert two.run(train_and_drop_the_model, config=impatient()) == [True, True]
 
 
 @pytest.mark.parametrize(
@@ -308,10 +448,8 @@ def test_a_model_that_is_dropped_is_freed(two: Group) -> None:
 )
 def test_training_goes_on_among_strangers(wire: bytes, fresh: Callable[[int], Group]) -> None:
     group, config = fresh(2), impatient(transport="tcp")
-    results = group.run(
-        "_rank_jobs_faults.train_among_strangers", config=config, wire=list(wire), steps=20
-    )
-    plain = group.run("_rank_jobs.train", config=config, steps=20)
+    results = group.run(train_among_strangers, config=config, wire=list(wire), steps=20)
+    plain = group.run(train, config=config, steps=20)
     assert same([r["parameters"] for r in results]) == same([r["parameters"] for r in plain])
     (said,) = results[0]["logged"]
     assert said.startswith("compressa.transports.handshake: rank 0 refused a connection from ")

@@ -2,15 +2,66 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
+import os
+import signal
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from _rank_models import build, loss_of
 from _ranks import Group, settings
+from _training import _optimizer, digest, registered
 from _transports import ON_HOST
+
+import compressa
 
 pytestmark = pytest.mark.ranks
 
-JOB = "_rank_jobs_frames.train_beside_a_child"
+
+def train_beside_a_child(
+    *, config: Any, culprit: int, how: str = "kill", child_s: float = 6.0
+) -> dict[str, Any]:
+    """Train; the culprit forks a child that lives on, and is killed in a later step.
+
+    With `how` "leave", the child ends at once instead, as a program does, and all train on.
+    """
+    rank, net = dist.get_rank(), build("mlp", dist.get_rank())
+    with registered(net, config) as (wrapped, _):
+        optimizer = _optimizer(net)
+        for step in range(8):
+            if rank == culprit and step == 3:
+                _fork(child_s if how == "kill" else 0.0)
+            if rank == culprit and step == 5 and how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            started_s = time.monotonic()
+            try:
+                loss_of(wrapped, rank, step, torch.float32).backward()
+            except compressa.CompressaError as error:
+                seconds = time.monotonic() - started_s
+                lost = getattr(error, "rank", None)
+                return {"type": type(error).__name__, "lost": lost, "seconds": seconds}
+            optimizer.step()
+    return {"type": "", "parameters": digest(net)}
+
+
+def _fork(lives_s: float) -> None:
+    """Fork a child; the one that lives for no time runs what the interpreter runs at its end."""
+    child = os.fork()
+    if child:
+        if not lives_s:
+            assert os.waitpid(child, 0)[1] == 0
+        return
+    time.sleep(lives_s)
+    if not lives_s:
+        atexit._run_exitfuncs()
+        gc.collect()
+    os._exit(0)
 
 
 @pytest.mark.parametrize("transport", ON_HOST)
@@ -20,7 +71,9 @@ def test_a_killed_rank_with_a_child_is_noticed_at_once(
 ) -> None:
     group = fresh(3)
     config = settings("int8", exchange={"transport": transport})  # 15 s of silence, 30 to the end
-    outcomes = group.collect(group.start(JOB, config=config, culprit=culprit), 60.0)
+    outcomes = group.collect(
+        group.start(train_beside_a_child, config=config, culprit=culprit), 60.0
+    )
     for outcome in outcomes:
         if outcome.rank != culprit:
             assert outcome.ok, outcome.explain()
@@ -32,6 +85,6 @@ def test_a_killed_rank_with_a_child_is_noticed_at_once(
 @pytest.mark.parametrize("transport", ON_HOST)
 def test_a_child_that_ends_says_no_goodbye(transport: str, two: Group) -> None:
     config = settings("int8", exchange={"transport": transport})
-    found = two.run(JOB, config=config, culprit=1, how="leave")
+    found = two.run(train_beside_a_child, config=config, culprit=1, how="leave")
     assert [seen["type"] for seen in found] == ["", ""]
     assert found[0]["parameters"] == found[1]["parameters"]

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from _conforming import ManyWeights, digest, gradients, means
 from _ranks import Group, same, settings
 from _transports import ON_HOST
+from torch.nn.parallel import DistributedDataParallel
 
+import compressa
 from compressa.codecs import Codec, Draw, TopK
 from compressa.codecs.payload import HEADER_BYTES, Header, read_header, write_header
+from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.compressors import COMPRESSORS
+from compressa.config import Config
+from compressa.engine.start import process_groups
+from compressa.transports.base import Key
+from compressa.transports.nccl import NcclTransport
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
 
@@ -20,6 +30,53 @@ CODECS = ("bf16", "fp16", "fp8", "int8", "int4", "int2", "onebit", "qsgd", "tern
 CODECS_OF_FIXED_CHOICE = ("topk", "randomk")
 ELEMS = 1_000_003
 DRAW = Draw(seed=1, step=2, parameter=3, start=4096, rank=1)
+
+
+def train_over_nccl(*, config: Any, steps: int) -> list[list[str]]:
+    """Train a world of one whose process group is NCCL's; return digests of the gradients."""
+    torch.cuda.set_device(0)
+    group = dist.new_group([0], backend="nccl")
+    net = ManyWeights(3).cuda()
+    wrapped = DistributedDataParallel(net, device_ids=[0], process_group=group)
+    handle = compressa.register_comm_hook(wrapped, config)
+    result = []
+    for step in range(steps):
+        net.zero_grad()
+        wrapped(*(factor.cuda() for factor in gradients(3, 0, step))).backward()
+        result.append([digest(weight.grad) for weight in net.weights])
+    handle.close()
+    return result
+
+
+def send_over_nccl(*, sizes: list[int]) -> list[bool]:
+    """Have NCCL carry messages of a rank to itself, exact and not; return what arrived whole."""
+    torch.cuda.set_device(0)
+    stream = torch.cuda.Stream(priority=-1)
+    errors: list[Any] = []
+    assert dist.group.WORLD is not None
+    group = process_groups.new_group(Config(), dist.group.WORLD, "nccl", "a test")
+    transport = NcclTransport(group, 1, stream, 60.0, errors.append, lambda seconds: None)
+    transport.attach(mock.Mock(post=lambda callback: callback()))
+    whole = []
+    with torch.cuda.stream(stream):
+        for number, size in enumerate(sizes):
+            for exact in (True, False):
+                results: list[Any] = []
+                data = torch.arange(size, device="cuda").to(torch.uint8)
+                room = torch.zeros(size if exact else size + 9, dtype=torch.uint8, device="cuda")
+                exchange = Exchange({0: data}, {0: room}, exact, {0: room.numel()})
+                transport.exchange(Key(0, number, int(exact)), exchange, 0, results.append)
+                while not results:
+                    stream.synchronize()
+                whole.append(torch.equal(results[0][0], data))
+        tensor = torch.ones(1000, device="cuda")
+        transport.all_reduce(BackendAllReduce(tensor), lambda result: None)
+        whole.append(bool((tensor == 1).all()))
+    stream.synchronize()
+    transport.close(5.0)
+    assert not errors
+    process_groups.release_groups([group])
+    return whole
 
 
 def codec_of(name: str) -> Codec:
@@ -145,7 +202,7 @@ def test_two_ranks_that_share_the_gpu_get_the_bits_of_the_cpu(
     compressor: str, transport: str, two: Group
 ) -> None:
     config = settings(compressor, exchange={"transport": transport})
-    job, what = "_rank_jobs_conform.means", {"config": config, "count": 6, "steps": 4}
+    job, what = means, {"config": config, "count": 6, "steps": 4}
     due = same(two.run(job, **what, device="cpu"))
     assert same(two.run(job, **what, device="cuda")) == due
 
@@ -157,7 +214,7 @@ OTHERS = sorted(COMPRESSORS.keys() - {"none", "int8", "topk", "powersgd"})
 @pytest.mark.parametrize("compressor", OTHERS)
 def test_every_compressor_gives_two_ranks_of_the_gpu_the_same(compressor: str, two: Group) -> None:
     config: dict[str, Any] = settings(compressor)
-    same(two.run("_rank_jobs_conform.means", config=config, count=6, steps=4, device="cuda"))
+    same(two.run(means, config=config, count=6, steps=4, device="cuda"))
 
 
 @pytest.mark.ranks
@@ -166,12 +223,12 @@ def test_the_hook_trains_a_world_of_one_over_nccl(
     compressor: str, fresh: Callable[[int], Group]
 ) -> None:
     group, config = fresh(1), settings(compressor)
-    due = group.run("_rank_jobs_conform.means", config=config, count=3, steps=3)
-    assert group.run("_rank_jobs_gpu.train_over_nccl", config=config, steps=3) == due
+    due = group.run(means, config=config, count=3, steps=3)
+    assert group.run(train_over_nccl, config=config, steps=3) == due
 
 
 @pytest.mark.ranks
 def test_nccl_carries_messages_of_any_length(fresh: Callable[[int], Group]) -> None:
     sizes = [1, 24, 1000, 5_000_000]
-    (whole,) = fresh(1).run("_rank_jobs_gpu.send_over_nccl", sizes=sizes)
+    (whole,) = fresh(1).run(send_over_nccl, sizes=sizes)
     assert whole == [True] * (2 * len(sizes) + 1)

@@ -8,18 +8,61 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from _failing import register
+from _rank_models import build, loss_of
 from _ranks import Group, same, settings
+from _training import _optimizer, digest, registered
+from torch.nn.parallel import DistributedDataParallel
+
+import compressa
 
 pytestmark = pytest.mark.ranks
 
-REGISTER = "_rank_jobs_faults.register"
+
+def register_twice(*, config: Any) -> dict[str, Any]:
+    """Register a second time; the first registration must go on working."""
+    net = build("mlp", dist.get_rank())
+    with registered(net, config) as (wrapped, _):
+        error = ""
+        try:
+            compressa.register_comm_hook(wrapped, config)
+        except compressa.StateError as caught:
+            error = str(caught)
+        optimizer = _optimizer(net)
+        for step in range(2):
+            optimizer.zero_grad()
+            loss_of(wrapped, dist.get_rank(), step, torch.float32).backward()
+            optimizer.step()
+        return {"error": error, "parameters": digest(net)}
+
+
+def register_after_another_hook(*, config: Any) -> None:
+    """Register on a model that has a hook of somebody else."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    wrapped = DistributedDataParallel(build("mlp", dist.get_rank()))
+    wrapped.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
+    compressa.register_comm_hook(wrapped, config)
+
+
+def register_unwrapped(*, config: Any) -> None:
+    """Register on a model that nobody wrapped."""
+    compressa.register_comm_hook(build("mlp", 0), config)  # type: ignore[arg-type]
+
+
+def register_alone(*, config: Any) -> None:
+    """Register while the other ranks do not; DDP itself is told to compare nothing."""
+    wrapped = DistributedDataParallel(build("mlp", 0), init_sync=False)
+    compressa.register_comm_hook(wrapped, config)
 
 
 def messages(
     group: Group, per_rank: Sequence[dict[str, Any]], kind: str = "ConfigError"
 ) -> list[str]:
     started_s = time.monotonic()
-    outcomes = group.errors(REGISTER, per_rank=per_rank, deadline_s=30.0)
+    outcomes = group.errors(register, per_rank=per_rank, deadline_s=30.0)
     assert time.monotonic() - started_s < 20.0
     assert same([o.error and o.error["type"] for o in outcomes]) == kind
     return [o.error["message"] for o in outcomes if o.error]
@@ -117,21 +160,21 @@ def test_another_version_of_the_library_on_one_rank_is_named(two: Group) -> None
 
 
 def test_a_second_registration_is_refused_and_the_first_goes_on(two: Group) -> None:
-    results = two.run("_rank_jobs_faults.register_twice", config=settings("topk"))
+    results = two.run(register_twice, config=settings("topk"))
     same([result["parameters"] for result in results])
     assert all("already" in result["error"] for result in results)
 
 
 def test_a_model_with_another_hook_is_refused(two: Group) -> None:
     config = settings("topk")
-    for outcome in two.errors("_rank_jobs_faults.register_after_another_hook", config=config):
+    for outcome in two.errors(register_after_another_hook, config=config):
         assert outcome.error is not None
         assert outcome.error["type"] == "StateError"
         assert "another hook" in outcome.error["message"]
 
 
 def test_a_model_that_is_not_wrapped_is_refused(two: Group) -> None:
-    for outcome in two.errors("_rank_jobs_faults.register_unwrapped", config=settings("topk")):
+    for outcome in two.errors(register_unwrapped, config=settings("topk")):
         assert outcome.error is not None
         assert outcome.error["type"] == "StateError"
         assert "DistributedDataParallel" in outcome.error["message"]
@@ -154,7 +197,7 @@ def test_cuda_on_a_machine_without_it(two: Group) -> None:
 
 def test_cuda_on_one_rank_alone_is_told_to_all(two: Group) -> None:
     configs = [settings("topk", engine={"device": device}) for device in ("cpu", "cuda")]
-    outcomes = two.errors(REGISTER, per_rank=[{"config": config} for config in configs])
+    outcomes = two.errors(register, per_rank=[{"config": config} for config in configs])
     kinds = [o.error["type"] for o in outcomes if o.error]
     assert kinds == ["ConfigError", "BackendUnavailable"]
 
@@ -172,7 +215,7 @@ def test_a_rank_that_never_registers_is_waited_for_no_longer_than_the_deadline(
     group = fresh(2)
     config = settings("topk", exchange={"deadline_s": 0.5})
     started_s = time.monotonic()
-    outcome = group.outcomes("_rank_jobs_faults.register_alone", ranks=[0], config=config)[0]
+    outcome = group.outcomes(register_alone, ranks=[0], config=config)[0]
     assert outcome.error is not None
     assert outcome.error["type"] == "Timeout", outcome.explain()
     assert "register" in outcome.error["message"]
@@ -181,5 +224,5 @@ def test_a_rank_that_never_registers_is_waited_for_no_longer_than_the_deadline(
 
 def test_a_rank_that_fails_to_register_can_register_again(two: Group) -> None:
     wrong, right = settings("topk", engine={"device": "cuda"}), settings("topk")
-    two.errors(REGISTER, config=wrong)
-    assert two.run(REGISTER, config=right) == [[], []]
+    two.errors(register, config=wrong)
+    assert two.run(register, config=right) == [[], []]

@@ -2,16 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch
+import torch.distributed as dist
+from _failing import train_until_failure, train_with
+from _gradients_on_gpu import on_gpu
+from _rank_models import loss_of
 from _ranks import Group, same, settings
+from _saving import load, save
+from _training import registered, train
+from emulated_streams import Event, Stream
+from emulated_torch import StreamedEmulated
+from test_hook_mass import balance_with_scaler, hold_unused
+from test_hook_switch import switching
 
 pytestmark = pytest.mark.ranks
 
-ON_GPU = "_rank_jobs_cuda.on_gpu"
+
+def train_and_count_waits(**options: Any) -> dict[str, Any]:
+    """Train; return the result, and how often each of the engine's threads waited for the GPU."""
+    waits: Counter[str] = Counter()
+
+    def counted(wait: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            name = threading.current_thread().name
+            if name.startswith("compressa-co"):  # -comm, and -codec with a number
+                waits[name.split("_")[0]] += 1
+            return wait(*arguments)
+
+        return call
+
+    patches: dict[Any, dict[str, Any]] = {
+        Stream: {"synchronize": counted(Stream.synchronize)},
+        StreamedEmulated: {"read": counted(StreamedEmulated.read)},
+        Event: {"synchronize": counted(Event.synchronize)},
+    }
+    with contextlib.ExitStack() as stack:
+        for target, names in patches.items():
+            for name, value in names.items():
+                stack.enter_context(mock.patch.object(target, name, value))
+        result = train(**options)
+    return {"parameters": result["parameters"], "waits": dict(waits)}
+
+
+def close_later(*, config: Any, seconds: float) -> float:
+    """Train, and close so much later for each rank; return how long that took."""
+    rank = dist.get_rank()
+    with registered("mlp", config) as (wrapped, handle):
+        loss_of(wrapped, rank, 0, torch.float32).backward()
+        time.sleep(rank * seconds)
+        started_s = time.monotonic()
+        handle.close()
+        return time.monotonic() - started_s
 
 
 @pytest.mark.parametrize("transport", ["tcp", "gloo", "gloo-group", "nccl"])
@@ -22,9 +73,9 @@ def test_training_on_a_gpu_gives_the_bits_of_the_cpu(
 ) -> None:
     on_host = "tcp" if transport == "nccl" else transport
     config = settings(compressor, exchange={"transport": on_host})
-    due = same([r["parameters"] for r in two.run("_rank_jobs.train", config=config, steps=4)])
+    due = same([r["parameters"] for r in two.run(train, config=config, steps=4)])
     config = settings(compressor, exchange={"transport": transport})
-    results = two.run(ON_GPU, job="_rank_jobs.train", config=config, steps=4, seed=seed)
+    results = two.run(on_gpu, job=train, config=config, steps=4, seed=seed)
     assert same([result["parameters"] for result in results]) == due
 
 
@@ -36,9 +87,9 @@ def test_streams_that_are_ahead_of_others_overwrite_nothing(
     # The memory that one stage receives into is the next stage's, too.
     exchange = {"kind": "scatter_reduce"}
     config = settings("int8", exchange=exchange)
-    due = same([r["parameters"] for r in two.run("_rank_jobs.train", config=config, steps=3)])
+    due = same([r["parameters"] for r in two.run(train, config=config, steps=3)])
     config = settings("int8", exchange={**exchange, "transport": transport})
-    results = two.run(ON_GPU, job="_rank_jobs.train", config=config, steps=3, seed=seed)
+    results = two.run(on_gpu, job=train, config=config, steps=3, seed=seed)
     assert same([result["parameters"] for result in results]) == due
 
 
@@ -70,9 +121,9 @@ NEVER_WAITING: dict[str, tuple[Any, dict[str, Any]]] = {
 def waits_of(two: Group, compressor: Any, exchange: dict[str, Any]) -> list[dict[str, int]]:
     """How often the engine's threads wait for the GPU; the bits are those of the CPU."""
     on_host = settings(compressor, exchange={**exchange, "transport": "tcp"})
-    due = same([r["parameters"] for r in two.run("_rank_jobs.train", config=on_host, steps=3)])
-    config, job = settings(compressor, exchange=exchange), "_rank_jobs_cuda.train_and_count_waits"
-    results = two.run(ON_GPU, job=job, config=config, steps=3)
+    due = same([r["parameters"] for r in two.run(train, config=on_host, steps=3)])
+    config, job = settings(compressor, exchange=exchange), train_and_count_waits
+    results = two.run(on_gpu, job=job, config=config, steps=3)
     assert same([result["parameters"] for result in results]) == due
     return [result["waits"] for result in results]
 
@@ -112,8 +163,8 @@ def test_a_spoilt_payload_ends_the_training_no_later_than_the_next_step(
     compressor: Any, kind: str, mutation: str, two: Group
 ) -> None:
     config = settings(compressor, exchange={"kind": kind, "transport": "tcp", "deadline_s": 8.0})
-    options = {"job": "_rank_jobs_faults.train_with", "config": config, "mutation": mutation}
-    outcomes = two.errors(ON_GPU, **options, steps=3, deadline_s=40.0)
+    options = {"job": train_with, "config": config, "mutation": mutation}
+    outcomes = two.errors(on_gpu, **options, steps=3, deadline_s=40.0)
     found = [outcome.error for outcome in outcomes if outcome.error]
     assert len(found) == 2
     assert {error["type"] for error in found} <= {"PayloadError", "PeerLost"}, found
@@ -123,15 +174,15 @@ def test_a_spoilt_payload_ends_the_training_no_later_than_the_next_step(
 @pytest.mark.parametrize("compressor", ["int8", "topk", "powersgd"])
 def test_a_skipped_step_is_undone_on_a_gpu_as_on_a_cpu(compressor: str, two: Group) -> None:
     poison = {"rank": 1, "step": 2, "parameter": 0, "value": "inf"}
-    config, job = settings(compressor), "_rank_jobs_mass.balance_with_scaler"
+    config, job = settings(compressor), balance_with_scaler
     due = two.run(job, config=config, steps=4, poison=poison)
-    assert two.run(ON_GPU, job=job, config=config, steps=4, poison=poison) == due
+    assert two.run(on_gpu, job=job, config=config, steps=4, poison=poison) == due
     assert [h["moved"] for h in due[0]["history"]] == [True, True, False, True]
 
 
 def test_unused_parameters_keep_their_residuals_on_a_gpu(two: Group) -> None:
-    config, job = settings("int8"), "_rank_jobs_mass.hold_unused"
-    assert two.run(ON_GPU, job=job, config=config) == two.run(job, config=config)
+    config, job = settings("int8"), hold_unused
+    assert two.run(on_gpu, job=job, config=config) == two.run(job, config=config)
 
 
 @pytest.mark.parametrize("compressor", ["topk", "powersgd"])
@@ -139,7 +190,7 @@ def test_a_gpu_and_a_cpu_read_each_other_s_checkpoints(
     compressor: str, two: Group, tmp_path: Path
 ) -> None:
     config = settings(compressor, warmup={"steps": 2})
-    jobs = {"cpu": "_rank_jobs_state.save", "gpu": "_rank_jobs_state.load"}
+    jobs = {"cpu": save, "gpu": load}
     for saved, loaded in (("cpu", "gpu"), ("gpu", "cpu")):
         due = run_on(two, saved, jobs["cpu"], config=config, folder=str(tmp_path / saved))
         assert run_on(two, loaded, jobs["gpu"], config=config, folder=str(tmp_path / saved)) == due
@@ -147,7 +198,7 @@ def test_a_gpu_and_a_cpu_read_each_other_s_checkpoints(
 
 def test_compressors_are_switched_on_a_gpu_as_on_a_cpu(two: Group, tmp_path: Path) -> None:
     switches = [(1, {"compressor": "int8"}, 3), (3, {"compressor": "none"}, None)]
-    job, config = "_rank_jobs_switch.switching", settings("topk")
+    job, config = switching, settings("topk")
     results = [
         run_on(two, place, job, config=config, switches=switches, steps=7, folder=str(tmp_path))
         for place in ("cpu", "gpu")
@@ -159,11 +210,11 @@ def test_compressors_are_switched_on_a_gpu_as_on_a_cpu(two: Group, tmp_path: Pat
 def test_a_killed_rank_is_named_and_nothing_is_left_behind(
     transport: str, fresh: Callable[[int], Group]
 ) -> None:
-    group, job = fresh(2), "_rank_jobs_faults.train_until_failure"
+    group, job = fresh(2), train_until_failure
     times = {"heartbeat_s": 0.3, "silence_s": 2.0, "deadline_s": 20.0}
     config = settings("int8", exchange={"transport": transport, **times})
     fault = {"culprit": 1, "how": "kill", "phase": "backward", "close": True}
-    outcomes = group.collect(group.start(ON_GPU, job=job, config=config, **fault), 20.0)
+    outcomes = group.collect(group.start(on_gpu, job=job, config=config, **fault), 20.0)
     assert outcomes[0].ok, outcomes[0].explain()
     seen = outcomes[0].value
     assert (seen["type"], seen["rank"], seen["left"]) == ("PeerLost", 1, [])
@@ -172,7 +223,7 @@ def test_a_killed_rank_is_named_and_nothing_is_left_behind(
 
 def test_no_rank_takes_nccl_away_from_another_that_still_needs_it(two: Group) -> None:
     config = settings("int8", exchange={"transport": "nccl"})
-    took_s = two.run(ON_GPU, job="_rank_jobs_cuda.close_later", config=config, seconds=0.5)
+    took_s = two.run(on_gpu, job=close_later, config=config, seconds=0.5)
     assert 0.4 < took_s[0] < 5.0
     assert took_s[1] < took_s[0]
 
@@ -181,11 +232,11 @@ def test_a_rank_that_stops_is_given_up_and_what_waits_for_it_on_the_gpu_goes_on(
     fresh: Callable[[int], Group],
 ) -> None:
     # Heartbeats stop, too, but are not missed before the deadline has passed.
-    group, job = fresh(2), "_rank_jobs_faults.train_until_failure"
+    group, job = fresh(2), train_until_failure
     times = {"heartbeat_s": 0.3, "silence_s": 60.0, "deadline_s": 2.0}
     config = settings("int8", exchange={"transport": "nccl", **times})
     fault = {"culprit": 1, "how": "stop", "phase": "forward", "close": True}
-    started = group.start(ON_GPU, job=job, config=config, **fault)
+    started = group.start(on_gpu, job=job, config=config, **fault)
     (outcome,) = group.collect(started[:1], 20.0)
     assert outcome.ok, outcome.explain()
     seen = outcome.value
@@ -198,8 +249,8 @@ def test_a_rank_that_stops_is_given_up_and_what_waits_for_it_on_the_gpu_goes_on(
     assert seen["seconds"] < 4.0
 
 
-def run_on(group: Group, place: str, job: str, **options: Any) -> Any:
+def run_on(group: Group, place: str, job: Callable[..., Any], **options: Any) -> Any:
     """Do a job with gradients on the CPU, or on an emulated GPU."""
     if place == "cpu":
         return group.run(job, **options)
-    return group.run(ON_GPU, job=job, **options)
+    return group.run(on_gpu, job=job, **options)

@@ -6,14 +6,64 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from _rank_models import build, loss_of
 from _ranks import Group, same, settings
+from _training import _optimizer, digest, registered, train, train_plain
 from _transports import ON_HOST
+from test_hook_mass import balance
 
 pytestmark = pytest.mark.ranks
 
 
+def train_beside_user_traffic(*, config: Any, steps: int) -> dict[str, Any]:
+    """Sum metrics on the default group, from the main thread, between and within steps."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    wrong = 0
+    with registered("normed_cnn", config) as (wrapped, handle):
+        optimizer = _optimizer(wrapped)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss = loss_of(wrapped, rank, step, torch.float32)
+            metric = torch.full((257,), float(step * (rank + 1)))
+            pending = dist.all_reduce(metric, async_op=True)
+            loss.backward()
+            pending.wait()
+            wrong += int((metric != step * size * (size + 1) / 2).any())
+            optimizer.step()
+            count = torch.tensor([rank], dtype=torch.int64)
+            dist.all_reduce(count)
+            wrong += int(count.item() != size * (size - 1) // 2)
+        buffers = [b.tolist() for b in wrapped.module.buffers() if b.is_floating_point()]
+        # DDP broadcasts rank 0's running statistics at the start of the next forward pass.
+        wrapped.eval()
+        return {
+            "wrong": wrong,
+            "parameters": digest(wrapped),
+            "moved": any(any(v != 0.0 for v in b) for b in buffers[::2]),
+            "steps": handle.stats().steps,
+        }
+
+
+def train_in_subgroups(*, config: Any, model: str = "mlp", steps: int = 3) -> dict[str, Any]:
+    """Ranks 0 and 1, and ranks 2 and 3, train apart at the same time."""
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    own = groups[rank // 2]
+    net = build(model, rank)
+    with registered(net, config, ddp={"process_group": own}) as (wrapped, handle):
+        optimizer = _optimizer(net)
+        for step in range(steps):
+            optimizer.zero_grad()
+            loss_of(wrapped, rank, step, torch.float32).backward()
+            optimizer.step()
+        prefix = next(iter(handle.state_dict())).split("/")[0]
+    return {"parameters": digest(net), "prefix": prefix}
+
+
 def replicas_agree(group: Group, **arguments: Any) -> list[dict[str, Any]]:
-    results = group.run("_rank_jobs.train", **arguments)
+    results = group.run(train, **arguments)
     same([result["parameters"] for result in results])
     assert all(result["finite"] for result in results)
     return results
@@ -75,7 +125,7 @@ def test_frozen_layers_are_not_sent(two: Group) -> None:
 @pytest.mark.parametrize("transport", ON_HOST)
 def test_subgroups_train_apart(transport: str, four: Group) -> None:
     config = settings("topk", exchange={"transport": transport})
-    results = four.run("_rank_jobs.train_in_subgroups", config=config)
+    results = four.run(train_in_subgroups, config=config)
     parameters = [result["parameters"] for result in results]
     assert parameters[0] == parameters[1]
     assert parameters[2] == parameters[3]
@@ -86,17 +136,17 @@ def test_subgroups_train_apart(transport: str, four: Group) -> None:
 @pytest.mark.parametrize("compressor", ["none", "topk", "int8", "powersgd", "randomk"])
 def test_a_world_of_one_trains(compressor: str, fresh: Callable[[int], Group]) -> None:
     group = fresh(1)
-    result = group.run("_rank_jobs.train", config=settings(compressor), steps=3)[0]
+    result = group.run(train, config=settings(compressor), steps=3)[0]
     assert result["finite"]
     assert result["stats"]["sent_bytes"] == 0
-    plain = group.run("_rank_jobs.train_plain", steps=3)[0]
+    plain = group.run(train_plain, steps=3)[0]
     assert (plain["parameters"] == result["parameters"]) == (compressor == "none")
 
 
 def test_a_world_of_one_conserves_mass(fresh: Callable[[int], Group]) -> None:
     group = fresh(1)
     for compressor in ("topk", "int8", "powersgd", "onebit"):
-        result = group.run("_rank_jobs_mass.balance", config=settings(compressor))[0]
+        result = group.run(balance, config=settings(compressor))[0]
         assert max(result["errors"]) < 2e-6
 
 
@@ -111,7 +161,7 @@ def test_a_rank_may_register_late(transport: str, two: Group) -> None:
 @pytest.mark.parametrize("transport", ON_HOST)
 def test_user_collectives_run_beside_the_engine(transport: str, four: Group) -> None:
     config = settings("int8", exchange={"transport": transport})
-    results = four.run("_rank_jobs.train_beside_user_traffic", config=config, steps=25)
+    results = four.run(train_beside_user_traffic, config=config, steps=25)
     same([result["parameters"] for result in results])
     assert all(result["wrong"] == 0 for result in results)
     assert all(result["moved"] and result["steps"] == 25 for result in results)

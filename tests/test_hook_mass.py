@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from _mass import Scales, gradients, residuals
+from _rank_models import Branches, Linear, loss_of
 from _ranks import Group, Pools, same, settings
+from _training import _optimizer, digest, registered
 
 from compressa.codecs import Codec, Contraction
 from compressa.compressors import COMPRESSORS
@@ -17,6 +23,122 @@ pytestmark = pytest.mark.ranks
 
 ROUNDING = 2e-6
 KEEPERS = ["onebit", "topk", "int8", "int4", "powersgd", "randomk", "bf16", "fp16"]
+
+
+def balance(
+    *,
+    config: Any,
+    steps: int = 5,
+    ddp: Mapping[str, Any] | None = None,
+    mutation: str | None = None,
+    late_s: float = 0.0,
+    save: str | None = None,
+    load: str | None = None,
+    first: int = 0,
+) -> dict[str, Any]:
+    """Run steps with chosen gradients; return the balance.
+
+    With `save` and `load`, what was given and got travels beside the checkpoint, and the
+    balance is over all steps from the first.
+    """
+    rank, size = dist.get_rank(), dist.get_world_size()
+    time.sleep(late_s)
+    net, scales = Linear(), Scales()
+    with registered(net, config, ddp=ddp, mutation=mutation) as (wrapped, handle):
+        if load is not None:
+            handle.load(f"{load}/compressa")
+            before, got, old_size = torch.load(f"{load}/balance.pt")
+            # Means over another number of ranks count alike.
+            scales.give([part / old_size for part in before])
+            scales.got = got
+        for step in range(first, first + steps):
+            vectors = gradients(rank, step)
+            net.zero_grad()
+            wrapped(*vectors).backward()
+            scales.give(vectors)
+            scales.get(net)
+        errors = scales.errors(handle)
+        kept = float(sum(v.abs().sum() for v in residuals(handle).values()))
+        if save is not None:
+            handle.save(f"{save}/compressa")
+            for given in scales.given:
+                dist.all_reduce(given)
+            if rank == 0:
+                torch.save([scales.given, scales.got, size], f"{save}/balance.pt")
+        return {
+            "errors": errors,
+            "kept": kept,
+            "got": [float(v.norm()) for v in scales.got],
+            "next_step": handle.next_step,
+            "compressors": sorted(handle.stats().compressors),
+        }
+
+
+def balance_with_scaler(
+    *,
+    config: Any,
+    steps: int,
+    poison: Mapping[str, Any] | None = None,
+    growth: bool = False,
+) -> dict[str, Any]:
+    """Train with a loss scaler; one rank's gradient of one step may hold a bad value.
+
+    `poison` has "rank", "step", "parameter", "value". The balance counts a skipped step's
+    gradients as given, and nothing of its outcome as got.
+    """
+    rank = dist.get_rank()
+    net, scales = Linear(), Scales()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1 if growth else 10_000)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    history = []
+    with registered(net, config, scaler=scaler) as (wrapped, handle):
+        for step in range(steps):
+            vectors = gradients(rank, step)
+            bad = poison is not None and poison["step"] == step
+            if bad and poison is not None and poison["rank"] == rank:
+                vectors[poison["parameter"]].view(-1)[3] = float(poison["value"])
+            before = [p.detach().clone() for p in net.parameters()]
+            scale = scaler.get_scale()
+            optimizer.zero_grad()
+            scaler.scale(wrapped(*vectors)).backward()
+            scaler.unscale_(optimizer)
+            if not bad:
+                scales.get(net)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.give([v.nan_to_num(0.0, 0.0, 0.0) for v in vectors])
+            moved = any(
+                not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)
+            )
+            history.append({"scale": scale, "after": scaler.get_scale(), "moved": moved})
+        errors = scales.errors(handle)
+        return {
+            "errors": errors,
+            "history": history,
+            "finite": all(bool(v.isfinite().all()) for v in residuals(handle).values()),
+            "parameters_finite": all(bool(p.isfinite().all()) for p in net.parameters()),
+        }
+
+
+def hold_unused(*, config: Any, steps: int = 4) -> dict[str, Any]:
+    """Train with branches that are used for one step, and then by nobody or by one rank."""
+    rank = dist.get_rank()
+    torch.manual_seed(7)
+    net = Branches(rank)
+    with registered(net, config, ddp={"find_unused_parameters": True}) as (wrapped, handle):
+        optimizer = _optimizer(net)
+        kept: list[dict[str, float]] = []
+        for step in range(steps):
+            net.use_never = step == 0
+            optimizer.zero_grad(set_to_none=True)
+            loss_of(wrapped, rank, step, torch.float32).backward()
+            optimizer.step()
+            kept.append({name: float(v.double().norm()) for name, v in residuals(handle).items()})
+        return {
+            "parameters": digest(net),
+            "kept": kept,
+            "unused_has_no_gradient": net.never.weight.grad is None,
+        }
 
 
 def conserves_mass(name: str) -> bool:
@@ -33,7 +155,7 @@ def worst(results: list[dict[str, Any]]) -> float:
 
 @pytest.mark.parametrize("compressor", [name for name in COMPRESSORS if conserves_mass(name)])
 def test_mass_is_conserved(compressor: str, four: Group) -> None:
-    results = four.run("_rank_jobs_mass.balance", config=feedback(compressor), steps=5)
+    results = four.run(balance, config=feedback(compressor), steps=5)
     assert worst(results) < ROUNDING
     assert (results[0]["kept"] > 0) == (compressor != "none")
 
@@ -58,12 +180,12 @@ def feedback(compressor: str, **sections: Any) -> dict[str, Any]:
 )
 def test_every_exchange_conserves_mass(compressor: str, kind: str, two: Group) -> None:
     config = feedback(compressor, exchange={"kind": kind})
-    assert worst(two.run("_rank_jobs_mass.balance", config=config)) < ROUNDING
+    assert worst(two.run(balance, config=config)) < ROUNDING
 
 
 def test_mass_survives_the_end_of_a_warm_up(four: Group) -> None:
     config = settings("topk", warmup={"steps": 3, "compressor": {"name": "int8"}})
-    results = four.run("_rank_jobs_mass.balance", config=config, steps=6)
+    results = four.run(balance, config=config, steps=6)
     assert worst(results) < ROUNDING
     assert {"int8", "topk"} <= set(results[0]["compressors"])
 
@@ -74,7 +196,7 @@ def test_rules_and_small_parameters_conserve_mass(two: Group) -> None:
         {"match": {"shape": [64, 16]}, "compressor": {"name": "powersgd", "approx_rank": 1}},
     ]
     config = settings("topk", rules=rules)
-    results = two.run("_rank_jobs_mass.balance", config=config)
+    results = two.run(balance, config=config)
     assert worst(results) < ROUNDING
     assert set(results[0]["compressors"]) == {"topk", "onebit", "powersgd", "none"}
 
@@ -82,7 +204,7 @@ def test_rules_and_small_parameters_conserve_mass(two: Group) -> None:
 def test_mass_needs_every_residual(two: Group) -> None:
     """The check is checked: residuals that are reset at DDP's rebuild are missed."""
     for mutation in ("reset residuals at rebuild", "drop one element"):
-        results = two.run("_rank_jobs_mass.balance", config=settings("topk"), mutation=mutation)
+        results = two.run(balance, config=settings("topk"), mutation=mutation)
         assert worst(results) > 100 * ROUNDING, mutation
 
 
@@ -98,9 +220,9 @@ def test_mass_survives_another_number_of_ranks(
 ) -> None:
     folder, config = str(tmp_path), settings(compressor)
     group = pools.get(before)
-    saved = group.run("_rank_jobs_mass.balance", config=config, steps=4, save=folder)
+    saved = group.run(balance, config=config, steps=4, save=folder)
     other = pools.get(after) if after != 3 else fresh(3)
-    loaded = other.run("_rank_jobs_mass.balance", config=config, steps=4, load=folder, first=4)
+    loaded = other.run(balance, config=config, steps=4, load=folder, first=4)
     assert worst(saved) < ROUNDING
     assert worst(loaded) < ROUNDING
     assert same([r["next_step"] for r in loaded]) == 8
@@ -115,7 +237,7 @@ def test_an_overflow_on_one_rank_reaches_every_scaler(
 ) -> None:
     poison = {"rank": 1, "step": 2, "parameter": 0, "value": value}
     results = two.run(
-        "_rank_jobs_mass.balance_with_scaler",
+        balance_with_scaler,
         config=feedback(compressor),
         steps=5,
         poison=poison,
@@ -135,9 +257,7 @@ def test_an_overflow_on_one_rank_reaches_every_scaler(
 @pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
 def test_an_overflow_on_four_ranks_returns_what_was_sent(compressor: str, four: Group) -> None:
     poison = {"rank": 3, "step": 1, "parameter": 2, "value": "nan"}
-    results = four.run(
-        "_rank_jobs_mass.balance_with_scaler", config=settings(compressor), steps=4, poison=poison
-    )
+    results = four.run(balance_with_scaler, config=settings(compressor), steps=4, poison=poison)
     for result in results:
         assert [h["moved"] for h in result["history"]] == [True, False, True, True]
         assert result["finite"]
@@ -146,9 +266,7 @@ def test_an_overflow_on_four_ranks_returns_what_was_sent(compressor: str, four: 
 
 @pytest.mark.parametrize("compressor", KEEPERS)
 def test_residuals_do_not_depend_on_the_loss_scale(compressor: str, two: Group) -> None:
-    results = two.run(
-        "_rank_jobs_mass.balance_with_scaler", config=feedback(compressor), steps=5, growth=True
-    )
+    results = two.run(balance_with_scaler, config=feedback(compressor), steps=5, growth=True)
     assert [h["scale"] for h in results[0]["history"]] == [1024, 2048, 4096, 8192, 16384]
     assert worst(results) < 3 * ROUNDING
 
@@ -160,7 +278,7 @@ def test_residuals_do_not_depend_on_the_loss_scale(compressor: str, two: Group) 
 def test_a_parameter_that_nobody_uses_keeps_its_residual(
     compressor: str, size: int, pools: Pools
 ) -> None:
-    results = pools.get(size).run("_rank_jobs_mass.hold_unused", config=settings(compressor))
+    results = pools.get(size).run(hold_unused, config=settings(compressor))
     same([r["parameters"] for r in results])
     for result in results:
         assert result["unused_has_no_gradient"]
@@ -171,7 +289,7 @@ def test_a_parameter_that_nobody_uses_keeps_its_residual(
 
 @pytest.mark.parametrize("compressor", ["topk", "int8"])
 def test_a_parameter_that_one_rank_uses_is_combined(compressor: str, two: Group) -> None:
-    results = two.run("_rank_jobs_mass.hold_unused", config=settings(compressor))
+    results = two.run(hold_unused, config=settings(compressor))
     user, _ = (r["kept"] for r in results)
     assert len({kept["sometimes.weight"] for kept in user}) > 1
     same([r["parameters"] for r in results])

@@ -3,15 +3,87 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from _mass import Scales, gradients, residuals
+from _rank_models import Linear
 from _ranks import Group, same, settings
+from _training import digest, registered
+
+import compressa
 
 pytestmark = pytest.mark.ranks
 
 ROUNDING = 2e-6
+
+
+def switching(
+    *,
+    config: Any,
+    switches: Sequence[Sequence[Any]],
+    steps: int,
+    folder: str,
+) -> dict[str, Any]:
+    """Run steps; before some, call for a switch: (before step, new configuration, first step).
+
+    Saves at the end, and loads into a fresh registration of the last configuration.
+    """
+    rank = dist.get_rank()
+    net, scales = Linear(), Scales()
+    errors, kept, began = [], [], []
+    with registered(net, config) as (wrapped, handle):
+        for step in range(steps):
+            for before, wanted, first in switches:
+                if before == step:
+                    began.append(handle.switch(wanted, first))
+            vectors = gradients(rank, step)
+            net.zero_grad()
+            wrapped(*vectors).backward()
+            scales.give(vectors)
+            scales.get(net)
+            errors.append(max(scales.errors(handle)))
+            kept.append(float(sum(v.float().abs().sum() for v in residuals(handle).values())))
+        handle.save(folder)
+        keys = sorted(handle.state_dict())
+        used = sorted(handle.stats().compressors)
+    with registered(Linear(), {**config, **switches[-1][1]}) as (_, fresh):
+        fresh.load(folder)
+        step = fresh.next_step
+    return {
+        "errors": errors,
+        "kept": kept,
+        "began": began,
+        "keys": keys,
+        "compressors": used,
+        "loaded_step": step,
+        "digest": digest(net),
+    }
+
+
+def refused(*, config: Any, calls: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Call for switches that can not be; return the messages, and go on training after each."""
+    rank, net = dist.get_rank(), Linear()
+    messages = []
+    with registered(net, config) as (wrapped, handle):
+        for number, call in enumerate(calls):
+            own = {**call, **call.get(f"rank{rank}", {})}
+            try:
+                handle.switch(own["to"], own.get("at_step"))
+                messages.append("")
+            except compressa.CompressaError as error:
+                messages.append(f"{type(error).__name__}: {error}")
+            net.zero_grad()
+            wrapped(*gradients(rank, number)).backward()
+        grads = [p.grad for p in net.parameters() if p.grad is not None]
+        assert grads
+        assert all(bool(torch.isfinite(grad).all()) for grad in grads)
+        assert sorted(handle.stats().compressors) == ["none", "topk"]
+    return messages
 
 
 def test_mass_survives_switches_between_compressors(two: Group, tmp_path: Path) -> None:
@@ -23,7 +95,7 @@ def test_mass_survives_switches_between_compressors(two: Group, tmp_path: Path) 
     ]
     config = settings("topk")
     results = two.run(
-        "_rank_jobs_switch.switching",
+        switching,
         config=config,
         switches=switches,
         steps=18,
@@ -50,7 +122,7 @@ def test_mass_survives_switches_to_and_from_sums_by_hops(
     config["exchange"] = {**config["exchange"], "kind": kind}
     compressors = [second, "none", first]
     results = two.run(
-        "_rank_jobs_switch.switching",
+        switching,
         config=config,
         switches=[(2 * i, {"compressor": name}, None) for i, name in enumerate(compressors)],
         steps=8,
@@ -68,7 +140,7 @@ def test_mass_survives_switches_to_and_from_sums_by_hops(
 def test_state_that_nobody_keeps_any_more_is_dropped(two: Group, tmp_path: Path) -> None:
     config = settings("topk", momentum={"factor": 0.5}, feedback={"dtype": "bfloat16"})
     results = two.run(
-        "_rank_jobs_switch.switching",
+        switching,
         config=config,
         switches=[(1, {"compressor": "topk", "momentum": {}, "feedback": {}}, 3)],
         steps=5,
@@ -83,7 +155,7 @@ def test_state_that_nobody_keeps_any_more_is_dropped(two: Group, tmp_path: Path)
 def test_a_warm_up_that_ended_before_the_switch_can_be_resumed(two: Group, tmp_path: Path) -> None:
     warmup = {"steps": 2, "compressor": "powersgd"}
     results = two.run(
-        "_rank_jobs_switch.switching",
+        switching,
         config=settings("topk"),
         switches=[(3, {"compressor": "int8", "warmup": warmup}, 5)],
         steps=8,
@@ -118,7 +190,7 @@ def test_a_switch_that_ranks_do_not_agree_on_changes_nothing(
 ) -> None:
     plain = {"to": {"engine": {"seed": 7}}}
     calls = [call, plain, plain]
-    results = two.run("_rank_jobs_switch.refused", config=settings("topk"), calls=calls)
+    results = two.run(refused, config=settings("topk"), calls=calls)
     for messages in results:
         assert re.search(text, messages[0], re.DOTALL), messages[0]
         assert all(messages)

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
+from unittest import mock
 
 import pytest
+import torch.distributed as dist
 from _ranks import Group, same, settings
+from _training import train, train_plain
 from _transports import ON_HOST, ORDERED, TAGGED
 
 from compressa.collectives.algorithms import ALGORITHMS
+from compressa.collectives.base import Exchange
 from compressa.compressors import COMPRESSORS
+from compressa.engine.start import startup
+from compressa.engine.start.cores import own_place
+from compressa.transports.tcp import TcpTransport
 
 pytestmark = pytest.mark.ranks
 
 LOSSY = ["topk", "int8", "powersgd", "onebit"]
+
+
+def train_on_hosts(*, hosts: list[str], **options: Any) -> dict[str, Any]:
+    """Train as if each rank were on the host that is named for it; say who heard from whom."""
+    own, rank = own_place(), dist.get_rank()
+    heard: set[int] = set()
+    exchange = TcpTransport.exchange
+
+    def noted(self: Any, key: Any, operation: Exchange, *rest: Any) -> None:
+        if any(buffer.numel() for buffer in operation.incoming.values()):
+            heard.update(operation.incoming)
+        exchange(self, key, operation, *rest)
+
+    place = replace(own, network=hosts[rank])
+    with (
+        mock.patch.object(startup, "own_place", return_value=place),
+        mock.patch.object(TcpTransport, "exchange", noted),
+    ):
+        return train(**options) | {"heard": sorted(heard)}
 
 
 def check_run(results: list[dict[str, Any]], steps: int) -> None:
@@ -47,7 +74,7 @@ def test_every_compressor_trains_and_replicas_stay_identical(
     compressor: str, transport: str, four: Group
 ) -> None:
     config = settings(compressor, exchange={"transport": transport})
-    results = four.run("_rank_jobs.train", config=config, steps=4)
+    results = four.run(train, config=config, steps=4)
     check_run(results, steps=4)
     ratio = results[0]["stats"]["ratio"]
     assert ratio == 1.0 if compressor == "none" else ratio > 1.5
@@ -61,7 +88,7 @@ def test_sums_by_any_algorithm_train_and_replicas_stay_identical(
     for compressor in ("none", "powersgd"):
         exchange = {"transport": transport, "algorithm": algorithm}
         config = settings(compressor, exchange=exchange)
-        check_run(four.run("_rank_jobs.train", config=config, steps=3), steps=3)
+        check_run(four.run(train, config=config, steps=3), steps=3)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +104,7 @@ def test_a_hierarchy_crosses_between_hosts_by_few_ranks(
 ) -> None:
     config = settings("none", exchange={"transport": "tcp", "algorithm": "hierarchical"})
     options = {"hosts": list(hosts), "config": config, "steps": 2}
-    results = four.run("_rank_jobs_cores.train_on_hosts", **options)
+    results = four.run(train_on_hosts, **options)
     check_run(results, steps=2)
     assert [result["heard"] for result in results] == heard
 
@@ -86,7 +113,7 @@ def test_a_hierarchy_crosses_between_hosts_by_few_ranks(
 def test_sums_that_are_encoded_at_every_hop_train(algorithm: str, four: Group) -> None:
     exchange = {"transport": "tcp", "kind": "per_hop", "algorithm": algorithm}
     config = settings("int8", exchange=exchange)
-    results = four.run("_rank_jobs.train", config=config, steps=40, lr=0.1)
+    results = four.run(train, config=config, steps=40, lr=0.1)
     check_run(results, steps=40)
     losses = results[0]["losses"]
     assert sum(losses[-10:]) < 0.95 * sum(losses[:10])
@@ -96,7 +123,7 @@ def test_what_crosses_between_hosts_is_encoded_and_what_does_not_is_dense(four: 
     def sent_bytes(compressor: str, inside: str = "none", kind: str = "per_hop") -> int:
         exchange = {"transport": "tcp", "algorithm": "hierarchical", "kind": kind, "inside": inside}
         options = {"hosts": list("abab"), "config": settings(compressor, exchange=exchange)}
-        results = four.run("_rank_jobs_cores.train_on_hosts", steps=2, **options)
+        results = four.run(train_on_hosts, steps=2, **options)
         check_run(results, steps=2)
         assert [result["heard"] for result in results] == [[1, 2], [0, 3], [0, 3], [1, 2]]
         return int(results[0]["stats"]["sent_bytes"])
@@ -112,7 +139,7 @@ def test_every_compressor_learns_on_two_ranks(compressor: str, two: Group) -> No
     config = settings(compressor, schedule={"policy": "priority"})
     lr = 0.001 if compressor == "signsgd" else 0.1  # every element moves by as much
     steps = 60 if compressor == "demo" else 40  # at most 32 elements of a tile leave at a time
-    results = two.run("_rank_jobs.train", config=config, steps=steps, lr=lr)
+    results = two.run(train, config=config, steps=steps, lr=lr)
     check_run(results, steps=steps)
     losses = results[0]["losses"]
     assert sum(losses[-10:]) < 0.95 * sum(losses[:10])
@@ -125,7 +152,7 @@ def test_transport_and_schedule_change_no_bit(compressor: str, transport: str, f
         settings(compressor),
         settings(compressor, exchange={"transport": transport}, schedule={"policy": "priority"}),
     ]
-    runs = [four.run("_rank_jobs.train", config=config, steps=3)[0] for config in configs]
+    runs = [four.run(train, config=config, steps=3)[0] for config in configs]
     assert runs[0]["parameters"] == runs[1]["parameters"]
     assert runs[0]["state"] == runs[1]["state"]
 
@@ -133,20 +160,20 @@ def test_transport_and_schedule_change_no_bit(compressor: str, transport: str, f
 @pytest.mark.parametrize("model", ["cnn", "transformer", "scaled", "frozen_mlp", "normed_cnn"])
 @pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
 def test_every_kind_of_model_trains(model: str, compressor: str, two: Group) -> None:
-    results = two.run("_rank_jobs.train", config=settings(compressor), model=model, steps=3)
+    results = two.run(train, config=settings(compressor), model=model, steps=3)
     check_run(results, steps=3)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 @pytest.mark.parametrize("compressor", ["none", "int8", "topk", "powersgd"])
 def test_parameters_of_other_dtypes_train(dtype: str, compressor: str, two: Group) -> None:
-    results = two.run("_rank_jobs.train", config=settings(compressor), model=dtype, steps=3)
+    results = two.run(train, config=settings(compressor), model=dtype, steps=3)
     check_run(results, steps=3)
 
 
 @pytest.mark.parametrize("compressor", LOSSY)
 def test_three_ranks_share_out_what_does_not_divide(compressor: str, fresh: Any) -> None:
-    results = fresh(3).run("_rank_jobs.train", config=settings(compressor), steps=3)
+    results = fresh(3).run(train, config=settings(compressor), steps=3)
     check_run(results, steps=3)
 
 
@@ -154,22 +181,22 @@ def test_three_ranks_share_out_what_does_not_divide(compressor: str, fresh: Any)
     "model", ["mlp", "cnn", "float64", "float16", "normed_cnn", "complex64", "complex128"]
 )
 def test_no_compression_equals_plain_ddp_bit_for_bit(model: str, two: Group) -> None:
-    plain = two.run("_rank_jobs.train_plain", model=model, steps=4)
-    hooked = two.run("_rank_jobs.train", config=settings("none"), model=model, steps=4)
+    plain = two.run(train_plain, model=model, steps=4)
+    hooked = two.run(train, config=settings("none"), model=model, steps=4)
     assert same([r["parameters"] for r in plain]) == same([r["parameters"] for r in hooked])
 
 
 @pytest.mark.parametrize("compressor", COMPRESSORS)
 def test_complex_parameters_train_and_replicas_stay_identical(compressor: str, two: Group) -> None:
     config = settings(compressor, dense_below={"elems": 0})
-    results = two.run("_rank_jobs.train", config=config, model="complex64", steps=3)
+    results = two.run(train, config=config, model="complex64", steps=3)
     check_run(results, steps=3)
 
 
 def test_large_units_summed_by_the_backend_equal_plain_ddp(two: Group) -> None:
     config = settings("none", exchange={"unit_bytes": 1 << 22})
-    plain = two.run("_rank_jobs.train_plain", model="wide", steps=2)
-    hooked = two.run("_rank_jobs.train", config=config, model="wide", steps=2)
+    plain = two.run(train_plain, model="wide", steps=2)
+    hooked = two.run(train, config=config, model="wide", steps=2)
     assert plain[0]["parameters"] == same([r["parameters"] for r in hooked])
 
 
@@ -177,7 +204,7 @@ def test_large_units_summed_by_the_backend_equal_plain_ddp(two: Group) -> None:
 def test_buckets_change_no_bit(compressor: str, four: Group) -> None:
     config = settings(compressor)
     runs = [
-        four.run("_rank_jobs.train", config=config, steps=3, ddp={"bucket_cap_mb": cap})[0]
+        four.run(train, config=config, steps=3, ddp={"bucket_cap_mb": cap})[0]
         for cap in (25, 0.005)
     ]
     assert runs[0]["parameters"] == runs[1]["parameters"]
@@ -186,15 +213,14 @@ def test_buckets_change_no_bit(compressor: str, four: Group) -> None:
 
 def test_codec_threads_change_no_bit(two: Group) -> None:
     runs = [
-        two.run("_rank_jobs.train", config=settings("int8", engine={"threads": n}), steps=3)[0]
-        for n in (1, 3)
+        two.run(train, config=settings("int8", engine={"threads": n}), steps=3)[0] for n in (1, 3)
     ]
     assert runs[0]["parameters"] == runs[1]["parameters"]
 
 
 def test_the_seed_decides_random_bits(two: Group) -> None:
     runs = [
-        two.run("_rank_jobs.train", config=settings("randomk", engine={"seed": seed}), steps=2)[0]
+        two.run(train, config=settings("randomk", engine={"seed": seed}), steps=2)[0]
         for seed in (1, 1, 2)
     ]
     assert runs[0]["parameters"] == runs[1]["parameters"] != runs[2]["parameters"]

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _failing import train_until_failure
 from _ranks import Group, same, settings
+from _saving import save
+from _training import train
 
 pytestmark = pytest.mark.ranks
-
-TRAIN = "_rank_jobs.train"
 
 
 def together(groups: list[Group], function: str, **arguments: Any) -> list[list[Any]]:
@@ -39,8 +40,8 @@ def test_two_jobs_of_one_configuration_train_as_alone(
 ) -> None:
     config = settings("topk", **sections)
     groups = [fresh(2), fresh(2)]
-    alone = groups[0].run(TRAIN, config=config)
-    for results in together(groups, TRAIN, config=config, steps=4):
+    alone = groups[0].run(train, config=config)
+    for results in together(groups, train, config=config, steps=4):
         assert same([r["parameters"] for r in results]) == alone[0]["parameters"]
 
 
@@ -50,8 +51,8 @@ def test_two_jobs_on_one_link_take_turns_and_train_as_alone(
     share = {"name": "uplink", "at": tmp_path.as_uri()}
     config = settings("topk", schedule={"share": share})
     groups = [fresh(2), fresh(2)]
-    alone = groups[0].run(TRAIN, config=config)
-    for results in together(groups, TRAIN, config=config, steps=4):
+    alone = groups[0].run(train, config=config)
+    for results in together(groups, train, config=config, steps=4):
         assert same([r["parameters"] for r in results]) == alone[0]["parameters"]
 
 
@@ -61,7 +62,7 @@ def test_two_jobs_that_save_to_folders_of_their_own_do_not_meet(
     config = settings("topk")
     groups = [fresh(2), fresh(2)]
     started = [
-        group.start("_rank_jobs_state.save", config=config, folder=str(tmp_path / name))
+        group.start(save, config=config, folder=str(tmp_path / name))
         for group, name in zip(groups, ("one", "other"), strict=True)
     ]
     for group, processes in zip(groups, started, strict=True):
@@ -73,10 +74,10 @@ def test_two_jobs_that_save_to_folders_of_their_own_do_not_meet(
 def test_a_job_that_dies_leaves_the_other_alone(fresh: Callable[[int], Group]) -> None:
     config = settings("topk", schedule={"pace_bits_per_s": 2e7})
     doomed, other = fresh(2), fresh(2)
-    alone = other.run(TRAIN, config=config, steps=6)
-    processes = other.start(TRAIN, config=config, steps=6)
+    alone = other.run(train, config=config, steps=6)
+    processes = other.start(train, config=config, steps=6)
     fate = {"culprit": 1, "how": "kill", "at": 2}
-    doomed.outcomes("_rank_jobs_faults.train_until_failure", config=config, **fate)
+    doomed.outcomes(train_until_failure, config=config, **fate)
     outcomes = other.collect(processes, 90.0)
     assert all(outcome.ok for outcome in outcomes)
     assert same([o.value["parameters"] for o in outcomes]) == alone[0]["parameters"]

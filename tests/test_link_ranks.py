@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 from _ranks import Group, Pools, same, settings
+from _training import train
 from test_link_file import favouring, write_link
 
+from compressa import cli
 from compressa.collectives.choice import CANDIDATES
 from compressa.engine.start import link_file
+from compressa.link import fit, measure
 
 pytestmark = pytest.mark.ranks
 
-JOB = "_rank_jobs_link.train_with_link"
+
+def train_with_link(
+    *, config: Mapping[str, Any], first: str | None, others: str | None = None, **how: Any
+) -> dict[str, Any]:
+    """Train; only rank 0 names a link's file, and the others another one, or none."""
+    own = first if dist.get_rank() == 0 else others
+    return train(config={**config, "exchange": {**config["exchange"], "link": own}}, **how)
+
+
+def fit_link(*, out: str) -> str:
+    """Run the command, at few sizes; return what it prints."""
+    printed = io.StringIO()
+    sizes, checked = fit.SIZES_BYTES, measure.CHECKED_BYTES
+    fit.SIZES_BYTES, measure.CHECKED_BYTES = (1 << 10, 64 << 10), (16 << 10,)
+    try:
+        with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as end:
+            cli.main(["link", "--out", out, "--budget", "0.01"])
+        assert not end.value.code
+    finally:
+        fit.SIZES_BYTES, measure.CHECKED_BYTES = sizes, checked
+    return printed.getvalue()
 
 
 def dense(**exchange: Any) -> dict[str, Any]:
@@ -27,7 +53,7 @@ def dense(**exchange: Any) -> dict[str, Any]:
 def trained(group: Group, config: dict[str, Any], first: Path | None, **how: Any) -> Any:
     """The parameters that all ranks end with."""
     path = None if first is None else str(first)
-    results = group.run(JOB, config=config, first=path, **how)
+    results = group.run(train_with_link, config=config, first=path, **how)
     return same([result["parameters"] for result in results])
 
 
@@ -72,18 +98,18 @@ def test_what_is_wrong_with_the_file_ends_the_start_on_every_rank(
 ) -> None:
     file = tmp_path / "link.json"
     file.write_text("{}")
-    outcomes = two.errors(JOB, config=dense(), first=str(file))
+    outcomes = two.errors(train_with_link, config=dense(), first=str(file))
     for outcome in outcomes:
         assert outcome.error is not None
         assert "exchange.link" in outcome.error["message"]
         assert "compressa link" in outcome.error["message"]
     write_link(file, {**favouring("tree"), "transport": "mpi"})
-    outcomes = two.errors(JOB, config=dense(), first=str(file))
+    outcomes = two.errors(train_with_link, config=dense(), first=str(file))
     assert all("was measured over 'mpi'" in str(outcome.error) for outcome in outcomes)
 
 
 def test_a_missing_file_ends_the_first_step_on_every_rank(two: Group, tmp_path: Path) -> None:
-    outcomes = two.errors(JOB, config=dense(), first=str(tmp_path / "no.json"))
+    outcomes = two.errors(train_with_link, config=dense(), first=str(tmp_path / "no.json"))
     for outcome in outcomes:
         assert outcome.error is not None
         assert "no.json: there is no such file on rank 0" in outcome.error["message"]
@@ -91,7 +117,7 @@ def test_a_missing_file_ends_the_first_step_on_every_rank(two: Group, tmp_path: 
 
 def test_link_writes_what_it_has_measured(two: Group, tmp_path: Path) -> None:
     out = tmp_path / "link.json"
-    printed, silent = two.run("_rank_jobs_link.fit_link", out=str(out))
+    printed, silent = two.run(fit_link, out=str(out))
     assert silent == ""
     figures = link_file.read(out)
     assert (figures.ranks, figures.hosts, figures.transport) == (2, 1, "tcp")

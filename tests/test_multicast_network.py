@@ -25,7 +25,7 @@ SIZE = 3 << 20
 RANK = """
 import sys, torch, torch.distributed as dist
 sys.path.insert(0, sys.argv[1])
-from _rank_jobs_replicas import losing
+from test_replicas import losing
 import compressa
 dist.init_process_group("gloo")
 rank = dist.get_rank()

@@ -2,18 +2,173 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from _overlapping import _train, optimizer_of, overlapped, train_in_all_ways
+from _rank_models import build, loss_of
 from _ranks import Group, Pools, same, settings
+from _training import digest, registered, state_digest
+from test_overlap import OPTIMIZERS
+from torch import nn
 
+from compressa import OverlappedDataParallel
 from compressa.tracing import reader
 
 pytestmark = pytest.mark.ranks
 
-ALL = "_rank_jobs_overlap.train_in_all_ways"
+
+def resume(*, config: Any, folder: str, optimizer: str, steps: int) -> list[str]:
+    """Train in one go, and with a checkpoint in the middle that another model goes on from."""
+    rank, half = dist.get_rank(), steps // 2
+    ends = []
+    net = build("mlp", rank)
+    chosen = OPTIMIZERS[optimizer](net.parameters())
+    with overlapped(net, chosen, config) as model:
+        _train(model, chosen, range(half))
+        model.handle.save(folder)
+        states = [net.state_dict(), chosen.state_dict()]
+        torch.save(states, f"{folder}/rank{rank}.pt")
+        _train(model, chosen, range(half, steps))
+        ends += [digest(model), state_digest(model.handle)]
+    net = build("mlp", rank)
+    chosen = OPTIMIZERS[optimizer](net.parameters())
+    with overlapped(net, chosen, config) as model:
+        _train(model, chosen, range(1))  # what is loaded replaces what is due
+        weights, momenta = torch.load(f"{folder}/rank{rank}.pt")
+        net.load_state_dict(weights)
+        chosen.load_state_dict(momenta)
+        model.handle.load(folder)
+        _train(model, chosen, range(half, steps))
+        ends += [digest(model), state_digest(model.handle)]
+    return ends
+
+
+def mean_of_gradients(*, config: Any) -> bool:
+    """Whether the mean of known gradients is within 2 ulp of the sum of their magnitudes / P."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    net = build("linear", rank)
+
+    def factors(of: int) -> list[torch.Tensor]:
+        made = torch.Generator().manual_seed(of)
+        return [torch.randn(p.shape, generator=made) * 10.0**of for p in net.parameters()]
+
+    seen: list[torch.Tensor] = []
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    with overlapped(net, optimizer, config) as model:
+        model(*factors(rank)).backward()
+        optimizer.step()
+        seen = [-p.detach().double() for p in model.parameters()]  # they were zeros
+    right = True
+    for i, mean in enumerate(seen):
+        all_factors = torch.stack([factors(of)[i] for of in range(size)]).double()
+        scale = (all_factors.abs().sum(0) / size).float()
+        ulp = (torch.nextafter(scale, torch.tensor(torch.inf)) - scale).double()
+        right &= bool(((mean - all_factors.mean(0)).abs() <= 2 * ulp).all())
+    return right
+
+
+def start_unlike() -> tuple[str, list[float]]:
+    """Ranks make different models; all have rank 0's. Return its digest and the first buffers."""
+    torch.manual_seed(dist.get_rank())
+    net = build("normed_cnn", 0)
+    for tensor in [*net.parameters(), *net.buffers()]:
+        tensor.data.add_(dist.get_rank())
+    with overlapped(net, optimizer_of("sgd", net), {"compressor": "none"}) as model:
+        return digest(model), [float(b.sum()) for b in model.buffers()]
+
+
+def differ(*, rank: int, **options: Any) -> None:
+    """One rank is told something else."""
+    net = build("mlp", 0)
+    optimizer = optimizer_of("sgd", net)
+    if options.pop("lbfgs", False) and dist.get_rank() == rank:
+        optimizer = torch.optim.LBFGS(net.parameters())
+    own = options if dist.get_rank() == rank else {}
+    OverlappedDataParallel(net, optimizer, {"compressor": "none"}, **own)
+
+
+def lose_a_rank(*, config: Any, lost: int) -> dict[str, Any]:
+    """A rank ends in the middle of its backward; the others find out where they wait."""
+    rank = dist.get_rank()
+    net = build("mlp", rank)
+    optimizer = optimizer_of("sgd", net)
+    told: dict[str, Any] = {}
+    with overlapped(net, optimizer, config, broadcast_buffers=False) as model:
+        _train(model, optimizer, range(2))
+        loss = loss_of(model, rank, 2, torch.float32)
+        if rank == lost:
+            os._exit(3)
+        optimizer.zero_grad()
+        with contextlib.suppress(Exception):  # some hear of it already
+            loss.backward()
+            optimizer.step()
+        reads = {
+            "forward": lambda: model(torch.zeros(2, 16)),
+            "flush": model.flush,
+            "state_dict": net.state_dict,
+            "parameter": lambda: next(net.parameters()).sum(),
+            "save": lambda: model.handle.save("/nowhere"),
+        }
+        for name, read in reads.items():
+            try:
+                read()
+            except Exception as error:
+                told[name] = type(error).__name__
+    told["guarded"] = sum(type(p) is not nn.Parameter for p in net.parameters())
+    return told
+
+
+def switch_and_trace(*, config: Any, other: Any, path: str) -> list[str]:
+    """Switch while updates are due, and record a trace; return the digest of what comes out."""
+    rank = dist.get_rank()
+    net = build("mlp", rank)
+    optimizer = optimizer_of("sgd", net)
+    with overlapped(net, optimizer, config) as model:
+        _train(model, optimizer, range(2))
+        with model.handle.trace(path):
+            first = model.handle.switch(other)
+            _train(model, optimizer, range(2, 7))
+        assert first == 4
+        return [digest(model), state_digest(model.handle)]
+
+
+def _of_a_step(each: object) -> bool:
+    """Whether steps make such; what others left in this process, such as ctypes' types, is not."""
+    home = type(each).__module__.partition(".")[0]
+    return home in ("compressa", "concurrent", "numpy", "torch") or isinstance(each, memoryview)
+
+
+def left_to_the_collector(*, config: Any, overlap: bool, trace: str) -> dict[str, int]:
+    """Train without the cyclic garbage collector, with a trace; return what it would have freed."""
+    net = build("mlp", dist.get_rank())
+    optimizer = optimizer_of("sgd", net)
+    with contextlib.ExitStack() as stack:
+        if overlap:
+            model: Any = stack.enter_context(overlapped(net, optimizer, config))
+            handle = model.handle
+        else:
+            model, handle = stack.enter_context(registered(net, config))
+        handle.trace(trace)
+        _train(model, optimizer, range(6))  # plans are made, and what is set up once is there
+        gc.collect()
+        gc.disable()
+        stack.callback(gc.enable)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        stack.callback(gc.set_debug, 0)
+        _train(model, optimizer, range(6, 10))
+        gc.collect()
+        found = Counter(type(each).__name__ for each in gc.garbage if _of_a_step(each))
+        gc.garbage.clear()
+    return dict(found)
 
 
 def check(ends: list[dict[str, Any]], *, ddp: bool = True) -> dict[str, Any]:
@@ -30,35 +185,35 @@ def check(ends: list[dict[str, Any]], *, ddp: bool = True) -> dict[str, Any]:
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw foreach", "adafactor", "muonish"])
 def test_without_compression_the_bits_are_those_of_ddp(optimizer: str, two: Group) -> None:
-    check(two.run(ALL, config=settings("none"), optimizer=optimizer))
+    check(two.run(train_in_all_ways, config=settings("none"), optimizer=optimizer))
 
 
 @pytest.mark.parametrize("model", ["transformer", "normed_cnn", "scaled", "frozen_mlp"])
 def test_models_of_every_kind_train_as_with_ddp(model: str, two: Group) -> None:
-    check(two.run(ALL, config=settings("none"), model=model, optimizer="adam"))
+    check(two.run(train_in_all_ways, config=settings("none"), model=model, optimizer="adam"))
 
 
 @pytest.mark.parametrize("model", ["complex64", "complex128"])
 def test_complex_models_train_as_with_ddp(model: str, two: Group) -> None:
-    check(two.run(ALL, config=settings("none"), model=model))
-    check(two.run(ALL, config=settings("int8"), model=model, ddp=False), ddp=False)
+    check(two.run(train_in_all_ways, config=settings("none"), model=model))
+    check(two.run(train_in_all_ways, config=settings("int8"), model=model, ddp=False), ddp=False)
 
 
 def test_updates_that_wait_for_a_slow_network_give_the_same_bits(two: Group) -> None:
     slow = {"policy": "priority", "pace_bits_per_s": 5e6}
     config = settings("none", schedule=slow)
-    assert check(two.run(ALL, config=config, steps=3))["late"] > 0
+    assert check(two.run(train_in_all_ways, config=config, steps=3))["late"] > 0
 
 
 @pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
 def test_overlap_changes_no_bit_of_what_is_compressed(compressor: str, four: Group) -> None:
     config = settings(compressor, schedule={"policy": "priority"})
-    check(four.run(ALL, config=config, ddp=False), ddp=False)
+    check(four.run(train_in_all_ways, config=config, ddp=False), ddp=False)
 
 
 def test_accumulation_and_loss_scaling_give_the_bits_of_ddp(two: Group) -> None:
-    check(two.run(ALL, config=settings("none"), accumulate=2))
-    end = check(two.run(ALL, config=settings("none"), scaled=True, max_norm=0.1))
+    check(two.run(train_in_all_ways, config=settings("none"), accumulate=2))
+    end = check(two.run(train_in_all_ways, config=settings("none"), scaled=True, max_norm=0.1))
     assert sum(end["ended"].values()) >= 3
 
 
@@ -66,7 +221,7 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(two: Group) -> None:
     for compressor in ("none", "topk"):
         plain = compressor == "none"
         how = {"ddp": plain, "scaled": True, "steps": 5, "spoil": {1: 1, 3: 0}}
-        check(two.run(ALL, config=settings(compressor), **how), ddp=plain)
+        check(two.run(train_in_all_ways, config=settings(compressor), **how), ddp=plain)
 
 
 def test_unused_parameters_are_left_as_ddp_leaves_them(two: Group) -> None:
@@ -74,22 +229,24 @@ def test_unused_parameters_are_left_as_ddp_leaves_them(two: Group) -> None:
         plain = compressor == "none"
         options = {"find_unused_parameters": True}
         how = {"ddp": plain, "model": "branches", "options": options}
-        check(two.run(ALL, config=settings(compressor), **how), ddp=plain)
+        check(two.run(train_in_all_ways, config=settings(compressor), **how), ddp=plain)
 
 
 def test_each_gradient_is_cut_alike_with_and_without_overlap(two: Group) -> None:
     options = {"clip_each": 0.01}
-    check(two.run(ALL, config=settings("int8"), options=options, ddp=False), ddp=False)
+    check(
+        two.run(train_in_all_ways, config=settings("int8"), options=options, ddp=False), ddp=False
+    )
 
 
 def test_a_world_of_one_trains(pools: Pools) -> None:
     for compressor in ("none", "int8"):
         ddp = compressor == "none"
-        check(pools.get(1).run(ALL, config=settings(compressor), ddp=ddp), ddp=ddp)
+        check(pools.get(1).run(train_in_all_ways, config=settings(compressor), ddp=ddp), ddp=ddp)
 
 
 def test_means_on_four_ranks_are_right_to_two_units_in_the_last_place(four: Group) -> None:
-    assert all(four.run("_rank_jobs_overlap.mean_of_gradients", config=settings("none")))
+    assert all(four.run(mean_of_gradients, config=settings("none")))
 
 
 def test_a_checkpoint_while_updates_are_due_goes_on_with_the_same_bits(
@@ -97,13 +254,13 @@ def test_a_checkpoint_while_updates_are_due_goes_on_with_the_same_bits(
 ) -> None:
     config = settings("topk", schedule={"pace_bits_per_s": 5e6})
     how = {"config": config, "folder": str(tmp_path), "optimizer": "adam", "steps": 4}
-    for one, its_state, other, other_state in two.run("_rank_jobs_overlap.resume", **how):
+    for one, its_state, other, other_state in two.run(resume, **how):
         assert one == other
         assert its_state == other_state
 
 
 def test_all_ranks_start_from_the_values_of_the_first(two: Group) -> None:
-    same(two.run("_rank_jobs_overlap.start_unlike"))
+    same(two.run(start_unlike))
 
 
 @pytest.mark.parametrize(
@@ -116,13 +273,13 @@ def test_all_ranks_start_from_the_values_of_the_first(two: Group) -> None:
     ],
 )
 def test_ranks_that_differ_are_told(options: dict[str, Any], message: str, two: Group) -> None:
-    for outcome in two.errors("_rank_jobs_overlap.differ", rank=1, **options):
+    for outcome in two.errors(differ, rank=1, **options):
         assert outcome.error is not None
         assert message in outcome.error["message"]
 
 
 def test_a_lost_rank_surfaces_wherever_somebody_waits(fresh: Callable[[int], Group]) -> None:
-    outcomes = fresh(3).outcomes("_rank_jobs_overlap.lose_a_rank", config=settings("topk"), lost=2)
+    outcomes = fresh(3).outcomes(lose_a_rank, config=settings("topk"), lost=2)
     assert outcomes[2].exit_code == 3
     for outcome in outcomes[:2]:
         assert outcome.ok, outcome.explain()
@@ -134,7 +291,7 @@ def test_a_switch_goes_with_overlap_and_traces_name_what_is_applied(
     two: Group, tmp_path: Path
 ) -> None:
     how = {"config": settings("none"), "other": settings("int8"), "path": str(tmp_path / "t.json")}
-    same([end[0] for end in two.run("_rank_jobs_overlap.switch_and_trace", **how)])
+    same([end[0] for end in two.run(switch_and_trace, **how)])
     for rank in range(2):
         trace = reader.read(tmp_path / f"t-rank{rank}.json")
         applied = {span.name.split(" ")[0] for span in trace.spans if span.stage == "apply"}
@@ -150,5 +307,4 @@ def test_memory_of_a_step_is_free_without_the_garbage_collector(
 ) -> None:
     config = settings(compressor, exchange={"transport": transport, "algorithm": "ring"})
     trace = str(tmp_path / "trace.json")
-    job = "_rank_jobs_overlap.left_to_the_collector"
-    assert two.run(job, config=config, overlap=overlap, trace=trace) == [{}, {}]
+    assert two.run(left_to_the_collector, config=config, overlap=overlap, trace=trace) == [{}, {}]

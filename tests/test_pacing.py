@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import pytest
 from _ranks import Group, same, settings
+from _training import train
 from _transports import PACED
 from hypothesis import given
 from hypothesis import strategies as st
@@ -272,9 +273,8 @@ def test_a_burst_without_a_pace_is_a_mistake() -> None:
 def test_paced_ranks_of_one_host_end_with_the_same_bits(transport: str, two: Group) -> None:
     config = settings("int8", exchange={"transport": transport})
     pace = {"pace_bits_per_s": 5e7, "burst_bytes": "4KiB"}
-    job = "_rank_jobs.train"
-    plain = two.run(job, config=config, steps=3)
-    paced = two.run(job, config={**config, "schedule": pace}, steps=3)
+    plain = two.run(train, config=config, steps=3)
+    paced = two.run(train, config={**config, "schedule": pace}, steps=3)
     texts = [same([result["parameters"] for result in results]) for results in (plain, paced)]
     assert texts[0] == texts[1]
     folder = Path(tempfile.gettempdir())

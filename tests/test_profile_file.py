@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from _overlapping import overlapped
+from _rank_models import build
 from _ranks import Group, settings
+from _training import _backward, registered
 from compressa.schedulers import Profile
 from simulated import profile
 from test_link_file import favouring, write_link
@@ -15,9 +20,39 @@ from test_link_file import favouring, write_link
 from compressa.engine.measuring.profile_file import ProfileFile, read
 from compressa.engine.measuring.profiler import Profiler
 from compressa.errors import ConfigError
+from compressa.hooks import Handle
 from compressa.simulation import Scenario, simulate
 
 LAYERS = [(4000, 0.1, 0.0), (4000, 0.05, 0.02)]
+
+
+def save(*, config: Any, path: str, steps: int, overlap: bool = False) -> dict[str, Any]:
+    """Train, save the profile, and return what this rank's engine knows of it."""
+    rank = dist.get_rank()
+    net = build("mlp", rank)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+    if overlap:
+        with overlapped(net, optimizer, config) as model:
+            return _train_and_save(model, model.handle, optimizer, path, steps)
+    with registered(net, config) as (wrapped, handle):
+        return _train_and_save(wrapped, handle, optimizer, path, steps)
+
+
+def _train_and_save(
+    model: Any, handle: Handle, optimizer: torch.optim.Optimizer, path: str, steps: int
+) -> dict[str, Any]:
+    for step in range(steps):
+        optimizer.zero_grad()
+        _backward(model, dist.get_rank(), step, 1, torch.float32)
+        optimizer.step()
+    handle.save_profile(path)
+    planning = handle.engine.planning
+    return {
+        "numbers": planning.profiler.profile().numbers(),
+        "units": planning.unit_names,
+        "parameters": [p.name for p in handle.engine.parameters],
+        "transfers": len(planning.step_plan.plan.order),
+    }
 
 
 @pytest.fixture
@@ -147,7 +182,7 @@ def test_a_profile_of_real_ranks_is_that_of_the_slowest_and_simulates(
     link = write_link(tmp_path / "link.json", {**favouring("ring"), "ranks": 2})
     exchange = {"unit_bytes": 256, "unit_payload_bytes": 64, "link": str(link)}
     config = settings("int8", exchange=exchange)
-    own = two.run("_rank_jobs_profile.save", config=config, path=str(path), steps=4)
+    own = two.run(save, config=config, path=str(path), steps=4)
     file = read(path)
     assert file.ranks == 2
     assert file.step == 3
@@ -169,7 +204,7 @@ def test_with_overlap_a_profile_knows_when_parameters_are_needed(
 ) -> None:
     path = tmp_path / "profile.json"
     config = settings("none", schedule={"policy": "priority"})
-    two.run("_rank_jobs_profile.save", config=config, path=str(path), steps=5, overlap=True)
+    two.run(save, config=config, path=str(path), steps=5, overlap=True)
     file = read(path)
     needs = [row.need_s for row in file.parameters if row.name.endswith("weight")]
     assert 0 < file.forward_s < file.step_s
@@ -184,10 +219,10 @@ def test_nothing_is_written_before_a_step_was_measured_or_where_nothing_can_be(
 ) -> None:
     path = tmp_path / "profile.json"
     config = settings("none")
-    early = two.errors("_rank_jobs_profile.save", config=config, path=str(path), steps=1)
+    early = two.errors(save, config=config, path=str(path), steps=1)
     assert all("no step has been measured yet" in one.error["message"] for one in early)
     assert not path.exists()
     nowhere = str(tmp_path / "no" / "profile.json")
-    late = two.errors("_rank_jobs_profile.save", config=config, path=nowhere, steps=3)
+    late = two.errors(save, config=config, path=nowhere, steps=3)
     assert all("No such file" in one.error["message"] for one in late)
     assert {base for one in late for base in one.error["bases"]} >= {"StateError"}

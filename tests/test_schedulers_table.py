@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from _ranks import Group, same, settings
-from _shortest_first import shortest
+from _shortest_first import shortest, train_by_it
+from _training import train
 from compressa.schedulers import POLICIES, Policy, Transfer
 from simulated import profile
 
@@ -34,8 +35,8 @@ def test_a_policy_is_its_file_and_a_row(two: Group, monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match='"shortest" is not allowed'):
         load_config({"schedule": {"policy": "shortest"}})
     config = settings("int8", schedule={"policy": shortest.name, "profile_steps": 2})
-    found = two.run("_shortest_first.train_by_it", config=config, steps=6)
-    usual = two.run("_rank_jobs.train", config=settings("int8"), steps=6)
+    found = two.run(train_by_it, config=config, steps=6)
+    usual = two.run(train, config=settings("int8"), steps=6)
     same([one["parameters"] for one in (*found, *usual)])
 
     monkeypatch.setitem(POLICIES, shortest.name, shortest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 from collections import defaultdict
@@ -10,15 +11,75 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from _rank_models import build, loss_of
 from _ranks import Group, settings
+from _training import registered, train
 
-from compressa.tracing import Span, Trace
+from compressa.tracing import Recording, Span, Trace
 from compressa.tracing.reader import read
 
 pytestmark = pytest.mark.ranks
 
 _TICK_S = 1e-6 / 8
 ORDER = ("ready", "queued", "compress", "queued", "queued", "wire", "queued", "decompress")
+
+
+def _train(wrapped: Any, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss_of(wrapped, dist.get_rank(), step, torch.float32).backward()
+        optimizer.step()
+
+
+def traced(*, config: Any, path: str | None, before: int = 2, steps: int = 4) -> dict[str, Any]:
+    """Train, some of it in a `with handle.trace`; return what the trace should tell."""
+    net = build("mlp", dist.get_rank())
+    with registered(net, config) as (wrapped, handle):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        _train(wrapped, optimizer, before)
+        if path is None:
+            _train(wrapped, optimizer, steps)
+        else:
+            with handle.trace(path):
+                _train(wrapped, optimizer, steps)
+            assert Path(path).with_name(f"trace-rank{dist.get_rank()}.json").exists()
+        _train(wrapped, optimizer, 1)
+        stats = handle.stats()
+    gc.collect()
+    return {
+        "names": [name for name, _ in net.named_parameters()],
+        "messages": stats.messages,
+        "recorded": sum(isinstance(x, Recording | Span) for x in gc.get_objects()),
+    }
+
+
+def traced_several_times(*, config: Any, folder: str) -> list[list[str]]:
+    """Trace again and again; return which files are there after each call."""
+    net = build("mlp", dist.get_rank())
+    seen = []
+
+    def look() -> None:
+        mine = f"*-rank{dist.get_rank()}.json"
+        seen.append(sorted(file.name for file in Path(folder).glob(mine)))
+
+    with registered(net, config) as (wrapped, handle):
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        _train(wrapped, optimizer, 1)
+        with handle.trace(f"{folder}/first.json"):
+            _train(wrapped, optimizer, 1)
+            handle.trace(f"{folder}/second.json")
+            look()
+            _train(wrapped, optimizer, 1)
+        look()  # the end of the first does not end the second
+        handle.trace(None)
+        look()
+        handle.trace(None)
+        handle.trace(f"{folder}/third.json")
+        _train(wrapped, optimizer, 1)
+    look()
+    return seen
 
 
 def ways(trace: Trace) -> Mapping[tuple[int, int], list[Span]]:
@@ -74,7 +135,7 @@ def test_a_trace_shows_every_unit_of_every_step(
 ) -> None:
     config = settings(compressor, exchange={"transport": transport})
     path = str(tmp_path / "made" / "trace.json")
-    for rank, told in enumerate(two.run("_rank_jobs_trace.traced", config=config, path=path)):
+    for rank, told in enumerate(two.run(traced, config=config, path=path)):
         trace = read(tmp_path / "made" / f"trace-rank{rank}.json")
         assert (trace.rank, trace.size) == (rank, 2)
         assert (trace.dropped_steps, trace.dropped_spans) == (0, 0)
@@ -88,9 +149,7 @@ def test_a_trace_shows_every_unit_of_every_step(
 def test_what_is_recorded_by_configuration_is_written_at_close(two: Group, tmp_path: Path) -> None:
     trace = {"path": str(tmp_path / "t.json"), "steps": [1, 3]}
     config = settings("int8", trace=trace)
-    for rank, told in enumerate(
-        two.run("_rank_jobs_trace.traced", config=config, path=None, before=0, steps=5)
-    ):
+    for rank, told in enumerate(two.run(traced, config=config, path=None, before=0, steps=5)):
         check_steps(read(tmp_path / f"t-rank{rank}.json"), [1, 2, 3, 4])
         assert told["recorded"] == 0
 
@@ -102,15 +161,13 @@ def check_steps(trace: Trace, begun: list[int]) -> None:
 
 
 def test_nothing_is_recorded_unless_asked_for(two: Group, tmp_path: Path) -> None:
-    for told in two.run("_rank_jobs_trace.traced", config=settings("int8"), path=None):
+    for told in two.run(traced, config=settings("int8"), path=None):
         assert told["recorded"] == 0
     assert not list(tmp_path.iterdir())
 
 
 def test_a_trace_ends_with_its_block_or_the_next_or_the_handle(two: Group, tmp_path: Path) -> None:
-    seen = two.run(
-        "_rank_jobs_trace.traced_several_times", config=settings("int8"), folder=str(tmp_path)
-    )
+    seen = two.run(traced_several_times, config=settings("int8"), folder=str(tmp_path))
     for rank, looks in enumerate(seen):
         first, second, third = (f"{name}-rank{rank}.json" for name in ("first", "second", "third"))
         assert looks == [[first], [first], [first, second], [first, second, third]]
@@ -121,7 +178,7 @@ def test_a_trace_ends_with_its_block_or_the_next_or_the_handle(two: Group, tmp_p
 def test_where_nothing_can_be_written_no_rank_begins(two: Group, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     config: dict[str, Any] = settings("int8", trace={"path": str(tmp_path / "file" / "t.json")})
-    for outcome in two.errors("_rank_jobs.train", config=config):
+    for outcome in two.errors(train, config=config):
         assert outcome.error is not None
         assert outcome.error["type"] == "ConfigError"
         assert "trace.path: no trace can be written to" in outcome.error["message"]
@@ -130,7 +187,7 @@ def test_where_nothing_can_be_written_no_rank_begins(two: Group, tmp_path: Path)
 def test_ranks_traces_have_one_clock(two: Group, tmp_path: Path) -> None:
     """On one machine: an exchange cannot end on one rank before it began on the other."""
     path = str(tmp_path / "trace.json")
-    two.run("_rank_jobs_trace.traced", config=settings("int8"), path=path)
+    two.run(traced, config=settings("int8"), path=path)
     files = [tmp_path / f"trace-rank{rank}.json" for rank in (0, 1)]
     wires = []
     for file in files:

@@ -2,14 +2,87 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+from unittest import mock
+
 import pytest
+import torch
+import torch.distributed as dist
 from _ranks import Group, same
+from _transport_calls import (
+    Answers,
+    all_to_all,
+    idle,
+    leave_early,
+    message,
+    opened,
+    shorter_than_capacity,
+    too_much_early,
+    urgent_overtakes,
+    wrong_length,
+)
+
+from compressa.collectives.base import Exchange
+from compressa.errors import PayloadError
+from compressa.transports.base import Key
+from compressa.transports.frames import Frame
+from compressa.transports.gloo_group import GlooGroupTransport
 
 pytestmark = pytest.mark.ranks
 
-JOBS = "_rank_jobs_transport"
-ENDS = "_rank_jobs_transport_ends"
 FRAME_HEADER_BYTES = 48
+
+
+def flip_each_header_bit(*, kind: str) -> list[int]:
+    """Rank 0 flips another bit of the header in each message; return those not refused."""
+    write, taken = Frame.write, []
+
+    def broken(self: Frame, buffer: Any, data: memoryview) -> None:
+        write(self, buffer, data)
+        buffer[self.key.step // 8] ^= 1 << self.key.step % 8
+
+    with opened(kind) as (transport, _):
+        for bit in range(8 * FRAME_HEADER_BYTES):
+            answers, key = Answers(), Key(bit, 0, 0)
+            _exchange_broken(transport, key, answers, broken)
+            if not isinstance(answers.wait(key), PayloadError):
+                taken.append(bit)
+        dist.barrier()
+    return taken
+
+
+def _exchange_broken(transport: Any, key: Key, answers: Answers, broken: Any) -> None:
+    """Rank 0 sends rank 1 nine bytes behind a broken header."""
+    exchange = Exchange({}, {0: torch.zeros(9, dtype=torch.uint8)}, False)
+    if transport.rank == 0:
+        exchange = Exchange({1: message(0, 1, 0, 9)}, {}, True, {1: 9})
+    with mock.patch.object(Frame, "write", broken if transport.rank == 0 else Frame.write):
+        transport.exchange(key, exchange, 0, answers.done(key))
+
+
+def refused_at_once() -> bool:
+    """Rank 0 sends nonsense, and both look late; does rank 1's error hold any frames?"""
+    late = GlooGroupTransport._when_done
+
+    def broken(self: Frame, buffer: Any, data: memoryview) -> None:
+        write(self, buffer, data)
+        buffer[0] ^= 1
+
+    def when_done(self: GlooGroupTransport, work: dist.Work, *rest: Any) -> None:
+        end_s = time.monotonic() + 10.0
+        while not work.is_completed() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        late(self, work, *rest)
+
+    write, key, answers = Frame.write, Key(0, 0, 0), Answers()
+    with opened("gloo-group") as (transport, _):
+        with mock.patch.object(GlooGroupTransport, "_when_done", when_done):
+            _exchange_broken(transport, key, answers, broken)
+        result = answers.wait(key)
+        dist.barrier()
+    assert transport.rank == 0 or isinstance(result, PayloadError), result
+    return isinstance(result, PayloadError) and result.__traceback__ is not None
 
 
 @pytest.mark.parametrize("kind", ["gloo", "gloo-group"])
@@ -17,7 +90,7 @@ FRAME_HEADER_BYTES = 48
 def test_all_messages_arrive(kind: str, size: int, two: Group, four: Group) -> None:
     group = two if size == 2 else four
     sizes = [1, 511, 512, 513, 5000, 31, 20_000]
-    for result in group.run(f"{JOBS}.all_to_all", kind=kind, sizes=sizes):
+    for result in group.run(all_to_all, kind=kind, sizes=sizes):
         assert result["wrong"] == 0
         assert result["failures"] == 0
         overhead = result["sent_bytes"] - result["payload_bytes"]
@@ -27,56 +100,55 @@ def test_all_messages_arrive(kind: str, size: int, two: Group, four: Group) -> N
 
 def test_tagged_messages_match_in_any_order(four: Group) -> None:
     sizes = [100 + 300 * (unit % 5) for unit in range(40)]
-    for result in four.run(f"{JOBS}.all_to_all", kind="gloo", sizes=sizes, reverse=True):
+    for result in four.run(all_to_all, kind="gloo", sizes=sizes, reverse=True):
         assert (result["wrong"], result["failures"]) == (0, 0)
 
 
 @pytest.mark.parametrize("kind", ["gloo", "gloo-group"])
 def test_messages_may_be_shorter_than_their_buffers(kind: str, two: Group) -> None:
-    lengths = two.run(f"{JOBS}.shorter_than_capacity", kind=kind)
+    lengths = two.run(shorter_than_capacity, kind=kind)
     assert lengths == [[701, 2, 1301], [700, 1, 1300]]
 
 
 def test_an_urgent_message_overtakes_a_long_one(two: Group) -> None:
-    assert two.run(f"{JOBS}.urgent_overtakes")[1] == [1, 0]
+    assert two.run(urgent_overtakes)[1] == [1, 0]
 
 
 def test_what_nobody_asked_for_is_limited(two: Group) -> None:
-    refused = two.run(f"{JOBS}.too_much_early", limit_bytes=1000, size=1001)
+    refused = two.run(too_much_early, limit_bytes=1000, size=1001)
     assert "1001 bytes that nobody waits for" in refused[1]
-    job = f"{JOBS}.too_much_early"
-    assert same(two.run(job, limit_bytes=1000, size=1000, within_s=1.0)) == ""
+    assert same(two.run(too_much_early, limit_bytes=1000, size=1000, within_s=1.0)) == ""
 
 
 @pytest.mark.parametrize(("sent", "due"), [(99, 100), (101, 100), (3000, 100), (100, 3000)])
 def test_another_length_is_refused(sent: int, due: int, two: Group) -> None:
-    said = two.run(f"{JOBS}.wrong_length", kind="gloo", sent=sent, due=due)[1]
+    said = two.run(wrong_length, kind="gloo", sent=sent, due=due)[1]
     assert f"rank 0 sends {sent} bytes" in said
     assert f"{due} are due" in said
 
 
 def test_a_shorter_group_message_is_refused(two: Group) -> None:
-    said = two.run(f"{JOBS}.wrong_length", kind="gloo-group", sent=99, due=100)[1]
+    said = two.run(wrong_length, kind="gloo-group", sent=99, due=100)[1]
     assert "rank 0 sent 99 bytes where 100 are due" in said
 
 
 def test_idle_ranks_are_not_lost(two: Group) -> None:
-    for result in two.run(f"{JOBS}.idle", seconds=2.0):
+    for result in two.run(idle, seconds=2.0):
         assert result["failures"] == []
         assert result["beats"] >= 6
         assert result["messages"] == 0
 
 
 def test_a_goodbye_ends_the_wait(two: Group) -> None:
-    failures = two.run(f"{ENDS}.leave_early")
+    failures = two.run(leave_early)
     assert failures == ["rank 1 is lost: it has left the training", ""]
 
 
 def test_no_bit_of_a_group_calls_header_may_be_another(two: Group) -> None:
     every_bit = list(range(8 * FRAME_HEADER_BYTES))
-    assert two.run(f"{JOBS}.flip_each_header_bit", kind="gloo-group") == [every_bit, []]
+    assert two.run(flip_each_header_bit, kind="gloo-group") == [every_bit, []]
 
 
 def test_a_refused_frame_does_not_keep_its_call(two: Group) -> None:
     # Each call keeps the group's connections, and an error with a traceback its frames.
-    assert two.run(f"{JOBS}.refused_at_once") == [False, False]
+    assert two.run(refused_at_once) == [False, False]

@@ -2,28 +2,146 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
+from _failing import register, train_until_failure
 from _ranks import Group, same, settings
 from _ranks_mpi import MpiGroup, missing, mpi_group, shared_files
+from _training import train
+from _transport_calls import (
+    Answers,
+    all_reduces,
+    all_to_all,
+    fail_in_the_middle,
+    leave_early,
+    message,
+    opened,
+    reopen,
+    send_to_who_left,
+    shorter_than_capacity,
+    too_much_early,
+    until,
+    urgent_overtakes,
+    wrong_length,
+)
 
+from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.errors import BackendUnavailable, ConfigError, Timeout
 from compressa.transports import mpi_process
+from compressa.transports.base import Key
+from compressa.transports.frames import Frame, Kind
 from compressa.transports.table import TRANSPORTS
 
-JOBS = "_rank_jobs_transport"
-ENDS = "_rank_jobs_transport_ends"
 HAS_LEFT = "rank 1 is lost: it has left the training"
 FRAME_HEADER_BYTES = 48
 SOME_GOODBYES = [FRAME_HEADER_BYTES * count for count in range(4)]  # to who was done before
 DEADLINE_S = 4.0
 
 under_mpiexec = pytest.mark.skipif(bool(missing()), reason=missing() or "all is here")
+
+
+def sums() -> dict[str, Any]:
+    """Sum small whole numbers of every type, of one element and of several pieces."""
+    wrong = []
+    with opened("mpi") as (transport, failures):
+        rank, size, answers = transport.rank, transport.size, Answers()
+        dtypes = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+        for number, dtype in enumerate((*dtypes, torch.int8, torch.uint8, torch.int32)):
+            for elems in (1, 3_000_000):
+                key, tensor = Key(number, elems, 0), torch.full((elems,), rank + 1, dtype=dtype)
+                transport.all_reduce(BackendAllReduce(tensor), answers.done(key))
+                assert answers.wait(key) == {}
+                due = torch.full((elems,), size * (size + 1) // 2, dtype=dtype)
+                if not torch.equal(tensor, due):
+                    wrong.append([str(dtype), elems])
+    return {"wrong": wrong, "failures": len(failures)}
+
+
+def empty_messages() -> list[int]:
+    """Exchange nothing with one peer, one byte with the others."""
+    with opened("mpi") as (transport, _):
+        rank, size, answers, key = transport.rank, transport.size, Answers(), Key(0, 0, 0)
+        sizes = {peer: int((rank + peer) % 3 > 0) for peer in range(size) if peer != rank}
+        exchange = Exchange(
+            {peer: message(rank, peer, 0, size) for peer, size in sizes.items()},
+            {peer: torch.zeros(size, dtype=torch.uint8) for peer, size in sizes.items()},
+        )
+        transport.exchange(key, exchange, 0, answers.done(key))
+        received = answers.wait(key)
+        assert isinstance(received, dict)
+        for peer, size in sizes.items():
+            assert torch.equal(received[peer], message(peer, rank, 0, size))
+        return [received[peer].numel() for peer in sizes]
+
+
+def frame_of(*, size: int, says: int) -> str:
+    """Rank 0 sends a frame of another length than it may have; return rank 1's failure."""
+    with opened("mpi") as (transport, failures):
+        own = transport.transport
+        if own.rank == 0:
+            memory = torch.zeros(size, dtype=torch.uint8).numpy()
+            if size >= FRAME_HEADER_BYTES:
+                Frame(Kind.DATA, 5, Key(0, 0, 0), says, 0, says).write(memory)
+            request = own._comm.Isend(memory, 1, own._tag)
+        until(lambda: failures or own.rank == 0)
+        dist.barrier()
+        if own.rank == 0:
+            request.Test()
+        return str(failures[0]) if failures else ""
+
+
+def cost_of_waiting(*, seconds: float) -> dict[str, float]:
+    """Return the share of a core that the transport's thread takes: idle, and waiting."""
+    with opened("mpi") as (transport, _):
+        answers, key, rank = Answers(), Key(0, 0, 0), transport.rank
+        clock = time.pthread_getcpuclockid(
+            next(t.ident for t in threading.enumerate() if t.name == "reactor")
+        )
+
+        def share() -> float:
+            before_s = time.clock_gettime(clock)
+            time.sleep(seconds)
+            return (time.clock_gettime(clock) - before_s) / seconds
+
+        idle = share()
+        peer = 1 - rank
+        if rank == 0:
+            exchange = Exchange({}, {peer: torch.zeros(9, dtype=torch.uint8)})
+            transport.exchange(key, exchange, 0, answers.done(key))
+        waiting = share()
+        dist.barrier()
+        if rank == 1:
+            exchange = Exchange({peer: message(1, 0, 0, 9)}, {})
+            transport.exchange(key, exchange, 0, answers.done(key))
+        answers.wait(key)
+        return {"idle": idle, "waiting": waiting}
+
+
+def train_over_both(*, configs: list[Any]) -> list[Any]:
+    """Train with each configuration; return what the replicas ended with, and the losses."""
+    results = [train(config=config, steps=4) for config in configs]
+    return [[result["parameters"], result["losses"]] for result in results]
+
+
+def alive_in_mpi(*, others: list[int]) -> int:
+    """Talk over MPI with those who are left, on a communicator of theirs."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    # MPI counts them the other way round, see `_ranks_mpi`.
+    group = world.Get_group().Incl([world.size - 1 - rank for rank in others])
+    comm = world.Create_group(group)
+    total = comm.allreduce(1)
+    comm.Free()
+    return int(total)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +157,7 @@ def pair() -> Iterator[MpiGroup]:
     """Two ranks, shared by the tests of this file; some leave one of them alone in a failure."""
     with mpi_group(2) as group:
         yield group
-        group.run("compressa.transports.mpi_process.left_behind")
+        group.run(mpi_process.left_behind)
         group.leave_all(10.0)
 
 
@@ -59,7 +177,7 @@ class TestAmongFour:
     def test_all_messages_arrive(self, many: MpiGroup) -> None:
         sizes = [1, 511, 512, 513, 5000, 31, 200_000]
         frames = sum(-(-length // 512) for length in sizes)
-        for result in many.run(f"{JOBS}.all_to_all", kind="mpi", sizes=sizes):
+        for result in many.run(all_to_all, kind="mpi", sizes=sizes):
             assert (result["wrong"], result["failures"]) == (0, 0)
             overhead = result["sent_bytes"] - result["payload_bytes"]
             goodbyes = overhead - frames * FRAME_HEADER_BYTES * 3
@@ -68,18 +186,18 @@ class TestAmongFour:
 
     def test_messages_match_in_any_order(self, many: MpiGroup) -> None:
         sizes = [100 + 300 * (unit % 5) for unit in range(40)]
-        for result in many.run(f"{JOBS}.all_to_all", kind="mpi", sizes=sizes, reverse=True):
+        for result in many.run(all_to_all, kind="mpi", sizes=sizes, reverse=True):
             assert (result["wrong"], result["failures"]) == (0, 0)
 
     def test_messages_of_no_byte_and_of_one(self, many: MpiGroup) -> None:
         lengths = [[1, 1, 0], [1, 0, 1], [1, 0, 1], [0, 1, 1]]
-        assert many.run("_rank_jobs_mpi.empty_messages") == lengths
+        assert many.run(empty_messages) == lengths
 
     def test_mpi_sums_all_types(self, many: MpiGroup) -> None:
-        assert same(many.run("_rank_jobs_mpi.sums")) == {"wrong": [], "failures": 0}
+        assert same(many.run(sums)) == {"wrong": [], "failures": 0}
 
     def test_sums_go_beside_named_messages(self, many: MpiGroup) -> None:
-        for result in many.run(f"{JOBS}.all_reduces", kind="mpi", elems=1000):
+        for result in many.run(all_reduces, kind="mpi", elems=1000):
             assert (result["sum"], result["failures"]) == ([10], 0)
             goodbyes = result["sent_bytes"] - 2 * 4 * 1000 * 3 // 4
             assert goodbyes in SOME_GOODBYES
@@ -89,14 +207,14 @@ class TestAmongFour:
         configs = [
             settings(compressor, exchange={"transport": transport}) for transport in ("mpi", "tcp")
         ]
-        results = many.run("_rank_jobs_mpi.train_over_both", configs=configs)
+        results = many.run(train_over_both, configs=configs)
         for over_mpi, over_tcp in results:
             assert over_mpi == over_tcp
             assert over_mpi[0] == results[0][0][0]
 
     def test_nothing_stays_open(self, many: MpiGroup) -> None:
-        many.run(f"{ENDS}.reopen", kind="mpi", times=2)
-        for files in many.run(f"{ENDS}.reopen", kind="mpi", times=6):
+        many.run(reopen, kind="mpi", times=2)
+        for files in many.run(reopen, kind="mpi", times=6):
             assert files[-1] <= files[0] + 1
 
 
@@ -106,19 +224,19 @@ class TestBetweenTwo:
     """What two ranks of one mpiexec do."""
 
     def test_much_crosses_in_both_directions(self, pair: MpiGroup) -> None:
-        for result in pair.run(f"{JOBS}.all_to_all", kind="mpi", sizes=[4 << 20, 10, 1 << 20]):
+        for result in pair.run(all_to_all, kind="mpi", sizes=[4 << 20, 10, 1 << 20]):
             assert (result["wrong"], result["failures"]) == (0, 0)
 
     def test_messages_may_be_shorter_than_their_buffers(self, pair: MpiGroup) -> None:
-        lengths = pair.run(f"{JOBS}.shorter_than_capacity", kind="mpi")
+        lengths = pair.run(shorter_than_capacity, kind="mpi")
         assert lengths == [[701, 2, 1301], [700, 1, 1300]]
 
     def test_an_urgent_message_overtakes_a_long_one(self, pair: MpiGroup) -> None:
-        assert pair.run(f"{JOBS}.urgent_overtakes", kind="mpi")[1] == [1, 0]
+        assert pair.run(urgent_overtakes, kind="mpi")[1] == [1, 0]
 
     @pytest.mark.parametrize(("sent", "due"), [(99, 100), (101, 100), (3000, 100), (100, 3000)])
     def test_another_length_is_refused(self, sent: int, due: int, pair: MpiGroup) -> None:
-        said = pair.run(f"{JOBS}.wrong_length", kind="mpi", sent=sent, due=due)[1]
+        said = pair.run(wrong_length, kind="mpi", sent=sent, due=due)[1]
         assert f"rank 0 sends {sent} bytes" in said
         assert f"{due} are due" in said
 
@@ -134,24 +252,24 @@ class TestBetweenTwo:
         self, size: int, says: int, what: str, pair: MpiGroup
     ) -> None:
         """A receive that is too short for what comes would be an error of MPI."""
-        assert what in pair.run("_rank_jobs_mpi.frame_of", size=size, says=says)[1]
+        assert what in pair.run(frame_of, size=size, says=says)[1]
 
     def test_what_nobody_asked_for_is_limited(self, pair: MpiGroup) -> None:
-        refused = pair.run(f"{JOBS}.too_much_early", kind="mpi", limit_bytes=1000, size=1001)
+        refused = pair.run(too_much_early, kind="mpi", limit_bytes=1000, size=1001)
         assert "1001 bytes that nobody waits for" in refused[1]
 
     def test_waiting_takes_next_to_no_time_of_the_processor(self, pair: MpiGroup) -> None:
-        for shares in pair.run("_rank_jobs_mpi.cost_of_waiting", seconds=0.6):
+        for shares in pair.run(cost_of_waiting, seconds=0.6):
             assert max(shares.values()) < 0.04, shares
 
     def test_a_goodbye_ends_the_wait(self, pair: MpiGroup) -> None:
-        assert pair.run(f"{ENDS}.leave_early", kind="mpi") == [HAS_LEFT, ""]
+        assert pair.run(leave_early, kind="mpi") == [HAS_LEFT, ""]
 
     def test_sending_to_who_has_left_is_a_loss(self, pair: MpiGroup) -> None:
-        assert pair.run(f"{ENDS}.send_to_who_left", kind="mpi") == [HAS_LEFT, ""]
+        assert pair.run(send_to_who_left, kind="mpi") == [HAS_LEFT, ""]
 
     def test_a_rank_that_gives_up_lets_the_other_end(self, pair: MpiGroup) -> None:
-        first, second = pair.run(f"{ENDS}.fail_in_the_middle", kind="mpi", size=4 << 20)
+        first, second = pair.run(fail_in_the_middle, kind="mpi", size=4 << 20)
         assert first["untouched"]
         assert first["failures"] == []
         assert second["failures"] == ["rank 0 is lost: it has left the training"]
@@ -166,7 +284,7 @@ def test_survivors_of_a_killed_rank_name_it_and_end() -> None:
     with mpi_group(3, faults=True) as group:
         exchange = {"transport": "mpi", "deadline_s": DEADLINE_S}
         started = group.start(
-            "_rank_jobs_faults.train_until_failure",
+            train_until_failure,
             config=settings("int8", exchange=exchange),
             culprit=1,
             how="kill",
@@ -180,7 +298,7 @@ def test_survivors_of_a_killed_rank_name_it_and_end() -> None:
             assert outcome.value["rank"] == 1
             assert outcome.value["seconds"] < DEADLINE_S + 1.0
             assert outcome.value["left"] == []
-        left = group.run("_rank_jobs_mpi.alive_in_mpi", ranks=[0, 2], others=[0, 2])
+        left = group.run(alive_in_mpi, ranks=[0, 2], others=[0, 2])
         assert left == [2, 2]
         started_s = time.monotonic()
         group.leave_all(10.0)
@@ -193,7 +311,7 @@ def test_survivors_of_a_killed_rank_name_it_and_end() -> None:
 def test_ranks_that_mpiexec_did_not_start_are_told(fresh: Callable[[int], Group]) -> None:
     config = settings("int8", exchange={"transport": "mpi"})
     group = fresh(2)
-    for outcome in group.errors("_rank_jobs_faults.register", config=config):
+    for outcome in group.errors(register, config=config):
         assert outcome.error is not None
         assert "mpiexec -n 2 python" in outcome.error["message"]
     assert group.leave() == [0, 0]

@@ -10,16 +10,25 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from _counted_transport import ROW
+from _counted_transport import ROW, train_over_it
 from _ranks import Group, same, settings
+from _training import train
+from _transport_calls import opened
 from _transports import ON_HOST
 from compressa.schedulers import POLICIES
 
+from compressa.collectives.base import Exchange
 from compressa.config import config_schema, load_config
 from compressa.errors import BackendUnavailable, ConfigError
 from compressa.transports.table import AUTO, TRANSPORTS, USUAL, Entry, meant
 
 DOCS = Path(__file__).parent.parent / "docs"
+
+
+def is_ordered(*, kind: str) -> bool:
+    """Return whether the transport wants one order of launches for exchanges."""
+    with opened(kind) as (transport, _):
+        return transport.transport.ordered(Exchange({}, {}))
 
 
 def test_the_documentation_has_the_rows_of_transports_and_policies() -> None:
@@ -81,7 +90,7 @@ def test_the_usual_transport_goes_with_everything() -> None:
 @pytest.mark.ranks
 @pytest.mark.parametrize("kind", ON_HOST)
 def test_a_row_says_in_which_order_its_transport_wants_exchanges(kind: str, two: Group) -> None:
-    found = two.run("_rank_jobs_transport.is_ordered", kind=kind)
+    found = two.run(is_ordered, kind=kind)
     assert found == [TRANSPORTS[kind].ordered] * 2
 
 
@@ -91,8 +100,8 @@ def test_a_transport_is_its_file_and_a_row(two: Group) -> None:
     with pytest.raises(ConfigError, match='"counted" is not allowed'):
         load_config({"exchange": {"transport": ROW.name}})
     config = settings("int8", exchange={"transport": ROW.name})
-    found = two.run("_counted_transport.train_over_it", config=config, steps=3)
+    found = two.run(train_over_it, config=config, steps=3)
     usual = settings("int8", exchange={"transport": USUAL})
-    expected = two.run("_rank_jobs.train", config=usual, steps=3)
+    expected = two.run(train, config=usual, steps=3)
     same([one["parameters"] for one in (*found, *expected)])
     assert all(one["exchanges"] >= 3 for one in found)

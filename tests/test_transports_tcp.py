@@ -2,18 +2,105 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import threading
+import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from _conforming import ManyWeights, digest, gradients
 from _ranks import Group, same, settings
+from _training import registered
+from _transport_calls import (
+    CHUNK_BYTES,
+    Answers,
+    all_reduces,
+    all_to_all,
+    fail_in_the_middle,
+    gather,
+    idle,
+    leave_early,
+    opened,
+    reopen,
+    send_to_who_left,
+    shorter_than_capacity,
+    too_much_early,
+    until,
+    urgent_overtakes,
+    wrong_length,
+)
+
+from compressa.collectives.base import Exchange
+from compressa.engine.start.process_groups import release_groups
+from compressa.errors import CompressaError
+from compressa.transports.base import Key
+from compressa.transports.rendezvous import connect_mesh
+from compressa.transports.tcp import TcpTransport
+from compressa.transports.settings import Settings
 
 pytestmark = pytest.mark.ranks
 
-JOBS = "_rank_jobs_transport"
-ENDS = "_rank_jobs_transport_ends"
 FRAME_HEADER_BYTES = 48
 HAS_LEFT = "rank 1 is lost: it has left the training"
+
+
+def trained(*, config: Any) -> dict[str, Any]:
+    """Train two steps; return digests of the mean gradients, and how many sockets are tuned."""
+    net = ManyWeights(2)
+    with registered(net, config) as (wrapped, _):
+        for step in range(2):
+            wrapped(*gradients(2, dist.get_rank(), step)).backward()
+        count = sum(map(keeps_little_unsent, map(int, os.listdir("/proc/self/fd"))))
+    return {"means": [digest(weight.grad) for weight in net.weights], "connections": count}
+
+
+def keeps_little_unsent(file: int) -> bool:
+    """Whether a file is a socket that the TCP transport has made; no others are tuned so."""
+    try:
+        with socket.socket(fileno=os.dup(file)) as link:
+            return link.getsockopt(socket.IPPROTO_TCP, 25) > 0  # TCP_NOTSENT_LOWAT
+    except OSError:
+        return False
+
+
+def close_unattached() -> dict[str, Any]:
+    """Close a transport that nobody has attached, twice."""
+    group = dist.new_group(backend="gloo")
+    failures: list[CompressaError] = []
+    before = len(os.listdir("/proc/self/fd"))
+    sockets = connect_mesh(group.rank(), group.size(), 5, partial(gather, group), 20.0)
+    settings = Settings(5, CHUNK_BYTES, 2 * CHUNK_BYTES, 10.0)
+    transport = TcpTransport(group.rank(), sockets, settings, 1 << 20, failures.append)
+    started_s = time.monotonic()
+    transport.close(5.0)
+    transport.close(5.0)
+    seconds = time.monotonic() - started_s
+    left = len(os.listdir("/proc/self/fd")) - before
+    dist.destroy_process_group(group)
+    release_groups([group])
+    return {"left": left, "failures": len(failures), "quick": seconds < 3.0}
+
+
+def wait_for_the_dead(*, number: int, connections: int = 1) -> dict[str, Any]:
+    """Rank 1 is ended by a signal while rank 0 waits for it and sends to it."""
+    with opened("tcp", connections=connections) as (transport, failures):
+        key = Key(0, 0, 0)
+        if transport.rank == 1:
+            os.kill(os.getpid(), number)
+        started_s = time.monotonic()
+        buffer = torch.zeros(100, dtype=torch.uint8)
+        exchange = Exchange({1: torch.zeros(1 << 20, dtype=torch.uint8)}, {1: buffer})
+        transport.exchange(key, exchange, 0, Answers().done(key))
+        until(lambda: failures)
+        seconds = time.monotonic() - started_s
+    alive = [t.name for t in threading.enumerate() if t.name == "reactor"]
+    return {"error": str(failures[0]), "seconds": seconds, "left": len(alive)}
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -21,7 +108,7 @@ def test_all_messages_arrive(size: int, two: Group, four: Group) -> None:
     group = two if size == 2 else four
     sizes = [1, 511, 512, 513, 5000, 31, 20_000]
     frames = sum(-(-length // 512) for length in sizes)
-    for result in group.run(f"{JOBS}.all_to_all", kind="tcp", sizes=sizes):
+    for result in group.run(all_to_all, kind="tcp", sizes=sizes):
         assert (result["wrong"], result["failures"]) == (0, 0)
         overhead = result["sent_bytes"] - result["payload_bytes"]
         assert overhead == frames * FRAME_HEADER_BYTES * (size - 1)
@@ -30,12 +117,12 @@ def test_all_messages_arrive(size: int, two: Group, four: Group) -> None:
 
 def test_messages_match_in_any_order(four: Group) -> None:
     sizes = [100 + 300 * (unit % 5) for unit in range(40)]
-    for result in four.run(f"{JOBS}.all_to_all", kind="tcp", sizes=sizes, reverse=True):
+    for result in four.run(all_to_all, kind="tcp", sizes=sizes, reverse=True):
         assert (result["wrong"], result["failures"]) == (0, 0)
 
 
 def test_more_than_the_kernels_hold_crosses_in_both_directions(two: Group) -> None:
-    for result in two.run(f"{JOBS}.all_to_all", kind="tcp", sizes=[8 << 20, 10, 8 << 20]):
+    for result in two.run(all_to_all, kind="tcp", sizes=[8 << 20, 10, 8 << 20]):
         assert (result["wrong"], result["failures"]) == (0, 0)
 
 
@@ -43,8 +130,9 @@ def test_more_than_the_kernels_hold_crosses_in_both_directions(two: Group) -> No
 def test_messages_are_striped_over_several_connections(connections: int, four: Group) -> None:
     sizes = [1, 511, 512, 513, 5000, 3 << 20]
     frames = sum(-(-length // 512) for length in sizes)
-    job = f"{JOBS}.all_to_all"
-    for result in four.run(job, kind="tcp", sizes=sizes, reverse=True, connections=connections):
+    for result in four.run(
+        all_to_all, kind="tcp", sizes=sizes, reverse=True, connections=connections
+    ):
         assert (result["wrong"], result["failures"]) == (0, 0)
         overhead = result["sent_bytes"] - result["payload_bytes"]
         assert overhead == frames * FRAME_HEADER_BYTES * 3
@@ -55,55 +143,55 @@ def test_training_has_the_same_bits_over_several_connections(two: Group) -> None
     results = {}
     for count in (1, 4):
         config = settings("int8", exchange={"connections": count})
-        result = same(two.run(f"{JOBS}.trained", config=config))
+        result = same(two.run(trained, config=config))
         assert result["connections"] == count
         results[count] = result["means"]
     assert results[1] == results[4]
 
 
 def test_messages_may_be_shorter_than_their_buffers(two: Group) -> None:
-    lengths = two.run(f"{JOBS}.shorter_than_capacity", kind="tcp")
+    lengths = two.run(shorter_than_capacity, kind="tcp")
     assert lengths == [[701, 2, 1301], [700, 1, 1300]]
 
 
 def test_an_urgent_message_overtakes_a_long_one(two: Group) -> None:
     """The long one is more than the kernels of both ends take at once."""
-    assert two.run(f"{JOBS}.urgent_overtakes", kind="tcp", frames=60_000)[1] == [1, 0]
+    assert two.run(urgent_overtakes, kind="tcp", frames=60_000)[1] == [1, 0]
 
 
 def test_what_nobody_asked_for_is_limited(two: Group) -> None:
-    refused = two.run(f"{JOBS}.too_much_early", kind="tcp", limit_bytes=1000, size=1001)
+    refused = two.run(too_much_early, kind="tcp", limit_bytes=1000, size=1001)
     assert "1001 bytes that nobody waits for" in refused[1]
-    job = f"{JOBS}.too_much_early"
-    assert same(two.run(job, kind="tcp", limit_bytes=1000, size=1000, within_s=1.0)) == ""
+    assert (
+        same(two.run(too_much_early, kind="tcp", limit_bytes=1000, size=1000, within_s=1.0)) == ""
+    )
 
 
 @pytest.mark.parametrize(("sent", "due"), [(99, 100), (101, 100), (3000, 100), (100, 3000)])
 def test_another_length_is_refused(sent: int, due: int, two: Group) -> None:
-    said = two.run(f"{JOBS}.wrong_length", kind="tcp", sent=sent, due=due)[1]
+    said = two.run(wrong_length, kind="tcp", sent=sent, due=due)[1]
     assert f"rank 0 sends {sent} bytes" in said
     assert f"{due} are due" in said
 
 
 def test_idle_ranks_are_not_lost_and_send_nothing(two: Group) -> None:
-    for result in two.run(f"{JOBS}.idle", kind="tcp", seconds=1.5):
+    for result in two.run(idle, kind="tcp", seconds=1.5):
         assert result == {"failures": [], "beats": 0, "messages": 0}
 
 
 def test_a_goodbye_ends_the_wait(two: Group) -> None:
-    assert two.run(f"{ENDS}.leave_early", kind="tcp") == [HAS_LEFT, ""]
+    assert two.run(leave_early, kind="tcp") == [HAS_LEFT, ""]
 
 
 @pytest.mark.parametrize("kind", ["gloo", "tcp"])
 def test_sending_to_who_has_left_is_a_loss(kind: str, two: Group) -> None:
-    assert two.run(f"{ENDS}.send_to_who_left", kind=kind) == [HAS_LEFT, ""]
+    assert two.run(send_to_who_left, kind=kind) == [HAS_LEFT, ""]
 
 
 @pytest.mark.parametrize("connections", [1, 4])
 def test_a_rank_that_gives_up_lets_the_other_end(connections: int, two: Group) -> None:
     """Rank 0 takes no more, and its memory is its own again; rank 1 hears that it left."""
-    job = f"{ENDS}.fail_in_the_middle"
-    first, second = two.run(job, kind="tcp", size=32 << 20, connections=connections)
+    first, second = two.run(fail_in_the_middle, kind="tcp", size=32 << 20, connections=connections)
     assert first["untouched"]
     assert first["failures"] == []
     assert second["failures"] == ["rank 0 is lost: it has left the training"]
@@ -118,8 +206,7 @@ def test_a_rank_that_dies_ends_the_wait(
     number: signal.Signals, connections: int, fresh: Callable[[int], Group]
 ) -> None:
     group = fresh(2)
-    job = f"{ENDS}.wait_for_the_dead"
-    started = group.start(job, number=int(number), connections=connections)
+    started = group.start(wait_for_the_dead, number=int(number), connections=connections)
     outcome = group.collect(started[:1], 20.0)[0]
     assert outcome.ok, outcome.explain()
     assert outcome.value["error"].startswith("rank 1 is lost: ")
@@ -130,7 +217,7 @@ def test_a_rank_that_dies_ends_the_wait(
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_backend_sums_beside_named_messages(size: int, two: Group, four: Group) -> None:
     group, elems = (two, 1000) if size == 2 else (four, 1000)
-    for result in group.run(f"{JOBS}.all_reduces", kind="tcp", elems=elems):
+    for result in group.run(all_reduces, kind="tcp", elems=elems):
         assert result["sum"] == [size * (size + 1) / 2]
         assert result["failures"] == 0
         assert result["sent_bytes"] == 2 * 4 * elems * (size - 1) // size
@@ -138,13 +225,13 @@ def test_the_backend_sums_beside_named_messages(size: int, two: Group, four: Gro
 
 @pytest.mark.parametrize("connections", [1, 4])
 def test_nothing_stays_open(connections: int, two: Group) -> None:
-    two.run(f"{ENDS}.reopen", kind="tcp", times=2, connections=connections)
-    for files in two.run(f"{ENDS}.reopen", kind="tcp", times=6, connections=connections):
+    two.run(reopen, kind="tcp", times=2, connections=connections)
+    for files in two.run(reopen, kind="tcp", times=6, connections=connections):
         assert files[-1] <= files[0] + 1
 
 
 def test_a_transport_that_was_never_attached_can_be_closed(two: Group) -> None:
-    assert same(two.run(f"{ENDS}.close_unattached")) == {
+    assert same(two.run(close_unattached)) == {
         "left": 0,
         "failures": 0,
         "quick": True,

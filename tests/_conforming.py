@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _rank_jobs import registered
+from _training import registered
 from torch import nn
 
 SHAPE = (40, 33)

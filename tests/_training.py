@@ -184,51 +184,6 @@ def train_plain(
     return {"parameters": digest(net)}
 
 
-def train_beside_user_traffic(*, config: Any, steps: int) -> dict[str, Any]:
-    """Sum metrics on the default group, from the main thread, between and within steps."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    wrong = 0
-    with registered("normed_cnn", config) as (wrapped, handle):
-        optimizer = _optimizer(wrapped)
-        for step in range(steps):
-            optimizer.zero_grad()
-            loss = loss_of(wrapped, rank, step, torch.float32)
-            metric = torch.full((257,), float(step * (rank + 1)))
-            pending = dist.all_reduce(metric, async_op=True)
-            loss.backward()
-            pending.wait()
-            wrong += int((metric != step * size * (size + 1) / 2).any())
-            optimizer.step()
-            count = torch.tensor([rank], dtype=torch.int64)
-            dist.all_reduce(count)
-            wrong += int(count.item() != size * (size - 1) // 2)
-        buffers = [b.tolist() for b in wrapped.module.buffers() if b.is_floating_point()]
-        # DDP broadcasts rank 0's running statistics at the start of the next forward pass.
-        wrapped.eval()
-        return {
-            "wrong": wrong,
-            "parameters": digest(wrapped),
-            "moved": any(any(v != 0.0 for v in b) for b in buffers[::2]),
-            "steps": handle.stats().steps,
-        }
-
-
-def train_in_subgroups(*, config: Any, model: str = "mlp", steps: int = 3) -> dict[str, Any]:
-    """Ranks 0 and 1, and ranks 2 and 3, train apart at the same time."""
-    rank = dist.get_rank()
-    groups = [dist.new_group([0, 1]), dist.new_group([2, 3])]
-    own = groups[rank // 2]
-    net = build(model, rank)
-    with registered(net, config, ddp={"process_group": own}) as (wrapped, handle):
-        optimizer = _optimizer(net)
-        for step in range(steps):
-            optimizer.zero_grad()
-            loss_of(wrapped, rank, step, torch.float32).backward()
-            optimizer.step()
-        prefix = next(iter(handle.state_dict())).split("/")[0]
-    return {"parameters": digest(net), "prefix": prefix}
-
-
 def lasting_threads(patience_s: float = 5.0) -> list[str]:
     """Return the names of this library's threads that do not end: workers must hear of it first."""
     end_s = time.monotonic() + patience_s

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from _rank_jobs import _stores, alive_threads, digest, state_digest
-from _rank_jobs_mass import gradients
-from _rank_jobs_reform import Balance, check_state
+from _mass import Balance, check_state, gradients
 from _rank_strikes import in_encode, in_exchange, in_registration, on_frames, on_payloads
 from _stress_faults import Run, descend, frame_is_due, payload_is_due, seeing, train_a_part
 from _stress_schedules import LONE, STEPS, Fault
+from _training import _stores, alive_threads, digest, state_digest
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
-from _rank_jobs import registered
-from _rank_jobs_conform import ManyWeights, digest, gradients
 
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.engine.start.process_groups import release_groups
 from compressa.errors import CompressaError, PayloadError
 from compressa.transports.base import Key, Received, Traffic, Transport
-from compressa.transports.frames import FRAME_HEADER_BYTES, Frame
-from compressa.transports.gloo_group import GlooGroupTransport
+from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.reactor import Reactor
 from compressa.transports.settings import Settings
 from compressa.transports.setup import Setup
@@ -196,12 +191,6 @@ def all_to_all(
     }
 
 
-def is_ordered(*, kind: str) -> bool:
-    """Return whether the transport wants one order of launches for exchanges."""
-    with opened(kind) as (transport, _):
-        return transport.transport.ordered(Exchange({}, {}))
-
-
 def shorter_than_capacity(*, kind: str) -> list[int]:
     """Send messages that fill their buffers in part; return the lengths that came."""
     with opened(kind) as (transport, _):
@@ -288,57 +277,6 @@ def wrong_length(*, kind: str, sent: int, due: int) -> str:
         return said
 
 
-def flip_each_header_bit(*, kind: str) -> list[int]:
-    """Rank 0 flips another bit of the header in each message; return those not refused."""
-    write, taken = Frame.write, []
-
-    def broken(self: Frame, buffer: Any, data: memoryview) -> None:
-        write(self, buffer, data)
-        buffer[self.key.step // 8] ^= 1 << self.key.step % 8
-
-    with opened(kind) as (transport, _):
-        for bit in range(8 * FRAME_HEADER_BYTES):
-            answers, key = Answers(), Key(bit, 0, 0)
-            _exchange_broken(transport, key, answers, broken)
-            if not isinstance(answers.wait(key), PayloadError):
-                taken.append(bit)
-        dist.barrier()
-    return taken
-
-
-def _exchange_broken(transport: Any, key: Key, answers: Answers, broken: Any) -> None:
-    """Rank 0 sends rank 1 nine bytes behind a broken header."""
-    exchange = Exchange({}, {0: torch.zeros(9, dtype=torch.uint8)}, False)
-    if transport.rank == 0:
-        exchange = Exchange({1: message(0, 1, 0, 9)}, {}, True, {1: 9})
-    with mock.patch.object(Frame, "write", broken if transport.rank == 0 else Frame.write):
-        transport.exchange(key, exchange, 0, answers.done(key))
-
-
-def refused_at_once() -> bool:
-    """Rank 0 sends nonsense, and both look late; does rank 1's error hold any frames?"""
-    late = GlooGroupTransport._when_done
-
-    def broken(self: Frame, buffer: Any, data: memoryview) -> None:
-        write(self, buffer, data)
-        buffer[0] ^= 1
-
-    def when_done(self: GlooGroupTransport, work: dist.Work, *rest: Any) -> None:
-        end_s = time.monotonic() + 10.0
-        while not work.is_completed() and time.monotonic() < end_s:
-            time.sleep(0.01)
-        late(self, work, *rest)
-
-    write, key, answers = Frame.write, Key(0, 0, 0), Answers()
-    with opened("gloo-group") as (transport, _):
-        with mock.patch.object(GlooGroupTransport, "_when_done", when_done):
-            _exchange_broken(transport, key, answers, broken)
-        result = answers.wait(key)
-        dist.barrier()
-    assert transport.rank == 0 or isinstance(result, PayloadError), result
-    return isinstance(result, PayloadError) and result.__traceback__ is not None
-
-
 def idle(*, seconds: float, kind: str = "gloo") -> dict[str, Any]:
     """Do nothing for longer than the silence that would be a loss."""
     with opened(kind, silence_s=0.8) as (transport, failures):
@@ -386,20 +324,74 @@ def all_reduces(*, kind: str, elems: int) -> dict[str, Any]:
     }
 
 
-def trained(*, config: Any) -> dict[str, Any]:
-    """Train two steps; return digests of the mean gradients, and how many sockets are tuned."""
-    net = ManyWeights(2)
-    with registered(net, config) as (wrapped, _):
-        for step in range(2):
-            wrapped(*gradients(2, dist.get_rank(), step)).backward()
-        count = sum(map(keeps_little_unsent, map(int, os.listdir("/proc/self/fd"))))
-    return {"means": [digest(weight.grad) for weight in net.weights], "connections": count}
+def leave_early(*, kind: str = "gloo") -> str:
+    """Rank 1 says goodbye while rank 0 waits for it; return rank 0's failure."""
+    with opened(kind) as (transport, failures):
+        if transport.rank == 0:
+            buffer = torch.zeros(8, dtype=torch.uint8)
+            transport.exchange(
+                Key(0, 0, 0), Exchange({}, {1: buffer}), 0, Answers().done(Key(0, 0, 0))
+            )
+            assert list(transport.missing(Key(0, 0, 0))) == [1]
+            end_s = time.monotonic() + 5.0
+            while not failures and time.monotonic() < end_s:
+                time.sleep(0.01)
+    return str(failures[0]) if failures else ""
 
 
-def keeps_little_unsent(file: int) -> bool:
-    """Whether a file is a socket that the TCP transport has made; no others are tuned so."""
-    try:
-        with socket.socket(fileno=os.dup(file)) as link:
-            return link.getsockopt(socket.IPPROTO_TCP, 25) > 0  # TCP_NOTSENT_LOWAT
-    except OSError:
-        return False
+def send_to_who_left(*, kind: str) -> str:
+    """Rank 0 only sends, to a rank that has said goodbye; return rank 0's failure."""
+    with opened(kind) as (transport, failures):
+        if transport.rank == 0:
+            own: Any = transport.transport
+            until(lambda: 1 in own.gone)
+            assert not failures  # nothing was due
+            exchange = Exchange({1: message(0, 1, 0, 100)}, {})
+            transport.exchange(Key(0, 0, 0), exchange, 0, Answers().done(Key(0, 0, 0)))
+            until(lambda: failures)
+    return str(failures[0]) if failures else ""
+
+
+def fail_in_the_middle(*, kind: str, size: int, connections: int = 1) -> dict[str, Any]:
+    """Rank 0 gives up while rank 1 sends it far more than the kernel holds; both must end."""
+    started_s = time.monotonic()
+    with opened(kind, connections=connections) as (transport, failures):
+        key, answers = Key(0, 0, 0), Answers()
+        buffer = torch.zeros(size, dtype=torch.uint8)
+        if transport.rank == 0:
+            transport.exchange(key, Exchange({}, {1: buffer}), 0, answers.done(key))
+            until(buffer.any)
+            transport.fail(CompressaError("enough"))
+            kept = buffer.clone()
+            time.sleep(0.2)
+            untouched = torch.equal(kept, buffer)
+        else:
+            sent = Exchange({0: torch.ones(size, dtype=torch.uint8)}, {0: buffer})
+            transport.exchange(key, sent, 0, answers.done(key))
+            until(lambda: failures)
+            untouched = True
+    return {
+        "untouched": untouched,
+        "answers": len(answers.order),
+        "failures": [str(failure) for failure in failures],
+        "seconds": time.monotonic() - started_s,
+    }
+
+
+def reopen(*, kind: str, times: int, connections: int = 1) -> list[int]:
+    """Open and close; return how many files are open each time."""
+    files = []
+    for _ in range(times):
+        with opened(kind, connections=connections) as (transport, failures):
+            key, answers = Key(0, 0, 0), Answers()
+            peers = [peer for peer in range(transport.size) if peer != transport.rank]
+            exchange = Exchange(
+                {peer: torch.ones(5, dtype=torch.uint8) for peer in peers},
+                {peer: torch.zeros(5, dtype=torch.uint8) for peer in peers},
+            )
+            transport.exchange(key, exchange, 0, answers.done(key))
+            answers.wait(key)
+        assert not failures
+        dist.barrier()
+        files.append(len(os.listdir("/proc/self/fd")))
+    return files

@@ -7,11 +7,7 @@ memory of DDP's buckets; what it does there is as late as the waits between stre
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
-import threading
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -19,12 +15,10 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-import _rank_jobs
 import torch
 import torch.distributed as dist
-from _rank_models import loss_of
 from emulated_streams import DEVICE, UNFINISHED, Event, Stream, current_stream
-from emulated_torch import StreamedEmulated, as_cuda, emulated_torch, on_cpu
+from emulated_torch import as_cuda, emulated_torch, on_cpu
 
 import compressa.hooks.opening
 from compressa.engine.start import process_groups, startup
@@ -112,37 +106,10 @@ def gradients_on_gpu(seed: int | None) -> Iterator[None]:
         yield
 
 
-def on_gpu(*, job: str, seed: int | None = None, **options: Any) -> Any:
-    """Do another job, such as "_rank_jobs.train", with gradients on a GPU."""
-    module, function = job.rsplit(".", 1)
+def on_gpu(*, job: Callable[..., Any], seed: int | None = None, **options: Any) -> Any:
+    """Do another job, such as `train`, with gradients on a GPU."""
     with gradients_on_gpu(seed), emulated_nccl():
-        return getattr(importlib.import_module(module), function)(**options)
-
-
-def train_and_count_waits(**options: Any) -> dict[str, Any]:
-    """Train; return the result, and how often each of the engine's threads waited for the GPU."""
-    waits: Counter[str] = Counter()
-
-    def counted(wait: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*arguments: Any) -> Any:
-            name = threading.current_thread().name
-            if name.startswith("compressa-co"):  # -comm, and -codec with a number
-                waits[name.split("_")[0]] += 1
-            return wait(*arguments)
-
-        return call
-
-    patches: dict[Any, dict[str, Any]] = {
-        Stream: {"synchronize": counted(Stream.synchronize)},
-        StreamedEmulated: {"read": counted(StreamedEmulated.read)},
-        Event: {"synchronize": counted(Event.synchronize)},
-    }
-    with contextlib.ExitStack() as stack:
-        for target, names in patches.items():
-            for name, value in names.items():
-                stack.enter_context(mock.patch.object(target, name, value))
-        result = _rank_jobs.train(**options)
-    return {"parameters": result["parameters"], "waits": dict(waits)}
+        return job(**options)
 
 
 class NcclWork:
@@ -241,14 +208,3 @@ def emulated_nccl() -> Iterator[None]:
         mock.patch.object(process_groups, "_around", made),
     ):
         yield
-
-
-def close_later(*, config: Any, seconds: float) -> float:
-    """Train, and close so much later for each rank; return how long that took."""
-    rank = dist.get_rank()
-    with _rank_jobs.registered("mlp", config) as (wrapped, handle):
-        loss_of(wrapped, rank, 0, torch.float32).backward()
-        time.sleep(rank * seconds)
-        started_s = time.monotonic()
-        handle.close()
-        return time.monotonic() - started_s
