@@ -41,8 +41,8 @@ from compressa.engine.start.process_groups import release_groups
 from compressa.errors import CompressaError
 from compressa.transports.base import Key
 from compressa.transports.rendezvous import connect_mesh
-from compressa.transports.tcp import TcpTransport
 from compressa.transports.settings import Settings
+from compressa.transports.tcp import TcpTransport
 
 pytestmark = pytest.mark.ranks
 
