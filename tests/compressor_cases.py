@@ -117,12 +117,30 @@ def params(chosen: dict[str, Any]) -> list[Any]:
 
 
 CODECS = params({name: c for name, c in {**ALL, **AROUND}.items() if isinstance(c, Codec)})
+# Forms whose payloads alone are others: among ranks they go the way of the form that is left.
 _BY_CODEC_ONLY = {
+    "fp8-e5m2",
     "int4-small-blocks",
+    "int8-maxmin",
+    "int4-maxmin-stochastic",
+    "qsgd-dithering",
+    "terngrad-unclipped",
+    "natural-dithering-max",
+    "natural-dithering-fine",
     "topk-bitmap",
     "topk-bfloat16",
     "topk-all",
+    "topk-bits",
+    "topk-elias-fano",
+    "dgc-dense",
+    "dgc-float16",
+    "sidco-one-stage",
+    "threshold-in-rms",
+    "adacomp-small-bins",
     "randomk-dense",
+    "demo-all",
+    "entropy-int2",
+    "entropy-dgc",
     "entropy-randomk",
 }
 
