@@ -77,6 +77,11 @@ class Header(Strict):
     versions: dict[str, str]
     timestamp: AwareDatetime
 
+    @property
+    def machine(self) -> str:
+        """The machine, in words."""
+        return f"{self.cpu}, {self.cores} cores, {self.system}"
+
     @classmethod
     def here(cls, versions: dict[str, str] | None = None, **how: Any) -> Self:
         """Return the header of what is measured here and now.
@@ -128,6 +133,18 @@ class Measurement(Strict):
     def kinds(self) -> dict[str, list[Row]]:
         """The rows of each kind."""
         return {name: rows for name, rows in self if name != "header"}
+
+    @property
+    def when_and_where(self) -> str:
+        """When, on what and with what, in words; rows may be of several days."""
+        rows = [row for kind in self.kinds.values() for row in kind]
+        stamps = [stamp for row in rows if (stamp := dict(row).get("timestamp"))]
+        times = stamps or [self.header.timestamp]
+        period = " to ".join(sorted({f"{t:%Y-%m-%d}" for t in (min(times), max(times))}))
+        versions = ", ".join(
+            f"{name} {text}" for name, text in sorted(self.header.versions.items())
+        )
+        return f"Measured {period} on {self.header.machine}; {versions}."
 
     def updated(self, newer: Self) -> Self:
         """Return this measurement with what a newer one has measured again, or in addition.

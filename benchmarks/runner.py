@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 import typer
 from rich.console import Console
 
 from benchmarks.records import Measurement
-from benchmarks.tables import Table, laid_out
 from compressa.errors import ConfigError
+from harness.tables import Table, laid_out
 
 M = TypeVar("M", bound=Measurement)
-
-
-def given(**options: Sequence[Any] | None) -> dict[str, Any]:
-    """Leave out what was left out, and what was given twice."""
-    return {name: list(dict.fromkeys(several)) for name, several in options.items() if several}
-
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
@@ -34,11 +29,42 @@ Update = Annotated[
 What = Annotated[str, typer.Option(help="Only methods whose names match this pattern.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is to be measured of a benchmark that has parts.
+
+    Attributes:
+        known: The names of all parts.
+        parts: Of those that are wanted.
+        pattern: That names of methods match.
+        budget_s: Seconds for what is measured at a time.
+    """
+
+    known: ClassVar[Sequence[str]]
+
+    parts: Sequence[str]
+    pattern: str = "*"
+    budget_s: float
+
+    def __post_init__(self) -> None:
+        """Refuse what there is not."""
+        refuse_strangers("--part", self.parts, self.known)
+
+    def matches(self, method: str) -> bool:
+        """Whether a method of this name is wanted."""
+        return fnmatchcase(method, self.pattern)
+
+
 def parts_option(parts: Iterable[str]) -> Any:
     """Return the option that chooses among the parts of a benchmark."""
     return typer.Option(
         help=f"What to measure, several times: {', '.join(parts)}; all if left out."
     )
+
+
+def given(**options: Sequence[Any] | None) -> dict[str, Any]:
+    """Leave out what was left out, and what was given twice."""
+    return {name: list(dict.fromkeys(several)) for name, several in options.items() if several}
 
 
 def refuse_strangers(option: str, given: Iterable[str], known: Iterable[str]) -> None:
@@ -65,34 +91,28 @@ def refuse_unmatched(option: str, pattern: str, names: Iterable[str]) -> None:
         raise ConfigError(f"{option}: no name matches {pattern!r}; there are: {there}")
 
 
-def older(kind: type[M], json_file: Path | None, update: Path | None) -> M | None:
-    """Return what a file that is brought up to date holds already.
-
-    Raises:
-        ConfigError: A new file is to be written as well; or it is no measurement of this kind.
-    """
-    if json_file is not None and update is not None:
-        raise ConfigError("--json writes a new file and --update an older one: give one of them")
-    return None if update is None or not update.exists() else kind.read(update)
-
-
 def measure(
     doing: Iterable[str],
     measurement: Callable[[], M],
-    file: Path | None,
-    known: M | None = None,
+    json_file: Path | None,
+    update: Path | None = None,
 ) -> M:
     """Measure all, and keep the file up to date, so that a run that is ended leaves a part.
 
     Args:
         doing: Measures, and says what comes next each time that it has measured something.
         measurement: Returns all of it so far.
-        file: Where it is written, if anywhere.
-        known: What stays of it where nothing newer is measured.
+        json_file: Where it is written anew, if anywhere.
+        update: A file whose rows stay where nothing newer is measured; written likewise.
 
     Raises:
-        ConfigError: What is known can not be brought up to date here.
+        ConfigError: Both files are given; or the older one can not be brought up to date here.
     """
+    if json_file is not None and update is not None:
+        raise ConfigError("--json writes a new file and --update an older one: give one of them")
+    file, known = json_file or update, None
+    if update is not None and update.exists():
+        known = type(measurement()).read(update)
 
     def kept() -> M:
         newer = measurement()

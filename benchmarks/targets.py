@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from benchmarks.tables import Table
+from harness.tables import Table
 
 WORDS = {True: "met", False: "missed", None: "not judged"}
 

@@ -46,6 +46,10 @@ class Samples:
         """Return samples in other units."""
         return Samples(tuple(change(value) for value in self.values))
 
+    def spread(self) -> dict[str, float]:
+        """Return what a `Spread` has of seconds."""
+        return {"median_s": self.median, "p20_s": self.p20, "p80_s": self.p80}
+
 
 @dataclass(frozen=True)
 class Stopwatch:

@@ -108,7 +108,8 @@ def _link_tree(site: Path) -> None:
         (package / entry.name).symlink_to(entry)
     for inner, folder in _PARTS.items():
         (package / inner).symlink_to(ROOT / folder)
-    (site / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for beside in ("benchmarks", "harness"):
+        (site / beside).symlink_to(ROOT / beside)
     known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     facts = site / f"compressa-{known['version']}.dist-info"
     facts.mkdir()

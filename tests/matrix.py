@@ -36,6 +36,7 @@ TREE = [
     "tests",
     "docs",
     "benchmarks",
+    "harness",
     "experiments",
     "pyproject.toml",
     "README.md",

@@ -17,6 +17,7 @@ import pytest
 
 import benchmarks
 import compressa
+import harness
 
 ROOT = Path(__file__).resolve().parent.parent
 HOMES = {
@@ -152,15 +153,17 @@ def all_imports(file: Path) -> set[str]:
 
 def test_experiments_use_the_public_front_only() -> None:
     public = {"compressa", "compressa.errors", "compressa.testbed", "compressa.config"}
-    for file in (ROOT / "experiments").rglob("*.py"):
+    for file in (*(ROOT / "experiments").rglob("*.py"), *(ROOT / "harness").rglob("*.py")):
         private = {m for m in all_imports(file) if m.split(".")[0] == "compressa"} - public
         assert not private, f"{file.relative_to(ROOT)} imports {sorted(private)}"
 
 
 def test_nothing_knows_the_benchmarks() -> None:
-    for home in (*HOMES.values(), ROOT / "experiments"):
+    homes = {home: {"benchmarks", "harness", "lab"} for home in HOMES.values()}
+    homes |= {ROOT / "experiments": {"benchmarks"}, ROOT / "harness": {"benchmarks", "lab"}}
+    for home, beside in homes.items():
         for file in home.rglob("*.py"):
-            known = {m for m in all_imports(file) if m.split(".")[0] == "benchmarks"}
+            known = {m for m in all_imports(file) if m.split(".")[0] in beside}
             assert not known, f"{file.relative_to(ROOT)} imports {sorted(known)}"
 
 
@@ -220,7 +223,7 @@ def test_top_level_folders_refuse_their_bare_names(home: str) -> None:
 def modules() -> list[str]:
     found = ["compressa"]
     found += [module.name for module in pkgutil.walk_packages(compressa.__path__, "compressa.")]
-    for package in (compressa.kernels, compressa.schedulers, benchmarks):
+    for package in (compressa.kernels, compressa.schedulers, harness, benchmarks):
         prefix = package.__name__ + "."
         found += [module.name for module in pkgutil.walk_packages(package.__path__, prefix)]
     return sorted(set(found))
@@ -239,7 +242,8 @@ def test_every_module_imports_and_its_examples_run() -> None:
 
 
 def test_files_stay_readable() -> None:
-    for home in (*HOMES.values(), ROOT / "benchmarks", ROOT / "experiments"):
+    beside = (ROOT / name for name in ("harness", "benchmarks", "experiments"))
+    for home in (*HOMES.values(), *beside):
         for file in home.rglob("*.py"):
             assert len(file.read_text().splitlines()) <= 400, file.relative_to(ROOT)
             if file.read_text().strip():

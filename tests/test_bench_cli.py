@@ -1,20 +1,16 @@
-"""`python -m benchmarks kernels`, and the page that its figures go to."""
+"""`python -m benchmarks kernels`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from test_bench_records import row, whole
 from typer.testing import CliRunner, Result
 
-from benchmarks import page as performance
 from benchmarks.__main__ import app
 from benchmarks.kernels import CASES, Measurement, scaling
 from compressa.compressors import COMPRESSORS
 from compressa.errors import BackendUnavailable, ConfigError
-
-ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*words: str) -> Result:
@@ -94,40 +90,3 @@ def test_fewer_than_seven_samples_are_refused() -> None:
 
 def test_the_help_has_an_example() -> None:
     assert "Example: python -m benchmarks kernels" in run("kernels", "--help").stdout
-
-
-def test_the_page_has_the_figures_of_the_committed_measurements() -> None:
-    page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-    assert performance.with_figures(page, performance.figures_block()) == page, (
-        "run python -m benchmarks.page"
-    )
-
-
-def test_without_a_measurement_the_page_says_so(tmp_path: Path) -> None:
-    assert performance.figures_block(tmp_path) == "No measurement is committed yet.\n"
-
-
-def test_the_figures_quote_machine_versions_date_and_targets(tmp_path: Path) -> None:
-    growth = row(benchmark="kernels-scaling", unit="us", peer=None, peer_median=None)
-    fixed = row(benchmark="kernels-fixed-cost", unit="us", peer=None, peer_median=None)
-    bandwidth = {"metric": "bandwidth", "unit": "GB/s", "median": 44.0, "p20": 40.0, "p80": 45.0}
-    yardstick = row(case="in-place update @ 25000000", peer=None, peer_median=None, **bandwidth)
-    measured = whole().model_copy(update={"rows": [yardstick, row(), growth, fixed]})
-    measured.write(tmp_path / "kernels-25.json")
-    earlier = row(median=99.0, p80=99.0, timestamp="2025-01-01T00:00:00Z")
-    measured.model_copy(update={"rows": [earlier]}).write(tmp_path / "kernels-again.json")
-    block = performance.figures_block(tmp_path)
-    header = measured.header
-    for fact in (header.cpu, f"{header.timestamp:%Y-%m-%d}", *header.versions.values()):
-        assert fact in block
-    assert "| 25,000,000 | 2 | 44.0 | 40.0 | 45.0 |" in block
-    times = "10.00 (9.50 to 11.00) | 0.80 of 0.85 | torch operations | 50.00 | 5.00 | missed |"
-    assert f"| int8 with residual | 25,000,000 | {times}" in block
-    assert "| int8 with residual | 10.0 | met |" in block
-    assert "99.0" not in block
-
-
-@pytest.mark.parametrize("page", ["", "<!-- kernels:end --><!-- kernels:begin -->"])
-def test_a_page_without_a_place_for_figures_is_refused(page: str) -> None:
-    with pytest.raises(ValueError, match="once each"):
-        performance.with_figures(page, "")

@@ -1,10 +1,7 @@
-"""What the benchmark of exchanges counts, judges and writes down; ranks that die; no network."""
+"""What the benchmark of exchanges counts, judges and writes down; no network."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,11 +9,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from benchmarks import page as performance
+from benchmarks import hosts
 from benchmarks.__main__ import app
 from benchmarks.exchange import run, tables, targets
-from benchmarks.exchange.methods import BY_NAME, METHODS
-from benchmarks.exchange.plan import Settings
+from benchmarks.exchange.parts import BY_NAME, METHODS
 from benchmarks.exchange.records import (
     ExchangeMeasurement,
     Header,
@@ -24,13 +20,10 @@ from benchmarks.exchange.records import (
     Omitted,
     Row,
 )
-from benchmarks.exchange.rows import Verdict
-from benchmarks.hosts import bed, wire
-from benchmarks.hosts.ranks import Ranks, Started
+from benchmarks.targets import Verdict
 from compressa.errors import BackendUnavailable, ConfigError, TransportError
-from compressa.link.chain import LEAST_CHAIN_S, Ask, timed
+from compressa.link.chain import LEAST_CHAIN_S, timed
 
-ROOT = Path(__file__).resolve().parents[1]
 NETWORK = Network(
     hosts=4,
     link="1gbit",
@@ -135,13 +128,14 @@ class TestMethods:
             run.check_counted(ring, 1000, 4, 100)
 
     def test_what_would_take_too_long_or_too_much_memory_is_left_out(self) -> None:
-        settings = Settings(hosts=[4], links=["1gbit"], sizes_bytes=[4], longest_s=1.0)
-        why = run.ExchangeBench(settings)._too_much
-        assert why(BY_NAME["ring"], 60_000_000, NETWORK) == ""
-        assert why(BY_NAME["ring"], 100_000_000, NETWORK) == "1 s for one operation"
-        assert why(BY_NAME["all_to_all"], 15_000_000, NETWORK) == ""
-        assert why(BY_NAME["all_to_all"], 60_000_000, NETWORK) == "2 s for one operation"
-        assert "memory" in why(BY_NAME["all_gather"], 1 << 40, NETWORK)
+        def why(method: str, size_bytes: int) -> str:
+            return run.too_much(BY_NAME[method], size_bytes, NETWORK, 1.0)
+
+        assert why("ring", 60_000_000) == ""
+        assert why("ring", 100_000_000) == "1 s for one operation"
+        assert why("all_to_all", 15_000_000) == ""
+        assert why("all_to_all", 60_000_000) == "2 s for one operation"
+        assert "memory" in why("all_gather", 1 << 40)
 
 
 class TestRecords:
@@ -243,63 +237,6 @@ class TestTargets:
         assert ("ring, 4 MB", "met") in {line[-2:] for line in tables.targets(measured).lines}
 
 
-def python_ranks(folder: Path, code: str) -> Callable[[Path], list[Started]]:
-    """Two ranks that say hello, and then run some code with `wire` and `number`."""
-    begin = "import runpy, sys, time; number = int(sys.argv[2]); "
-    begin += f"wire = runpy.run_path({wire.__file__!r})['Wire'](sys.argv[1], number)\n"
-
-    def start(path: Path) -> list[Started]:
-        started = []
-        for number in range(2):
-            log = folder / f"{number}.log"
-            words = [sys.executable, "-c", begin + code, str(path), str(number)]
-            with log.open("wb") as stream:
-                process = subprocess.Popen(words, stdout=stream, stderr=stream)
-            started.append(Started(f"rank {number}", process, log))
-        return started
-
-    return start
-
-
-class TestRanks:
-    """Answers come from all ranks, or an error with the reason."""
-
-    def test_the_slowest_rank_counts(self, tmp_path: Path) -> None:
-        fields = "{'samples_s': [1.0 + number, 4.0 - number], 'operations': ask[1]}"
-        code = f"wire.serve('7', lambda ask: {fields})"
-        with Ranks(2, python_ranks(tmp_path, code), 20.0) as ranks:
-            assert ranks.version == "7"
-            assert ranks.ask(Ask("ring", 5, 1.0), 10.0) == ([2.0, 4.0], 5)
-
-    @pytest.mark.parametrize(
-        ("answer", "said"),
-        [
-            ("print('last words') or sys.exit(3)", r"rank 1 ended with status 3\n  last words"),
-            ("1 / 0", r"ZeroDivisionError"),
-            ("time.sleep(60)", r"ranks 1 did not finish ring of 5 bytes within 1 s"),
-        ],
-    )
-    def test_a_rank_that_fails_ends_the_wait(self, answer: str, said: str, tmp_path: Path) -> None:
-        code = f"wire.serve('', lambda ask: ({answer}) if number else {{'samples_s': [1.0]}})"
-        with (
-            pytest.raises(TransportError, match=said),
-            Ranks(2, python_ranks(tmp_path, code), 20.0) as ranks,
-        ):
-            ranks.ask(Ask("ring", 5, 1.0), 1.0 if "sleep" in answer else 10.0)
-
-    def test_ranks_that_do_not_come_are_ended(self, tmp_path: Path) -> None:
-        start = python_ranks(tmp_path, "time.sleep(60)")
-        kept: list[Started] = []
-
-        def starting(path: Path) -> list[Started]:
-            kept.extend(start(path))
-            return kept
-
-        with pytest.raises(TransportError, match="ranks 0, 1 did not start within 1 s"):
-            Ranks(2, starting, 0.5)
-        assert all(started.process.returncode is not None for started in kept)
-
-
 def command(*words: str) -> str:
     result = CliRunner(env={"COLUMNS": "160"}).invoke(app, ["exchange", *words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -326,33 +263,6 @@ def test_without_namespaces_the_fix_is_named(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(*_: object, **__: object) -> None:
         raise BackendUnavailable("Network namespaces are not permitted here; run as root")
 
-    monkeypatch.setattr(bed, "open_testbed", refuse)
+    monkeypatch.setattr(hosts, "open_testbed", refuse)
     with pytest.raises(BackendUnavailable, match=r"between network namespaces only.* run as root"):
         command("--quick")
-
-
-class TestPage:
-    """What the page quotes."""
-
-    def test_it_has_the_figures_of_the_committed_measurement(self) -> None:
-        page = (ROOT / "docs" / "performance.md").read_text(encoding="utf-8")
-        block = performance.exchange_block()
-        assert performance.with_figures(page, block, "exchange") == page, (
-            "run python -m benchmarks.page"
-        )
-
-    def test_figures_come_with_machine_versions_and_targets(self, tmp_path: Path) -> None:
-        assert performance.exchange_block(tmp_path) == "No measurement is committed yet.\n"
-        left_out = {"hosts": 8, "link": "1gbit", "method": "ring", "size_bytes": 1 << 20}
-        measured = whole(at_line_rate("ring", 0.96)).model_copy(
-            update={"omitted": [Omitted(**left_out, why="12 s for one operation")]}
-        )
-        measured.write(tmp_path / "exchange.json")
-        block = performance.exchange_block(tmp_path)
-        head = measured.header
-        for fact in (head.cpu, f"{head.timestamp:%Y-%m-%d}", *head.versions.values()):
-            assert fact in block
-        assert "4 hosts, 1gbit: line rate 119.0 MB/s; a message 100 us" in block
-        assert "| ring | 52.5 (0.96) |" in block
-        assert "| all_reduce, of line rate | 4 | 1gbit | 0.96 | 0.95 | ring, 4 MB | met |" in block
-        assert "too long for --longest: ring 1 MiB on 8 hosts at 1gbit." in block

@@ -8,9 +8,8 @@ from _between_hosts import MARKS, own_testbeds
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.exchange.methods import BY_NAME, METHODS
 from benchmarks.exchange.others import missing_mpi, missing_ray
-from benchmarks.exchange.parts import PARTS
+from benchmarks.exchange.parts import BY_NAME, METHODS, PARTS
 from benchmarks.exchange.records import ExchangeMeasurement
 
 pytestmark = MARKS

@@ -16,8 +16,7 @@ from benchmarks.exchange import run, targets
 from benchmarks.exchange.broadcasts import indices
 from benchmarks.exchange.compressed import Compressed
 from benchmarks.exchange.method import Method
-from benchmarks.exchange.methods import BY_NAME, METHODS
-from benchmarks.exchange.parts import GRADIENTS_BYTES, LARGE_BYTES, PARTS
+from benchmarks.exchange.parts import BY_NAME, GRADIENTS_BYTES, LARGE_BYTES, METHODS, PARTS
 from benchmarks.exchange.plan import Settings
 from benchmarks.exchange.records import (
     ExchangeMeasurement,
@@ -27,10 +26,10 @@ from benchmarks.exchange.records import (
     Row,
     Simulated,
 )
-from benchmarks.exchange.rows import Verdict
 from benchmarks.exchange.simulate import LINK, simulated
 from benchmarks.exchange.tables import part_tables
 from benchmarks.exchange.transfers import check_pattern, pattern
+from benchmarks.targets import Verdict
 from compressa.collectives.algorithms import ALGORITHMS
 from compressa.errors import ConfigError, TransportError
 
@@ -113,10 +112,9 @@ class TestPlan:
             Settings(parts=["transfer"], pattern="ring")
 
     def test_too_few_hosts_are_said_to_be_so(self) -> None:
-        why = run.ExchangeBench(Settings())._too_much
         from_four = BY_NAME["multi_source from 4"]
-        assert why(from_four, 1 << 20, network(4)) == "it takes 5 hosts"
-        assert why(from_four, 1 << 20, network(5)) == ""
+        assert run.too_much(from_four, 1 << 20, network(4), 10.0) == "it takes 5 hosts"
+        assert run.too_much(from_four, 1 << 20, network(5), 10.0) == ""
 
 
 class TestMethods:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kernels import Measurement, Row
-from benchmarks.kernels.records import Bandwidth, Header
+from benchmarks.kernels.records import Header
 from compressa.errors import ConfigError
 
 FIELDS = [
@@ -54,13 +54,8 @@ def row(**changes: Any) -> Row:
 
 
 def whole() -> Measurement:
-    bandwidth = Bandwidth(
-        elems=25_000_000, threads=2, median_gb_per_s=44.0, p20_gb_per_s=40.0, p80_gb_per_s=45.0
-    )
-    return Measurement(
-        header=Header.here(caches_bytes={"L2": 1 << 20}, yardstick=[bandwidth]),
-        rows=[row(), row(limit_ratio=None)],
-    )
+    header = Header.here(caches_bytes={"L2": 1 << 20})
+    return Measurement(header=header, rows=[row(), row(limit_ratio=None)])
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import pytest
 from test_bench_records import row, whole
 
 from benchmarks.kernels import Measurement
-from benchmarks.runner import measure, older
-from benchmarks.tables import Table, laid_out, markdown
+from benchmarks.runner import measure
 from compressa.errors import ConfigError
+from harness.tables import Table, laid_out, markdown
 
 
 def test_the_file_holds_what_was_measured_when_a_run_ends_early(tmp_path: Path) -> None:
@@ -30,21 +30,17 @@ def test_the_file_holds_what_was_measured_when_a_run_ends_early(tmp_path: Path) 
     assert Measurement.read(file).rows == [row()]
 
 
-def test_rows_that_are_not_measured_again_stay() -> None:
-    known = whole().model_copy(update={"rows": [row(), row(case="int4 @ 1000")]})
-    again = whole().model_copy(update={"rows": [row(median=9.8)]})
-    found = measure(iter(["it"]), lambda: again, None, known)
-    assert found.rows == [row(case="int4 @ 1000"), row(median=9.8)]
-
-
-def test_what_is_known_can_be_brought_up_to_date_or_written_anew(tmp_path: Path) -> None:
-    file = tmp_path / "rows.json"
-    assert older(Measurement, file, None) is None
-    assert older(Measurement, None, file) is None
-    whole().write(file)
-    assert older(Measurement, None, file) == whole().read(file)
+def test_rows_that_are_not_measured_again_stay_where_a_file_is_brought_up_to_date(
+    tmp_path: Path,
+) -> None:
+    file, again = tmp_path / "rows.json", whole().model_copy(update={"rows": [row(median=9.8)]})
+    measure(iter(["it"]), lambda: again, None, file)  # there is none yet
+    assert Measurement.read(file).rows == again.rows
+    whole().model_copy(update={"rows": [row(), row(case="int4 @ 1000")]}).write(file)
+    found = measure(iter(["it"]), lambda: again, None, file)
+    assert found.rows == Measurement.read(file).rows == [row(case="int4 @ 1000"), row(median=9.8)]
     with pytest.raises(ConfigError, match="give one of them"):
-        older(Measurement, file, file)
+        measure(iter(()), lambda: again, file, file)
 
 
 def test_a_table_is_the_same_on_the_page_and_at_the_terminal() -> None:

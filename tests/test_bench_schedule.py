@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.schedule import tables
-from benchmarks.schedule.methods import AUTO, DDP, EXCHANGED, METHODS
 from benchmarks.schedule.overhead import chunk_costs
-from benchmarks.schedule.plan import Settings
+from benchmarks.schedule.plan import AUTO, DDP, EXCHANGED, METHODS, Settings
 from benchmarks.schedule.records import (
     Case,
     Header,
@@ -32,7 +31,6 @@ from benchmarks.schedule.steps import Steps
 from benchmarks.schedule.targets import verdicts
 from compressa.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parents[1]
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
@@ -85,6 +83,24 @@ def two_jobs(**given: Any) -> Jobs:
         medians=((1.5, 1.5), (1.0, 1.2)),
         worsts=((2.0, 2.1), (1.1, 1.3)),
         burstiness=(None, None, None),
+        timestamp=NOW,
+    )
+    return row.model_copy(update=given)
+
+
+def traced(ratio: float, ratio_high: float) -> Traced:
+    spread = {"ratio": ratio, "ratio_low": 0.99, "ratio_high": ratio_high}
+    return Traced(step_s=0.1, cpu_ratio=1, timestamp=NOW, **spread)
+
+
+def pushes(**given: Any) -> Pushes:
+    row = Pushes(
+        link="1gbit",
+        size_bytes=1,
+        round_s=(1.0, 1.01),
+        retransmitted=(50, 0),
+        peak_bytes=(400, 100),
+        burstiness=(3.0, 1.0),
         timestamp=NOW,
     )
     return row.model_copy(update=given)
@@ -205,23 +221,9 @@ def test_pipelined_units_are_judged_where_there_is_something_to_gain(
 def test_costs_and_shares_are_judged() -> None:
     found = measurement(
         overhead=[Overhead(what="plan", chunks=10, chunk_us=21.0, timestamp=NOW)],
-        traced=[
-            Traced(
-                step_s=0.1, ratio=1.005, ratio_low=1.0, ratio_high=1.1, cpu_ratio=1, timestamp=NOW
-            )
-        ],
+        traced=[traced(1.005, 1.1)],
         jobs=[two_jobs()],
-        pushes=[
-            Pushes(
-                link="1gbit",
-                size_bytes=1,
-                round_s=(1.0, 1.01),
-                retransmitted=(50, 0),
-                peak_bytes=(400, 100),
-                burstiness=(3.0, 1.0),
-                timestamp=NOW,
-            )
-        ],
+        pushes=[pushes()],
     )
     assert judged(found) == {
         "scheduling a chunk": False,
@@ -239,9 +241,8 @@ def test_costs_and_shares_are_judged() -> None:
 def test_a_trace_is_judged_where_steps_differ_by_less_than_is_asked(
     ratio: float, ratio_high: float, met: bool | None
 ) -> None:
-    spread = {"ratio": ratio, "ratio_low": 0.99, "ratio_high": ratio_high}
-    traced = Traced(step_s=0.1, cpu_ratio=1, timestamp=NOW, **spread)
-    assert judged(measurement(traced=[traced])) == {"step with a trace": met}
+    found = measurement(traced=[traced(ratio, ratio_high)])
+    assert judged(found) == {"step with a trace": met}
 
 
 @pytest.mark.parametrize(
@@ -258,7 +259,7 @@ def test_a_table_shows_each_step_beside_ideal_and_ddp() -> None:
     found = measurement(
         cases=[case()], steps=[step(DDP[0].name, 0.62), step(AUTO, 0.31, simulated_s=0.3)]
     )
-    shown = next(tables.tables(found))
+    shown = tables.tables(found)[0]
     assert shown.lines[1] == (AUTO, "310", "310 to 310", "1.00", "2.00", "300", "-3%")
     assert "C 310 ms, that is 1.03 (F + B)" in shown.caption
 
@@ -281,11 +282,13 @@ def test_what_is_exchanged_alone_is_always_measured_and_ddp_where_it_can_compres
 class _Ranks:
     """Ranks whose samples cost more the more there are, on a wire that takes a while."""
 
+    folder = Path()
+
     def __init__(self, communication_s: float, sample_s: float) -> None:
         self.communication_s, self.sample_s = communication_s, sample_s
         self.batch = 0
 
-    def __call__(self, what: str, **given: Any) -> dict[str, float]:
+    def ask(self, what: str, **given: Any) -> dict[str, float]:
         self.batch = given.get("batch", self.batch)
         step_s = self.sample_s * self.batch * (1 + self.batch / 50_000) + 0.01
         if what == "communicate":

@@ -8,9 +8,9 @@ from _between_hosts import MARKS, own_testbeds
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.schedule.methods import EXCHANGED
-from benchmarks.schedule.model import ELEMS
+from benchmarks.schedule.plan import EXCHANGED
 from benchmarks.schedule.records import ScheduleMeasurement
+from benchmarks.schedule.trainers import ELEMS
 
 pytestmark = MARKS
 __all__ = ["own_testbeds"]  # a fixture for every test here

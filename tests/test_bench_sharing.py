@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from datetime import UTC, datetime
 
 import pytest
+from test_bench_schedule import pushes
 
-from benchmarks.schedule.job import waits_s
-from benchmarks.schedule.jobs import Steps, of_alone
-from benchmarks.schedule.records import Pushes
+from benchmarks.schedule.jobs import Steps, of_alone, waits_s
 
 
 def steps(*times_s: float) -> Steps:
@@ -36,15 +34,7 @@ def test_the_share_of_communication_is_that_of_the_whole_time() -> None:
 
 
 def test_in_slots_nothing_sent_again_counts_as_once() -> None:
-    found = Pushes(
-        link="100mbit",
-        size_bytes=1,
-        round_s=(1.0, 1.01),
-        retransmitted=(200, 0),
-        peak_bytes=(300_000, 50_000),
-        burstiness=(1.5, 1.2),
-        timestamp=datetime(2026, 5, 1, tzinfo=UTC),
-    )
+    found = pushes(retransmitted=(200, 0), peak_bytes=(300_000, 50_000))
     assert found.fewer_retransmitted == 200
     assert found.smaller_peak == pytest.approx(6.0)
     assert found.slowdown == pytest.approx(1.01)

@@ -15,24 +15,25 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def link_package(folder: Path) -> None:
-    """Lay the three source folders out as one package, and the benchmarks beside it."""
+    """Lay the three source folders out as one package, and what lies beside it."""
     package = folder / "compressa"
     package.mkdir()
     for source in (ROOT / "compressa").iterdir():
         (package / source.name).symlink_to(source)
     (package / "kernels").symlink_to(ROOT / "kernels")
     (package / "schedulers").symlink_to(ROOT / "schedulers")
-    (folder / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for beside in ("benchmarks", "harness"):
+        (folder / beside).symlink_to(ROOT / beside)
 
 
 def run_mypy() -> int:
-    """Check package and benchmarks, then the experiments; return the exit status."""
+    """Check package, harness and benchmarks, then the experiments; return the exit status."""
     config = ["--config-file", str(ROOT / "pyproject.toml")]
     cache = ["--cache-dir", str(ROOT / ".mypy_cache")]
     with tempfile.TemporaryDirectory() as folder:
         link_package(Path(folder))
         command = [sys.executable, "-m", "mypy", "--strict", *config, *cache]
-        command += ["-p", "compressa", "-p", "benchmarks"]
+        command += ["-p", "compressa", "-p", "harness", "-p", "benchmarks"]
         package = subprocess.run(command, cwd=folder, check=False).returncode
         scripts = str(ROOT / "experiments")
         command = [sys.executable, "-m", "mypy", "--strict", *config, *cache, scripts]

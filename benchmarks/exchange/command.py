@@ -10,9 +10,8 @@ from rich.console import Console
 from benchmarks.exchange import tables
 from benchmarks.exchange.parts import PARTS
 from benchmarks.exchange.plan import Settings
-from benchmarks.exchange.records import ExchangeMeasurement
 from benchmarks.exchange.run import ExchangeBench
-from benchmarks.runner import JsonFile, Update, What, given, measure, older, parts_option, show
+from benchmarks.runner import JsonFile, Update, What, given, measure, parts_option, show
 from compressa.config.sizes import parse_bytes
 from compressa.errors import ConfigError
 from compressa.testbed import LinkSpec
@@ -63,7 +62,6 @@ def exchange(
     Parts, and their minutes: sums (20), compressed (2), server (3), broadcast (3), transfer (3),
     striping (1), hosts (4). Needs network namespaces: Linux, and root or user namespaces.
     """
-    known = older(ExchangeMeasurement, json_file, update)
     settings = Settings(
         budget_s=budget or (_QUICK_BUDGET_S if quick else _BUDGET_S),
         longest_s=longest,
@@ -76,8 +74,13 @@ def exchange(
             sizes_bytes=size and [_bytes(text) for text in size],
         ),
     )
-    bench = ExchangeBench(settings)
-    _show(Console(), measure(bench.run(), lambda: bench.found, json_file or update, known))
+    bench, console = ExchangeBench(settings), Console()
+    measured = measure(bench.run(), lambda: bench.found, json_file, update)
+    show(console, tables.tables(measured))
+    console.print(f"\n{tables.BUSY_NOTE}", highlight=False)
+    show(console, [tables.targets(measured)])
+    for line in tables.omissions(measured):
+        console.print(f"Not measured, {line}", highlight=False, markup=False)
 
 
 def _bytes(text: str) -> int:
@@ -89,11 +92,3 @@ def _bytes(text: str) -> int:
     if size_bytes < 4 or size_bytes % 4 or size_bytes != found:
         raise ConfigError(f"--size: {text} is no size of a vector of float32: give a multiple of 4")
     return size_bytes
-
-
-def _show(console: Console, measurement: ExchangeMeasurement) -> None:
-    show(console, tables.tables(measurement))
-    console.print(f"\n{tables.BUSY_NOTE}", highlight=False)
-    show(console, [tables.targets(measurement)])
-    for line in tables.omissions(measurement):
-        console.print(f"Not measured, {line}", highlight=False, markup=False)

@@ -5,7 +5,6 @@ The gradients are cut into units as in training, and all of them are under way a
 
 from __future__ import annotations
 
-import itertools
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import final
 
 import torch
 
-from benchmarks.engines import opened_engine
+import compressa
 from benchmarks.exchange.method import Method, Verb
 from compressa.compressors import COMPRESSORS
 from compressa.engine.session import Session
@@ -68,11 +67,10 @@ class Compressed(Method):
         gradients = {f"layer{i}": part for i, part in enumerate(parts)}
         exchange = {"transport": "tcp", "kind": self.kind}
         config = {"compressor": {"name": self.compressor}, "exchange": exchange}
-        engine = opened_engine(config, {n: part.numel() for n, part in gradients.items()})
-        steps = itertools.count()
+        engine = compressa.open_engine(config, gradients)
 
         def call() -> None:
-            engine.wait([engine.submit(gradients, step=next(steps))])
+            engine.wait([engine.submit(gradients)])
 
         def verify() -> None:
             given = [random_values(other, elems) for other in range(size)]

@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 import compressa
 from benchmarks.exchange.method import Maker, Method
-from benchmarks.hosts.ranks import Started
-from benchmarks.hosts.start import HOME, THREADS, spawn
 from compressa.testbed import Testbed
+from harness.ranks import Started
+from harness.start import THREADS, spawn
 
+_HOME = Path(__file__).resolve().parents[2]  # where benchmarks are imported from
 _RAY = {"RAY_USAGE_STATS_ENABLED": "0"}
 # As a module of the package, torch would be imported with it: a stand-in takes the package's place.
 _BARE = """
@@ -73,7 +74,8 @@ def start_ray(bed: Testbed, path: Path) -> Sequence[Started]:
     They share nothing but the link: no memory, no hostname, no folder.
     """
     first, second = (host.address for host in bed.hosts[:2])
-    words = [[*_bare("rank_ray"), str(path), first], [*_bare("ray_node"), first, second]]
+    ray = _bare("rank_ray")
+    words = [[*ray, "first", str(path), first], [*ray, "second", first, second]]
     started = []
     for host, several in enumerate(words):
         log = path.with_name(f"ray{host}.log")
@@ -108,7 +110,7 @@ OTHERS = (Others("mpi", missing_mpi, start_mpi), Others("ray", missing_ray, star
 def _bare(module: str) -> list[str]:
     """Words that run a module beside this one without torch."""
     folder = str(Path(compressa.__file__).parent)
-    return [sys.executable, "-c", _BARE, str(HOME), folder, f"benchmarks.exchange.{module}"]
+    return [sys.executable, "-c", _BARE, str(_HOME), folder, f"benchmarks.exchange.{module}"]
 
 
 def _mpiexec() -> str | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
+from benchmarks import runner
 from benchmarks.exchange.method import Method
 from benchmarks.exchange.parts import PARTS, Part
-from benchmarks.runner import refuse_strangers, refuse_unmatched
+from benchmarks.runner import refuse_unmatched
 
 
 class Cell(NamedTuple):
@@ -29,73 +29,68 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(runner.Settings):
     """What is to be measured; what is left out is as the parts have it.
 
     Attributes:
-        parts: Their names.
         hosts: Numbers of hosts.
         links: Speeds of their links, as `LinkSpec` writes them.
         sizes_bytes: Of what is summed, or of what each rank gives.
-        pattern: That names of methods match.
-        budget_s: Seconds for a row.
         longest_s: Longest operation, by its formula; the more bytes a method needs than the best,
             the shorter is its own.
     """
 
-    parts: Sequence[str] = tuple(PARTS)
+    known: ClassVar[Sequence[str]] = tuple(PARTS)
+
+    parts: Sequence[str] = known
+    budget_s: float = 0.5
     hosts: Sequence[int] = ()
     links: Sequence[str] = ()
     sizes_bytes: Sequence[int] = ()
-    pattern: str = "*"
-    budget_s: float = 0.5
     longest_s: float = 10.0
 
     def __post_init__(self) -> None:
         """Refuse what there is not."""
-        refuse_strangers("--part", self.parts, PARTS)
+        super().__post_init__()
         wanted = [method.name for name in self.parts for method in PARTS[name].methods]
         refuse_unmatched("--what", self.pattern, wanted)
 
-    def methods(self, part: str) -> Sequence[Method]:
-        """Return those of a part that match."""
-        return self._chosen()[part].methods if part in self._chosen() else ()
+    def chosen(self) -> Mapping[str, Part]:
+        """Return the parts with methods that match, changed as these settings say."""
+        found: dict[str, Part] = {}
+        for name in self.parts:
+            part = PARTS[name]
+            found[name] = replace(
+                part,
+                methods=[method for method in part.methods if self.matches(method.name)],
+                hosts=self.hosts or part.hosts,
+                links=self.links or part.links,
+                sizes_bytes=self.sizes_bytes or part.sizes_bytes,
+            )
+        return {name: part for name, part in found.items() if part.methods}
 
     def all_hosts(self) -> list[int]:
         """Return the numbers of hosts, in ascending order."""
-        return sorted({hosts for part in self._chosen().values() for hosts in part.hosts})
+        return sorted({hosts for part in self.chosen().values() for hosts in part.hosts})
 
     def links_of(self, hosts: int) -> list[str]:
         """Return the links that so many hosts are measured on."""
-        here = (part for part in self._chosen().values() if hosts in part.hosts)
-        return list(dict.fromkeys(link for part in here for link in part.links))
+        return list(dict.fromkeys(link for part in self._on(hosts) for link in part.links))
+
+    def most_bytes(self, hosts: int) -> int:
+        """Return the largest size on so many hosts."""
+        return max(size for part in self._on(hosts) for size in part.sizes_bytes)
+
+    def _on(self, hosts: int) -> list[Part]:
+        return [part for part in self.chosen().values() if hosts in part.hosts]
 
     def cells(self, hosts: int, link: str, wanted: Callable[[Method], bool]) -> Iterator[Cell]:
         """Yield the rows of one place, all methods of a size one after the other.
 
         So a noisy time disturbs all methods alike.
         """
-        for name, part in self._chosen().items():
+        for name, part in self.chosen().items():
             for size_bytes in part.sizes_bytes:
                 if hosts in part.hosts and link in part.links:
                     for method in filter(wanted, part.methods):
                         yield Cell(name, method, size_bytes, part.rounds)
-
-    def most_bytes(self, hosts: int) -> int:
-        """Return the largest size on so many hosts."""
-        here = (part for part in self._chosen().values() if hosts in part.hosts)
-        return max(size for part in here for size in part.sizes_bytes)
-
-    def _chosen(self) -> Mapping[str, Part]:
-        """Parts with methods that match, changed as these settings say."""
-        found: dict[str, Part] = {}
-        for name in self.parts:
-            part = PARTS[name]
-            found[name] = replace(
-                part,
-                methods=[m for m in part.methods if fnmatchcase(m.name, self.pattern)],
-                hosts=self.hosts or part.hosts,
-                links=self.links or part.links,
-                sizes_bytes=self.sizes_bytes or part.sizes_bytes,
-            )
-        return {name: part for name, part in found.items() if part.methods}

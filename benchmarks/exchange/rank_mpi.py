@@ -13,39 +13,37 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.hosts.wire import Wire
-from compressa.link.chain import Ask, timed
+from compressa.link.chain import timed
+from harness.wire import Wire
 
 Call = Callable[[], object]
 
 
-def main() -> None:
-    """Measure rows until the driver has no more."""
-    from mpi4py import MPI  # which initialises it
+class Messages:
+    """What such a rank can be asked for.
 
-    comm = MPI.COMM_WORLD
+    Args:
+        mpi: The module `mpi4py.MPI`.
+    """
 
-    def answer(message: Any) -> dict[str, Any]:
+    def __init__(self, mpi: Any) -> None:
+        self._mpi, self._comm = mpi, mpi.COMM_WORLD
+
+    def timed(self, what: str, size_bytes: int, budget_s: float, rounds: int) -> dict[str, Any]:
+        """Time a method."""
         gc.collect()
-        ask = Ask(*message)
-        call, verify = _MAKE[ask.what](MPI, ask.size_bytes)
-        found = timed(
-            call,
-            verify,
-            comm.Barrier,
-            lambda seconds: float(comm.allreduce(seconds, MPI.MAX)),
-            ask.budget_s,
-            ask.rounds,
-        )
-        return found._asdict()
+        values = np.full(max(size_bytes // 4, 1), self._comm.rank + 1, np.float32)
+        call, verify = _MAKE[what](self._mpi, values)
+        comm, most = self._comm, self._mpi.MAX
 
-    version = MPI.Get_library_version().splitlines()[0].rstrip("\0")
-    Wire(sys.argv[1], comm.rank).serve(" ".join(version.split()), answer)
+        def slowest(seconds: float) -> float:
+            return float(comm.allreduce(seconds, most))
+
+        return timed(call, verify, comm.Barrier, slowest, budget_s, rounds)._asdict()
 
 
-def _sum(mpi: Any, size_bytes: int) -> tuple[Call, Call]:
+def _sum(mpi: Any, values: npt.NDArray[np.float32]) -> tuple[Call, Call]:
     comm = mpi.COMM_WORLD
-    values = _own(comm, size_bytes)
 
     def verify() -> None:
         if (values != comm.size * (comm.size + 1) / 2).any():
@@ -55,9 +53,8 @@ def _sum(mpi: Any, size_bytes: int) -> tuple[Call, Call]:
     return lambda: comm.Allreduce(mpi.IN_PLACE, values), verify
 
 
-def _gather(mpi: Any, size_bytes: int) -> tuple[Call, Call]:
+def _gather(mpi: Any, values: npt.NDArray[np.float32]) -> tuple[Call, Call]:
     comm = mpi.COMM_WORLD
-    values = _own(comm, size_bytes)
     parts = np.empty((comm.size, values.size), np.float32)
 
     def verify() -> None:
@@ -67,15 +64,12 @@ def _gather(mpi: Any, size_bytes: int) -> tuple[Call, Call]:
     return lambda: comm.Allgather(values, parts), verify
 
 
-def _broadcast(mpi: Any, size_bytes: int) -> tuple[Call, Call]:
-    comm = mpi.COMM_WORLD
-    values = _own(comm, size_bytes)
-    return lambda: comm.Bcast(values), lambda: _verify_first(values)
+def _broadcast(mpi: Any, values: npt.NDArray[np.float32]) -> tuple[Call, Call]:
+    return lambda: mpi.COMM_WORLD.Bcast(values), lambda: _verify_first(values)
 
 
-def _send(mpi: Any, size_bytes: int) -> tuple[Call, Call]:
+def _send(mpi: Any, values: npt.NDArray[np.float32]) -> tuple[Call, Call]:
     comm = mpi.COMM_WORLD
-    values = _own(comm, size_bytes)
     if comm.rank == 0:
         return lambda: comm.Send(values, 1), _nothing
     if comm.rank == 1:
@@ -83,16 +77,12 @@ def _send(mpi: Any, size_bytes: int) -> tuple[Call, Call]:
     return _nothing, _nothing
 
 
-_MAKE: dict[str, Callable[[Any, int], tuple[Call, Call]]] = {
+_MAKE: dict[str, Callable[[Any, npt.NDArray[np.float32]], tuple[Call, Call]]] = {
     "mpi Allreduce": _sum,
     "mpi Allgather": _gather,
     "mpi Bcast": _broadcast,
     "mpi Send": _send,
 }
-
-
-def _own(comm: Any, size_bytes: int) -> npt.NDArray[np.float32]:
-    return np.full(max(size_bytes // 4, 1), comm.rank + 1, np.float32)
 
 
 def _verify_first(values: npt.NDArray[np.float32]) -> None:
@@ -102,6 +92,14 @@ def _verify_first(values: npt.NDArray[np.float32]) -> None:
 
 def _nothing() -> None:
     """There is nothing to do, or to see."""
+
+
+def main() -> None:
+    """Measure rows until the driver has no more."""
+    from mpi4py import MPI  # which initialises it
+
+    version = MPI.Get_library_version().splitlines()[0].rstrip("\0")
+    Wire(sys.argv[1], MPI.COMM_WORLD.rank).serve(" ".join(version.split()), Messages(MPI))
 
 
 if __name__ == "__main__":

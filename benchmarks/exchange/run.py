@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.exchange.method import Method
@@ -17,26 +18,46 @@ from benchmarks.exchange.records import (
 )
 from benchmarks.exchange.simulate import simulated
 from benchmarks.exchange.sums import AUTO
-from benchmarks.hosts.bed import line_rate, opened_hosts
-from benchmarks.hosts.processors import Processors
-from benchmarks.hosts.ranks import Ranks
-from benchmarks.hosts.start import start_each
+from benchmarks.hosts import Processors, line_rate, opened_hosts
 from benchmarks.timing import Samples
 from compressa.collectives.choice import CANDIDATES
 from compressa.engine.start.link_file import Figures
 from compressa.errors import TransportError
-from compressa.link.chain import Ask
+from compressa.link.chain import Ask, Timed
 from compressa.link.fit import MOST_BYTES, fitted
 from compressa.machine import memory_bytes as machine_memory_bytes
 from compressa.machine import now
 from compressa.testbed import Testbed
+from harness.ranks import Ranks
+from harness.start import started_ranks
 
-_START_S = 180.0  # eight processes import torch on two cores
+_OURS = ("compressa", "gloo")
+_START_S = 180.0
 _PATIENCE_S = 60.0
 _PATIENCE = 20.0  # so many times as long as expected a row may take
 _MEMORY_SHARE = 0.25
 _LEAST_COUNTED = 0.97
 _MOST_FIT_S = 0.2
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where rows are measured.
+
+    Attributes:
+        bed: The hosts.
+        ranks: On them.
+        network: What the links are like.
+        figures: The same, as `auto` chooses by them; None where it is not asked for.
+    """
+
+    bed: Testbed
+    ranks: Ranks
+    network: Network
+    figures: Figures | None = None
+
+    def __str__(self) -> str:
+        return f"{self.network.hosts} hosts, {self.network.link}"
 
 
 class ExchangeBench:
@@ -54,7 +75,6 @@ class ExchangeBench:
         self.found = ExchangeMeasurement(header=header, networks=[], rows=[], omitted=[])
         self._settings = settings
         self._processors = Processors()
-        self._figures: Figures | None = None
 
     def run(self) -> Iterator[str]:
         """Measure everything; say what comes next, after each row.
@@ -63,8 +83,7 @@ class ExchangeBench:
             BackendUnavailable: There are no network namespaces here; the message says why.
             TransportError: A rank died or failed, or the links do not hold their rate.
         """
-        if "hosts" in self._settings.parts:
-            yield from self._simulate()
+        yield from self._simulate()
         for hosts in self._settings.all_hosts():
             yield f"{hosts} hosts: bringing them up"
             with opened_hosts(hosts, self._settings.links_of(hosts)[0]) as bed:
@@ -73,7 +92,8 @@ class ExchangeBench:
                     yield from self._measure_others(bed, others)
 
     def _simulate(self) -> Iterator[str]:
-        for method in self._settings.methods("hosts"):
+        part = self._settings.chosen().get("hosts")
+        for method in part.methods if part else ():
             for row in simulated(method.name):
                 yield f"virtual clock: {row.method}, {row.hosts} ranks"
                 self.found.simulated.append(row)
@@ -83,34 +103,36 @@ class ExchangeBench:
         settings, hosts = self._settings, len(bed.hosts)
         most_bytes = max(settings.most_bytes(hosts), MOST_BYTES)
         deadline_s = _PATIENCE_S + _PATIENCE * settings.longest_s
-        words = ["benchmarks.exchange.rank", most_bytes, deadline_s]
-        with Ranks(hosts, partial(start_each, bed, words), _START_S) as ranks:
+        served = "benchmarks.exchange.rank:Exchanges"
+        with started_ranks(bed, served, deadline_s=deadline_s) as ranks:
             self.found.header.versions["torch"] = ranks.version
+            ranks.ask("open", most_bytes=most_bytes, deadline_s=deadline_s)
             for link in settings.links_of(hosts):
                 bed.set_link(link)
                 bed.self_check()
-                yield f"{_place(bed)}: line rate and cost model"
-                network = self._fitted(bed, ranks)
-                self.found.networks.append(network)
-                yield from self._measure(ranks, bed, network, lambda method: method.by in _OURS)
+                yield f"{hosts} hosts, {bed.link}: line rate and cost model"
+                place = self._fitted(bed, ranks)
+                self.found.networks.append(place.network)
+                yield from self._measure(place, lambda method: method.by in _OURS)
 
-    def _fitted(self, bed: Testbed, ranks: Ranks) -> Network:
+    def _fitted(self, bed: Testbed, ranks: Ranks) -> _Place:
         """Find out what a link is like; from then on `auto` chooses by it."""
-        ask = partial(ranks.ask, patience_s=_PATIENCE_S)
         line_bytes_per_s, hosts = line_rate(bed), len(bed.hosts)
         budget_s = min(self._settings.budget_s, _MOST_FIT_S)
         chooses = any(self._settings.cells(hosts, str(bed.link), lambda m: m.name == AUTO))
-        self._figures = fitted(hosts, budget_s, ask, CANDIDATES if chooses else ())
-        return Network(
+        ask = partial(_timed, ranks, _PATIENCE_S)
+        figures = fitted(hosts, budget_s, ask, CANDIDATES if chooses else ())
+        network = Network(
             hosts=hosts,
             link=str(bed.link),
             rate_bits_per_s=bed.link.rate_bits_per_s,
             line_bytes_per_s=line_bytes_per_s,
-            message_s=self._figures.message_s,
-            byte_s=self._figures.byte_s,
-            reduce_s=self._figures.reduce_s,
-            byte_spread=self._figures.byte_spread,
+            message_s=figures.message_s,
+            byte_s=figures.byte_s,
+            reduce_s=figures.reduce_s,
+            byte_spread=figures.byte_spread,
         )
+        return _Place(bed, ranks, network, figures)
 
     def _measure_others(self, bed: Testbed, others: Others) -> Iterator[str]:
         """Another library's own, last: its processes may use up processors while they wait."""
@@ -135,22 +157,21 @@ class ExchangeBench:
             self.found.header.versions[others.maker] = ranks.version
             for network in here:
                 bed.set_link(network.link)
-                yield from self._measure(ranks, bed, network, others.owns)
+                yield from self._measure(_Place(bed, ranks, network), others.owns)
 
     def _omit_all(self, cells: Sequence[tuple[Network, Cell]], why: str) -> None:
         for network, cell in cells:
             self._omit(network, cell, why)
 
-    def _measure(
-        self, ranks: Ranks, bed: Testbed, network: Network, wanted: Callable[[Method], bool]
-    ) -> Iterator[str]:
+    def _measure(self, place: _Place, wanted: Callable[[Method], bool]) -> Iterator[str]:
+        network = place.network
         for cell in self._settings.cells(network.hosts, network.link, wanted):
-            why = self._too_much(cell.method, cell.size_bytes, network)
+            why = too_much(cell.method, cell.size_bytes, network, self._settings.longest_s)
             if why:
                 self._omit(network, cell, why)
                 continue
-            yield f"{_place(bed)}: {cell.method.name}, {cell.size_bytes:,} bytes"
-            self.found.rows.append(self._row(bed, ranks, network, cell))
+            yield f"{place}: {cell.method.name}, {cell.size_bytes:,} bytes"
+            self.found.rows.append(self._row(place, cell))
 
     def _omit(self, network: Network, cell: Cell, why: str) -> None:
         self.found.omitted.append(
@@ -164,34 +185,21 @@ class ExchangeBench:
             )
         )
 
-    def _too_much(self, method: Method, size_bytes: int, network: Network) -> str:
-        """Say why something is not measured; nothing if it is."""
+    def _row(self, place: _Place, cell: Cell) -> Row:
+        network, method, size_bytes = place.network, cell.method, cell.size_bytes
         hosts = network.hosts
-        if hosts < method.least_ranks:
-            return f"it takes {method.least_ranks} hosts"
-        room_bytes = _MEMORY_SHARE * machine_memory_bytes()
-        if method.memory_bytes(size_bytes, hosts) > room_bytes:
-            return "more memory than this machine can spare"
-        formula_bytes = method.formula_bytes(size_bytes, hosts)
-        excess = formula_bytes / method.floor_bytes(size_bytes, hosts)
-        expected_s = formula_bytes / network.line_bytes_per_s
-        most_s = self._settings.longest_s / excess
-        return f"{expected_s:.0f} s for one operation" if expected_s > most_s else ""
-
-    def _row(self, bed: Testbed, ranks: Ranks, network: Network, cell: Cell) -> Row:
-        method, size_bytes, hosts = cell.method, cell.size_bytes, network.hosts
         formula_bytes = method.formula_bytes(size_bytes, hosts)
         line_s = formula_bytes / network.line_bytes_per_s
-        figures = None
-        if method.name == AUTO and self._figures is not None:
-            figures = self._figures.model_dump(mode="json")
-        ask = Ask(method.name, size_bytes, self._settings.budget_s, cell.rounds, figures)
+        more = {}
+        if method.name == AUTO and place.figures is not None:
+            more = {"figures": place.figures.model_dump(mode="json")}
+        ask = Ask(method.name, size_bytes, self._settings.budget_s, cell.rounds)
         expected_s = max(ask.budget_s, cell.rounds * line_s) + line_s
-        before_bytes = _sent(bed)
+        before_bytes = _sent(place.bed)
         self._processors.start()
-        samples_s, operations = ranks.ask(ask, _PATIENCE_S + _PATIENCE * expected_s)
-        load, samples = self._processors.load(), Samples(tuple(samples_s))
-        counted_bytes = (_sent(bed) - before_bytes) // operations
+        found = _timed(place.ranks, _PATIENCE_S + _PATIENCE * expected_s, ask, **more)
+        load, samples = self._processors.load(), Samples(tuple(found.samples_s))
+        counted_bytes = (_sent(place.bed) - before_bytes) // found.operations
         if network.rate_bits_per_s is not None:
             check_counted(method, size_bytes, hosts, counted_bytes)
         return Row(
@@ -202,10 +210,8 @@ class ExchangeBench:
             by=method.by,
             verb=method.verb,
             size_bytes=size_bytes,
-            median_s=samples.median,
-            p20_s=samples.p20,
-            p80_s=samples.p80,
-            operations=operations,
+            **samples.spread(),
+            operations=found.operations,
             formula_bytes=formula_bytes,
             line_rate_share=line_s / samples.median,
             predicted_s=method.predicted_s(network.cost, size_bytes, hosts),
@@ -215,7 +221,25 @@ class ExchangeBench:
         )
 
 
-_OURS = ("compressa", "gloo")
+def too_much(method: Method, size_bytes: int, network: Network, longest_s: float) -> str:
+    """Say why something is not measured; nothing if it is.
+
+    Args:
+        method: What would be.
+        size_bytes: Of what.
+        network: Where.
+        longest_s: Longest operation of a method that needs no more bytes than the best.
+    """
+    hosts = network.hosts
+    if hosts < method.least_ranks:
+        return f"it takes {method.least_ranks} hosts"
+    room_bytes = _MEMORY_SHARE * machine_memory_bytes()
+    if method.memory_bytes(size_bytes, hosts) > room_bytes:
+        return "more memory than this machine can spare"
+    formula_bytes = method.formula_bytes(size_bytes, hosts)
+    excess = formula_bytes / method.floor_bytes(size_bytes, hosts)
+    expected_s = formula_bytes / network.line_bytes_per_s
+    return f"{expected_s:.0f} s for one operation" if expected_s > longest_s / excess else ""
 
 
 def check_counted(method: Method, size_bytes: int, ranks: int, counted_bytes: float) -> None:
@@ -232,11 +256,12 @@ def check_counted(method: Method, size_bytes: int, ranks: int, counted_bytes: fl
         )
 
 
+def _timed(ranks: Ranks, patience_s: float, ask: Ask, **more: object) -> Timed:
+    """Have all ranks time something; of each chain the slowest counts."""
+    return Timed(**ranks.ask("timed", patience_s, **ask._asdict(), **more))
+
+
 def _sent(bed: Testbed) -> int:
     counters = bed.counters()
     assert counters is not None  # hosts are namespaces
     return sum(counter.tx_bytes for counter in counters)
-
-
-def _place(bed: Testbed) -> str:
-    return f"{len(bed.hosts)} hosts, {bed.link}"

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from benchmarks.exchange.methods import BROADCAST, BY_NAME, GLOO_SUM, METHODS
+from benchmarks.exchange.parts import BROADCAST, BY_NAME, GLOO_SUM, METHODS
 from benchmarks.exchange.records import ExchangeMeasurement, Network, Row, Simulated
 from benchmarks.exchange.rows import BUSY_MARK, ms_cell, of_part
 from benchmarks.exchange.targets import beside_dense, byte_ratio, floor_share, verdicts
-from benchmarks.tables import Table
 from benchmarks.targets import table as targets_table
 from compressa.link.texts import ms_text, size_text, spread_text
 from compressa.testbed import LinkSpec
+from harness.tables import Table, table_of
 
 BUSY_NOTE = f"{BUSY_MARK} the machine's processors were busy for 90 % of the time or more."
 
@@ -27,26 +27,6 @@ def describe(network: Network) -> str:
         f"MB/s; a message {1e6 * network.message_s:.0f} us, a byte {1e9 * network.byte_s:.2f} ns, "
         f"to add a byte {1e9 * network.reduce_s:.2f} ns{spread_text(network.byte_spread)}"
     )
-
-
-def tables(measurement: ExchangeMeasurement) -> list[Table]:
-    """Return all of them, some without lines."""
-    networks = measurement.from_slow_to_fast
-    return [*(times(network, measurement.rows) for network in networks), *part_tables(measurement)]
-
-
-def times(network: Network, rows: Sequence[Row]) -> Table:
-    """Show milliseconds by method and size, and the share of line rate."""
-    here = [row for row in rows if (row.hosts, row.link) == (network.hosts, network.link)]
-    here = of_part("sums", here)
-    sizes = sorted({row.size_bytes for row in here})
-    found = {(row.method, row.size_bytes): row for row in here}
-    lines = [
-        (method.name, *(_cell(found.get((method.name, size))) for size in sizes))
-        for method in METHODS
-        if any((method.name, size) in found for size in sizes)
-    ]
-    return Table(describe(network), ("ms (of line rate)", *map(size_text, sizes)), lines)
 
 
 def targets(measurement: ExchangeMeasurement) -> Table:
@@ -66,10 +46,40 @@ def omissions(measurement: ExchangeMeasurement) -> list[str]:
     return [f"{reason}: {'; '.join(several)}." for reason, several in reasons.items()]
 
 
-def _cell(row: Row | None) -> str:
-    if row is None:
-        return "-"
+def tables(measurement: ExchangeMeasurement) -> list[Table]:
+    """Return all of them; those of networks without lines if they had no sums."""
+    networks = measurement.from_slow_to_fast
+    return [*(times(network, measurement.rows) for network in networks), *part_tables(measurement)]
+
+
+def times(network: Network, rows: Sequence[Row]) -> Table:
+    """Show milliseconds by method and size, and the share of line rate."""
+    here = [row for row in rows if (row.hosts, row.link) == (network.hosts, network.link)]
+    here = of_part("sums", here)
+    cells = {(row.method, row.size_bytes): _time(row) for row in here}
+    sizes = {size: size_text(size) for size in sorted({row.size_bytes for row in here})}
+    methods = [method.name for method in METHODS]
+    return _grid(describe(network), "ms (of line rate)", methods, sizes, cells)
+
+
+def _time(row: Row) -> str:
     return ms_cell(row, row.line_rate_share if row.size_bytes >= _SHARE_FROM_BYTES else None)
+
+
+def _grid(
+    caption: str,
+    corner: str,
+    methods: Iterable[str],
+    columns: Mapping[int, str],
+    cells: Mapping[tuple[str, int], str],
+) -> Table:
+    """A line for each method of which there is a cell, and a column for each key and its title."""
+    lines = [
+        (method, *(cells.get((method, key), _NONE) for key in columns))
+        for method in methods
+        if any((method, key) in cells for key in columns)
+    ]
+    return Table(caption, (corner, *columns.values()), lines)
 
 
 def part_tables(measurement: ExchangeMeasurement) -> list[Table]:
@@ -106,57 +116,59 @@ def _compressed(rows: Sequence[Row]) -> Iterator[Table]:
 
 
 def _server(rows: Sequence[Row]) -> Iterator[Table]:
-    titles = ("method", "ms", "floor ms", "of the floor", "speed-up over Gloo")
     for place, here in _grouped(rows):
-        dense_s = [row.median_s for row in here if row.method == GLOO_SUM.name]
-        lines = []
-        for row in here:
-            share, speed_up = row.line_rate_share, (f"{s / row.median_s:.2f}" for s in dense_s)
-            floor = ms_text(share * row.median_s)
-            lines.append((row.method, ms_cell(row), floor, f"{share:.2f}", next(speed_up, _NONE)))
-        yield Table(f"A value through a parameter server: {place}", titles, lines)
+        dense_s = next((row.median_s for row in here if row.method == GLOO_SUM.name), None)
+
+        def over_gloo(row: Row, dense_s: float | None = dense_s) -> str:
+            return _NONE if dense_s is None else f"{dense_s / row.median_s:.2f}"
+
+        yield table_of(
+            f"A value through a parameter server: {place}",
+            here,
+            {
+                "method": lambda row: row.method,
+                "ms": ms_cell,
+                "floor ms": lambda row: ms_text(row.line_rate_share * row.median_s),
+                "of the floor": lambda row: f"{row.line_rate_share:.2f}",
+                "speed-up over Gloo": over_gloo,
+            },
+        )
 
 
 def _broadcast(rows: Sequence[Row]) -> Iterator[Table]:
-    places = dict(_grouped(rows))
-    lines = [
-        (method.name, *(_of_floor(method.name, here) for here in places.values()))
-        for method in BROADCAST
-        if any(row.method == method.name for row in rows)
-    ]
-    yield Table("Broadcasts", ("ms (of the floor)", *places), lines)
-
-
-def _of_floor(method: str, rows: Iterable[Row]) -> str:
-    found = [f"{ms_cell(row)} ({floor_share(row):.2f})" for row in rows if row.method == method]
-    return found[0] if found else _NONE
+    places = _grouped(rows)
+    cells = {
+        (row.method, number): f"{ms_cell(row)} ({floor_share(row):.2f})"
+        for number, (_, here) in enumerate(places)
+        for row in here
+    }
+    columns = {number: place for number, (place, _) in enumerate(places)}
+    methods = [method.name for method in BROADCAST]
+    yield _grid("Broadcasts", "ms (of the floor)", methods, columns, cells)
 
 
 def _transfer(rows: Sequence[Row]) -> Iterator[Table]:
     for place, here in _grouped(rows):
-        lines = [
-            (
-                row.method,
-                ms_cell(row),
-                ms_text(row.p20_s),
-                ms_text(row.p80_s),
-                str(row.operations - 1),
-            )
-            for row in here
-        ]
-        size = size_text(here[0].size_bytes)
-        titles = ("method", "ms", "p20", "p80", "rounds")
-        yield Table(f"{size} from host to host: {place}", titles, lines)
+        yield table_of(
+            f"{size_text(here[0].size_bytes)} from host to host: {place}",
+            here,
+            {
+                "method": lambda row: row.method,
+                "ms": ms_cell,
+                "p20": lambda row: ms_text(row.p20_s),
+                "p80": lambda row: ms_text(row.p80_s),
+                "rounds": lambda row: str(row.operations - 1),
+            },
+        )
 
 
 def _striping(rows: Sequence[Row]) -> Iterator[Table]:
     for place, here in _grouped(rows):
-        single_s = here[0].median_s
+        size, single_s = size_text(here[0].size_bytes), here[0].median_s
+        caption = f"{size} over several connections, each limited: {place}"
         lines = [
             (_connections(row), ms_cell(row), f"{single_s / row.median_s:.2f}") for row in here
         ]
-        size = size_text(here[0].size_bytes)
-        caption = f"{size} over several connections, each limited: {place}"
         yield Table(caption, ("connections", "ms", "speed-up"), lines)
 
 
@@ -185,14 +197,9 @@ def _simulated(rows: Sequence[Simulated]) -> Iterator[Table]:
         )
 
 
-def _by_hosts(caption: str, cells: dict[tuple[str, int], str]) -> Table:
-    """A line for each method, a column for each number of hosts."""
-    several = sorted({hosts for _, hosts in cells})
-    lines = [
-        (method, *(cells.get((method, hosts), _NONE) for hosts in several))
-        for method in dict.fromkeys(method for method, _ in cells)
-    ]
-    return Table(caption, ("ms (predicted)", *(f"{hosts:,}" for hosts in several)), lines)
+def _by_hosts(caption: str, cells: Mapping[tuple[str, int], str]) -> Table:
+    columns = {hosts: f"{hosts:,}" for hosts in sorted({hosts for _, hosts in cells})}
+    return _grid(caption, "ms (predicted)", dict.fromkeys(m for m, _ in cells), columns, cells)
 
 
 def _grouped(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:

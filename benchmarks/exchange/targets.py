@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from benchmarks.exchange.method import Verb
-from benchmarks.exchange.methods import BY_NAME, GLOO_SUM
+from benchmarks.exchange.parts import BY_NAME, GLOO_SUM
 from benchmarks.exchange.records import ExchangeMeasurement, Network, Row
 from benchmarks.exchange.rows import (
     beside_others,

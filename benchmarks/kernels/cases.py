@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -9,12 +10,13 @@ from typing import Any
 
 import torch
 
-from benchmarks.kernels.alone import step
 from benchmarks.kernels.operands import Operands
 from benchmarks.timing import Call
+from compressa.aggregators.base import AllGather, Request, State, StepContext, World
 from compressa.codecs import Codec
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS
+from compressa.parameters import Layout, ParameterInfo, Segment
 
 _FLOAT_BYTES = 4
 SUMMED = 4  # payloads of a sum
@@ -128,7 +130,7 @@ class Case:
         """Return a function that does the operation once more each time it is called."""
         if isinstance(compressor, Codec) and self.operation is not Operation.STEP:
             return _PREPARE[self.operation](compressor, operands)
-        return step(compressor, self.shape or (operands.elems,), operands)
+        return _step(compressor, self.shape or (operands.elems,), operands)
 
 
 def _encode(codec: Codec, operands: Operands) -> Call:
@@ -176,3 +178,32 @@ _PREPARE: dict[Operation, Callable[[Codec, Operands], Call]] = {
     Operation.DECODE: _decode_add,
     Operation.SUM: _decode_sum,
 }
+
+
+def _step(compressor: Compressor, shape: tuple[int, ...], operands: Operands) -> Call:
+    """One more step of a parameter of this shape, with nobody to exchange with.
+
+    The aggregator leaves its result in the gradient, and what that lacks in its residual. The
+    next step starts from there, so their sum stays what it was.
+    """
+    parameter = ParameterInfo(0, "parameter", shape)
+    layout = Layout(0, (Segment(parameter, 0, parameter.elems),))
+    aggregator = compressor.aggregator(layout, World(0, 1, 0, "auto", State()))
+    gradients = [operands.out.copy_(operands.gradient)]
+    steps = itertools.count()
+
+    def call() -> None:
+        rounds = aggregator.run(gradients, StepContext(next(steps)))
+        request: Request | None = next(rounds, None)
+        while request is not None:
+            try:
+                request = rounds.send(_alone(request))
+            except StopIteration:
+                request = None
+
+    return call
+
+
+def _alone(request: Request) -> dict[int, torch.Tensor] | None:
+    """What a world of one rank answers an aggregator."""
+    return {0: request.payload} if isinstance(request, AllGather) else None

@@ -15,7 +15,7 @@ from benchmarks.kernels import Bench, Case, Row, launches, scaling, targets
 from benchmarks.kernels.device import BenchDevice, device_named
 from benchmarks.kernels.launches import LAUNCHES, LaunchCase
 from benchmarks.kernels.table import cases_on
-from benchmarks.runner import JsonFile, measure, refuse_unmatched, show
+from benchmarks.runner import JsonFile, Update, measure, refuse_unmatched, show
 from compressa.errors import ConfigError
 
 
@@ -37,6 +37,7 @@ def kernels(
     threads: Annotated[int, typer.Option(min=1, help="Threads that share a call.")] = 2,
     case: Annotated[str, typer.Option(help="Only cases whose names match this pattern.")] = "*",
     json_file: JsonFile = None,
+    update: Update = None,
     with_scaling: Annotated[
         bool,
         typer.Option(
@@ -58,16 +59,16 @@ def kernels(
     where = device_named(device)
     sizes, (cases, small) = _sizes(elems, where), _matching(case, where.kind)
     if with_scaling:
-        _require_place(json_file)
+        _require_place(json_file or update)
     bench = Bench(threads=threads, repeats=repeats, device=where)
     rows = _rows(bench, cases, small, sizes, with_scaling=with_scaling)
-    measure((f"measured {row.case}" for row in rows), bench.measurement, json_file)
+    measure((f"measured {row.case}" for row in rows), bench.measurement, json_file, update)
     tables = targets.table(bench.rows, cases), launches.table(bench.rows)
     fixed, console = scaling.fixed_costs(bench.rows), Console()
     show(console, [table for table in (*tables, fixed) if table.lines])
     console.print(f"Targets hold at {where.default_elems[-1]:,} elements.")
-    if with_scaling and json_file is not None:
-        scaling.save_plot(bench.rows, json_file.with_suffix(".png"))
+    if with_scaling and (file := json_file or update) is not None:
+        scaling.save_plot(bench.rows, file.with_suffix(".png"))
     _say_what_is_missing(console, bench, cases)
 
 

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import Any
 
+import numba
+import numpy as np
+import numpy.typing as npt
 import torch
+from compressa.kernels.threads import over_slices
 
-from benchmarks.kernels.yardstick import BYTES_PER_ELEM, update_in_place
 from benchmarks.timing import Call, Stopwatch
 from compressa.errors import BackendUnavailable
 from compressa.machine import memory_bytes
 
+F32 = npt.NDArray[np.float32]
+
 _MOST_DOUBLED = 10
+_SUFFIXES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
 class BenchDevice(ABC):
@@ -52,11 +60,16 @@ class BenchDevice(ABC):
 
 
 class Cpu(BenchDevice):
-    """The machine's own cores. A line that is only written is read first."""
+    """The machine's own cores. A line that is only written is read first.
+
+    The yardstick is a[i] = a[i] + b[i]: two reads and a write per element, and nothing else. A
+    write-only stream would read its lines first, and a pure read leaves the bus's other direction
+    idle.
+    """
 
     kind = "cpu"
     yardstick = "in-place update"
-    yardstick_bytes = BYTES_PER_ELEM
+    yardstick_bytes = 12
     store_bytes = 2
     default_elems = (25_000_000, 200_000_000)
 
@@ -75,8 +88,31 @@ class Cpu(BenchDevice):
         return Stopwatch()
 
     def stream(self, updated: torch.Tensor, source: torch.Tensor) -> None:
-        """Add in place."""
-        update_in_place(updated.numpy(), source.numpy())
+        """Add in place; the current thread's team shares the work as kernels share theirs."""
+        a, b = updated.numpy(), source.numpy()
+        over_slices(a.size, 16, lambda low, high: _update(a[low:high], b[low:high]))
+
+
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _update(a: F32, b: F32) -> None:
+    for i in range(a.size):
+        a[i] = a[i] + b[i]
+
+
+def caches_bytes() -> dict[str, int]:
+    """Return the caches that the first core sees, by name; nothing where Linux lists none."""
+    return {_cache(index): _cache_bytes(index) for index in sorted(_CACHES.glob("index*"))}
+
+
+def _cache(index: Path) -> str:
+    kind = (index / "type").read_text().strip().lower()
+    level = (index / "level").read_text().strip()
+    return f"L{level}" if kind == "unified" else f"L{level} {kind}"
+
+
+def _cache_bytes(index: Path) -> int:
+    text = (index / "size").read_text().strip()
+    return int(text.rstrip("KMG")) * _SUFFIXES.get(text[-1], 1)
 
 
 class Cuda(BenchDevice):
@@ -126,12 +162,7 @@ class EventWatch(Stopwatch):
 
     def sample(self, call: Call, loops: int = 1) -> float:
         """Return the seconds that a call takes there, as the mean of `loops` in a row."""
-        make: Any = torch.cuda.Event
-        begin, end = make(enable_timing=True), make(enable_timing=True)
-        begin.record()
-        for _ in range(loops):
-            call()
-        end.record()
+        begin, end = _enqueued(call, loops)
         end.synchronize()
         return float(begin.elapsed_time(end)) / 1e3 / loops
 
@@ -149,20 +180,26 @@ def device_s(call: Call, loops: int, other: Call) -> float:
     Raises:
         RuntimeError: No other work is long enough, so the calls do wait.
     """
-    make: Any = torch.cuda.Event
     for doubled in range(_MOST_DOUBLED):
-        begin, end = make(enable_timing=True), make(enable_timing=True)
         for _ in range(1 << doubled):
             other()
-        begin.record()
-        for _ in range(loops):
-            call()
-        end.record()
+        begin, end = _enqueued(call, loops)
         in_time = not begin.query()
         end.synchronize()
         if in_time:
             return float(begin.elapsed_time(end)) / 1e3 / loops
     raise RuntimeError("a call to be measured waits for the GPU")
+
+
+def _enqueued(call: Call, loops: int) -> tuple[Any, Any]:
+    """Enqueue calls between two events, and return these."""
+    make: Any = torch.cuda.Event
+    begin, end = make(enable_timing=True), make(enable_timing=True)
+    begin.record()
+    for _ in range(loops):
+        call()
+    end.record()
+    return begin, end
 
 
 def device_named(kind: str) -> BenchDevice:

@@ -26,11 +26,11 @@ from benchmarks.kernels.device import device_s
 from benchmarks.kernels.operands import Operands
 from benchmarks.kernels.records import Row, case_at
 from benchmarks.kernels.run import Bench
-from benchmarks.tables import Table
 from benchmarks.targets import WORDS
 from benchmarks.timing import Call, Clock, Samples
 from compressa.arrays import as_array
 from compressa.codecs import Codec, Int4, Int8
+from harness.tables import Table
 
 UNIT_ELEMS, UNITS = 1 << 18, 64  # of 1 MB
 BUCKET_ELEMS = 25_000_000  # 100 MB

@@ -7,15 +7,14 @@ four and two bits are packed; signs and levels are left a byte each, as GRACE le
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from abc import ABC, abstractmethod
+from typing import Any, final
 
 import torch
 
 from benchmarks.kernels.cases import SUMMED
 from benchmarks.kernels.operands import Operands
-from benchmarks.kernels.peers_torch import Operate, TorchPeer
-from benchmarks.timing import Call
+from benchmarks.kernels.peers import Operate, TorchPeer
 
 _LARGEST_E4M3 = 448.0
 _QSGD_LEVELS = 64
@@ -23,203 +22,179 @@ _TERNGRAD_CLIP = 2.5
 _EXPONENT_AND_SIGN = -(1 << 23)
 _MANTISSA = 1 << 23
 
-
-def cast(dtype: torch.dtype) -> TorchPeer:
-    """One `Tensor.to`."""
-    return TorchPeer(lambda operands, _: lambda x: x.to(dtype, copy=True))
+Payload = tuple[torch.Tensor, ...]
 
 
-def cast_feedback(dtype: torch.dtype) -> TorchPeer:
-    """The same of gradient and residual, and the new residual."""
-
-    def begin(operands: Operands, _: Any) -> Operate:
-        residual = operands.residual
-
-        def operate(x: torch.Tensor) -> torch.Tensor:
-            p = x + residual
-            sent = p.to(dtype)
-            torch.sub(p, sent, out=residual)
-            return sent
-
-        return operate
-
-    return TorchPeer(begin)
-
-
-def _whole_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
+def whole_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
     """Leave out a last block that is not full: a ten-thousandth of the work at most."""
     block = min(block, x.numel())
     return x[: x.numel() // block * block].view(-1, block)
 
 
-def _pack(q: torch.Tensor, bits: int) -> torch.Tensor:
-    """Put several codes in a byte."""
-    per_byte = 8 // bits
-    if per_byte == 1:
-        return q.to(torch.int8)
-    parts = (q + 2 ** (bits - 1)).to(torch.uint8).chunk(per_byte, dim=1)
-    packed: torch.Tensor = parts[0]
-    for i, part in enumerate(parts[1:], 1):
-        packed = packed | (part << bits * i)
-    return packed
+class Format(ABC):
+    """Codes and what they are multiplied with; and the peers that make and read them."""
+
+    def rows(self, x: torch.Tensor, codec: Any) -> torch.Tensor:
+        """Return what is encoded, a block in a row."""
+        return whole_blocks(x, codec.block)
+
+    @abstractmethod
+    def encode(self, p: torch.Tensor) -> Payload:
+        """Return codes, and scales if there are any."""
+
+    @abstractmethod
+    def decode(self, *payload: torch.Tensor) -> torch.Tensor:
+        """Return what a payload stands for."""
+
+    def sent(self, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Encode; return the codes, and what they stand for."""
+        payload = self.encode(p)
+        return payload[0], self.decode(*payload)
+
+    @property
+    def plain(self) -> TorchPeer:
+        """Encode."""
+        return TorchPeer(lambda _, codec: lambda x: self.encode(self.rows(x, codec))[0])
+
+    @property
+    def feedback(self) -> TorchPeer:
+        """The same of gradient and residual, and the new residual."""
+
+        def begin(operands: Operands, codec: Any) -> Operate:
+            residual = self.rows(operands.residual, codec)
+
+            def operate(x: torch.Tensor) -> torch.Tensor:
+                p = self.rows(x, codec) + residual
+                codes, sent = self.sent(p)
+                torch.sub(p, sent, out=residual)
+                return codes
+
+            return operate
+
+        return TorchPeer(begin)
+
+    @property
+    def addition(self) -> TorchPeer:
+        """Decode and add."""
+
+        def begin(operands: Operands, codec: Any) -> Operate:
+            payload = self.encode(self.rows(operands.gradient, codec))
+            out = self.rows(operands.out, codec)
+            return lambda _: out.add_(self.decode(*payload), alpha=0.5)
+
+        return TorchPeer(begin)
+
+    @property
+    def sum(self) -> TorchPeer:
+        """Decode and add; again for every payload."""
+
+        def begin(operands: Operands, codec: Any) -> Operate:
+            turns, out = operands.turns(), self.rows(operands.out, codec)
+            payloads = [self.encode(self.rows(next(turns)[0], codec)) for _ in range(SUMMED)]
+
+            def operate(_: torch.Tensor) -> torch.Tensor:
+                out.zero_()
+                for payload in payloads:
+                    out.add_(self.decode(*payload), alpha=1 / SUMMED)
+                return out
+
+            return operate
+
+        return TorchPeer(begin)
 
 
-def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
-    if bits == 8:
-        return packed.float()
-    mask, middle = (1 << bits) - 1, 2 ** (bits - 1)
-    parts = [(packed >> bits * i & mask) for i in range(8 // bits)]
-    codes: torch.Tensor = torch.cat(parts, dim=1).float() - middle
-    return codes
+@final
+class Cast(Format):
+    """One `Tensor.to`."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def rows(self, x: torch.Tensor, codec: Any) -> torch.Tensor:
+        """There are no blocks."""
+        return x
+
+    def encode(self, p: torch.Tensor) -> Payload:
+        """Cast."""
+        return (p.to(self._dtype, copy=True),)
+
+    def decode(self, *payload: torch.Tensor) -> torch.Tensor:
+        """Adding casts back."""
+        return payload[0]
 
 
-def _quantize(p: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    units = p.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
-    return (p / units).round_(), units
+@final
+class Blockwise(Format):
+    """Scale by the block's maximum, round, pack several codes in a byte."""
+
+    def __init__(self, bits: int) -> None:
+        self._bits = bits
+
+    def encode(self, p: torch.Tensor) -> Payload:
+        """Quantise and pack."""
+        q, scales = self._quantize(p.float())
+        return self._pack(q), scales
+
+    def decode(self, *payload: torch.Tensor) -> torch.Tensor:
+        """Unpack and multiply."""
+        packed, scales = payload
+        return self._unpack(packed).mul_(scales)
+
+    def sent(self, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What was not packed yet need not be unpacked."""
+        q, scales = self._quantize(p)
+        return self._pack(q), q.mul_(scales)
+
+    def _quantize(self, p: torch.Tensor) -> Payload:
+        scales = p.abs().amax(dim=1, keepdim=True) / (2 ** (self._bits - 1) - 1)
+        return (p / scales).round_(), scales
+
+    def _pack(self, q: torch.Tensor) -> torch.Tensor:
+        per_byte = 8 // self._bits
+        if per_byte == 1:
+            return q.to(torch.int8)
+        parts = (q + 2 ** (self._bits - 1)).to(torch.uint8).chunk(per_byte, dim=1)
+        packed: torch.Tensor = parts[0]
+        for i, part in enumerate(parts[1:], 1):
+            packed = packed | (part << self._bits * i)
+        return packed
+
+    def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
+        if self._bits == 8:
+            return packed.float()
+        mask, middle = (1 << self._bits) - 1, 2 ** (self._bits - 1)
+        parts = [(packed >> self._bits * i & mask) for i in range(8 // self._bits)]
+        codes: torch.Tensor = torch.cat(parts, dim=1).float() - middle
+        return codes
 
 
-def blockwise(bits: int) -> TorchPeer:
-    """Scale by the block's maximum, round, pack."""
+@final
+class Fp8(Format):
+    """A cast to e4m3 over the block's scale."""
 
-    def begin(_: Operands, codec: Any) -> Operate:
-        def operate(x: torch.Tensor) -> torch.Tensor:
-            q, _ = _quantize(_whole_blocks(x, codec.block).float(), bits)
-            return _pack(q, bits)
+    def encode(self, p: torch.Tensor) -> Payload:
+        """Scale and cast."""
+        scales = p.abs().amax(dim=1, keepdim=True) / _LARGEST_E4M3
+        return (p / scales).to(torch.float8_e4m3fn), scales
 
-        return operate
-
-    return TorchPeer(begin)
-
-
-def blockwise_feedback(bits: int) -> TorchPeer:
-    """The same of gradient and residual, and the new residual."""
-
-    def begin(operands: Operands, codec: Any) -> Operate:
-        residual = _whole_blocks(operands.residual, codec.block)
-
-        def operate(x: torch.Tensor) -> torch.Tensor:
-            p = _whole_blocks(x, codec.block) + residual
-            q, units = _quantize(p, bits)
-            packed = _pack(q, bits)
-            torch.sub(p, q.mul_(units), out=residual)
-            return packed
-
-        return operate
-
-    return TorchPeer(begin)
+    def decode(self, *payload: torch.Tensor) -> torch.Tensor:
+        """Cast back and multiply."""
+        codes, scales = payload
+        return codes.float().mul_(scales)
 
 
-def blockwise_decode(bits: int) -> TorchPeer:
-    """Unpack, multiply, add."""
+@final
+class OneBit(Format):
+    """Signs and mean magnitudes."""
 
-    def begin(operands: Operands, codec: Any) -> Operate:
-        q, units = _quantize(_whole_blocks(operands.gradient, codec.block), bits)
-        packed, out = _pack(q, bits), _whole_blocks(operands.out, codec.block)
-        return lambda _: out.add_(_unpack(packed, bits).mul_(units), alpha=0.5)
+    def encode(self, p: torch.Tensor) -> Payload:
+        """Take signs and means."""
+        return (p >= 0).to(torch.uint8), p.abs().mean(dim=1, keepdim=True)
 
-    return TorchPeer(begin)
-
-
-def blockwise_sum(bits: int) -> TorchPeer:
-    """Unpack, multiply, add; again for every payload."""
-
-    def begin(operands: Operands, codec: Any) -> Operate:
-        codes = []
-        for x in _summands(operands):
-            q, units = _quantize(_whole_blocks(x, codec.block), bits)
-            codes.append((_pack(q, bits), units))
-        out = _whole_blocks(operands.out, codec.block)
-
-        def operate(_: torch.Tensor) -> torch.Tensor:
-            out.zero_()
-            for packed, units in codes:
-                out.add_(_unpack(packed, bits).mul_(units), alpha=1 / SUMMED)
-            return out
-
-        return operate
-
-    return TorchPeer(begin)
-
-
-def cast_sum(dtype: torch.dtype) -> TorchPeer:
-    """Add one payload after the other."""
-
-    def begin(operands: Operands, _: Any) -> Operate:
-        payloads, out = [x.to(dtype) for x in _summands(operands)], operands.out
-
-        def operate(_: torch.Tensor) -> torch.Tensor:
-            out.zero_()
-            for payload in payloads:
-                out.add_(payload, alpha=1 / SUMMED)
-            return out
-
-        return operate
-
-    return TorchPeer(begin)
-
-
-def _summands(operands: Operands) -> list[torch.Tensor]:
-    turns = operands.turns()
-    return [next(turns)[0] for _ in range(SUMMED)]
-
-
-@TorchPeer
-def fp8_feedback(operands: Operands, codec: Any) -> Operate:
-    """A cast to e4m3 of gradient and residual over the block's scale, and the new residual."""
-    residual = _whole_blocks(operands.residual, codec.block)
-
-    def operate(x: torch.Tensor) -> torch.Tensor:
-        p = _whole_blocks(x, codec.block) + residual
-        units = p.abs().amax(dim=1, keepdim=True) / _LARGEST_E4M3
-        cast = (p / units).to(torch.float8_e4m3fn)
-        torch.sub(p, cast.float().mul_(units), out=residual)
-        return cast
-
-    return operate
-
-
-@TorchPeer
-def onebit_feedback(operands: Operands, codec: Any) -> Operate:
-    """Signs and mean magnitudes of gradient and residual, and the new residual."""
-    residual = _whole_blocks(operands.residual, codec.block)
-
-    def operate(x: torch.Tensor) -> torch.Tensor:
-        p = _whole_blocks(x, codec.block) + residual
-        scales = p.abs().mean(dim=1, keepdim=True)
-        signs = (p >= 0).to(torch.uint8)
-        torch.sub(p, _signed(signs).mul_(scales), out=residual)
-        return signs
-
-    return operate
-
-
-@TorchPeer
-def onebit_decode(operands: Operands, codec: Any) -> Operate:
-    """Signs times scales, added."""
-    blocks = _whole_blocks(operands.gradient, codec.block)
-    signs, scales = (blocks >= 0).to(torch.uint8), blocks.abs().mean(dim=1, keepdim=True)
-    out = _whole_blocks(operands.out, codec.block)
-    return lambda _: out.add_(_signed(signs).mul_(scales), alpha=0.5)
-
-
-@TorchPeer
-def onebit_sum(operands: Operands, codec: Any) -> Operate:
-    """Signs times scales, added; again for every payload."""
-    blocks = [_whole_blocks(x, codec.block) for x in _summands(operands)]
-    payloads = [((x >= 0).to(torch.uint8), x.abs().mean(dim=1, keepdim=True)) for x in blocks]
-    out = _whole_blocks(operands.out, codec.block)
-
-    def operate(_: torch.Tensor) -> torch.Tensor:
-        out.zero_()
-        for signs, scales in payloads:
-            out.add_(_signed(signs).mul_(scales), alpha=1 / SUMMED)
-        return out
-
-    return operate
-
-
-def _signed(signs: torch.Tensor) -> torch.Tensor:
-    return signs.float().mul_(2).sub_(1)
+    def decode(self, *payload: torch.Tensor) -> torch.Tensor:
+        """Signs times scales."""
+        signs, scales = payload
+        return signs.float().mul_(2).sub_(1).mul_(scales)
 
 
 @TorchPeer
@@ -263,38 +238,3 @@ def natural(_: Operands, __: Any) -> Operate:
         return kept
 
     return operate
-
-
-def thc_feedback(operands: Operands, compressor: Any) -> Call:
-    """Rotate by random signs and Hadamard, round to the table at random, and all of it back."""
-    book, random = compressor.book, torch.Generator().manual_seed(0)
-    chunk = 1 << (min(book.chunk, operands.elems).bit_length() - 1)
-    turns, residual = operands.turns(), _whole_blocks(operands.residual, chunk)
-    table = torch.tensor(book.table, dtype=torch.float32)
-    signs = torch.randint(0, 2, (chunk,), generator=random) * 2.0 - 1
-
-    def call() -> torch.Tensor:
-        p = _whole_blocks(next(turns)[0], chunk) + residual
-        reach = p.norm(dim=1, keepdim=True) * (book.clip / math.sqrt(chunk))
-        v = _hadamard(p * signs) / (reach * math.sqrt(chunk))
-        v = ((v + 1) * (book.levels / 2)).clamp_(0, book.levels)
-        below = (torch.bucketize(v, table, right=True) - 1).clamp_(max=len(table) - 2)
-        low, high = table[below], table[below + 1]
-        codes = below + (torch.rand(v.shape, generator=random) < (v - low) / (high - low))
-        mean = (table[codes] * (2 / book.levels) - 1) * (reach / math.sqrt(chunk))
-        mean = _hadamard(mean) * signs
-        torch.sub(p, mean, out=residual)
-        return mean
-
-    return call
-
-
-def _hadamard(x: torch.Tensor) -> torch.Tensor:
-    """Butterflies over the last dimension, a power of two; not normalised."""
-    rows, chunk = x.shape
-    half = 1
-    while half < chunk:
-        pairs = x.view(rows, -1, 2, half)
-        x = torch.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), dim=2)
-        half *= 2
-    return x.view(rows, chunk)

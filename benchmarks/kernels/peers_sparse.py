@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.kernels.operands import Operands
-from benchmarks.kernels.peers_torch import Operate, TorchPeer
+from benchmarks.kernels.peers import Operate, TorchPeer
 from benchmarks.timing import Call
 
 _DGC_SAMPLE = 0.01

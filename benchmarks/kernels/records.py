@@ -7,9 +7,12 @@ from typing import ClassVar, Literal, Self
 from pydantic import AwareDatetime, Field, PositiveInt, model_validator
 
 from benchmarks import records
-from benchmarks.records import Positive, Strict
+from benchmarks.records import Positive
 
 Benchmark = Literal["kernels", "kernels-scaling", "kernels-fixed-cost", "kernels-launch"]
+
+Metric = Literal["time", "bandwidth"]
+Unit = Literal["ms", "us", "GB/s"]
 
 _AT = " @ "
 
@@ -24,8 +27,8 @@ class Row(records.Row):
 
     benchmark: Benchmark
     case: str = Field(pattern=r"^.+ @ [1-9][0-9]*$", description="name @ elements")
-    metric: Literal["time", "bandwidth"]
-    unit: Literal["ms", "us", "GB/s"]
+    metric: Metric
+    unit: Unit
     median: Positive
     p20: Positive
     p80: Positive
@@ -71,26 +74,25 @@ def case_at(name: str, elems: int) -> str:
     return f"{name}{_AT}{elems}"
 
 
-class Bandwidth(Strict):
-    """The yardstick: an in-place update stream over so many elements, over the whole run."""
-
-    elems: PositiveInt
-    threads: PositiveInt
-    median_gb_per_s: Positive
-    p20_gb_per_s: Positive
-    p80_gb_per_s: Positive
-
-
 class Header(records.Header):
-    """Where, when, and how fast memory is."""
+    """Where and when."""
 
     format: Literal["compressa.bench"] = "compressa.bench"
     caches_bytes: dict[str, PositiveInt] = Field(description="of one core; empty if not known")
-    yardstick: list[Bandwidth]
+
+    @property
+    def machine(self) -> str:
+        """With its caches."""
+        caches = "".join(f"{name} {_binary(size)}, " for name, size in self.caches_bytes.items())
+        return f"{self.cpu}, {self.cores} cores, {caches}{self.system}"
+
+
+def _binary(size: int) -> str:
+    return f"{size / 2**20:g} MiB" if size >= 2**20 else f"{size / 2**10:g} KiB"
 
 
 class Measurement(records.Measurement):
-    """The whole file."""
+    """The whole file; the yardstick has a row for each number of elements."""
 
     command: ClassVar[str] = "python -m benchmarks kernels"
 

@@ -11,16 +11,16 @@ import torch
 from compressa.kernels import KernelUnavailable
 from compressa.kernels.threads import Team
 
-from benchmarks.kernels.caches import caches_bytes
 from benchmarks.kernels.cases import Case, Peer, PeerUnavailable
-from benchmarks.kernels.device import BenchDevice, Cpu
+from benchmarks.kernels.device import BenchDevice, Cpu, caches_bytes
 from benchmarks.kernels.operands import Operands
 from benchmarks.kernels.records import (
-    Bandwidth,
     Benchmark,
     Header,
     Measurement,
+    Metric,
     Row,
+    Unit,
     case_at,
 )
 from benchmarks.timing import (
@@ -78,18 +78,8 @@ class Bench:
     def measurement(self) -> Measurement:
         """Return all rows so far, with those of the yardstick, as they are written down."""
         found = {n: Samples(tuple(values)) for n, values in self._yardstick_gb_per_s.items()}
-        bandwidths = [
-            Bandwidth(
-                elems=elems,
-                threads=self._threads,
-                median_gb_per_s=samples.median,
-                p20_gb_per_s=samples.p20,
-                p80_gb_per_s=samples.p80,
-            )
-            for elems, samples in found.items()
-        ]
         yardsticks = [self._yardstick_row(elems, samples) for elems, samples in found.items()]
-        header = Header.here(caches_bytes=caches_bytes(), yardstick=bandwidths)
+        header = Header.here(caches_bytes=caches_bytes())
         return Measurement(header=header, rows=[*yardsticks, *self.rows])
 
     def run(self, cases: Sequence[Case], sizes: Sequence[int]) -> Iterator[Row]:
@@ -164,7 +154,7 @@ class Bench:
 
     def row(self, benchmark: Benchmark, case: str, seconds: Samples, ratio: float | None) -> Row:
         """Return a row of times, which is not kept."""
-        unit = "ms" if benchmark == "kernels" else "us"
+        unit: Unit = "ms" if benchmark == "kernels" else "us"
         times = seconds.map(lambda second: _PER_SECOND[unit] * second)
         return self._filled(benchmark, case, "time", unit, times, ratio)
 
@@ -176,28 +166,26 @@ class Bench:
         self,
         benchmark: Benchmark,
         case: str,
-        metric: str,
-        unit: str,
+        metric: Metric,
+        unit: Unit,
         samples: Samples,
         ratio: float | None,
     ) -> Row:
-        return Row.model_validate(
-            {
-                "benchmark": benchmark,
-                "case": case,
-                "metric": metric,
-                "unit": unit,
-                "median": samples.median,
-                "p20": samples.p20,
-                "p80": samples.p80,
-                "limit_ratio": ratio,
-                "peer": None,
-                "peer_median": None,
-                "device": self.device.name,
-                "threads": self._threads,
-                "version": version("compressa"),
-                "timestamp": now(),
-            }
+        return Row(
+            benchmark=benchmark,
+            case=case,
+            metric=metric,
+            unit=unit,
+            median=samples.median,
+            p20=samples.p20,
+            p80=samples.p80,
+            limit_ratio=ratio,
+            peer=None,
+            peer_median=None,
+            device=self.device.name,
+            threads=self._threads,
+            version=version("compressa"),
+            timestamp=now(),
         )
 
     def _beside(self, row: Row, peer: Peer, compressor: Compressor, operands: Operands) -> Row:

@@ -11,9 +11,9 @@ from benchmarks.kernels.cases import Case
 from benchmarks.kernels.operands import Operands
 from benchmarks.kernels.records import Benchmark, Row
 from benchmarks.kernels.run import Bench
-from benchmarks.tables import Table
 from benchmarks.targets import WORDS
 from compressa.errors import BackendUnavailable
+from harness.tables import Table
 
 SIZES = tuple(round(10 ** (exponent / 2)) for exponent in range(8, 17))
 """10^4 to 10^8, two a decade."""

@@ -16,10 +16,9 @@ import torch
 from benchmarks.kernels import peers_bare as bare
 from benchmarks.kernels import peers_dense as dense
 from benchmarks.kernels import peers_sparse as sparse
+from benchmarks.kernels import peers_steps as steps
 from benchmarks.kernels.cases import SUMMED, Case, Operation, Peer
-from benchmarks.kernels.peers_libraries import bitsandbytes
-from benchmarks.kernels.peers_lowrank import power_iteration, power_iteration_transposed
-from benchmarks.kernels.peers_torch import TorchPeer
+from benchmarks.kernels.peers import TorchPeer, bitsandbytes
 from compressa.codecs import Codec
 
 _CPU, _GPU = frozenset({"cpu"}), frozenset({"cuda"})
@@ -36,7 +35,10 @@ def _torch(operations: TorchPeer, name: str = "torch operations") -> tuple[Peer,
 
 CASTS = tuple(
     case
-    for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16))
+    for name, form in (
+        ("bf16", dense.Cast(torch.bfloat16)),
+        ("fp16", dense.Cast(torch.float16)),
+    )
     for case in (
         Case(
             name=f"{name} cast",
@@ -44,7 +46,7 @@ CASTS = tuple(
             operation=Operation.ENCODE,
             least_limit_ratio=0.85,
             least_on_gpu=0.85,
-            peers=_torch(dense.cast(dtype), "torch .to"),
+            peers=_torch(form.plain, "torch .to"),
             main=name == "bf16",
         ),
         Case(
@@ -52,66 +54,59 @@ CASTS = tuple(
             compressor=name,
             operation=Operation.FEEDBACK,
             least_on_gpu=0.85,
-            peers=_torch(dense.cast_feedback(dtype)),
+            peers=_torch(form.feedback),
         ),
     )
 )
 
 
-def _blockwise(
+def _quantiser(
     name: str,
-    bits: int,
+    form: dense.Format,
     targets: tuple[float, float, float] | None,
     *alone: Peer,
-) -> tuple[Case, ...]:
-    """The three cases of a linear quantiser; targets without residual, with it, and decoding."""
-    plain, feedback, decode = targets or (None, None, None)
-    return (
-        Case(
-            name=name,
-            compressor=name,
-            operation=Operation.ENCODE,
-            least_limit_ratio=plain,
-            least_on_gpu=0.85 if targets else None,
-            peers=(*_torch(dense.blockwise(bits)), *alone),
-        ),
-        Case(
-            name=f"{name} with residual",
-            compressor=name,
-            operation=Operation.FEEDBACK,
-            least_limit_ratio=feedback,
-            least_on_gpu=0.85 if targets else None,
-            peers=_torch(dense.blockwise_feedback(bits)),
-            main=bits >= 4,
-        ),
-        Case(
-            name=f"{name} decode and add",
-            compressor=name,
-            operation=Operation.DECODE,
-            least_limit_ratio=decode,
-            least_on_gpu=0.85 if targets else None,
-            peers=_torch(dense.blockwise_decode(bits)),
-            main=bits == 8,
-        ),
+    main: tuple[Operation, ...] = (),
+) -> tuple[Case, Case, Case]:
+    """The three cases of a quantiser; targets without residual, with it, and decoding."""
+    plain, residual, decoded = targets or (None, None, None)
+    kinds = (
+        (Operation.ENCODE, plain, name, (*_torch(form.plain), *alone)),
+        (Operation.FEEDBACK, residual, f"{name} with residual", _torch(form.feedback)),
+        (Operation.DECODE, decoded, f"{name} decode and add", _torch(form.addition)),
     )
+    encode, feedback, decode = (
+        Case(
+            name=case,
+            compressor=name,
+            operation=operation,
+            least_limit_ratio=least,
+            least_on_gpu=0.85 if targets else None,
+            peers=peers,
+            main=operation in main,
+        )
+        for operation, least, case, peers in kinds
+    )
+    return encode, feedback, decode
 
 
 LINEAR = (
-    *_blockwise(
+    *_quantiser(
         "int8",
-        8,
+        dense.Blockwise(8),
         (0.75, 0.85, 0.85),
         Peer("bare loop, 1 byte", bare.one_byte, devices=_CPU),
         Peer("bitsandbytes", bitsandbytes, devices=_GPU),
+        main=(Operation.FEEDBACK, Operation.DECODE),
     ),
-    *_blockwise(
+    *_quantiser(
         "int4",
-        4,
+        dense.Blockwise(4),
         (0.75, 0.85, 0.85),
         Peer("bare loop, 1/2 byte", bare.half_a_byte, devices=_CPU),
         Peer("bare loop, only reads", bare.read, devices=_CPU),
+        main=(Operation.FEEDBACK,),
     ),
-    *_blockwise("int2", 2, None),
+    *_quantiser("int2", dense.Blockwise(2), None),
 )
 
 FP8 = Case(
@@ -119,28 +114,11 @@ FP8 = Case(
     compressor="fp8",
     operation=Operation.FEEDBACK,
     least_on_gpu=0.85,
-    peers=_torch(dense.fp8_feedback),
+    peers=_torch(dense.Fp8().feedback),
 )
 
-ONEBIT = (
-    Case(
-        name="onebit with residual",
-        compressor="onebit",
-        operation=Operation.FEEDBACK,
-        least_limit_ratio=0.85,
-        least_on_gpu=0.85,
-        peers=_torch(dense.onebit_feedback),
-        main=True,
-    ),
-    Case(
-        name="onebit decode and add",
-        compressor="onebit",
-        operation=Operation.DECODE,
-        least_limit_ratio=0.85,
-        least_on_gpu=0.85,
-        peers=_torch(dense.onebit_decode),
-    ),
-)
+ONEBIT = _quantiser("onebit", dense.OneBit(), (0.85, 0.85, 0.85), main=(Operation.FEEDBACK,))[1:]
+"""Its signs without a residual are of no use."""
 
 STOCHASTIC = tuple(
     Case(
@@ -178,50 +156,33 @@ def _top_k(density: float, percent: str, least_speedup: float) -> Case:
     )
 
 
+def _one_pass(name: str, compressor: str, peer: TorchPeer, least_on_gpu: float | None) -> Case:
+    """What reads the gradient once; what it sends hardly counts."""
+    return Case(
+        name=f"{name} with residual",
+        compressor=compressor,
+        operation=Operation.FEEDBACK,
+        bus_bytes_per_elem=_ONE_PASS,
+        least_limit_ratio=0.50,
+        least_on_gpu=least_on_gpu,
+        peers=_torch(peer) if least_on_gpu else (Peer("torch operations", peer),),
+    )
+
+
 SPARSE = (
     _top_k(0.01, "1 %", 15.0),
     _top_k(0.001, "0.1 %", 10.0),
-    Case(
-        name="randomk 1 % with residual",
-        compressor="randomk",
-        operation=Operation.FEEDBACK,
-        bus_bytes_per_elem=_ONE_PASS,
-        least_limit_ratio=0.50,
-        least_on_gpu=0.70,
-        peers=_torch(sparse.randomk_feedback),
-    ),
-    Case(
-        name="chunked topk with residual",
-        compressor="chunked_topk",
-        operation=Operation.FEEDBACK,
-        bus_bytes_per_elem=_ONE_PASS,
-        least_limit_ratio=0.50,
-        least_on_gpu=0.70,
-        peers=_torch(sparse.chunked_topk_feedback(0.01)),
-    ),
-    Case(
-        name="dgc with residual",
-        compressor="dgc",
-        operation=Operation.FEEDBACK,
-        bus_bytes_per_elem=_ONE_PASS,
-        least_limit_ratio=0.50,
-        peers=(Peer("torch operations", sparse.dgc_feedback(0.001)),),
-    ),
-    Case(
-        name="sidco with residual",
-        compressor="sidco",
-        operation=Operation.FEEDBACK,
-        bus_bytes_per_elem=_ONE_PASS,
-        least_limit_ratio=0.50,
-        peers=(Peer("torch operations", sparse.sidco_feedback(0.01)),),
-    ),
+    _one_pass("randomk 1 %", "randomk", sparse.randomk_feedback, 0.70),
+    _one_pass("chunked topk", "chunked_topk", sparse.chunked_topk_feedback(0.01), 0.70),
+    _one_pass("dgc", "dgc", sparse.dgc_feedback(0.001), None),
+    _one_pass("sidco", "sidco", sparse.sidco_feedback(0.01), None),
 )
 
 THC = Case(
     name="thc with residual",
     compressor="thc",
     operation=Operation.STEP,
-    peers=(Peer("torch operations", dense.thc_feedback),),
+    peers=(Peer("torch operations", steps.thc_feedback),),
 )
 
 POWERSGD = Case(
@@ -231,8 +192,8 @@ POWERSGD = Case(
     hyper={"approx_rank": 4},
     shape=(4096, 4096),
     peers=(
-        Peer("torch add_, mm, mm, addmm_", power_iteration, 1 / 1.2),
-        Peer("the same, factors transposed", power_iteration_transposed, 1 / 1.2),
+        Peer("torch add_, mm, mm, addmm_", steps.power_iteration, 1 / 1.2),
+        Peer("the same, factors transposed", steps.power_iteration_transposed, 1 / 1.2),
     ),
 )
 
@@ -242,13 +203,13 @@ SUMS = tuple(
         compressor=name,
         operation=Operation.SUM,
         least_on_gpu=0.85,
-        peers=_torch(peer),
+        peers=_torch(form.sum),
     )
-    for name, peer in (
-        ("bf16", dense.cast_sum(torch.bfloat16)),
-        ("int8", dense.blockwise_sum(8)),
-        ("int4", dense.blockwise_sum(4)),
-        ("onebit", dense.onebit_sum),
+    for name, form in (
+        ("bf16", dense.Cast(torch.bfloat16)),
+        ("int8", dense.Blockwise(8)),
+        ("int4", dense.Blockwise(4)),
+        ("onebit", dense.OneBit()),
     )
 )
 

@@ -7,8 +7,8 @@ from itertools import groupby
 
 from benchmarks.kernels.cases import Case
 from benchmarks.kernels.records import Row
-from benchmarks.tables import Table
 from benchmarks.targets import WORDS
+from harness.tables import Table
 
 _CASE = ("case", "elements", "ms (p20 to p80)", "of the limit")
 _PEER = ("peer", "peer ms", "faster")

@@ -7,10 +7,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from benchmarks.runner import JsonFile, Update, What, given, measure, older, parts_option, show
+from benchmarks.runner import JsonFile, Update, What, given, measure, parts_option, show
 from benchmarks.schedule import tables
 from benchmarks.schedule.plan import LINKS, PARTS, RATIOS, Settings
-from benchmarks.schedule.records import ScheduleMeasurement
 from benchmarks.schedule.run import ScheduleBench
 from compressa.testbed import LinkSpec
 
@@ -56,7 +55,6 @@ def schedule(
 
     Needs network namespaces: Linux, and root or user namespaces.
     """
-    known = older(ScheduleMeasurement, json_file, update)
     settings = Settings(
         link=None if link is None else str(LinkSpec.parse(link)),
         pattern=what,
@@ -65,6 +63,5 @@ def schedule(
         **(_QUICK if quick else {}) | given(parts=part, compressors=compressor, ratios=ratio),
     )
     bench = ScheduleBench(settings)
-    measured = measure(bench.run(), lambda: bench.found, json_file or update, known)
-    shown = [table for table in tables.tables(measured) if table.lines]
-    show(Console(), [*shown, tables.targets(measured)])
+    measured = measure(bench.run(), lambda: bench.found, json_file, update)
+    show(Console(), [*tables.tables(measured), tables.targets(measured)])

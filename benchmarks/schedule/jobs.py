@@ -1,24 +1,33 @@
 """Two jobs on one bottleneck link: alone, beside each other, and in turns.
 
 Both have a rank on each of two hosts, whose link is what they share, and each computes for half of
-its period when it is alone. Computing is a timed wait: see `job`. Both begin their first step at
-the same moment, and no two of their steps compute for equally long, whether in turns or not.
+its period when it is alone. There is no model: computing is a wait of about a given time, since
+several jobs would otherwise fight for the processors of one machine, and communicating is a step
+over tensors of a given size. Both begin their first step at the same moment, and no two of their
+steps compute for equally long, whether in turns or not.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.schedule.hosts import JOB, Asked, started_ranks
+import torch
+import torch.distributed as dist
+
+import compressa
 from benchmarks.schedule.records import Jobs
 from compressa.machine import now
 from compressa.testbed import Testbed, Watch, burstiness
+from harness.ranks import Ranks
+from harness.start import started_ranks
+from harness.wire import Wire
 
 Port = Literal["fifo", "fair"]
 Of = Callable[[Sequence[float]], float]
@@ -26,8 +35,82 @@ Of = Callable[[Sequence[float]], float]
 
 SIZE_BYTES, STEPS, JITTER = 2_000_000, 20, 0.1
 _FLOAT_BYTES = 4
+_TENSORS = 8
+_WARM_STEPS = 3
 _SETTLING = 0.2  # part of the steps until the jobs have found their turns
 _SOON_S = 0.1  # until then all ranks have heard when to begin
+
+
+class Job:
+    """What a rank of a job can be asked for."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._gradients = {
+            f"p{i}": torch.ones(SIZE_BYTES // _FLOAT_BYTES // _TENSORS) for i in range(_TENSORS)
+        }
+
+    def open(self, schedule: Mapping[str, Any]) -> None:
+        """Open an engine, and warm up.
+
+        Args:
+            schedule: Section of the configuration.
+        """
+        self._engine = compressa.open_engine({"schedule": schedule}, self._gradients)
+        for _ in range(_WARM_STEPS):
+            self._communicate()
+
+    def measure(self) -> dict[str, Any]:
+        """Tell how long communication takes, on the slowest rank."""
+        seconds = sorted(self._communicate() for _ in range(2 * _WARM_STEPS + 1))[_WARM_STEPS]
+        slowest = torch.tensor([seconds])
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return {"seconds": float(slowest)}
+
+    def run(
+        self, begin_s: float, compute_s: float, steps: int, jitter: float, seed: int
+    ) -> dict[str, Any]:
+        """Train, and tell how long steps took, and how long of that was communication.
+
+        Args:
+            begin_s: When the first step begins, by the clock that processes of a machine share.
+            compute_s: How long a step computes before its gradients are there.
+            steps: How many steps are timed; a third more follow, so that other jobs are not alone
+                while theirs are timed.
+            jitter: See `waits_s`.
+            seed: See `waits_s`.
+        """
+        time.sleep(max(0.0, begin_s - time.monotonic()))
+        steps_s, sends_s = [], []
+        for wait_s in waits_s(compute_s, steps + steps // 3, jitter, seed):
+            time.sleep(wait_s)
+            sends_s.append(self._communicate())
+            steps_s.append(time.monotonic() - begin_s)
+            begin_s += steps_s[-1]
+        return {"steps_s": steps_s[:steps], "sends_s": sends_s[:steps]}
+
+    def close(self) -> None:
+        """End the engine."""
+        self._engine.close()
+
+    def _communicate(self) -> float:
+        """Do a step without computing; return how long it took."""
+        begin_s = time.perf_counter()
+        self._engine.wait([self._engine.submit(self._gradients)])
+        return time.perf_counter() - begin_s
+
+
+def waits_s(compute_s: float, steps: int, jitter: float, seed: int) -> Iterator[float]:
+    """Yield how long each step computes.
+
+    Args:
+        compute_s: On average.
+        steps: How many there are.
+        jitter: Up to this share longer or shorter, at random, as real ones do.
+        seed: Of that, the same on all ranks of a job.
+    """
+    random_ = random.Random(seed)
+    for _ in range(steps):
+        yield compute_s * random_.uniform(1 - jitter, 1 + jitter)
 
 
 @dataclass(frozen=True)
@@ -74,7 +157,7 @@ def two_jobs(bed: Testbed, link: str, port: Port) -> Jobs:
             keep the phases in which they meet.
 
     Raises:
-        TransportError: A rank failed, or took too long.
+        RankError: A rank failed, or took too long.
     """
     # Where each connection may have all of the link, each has a queue of its own.
     bed.set_link(link if port == "fifo" else f"{link} of {link}")
@@ -89,6 +172,7 @@ def two_jobs(bed: Testbed, link: str, port: Port) -> Jobs:
     def both(of: Of) -> tuple[tuple[float, ...], tuple[float, ...]]:
         return of_alone(of, unstaggered, alone), of_alone(of, staggered, alone)
 
+    means = both(statistics.fmean)
     return Jobs(
         link=link,
         port=port,
@@ -96,8 +180,8 @@ def two_jobs(bed: Testbed, link: str, port: Port) -> Jobs:
         alone_s=first.usual_s,
         communication=first.communication,
         jitter=JITTER,
-        unstaggered=of_alone(statistics.fmean, unstaggered, alone),
-        staggered=of_alone(statistics.fmean, staggered, alone),
+        unstaggered=means[0],
+        staggered=means[1],
         medians=both(statistics.median),
         worsts=both(max),
         burstiness=(bursts, more, most),
@@ -121,10 +205,10 @@ def _run(
         where nothing counts it; how long a step computes.
     """
     with ExitStack() as stack:
-        jobs = [stack.enter_context(started_ranks(bed, JOB)) for _ in seeds]
-        _all(jobs, "open", elems=SIZE_BYTES // _FLOAT_BYTES, schedule=schedule)
+        jobs = [stack.enter_context(started_ranks(bed, f"{__name__}:Job")) for _ in seeds]
+        _all(jobs, "open", schedule=schedule)
         if compute_s is None:
-            compute_s = float(jobs[0]("measure")["seconds"])
+            compute_s = float(jobs[0].ask("measure")["seconds"])
         work = {"compute_s": compute_s, "steps": STEPS, "jitter": JITTER}
         bed.counters()  # opens them
         with Watch(bed.counters) as counters:
@@ -137,7 +221,7 @@ def _run(
     return steps, burstiness(sent) if sent else None, compute_s
 
 
-def _all(jobs: Sequence[Asked], what: str, **given: Any) -> None:
+def _all(jobs: Sequence[Ranks], what: str, **given: Any) -> None:
     """Have all jobs do something at the same time."""
     for job in jobs:
         job.tell(what, **given)

@@ -8,14 +8,12 @@ another is on the wire, and a third is decoded.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from statistics import median
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.engines import opened_engine
-from compressa.engine.engine import Engine
+import compressa
 
 UNITS = 32
 UNIT_ELEMS = 1 << 17
@@ -24,23 +22,16 @@ _FLOAT_BYTES = 4
 _WARM_STEPS = 3
 
 
-@dataclass(frozen=True)
-class Units:
-    """Seconds of a step: as a whole, and what the units are encoded, sent and decoded for."""
-
-    apart_s: float
-    pipelined_s: float
-    encode_s: float
-    wire_s: float
-    decode_s: float
-
-
-def measured(compressor: str, rounds: int) -> Units:
+def measured(compressor: str, rounds: int) -> dict[str, float]:
     """Measure both ways in turn. Collective.
 
     Args:
         compressor: By name; as many parameters as units, each of `UNIT_ELEMS` elements.
         rounds: How often.
+
+    Returns:
+        Seconds of a step: as a whole, `apart_s` and `pipelined_s`, and by the names of `STAGES`
+        what the units are encoded, sent and decoded for.
     """
     exchange = {
         "transport": "tcp",
@@ -49,22 +40,18 @@ def measured(compressor: str, rounds: int) -> Units:
         "unit_dense_bytes": UNIT_ELEMS * _FLOAT_BYTES,
     }
     config = {"compressor": {"name": compressor}, "exchange": exchange}
-    engine = opened_engine(config, {f"p{i}": UNIT_ELEMS for i in range(UNITS)})
-    try:
-        return _Turns(engine).measure(rounds)
-    finally:
-        engine.close()
+    values = {f"p{i}": torch.zeros(UNIT_ELEMS) for i in range(UNITS)}
+    with compressa.open_engine(config, values) as engine:
+        return _Turns(engine, list(values)).measure(rounds)
 
 
 class _Turns:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: compressa.Handle, names: list[str]) -> None:
         generator = torch.Generator().manual_seed(dist.get_rank())
-        self._engine = engine
+        self._engine, self._names = engine, names
         self._values = torch.randn(UNITS, UNIT_ELEMS, generator=generator)
-        self._names = [info.name for info in engine.parameters]
-        self._step = -1
 
-    def measure(self, rounds: int) -> Units:
+    def measure(self, rounds: int) -> dict[str, float]:
         for _ in range(_WARM_STEPS):
             self._pipelined()
         pipelined, apart, stages = [], [], []
@@ -75,24 +62,24 @@ class _Turns:
             after_s = self._stages_s()
             stages.append([after - before for after, before in zip(after_s, before_s, strict=True)])
         sums = map(median, zip(*stages, strict=True))
-        return Units(median(apart), median(pipelined), *sums)
+        whole = {"apart_s": median(apart), "pipelined_s": median(pipelined)}
+        return whole | dict(zip(STAGES, sums, strict=True))
 
     def _pipelined(self) -> float:
         gradients, begin_s = self._begin()
-        engine, step = self._engine, self._step
-        engine.wait([engine.submit({name: g}, step=step) for name, g in gradients.items()])
+        engine = self._engine
+        engine.wait([engine.submit({name: gradient}) for name, gradient in gradients.items()])
         return time.perf_counter() - begin_s
 
     def _apart(self) -> float:
         gradients, begin_s = self._begin()
         for name, gradient in gradients.items():
-            self._engine.wait([self._engine.submit({name: gradient}, step=self._step)])
+            self._engine.wait([self._engine.submit({name: gradient})])
         return time.perf_counter() - begin_s
 
     def _begin(self) -> tuple[dict[str, torch.Tensor], float]:
         """Have gradients in the order in which backward would have them, and all ranks begin."""
         gradients = dict(zip(reversed(self._names), self._values.clone(), strict=True))
-        self._step += 1
         dist.barrier()
         return gradients, time.perf_counter()
 

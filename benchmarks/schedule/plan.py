@@ -1,14 +1,88 @@
-"""Plan: which cases are wanted."""
+"""Plan: what is compared, as a rank can set it up, and which cases are wanted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
+from benchmarks import runner
 from benchmarks.runner import refuse_strangers
-from benchmarks.schedule.methods import EXCHANGED, METHODS, Method
 from compressa.errors import ConfigError
+
+Kind = Literal["ddp", "hook", "overlap"]
+
+PROFILE_STEPS = 3
+
+_WHOLE_BYTES = 1 << 26  # more than any payload: what is cut into such chunks is not cut
+_HOOK_BUCKET_MB = 1.0  # gradients reach a hook bucket by bucket
+
+# Small, as these links are slow; where what is urgent overtakes, sizes are left to the policy.
+_UNITS = {"unit_bytes": 256 << 10, "unit_dense_bytes": 256 << 10, "unit_payload_bytes": 64 << 10}
+
+
+@dataclass(frozen=True)
+class Method:
+    """One way to train.
+
+    Attributes:
+        name: As tables show it.
+        kind: DDP by itself, our communication hook, or `OverlappedDataParallel`.
+        bucket_cap_mb: Of DDP.
+        policy: Of our schedule.
+        exchange: Of our configuration, besides what the case says.
+        compressors: That it can have; all if empty.
+    """
+
+    name: str
+    kind: Kind
+    bucket_cap_mb: float = _HOOK_BUCKET_MB
+    policy: str = "fifo"
+    exchange: Mapping[str, Any] = field(default_factory=dict)
+    compressors: Sequence[str] = ()
+
+    @property
+    def warm_steps(self) -> int:
+        """Until it is as it will be: if it plans, until a plan by measured times is in force."""
+        return PROFILE_STEPS + 5 if self.policy != "fifo" else 2
+
+    def config(self, compressor: str, link: str | None) -> dict[str, Any]:
+        """Return our configuration for it.
+
+        Args:
+            compressor: By name.
+            link: The file with the link's figures, if it was measured.
+        """
+        measured = {} if link is None else {"link": link}
+        units = _UNITS if self.policy == "fifo" else {}
+        return {
+            "compressor": {"name": compressor},
+            "exchange": {"transport": "tcp", **measured, **units, **self.exchange},
+            "schedule": {"policy": self.policy, "profile_steps": PROFILE_STEPS},
+        }
+
+
+DDP: Sequence[Method] = tuple(
+    Method(f"DDP, buckets of {cap} MB", "ddp", cap, compressors=("none", "bf16"))
+    for cap in (1, 4, 25)
+)
+AUTO = "overlap, auto"
+OURS: Sequence[Method] = (
+    Method("hook, fifo", "hook"),
+    Method("overlap, fifo", "overlap"),
+    Method(
+        "overlap, priority, whole payloads",
+        "overlap",
+        policy="priority",
+        exchange={"chunk_bytes": _WHOLE_BYTES, "credit_bytes": _WHOLE_BYTES},
+    ),
+    Method("overlap, priority", "overlap", policy="priority"),
+    Method(AUTO, "overlap", policy="auto"),
+)
+METHODS: Mapping[str, Method] = {method.name: method for method in (*DDP, *OURS)}
+
+EXCHANGED = "overlap, fifo"
+"""Whose exchange is measured alone, without any computing."""
 
 PARTS: Mapping[str, str] = {
     "steps": "training steps beside DDP's and the ideal, for each compressor and each C / (F + B)",
@@ -28,25 +102,23 @@ RATIOS = (0.5, 1.0, 2.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What is to be measured.
+class Settings(runner.Settings):
+    """What is to be measured; the method whose exchange is measured alone always is.
 
     Attributes:
-        parts: Their names.
         compressors: Of the part "steps".
         ratios: Of C to F + B, there.
         link: Speed of the hosts' links, as `LinkSpec` writes it; None: by compressor.
-        pattern: That names of methods match; the one whose exchange is measured alone always does.
-        budget_s: Seconds for each of its cases, once it is set up.
         least_rounds: So often each method is measured at least.
     """
 
-    parts: Sequence[str] = tuple(PARTS)
+    known: ClassVar[Sequence[str]] = tuple(PARTS)
+
+    parts: Sequence[str] = known
+    budget_s: float = 40.0
     compressors: Sequence[str] = tuple(LINKS)
     ratios: Sequence[float] = RATIOS
     link: str | None = None
-    pattern: str = "*"
-    budget_s: float = 40.0
     least_rounds: int = 3
 
     def ratios_on(self, compressor: str) -> Mapping[str, Sequence[float]]:
@@ -66,12 +138,12 @@ class Settings:
             method
             for method in METHODS.values()
             if compressor in (method.compressors or (compressor,))
-            and (fnmatchcase(method.name, self.pattern) or method.name == EXCHANGED)
+            and (self.matches(method.name) or method.name == EXCHANGED)
         ]
 
     def __post_init__(self) -> None:
         """Refuse what there is not."""
-        refuse_strangers("--part", self.parts, PARTS)
+        super().__post_init__()
         refuse_strangers("--compressor", self.compressors, LINKS)
         if any(not 0 < ratio <= 16 for ratio in self.ratios):
             raise ConfigError("--ratio: give C / (F + B), more than 0 and at most 16")

@@ -73,6 +73,11 @@ class Step(Spread):
         """Its case: the steps of a case are measured together."""
         return self.compressor, self.ratio
 
+    @property
+    def error(self) -> float | None:
+        """How far the simulated step is off, as a share of the measured one."""
+        return None if self.simulated_s is None else self.simulated_s / self.median_s - 1
+
 
 class Pipelined(Row):
     """Units through the comm hook alone: what is there at once, and nothing is computed beside it.

@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
-from benchmarks.hosts.bed import opened_hosts
-from benchmarks.hosts.processors import Processors
-from benchmarks.schedule import pipeline
-from benchmarks.schedule.hosts import TRAINERS, Asked, started_ranks
+from benchmarks.hosts import Processors, opened_hosts
 from benchmarks.schedule.jobs import Port, two_jobs
-from benchmarks.schedule.methods import AUTO
-from benchmarks.schedule.model import ELEMS, LAYERS
 from benchmarks.schedule.overhead import CHUNKS, chunk_costs
-from benchmarks.schedule.plan import Settings
+from benchmarks.schedule.pipeline import UNITS
+from benchmarks.schedule.plan import AUTO, Settings
 from benchmarks.schedule.pushes import four_workers
 from benchmarks.schedule.records import (
     Header,
@@ -23,8 +19,11 @@ from benchmarks.schedule.records import (
     Traced,
 )
 from benchmarks.schedule.steps import Steps
+from benchmarks.schedule.trainers import ELEMS, LAYERS
+from benchmarks.schedule.training import started_trainers
 from compressa.machine import now
 from compressa.testbed import NetnsTestbed
+from harness.ranks import Ranks
 
 _SERVED_HOSTS = 5
 _SHARED_LINK = "100mbit"
@@ -82,14 +81,14 @@ class ScheduleBench:
                     yield from self._measure_steps(bed, link, compressor, ratios)
         if {"hook", "trace"} & set(parts):
             bed.set_link(_TRIED_LINK)
-            with started_ranks(bed, TRAINERS) as ask:
-                self.found.header.versions["torch"] = ask.version
+            with started_trainers(bed) as ranks:
+                self.found.header.versions["torch"] = ranks.version
                 if "hook" in parts:
                     yield "units through the hook alone"
-                    self.found.pipelined.append(_pipelined(bed, ask))
+                    self.found.pipelined.append(_pipelined(bed, ranks))
                 if "trace" in parts:
                     yield "steps with a trace and without"
-                    self.found.traced.append(_traced(bed, ask))
+                    self.found.traced.append(_traced(bed, ranks))
         if "jobs" in parts:
             for port in get_args(Port):
                 yield f"two jobs on one link, {port}"
@@ -100,52 +99,47 @@ class ScheduleBench:
     ) -> Iterator[str]:
         bed.set_link(link)
         bed.self_check()
-        with started_ranks(bed, TRAINERS) as ask:
-            self.found.header.versions["torch"] = ask.version
-            measured = Steps(ask, str(bed.link), self._settings, compressor)
+        with started_trainers(bed) as ranks:
+            self.found.header.versions["torch"] = ranks.version
+            measured = Steps(ranks, str(bed.link), self._settings, compressor)
             yield from measured.prepare()
             for ratio in ratios:
                 case, steps = yield from measured.case(ratio)
                 self.found.cases.append(case)
                 self.found.steps.extend(steps)
-            ask("close")
+            ranks.ask("close")
 
 
-def _pipelined(bed: NetnsTestbed, ask: Asked) -> Pipelined:
+def _pipelined(bed: NetnsTestbed, ranks: Ranks) -> Pipelined:
     """Measure units at the rate at which the wire takes twice as long as the codec."""
-    tried = ask("pipeline", compressor=_PIPELINED, rounds=1)
+    tried = ranks.ask("pipeline", compressor=_PIPELINED, rounds=1)
     rate = bed.link.rate_bits_per_s
     assert rate is not None
     codec_s = tried["encode_s"] + tried["decode_s"]
     rate *= tried["wire_s"] / (_WIRE_SHARE * codec_s)
     bed.set_link(f"{round(min(rate, _FASTEST_BITS_PER_S) / 1e6)}mbit")
     processors = Processors()
-    found = ask("pipeline", compressor=_PIPELINED, rounds=_PIPELINED_ROUNDS)
+    found = ranks.ask("pipeline", compressor=_PIPELINED, rounds=_PIPELINED_ROUNDS)
     return Pipelined(
         compressor=_PIPELINED,
         link=str(bed.link),
-        units=pipeline.UNITS,
+        units=UNITS,
         **found,
         load=processors.load(),
         timestamp=now(),
     )
 
 
-def _traced(bed: NetnsTestbed, ask: Asked) -> Traced:
+def _traced(bed: NetnsTestbed, ranks: Ranks) -> Traced:
     """Measure steps of `auto`."""
     bed.set_link(_TRACED_LINK)
-    figures = str(ask.folder / "link.json")
-    ask("fit", path=figures)
-    ask("open", compressor=_TRACED, methods=[AUTO], link=figures)
-    ask("size", batch=_TRACED_BATCH)
-    ask("warm", method=AUTO)
-    found = ask("trace", method=AUTO, path=str(ask.folder / "t.json"), pairs=_TRACED_PAIRS)
-    ask("close")
-    return Traced(
-        step_s=found["off_s"],
-        ratio=found["ratio"],
-        ratio_low=found["ratio_low"],
-        ratio_high=found["ratio_high"],
-        cpu_ratio=found["cpu_ratio"],
-        timestamp=now(),
-    )
+    figures = str(ranks.folder / "link.json")
+    ranks.ask("fit", path=figures)
+    ranks.ask("open", compressor=_TRACED, methods=[AUTO], link=figures)
+    ranks.ask("size", batch=_TRACED_BATCH)
+    ranks.ask("warm", method=AUTO)
+    trace = str(ranks.folder / "t.json")
+    found = ranks.ask("trace", method=AUTO, path=trace, pairs=_TRACED_PAIRS)
+    ranks.ask("close")
+    ratios = {name: found[name] for name in ("ratio", "ratio_low", "ratio_high", "cpu_ratio")}
+    return Traced(step_s=found["off_s"], **ratios, timestamp=now())

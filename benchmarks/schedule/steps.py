@@ -7,17 +7,17 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from benchmarks.hosts.processors import Processors
-from benchmarks.schedule.hosts import KEPT_BYTES, Asked
-from benchmarks.schedule.methods import Method
-from benchmarks.schedule.model import WIDTH
-from benchmarks.schedule.plan import Settings
+from benchmarks.hosts import Processors
+from benchmarks.schedule.plan import Method, Settings
 from benchmarks.schedule.records import Case, Step
+from benchmarks.schedule.trainers import WIDTH
+from benchmarks.schedule.training import KEPT_BYTES
 from benchmarks.timing import Samples
 from compressa.engine.measuring import profile_file
 from compressa.errors import ConfigError
 from compressa.machine import now
 from compressa.simulation import simulated_step_s
+from harness.ranks import Ranks
 
 _TRIED_BATCHES = (64, 512)  # what a sample costs is worked out from these
 _MOST_BATCH = KEPT_BYTES // (4 * WIDTH)  # page faults in each step would be a part of it
@@ -49,14 +49,14 @@ class Steps:
     """The steps of one compressor's methods.
 
     Args:
-        ask: The ranks; closed by whoever has started them.
+        ranks: That train; closed by whoever has started them.
         link: Of the hosts, as text.
         settings: What is to be measured.
         compressor: By name.
     """
 
-    def __init__(self, ask: Asked, link: str, settings: Settings, compressor: str) -> None:
-        self._ask = ask
+    def __init__(self, ranks: Ranks, link: str, settings: Settings, compressor: str) -> None:
+        self._ask, self._folder = ranks.ask, ranks.folder
         self._link = link
         self._settings = settings
         self._compressor = compressor
@@ -68,7 +68,7 @@ class Steps:
         """Set methods up, and find out what computing and communication cost."""
         if any(method.policy != "fifo" for method in self._methods):
             yield f"{self._link}: what the link is like"
-            self._figures = str(self._ask.folder / "link.json")
+            self._figures = str(self._folder / "link.json")
             self._ask("fit", path=self._figures)
         yield f"{self._link}: setting up"
         names = [method.name for method in self._methods]
@@ -128,9 +128,7 @@ class Steps:
             compressor=self._compressor,
             ratio=ratio,
             method=method.name,
-            median_s=samples.median,
-            p20_s=samples.p20,
-            p80_s=samples.p80,
+            **samples.spread(),
             simulated_s=self._simulated_s(method),
             load=median(found.loads[method.name]),
             timestamp=now(),
@@ -140,7 +138,7 @@ class Steps:
         """Predict a step of ours from what its last steps were measured to be like."""
         if method.kind == "ddp" or self._figures is None:
             return None  # without its figures the link is not known
-        path = self._ask.folder / "profile.json"
+        path = self._folder / "profile.json"
         self._ask("profile", method=method.name, path=str(path))
         return simulated_step_s(profile_file.read(path), overlap=method.kind == "overlap")
 

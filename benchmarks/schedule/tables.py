@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from benchmarks.schedule.methods import AUTO
-from benchmarks.schedule.records import Case, Jobs, Pushes, ScheduleMeasurement, Step
+from benchmarks.schedule.plan import AUTO
+from benchmarks.schedule.records import Case, Jobs, Pushes, ScheduleMeasurement
 from benchmarks.schedule.targets import best_ddp, name_of, verdicts
-from benchmarks.tables import Table
 from benchmarks.targets import table as targets_table
 from compressa.link.texts import ms_text, size_text
+from harness.tables import Table, table_of
+
+_BURSTINESS = "peak over mean in 10 ms"
 
 
 def describe(case: Case) -> str:
@@ -27,13 +29,22 @@ def targets(measurement: ScheduleMeasurement) -> Table:
     return targets_table(verdicts(measurement), "case")
 
 
-def tables(measured: ScheduleMeasurement) -> Iterator[Table]:
-    """Yield all of them, some without lines."""
+def tables(measured: ScheduleMeasurement) -> list[Table]:
+    """Return those of what was measured."""
+    return [table for table in _all(measured) if table.lines]
+
+
+def _all(measured: ScheduleMeasurement) -> Iterator[Table]:
     yield from (_steps(measured, case) for case in measured.cases)
     yield _hook(measured)
-    costs = [(row.what, f"{row.chunks:,}", f"{row.chunk_us:.2f}") for row in measured.overhead]
-    yield Table(
-        "To plan chunks, and to hand them over", ("what is done", "chunks", "us per chunk"), costs
+    yield table_of(
+        "To plan chunks, and to hand them over",
+        measured.overhead,
+        {
+            "what is done": lambda row: row.what,
+            "chunks": lambda row: f"{row.chunks:,}",
+            "us per chunk": lambda row: f"{row.chunk_us:.2f}",
+        },
     )
     yield _traced(measured)
     yield from map(_jobs, measured.jobs)
@@ -43,24 +54,23 @@ def tables(measured: ScheduleMeasurement) -> Iterator[Table]:
 def _steps(measured: ScheduleMeasurement, case: Case) -> Table:
     rows = measured.of(case)
     ddp = best_ddp(rows)
-    lines = [
-        (
-            row.method,
-            ms_text(row.median_s),
-            f"{ms_text(row.p20_s)} to {ms_text(row.p80_s)}",
-            f"{row.median_s / case.ideal_s:.2f}",
-            "-" if ddp is None else f"{ddp.median_s / row.median_s:.2f}",
-            "-" if row.simulated_s is None else ms_text(row.simulated_s),
-            _error(row),
-        )
-        for row in rows
-    ]
-    ours = ("of the ideal", "faster than DDP", "simulated, ms", "error")
-    return Table(describe(case), ("method", "step, ms", "p20 to p80", *ours), lines)
 
+    def faster(median_s: float) -> str:
+        return "-" if ddp is None else f"{ddp.median_s / median_s:.2f}"
 
-def _error(step: Step) -> str:
-    return "-" if step.simulated_s is None else f"{step.simulated_s / step.median_s - 1:+.0%}"
+    return table_of(
+        describe(case),
+        rows,
+        {
+            "method": lambda row: row.method,
+            "step, ms": lambda row: ms_text(row.median_s),
+            "p20 to p80": lambda row: f"{ms_text(row.p20_s)} to {ms_text(row.p80_s)}",
+            "of the ideal": lambda row: f"{row.median_s / case.ideal_s:.2f}",
+            "faster than DDP": lambda row: faster(row.median_s),
+            "simulated, ms": lambda r: "-" if r.simulated_s is None else ms_text(r.simulated_s),
+            "error": lambda row: "-" if row.error is None else f"{row.error:+.0%}",
+        },
+    )
 
 
 def _hook(measured: ScheduleMeasurement) -> Table:
@@ -69,34 +79,34 @@ def _hook(measured: ScheduleMeasurement) -> Table:
         "gain is that of encoding, wire and decoding together over the pipelined time, and its "
         "bound that over the longest of them"
     )
-    stages = ("encode, ms", "wire, ms", "decode, ms", "apart, ms", "pipelined, ms")
-    titles = ("hook, units", "link", *stages, "gain", "bound")
-    lines = [
-        (
-            f"{row.compressor}, {row.units}",
-            row.link,
-            *map(ms_text, (row.encode_s, row.wire_s, row.decode_s, row.apart_s, row.pipelined_s)),
-            f"{row.gain:.2f}",
-            f"{row.bound:.2f}",
-        )
-        for row in measured.pipelined
-    ]
-    return Table(caption, titles, lines)
+    return table_of(
+        caption,
+        measured.pipelined,
+        {
+            "hook, units": lambda row: f"{row.compressor}, {row.units}",
+            "link": lambda row: row.link,
+            "encode, ms": lambda row: ms_text(row.encode_s),
+            "wire, ms": lambda row: ms_text(row.wire_s),
+            "decode, ms": lambda row: ms_text(row.decode_s),
+            "apart, ms": lambda row: ms_text(row.apart_s),
+            "pipelined, ms": lambda row: ms_text(row.pipelined_s),
+            "gain": lambda row: f"{row.gain:.2f}",
+            "bound": lambda row: f"{row.bound:.2f}",
+        },
+    )
 
 
 def _traced(measured: ScheduleMeasurement) -> Table:
-    caption = f"Steps of `{AUTO}` with a trace, as multiples of those without beside them"
-    titles = ("step without, ms", "with", "quartiles", "processor time")
-    lines = [
-        (
-            ms_text(row.step_s),
-            f"{row.ratio:.3f}",
-            f"{row.ratio_low:.3f} to {row.ratio_high:.3f}",
-            f"{row.cpu_ratio:.3f}",
-        )
-        for row in measured.traced
-    ]
-    return Table(caption, titles, lines)
+    return table_of(
+        f"Steps of `{AUTO}` with a trace, as multiples of those without beside them",
+        measured.traced,
+        {
+            "step without, ms": lambda row: ms_text(row.step_s),
+            "with": lambda row: f"{row.ratio:.3f}",
+            "quartiles": lambda row: f"{row.ratio_low:.3f} to {row.ratio_high:.3f}",
+            "processor time": lambda row: f"{row.cpu_ratio:.3f}",
+        },
+    )
 
 
 def _jobs(jobs: Jobs) -> Table:
@@ -115,7 +125,7 @@ def _jobs(jobs: Jobs) -> Table:
         (way, *map(_of_each, several), burstiness)
         for way, several, burstiness in zip(ways, steps, together, strict=True)
     ]
-    return Table(caption, ("jobs", "mean", "median", "worst", "peak over mean in 10 ms"), lines)
+    return Table(caption, ("jobs", "mean", "median", "worst", _BURSTINESS), lines)
 
 
 def _of_each(steps: Iterable[float]) -> str:
@@ -128,19 +138,18 @@ def _pushes(row: Pushes) -> Table:
         f"much, on links of {row.link}; segments are those of TCP, the backlog that at the "
         "server's port"
     )
-    titles = ("workers push", "round, ms", "segments sent again", "most backlog, bytes")
-    lines = [
-        (way, ms_text(round_s), f"{again:,}", f"{most:,}", _burstiness(burstiness))
-        for way, round_s, again, most, burstiness in zip(
-            ("at once", "in slots"),
-            row.round_s,
-            row.retransmitted,
-            row.peak_bytes,
-            row.burstiness,
-            strict=True,
-        )
-    ]
-    return Table(caption, (*titles, "peak over mean in 10 ms"), lines)
+    ways = ("at once", "in slots")
+    return table_of(
+        caption,
+        range(len(ways)),
+        {
+            "workers push": lambda way: ways[way],
+            "round, ms": lambda way: ms_text(row.round_s[way]),
+            "segments sent again": lambda way: f"{row.retransmitted[way]:,}",
+            "most backlog, bytes": lambda way: f"{row.peak_bytes[way]:,}",
+            _BURSTINESS: lambda way: _burstiness(row.burstiness[way]),
+        },
+    )
 
 
 def _burstiness(peak_over_mean: float | None) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 LEAST_CHAIN_S = 0.05
 """A chain takes so long, at least: ranks leave a barrier some tenths of a millisecond apart."""
@@ -23,14 +23,12 @@ class Ask(NamedTuple):
         size_bytes: Of what is summed, or of what each rank gives.
         budget_s: Seconds for it.
         rounds: How many operations to time, whatever the budget; 0 for chains of them.
-        figures: What `auto` chooses by, as JSON (`compressa.engine.start.link_file.Figures`).
     """
 
     what: str
     size_bytes: int
     budget_s: float
     rounds: int = 0
-    figures: dict[str, Any] | None = None
 
 
 class Timed(NamedTuple):

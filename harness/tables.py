@@ -1,13 +1,14 @@
-"""Tables, as cells of text: for the command line and for the page alike."""
+"""Tables, as cells of text: for the command line and for pages alike."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from rich import table
 
 Cells = tuple[str, ...]
+R = TypeVar("R")
 
 _COLOURS = {"met": "green", "missed": "red"}
 
@@ -31,6 +32,28 @@ class Table(NamedTuple):
     def right(self) -> frozenset[str]:
         """Titles of columns that are set flush right."""
         return frozenset(self.titles[1:]) if self.numbers is None else self.numbers
+
+
+def table_of(
+    caption: str,
+    rows: Iterable[R],
+    columns: Mapping[str, Callable[[R], str]],
+    numbers: frozenset[str] | None = None,
+) -> Table:
+    """Return a table with a line for each row.
+
+    Args:
+        caption: What it shows.
+        rows: What stands in it.
+        columns: By title, what a cell says of a row.
+        numbers: As `Table` has it.
+
+    Example:
+        >>> table_of("Of it", [1, 2], {"n": str, "squared": lambda n: str(n * n)}).lines
+        [('1', '1'), ('2', '4')]
+    """
+    lines = [tuple(cell(row) for cell in columns.values()) for row in rows]
+    return Table(caption, tuple(columns), lines, numbers)
 
 
 def markdown(shown: Table) -> str:

@@ -1,4 +1,4 @@
-"""Ranks as the driver sees them: started once, asked for rows, watched, ended.
+"""Ranks as the driver sees them: started once, asked for things, watched, ended.
 
 Every wait has a deadline. A rank that dies or fails ends the wait for all of them, and the error
 carries its last words; after any error the ranks have to be ended, since others may wait for it.
@@ -21,13 +21,19 @@ from typing import Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from compressa.errors import TransportError
-from compressa.link.chain import Ask, Timed
 
-_LAST_LINES = 12
+Noted = Callable[[int, dict[str, Any]], None]
+"""Is told what a rank says before its answer."""
+
+_LAST_LINES = 20
 _POLL_S = 0.2
 _GRACE_S = 10.0
 _EPITAPH_S = 2.0  # a rank that has lost another says so before that one's end is seen
 _MOST_LINE_BYTES = 1 << 20
+
+
+class RankError(TransportError):
+    """A rank died, failed, or did not answer in time."""
 
 
 class Started(NamedTuple):
@@ -50,10 +56,14 @@ class Reply(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     rank: int
-    kind: Literal["hello", "answer", "failed"]
+    kind: Literal["hello", "note", "answer", "failed"]
     version: str = ""
     told: dict[str, Any] = {}
     error: str = ""
+
+
+def _ignore(rank: int, told: dict[str, Any]) -> None:
+    """Nobody wants to know."""
 
 
 class Ranks:
@@ -62,23 +72,26 @@ class Ranks:
     Args:
         count: How many ranks.
         start: Starts them, given the path of a socket; they may write beside it.
-        patience_s: How long they may take to meet.
+        start_s: How long they may take to meet.
+        deadline_s: How long they may take for anything, where nothing else is said.
 
     Attributes:
+        count: As given.
         folder: Where they may write.
         version: Of the library that is measured.
 
     Raises:
-        TransportError: They did not.
+        RankError: They did not.
     """
 
     def __init__(
         self,
         count: int,
         start: Callable[[Path], Sequence[Started]],
-        patience_s: float,
+        start_s: float,
+        deadline_s: float = 180.0,
     ) -> None:
-        self._count = count
+        self.count, self._deadline_s = count, deadline_s
         self._started: Sequence[Started] = ()
         self._lines: dict[socket.socket, bytes] = {}
         self._selector = selectors.DefaultSelector()
@@ -91,7 +104,7 @@ class Ranks:
                 door.listen(count)
                 self._selector.register(door, selectors.EVENT_READ)
                 self._started = start(path)
-                hellos = self._replies("hello", time.monotonic() + patience_s, "did not start")
+                hellos = self._replies("hello", time.monotonic() + start_s, "did not start")
                 self._selector.unregister(door)
             path.unlink()
         except BaseException:
@@ -99,58 +112,72 @@ class Ranks:
             raise
         self.version = hellos[0].version
 
-    def ask(self, ask: Ask, patience_s: float) -> Timed:
-        """Have all ranks measure a row.
+    def ask(self, what: str, patience_s: float | None = None, /, **given: Any) -> dict[str, Any]:
+        """Have all ranks do something; see `tell` and `hear`."""
+        self.tell(what, **given)
+        return self.hear(what, patience_s)
 
-        Returns:
-            Seconds on the slowest rank.
+    def tell(self, what: str, /, **given: Any) -> None:
+        """Have all ranks begin with something, or go on where they wait.
 
-        Raises:
-            TransportError: A rank died, failed, or did not answer in time.
+        Args:
+            what: A method of what is served there.
+            given: Its arguments, as JSON can hold them.
         """
-        self.tell(ask)
-        return Timed(**self.hear(f"{ask.what} of {ask.size_bytes} bytes", patience_s))
-
-    def tell(self, message: Any) -> None:
-        """Tell all ranks what to do, as JSON."""
         for line in self._lines:
             with contextlib.suppress(OSError):  # it is dead, which is found out below
-                line.sendall(json.dumps(message).encode() + b"\n")
+                line.sendall(json.dumps([what, given]).encode() + b"\n")
 
-    def hear(self, what: str, patience_s: float) -> dict[str, Any]:
+    def hear(self, what: str, patience_s: float | None = None) -> dict[str, Any]:
         """Wait until all have done what they were told; return what the slowest of them tells.
 
         Args:
             what: They do, for messages.
-            patience_s: How long they may take.
+            patience_s: How long they may take, if not as long as for anything.
 
         Returns:
             The largest of all ranks' numbers, by name; of lists of numbers, one by one.
 
         Raises:
-            TransportError: A rank died, failed, or did not answer in time.
+            RankError: A rank died, failed, or did not answer in time.
         """
-        deadline_s = time.monotonic() + patience_s
-        replies = self._replies("answer", deadline_s, f"did not finish {what}")
-        told = [reply.told for reply in replies]
+        told = self.answers(what, patience_s)
         return {name: _largest([each[name] for each in told]) for name in told[0]}
 
-    def _replies(self, kind: str, deadline_s: float, missing: str) -> list[Reply]:
+    def answers(
+        self, what: str, patience_s: float | None = None, noted: Noted = _ignore
+    ) -> list[dict[str, Any]]:
+        """Wait as `hear` does; return what each rank tells.
+
+        Args:
+            what: They do, for messages.
+            patience_s: How long they may take, if not as long as for anything.
+            noted: Is told what ranks say meanwhile.
+        """
+        deadline_s = time.monotonic() + (patience_s or self._deadline_s)
+        replies = self._replies("answer", deadline_s, f"did not finish {what}", noted)
+        return [reply.told for reply in replies]
+
+    def _replies(
+        self, kind: str, deadline_s: float, missing: str, noted: Noted = _ignore
+    ) -> list[Reply]:
         """Wait for one of each rank, and return them by rank."""
         found: dict[int, Reply] = {}
         begin_s = time.monotonic()
-        while len(found) < self._count:
+        while len(found) < self.count:
             if time.monotonic() > deadline_s:
-                late = ", ".join(str(r) for r in range(self._count) if r not in found)
+                late = ", ".join(str(r) for r in range(self.count) if r not in found)
                 waited_s = time.monotonic() - begin_s
-                raise TransportError(
+                raise RankError(
                     f"ranks {late} {missing} within {waited_s:.0f} s{self._last_words()}"
                 )
             for reply in self._poll():
                 if reply.kind == "failed":
                     self._raise_if_dead(_EPITAPH_S)
-                    raise TransportError(f"rank {reply.rank} {missing}: {reply.error}")
-                if reply.kind == kind:
+                    raise RankError(f"rank {reply.rank} {missing}: {reply.error}")
+                if reply.kind == "note":
+                    noted(reply.rank, reply.told)
+                elif reply.kind == kind:
                     found[reply.rank] = reply
             self._raise_if_dead()
         return [found[rank] for rank in sorted(found)]
@@ -166,7 +193,7 @@ class Ranks:
             data = ready.recv(1 << 16)
             if not data or len(self._lines[ready]) > _MOST_LINE_BYTES:
                 self._raise_if_dead(_EPITAPH_S)
-                raise TransportError(f"a rank has closed its line{self._last_words()}")
+                raise RankError(f"a rank has closed its line{self._last_words()}")
             *whole, self._lines[ready] = (self._lines[ready] + data).split(b"\n")
             replies += map(_read, whole)
         return replies
@@ -183,9 +210,7 @@ class Ranks:
             for started in self._started:
                 code = started.process.poll()
                 if code is not None:
-                    raise TransportError(
-                        f"{started.name} ended with status {code}{_tail(started.log)}"
-                    )
+                    raise RankError(f"{started.name} ended with status {code}{_tail(started.log)}")
             if time.monotonic() >= end_s:
                 return
             time.sleep(0.05)
@@ -237,7 +262,7 @@ def _read(line: bytes) -> Reply:
     try:
         return Reply.model_validate_json(line)
     except ValidationError as error:
-        raise TransportError(f"a rank said what cannot be read: {line[:100]!r}") from error
+        raise RankError(f"a rank said what cannot be read: {line[:100]!r}") from error
 
 
 def _tail(log: Path) -> str:

@@ -1,9 +1,10 @@
-"""Peers of torch operations: run one after the other, or made one by `torch.compile`."""
+"""Peers out of libraries: torch operations, one by one or compiled, and bitsandbytes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -43,12 +44,28 @@ class TorchPeer:
             operate: Operate = torch.compile(self.begin(operands, compressor), dynamic=False)
             return _of_each(operands, operate)
 
-        call = tried(make)
+        call = _tried(make)
         operands.reset()
         return call
 
 
-def tried(make: Callable[[], Call]) -> Call:
+def bitsandbytes(operands: Operands, codec: Any) -> Call:
+    """`quantize_blockwise` of bitsandbytes: eight bits of its dynamic map, in blocks as long.
+
+    Raises:
+        PeerUnavailable: It is not installed, or fails.
+    """
+    try:
+        quantize: Any = import_module("bitsandbytes.functional").quantize_blockwise
+    except ModuleNotFoundError as error:
+        raise PeerUnavailable("not installed") from error
+    except Exception as error:
+        raise PeerUnavailable(_reason(error)) from error
+    turns = operands.turns()
+    return _tried(lambda: lambda: quantize(next(turns)[0], blocksize=codec.block))
+
+
+def _tried(make: Callable[[], Call]) -> Call:
     """Make a call, and return it when it has run.
 
     Raises:
@@ -59,11 +76,11 @@ def tried(make: Callable[[], Call]) -> Call:
         for _ in range(_WARM_UP_CALLS):
             call()
     except Exception as error:
-        raise PeerUnavailable(reason(error)) from error
+        raise PeerUnavailable(_reason(error)) from error
     return call
 
 
-def reason(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return an error in a few words."""
     said = " ".join(str(error).split())[:_REASON_LETTERS]
     return f"fails ({type(error).__name__}: {said})"

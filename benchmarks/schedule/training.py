@@ -1,42 +1,45 @@
-"""One rank: `python -m benchmarks.schedule.rank SOCKET KIND SECONDS`.
-
-The environment says who it is and where ranks meet, as torchrun's does. SOCKET is the driver's,
-SECONDS the longest wait. What the driver may ask for are the methods of its kind in `KINDS`.
-"""
+"""What a rank that trains can be asked for: trainers, side by side, on batches of one size."""
 
 from __future__ import annotations
 
 import gc
-import os
 import statistics
-import sys
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmarks.hosts.wire import Wire
 from benchmarks.paired import overhead
-from benchmarks.schedule.hosts import JOB, PUSHING, TRAINERS
-from benchmarks.schedule.job import Job
-from benchmarks.schedule.methods import EXCHANGED, METHODS
-from benchmarks.schedule.model import WIDTH
 from benchmarks.schedule.pipeline import measured
-from benchmarks.schedule.pushing import Pushing
-from benchmarks.schedule.trainers import Alone, Overlapped, Trainer, trainer_of
+from benchmarks.schedule.plan import EXCHANGED, METHODS
+from benchmarks.schedule.trainers import WIDTH, Alone, Overlapped, Trainer, trainer_of
 from compressa.config import load_config
 from compressa.engine.start import link_file
 from compressa.hooks import Handle
 from compressa.link.measure import opened
+from compressa.testbed import Testbed
+from harness.rank import OWN_CORE
+from harness.ranks import Ranks
+from harness.start import started_ranks
+from harness.wire import Wire
 
 Told = dict[str, Any]
 
+KEPT_BYTES = 1 << 25
+"""Larger pieces of memory go back to the system in each step: the most that malloc can be told."""
+
+# Memory that is given back and asked for again in each step takes the kernel a sixth of it, and
+# whether that happens depends on what else is allocated meanwhile: none is given back here.
+_KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES)}
 _FIT_S = 0.01
+
+
+def started_trainers(bed: Testbed) -> Ranks:
+    """Start a rank that trains on each host, to be used as a context manager."""
+    return started_ranks(bed, f"{__name__}:Training", OWN_CORE, env=_KEPT)
 
 
 def _nothing(text: str) -> None:
@@ -44,9 +47,9 @@ def _nothing(text: str) -> None:
 
 
 class Training:
-    """What a rank that trains can be asked for."""
+    """What such a rank can be asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, wire: Wire) -> None:
         self._trainers: dict[str, Trainer] = {}
         self._alone = Alone()
         self._batch = torch.zeros(1, WIDTH)
@@ -87,7 +90,7 @@ class Training:
 
     def pipeline(self, compressor: str, rounds: int) -> Told:
         """Tell what units take, pipelined and one after the other."""
-        return asdict(measured(compressor, rounds))
+        return measured(compressor, rounds)
 
     def warm(self, method: str) -> None:
         """Train until a method is as it will be."""
@@ -138,39 +141,3 @@ class Training:
         seconds = time.perf_counter() - begin_s
         trainer.settle()
         return seconds / steps
-
-
-KINDS: Mapping[str, Callable[[], object]] = {TRAINERS: Training, JOB: Job, PUSHING: Pushing}
-
-
-def _take_core(rank: int) -> None:
-    """Stay on a core, as a host with one would.
-
-    Left to the kernel, the network work of both hosts gathers on one core at times, and a step
-    takes as long as the rank that computes there.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-
-
-def main(path: str, kind: str, deadline_s: float) -> None:
-    """Do what the driver asks for until it has no more."""
-    if kind == TRAINERS:
-        _take_core(int(os.environ["RANK"]))
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=deadline_s))
-    rank = KINDS[kind]()
-
-    def answer(message: Any) -> Told | None:
-        what, given = message
-        told: Told | None = getattr(rank, what)(**given)
-        return told
-
-    Wire(path, dist.get_rank()).serve(torch.__version__, answer)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]))
-    # Not through Python's own exit: it would wait for ranks that may be gone already.
-    sys.stderr.flush()
-    os._exit(0)
