@@ -27,7 +27,6 @@ from lab.driver import Driver
 from lab.names import DDP_FLOAT32, TORCH_FP16, UNSHAPED
 from lab.plan import PLANS, Plan
 from lab.progress import LiveProgress
-from lab.ranks import LabError
 from lab.records import CELLS_FILE
 from lab.report import render
 from lab.tasks import TASKS
@@ -93,7 +92,7 @@ def run(
         options = {"links": link, "seeds": seed, "time_steps": time_steps, "hosts": hosts}
         planned = _plan(plan, overrides | options)
         failures = _execute(planned, out, testbed, console, report)
-    except (CompressaError, LabError, OSError, ValidationError) as error:
+    except (CompressaError, OSError, ValidationError) as error:
         console.print(_words(error), style="red", highlight=False, markup=False)
         raise typer.Exit(1) from error
     raise typer.Exit(1 if failures else 0)

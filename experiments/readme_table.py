@@ -22,6 +22,8 @@ from lab.records import CELLS_FILE, FailedRecord, read
 from lab.report import MARKDOWN_FILE, sentence
 from lab.table import COLUMNS, MISSING, Line, lines
 
+from harness.tables import markdown, table_of
+
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 MEASUREMENT = ROOT / "experiments" / "results" / "full"
@@ -63,9 +65,7 @@ def _columns() -> dict[str, Cell]:
 
 def _table(block: list[Line]) -> str:
     columns = _columns()
-    texts = [list(columns), ["---", *["---:"] * (len(columns) - 2), "---"]]
-    texts += [[cell(line) for cell in columns.values()] for line in block]
-    return "".join("| " + " | ".join(row) + " |\n" for row in texts)
+    return markdown(table_of("", block, columns, frozenset(columns) - {"compressor", "note"}))
 
 
 def _tables(rows: list[Row]) -> str:

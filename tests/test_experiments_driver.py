@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from compressa.testbed import open_testbed
+from harness.ranks import RankError
+from harness.start import started_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
 
 from lab.cells import CompressorSpec, TrainCell
 from lab.derive import RESULTS_FILE, Row
-from lab.driver import Driver
+from lab.driver import Driver, answers
 from lab.jobs import jobs
 from lab.plan import PLANS, Plan
-from lab.ranks import LabError, RankPool
 from lab.records import TimeRecord, TrainRecord, read
 
 SMOKE: dict[str, Any] = {
@@ -77,7 +78,7 @@ def test_a_small_plan_runs_end_to_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-def test_a_killed_rank_ends_the_cell_and_is_named(tmp_path: Path) -> None:
+def test_a_killed_rank_ends_the_cell_and_is_named() -> None:
     cell = TrainCell(
         task="digits",
         compressor=CompressorSpec(name="ddp-float32"),
@@ -85,18 +86,12 @@ def test_a_killed_rank_ends_the_cell_and_is_named(tmp_path: Path) -> None:
         steps=100_000,
         eval_every=100_000,
     )
-    with open_loopback(2) as bed:
-        pool = RankPool(bed, tmp_path)
-        pool.start()
-        try:
-            victim = pool._processes[1].pid
-            with pytest.raises(LabError, match=r"rank 1 died with exit status -9"):
-                pool.run(
-                    cell, 60.0, lambda step: os.kill(victim, signal.SIGKILL), lambda edge: None
-                )
-        finally:
-            pool.stop(grace_s=0.0)
-        assert not pool.running
+    with open_loopback(2) as bed, started_ranks(bed, "lab.rank:Cells") as ranks:
+        victim = ranks._started[1].process.pid
+        with pytest.raises(RankError, match=r"rank 1 ended with status -9"):
+            answers(
+                ranks, cell, 60.0, lambda step: os.kill(victim, signal.SIGKILL), lambda edge: None
+            )
 
 
 def test_a_plan_is_the_product_of_its_lists() -> None:

@@ -1,19 +1,19 @@
-"""What the driver asks of the ranks and what they answer: one JSON object per line, both ways.
+"""What the driver asks of the ranks and what they answer, as JSON.
 
 A *train* cell gives quality: a task is trained under one compressor, and the ranks' parameters
 must be the same bits at the end. A *time* cell gives the parts of a step and the bytes of it.
-Both are validated on both ends, so a driver and a worker of different versions fail at once.
+Both are validated on both ends, so a driver and a rank of different versions fail at once.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Message(BaseModel):
-    """Base of everything that crosses the socket; unknown keys are errors."""
+    """Base of everything that is asked and answered; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -60,18 +60,6 @@ class TimeCell(Message):
     device: Device = "cpu"
 
 
-class Go(Message):
-    """The driver has read the counters; the ranks may go on."""
-
-    kind: Literal["go"] = "go"
-
-
-class Quit(Message):
-    """The ranks shall leave."""
-
-    kind: Literal["quit"] = "quit"
-
-
 class CurvePoint(Message):
     """Quality after ``step`` steps, ``elapsed_s`` seconds of training into the run."""
 
@@ -83,8 +71,6 @@ class CurvePoint(Message):
 class TrainAnswer(Message):
     """One rank's end of a train cell; the curve and the metrics come from rank 0 only."""
 
-    kind: Literal["train"] = "train"
-    rank: int
     parameters_sha256: str
     parameters_elems: int
     dense_warmup_steps: int
@@ -100,8 +86,6 @@ class TimeAnswer(Message):
     ``codec_s`` and ``bytes_*`` are None where the compressor does not account for them.
     """
 
-    kind: Literal["time"] = "time"
-    rank: int
     parameters_sha256: str
     step_s: float
     step_mean_s: float
@@ -111,45 +95,3 @@ class TimeAnswer(Message):
     codec_s: float | None
     bytes_dense: int
     bytes_accounted: float | None
-
-
-class Hello(Message):
-    """A rank has joined the process group and waits for its first cell."""
-
-    kind: Literal["hello"] = "hello"
-    rank: int
-
-
-class Progress(Message):
-    """Rank 0 is at this step; shown live."""
-
-    kind: Literal["progress"] = "progress"
-    step: int
-
-
-class Armed(Message):
-    """A rank stands before (``edge`` = start) or behind (end) the timed section; wants Go."""
-
-    kind: Literal["armed"] = "armed"
-    rank: int
-    edge: Literal["start", "end"]
-
-
-class Failed(Message):
-    """A cell raised on this rank; the process group can not be trusted any more."""
-
-    kind: Literal["failed"] = "failed"
-    rank: int
-    error: str
-    traceback: str
-
-
-Cell = TrainCell | TimeCell
-Request = Annotated[TrainCell | TimeCell | Go | Quit, Field(discriminator="kind")]
-Reply = Annotated[
-    TrainAnswer | TimeAnswer | Hello | Progress | Armed | Failed, Field(discriminator="kind")
-]
-REQUESTS: TypeAdapter[TrainCell | TimeCell | Go | Quit] = TypeAdapter(Request)
-REPLIES: TypeAdapter[TrainAnswer | TimeAnswer | Hello | Progress | Armed | Failed] = TypeAdapter(
-    Reply
-)

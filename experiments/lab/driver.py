@@ -8,13 +8,14 @@ started afresh, and the plan goes on. Whatever happens, ranks and testbed are ta
 from __future__ import annotations
 
 import statistics
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from compressa.testbed import Counters, LinkSpec, Testbed
+from harness.ranks import RankError, Ranks
+from harness.start import started_ranks
 from lab import records
 from lab.cells import TimeAnswer, TimeCell, TrainAnswer, TrainCell
 from lab.compressors import bucket_caps_mb
@@ -23,11 +24,13 @@ from lab.jobs import Job, jobs
 from lab.names import UNSHAPED
 from lab.plan import Plan
 from lab.quality import Quality
-from lab.ranks import LabError, RankPool
 from lab.records import FailedRecord, Provenance, TimeRecord, TrainRecord
 from lab.tasks import load_task
 
 OpenTestbed = Callable[[int], AbstractContextManager[Testbed]]
+Edge = Callable[[Literal["start", "end"]], None]
+
+GROUP_TIMEOUT_S = 600.0
 
 
 class Watcher(Protocol):
@@ -59,21 +62,23 @@ class Driver:
         self._watcher = watcher
         self._link: str | None = None
         self._checked: set[str] = set()
+        self._ranks: Ranks | None = None
         self.failures: list[str] = []
 
     def run(self, open_testbed: OpenTestbed) -> None:
         """Runs all cells; failures of single cells are recorded and counted, not raised."""
         self._results_dir.mkdir(parents=True, exist_ok=True)
-        with (
-            tempfile.TemporaryDirectory(prefix="lab-") as folder,
-            open_testbed(self._plan.hosts) as bed,
-        ):
+        with open_testbed(self._plan.hosts) as bed:
             self._bed = bed
-            self._pool = RankPool(bed, Path(folder))
             try:
                 self._run_all()
             finally:
-                self._pool.stop(grace_s=1.0)
+                self._stop(grace_s=1.0)
+
+    def _stop(self, grace_s: float) -> None:
+        if self._ranks is not None:
+            self._ranks.close(grace_s)
+        self._ranks = None
 
     def _run_all(self) -> None:
         todo = jobs(self._plan)
@@ -87,12 +92,13 @@ class Driver:
 
     def _run_job(self, job: Job) -> str | None:
         try:
-            if not self._pool.running:
-                self._pool.start()
+            if self._ranks is None:
+                served = "lab.rank:Cells"
+                self._ranks = started_ranks(self._bed, served, deadline_s=GROUP_TIMEOUT_S)
             self._set_link(job.link)
-            record = self._measure(job)
-        except LabError as error:
-            self._pool.stop(grace_s=0.0)
+            record = self._measure(self._ranks, job)
+        except RankError as error:
+            self._stop(grace_s=0.0)
             failure = FailedRecord(**self._common(job), cell_kind=job.cell.kind, error=str(error))
             records.append(self._results_dir, failure)
             self.failures.append(f"{job.title}: {error}")
@@ -100,10 +106,10 @@ class Driver:
         records.append(self._results_dir, record)
         return None
 
-    def _measure(self, job: Job) -> TrainRecord | TimeRecord:
+    def _measure(self, ranks: Ranks, job: Job) -> TrainRecord | TimeRecord:
         if isinstance(job.cell, TrainCell):
-            return self._train(job, job.cell)
-        return self._time(job, job.cell)
+            return self._train(ranks, job, job.cell)
+        return self._time(ranks, job, job.cell)
 
     def _set_link(self, link: str | None) -> None:
         wanted = link or UNSHAPED
@@ -125,11 +131,14 @@ class Driver:
             **Provenance.now().model_dump(),
         }
 
-    def _train(self, job: Job, cell: TrainCell) -> TrainRecord:
-        answers = self._pool.run(
-            cell, self._plan.cell_timeout_s, self._watcher.step, lambda edge: None
-        )
-        trained = [answer for answer in answers if isinstance(answer, TrainAnswer)]
+    def _answers(self, ranks: Ranks, cell: TrainCell | TimeCell, at_edge: Edge) -> list[Any]:
+        """Has all ranks run a cell; ``at_edge`` is called when all of them stand at an edge."""
+        timeout_s = self._plan.cell_timeout_s
+        return answers(ranks, cell, timeout_s, self._watcher.step, at_edge)
+
+    def _train(self, ranks: Ranks, job: Job, cell: TrainCell) -> TrainRecord:
+        told = self._answers(ranks, cell, lambda edge: None)
+        trained = [TrainAnswer.model_validate(answer) for answer in told]
         _check_identical([answer.parameters_sha256 for answer in trained])
         return TrainRecord(
             **self._common(job),
@@ -145,7 +154,7 @@ class Driver:
             parameters_sha256=trained[0].parameters_sha256,
         )
 
-    def _time(self, job: Job, cell: TimeCell) -> TimeRecord:
+    def _time(self, ranks: Ranks, job: Job, cell: TimeCell) -> TimeRecord:
         """The cell with the bucket size that suits it best, found with a few steps of each."""
         tried: dict[str, float] = {}
         caps = bucket_caps_mb(cell.compressor.name, self._plan.ddp_bucket_caps_mb)
@@ -153,14 +162,15 @@ class Driver:
         if len(caps) > 1:
             short = {"steps": self._plan.bucket_tuning_steps}
             for cap in caps:
-                answers, _ = self._timed(cell.model_copy(update={"bucket_cap_mb": cap, **short}))
-                tried[f"{cap:g}"] = statistics.fmean(answer.step_s for answer in answers)
+                trial = cell.model_copy(update={"bucket_cap_mb": cap, **short})
+                timed, _ = self._timed(ranks, trial)
+                tried[f"{cap:g}"] = statistics.fmean(answer.step_s for answer in timed)
             best = min(caps, key=lambda cap: tried[f"{cap:g}"])
         cell = cell.model_copy(update={"bucket_cap_mb": best})
-        answers, bytes_interface = self._timed(cell)
+        timed, bytes_interface = self._timed(ranks, cell)
         return TimeRecord(
             **self._common(job),
-            **_time_fields(answers),
+            **_time_fields(timed),
             timed_steps=cell.steps,
             bytes_interface=bytes_interface,
             link_bits_per_s=LinkSpec.parse(job.link or UNSHAPED).rate_bits_per_s,
@@ -169,15 +179,15 @@ class Driver:
             replicas_identical=True,
         )
 
-    def _timed(self, cell: TimeCell) -> tuple[list[TimeAnswer], float | None]:
+    def _timed(self, ranks: Ranks, cell: TimeCell) -> tuple[list[TimeAnswer], float | None]:
         """Answers of all ranks, and the bytes per step of the busiest host."""
         counted: dict[str, list[Counters] | None] = {}
 
         def at_edge(edge: Literal["start", "end"]) -> None:
             counted[edge] = self._bed.counters()
 
-        answers = self._pool.run(cell, self._plan.cell_timeout_s, self._watcher.step, at_edge)
-        timed = [answer for answer in answers if isinstance(answer, TimeAnswer)]
+        told = self._answers(ranks, cell, at_edge)
+        timed = [TimeAnswer.model_validate(answer) for answer in told]
         _check_identical([answer.parameters_sha256 for answer in timed])
         before, after = counted["start"], counted["end"]
         if before is None or after is None:
@@ -186,11 +196,46 @@ class Driver:
         return timed, max(sent) / cell.steps
 
 
+def answers(
+    ranks: Ranks,
+    cell: TrainCell | TimeCell,
+    timeout_s: float,
+    on_step: Callable[[int], None],
+    at_edge: Edge,
+) -> list[dict[str, Any]]:
+    """Have all ranks run a cell; return their answers, by rank.
+
+    Args:
+        ranks: They serve :class:`lab.rank.Cells`.
+        cell: What to run.
+        timeout_s: How long it may take.
+        on_step: Is told the step that rank 0 is at.
+        at_edge: Is called when all ranks stand before or behind the timed section, and wait.
+
+    Raises:
+        RankError: A rank failed or died, or the cell took longer.
+    """
+    armed: set[int] = set()
+
+    def noted(rank: int, told: dict[str, Any]) -> None:
+        if "step" in told:
+            on_step(told["step"])
+            return
+        armed.add(rank)
+        if len(armed) == ranks.count:
+            at_edge(told["edge"])
+            armed.clear()
+            ranks.tell("go")
+
+    ranks.tell(cell.kind, cell=cell.model_dump(mode="json"))
+    return ranks.answers("the cell", timeout_s, noted)
+
+
 def _check_identical(hashes: list[str]) -> None:
-    """Raises LabError naming the ranks whose parameters are not those of rank 0."""
+    """Raises RankError naming the ranks whose parameters are not those of rank 0."""
     differing = [rank for rank, digest in enumerate(hashes) if digest != hashes[0]]
     if differing:
-        raise LabError(
+        raise RankError(
             f"replicas differ: the parameters of ranks {differing} are not the bits of rank 0's"
         )
 

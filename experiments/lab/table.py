@@ -14,6 +14,8 @@ from itertools import groupby
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from harness.tables import Table as Shown
+from harness.tables import markdown
 from lab.derive import Row
 from lab.names import BASELINES
 
@@ -186,7 +188,6 @@ def _width(columns: list[Column], found: list[Line]) -> int:
 
 def markdown_table(rows: Iterable[Row]) -> str:
     """The table for a README."""
-    texts = [[column.title or "note" for column in COLUMNS]]
-    texts.append(["---" if place < _NAMING else "---:" for place in range(len(COLUMNS))])
-    texts += [[column.cell(line) for column in COLUMNS] for line in lines(rows)]
-    return "".join("| " + " | ".join(cells) + " |\n" for cells in texts)
+    titles = tuple(column.title or "note" for column in COLUMNS)
+    cells = [tuple(column.cell(line) for column in COLUMNS) for line in lines(rows)]
+    return markdown(Shown("", titles, cells, frozenset(titles[_NAMING:])))

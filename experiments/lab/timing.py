@@ -186,7 +186,6 @@ def _answer(
         codec_s = (after.codec_s - before.codec_s) / len(times)
         accounted = (after.bytes_accounted - before.bytes_accounted) / len(times)
     return TimeAnswer(
-        rank=dist.get_rank(),
         parameters_sha256=parameters_sha256(model),
         step_s=statistics.median(times),
         step_mean_s=statistics.fmean(times),

@@ -71,7 +71,6 @@ def train(cell: TrainCell, progress: Callable[[int], None]) -> TrainAnswer:
     finally:
         attachment.close()
     return TrainAnswer(
-        rank=dist.get_rank(),
         parameters_sha256=parameters_sha256(model),
         parameters_elems=sum(p.numel() for p in model.parameters()),
         elapsed_s=curve.elapsed_s,
