@@ -24,15 +24,6 @@ from .bitpack import (
     unpack_bits,
 )
 from .blockwise import Form, dequantize_blockwise, quantize_blockwise, sum_blockwise
-from .blockwise_list import (
-    BlockwiseList,
-    BlockwisePart,
-    BlockwiseParts,
-    BlockwiseVector,
-    dequantize_blockwise_list,
-    quantize_blockwise_list,
-    sum_blockwise_list,
-)
 from .blockwise_mean import Owned, Packed, average_blockwise
 from .casts import narrow, sum_casts, widen
 from .checksums import checksum
@@ -53,6 +44,15 @@ from .lowrank import (
     right_factor,
     split_low_rank,
 )
+from .multi_tensor import (
+    BlockwisePart,
+    BlockwiseParts,
+    BlockwiseVector,
+    BlockwiseVectors,
+    multi_tensor_dequantize,
+    multi_tensor_quantize,
+    multi_tensor_sum,
+)
 from .natural import natural_dequantize, natural_quantize, sum_natural
 from .natural_dithering import Dithering, dither, undither
 from .onebit import SignForm, sign_bytes, sign_dequantize, sign_quantize, sum_signs
@@ -66,10 +66,10 @@ from .strata import multiply_by_strata, stratified_indices
 from .topk import return_unsent, scatter_add, select_top_k
 
 __all__ = [
-    "BlockwiseList",
     "BlockwisePart",
     "BlockwiseParts",
     "BlockwiseVector",
+    "BlockwiseVectors",
     "ChunkForm",
     "Codebook",
     "Dithering",
@@ -91,7 +91,6 @@ __all__ = [
     "check_indices",
     "checksum",
     "dequantize_blockwise",
-    "dequantize_blockwise_list",
     "dequantize_fp8",
     "device_of",
     "dither",
@@ -104,6 +103,9 @@ __all__ = [
     "left_factor",
     "low_rank_product",
     "most_selected",
+    "multi_tensor_dequantize",
+    "multi_tensor_quantize",
+    "multi_tensor_sum",
     "multiply_by_strata",
     "narrow",
     "natural_dequantize",
@@ -114,7 +116,6 @@ __all__ = [
     "pack_increasing",
     "packed_bytes",
     "quantize_blockwise",
-    "quantize_blockwise_list",
     "quantize_fp8",
     "random_fractions",
     "random_words",
@@ -139,7 +140,6 @@ __all__ = [
     "starts_with",
     "stratified_indices",
     "sum_blockwise",
-    "sum_blockwise_list",
     "sum_casts",
     "sum_codes",
     "sum_fp8",

@@ -71,27 +71,27 @@ def check_gradient(x: Gradient) -> None:
     check_array("x", x, x.dtype)
 
 
-def check_feedback(residual: F32 | None, size_elems: int, scale: float) -> None:
+def check_feedback(residual: F32 | None, size_elems: int, loss_scale: float) -> None:
     """Refuse a residual that does not fit its gradient, or a useless loss scale.
 
     Args:
         residual: float32[size_elems], or None for a call without feedback.
         size_elems: Number of elements of the gradient.
-        scale: Loss scale; it and its inverse must be normal float32 numbers.
+        loss_scale: Loss scale; it and its inverse must be normal float32 numbers.
 
     Raises:
         TypeError: The residual's dtype is another one.
-        ValueError: The residual's shape or layout is wrong, or so is the scale.
+        ValueError: The residual's shape or layout is wrong, or so is the loss scale.
     """
     if residual is not None:
         check_array("residual", residual, np.float32, (size_elems,), writable=True)
-    check_scale(scale)
+    check_loss_scale(loss_scale)
 
 
-def check_scale(scale: float) -> None:
+def check_loss_scale(loss_scale: float) -> None:
     """Raise ValueError unless the loss scale and its inverse are normal float32 numbers."""
-    if not 2.0**-126 <= scale <= 2.0**126:
-        raise ValueError(f"scale must lie between 2**-126 and 2**126, not {scale}")
+    if not 2.0**-126 <= loss_scale <= 2.0**126:
+        raise ValueError(f"loss_scale must lie between 2**-126 and 2**126, not {loss_scale}")
 
 
 def block_count(n: int, block: int) -> int:

@@ -16,14 +16,14 @@ def widened(x: Gradient) -> F32:
     return x.astype(np.float32)
 
 
-def effective(x: F32, residual: F32 | None, scale: float) -> F32:
-    """Return p = x + scale * residual; the product is rounded before the sum."""
-    return x if residual is None else x + np.float32(scale) * residual
+def effective(x: F32, residual: F32 | None, loss_scale: float) -> F32:
+    """Return p = x + loss_scale * residual; the product is rounded before the sum."""
+    return x if residual is None else x + np.float32(loss_scale) * residual
 
 
-def remainder(p: F32, decoded: F32, scale: float) -> F32:
-    """Return (p - decoded) * (1 / scale), with 1 / scale rounded to float32 first."""
-    return (p - decoded) * (np.float32(1) / np.float32(scale))
+def remainder(p: F32, decoded: F32, loss_scale: float) -> F32:
+    """Return (p - decoded) * (1 / loss_scale), with 1 / loss_scale rounded to float32 first."""
+    return (p - decoded) * (np.float32(1) / np.float32(loss_scale))
 
 
 def combine(out: F32, decoded: F32, weight: float, add: bool) -> None:

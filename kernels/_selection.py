@@ -11,9 +11,9 @@ from ._tree import tree_sum
 _BLOCK = 2048
 
 
-def unscaled(x: Gradient, residual: F32 | None, scale: float) -> F32:
-    """Return q = (x + scale * residual) * (1 / scale)."""
-    return effective(widened(x), residual, scale) * (np.float32(1) / np.float32(scale))
+def unscaled(x: Gradient, residual: F32 | None, loss_scale: float) -> F32:
+    """Return q = (x + loss_scale * residual) * (1 / loss_scale)."""
+    return effective(widened(x), residual, loss_scale) * (np.float32(1) / np.float32(loss_scale))
 
 
 def sample_places(n: int, sample: int) -> U32:
@@ -24,9 +24,9 @@ def sample_places(n: int, sample: int) -> U32:
     return (numbers * stretch + ((words * stretch) >> np.uint64(32))).astype(np.uint32)
 
 
-def send(q: F32, indices: U32, values: F32, residual: F32 | None, scale: float) -> None:
+def send(q: F32, indices: U32, values: F32, residual: F32 | None, loss_scale: float) -> None:
     """Send q at some indices, and keep the others, and what overflows on the way."""
-    values[:] = q[indices] * np.float32(scale)
+    values[:] = q[indices] * np.float32(loss_scale)
     if residual is not None:
         residual[:] = q
         residual[indices] = np.where(np.isfinite(values), 0, q[indices])
@@ -41,7 +41,13 @@ def keep_finite(q: F32, marked: U32, residual: F32 | None) -> None:
 
 
 def take_largest(
-    q: F32, most: int, floor: float, indices: U32, values: F32, residual: F32 | None, scale: float
+    q: F32,
+    most: int,
+    floor: float,
+    indices: U32,
+    values: F32,
+    residual: F32 | None,
+    loss_scale: float,
 ) -> int:
     """Send the ``most`` largest |q| that are at least ``floor``, and keep the others.
 
@@ -55,7 +61,7 @@ def take_largest(
     reaching = int(np.count_nonzero(np.abs(q) >= np.float32(floor)))
     count = min(most, reaching)
     indices[:count] = np.sort(largest_first[:count])
-    send(q, indices[:count], values[:count], residual, scale)
+    send(q, indices[:count], values[:count], residual, loss_scale)
     return count
 
 

@@ -26,12 +26,12 @@ def select_adacomp(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
     """Send what matters in each bin of elements; where there is no room for all, the largest.
 
     q = e + g, and what is sent and kept of it, are as in :mod:`compressa.kernels.select`; g is
-    x * (1 / scale), and e + 2 g is q + g. Elements that are 0 are not sent.
+    x * (1 / loss_scale), and e + 2 g is q + g. Elements that are 0 are not sent.
 
     Example:
         >>> import numpy as np
@@ -47,7 +47,7 @@ def select_adacomp(
         indices: uint32[room], room at most n; the first ``count`` are overwritten.
         values: float32[room]; the first ``count`` are overwritten.
         residual: float32[n], updated in place; None for no feedback, e = 0.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Returns:
         count: How many are sent.
@@ -63,21 +63,21 @@ def select_adacomp(
     if not indices.size <= x.size <= 2**32:
         raise ValueError(f"indices must have no more room than n = {x.size} (at most 2**32)")
     check_array("values", values, np.float32, indices.shape, writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     if kernel := backend("adacomp", x, indices, values, residual):
-        options = {"residual": residual, "scale": scale}
+        options = {"residual": residual, "loss_scale": loss_scale}
         return int(kernel.select_adacomp(x, bin_elems, indices, values, **options))
-    q = unscaled(x, residual, scale)
+    q = unscaled(x, residual, loss_scale)
     if not np.isfinite(q).all():
-        take_largest(q, 0, 0.0, indices, values, residual, scale)
+        take_largest(q, 0, 0.0, indices, values, residual, loss_scale)
         return mark(indices, values)
-    repeated = np.abs(q + unscaled(x, None, scale))
+    repeated = np.abs(q + unscaled(x, None, loss_scale))
     matters = np.zeros(q.size, bool)
     for low in range(0, q.size, bin_elems):
         here = slice(low, low + bin_elems)
         matters[here] = repeated[here] >= np.abs(q[here]).max()
     some = np.where(matters, q, np.float32(0))
     smallest = float(np.finfo(np.float32).smallest_subnormal)
-    count = take_largest(some, indices.size, smallest, indices, values, None, scale)
-    send(q, indices[:count], values[:count], residual, scale)
+    count = take_largest(some, indices.size, smallest, indices, values, None, loss_scale)
+    send(q, indices[:count], values[:count], residual, loss_scale)
     return count

@@ -1,11 +1,11 @@
-"""Linear quantisation to 8, 4 or 2 bits with one unit per block, to nearest or stochastic.
+"""Linear quantisation to 8, 4 or 2 bits with one scale per block, to nearest or stochastic.
 
-The code of p is an integer q with p close to q * unit (+ offset). Block-wise units are what LoCo,
+The code of p is an integer q with p close to q * scale (+ offset). Block-wise scales are what LoCo,
 ZeRO++ and 8-bit Adam (Dettmers et al., ICLR 2022) use: an outlier spoils its own block only. Where
-the unit comes from makes the method, with L the largest integer:
+the scale comes from makes the method, with L the largest integer:
 
 =========  ==================================  ==========================================
-statistic  unit                                method
+statistic  scale                               method
 =========  ==================================  ==========================================
 "max"      max|p| / L                          symmetric int8, int4, int2
 "range"    (max p - min p) / L, offset min p   max-min (asymmetric); q from 0 to L
@@ -13,7 +13,7 @@ statistic  unit                                method
 "clipped"  min(max|p|, clip * rms p) / L       TernGrad (Wen et al., NeurIPS 2017): L = 1
 =========  ==================================  ==========================================
 
-Rounding to nearest (half to even) gives |p - decode| <= unit / 2 up to float rounding. Stochastic
+Rounding to nearest (half to even) gives |p - decode| <= scale / 2 up to float rounding. Stochastic
 rounding goes up with the probability of the fraction, to 2**-23: unbiased.
 
 Codes on the wire, block after block, c = 8 / bits codes to a byte, planar: of a block of ``len``
@@ -23,17 +23,17 @@ there is no such element, it is that of 0.
 
 Exact arithmetic, in float32 unless said otherwise:
 
-* p = x + scale * residual, product rounded first; p = x without a residual.
-* A block with an infinite or NaN p: unit and offset are NaN, all q are 0, and the residual is left
-  as it was, so a step that overflowed decodes to NaN and poisons nothing. All 0: unit = 0, q = 0.
+* p = x + loss_scale * residual, product rounded first; p = x without a residual.
+* A block with an infinite or NaN p: scale and offset are NaN, all q are 0, and the residual is left
+  as it was, so a step that overflowed decodes to NaN and poisons nothing. All 0: scale = 0, q = 0.
 * "l2", "clipped": squares summed in float64 by the fixed tree of `onebit`; rms is the root of their
-  mean; the unit is at most the largest float32. "range": -0 lies below 0; a difference that
+  mean; the scale is at most the largest float32. "range": -0 lies below 0; a difference that
   overflows counts as an infinite p.
-* lift = 1 and factor = 1 / unit; where unit < 2**-100, unit is at least 2**-149, lift = 2**64 and
-  factor = 1 / (unit * lift). Then t = (p * lift - offset * lift) * factor.
+* lift = 1 and factor = 1 / scale; where scale < 2**-100, scale is at least 2**-149, lift = 2**64
+  and factor = 1 / (scale * lift). Then t = (p * lift - offset * lift) * factor.
 * Nearest: q = rint(t). Stochastic: k = trunc(t * 2**23), q = (k + noise) >> 23 with the 23 random
   bits of the element (`philox.random_fractions`). t is limited to -L..L, or 0..L.
-* decode = q * unit (+ offset). New residual = (p - decode) * (1 / scale).
+* decode = q * scale (+ offset). New residual = (p - decode) * (1 / loss_scale).
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Form:
     Attributes:
         bits: 8, 4 or 2.
         block: Elements per block; at least 8, and a multiple of 4 with 2 bits, else even.
-        statistic: Where the unit comes from.
+        statistic: Where the scale comes from.
         levels: The largest integer L; None for the most that the bits hold.
         clip: Of "clipped": how many root mean squares a value may have.
 
@@ -143,7 +143,7 @@ def quantize_blockwise(
     offsets: F32 | None = None,
     noise: Noise | None = None,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     """Quantise ``x``, plus what earlier steps left behind, and keep what is left now.
 
@@ -158,20 +158,20 @@ def quantize_blockwise(
     Args:
         x: float32[n], float16[n], or uint16[n] with the bits of bfloat16.
         codes: uint8[form.code_bytes(n)], overwritten.
-        scales: float32[ceil(n / block)], overwritten with the units.
+        scales: float32[ceil(n / block)], overwritten.
         form: What the codes look like.
         offsets: float32[ceil(n / block)] with the statistic "range", overwritten; else None.
         noise: The random numbers of stochastic rounding; None to round to nearest.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, ``noise`` or ``scale`` is wrong.
+        ValueError: A shape, a layout, ``noise`` or ``loss_scale`` is wrong.
     """
     check_gradient(x)
     check_payload(x.size, codes, scales, offsets, form, writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     check_noise(noise, x.size)
     if kernel := backend("blockwise", x, codes, scales, offsets, residual):
         kernel.quantize_blockwise(
@@ -182,7 +182,7 @@ def quantize_blockwise(
             offsets=offsets,
             noise=noise,
             residual=residual,
-            scale=scale,
+            loss_scale=loss_scale,
         )
         return
     fractions = np.zeros(x.size, np.uint32)
@@ -191,16 +191,16 @@ def quantize_blockwise(
     for b in range(scales.size):
         elements = slice(b * form.block, (b + 1) * form.block)
         left = None if residual is None else residual[elements]
-        p = effective(widened(x[elements]), left, scale)
+        p = effective(widened(x[elements]), left, loss_scale)
         grid = _grid(p, form)
         q = _integers(p, grid, None if noise is None else fractions[elements], form)
-        scales[b] = grid.unit
+        scales[b] = grid.scale
         if offsets is not None:
             offsets[b] = grid.offset
         codes[b * form.block * form.bits // 8 :][: form.code_bytes(p.size)] = _pack(q, form)
-        if left is not None and not np.isnan(grid.unit):
+        if left is not None and not np.isnan(grid.scale):
             offset = None if offsets is None else grid.offset
-            left[:] = remainder(p, _decode(q.astype(np.float32), grid.unit, offset), scale)
+            left[:] = remainder(p, _decode(q.astype(np.float32), grid.scale, offset), loss_scale)
 
 
 def dequantize_blockwise(
@@ -213,9 +213,9 @@ def dequantize_blockwise(
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    """Decode into ``out``, or add to it: out (+)= weight * (q * unit + offset), each step rounded.
+    """Decode into ``out``, or add to it: out (+)= weight * (q * scale + offset), each step rounded.
 
-    Any codes, units and offsets are valid input.
+    Any codes, scales and offsets are valid input.
 
     Args:
         codes: uint8[form.code_bytes(n)].
@@ -308,9 +308,9 @@ def check_payload(
 
 
 class _Grid(NamedTuple):
-    """A block's unit and offset, and what brings p to them without overflow or underflow."""
+    """A block's scale and offset, and what brings p to them without overflow or underflow."""
 
-    unit: np.float32
+    scale: np.float32
     offset: np.float32
     lift: np.float32
     factor: np.float32
@@ -323,7 +323,7 @@ def _extremes(p: F32) -> tuple[np.float32, np.float32]:
     return p[order.argmin()], p[order.argmax()]
 
 
-def _unit(p: F32, largest: np.float32, form: Form) -> np.float32:
+def _scale(p: F32, largest: np.float32, form: Form) -> np.float32:
     if form.statistic == "max":
         return largest / np.float32(form.top)
     squares = tree_sum(p.astype(np.float64) ** 2)
@@ -340,19 +340,19 @@ def _grid(p: F32, form: Form) -> _Grid:
         grid = _Grid((high - low) / np.float32(form.top), low, _ONE, _ONE)
         flat = bool(low == high)
     else:
-        grid = _Grid(_unit(p, largest, form), np.float32(0), _ONE, _ONE)
+        grid = _Grid(_scale(p, largest, form), np.float32(0), _ONE, _ONE)
         flat = bool(largest == 0)
-    if not (np.isfinite(largest) and np.isfinite(grid.unit)):
+    if not (np.isfinite(largest) and np.isfinite(grid.scale)):
         return _Grid(np.float32(np.nan), np.float32(np.nan), _ONE, _ONE)
     if flat:
-        return grid._replace(unit=np.float32(0))
-    if grid.unit < _SMALL:
-        grid = grid._replace(unit=max(grid.unit, _SMALLEST), lift=_LIFT)
-    return grid._replace(factor=_ONE / (grid.unit * grid.lift))
+        return grid._replace(scale=np.float32(0))
+    if grid.scale < _SMALL:
+        grid = grid._replace(scale=max(grid.scale, _SMALLEST), lift=_LIFT)
+    return grid._replace(factor=_ONE / (grid.scale * grid.lift))
 
 
 def _integers(p: F32, grid: _Grid, noise: U32 | None, form: Form) -> I64:
-    if not grid.unit > 0:
+    if not grid.scale > 0:
         return np.zeros(p.size, np.int64)
     t = (p * grid.lift - grid.offset * grid.lift) * grid.factor
     if noise is None:
@@ -383,5 +383,5 @@ def _unpack(codes: U8, size: int, form: Form) -> F32:
     return q
 
 
-def _decode(q: F32, unit: np.float32, offset: np.float32 | None) -> F32:
-    return q * unit if offset is None else q * unit + offset
+def _decode(q: F32, scale: np.float32, offset: np.float32 | None) -> F32:
+    return q * scale if offset is None else q * scale + offset

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ._arrays import F32, U8, check_array, check_feedback, check_scale
+from ._arrays import F32, U8, check_array, check_feedback, check_loss_scale
 from ._backends import backend
 from .blockwise import Form, check_payload, dequantize_blockwise, quantize_blockwise
 from .feedback import absorb_residual
@@ -41,13 +41,13 @@ class Owned(NamedTuple):
     Attributes:
         residual: float32[n]; added to the values, and then what the mean lost.
         kept: float32[n], overwritten; see `absorb_residual`.
-        scale: Loss scale that the values carry, and neither of the two does.
+        loss_scale: Loss scale that the values carry, and neither of the two does.
         mean_scale: What the mean carries and its error, as it is kept, does not.
     """
 
     residual: F32
     kept: F32
-    scale: float
+    loss_scale: float
     mean_scale: float
 
 
@@ -91,15 +91,15 @@ def average_blockwise(
     check_payload(x.size, *mean, form, writable=True)
     check_noise(noise, x.size)
     if owned is not None:
-        check_feedback(owned.residual, x.size, owned.scale)
+        check_feedback(owned.residual, x.size, owned.loss_scale)
         check_array("kept", owned.kept, np.float32, x.shape, writable=True)
-        check_scale(owned.mean_scale)
+        check_loss_scale(owned.mean_scale)
     arrays = [array for packed in (mean, *sent) for array in packed]
     if kernel := backend("blockwise_mean", x, *arrays, *(owned[:2] if owned else ())):
         kernel.average_blockwise(x, sent, mean, form=form, weight=weight, noise=noise, owned=owned)
         return
     if owned is not None:
-        absorb_residual(x, owned.residual, owned.kept, owned.scale)
+        absorb_residual(x, owned.residual, owned.kept, owned.loss_scale)
         owned.residual[:] = 0
     x *= np.float32(weight)
     for codes, scales, offsets in sent:
@@ -112,7 +112,7 @@ def average_blockwise(
         offsets=mean.offsets,
         noise=noise,
         residual=None if owned is None else owned.residual,
-        scale=1.0 if owned is None else owned.mean_scale,
+        loss_scale=1.0 if owned is None else owned.mean_scale,
     )
     if owned is not None:
         np.copyto(owned.residual, owned.kept, where=~np.isfinite(x))

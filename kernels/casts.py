@@ -4,10 +4,10 @@ Both round to nearest, ties to even. float16 has 11 bits of precision and ends a
 values become infinite; bfloat16 has 8 bits and the range of float32. A NaN stays a NaN, and in
 bfloat16 becomes 0x7FC0.
 
-With a residual, p = x + scale * residual is cast, product rounded first, and the new residual is
-(p - cast back) * (1 / scale). Where the cast of p is not finite, all of it stays behind,
-p * (1 / scale), if the cast of that is finite: a smaller loss scale will send it. Else no step ever
-could, and the residual is left as it was.
+With a residual, p = x + loss_scale * residual is cast, product rounded first, and the new residual
+is (p - cast back) * (1 / loss_scale). Where the cast of p is not finite, all of it stays behind, p
+* (1 / loss_scale), if the cast of that is finite: a smaller loss scale will send it. Else no step
+ever could, and the residual is left as it was.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Half = npt.NDArray[Any]
 """float16, or uint16 that holds the bits of bfloat16."""
 
 
-def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0) -> None:
+def narrow(x: F32, out: Half, *, residual: F32 | None = None, loss_scale: float = 1.0) -> None:
     """Cast to 16 bits, and keep what that loses.
 
     Example:
@@ -41,23 +41,23 @@ def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0
         x: float32[n].
         out: float16[n], or uint16[n] for bfloat16; overwritten.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or the scale is wrong.
+        ValueError: A shape, a layout or ``loss_scale`` is wrong.
     """
     check_array("x", x, np.float32)
     _check_half("out", out, x.size, writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     if kernel := backend("casts", x, out, residual):
-        kernel.narrow(x, out, residual=residual, scale=scale)
+        kernel.narrow(x, out, residual=residual, loss_scale=loss_scale)
         return
-    p = effective(x, residual, scale)
+    p = effective(x, residual, loss_scale)
     put(p, out)
     if residual is not None:
-        error = remainder(p, widened(out), scale)
-        whole = remainder(p, np.zeros_like(p), scale)
+        error = remainder(p, widened(out), loss_scale)
+        whole = remainder(p, np.zeros_like(p), loss_scale)
         sendable = np.empty_like(out)
         put(whole, sendable)
         kept = np.where(np.isfinite(widened(sendable)), whole, residual)

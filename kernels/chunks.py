@@ -5,8 +5,8 @@ can be summed on the way. An array of n elements has ceil(n / chunk) chunks, the
 
 Exact arithmetic:
 
-* p = residual + x * (1 / scale) in float32, with 1 / scale rounded first and the product before the
-  sum: p is unscaled, as residuals are.
+* p = residual + x * (1 / loss_scale) in float32, with 1 / loss_scale rounded first and the product
+  before the sum: p is unscaled, as residuals are.
 * The squared norm of a chunk sums float64 squares by the fixed tree of `onebit`: 16 strided lanes,
   each in order, then halving. Squares of float32 never overflow it.
 
@@ -40,7 +40,7 @@ def absorb_chunks(
     norms: F64,
     *,
     chunk: int,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     clear: bool = False,
     largest: float = FLOAT32_MAX,
 ) -> None:
@@ -54,25 +54,25 @@ def absorb_chunks(
         norms: float64[ceil(n / chunk)], overwritten with each chunk's sum of squared p; NaN where
             some p is above ``largest``, or NaN.
         chunk: Elements of a chunk.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
         clear: Whether to leave ``x`` empty, for what will be put there.
         largest: The largest |p| that may be kept, a float32 number.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, ``chunk``, ``scale`` or ``largest`` is wrong.
+        ValueError: A shape, a layout, ``chunk``, ``loss_scale`` or ``largest`` is wrong.
     """
     check_array("x", x, np.float32, writable=clear)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     _check_chunk(chunk)
     if not 0 < largest <= FLOAT32_MAX:
         raise ValueError(f"largest must be positive and a float32 number, not {largest}")
     check_array("norms", norms, np.float64, (block_count(x.size, chunk),), writable=True)
     if kernel := backend("chunks", x, residual, norms):
-        options = {"scale": scale, "clear": clear, "largest": largest}
+        options = {"loss_scale": loss_scale, "clear": clear, "largest": largest}
         kernel.absorb_chunks(x, residual, norms, chunk=chunk, **options)
         return
-    p = residual + x * (np.float32(1) / np.float32(scale))
+    p = residual + x * (np.float32(1) / np.float32(loss_scale))
     accepted = np.abs(p) <= np.float32(largest)
     for c in range(norms.size):
         part = slice(c * chunk, (c + 1) * chunk)

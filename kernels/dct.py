@@ -19,7 +19,7 @@ per tile, in the order of their places. Tiles follow each other from left to rig
 
 Exact arithmetic:
 
-* p = x + scale * residual in float32, product rounded first; p = x without a residual.
+* p = x + loss_scale * residual in float32, product rounded first; p = x without a residual.
 * T in float64, by halving angles: with +, *, / and sqrt only, which IEEE 754 rounds the same way on
   every machine. No library's cosine is asked, and so replicas agree on T to the bit.
 * A coefficient is the float64 sum over i in order, each product rounded, rounded to float32 at the
@@ -28,11 +28,11 @@ Exact arithmetic:
 * decode: first each row of coefficients of which one is kept: for each i the float64 sum over the
   kept j in order, each product rounded, rounded to float32 at the end. Then, if the tile has more
   than one row, each column likewise, over those rows in order. New residual =
-  (p - decode) * (1 / scale of the loss) in float32.
+  (p - decode) * (1 / loss_scale) in float32.
 * If any coefficient of a tile is infinite or NaN, all its values are NaN, at places 0 to k-1. Its
   residual is left as it was if some p is not finite. Otherwise, and for an element whose residual
-  would not be finite, it is w = p * (1 / scale) where |w| <= 2**121, which a smaller loss scale
-  will send, and left as it was elsewhere: coefficients of larger ones need more than float32.
+  would not be finite, it is w = p * (1 / loss_scale) where |w| <= 2**121, which a smaller loss
+  scale will send, and left as it was elsewhere: coefficients of larger ones need more than float32.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def keep_coefficients(
     *,
     form: ChunkForm,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     """Transform ``x``, plus what earlier steps left behind, and keep what is not sent for later.
 
@@ -190,21 +190,23 @@ def keep_coefficients(
         places: uint8[form.sizes(n)[1]], overwritten.
         form: Tiles, and how many coefficients of each.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or ``scale`` is wrong.
+        ValueError: A shape, a layout or ``loss_scale`` is wrong.
     """
     check_gradient(x)
     _check_payload(values, places, x.size, form, writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     if kernel := backend("dct", x, values, places, residual):
-        kernel.keep_coefficients(x, values, places, form=form, residual=residual, scale=scale)
+        kernel.keep_coefficients(
+            x, values, places, form=form, residual=residual, loss_scale=loss_scale
+        )
         return
     for rows, chosen, packed in _tiles(x.size, form):
         left = [None if residual is None else residual[row] for row in rows]
-        p = [effective(widened(x[row]), e, scale) for row, e in zip(rows, left, strict=True)]
+        p = [effective(widened(x[row]), e, loss_scale) for row, e in zip(rows, left, strict=True)]
         coefficients = _transform(p, form)
         order = np.argsort(-np.abs(coefficients), kind="stable")
         kept = np.sort(order[: form.kept])
@@ -214,7 +216,7 @@ def keep_coefficients(
         values[chosen], places[packed] = sent, _pack(kept, form)
         if residual is not None and all(np.isfinite(row).all() for row in p):
             for row, own, decoded in zip(rows, p, _decode(sent, kept, form), strict=False):
-                residual[row] = _left_behind(own, decoded[: own.size], residual[row], scale)
+                residual[row] = _left_behind(own, decoded[: own.size], residual[row], loss_scale)
 
 
 def are_places(places: U8, *, form: ChunkForm) -> bool:
@@ -343,9 +345,9 @@ def _decode(values: F32, places: Places, form: ChunkForm) -> F32:
     return np.stack([_sum_in_order(line[kept], np.stack(rows)) for line in turned])
 
 
-def _left_behind(p: F32, decoded: F32, before: F32, scale: float) -> F32:
+def _left_behind(p: F32, decoded: F32, before: F32, loss_scale: float) -> F32:
     """The error; the element where there is none and it can be sent later, or what was there."""
-    error = remainder(p, decoded, scale)
-    whole = p * (np.float32(1) / np.float32(scale))
+    error = remainder(p, decoded, loss_scale)
+    whole = p * (np.float32(1) / np.float32(loss_scale))
     kept_whole = np.where(np.abs(whole) <= LARGEST_WHOLE, whole, before)
     return np.where(np.isfinite(error), error, kept_whole)

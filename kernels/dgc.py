@@ -40,7 +40,7 @@ def select_dgc(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
     """Send what reaches the sample's threshold, up to ten times lowered by a fifth.
 
@@ -62,7 +62,7 @@ def select_dgc(
             overwritten.
         values: float32[room]; the first ``count`` are overwritten.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Returns:
         count: How many are sent.
@@ -79,11 +79,11 @@ def select_dgc(
     room = min(x.size, most_selected(k))
     check_array("indices", indices, np.uint32, (room,), writable=True)
     check_array("values", values, np.float32, (room,), writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     if kernel := backend("dgc", x, indices, values, residual):
-        options = {"residual": residual, "scale": scale}
+        options = {"residual": residual, "loss_scale": loss_scale}
         return int(kernel.select_dgc(x, k, sample, indices, values, **options))
-    q = unscaled(x, residual, scale)
+    q = unscaled(x, residual, loss_scale)
     sizes, threshold, most = np.abs(q), 0.0, 0
     if np.isfinite(q).all():
         drawn = np.sort(sizes[sample_places(q.size, sample)])[::-1]
@@ -91,7 +91,7 @@ def select_dgc(
         threshold, most = adjusted_threshold(
             k, first, lambda t: int(np.count_nonzero(sizes >= np.float32(t)))
         )
-    found = take_largest(q, min(most, q.size), threshold, indices, values, residual, scale)
+    found = take_largest(q, min(most, q.size), threshold, indices, values, residual, loss_scale)
     return found if found >= 0 else mark(indices, values)
 
 

@@ -13,30 +13,30 @@ from ._backends import backend
 from ._feedback import effective, widened
 
 
-def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> None:
+def absorb_residual(x: F32, residual: F32, kept: F32, loss_scale: float = 1.0) -> None:
     """Add the residual to ``x``, and note what would have to be kept if none of it arrived.
 
-    x = x + scale * residual, product rounded first; kept = x * (1 / scale), with 1 / scale
-    rounded first, where x is finite now, and the residual elsewhere.
+    x = x + loss_scale * residual, product rounded first; kept = x * (1 / loss_scale), with
+    1 / loss_scale rounded first, where x is finite now, and the residual elsewhere.
 
     Args:
         x: float32[n], updated in place.
         residual: float32[n], only read.
         kept: float32[n], overwritten.
-        scale: Loss scale that ``x`` carries, and the residual and ``kept`` do not.
+        loss_scale: Loss scale that ``x`` carries, and the residual and ``kept`` do not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or ``scale`` is wrong.
+        ValueError: A shape, a layout or ``loss_scale`` is wrong.
     """
     check_array("x", x, np.float32, writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     check_array("kept", kept, np.float32, x.shape, writable=True)
     if kernel := backend("feedback", x, residual, kept):
-        kernel.absorb_residual(x, residual, kept, scale)
+        kernel.absorb_residual(x, residual, kept, loss_scale)
         return
-    x[:] = effective(x, residual, scale)
-    back = np.float32(1) / np.float32(scale)
+    x[:] = effective(x, residual, loss_scale)
+    back = np.float32(1) / np.float32(loss_scale)
     kept[:] = np.where(np.isfinite(x), x * back, residual)
 
 

@@ -9,11 +9,11 @@ A code is what `torch.float8_e4m3fn` or `torch.float8_e5m2` holds, one byte per 
 
 Exact arithmetic, in float32:
 
-* p = x + scale * residual, product rounded first; p = x without a residual.
-* m = max|p|. Not finite: unit = NaN, all codes 0, the residual is left as it was. m = 0: unit = 0,
-  all codes 0. Else unit = max(m / T, 2**-126), t = p * (1 / unit), not above T in magnitude.
-* v is t rounded to nearest, half to even, in the format, subnormals included. decode = v * unit.
-  New residual = (p - decode) * (1 / scale).
+* p = x + loss_scale * residual, product rounded first; p = x without a residual.
+* m = max|p|. Not finite: scale = NaN, all codes 0, the residual is left as it was. m = 0: scale =
+  0, all codes 0. Else scale = max(m / T, 2**-126), t = p * (1 / scale), not above T in magnitude.
+* v is t rounded to nearest, half to even, in the format, subnormals included. decode = v * scale.
+  New residual = (p - decode) * (1 / loss_scale).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def quantize_fp8(
     form: Format,
     block: int,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     """Cast ``x``, plus what earlier steps left behind, and keep what is left now.
 
@@ -72,33 +72,33 @@ def quantize_fp8(
     Args:
         x: float32[n], float16[n], or uint16[n] with the bits of bfloat16.
         codes: uint8[n], overwritten.
-        scales: float32[ceil(n / block)], overwritten with the units.
+        scales: float32[ceil(n / block)], overwritten.
         form: One of `FORMATS`.
         block: Elements per block.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or ``scale`` is wrong.
+        ValueError: A shape, a layout or ``loss_scale`` is wrong.
     """
     check_gradient(x)
     check_array("codes", codes, np.uint8, (x.size,), writable=True)
     check_array("scales", scales, np.float32, (block_count(x.size, block),), writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     if kernel := backend("fp8", x, codes, scales, residual):
         kernel.quantize_fp8(
-            x, codes, scales, form=form, block=block, residual=residual, scale=scale
+            x, codes, scales, form=form, block=block, residual=residual, loss_scale=loss_scale
         )
         return
     for b in range(scales.size):
         elements = slice(b * block, (b + 1) * block)
         left = None if residual is None else residual[elements]
-        p = effective(widened(x[elements]), left, scale)
-        scales[b] = _unit(p, form)
+        p = effective(widened(x[elements]), left, loss_scale)
+        scales[b] = _scale(p, form)
         codes[elements] = _codes(p, scales[b], form)
         if left is not None and not np.isnan(scales[b]):
-            left[:] = remainder(p, values(form)[codes[elements]] * scales[b], scale)
+            left[:] = remainder(p, values(form)[codes[elements]] * scales[b], loss_scale)
 
 
 def dequantize_fp8(
@@ -111,9 +111,9 @@ def dequantize_fp8(
     weight: float = 1.0,
     add: bool = False,
 ) -> None:
-    """Decode into ``out``, or add to it: out (+)= weight * (v * unit), each step rounded.
+    """Decode into ``out``, or add to it: out (+)= weight * (v * scale), each step rounded.
 
-    Any codes and units are valid input: codes that are no numbers decode to NaN or an infinity.
+    Any codes and scales are valid input: codes that are no numbers decode to NaN or an infinity.
 
     Args:
         codes: uint8[n].
@@ -167,15 +167,15 @@ def sum_fp8(
     """
     check_sum(out, codes, scales)
     blocks = block_count(out.size, block)
-    for some, units in zip(codes, scales, strict=True):
+    for some, own in zip(codes, scales, strict=True):
         check_array("codes", some, np.uint8, (out.size,))
-        check_array("scales", units, np.float32, (blocks,))
+        check_array("scales", own, np.float32, (blocks,))
     if kernel := backend("fp8", out, *codes, *scales):
         kernel.sum_fp8(codes, scales, out, form=form, block=block, weight=weight)
         return
     total = np.zeros(out.size, np.float32)
-    for some, units in zip(codes, scales, strict=True):
-        dequantize_fp8(some, units, total, form=form, block=block, weight=weight, add=True)
+    for some, own in zip(codes, scales, strict=True):
+        dequantize_fp8(some, own, total, form=form, block=block, weight=weight, add=True)
     put(total, out)
 
 
@@ -183,15 +183,15 @@ def values(form: Format) -> F32:
     """What each of the 256 codes stands for: float32[256]."""
     code = np.arange(256)
     exponent, mantissa = (code & 0x7F) >> form.mantissa, code & ((1 << form.mantissa) - 1)
-    unit = 2.0 ** (np.maximum(exponent, 1) - form.bias - form.mantissa)
-    magnitude = (np.where(exponent > 0, 1 << form.mantissa, 0) + mantissa) * unit
+    spacing = 2.0 ** (np.maximum(exponent, 1) - form.bias - form.mantissa)
+    magnitude = (np.where(exponent > 0, 1 << form.mantissa, 0) + mantissa) * spacing
     special = magnitude > form.largest  # e4m3 has NaN only; e5m2 has an infinity below it
     infinite = (form.mantissa == 2) & (mantissa == 0)
     magnitude = np.where(special, np.where(infinite, np.inf, np.nan), magnitude)
     return np.where(code >= 128, -magnitude, magnitude).astype(np.float32)
 
 
-def _unit(p: F32, form: Format) -> np.float32:
+def _scale(p: F32, form: Format) -> np.float32:
     largest = np.abs(p).max()
     if not np.isfinite(largest):
         return np.float32(np.nan)
@@ -200,10 +200,10 @@ def _unit(p: F32, form: Format) -> np.float32:
     return max(largest / np.float32(form.largest), _SMALLEST)
 
 
-def _codes(p: F32, unit: np.float32, form: Format) -> U8:
-    if not unit > 0:
+def _codes(p: F32, scale: np.float32, form: Format) -> U8:
+    if not scale > 0:
         return np.zeros(p.size, np.uint8)
-    t = p * (np.float32(1) / unit)
+    t = p * (np.float32(1) / scale)
     table = values(form)[:128]
     table = table[np.isfinite(table)].astype(np.float64)
     magnitude = np.minimum(np.abs(t).astype(np.float64), form.largest)

@@ -1,16 +1,16 @@
-"""Whole vectors as integers of one shared unit, so that integers can be summed over ranks.
+"""Whole vectors as integers of one shared scale, so that integers can be summed over ranks.
 
-Unlike :mod:`blockwise`, the unit is not worked out here: all ranks have agreed on it beforehand, so
-the sum of their integers decodes to the sum of what each decodes to, without any further loss
+Unlike :mod:`blockwise`, the scale is not worked out here: all ranks have agreed on it beforehand,
+so the sum of their integers decodes to the sum of what each decodes to, without any further loss
 (IntSGD, Mishchenko et al., ICLR 2022; TernGrad with a shared scale, Wen et al., NeurIPS 2017).
 Whoever calls leaves room: P ranks with integers of at most ``most`` need P * most in the dtype.
 
-Exact arithmetic, in float64, so that units of any size and integers of 32 bits lose nothing:
+Exact arithmetic, in float64, so that scales of any size and integers of 32 bits lose nothing:
 
 * t = x * factor, limited to -most..most; NaN counts as ``most``.
 * k = trunc(t * 2**23), q = (k + noise) >> 23 with the 23 random bits of the element
   (`philox.random_fractions`): up with the probability of the fraction, unbiased to 2**-23.
-* decode = float32(q * unit).
+* decode = float32(q * scale).
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: No
     out[:] = (np.trunc(t * 2**FRACTION_BITS).astype(np.int64) + fractions) >> FRACTION_BITS
 
 
-def scale_integers(q: Integers, unit: float, out: F32) -> None:
-    """Write ``q * unit``.
+def scale_integers(q: Integers, scale: float, out: F32) -> None:
+    """Write ``q * scale``.
 
     Args:
         q: int8[n], int16[n] or int32[n].
-        unit: What 1 stands for.
+        scale: What 1 stands for.
         out: float32[n], overwritten.
 
     Raises:
@@ -83,9 +83,9 @@ def scale_integers(q: Integers, unit: float, out: F32) -> None:
     check_array("out", out, np.float32, writable=True)
     _check_integers(q, out.shape)
     if kernel := backend("integers", q, out):
-        kernel.scale_integers(q, unit, out)
+        kernel.scale_integers(q, scale, out)
         return
-    out[:] = q.astype(np.float64) * unit
+    out[:] = q.astype(np.float64) * scale
 
 
 def _check_integers(q: Integers, shape: tuple[int, ...], *, writable: bool = False) -> None:

@@ -6,15 +6,15 @@ M run along memory then, and so does everything here. Every rank computes P Q^T 
 arithmetic here uses IEEE additions, multiplications, divisions and square roots only, each
 rounded on its own: any machine gets the same result, on any number of threads.
 
-M = x + scale * residual in float32, product rounded first, is made in the pass that multiplies it
-first. So a step passes over the matrix three times, as often as there are averages to wait for.
+M = x + loss_scale * residual in float32, product rounded first, is made in the pass that multiplies
+it first. So a step passes over the matrix three times, as often as there are averages to wait for.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ._arrays import F32, F64, U32, check_array, check_scale
+from ._arrays import F32, F64, U32, check_array, check_loss_scale
 from ._backends import backend
 from ._feedback import effective, remainder
 from ._tree import LANES, tree_sum
@@ -42,12 +42,12 @@ def _vectors(name: str, factor: F32) -> int:
     return approx_rank
 
 
-def _check_sum(x: F32, residual: F32 | None, scale: float) -> tuple[int, int]:
+def _check_sum(x: F32, residual: F32 | None, loss_scale: float) -> tuple[int, int]:
     shape = _shape("x", x)
     check_array("x", x, np.float32, shape, writable=residual is not None)
     if residual is not None:
         check_array("residual", residual, np.float32, shape)
-    check_scale(scale)
+    check_loss_scale(loss_scale)
     return shape
 
 
@@ -145,7 +145,9 @@ def low_rank_product(p: F32, q: F32, out: F32, verdicts: U32 | None = None) -> N
         out += np.outer(p[k], q[k])
 
 
-def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: float = 1.0) -> None:
+def left_factor(
+    x: F32, q: F32, p: F32, *, residual: F32 | None = None, loss_scale: float = 1.0
+) -> None:
     """X = M, and p[k, i] = <q[k], M[i]>: the product M Q, with its columns as rows.
 
     Float32. In blocks of 2048 columns, lane l of 16 sums the products of columns l, l+16, ... in
@@ -156,20 +158,20 @@ def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: f
         q: float32[r, c], r at least 1.
         p: float32[r, n], overwritten.
         residual: float32[n, c], only read; None for M = x, which is only read then.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or ``scale`` is wrong.
+        ValueError: A shape, a layout or ``loss_scale`` is wrong.
     """
-    rows, columns = _check_sum(x, residual, scale)
+    rows, columns = _check_sum(x, residual, loss_scale)
     approx_rank = _vectors("q", q)
     check_array("q", q, np.float32, (approx_rank, columns))
     check_array("p", p, np.float32, (approx_rank, rows), writable=True)
     if kernel := backend("lowrank", x, q, p, residual):
-        kernel.left_factor(x, q, p, residual=residual, scale=scale)
+        kernel.left_factor(x, q, p, residual=residual, loss_scale=loss_scale)
         return
-    x[:] = effective(x, residual, scale)
+    x[:] = effective(x, residual, loss_scale)
     p[:] = 0
     for low in range(0, x.shape[1], BLOCK):
         block = slice(low, low + BLOCK)
@@ -178,7 +180,7 @@ def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: f
 
 
 def right_factor(
-    x: F32, p: F32, q: F32, *, residual: F32 | None = None, scale: float = 1.0
+    x: F32, p: F32, q: F32, *, residual: F32 | None = None, loss_scale: float = 1.0
 ) -> None:
     """X = M, and q[k] = sum over i of p[k, i] M[i]: the product M^T P, with its columns as rows.
 
@@ -190,20 +192,20 @@ def right_factor(
         p: float32[r, n], r at least 1.
         q: float32[r, c], overwritten.
         residual: float32[n, c], only read; None for M = x, which is only read then.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or ``scale`` is wrong.
+        ValueError: A shape, a layout or ``loss_scale`` is wrong.
     """
-    rows, columns = _check_sum(x, residual, scale)
+    rows, columns = _check_sum(x, residual, loss_scale)
     approx_rank = _vectors("p", p)
     check_array("p", p, np.float32, (approx_rank, rows))
     check_array("q", q, np.float32, (approx_rank, columns), writable=True)
     if kernel := backend("lowrank", x, p, q, residual):
-        kernel.right_factor(x, p, q, residual=residual, scale=scale)
+        kernel.right_factor(x, p, q, residual=residual, loss_scale=loss_scale)
         return
-    x[:] = effective(x, residual, scale)
+    x[:] = effective(x, residual, loss_scale)
     q[:] = 0
     for low in range(0, x.shape[0], PANEL):
         panel = np.zeros_like(q)
@@ -217,7 +219,7 @@ def split_low_rank(
     p: F32,
     q: F32,
     residual: F32,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     *,
     held: bool = False,
     verdicts: U32 | None = None,
@@ -225,16 +227,16 @@ def split_low_rank(
 ) -> None:
     """Split ``m`` into its approximation and the rest; on a CPU in one pass over memory.
 
-    residual = (m - product) * (1 / scale), then m = product, with the product of
-    :func:`low_rank_product`; float32, 1 / scale rounded first. With ``held`` the residual has no
-    part in ``m``, and stays: residual += (m - product) * (1 / scale).
+    residual = (m - product) * (1 / loss_scale), then m = product, with the product of
+    :func:`low_rank_product`; float32, 1 / loss_scale rounded first. With ``held`` the residual has
+    no part in ``m``, and stays: residual += (m - product) * (1 / loss_scale).
 
     Args:
         m: float32[n, c]; afterwards the product.
         p: float32[r, n], r at least 1.
         q: float32[r, c].
         residual: float32[n, c], overwritten; updated in place with ``held``.
-        scale: Loss scale that ``m`` carries and the residual does not.
+        loss_scale: Loss scale that ``m`` carries and the residual does not.
         held: Whether the residual is kept.
         verdicts: uint32[r] of :func:`judge_rows`; with a spoiled row, ``m`` becomes NaN and the
             residual stays as it is.
@@ -243,20 +245,20 @@ def split_low_rank(
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or ``scale`` is wrong.
+        ValueError: A shape, a layout or ``loss_scale`` is wrong.
     """
     _check_product(p, q, m, "m", verdicts)
     out = out or (p, q)
     check_array("out[0]", out[0], np.float32, p.shape)
     check_array("out[1]", out[1], np.float32, q.shape)
     check_array("residual", residual, np.float32, m.shape, writable=True)
-    check_scale(scale)
+    check_loss_scale(loss_scale)
     if kernel := backend("lowrank", m, p, q, residual, verdicts, *out):
-        kernel.split_low_rank(m, p, q, residual, scale, held=held, verdicts=verdicts, out=out)
+        kernel.split_low_rank(m, p, q, residual, loss_scale, held=held, verdicts=verdicts, out=out)
         return
     product = np.empty_like(m)
     low_rank_product(p, q, product, verdicts)
-    rest = remainder(m, product, scale)
+    rest = remainder(m, product, loss_scale)
     if not _is_spoiled(verdicts):
         residual[:] = residual + rest if held else rest
     low_rank_product(*(out or (p, q)), m, verdicts)

@@ -7,14 +7,14 @@ On the wire an exponent is a byte, the biased exponent of float32: 0 stands for 
 that is not finite. Signs follow in groups of 1024 elements, planar: of a group of ``len`` elements
 with m = ceil(len / 8), bit j of byte i is 1 where element j*m + i is negative (-0 is not).
 
-Exact arithmetic on the bits of float32, with p = x + scale * residual (product rounded first):
+Exact arithmetic on the bits of float32, with p = x + loss_scale * residual (product rounded first):
 
 * magnitude = bits without the sign; exponent = (magnitude + noise) >> 23, with the 23 random bits
   of the element (`philox.random_fractions`): as many as a mantissa has, so that probabilities are
   exact. Below 2**-126 it is 0: the next power up would be far away.
 * From 2**127 on, where the next power would be infinite, the exponent is 254. Infinite or NaN: 255,
   and the residual is left as it was.
-* New residual = (p - decode) * (1 / scale).
+* New residual = (p - decode) * (1 / loss_scale).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def natural_quantize(
     *,
     noise: Noise,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     """Round ``x``, plus what earlier steps left behind, and keep what is left now.
 
@@ -60,21 +60,23 @@ def natural_quantize(
         signs: uint8[ceil(n / 8)], overwritten.
         noise: The random numbers.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, ``noise`` or ``scale`` is wrong.
+        ValueError: A shape, a layout, ``noise`` or ``loss_scale`` is wrong.
     """
     check_gradient(x)
     check_array("exponents", exponents, np.uint8, (x.size,), writable=True)
     check_array("signs", signs, np.uint8, ((x.size + 7) // 8,), writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     check_noise(noise, x.size)
     if kernel := backend("natural", x, exponents, signs, residual):
-        kernel.natural_quantize(x, exponents, signs, noise=noise, residual=residual, scale=scale)
+        kernel.natural_quantize(
+            x, exponents, signs, noise=noise, residual=residual, loss_scale=loss_scale
+        )
         return
-    p = effective(widened(x), residual, scale)
+    p = effective(widened(x), residual, loss_scale)
     fractions = np.empty(p.size, np.uint32)
     random_fractions(fractions, noise)
     magnitude = p.view(np.uint32) & np.uint32(0x7FFFFFFF)
@@ -86,7 +88,7 @@ def natural_quantize(
     for low in range(0, p.size, GROUP):
         signs[low // 8 : (low + GROUP) // 8] = pack_planes(negative[low : low + GROUP])
     if residual is not None:
-        left = remainder(p, _decode(exponents, negative), scale)
+        left = remainder(p, _decode(exponents, negative), loss_scale)
         residual[:] = np.where(finite, left, residual)
 
 

@@ -13,15 +13,15 @@ the sign above it, 1 for negative and 0 where the level is 0. Codes on the wire,
 in planes of one bit: of a block of ``len`` elements with m = ceil(len / 8), byte k*m + i has in bit
 j the bit k of the code of element j*m + i, or 0 where there is no such element.
 
-Exact arithmetic, in float32 unless said otherwise, with p = x + scale * residual (product rounded
-first):
+Exact arithmetic, in float32 unless said otherwise, with p = x + loss_scale * residual (product
+rounded first):
 
 * N = max|p|, or ||p||_2: the root of the squares, summed in float64 by the fixed tree of `onebit`,
   as float32, and at most its largest number. So no |p| is above N.
 * t = |p| / N. From 2**(1-s) on, level = ((bits of t + noise) >> 23) - 127 + s, with the 23 random
   bits of the element (`philox.random_fractions`); a level itself is exact.
 * Below, level = (rint(min(t * 2**(s-1), 1 - 2**-23) * 2**23) + noise) >> 23, which is 0 or 1.
-* decode = N * 2**(level - s). New residual = (p - decode) * (1 / scale).
+* decode = N * 2**(level - s). New residual = (p - decode) * (1 / loss_scale).
 * All p are 0: N = 0, and codes are 0. An infinite or NaN p: N is NaN, codes are 0, and the block's
   residual is left as it was.
 """
@@ -99,7 +99,7 @@ def dither(
     form: Dithering,
     noise: Noise,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     """Round ``x``, plus what earlier steps left behind, and keep what is left now.
 
@@ -119,25 +119,27 @@ def dither(
         form: What is rounded to.
         noise: The random numbers.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, ``noise`` or ``scale`` is wrong.
+        ValueError: A shape, a layout, ``noise`` or ``loss_scale`` is wrong.
     """
     check_gradient(x)
     _check_payload(x.size, codes, norms, form, writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     check_noise(noise, x.size)
     if kernel := backend("natural_dithering", x, codes, norms, residual):
-        kernel.dither(x, codes, norms, form=form, noise=noise, residual=residual, scale=scale)
+        kernel.dither(
+            x, codes, norms, form=form, noise=noise, residual=residual, loss_scale=loss_scale
+        )
         return
     fractions = np.empty(x.size, np.uint32)
     random_fractions(fractions, noise)
     for b in range(norms.size):
         elements = slice(b * form.block, (b + 1) * form.block)
         left = None if residual is None else residual[elements]
-        p = effective(widened(x[elements]), left, scale)
+        p = effective(widened(x[elements]), left, loss_scale)
         norms[b] = _norm(p, form)
         levels = _levels(p, norms[b], fractions[elements], form)
         negative = (p < 0) & (levels > 0)
@@ -146,7 +148,7 @@ def dither(
         start = form.code_bytes(elements.start)
         codes[start : start + form.code_bytes(p.size)] = np.concatenate(planes)
         if left is not None and not np.isnan(norms[b]):
-            left[:] = remainder(p, _decode(levels, negative, norms[b], form), scale)
+            left[:] = remainder(p, _decode(levels, negative, norms[b], form), loss_scale)
 
 
 def undither(

@@ -11,12 +11,12 @@ no such element.
 
 Exact arithmetic:
 
-* p = x + scale * residual in float32, product rounded first; p = x without a residual.
+* p = x + loss_scale * residual in float32, product rounded first; p = x without a residual.
 * ||p||_1 in float64 by a fixed tree: lane l of 16 sums |p| over elements l, l+16, l+32, ... in
   order; then lane j takes in lane j + half for half = 8, 4, 2, 1. The block's scale is
   float32(sum / len). If any p is infinite or NaN, the scale is NaN, all bits are 0, and the
   residual is left as it was.
-* decode = +scale or -scale. New residual = (p - decode) * (1 / scale of the loss) in float32.
+* decode = +scale or -scale. New residual = (p - decode) * (1 / loss_scale) in float32.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ._tree import tree_sum
 
 @dataclass(frozen=True, kw_only=True)
 class SignForm:
-    """What the signs of a list of vectors look like; see `blockwise_list`.
+    """What the signs of a list of vectors look like; see `multi_tensor`.
 
     Attributes:
         block: Elements per block; a multiple of 8.
@@ -80,7 +80,7 @@ def sign_quantize(
     *,
     block: int,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     """Reduce ``x``, plus what earlier steps left behind, to signs, and keep what is left now.
 
@@ -97,28 +97,28 @@ def sign_quantize(
         scales: float32[ceil(n / block)], overwritten.
         block: Elements per block; a multiple of 8.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, ``block`` or ``scale`` is wrong.
+        ValueError: A shape, a layout, ``block`` or ``loss_scale`` is wrong.
     """
     check_gradient(x)
     check_array("bits", bits, np.uint8, (sign_bytes(x.size, block),), writable=True)
     check_array("scales", scales, np.float32, (block_count(x.size, block),), writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     if kernel := backend("onebit", x, bits, scales, residual):
-        kernel.sign_quantize(x, bits, scales, block=block, residual=residual, scale=scale)
+        kernel.sign_quantize(x, bits, scales, block=block, residual=residual, loss_scale=loss_scale)
         return
     for b in range(scales.size):
         elements = slice(b * block, (b + 1) * block)
         left = None if residual is None else residual[elements]
-        p = effective(widened(x[elements]), left, scale)
+        p = effective(widened(x[elements]), left, loss_scale)
         scales[b] = _mean_magnitude(p)
         packed = pack_planes((p < 0) & np.isfinite(scales[b]))
         bits[b * block // 8 : (b + 1) * block // 8] = packed
         if left is not None and np.isfinite(scales[b]):
-            left[:] = remainder(p, _decode(packed, p.size, scales[b]), scale)
+            left[:] = remainder(p, _decode(packed, p.size, scales[b]), loss_scale)
 
 
 def sign_dequantize(
@@ -178,15 +178,15 @@ def sum_signs(
     """
     check_sum(out, bits, scales)
     packed_bytes, blocks = sign_bytes(out.size, block), block_count(out.size, block)
-    for packed, units in zip(bits, scales, strict=True):
+    for packed, own in zip(bits, scales, strict=True):
         check_array("bits", packed, np.uint8, (packed_bytes,))
-        check_array("scales", units, np.float32, (blocks,))
+        check_array("scales", own, np.float32, (blocks,))
     if kernel := backend("onebit", out, *bits, *scales):
         kernel.sum_signs(bits, scales, out, block=block, weight=weight)
         return
     total = np.zeros(out.size, np.float32)
-    for packed, units in zip(bits, scales, strict=True):
-        sign_dequantize(packed, units, total, block=block, weight=weight, add=True)
+    for packed, own in zip(bits, scales, strict=True):
+        sign_dequantize(packed, own, total, block=block, weight=weight, add=True)
     put(total, out)
 
 

@@ -12,12 +12,12 @@ not for -0), and 0 where there is no such element.
 
 Exact arithmetic:
 
-* p = x + scale * residual in float32, product rounded first; p = x without a residual.
+* p = x + loss_scale * residual in float32, product rounded first; p = x without a residual.
 * Both sums in float64 by a fixed tree over the group, with 0 for the elements of the other sign:
   lane l of 16 sums elements l, l+16, l+32, ... in order; then lane j takes in lane j + half for
   half = 8, 4, 2, 1. A mean is float32(sum / count), and 0 where there are no such elements. If any
   p is infinite or NaN, both means are NaN, all bits are 0, and the residual is left as it was.
-* New residual = (p - decode) * (1 / scale of the loss) in float32.
+* New residual = (p - decode) * (1 / loss_scale) in float32.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def two_means_quantize(
     *,
     group: int,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     """Reduce ``x``, plus what earlier steps left behind, to signs, and keep what is left now.
 
@@ -73,22 +73,24 @@ def two_means_quantize(
             then that of the others.
         group: Elements per group.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, ``group`` or ``scale`` is wrong.
+        ValueError: A shape, a layout, ``group`` or ``loss_scale`` is wrong.
     """
     check_gradient(x)
     check_array("bits", bits, np.uint8, (group_sign_bytes(x.size, group),), writable=True)
     check_array("means", means, np.float32, (2 * block_count(x.size, group),), writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     if kernel := backend("onebit_sgd", x, bits, means, residual):
-        kernel.two_means_quantize(x, bits, means, group=group, residual=residual, scale=scale)
+        kernel.two_means_quantize(
+            x, bits, means, group=group, residual=residual, loss_scale=loss_scale
+        )
         return
     for g, elements, places in _groups(x.size, group):
         left = None if residual is None else residual[elements]
-        p = effective(widened(x[elements]), left, scale)
+        p = effective(widened(x[elements]), left, loss_scale)
         pair = means[2 * g : 2 * g + 2]
         pair[:] = _mean(p, p < 0), _mean(p, ~(p < 0))
         if np.isnan(pair).any():
@@ -97,7 +99,7 @@ def two_means_quantize(
             continue
         bits[places] = pack_planes(p < 0)
         if left is not None:
-            left[:] = remainder(p, _decode(bits[places], p.size, pair), scale)
+            left[:] = remainder(p, _decode(bits[places], p.size, pair), loss_scale)
 
 
 def two_means_dequantize(

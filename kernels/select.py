@@ -1,9 +1,9 @@
 """Elements chosen by a threshold or by given indices; the others stay in the residual.
 
-The arithmetic is that of :mod:`compressa.kernels.topk`: p = x + scale * residual, q = p * (1 /
-scale), sent are q * scale, kept are q, or 0 where it was sent. If any q is infinite or NaN, the
-first value that is sent is NaN, and the residual of that element and of what is not finite is left
-as it was.
+The arithmetic is that of :mod:`compressa.kernels.topk`: p = x + loss_scale * residual, q = p *
+(1 / loss_scale), sent are q * loss_scale, kept are q, or 0 where it was sent. If any q is infinite
+or NaN, the first value that is sent is NaN, and the residual of that element and of what is not
+finite is left as it was.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def select_above(
     *,
     unit: Unit = "one",
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
     """Find the elements with |q| >= threshold * unit; where there is no room for all, the largest.
 
@@ -55,14 +55,14 @@ def select_above(
         values: float32[room]; the first ``count`` are overwritten.
         unit: "one", or the root mean square ("rms") or the largest magnitude ("max") of q.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries, and the residual and the threshold do not.
+        loss_scale: Loss scale that ``x`` carries, and the residual and the threshold do not.
 
     Returns:
         count: How many were found.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, the threshold, its unit or ``scale`` is wrong.
+        ValueError: A shape, a layout, the threshold, its unit or ``loss_scale`` is wrong.
     """
     check_gradient(x)
     if not threshold >= 0:
@@ -73,17 +73,17 @@ def select_above(
     if not indices.size <= x.size <= 2**32:
         raise ValueError(f"indices must have no more room than n = {x.size} (at most 2**32)")
     check_array("values", values, np.float32, indices.shape, writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     if kernel := backend("select", x, indices, values, residual):
-        options = {"unit": unit, "residual": residual, "scale": scale}
+        options = {"unit": unit, "residual": residual, "loss_scale": loss_scale}
         return int(kernel.select_above(x, threshold, indices, values, **options))
-    q = unscaled(x, residual, scale)
+    q = unscaled(x, residual, loss_scale)
     if unit != "one" and np.isfinite(q).all():
         largest = float(np.abs(q).max(initial=0.0))
         squares = sum_blocks(q.astype(np.float64) ** 2)
         rms = math.sqrt(squares / max(q.size, 1))
         threshold = in_units(threshold, rms if unit == "rms" else largest, largest)
-    count = take_largest(q, indices.size, threshold, indices, values, residual, scale)
+    count = take_largest(q, indices.size, threshold, indices, values, residual, loss_scale)
     return count if count >= 0 else mark(indices, values)
 
 
@@ -101,7 +101,7 @@ def select_at(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     """Send the elements at given indices, and keep the others for later.
 
@@ -118,26 +118,26 @@ def select_at(
     Args:
         x: float32[n], n at most 2**32; or float16, or bfloat16 as uint16.
         indices: uint32[k], increasing, each below n.
-        values: float32[k], overwritten with q * scale at those indices.
+        values: float32[k], overwritten with q * loss_scale at those indices.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or ``scale`` is wrong, or the indices are not as they should
-            be; nothing is written then.
+        ValueError: A shape, a layout or ``loss_scale`` is wrong, or the indices are not as they
+            should be; nothing is written then.
     """
     check_gradient(x)
     check_array("indices", indices, np.uint32)
     check_array("values", values, np.float32, indices.shape, writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     check_increasing(indices, x.size)
     if kernel := backend("select", x, indices, values, residual):
-        kernel.select_at(x, indices, values, residual=residual, scale=scale)
+        kernel.select_at(x, indices, values, residual=residual, loss_scale=loss_scale)
         return
-    q = unscaled(x, residual, scale)
+    q = unscaled(x, residual, loss_scale)
     if np.isfinite(q).all():
-        send(q, indices, values, residual, scale)
+        send(q, indices, values, residual, loss_scale)
         return
     keep_finite(q, indices[:1], residual)
     values[:1], values[1:] = np.nan, 0

@@ -57,7 +57,7 @@ def select_sidco(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
     """Send what reaches the threshold of the first stage that leaves k elements, or of the last.
 
@@ -79,14 +79,14 @@ def select_sidco(
         indices: uint32[room], room at most n; the first ``count`` are overwritten.
         values: float32[room]; the first ``count`` are overwritten.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Returns:
         count: How many are sent.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, ``k``, ``stages`` or ``scale`` is wrong.
+        ValueError: A shape, a layout, ``k``, ``stages`` or ``loss_scale`` is wrong.
     """
     check_gradient(x)
     if not 1 <= k <= x.size <= 2**32 or stages < 1:
@@ -97,12 +97,14 @@ def select_sidco(
     if indices.size > x.size:
         raise ValueError(f"indices must have no more room than n = {x.size}")
     check_array("values", values, np.float32, indices.shape, writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     if kernel := backend("sidco", x, indices, values, residual):
         return int(
-            kernel.select_sidco(x, k, stages, indices, values, residual=residual, scale=scale)
+            kernel.select_sidco(
+                x, k, stages, indices, values, residual=residual, loss_scale=loss_scale
+            )
         )
-    q = unscaled(x, residual, scale)
+    q = unscaled(x, residual, loss_scale)
     sizes, threshold, most = np.abs(q), 0.0, 0
     if np.isfinite(q).all():
         sample = sizes[sample_places(q.size, sampled(q.size))]
@@ -113,7 +115,7 @@ def select_sidco(
             k, bases, reaching, largest, lambda t: _reaching(sizes, t)[0]
         )
         most = min(k, indices.size) if failed else indices.size
-    found = take_largest(q, most, threshold, indices, values, residual, scale)
+    found = take_largest(q, most, threshold, indices, values, residual, loss_scale)
     return found if found >= 0 else mark(indices, values)
 
 

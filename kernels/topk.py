@@ -5,12 +5,13 @@ and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018). It is biased, so it need
 
 Exact arithmetic:
 
-* p = x + scale * residual in float32, product rounded first; p = x without a residual.
-* q = p * (1 / scale), with 1 / scale rounded first: what is compared, and what is kept. It is p
-  itself without a loss scale, and but for denormal numbers p in other units with a power of two.
+* p = x + loss_scale * residual in float32, product rounded first; p = x without a residual.
+* q = p * (1 / loss_scale), with 1 / loss_scale rounded first: what is compared, and what is kept.
+  It is p itself without a loss scale, and but for denormal numbers p in other units with a power of
+  two.
 * Order: larger |q| first, then the lower index; so ties are settled the same way everywhere.
-* Selected: the value is q * scale; new residual = 0, because float32 values are sent whole, or q
-  where the value overflowed. Where the wire carries 16 bits, :func:`return_unsent` puts back what
+* Selected: the value is q * loss_scale; new residual = 0, because float32 values are sent whole, or
+  q where the value overflowed. Where the wire carries 16 bits, :func:`return_unsent` puts back what
   the cast lost. Not selected: new residual = q.
 * If any q is infinite or NaN: indices are 0 to k-1, the first value is NaN and the others are 0, so
   that every rank sees a step that overflowed. The residual of element 0 and of what is not finite
@@ -35,7 +36,7 @@ def select_top_k(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     """Find the ``k`` largest elements of ``x`` plus residual, and keep the others for later.
 
@@ -50,25 +51,25 @@ def select_top_k(
         x: float32[n], n at most 2**32; or float16, or bfloat16 as uint16.
         k: How many to select, 0 to n.
         indices: uint32[k], overwritten with increasing indices.
-        values: float32[k], overwritten with q * scale at those indices.
+        values: float32[k], overwritten with q * loss_scale at those indices.
         residual: float32[n], updated in place; None for no feedback.
-        scale: Loss scale that ``x`` carries and the residual does not.
+        loss_scale: Loss scale that ``x`` carries and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout, ``k`` or ``scale`` is wrong.
+        ValueError: A shape, a layout, ``k`` or ``loss_scale`` is wrong.
     """
     check_gradient(x)
     if not 0 <= k <= x.size <= 2**32:
         raise ValueError(f"k must lie between 0 and n = {x.size} (at most 2**32), not {k}")
     check_array("indices", indices, np.uint32, (k,), writable=True)
     check_array("values", values, np.float32, (k,), writable=True)
-    check_feedback(residual, x.size, scale)
+    check_feedback(residual, x.size, loss_scale)
     if kernel := backend("topk", x, indices, values, residual):
-        kernel.select_top_k(x, k, indices, values, residual=residual, scale=scale)
+        kernel.select_top_k(x, k, indices, values, residual=residual, loss_scale=loss_scale)
         return
-    q = unscaled(x, residual, scale)
-    if take_largest(q, k, 0.0, indices, values, residual, scale) < 0 and k:
+    q = unscaled(x, residual, loss_scale)
+    if take_largest(q, k, 0.0, indices, values, residual, loss_scale) < 0 and k:
         indices[:] = np.arange(k)
         values[0], values[1:] = np.nan, 0
 
@@ -102,35 +103,35 @@ def scatter_add(
 
 
 def return_unsent(
-    residual: F32, indices: U32, exact: F32, sent: F32, *, scale: float = 1.0
+    residual: F32, indices: U32, exact: F32, sent: F32, *, loss_scale: float = 1.0
 ) -> None:
     """Give the residual what a narrower wire format lost of the selected values.
 
-    residual[index] += (exact - sent) * (1 / scale), product rounded first; exact * (1 / scale)
-    where the cast overflowed and ``sent`` is not finite; untouched where nothing was lost, and
-    where ``exact`` itself is not finite.
+    residual[index] += (exact - sent) * (1 / loss_scale), product rounded first; exact *
+    (1 / loss_scale) where the cast overflowed and ``sent`` is not finite; untouched where nothing
+    was lost, and where ``exact`` itself is not finite.
 
     Args:
         residual: float32[n], updated in place, as :func:`select_top_k` left it.
         indices: uint32[k], distinct, each below n.
         exact: float32[k], the values as they were selected.
         sent: float32[k], the values as receivers decode them.
-        scale: Loss scale that the values carry and the residual does not.
+        loss_scale: Loss scale that the values carry and the residual does not.
 
     Raises:
         TypeError: A dtype is wrong.
-        ValueError: A shape, a layout or ``scale`` is wrong, or an index is too large.
+        ValueError: A shape, a layout or ``loss_scale`` is wrong, or an index is too large.
     """
     check_array("indices", indices, np.uint32)
     check_array("exact", exact, np.float32, (indices.size,))
     check_array("sent", sent, np.float32, (indices.size,))
     check_array("residual", residual, np.float32, writable=True)
-    check_feedback(residual, residual.size, scale)
+    check_feedback(residual, residual.size, loss_scale)
     check_indices(indices, residual.size)
     if kernel := backend("topk", residual, indices, exact, sent):
-        kernel.return_unsent(residual, indices, exact, sent, scale=scale)
+        kernel.return_unsent(residual, indices, exact, sent, loss_scale=loss_scale)
         return
     arrived = np.where(np.isfinite(sent), sent, np.float32(0))
-    lost = remainder(exact, arrived, scale)
+    lost = remainder(exact, arrived, loss_scale)
     known = np.isfinite(exact) & (lost != 0)
     residual[indices[known]] += lost[known]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from compressa.kernels import KernelUnavailable
-from compressa.kernels.blockwise_list import quantize_blockwise_list
+from compressa.kernels.multi_tensor import multi_tensor_quantize
 from test_bench_records import row
 from typer.testing import CliRunner
 
@@ -130,7 +130,7 @@ def test_a_list_gives_what_its_units_give_one_by_one(case: LaunchCase) -> None:
 def test_a_list_is_one_launch() -> None:
     batch = as_list(Int8(), Operands(UNITS * UNIT))
     assert len(batch.vectors) == UNITS <= 64
-    quantize_blockwise_list(batch)
+    multi_tensor_quantize(batch)
 
 
 def test_a_bucket_there_and_back_is_the_bucket() -> None:

@@ -175,7 +175,7 @@ def test_a_unit_of_forty_scopes_takes_two_launches(
         for step in range(3):
             unit.step(gradients, StepContext(step))
         torch.cuda.synchronize()
-    kinds = [f"{kind}_list_{bits}_by_warps" for kind in ("quantize", "sum")]
+    kinds = [f"{kind}_many_{bits}_by_warps" for kind in ("quantize", "sum")]
     assert launched == dict.fromkeys([*kinds, HEADER], 3)
 
 
@@ -190,8 +190,8 @@ def test_every_eight_ranks_take_another_launch(ranks: int, launched: Counter[str
             payload = unit.step(gradients, StepContext(0))
             found.append(unit.all_there(gradients, payload))
     assert same(*found)
-    each = {"quantize_list_4_by_warps": ranks, HEADER: ranks}
-    assert launched == {**each, "sum_list_4_by_warps": 1 + ranks // 9}
+    each = {"quantize_many_4_by_warps": ranks, HEADER: ranks}
+    assert launched == {**each, "sum_many_4_by_warps": 1 + ranks // 9}
 
 
 def test_what_a_launch_takes_is_made_once_and_anew_when_buckets_are() -> None:
@@ -270,8 +270,8 @@ def test_scopes_whose_values_change_before_go_one_by_one(name: str, launched: Co
             found.append(unit.all_there(gradients, unit.step(gradients, context)))
     assert same(*found)
     assert launched["quantize_8_by_warps"] >= len(SIZES) - 1
-    assert not launched["quantize_list_8_by_warps"]
-    assert launched["sum_list_8_by_warps"] == 1
+    assert not launched["quantize_many_8_by_warps"]
+    assert launched["sum_many_8_by_warps"] == 1
 
 
 class Louder(Int8):
@@ -292,7 +292,7 @@ def test_codecs_that_do_otherwise_go_one_by_one(codec: Codec, launched: Counter[
             unit.step(gradients, StepContext(0))
             found.append(unit.all_there(gradients))
     assert same(*found)
-    assert not [name for name in launched if "_list_" in name]
+    assert not [name for name in launched if "_many_" in name]
 
 
 def test_an_address_that_comes_back_with_another_dtype_is_another_place() -> None:
@@ -423,7 +423,7 @@ def test_shards_are_encoded_added_and_decoded_by_one_launch_each(
     assert world.unit_count == 1
     # Every rank: its peers' shards and its own mean; what the peers sent; its own shard and theirs.
     assert launched == {
-        "quantize_list_at_random_4_by_warps": ranks * ranks,
+        "quantize_many_at_random_4_by_warps": ranks * ranks,
         HEADER: ranks * ranks,
-        "sum_list_4_by_warps": ranks * (ranks - 1) + ranks * ranks,
+        "sum_many_4_by_warps": ranks * (ranks - 1) + ranks * ranks,
     }

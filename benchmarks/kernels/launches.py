@@ -15,10 +15,10 @@ from typing import Literal
 import numpy as np
 import torch
 from compressa.kernels import KernelUnavailable, block_count
-from compressa.kernels.blockwise_list import (
-    BlockwiseList,
+from compressa.kernels.multi_tensor import (
     BlockwiseVector,
-    quantize_blockwise_list,
+    BlockwiseVectors,
+    multi_tensor_quantize,
 )
 
 from benchmarks.kernels.cases import Case, Operation
@@ -86,7 +86,7 @@ def encode_unit(codec: Codec, operands: Operands) -> Call:
 def encode_units(codec: Int8 | Int4, operands: Operands) -> Call:
     """Encode all units with residual, as a list."""
     batch = as_list(codec, operands)
-    return lambda: quantize_blockwise_list(batch)
+    return lambda: multi_tensor_quantize(batch)
 
 
 def there_and_back(codec: Codec, operands: Operands) -> Call:
@@ -102,7 +102,7 @@ def there_and_back(codec: Codec, operands: Operands) -> Call:
     return call
 
 
-def as_list(codec: Int8 | Int4, operands: Operands) -> BlockwiseList:
+def as_list(codec: Int8 | Int4, operands: Operands) -> BlockwiseVectors:
     """Return the gradient, cut into units whose payloads lie one after the other."""
     elems = operands.elems // UNITS
     size, head = codec.wire_bytes(elems), 4 * block_count(elems, codec.block)
@@ -114,7 +114,7 @@ def as_list(codec: Int8 | Int4, operands: Operands) -> BlockwiseList:
         x, residual = as_array(operands.gradient[part]), as_array(operands.residual[part])
         scales = own[:head].view(np.float32)
         vectors.append(BlockwiseVector(x, own[head:], scales, residual=residual))
-    return BlockwiseList(vectors, form=codec.form)
+    return BlockwiseVectors(vectors, form=codec.form)
 
 
 def _of(name: str, codec: Int8 | Int4) -> tuple[LaunchCase, ...]:

@@ -90,7 +90,7 @@ class ChunkResiduals:
                 as_array(x),
                 *self._arrays[i],
                 chunk=self._chunk,
-                scale=context.loss_scale,
+                loss_scale=context.loss_scale,
                 clear=clear,
                 largest=self._largest,
             )

@@ -182,7 +182,7 @@ class _Part:
             own.indices,
             as_array(own.values),
             residual=None if held_back(x, context) else as_array(self._residual),
-            scale=self._scale,
+            loss_scale=self._scale,
         )
         self._sum.bits.copy_(own.bits)
         self._world.divide(own.values, out=self._sum.values)
@@ -234,7 +234,7 @@ class _Part:
         zeros = scratch_tensor("sparse sum.zeros", values.size, torch.float32, note.bits.device)
         pair = (values, as_array(zeros.zero_()))
         exact, sent = pair if scale > 0 else pair[::-1]
-        return_unsent(as_array(self._residual), note.indices, exact, sent, scale=abs(scale))
+        return_unsent(as_array(self._residual), note.indices, exact, sent, loss_scale=abs(scale))
 
     def _note(self, size: int) -> _Note:
         """Return memory for what returns; a step returns as many times as the one before it."""

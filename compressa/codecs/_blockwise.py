@@ -179,7 +179,7 @@ class Blockwise(Codec):
             offsets=parts.offsets,
             noise=self._noise(draw),
             residual=None if residual is None else as_array(residual),
-            scale=scale,
+            loss_scale=scale,
         )
         return payload.numel()
 

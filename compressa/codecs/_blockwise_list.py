@@ -13,18 +13,18 @@ import torch
 
 from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Decoder, Draw, Encoder, Item
-from compressa.kernels.blockwise_list import (
+from compressa.kernels.device_array import DeviceArray
+from compressa.kernels.multi_tensor import (
     MOST_ELEMS,
-    BlockwiseList,
+    BlockForm,
     BlockwisePart,
     BlockwiseParts,
     BlockwiseVector,
-    ListForm,
-    dequantize_blockwise_list,
-    quantize_blockwise_list,
-    sum_blockwise_list,
+    BlockwiseVectors,
+    multi_tensor_dequantize,
+    multi_tensor_quantize,
+    multi_tensor_sum,
 )
-from compressa.kernels.device_array import DeviceArray
 from compressa.kernels.philox import Noise
 
 _METHODS = ("encode", "encode_feedback", "decode", "decode_add", "decode_sum")
@@ -38,13 +38,13 @@ class BlockwiseEncoder(Encoder):
         noise: Makes the random numbers of a step.
     """
 
-    def __init__(self, batch: BlockwiseList, noise: Callable[[Draw], Noise | None]) -> None:
+    def __init__(self, batch: BlockwiseVectors, noise: Callable[[Draw], Noise | None]) -> None:
         self._batch = batch
         self._noise = noise
 
     def encode(self, draw: Draw, scale: float) -> None:
         """Quantise."""
-        quantize_blockwise_list(self._batch, noise=self._noise(draw), scale=scale)
+        multi_tensor_quantize(self._batch, noise=self._noise(draw), loss_scale=scale)
 
 
 class BlockwiseDecoder(Decoder):
@@ -59,15 +59,15 @@ class BlockwiseDecoder(Decoder):
 
     def decode(self, payload: torch.Tensor) -> None:
         """Unpack and multiply by the units."""
-        dequantize_blockwise_list(self._batch, as_array(payload))
+        multi_tensor_dequantize(self._batch, as_array(payload))
 
     def decode_add(self, payload: torch.Tensor, weight: float) -> None:
         """Unpack, multiply and accumulate in one pass."""
-        dequantize_blockwise_list(self._batch, as_array(payload), weight=weight, add=True)
+        multi_tensor_dequantize(self._batch, as_array(payload), weight=weight, add=True)
 
     def decode_sum(self, payloads: Sequence[torch.Tensor], weight: float) -> None:
         """Unpack and add up all payloads in one pass."""
-        sum_blockwise_list(self._batch, [as_array(p) for p in payloads], weight=weight)
+        multi_tensor_sum(self._batch, [as_array(p) for p in payloads], weight=weight)
 
 
 def goes_at_once(codec: Codec, kind: type, items: Sequence[Item]) -> bool:
@@ -90,7 +90,7 @@ def encoder_of(
     codec: Codec,
     items: Sequence[Item],
     payload: torch.Tensor,
-    form: ListForm,
+    form: BlockForm,
     noise: Callable[[Draw], Noise | None],
 ) -> BlockwiseEncoder:
     """Return what encodes scopes whose payloads are units, offsets if there are any, and codes."""
@@ -110,11 +110,11 @@ def encoder_of(
             start=item.first,
         )
         vectors.append(vector)
-    return BlockwiseEncoder(BlockwiseList(vectors, form=form), noise)
+    return BlockwiseEncoder(BlockwiseVectors(vectors, form=form), noise)
 
 
 def decoder_of(
-    codec: Codec, items: Sequence[Item], payload_bytes: int, form: ListForm
+    codec: Codec, items: Sequence[Item], payload_bytes: int, form: BlockForm
 ) -> BlockwiseDecoder:
     """Return what decodes to such scopes."""
     parts = []

@@ -79,7 +79,7 @@ class Cast(Codec):
     ) -> int:
         """Add the residual, cast and keep what that loses, in one pass."""
         values = self._values(payload)
-        casts.narrow(as_array(x), values, residual=as_array(residual), scale=scale)
+        casts.narrow(as_array(x), values, residual=as_array(residual), loss_scale=scale)
         return payload.numel()
 
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:

@@ -321,7 +321,7 @@ class BoundedSparse(Codec):
         indices, values, length = indices[:count], values[:count], self.form.bytes(count, elems)
         sent = self.form.write(body[:length], elems, indices, values)
         if kept is not None and not self.form.lossless:
-            topk.return_unsent(kept, indices, values, sent, scale=scale)
+            topk.return_unsent(kept, indices, values, sent, loss_scale=scale)
         _count_of(payload).fill_(count)
         return _COUNT_BYTES + length
 

@@ -76,5 +76,5 @@ class AdaComp(BoundedSparse):
     ) -> int:
         """Compare with the largest of each bin."""
         return adacomp.select_adacomp(
-            x, self.bin_elems, indices, values, residual=residual, scale=scale
+            x, self.bin_elems, indices, values, residual=residual, loss_scale=scale
         )

@@ -133,7 +133,12 @@ class DeMo(Codec):
         """Add the residual, transform, and subtract what is sent, tile by tile."""
         values, places = self._parts(payload, x.numel())
         dct.keep_coefficients(
-            as_array(x), values, places, form=self.form, residual=as_array(residual), scale=scale
+            as_array(x),
+            values,
+            places,
+            form=self.form,
+            residual=as_array(residual),
+            loss_scale=scale,
         )
         return payload.numel()
 

@@ -85,7 +85,7 @@ class DGC(BoundedSparse):
     ) -> int:
         """Look at a sample, and compare with the threshold."""
         k, sample = self.kept(x.size), self._sample(x.size)
-        return dgc.select_dgc(x, k, sample, indices, values, residual=residual, scale=scale)
+        return dgc.select_dgc(x, k, sample, indices, values, residual=residual, loss_scale=scale)
 
     def _sample(self, elems: int) -> int:
         wanted = max(self.sample * elems, _FEWEST / self.density)

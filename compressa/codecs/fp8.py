@@ -143,7 +143,7 @@ class Fp8(Codec):
             form=fp8.FORMATS[self.format],
             block=self.block,
             residual=None if residual is None else as_array(residual),
-            scale=scale,
+            loss_scale=scale,
         )
         return payload.numel()
 

@@ -189,12 +189,12 @@ class Natural(Codec):
         if form is None:
             exponents, signs = self._parts(payload, x.numel())
             natural.natural_quantize(
-                as_array(x), exponents, signs, noise=noise, residual=left, scale=scale
+                as_array(x), exponents, signs, noise=noise, residual=left, loss_scale=scale
             )
         else:
             norms, codes = self._dithered_parts(payload, x.numel())
             natural_dithering.dither(
-                as_array(x), codes, norms, form=form, noise=noise, residual=left, scale=scale
+                as_array(x), codes, norms, form=form, noise=noise, residual=left, loss_scale=scale
             )
         return payload.numel()
 

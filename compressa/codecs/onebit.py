@@ -110,7 +110,12 @@ class OneBit(Codec):
         """Add the residual, take the signs and keep the new residual, block by block."""
         scales, bits = self._parts(payload, x.numel())
         onebit.sign_quantize(
-            as_array(x), bits, scales, block=self.block, residual=as_array(residual), scale=scale
+            as_array(x),
+            bits,
+            scales,
+            block=self.block,
+            residual=as_array(residual),
+            loss_scale=scale,
         )
         return payload.numel()
 

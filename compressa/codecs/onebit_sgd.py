@@ -110,7 +110,7 @@ class OneBitSGD(Codec):
         means, bits = self._parts(payload, x.numel())
         group, kept = self._length(x.numel()), as_array(residual)
         onebit_sgd.two_means_quantize(
-            as_array(x), bits, means, group=group, residual=kept, scale=scale
+            as_array(x), bits, means, group=group, residual=kept, loss_scale=scale
         )
         return payload.numel()
 

@@ -122,11 +122,11 @@ class RandomK(Codec):
         """Add the residual, gather, and leave in the residual what was not sent, in one pass."""
         values, kept = as_array(payload).view(np.float32), as_array(residual)
         indices = self._indices(x.numel(), draw, values)
-        select.select_at(as_array(x), indices, values, residual=kept, scale=scale)
+        select.select_at(as_array(x), indices, values, residual=kept, loss_scale=scale)
         if self.unbiased:
             exact = as_array(copied(payload.view(torch.float32), "randomk.exact"))
             strata.multiply_by_strata(values, x.numel())
-            topk.return_unsent(kept, indices, exact, values, scale=scale)
+            topk.return_unsent(kept, indices, exact, values, loss_scale=scale)
         return payload.numel()
 
     def decode_add(

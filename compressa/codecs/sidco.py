@@ -76,5 +76,5 @@ class SIDCo(BoundedSparse):
         """Fit, and compare with the threshold."""
         k = self.kept(x.size)
         return sidco.select_sidco(
-            x, k, self.stages, indices, values, residual=residual, scale=scale
+            x, k, self.stages, indices, values, residual=residual, loss_scale=scale
         )

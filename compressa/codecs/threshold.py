@@ -103,5 +103,5 @@ class Threshold(BoundedSparse):
         """Compare with the threshold."""
         unit = _KERNEL_UNITS[self.unit]
         return select.select_above(
-            x, self.threshold, indices, values, unit=unit, residual=residual, scale=scale
+            x, self.threshold, indices, values, unit=unit, residual=residual, loss_scale=scale
         )

@@ -114,8 +114,8 @@ class TopK(Codec):
         packed = as_array(payload)
         indices = scratch("sparse.indices", k, np.uint32, beside=packed)
         values = self.form.values(packed, k)
-        topk.select_top_k(as_array(x), k, indices, values, residual=kept, scale=scale)
+        topk.select_top_k(as_array(x), k, indices, values, residual=kept, loss_scale=scale)
         sent = self.form.write(packed, x.numel(), indices, values)
         if kept is not None and not self.form.lossless:
-            topk.return_unsent(kept, indices, values, sent, scale=scale)
+            topk.return_unsent(kept, indices, values, sent, loss_scale=scale)
         return payload.numel()

@@ -32,10 +32,10 @@ class Grid(NamedTuple):
     """What turns values into codes and back: numbers, or vectors of them.
 
     Attributes:
-        factor: From a value to units; to 2**-23 of a unit with noise.
-        unit: Of the block.
+        factor: From a value to multiples of the scale; to 2**-23 of it with noise.
+        scale: Of the block.
         offset: The value of the integer 0; None for 0.
-        back: One over the scale of the residual.
+        back: One over the loss scale.
         rounder: Without noise: added to a float to have it rounded.
         bottom: With noise: the smallest multiple of ``factor`` allowed.
         top: The largest.
@@ -43,7 +43,7 @@ class Grid(NamedTuple):
     """
 
     factor: Any
-    unit: Any
+    scale: Any
     offset: Any
     back: Any
     rounder: Any
@@ -54,15 +54,15 @@ class Grid(NamedTuple):
 
 @inlined
 def grid_numbers(
-    unit: np.float32, offset: np.float32 | None, back: np.float32, shape: Shape, noise: U32 | None
+    scale: np.float32, offset: np.float32 | None, back: np.float32, shape: Shape, noise: U32 | None
 ) -> Grid:
-    """The grid of a block whose unit is no subnormal."""
-    factor = np.float32(_ONE / unit)
+    """The grid of a block whose scale is no subnormal."""
+    factor = np.float32(_ONE / scale)
     if noise is not None:
         factor = np.float32(factor * STEPS)  # a power of two: rounds as if it came afterwards
     rounder = np.float32(ROUNDER + np.float32(shape.zero))  # zero is even: ties stay ties
     bottom, top = np.float32(shape.bottom) * STEPS, np.float32(shape.top) * STEPS
-    return Grid(factor, unit, offset, back, rounder, bottom, top, np.int32(shape.zero))
+    return Grid(factor, scale, offset, back, rounder, bottom, top, np.int32(shape.zero))
 
 
 def _rounded(p: Vector, noise: Vector | None, grid: Grid) -> tuple[Vector, Vector]:
@@ -77,7 +77,7 @@ def _rounded(p: Vector, noise: Vector | None, grid: Grid) -> tuple[Vector, Vecto
 
 
 def _left(p: Vector, integer: Vector, grid: Grid) -> Vector:
-    decoded = integer * grid.unit
+    decoded = integer * grid.scale
     kept: Vector = (p - (decoded if grid.offset is None else decoded + grid.offset)) * grid.back
     return kept
 

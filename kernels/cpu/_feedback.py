@@ -1,4 +1,4 @@
-"""What goes in: p = x + scale * residual, one element at a time, with or without a residual.
+"""What goes in: p = x + loss_scale * residual, one element at a time, with or without a residual.
 
 Numba compiles a caller once for arrays and once for None; the branch on None is gone before LLVM
 sees the loop, so both vectorise. ``x`` is float32, or the bits of 16-bit floats (`_values.py`).
@@ -29,11 +29,11 @@ Factors = tuple[np.float32, np.float32]
 
 
 @lean_nested
-def effective(x: Values, residual: F32 | None, scale: np.float32, i: int) -> np.float32:
+def effective(x: Values, residual: F32 | None, loss_scale: np.float32, i: int) -> np.float32:
     """Element i of p; the product is rounded before the sum."""
     if residual is None:
         return np.float32(load(x, i))
-    return np.float32(load(x, i) + scale * residual[i])
+    return np.float32(load(x, i) + loss_scale * residual[i])
 
 
 @intrinsic
@@ -71,13 +71,20 @@ def _statistic(result: Any, start: Callable[[Any], Any], **turn: int) -> Any:
         for_rows(builder, source.size, row, ahead)
         return statistic.result()
 
-    def declare(typing: Any, x: Any, residual: Any, scale: Any, p: Any) -> Any:
-        return result(x, residual, scale, p), generate
+    def declare(typing: Any, x: Any, residual: Any, loss_scale: Any, p: Any) -> Any:
+        return result(x, residual, loss_scale, p), generate
 
     def declare_hints(
-        typing: Any, x: Any, residual: Any, scale: Any, p: Any, now: Any, left: Any, position: Any
+        typing: Any,
+        x: Any,
+        residual: Any,
+        loss_scale: Any,
+        p: Any,
+        now: Any,
+        left: Any,
+        position: Any,
     ) -> Any:
-        return result(x, residual, scale, p, now, left, position), generate
+        return result(x, residual, loss_scale, p, now, left, position), generate
 
     return intrinsic(declare_hints if turn else declare)
 
@@ -97,7 +104,7 @@ fill_squares = _statistic(types.float64, lambda builder: Sum(builder, squares), 
 def fill_largest(
     x: Values,
     residual: F32 | None,
-    scale: np.float32,
+    loss_scale: np.float32,
     p: F32,
     now: Values | None,
     left: F32 | None,
@@ -108,7 +115,7 @@ def fill_largest(
     Like its sisters, which return sums in float64 (and one of them the bits of the largest
     magnitude as well), it writes p, unless that is x itself.
     """
-    bits = _fill_largest(x, residual, scale, p, now, left, position)
+    bits = _fill_largest(x, residual, loss_scale, p, now, left, position)
     return np.float32(np.uint32(bits).view(np.float32))
 
 
@@ -124,11 +131,11 @@ def magnitude_bits(value: np.float32) -> np.uint32:
 
 
 @lru_cache
-def factors_of(scale: float) -> Factors:
+def factors_of(loss_scale: float) -> Factors:
     """A loss scale stays the same for many calls, and short ones feel two numbers of NumPy's.
 
     Returns:
-        The scale, and 1 / scale as the reference rounds it.
+        The loss_scale, and 1 / loss_scale as the reference rounds it.
     """
-    factor = np.float32(scale)
+    factor = np.float32(loss_scale)
     return factor, np.float32(1) / factor

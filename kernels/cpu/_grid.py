@@ -1,4 +1,4 @@
-"""The grid of a block that is quantised linearly: its unit, and its offset where it has one."""
+"""The grid of a block that is quantised linearly: its scale, and its offset where it has one."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _extremes(p: F32) -> tuple[np.float32, np.float32]:
 
 @lean_nested
 def _from_length(length: float, shape: Shape) -> np.float32:
-    """The unit where L of them are worth ``length``, which is positive and finite."""
+    """The scale where L of them are worth ``length``, which is positive and finite."""
     return max(np.float32(min(length / shape.top, _LARGEST)), _SMALLEST)
 
 
@@ -69,8 +69,8 @@ def norm_grid(squares: float, shape: Shape) -> tuple[np.float32, np.float32]:
     """The grid of "l2", from the sum of squares, which is finite where all p are."""
     if not np.isfinite(squares):
         return np.float32(np.nan), np.float32(np.nan)
-    unit = np.float32(0) if squares == 0.0 else _from_length(np.sqrt(squares), shape)
-    return unit, np.float32(0)
+    scale = np.float32(0) if squares == 0.0 else _from_length(np.sqrt(squares), shape)
+    return scale, np.float32(0)
 
 
 @inlined
@@ -81,22 +81,22 @@ def clipped_grid(
     if not np.isfinite(largest):
         return np.float32(np.nan), np.float32(np.nan)
     length = min(np.float64(largest), shape.clip * np.sqrt(squares / size))
-    unit = np.float32(0) if largest == np.float32(0) else _from_length(length, shape)
-    return unit, np.float32(0)
+    scale = np.float32(0) if largest == np.float32(0) else _from_length(length, shape)
+    return scale, np.float32(0)
 
 
 @inlined
 def grid_of(p: F32, largest: np.float32, shape: Shape) -> tuple[np.float32, np.float32]:
-    """The grid of "max" or "range": unit (0 if p is flat, NaN if it is not finite) and offset."""
+    """The grid of "max" or "range": scale (0 if p is flat, NaN if it is not finite) and offset."""
     offset, flat = np.float32(0), largest == np.float32(0)
     if not np.isfinite(largest):
         return np.float32(np.nan), np.float32(np.nan)
     if shape.statistic == MAX:
-        unit = np.float32(largest / np.float32(shape.top))
+        scale = np.float32(largest / np.float32(shape.top))
     else:
         offset, high = _extremes(p)
         flat = offset == high
-        unit = np.float32(np.float32(high - offset) / np.float32(shape.top))
-        if not np.isfinite(unit):
+        scale = np.float32(np.float32(high - offset) / np.float32(shape.top))
+        if not np.isfinite(scale):
             return np.float32(np.nan), np.float32(np.nan)
-    return (np.float32(0) if flat else max(unit, _SMALLEST)), offset
+    return (np.float32(0) if flat else max(scale, _SMALLEST)), offset

@@ -1,6 +1,6 @@
 """A wide matrix times a few vectors, four rows at a time, in vector registers.
 
-    M = x + scale * residual
+    M = x + loss_scale * residual
 
 takes the place of x in the pass that multiplies it first; memory has time to write while it reads.
 Four vectors of a factor take part at a time, or fewer, so that sums stay in registers while a line
@@ -115,8 +115,8 @@ class _Sum:
     Whatever is read of M is M in memory from then on.
     """
 
-    def __init__(self, builder: Any, x: _Rows, residual: _Rows | None, scale: Any) -> None:
-        self._builder, self._scale = builder, scale
+    def __init__(self, builder: Any, x: _Rows, residual: _Rows | None, loss_scale: Any) -> None:
+        self._builder, self._scale = builder, loss_scale
         self._x, self._residual = x, residual
 
     def __len__(self) -> int:
@@ -131,9 +131,9 @@ class _Sum:
         """Read a column of all rows, or sixteen columns."""
         values = [self._x.load(row, column, wide) for row in range(len(self))]
         if self._residual is not None:
-            scale = _spread(self._builder, self._scale, wide)
+            loss_scale = _spread(self._builder, self._scale, wide)
             for row, value in enumerate(values):
-                added = self._builder.fmul(scale, self._residual.load(row, column, wide))
+                added = self._builder.fmul(loss_scale, self._residual.load(row, column, wide))
                 values[row] = self._builder.fadd(value, added)
             for row, value in enumerate(values):
                 self._x.store(value, row, column, wide)
@@ -245,7 +245,7 @@ def multiply_rows(
     vectors: Any,
     x: Any,
     residual: Any,
-    scale: Any,
+    loss_scale: Any,
     q: Any,
     p: Any,
     i: Any,
@@ -280,7 +280,7 @@ def multiply_rows(
         return context.get_dummy_value()
 
     place = types.intp
-    return types.void(rows, vectors, x, residual, scale, q, p, place, place), generate
+    return types.void(rows, vectors, x, residual, loss_scale, q, p, place, place), generate
 
 
 @intrinsic
@@ -290,7 +290,7 @@ def add_products(
     vectors: Any,
     x: Any,
     residual: Any,
-    scale: Any,
+    loss_scale: Any,
     p: Any,
     out: Any,
     i: Any,
@@ -324,7 +324,7 @@ def add_products(
         return context.get_dummy_value()
 
     place = types.intp
-    return types.void(rows, vectors, x, residual, scale, p, out, place, place), generate
+    return types.void(rows, vectors, x, residual, loss_scale, p, out, place, place), generate
 
 
 @intrinsic
@@ -373,10 +373,10 @@ def split_rows(
             if wide:
                 x.ask(column)
                 residual.ask(column)
-            scale, missed = _spread(builder, arguments[4], wide), []
+            loss_scale, missed = _spread(builder, arguments[4], wide), []
             for row, value in enumerate(products(0, column, wide)):
                 lost = builder.fsub(x.load(row, column, wide), value)
-                missed.append(builder.fmul(lost, scale))
+                missed.append(builder.fmul(lost, loss_scale))
             for rows, values in ((residual, missed), (x, products(1, column, wide))):
                 for row, value in enumerate(values):
                     rows.store(value, row, column, wide)

@@ -47,9 +47,9 @@ def select_adacomp(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
-    source, some = source_of(x, residual, scale), scratch("adacomp.some", x.size, np.float32)
+    source, some = source_of(x, residual, loss_scale), scratch("adacomp.some", x.size, np.float32)
     before = residual[:1].copy() if residual is not None else None
     finite: list[bool] = []
 
@@ -63,5 +63,5 @@ def select_adacomp(
             residual[:1] = before
         return mark(indices, values)
     count = select_largest(some, indices.size, _SMALLEST, indices, values, None, 1.0)
-    send(indices[:count], values[:count], np.float32(scale), residual)
+    send(indices[:count], values[:count], np.float32(loss_scale), residual)
     return count

@@ -1,7 +1,7 @@
 """Block-wise quantisation for NumPy arrays; see :mod:`compressa.kernels.blockwise`.
 
 A block goes through two loops while it lies in the first-level cache: one adds the residual and
-finds the unit (`_feedback.py`), one makes codes and the new residual, and asks memory for the
+finds the scale (`_feedback.py`), one makes codes and the new residual, and asks memory for the
 blocks to come (`_codes.py`). Memory is passed over once, and neither loop has a branch.
 """
 
@@ -42,10 +42,10 @@ Offset = np.float32 | None
 
 
 @lean_nested
-def _decoded(q: np.float32, unit: np.float32, offset: np.float32 | None) -> np.float32:
+def _decoded(q: np.float32, scale: np.float32, offset: np.float32 | None) -> np.float32:
     if offset is None:
-        return np.float32(q * unit)
-    return np.float32(q * unit + offset)
+        return np.float32(q * scale)
+    return np.float32(q * scale + offset)
 
 
 @lean_nested
@@ -67,15 +67,15 @@ def _encode_carefully(
 ) -> None:
     """Codes, a byte each, where `encode` can not make them.
 
-    Of units so small that 1 / unit might overflow, of values above L units, and where there are
-    fewer values than codes. Where the unit is 0 or NaN all codes are 0.
+    Of scales so small that 1 / scale might overflow, of values above L times it, and where there
+    are fewer values than codes. Where the scale is 0 or NaN all codes are 0.
     """
-    unit, offset = grid
-    lift = _LIFT if unit < _SMALL else _ONE
-    factor = np.float32(_ONE / np.float32(unit * lift))
+    scale, offset = grid
+    lift = _LIFT if scale < _SMALL else _ONE
+    factor = np.float32(_ONE / np.float32(scale * lift))
     for i in range(p.size):
         whole = np.int64(0)
-        if unit > np.float32(0):
+        if scale > np.float32(0):
             t = np.float32(_lifted(p[i], offset, lift) * factor)
             t = min(max(t, np.float32(shape.bottom)), np.float32(shape.top))
             if noise is None:
@@ -84,8 +84,8 @@ def _encode_carefully(
                 fixed = np.int64(np.float32(t * STEPS))
                 whole = (fixed + np.int64(noise[i])) >> np.int64(FRACTION_BITS)
         q[i] = np.uint8(whole + shape.zero)
-        if residual is not None and unit >= np.float32(0):
-            residual[i] = (p[i] - _decoded(np.float32(whole), unit, offset)) * back
+        if residual is not None and scale >= np.float32(0):
+            residual[i] = (p[i] - _decoded(np.float32(whole), scale, offset)) * back
 
 
 @inlined
@@ -103,16 +103,16 @@ def encode_block(
     bytes_: U8,
 ) -> None:
     """Codes of a block, with hints to memory for what lies behind ``position`` of x."""
-    unit, offset = grid
+    scale, offset = grid
     above = shape.statistic == CLIPPED and noise is None
-    if above or not unit >= _SMALL or p.size * shape.bits < 8 * packed.size:
+    if above or not scale >= _SMALL or p.size * shape.bits < 8 * packed.size:
         q = view(bytes_, 0, 8 * packed.size // shape.bits)
         for i in range(p.size, q.size):
             q[i] = np.uint8(shape.zero)
         _encode_carefully(p, grid, shape, noise, q, residual, back)
         pack_planes(q, shape.bits, packed)
         return
-    numbers = grid_numbers(unit, offset, back, shape, noise)
+    numbers = grid_numbers(scale, offset, back, shape, noise)
     encode(shape.bits, p, packed, noise, residual, x, left, position, numbers)
 
 
@@ -120,30 +120,30 @@ def encode_block(
 def fill_grid(
     now: Values,
     left: F32 | None,
-    scale: np.float32,
+    loss_scale: np.float32,
     p: F32,
     x: Values,
     residual: F32 | None,
     position: int,
     shape: Shape,
 ) -> tuple[np.float32, np.float32]:
-    """Write p of a block, unless that is x itself; return its unit and offset.
+    """Write p of a block, unless that is x itself; return its scale and offset.
 
     Asks memory for half of what lies in ``x`` and ``residual`` from ``position``.
     """
     if shape.statistic == L2:
-        return norm_grid(fill_squares(now, left, scale, p, x, residual, position), shape)
+        return norm_grid(fill_squares(now, left, loss_scale, p, x, residual, position), shape)
     if shape.statistic == CLIPPED:
-        bits, squares = fill_largest_and_squares(now, left, scale, p, x, residual, position)
+        bits, squares = fill_largest_and_squares(now, left, loss_scale, p, x, residual, position)
         return clipped_grid(np.uint32(bits).view(np.float32), squares, p.size, shape)
-    return grid_of(p, fill_largest(now, left, scale, p, x, residual, position), shape)
+    return grid_of(p, fill_largest(now, left, loss_scale, p, x, residual, position), shape)
 
 
 @lean
 def _quantize(
     x: Values,
     residual: F32 | None,
-    scale: np.float32,
+    loss_scale: np.float32,
     back: np.float32,
     codes: U8,
     scales: F32,
@@ -159,8 +159,8 @@ def _quantize(
         left = view(residual, low, high)
         now = view(x, low, high)
         p, ahead = view(place(now, left, room), 0, now.size), low + NEAR
-        unit, offset = fill_grid(now, left, scale, p, x, residual, ahead, shape)
-        scales[b] = unit
+        scale, offset = fill_grid(now, left, loss_scale, p, x, residual, ahead, shape)
+        scales[b] = scale
         if offsets is not None:
             offsets[b] = offset
         at = drawn_at(key, low, high, drawn)
@@ -169,7 +169,7 @@ def _quantize(
         fetch(codes, start + bytes_of(NEAR, shape.bits), stop + bytes_of(NEAR, shape.bits))
         encode_block(
             p,
-            (unit, only_with(offsets, offset)),
+            (scale, only_with(offsets, offset)),
             shape,
             noise,
             left,
@@ -191,20 +191,20 @@ def _decode(
     add: bool,
     out: F32,
 ) -> None:
-    unit, offset = grid
+    scale, offset = grid
     if add:
         for i in range(out.size):
-            out[i] += weight * _decoded(np.float32(np.float32(q[i]) - zero), unit, offset)
+            out[i] += weight * _decoded(np.float32(np.float32(q[i]) - zero), scale, offset)
     else:
         for i in range(out.size):
-            out[i] = weight * _decoded(np.float32(np.float32(q[i]) - zero), unit, offset)
+            out[i] = weight * _decoded(np.float32(np.float32(q[i]) - zero), scale, offset)
 
 
 @inlined
 def decode_block(
     codes: U8,
     signed: I8,
-    unit: np.float32,
+    scale: np.float32,
     offset: Offset,
     weight: np.float32,
     add: bool,
@@ -213,7 +213,7 @@ def decode_block(
     shape: Shape,
 ) -> None:
     """Decode the codes of a block, which are given as bytes without a sign and with one."""
-    zero, grid = np.float32(shape.zero), (unit, offset)
+    zero, grid = np.float32(shape.zero), (scale, offset)
     if shape.bits == 8 and offset is None:
         _decode(signed, zero, grid, weight, add, out)
     elif shape.bits == 8:
@@ -273,9 +273,9 @@ def add_blocks(
 ) -> None:
     """Add the block that begins at element ``low`` of each payload.
 
-    The payloads' codes, units and offsets are given by the addresses where they begin.
+    The payloads' codes, scales and offsets are given by the addresses where they begin.
     """
-    signed, unit = bytes_.view(np.int8), 4 * (low // shape.block)
+    signed, at_scale = bytes_.view(np.int8), 4 * (low // shape.block)
     start = bytes_of(low, shape.bits)
     size = bytes_of(low + out.size, shape.bits) - start
     for i in range(codes.size):
@@ -284,9 +284,9 @@ def add_blocks(
         decode_block(
             packed,
             at(signed, codes[i] + start, size),
-            at(out, scales[i] + unit, 1)[0],
+            at(out, scales[i] + at_scale, 1)[0],
             only_with(
-                offsets, np.float32(0) if offsets is None else at(out, offsets[i] + unit, 1)[0]
+                offsets, np.float32(0) if offsets is None else at(out, offsets[i] + at_scale, 1)[0]
             ),
             weight,
             True,
@@ -327,16 +327,16 @@ def quantize_blockwise(
     offsets: F32 | None = None,
     noise: Noise | None = None,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
-    values, shape, back = bits_of(x), shape_of(form), factors_of(scale)[1]
+    values, shape, back = bits_of(x), shape_of(form), factors_of(loss_scale)[1]
 
     def work(low: int, high: int) -> None:
         blocks = slice(low // form.block, -(-high // form.block))
         _quantize(
             values[low:high],
             None if residual is None else residual[low:high],
-            np.float32(scale),
+            np.float32(loss_scale),
             back,
             codes[low * form.bits // 8 : -(-high * form.bits // 8)],
             scales[blocks],
@@ -384,12 +384,12 @@ def sum_blockwise(
     weight: float = 1.0,
 ) -> None:
     factor, shape = np.float32(weight), shape_of(form)
-    packed, units = addresses(codes), addresses(scales)
+    packed, own = addresses(codes), addresses(scales)
     least = None if offsets is None else addresses(offsets)
 
     def work(low: int, high: int) -> None:
         sums, rounded = room_for_sums(out, form.block)
         bytes_ = np.empty(form.block + 8, np.uint8)
-        _sum(packed, units, least, (low, high), sums, rounded, factor, bytes_, shape)
+        _sum(packed, own, least, (low, high), sums, rounded, factor, bytes_, shape)
 
     over_slices(out.size, form.block, work)

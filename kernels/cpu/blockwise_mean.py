@@ -32,12 +32,12 @@ Addresses = tuple[I64, I64, I64 | None]
 
 @inlined
 def _own_share(
-    x: F32, left: F32 | None, saved: F32 | None, scale: np.float32, weight: np.float32, p: F32
+    x: F32, left: F32 | None, saved: F32 | None, loss_scale: np.float32, weight: np.float32, p: F32
 ) -> None:
     """Write the own share of the mean, and note what to keep if nothing comes of it."""
-    back = np.float32(_ONE / scale)
+    back = np.float32(_ONE / loss_scale)
     for i in range(p.size):
-        own = effective(x, left, scale, i)
+        own = effective(x, left, loss_scale, i)
         if left is not None and saved is not None:
             saved[i] = own * back if magnitude_bits(own) < _INFINITY else left[i]
         p[i] = np.float32(own * weight)
@@ -54,8 +54,8 @@ def _with_none_left(p: F32, left: F32 | None) -> None:
 
 
 @inlined
-def _keep_where_infinite(p: F32, unit: np.float32, left: F32 | None, saved: F32 | None) -> None:
-    if left is not None and saved is not None and unit != unit:
+def _keep_where_infinite(p: F32, scale: np.float32, left: F32 | None, saved: F32 | None) -> None:
+    if left is not None and saved is not None and scale != scale:
         for i in range(p.size):
             if magnitude_bits(p[i]) >= _INFINITY:
                 left[i] = saved[i]
@@ -80,24 +80,24 @@ def _average(
 ) -> None:
     """All blocks of x; the payloads' element ``first`` belongs to its element 0."""
     signed = codes.view(np.int8)
-    scale, weight, back = factors
+    loss_scale, weight, back = factors
     for b in range(scales.size):
         low, high = b * shape.block, min((b + 1) * shape.block, x.size)
         now, left, saved = view(x, low, high), view(residual, low, high), view(kept, low, high)
         start, stop = bytes_of(low, shape.bits), bytes_of(high, shape.bits)
         packed, p, ahead = view(codes, start, stop), view(room, 0, high - low), low + NEAR
         fetch(kept, low + AHEAD, high + AHEAD)
-        _own_share(now, left, saved, scale, weight, p)
+        _own_share(now, left, saved, loss_scale, weight, p)
         add_blocks(*sent, first + low, p, weight, bytes_, shape)
         _with_none_left(p, left)
-        unit, offset = fill_grid(p, None, _ONE, p, x, residual, ahead, shape)
-        scales[b] = unit
+        scale, offset = fill_grid(p, None, _ONE, p, x, residual, ahead, shape)
+        scales[b] = scale
         if offsets is not None:
             offsets[b] = offset
         some, at = only_with(offsets, offset), drawn_at(key, low, high, drawn)
         encode_block(
             p,
-            (unit, some),
+            (scale, some),
             shape,
             view(drawn, at, at + high - low),
             left,
@@ -108,8 +108,10 @@ def _average(
             packed,
             bytes_,
         )
-        _keep_where_infinite(p, unit, left, saved)
-        decode_block(packed, view(signed, start, stop), unit, some, _ONE, False, now, bytes_, shape)
+        _keep_where_infinite(p, scale, left, saved)
+        decode_block(
+            packed, view(signed, start, stop), scale, some, _ONE, False, now, bytes_, shape
+        )
 
 
 def average_blockwise(
@@ -123,8 +125,8 @@ def average_blockwise(
     owned: Owned | None = None,
 ) -> None:
     shape, begins = shape_of(form), _addresses(sent, mean)
-    scale, mean_scale = (1.0, 1.0) if owned is None else owned[2:]
-    factors = np.float32(scale), np.float32(weight), factors_of(mean_scale)[1]
+    loss_scale, mean_scale = (1.0, 1.0) if owned is None else owned[2:]
+    factors = np.float32(loss_scale), np.float32(weight), factors_of(mean_scale)[1]
 
     def work(low: int, high: int) -> None:
         blocks = slice(low // form.block, -(-high // form.block))

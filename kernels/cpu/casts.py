@@ -32,12 +32,12 @@ def _narrow_row(
     x: F32,
     out: Values,
     residual: F32 | None,
-    scale: np.float32,
+    loss_scale: np.float32,
     back: np.float32,
     too_large: np.uint32,
 ) -> None:
     for i in range(x.size):
-        p = effective(x, residual, scale, i)
+        p = effective(x, residual, loss_scale, i)
         store(out, i, p)
         if residual is not None:
             sent = load(out, i)
@@ -51,7 +51,7 @@ def _narrow(
     x: F32,
     out: Values,
     residual: F32 | None,
-    scale: np.float32,
+    loss_scale: np.float32,
     back: np.float32,
     too_large: np.uint32,
 ) -> None:
@@ -61,7 +61,7 @@ def _narrow(
         fetch(residual, low + _AHEAD, high + _AHEAD)
         fetch(out, low + _AHEAD, high + _AHEAD)
         kept = view(residual, low, high)
-        _narrow_row(view(x, low, high), view(out, low, high), kept, scale, back, too_large)
+        _narrow_row(view(x, low, high), view(out, low, high), kept, loss_scale, back, too_large)
 
 
 @inlined
@@ -105,8 +105,8 @@ def _sum(
         finish(part, rounded, low)
 
 
-def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0) -> None:
-    bits, (factor, back), too_large = bits_of(out), factors_of(scale), _TOO_LARGE[out.dtype]
+def narrow(x: F32, out: Half, *, residual: F32 | None = None, loss_scale: float = 1.0) -> None:
+    bits, (factor, back), too_large = bits_of(out), factors_of(loss_scale), _TOO_LARGE[out.dtype]
 
     def work(low: int, high: int) -> None:
         kept = None if residual is None else residual[low:high]

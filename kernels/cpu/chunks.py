@@ -143,11 +143,11 @@ def absorb_chunks(
     norms: F64,
     *,
     chunk: int,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     clear: bool = False,
     largest: float = FLOAT32_MAX,
 ) -> None:
-    back = factors_of(scale)[1]
+    back = factors_of(loss_scale)[1]
 
     def work(low: int, high: int) -> None:
         own = norms[low // chunk : -(-high // chunk)]

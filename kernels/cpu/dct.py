@@ -208,7 +208,7 @@ def _row(sizes: Sizes, elems: int, tile: int, i: int) -> tuple[int, int]:
 def _transform_tile(
     x: Values,
     residual: F32 | None,
-    scale: np.float32,
+    loss_scale: np.float32,
     tile: int,
     sizes: Sizes,
     matrices: tuple[F64, F64],
@@ -224,7 +224,7 @@ def _transform_tile(
             break
         now, left = view(x, low, high), view(residual, low, high)
         p = view(place(now, left, room), 0, now.size)
-        finite &= np.isfinite(fill_largest(now, left, scale, p, None, None, 0))
+        finite &= np.isfinite(fill_largest(now, left, loss_scale, p, None, None, 0))
         _transform(p, matrices[1], sums)
         _round(sums, view(lines if height > 1 else coefficients, i * chunk, (i + 1) * chunk))
         rows += 1
@@ -340,9 +340,9 @@ def keep_coefficients(
     *,
     form: ChunkForm,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
-    elements, factors = bits_of(x), factors_of(scale)
+    elements, factors = bits_of(x), factors_of(loss_scale)
     table, turned = (matrix.reshape(-1) for matrix in basis(form.chunk))
 
     def work(low: int, high: int) -> None:

@@ -66,9 +66,9 @@ def select_dgc(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
-    source, drawn = source_of(x, residual, scale), scratch("dgc.sample", sample, np.float32)
+    source, drawn = source_of(x, residual, loss_scale), scratch("dgc.sample", sample, np.float32)
     if x.size <= LEAST_PIECE:
         out = indices, values
         count = int(_select_short(*source, k, drawn, room_for(x.size), out))
@@ -81,7 +81,7 @@ def select_dgc(
     rank = -(-k * sample // x.size)
     bits, _ = nth_largest(drawn, rank)
     hint = Guess(max(bits, 1), bits + _OCTAVE, most_selected(k))
-    listing = Listing(x, residual, scale, hint)
+    listing = Listing(x, residual, loss_scale, hint)
     if not listing.finite:
         return mark(indices, values)
     first = float(np.uint32(bits).view(np.float32))

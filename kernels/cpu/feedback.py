@@ -22,9 +22,9 @@ _PIECE = 4096  # elements looked at before the first non-finite one can end the 
 
 
 @jit
-def _absorb(x: F32, residual: F32, kept: F32, scale: np.float32, back: np.float32) -> None:
+def _absorb(x: F32, residual: F32, kept: F32, loss_scale: np.float32, back: np.float32) -> None:
     for i in range(x.size):
-        p = x[i] + scale * residual[i]
+        p = x[i] + loss_scale * residual[i]
         x[i] = p
         kept[i] = p * back if magnitude_bits(p) < _INFINITY else residual[i]
 
@@ -42,8 +42,8 @@ def _all_below(bits: npt.NDArray[Any], infinity: Any) -> bool:
     return True
 
 
-def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> None:
-    _absorb(x, residual, kept, *factors_of(scale))
+def absorb_residual(x: F32, residual: F32, kept: F32, loss_scale: float = 1.0) -> None:
+    _absorb(x, residual, kept, *factors_of(loss_scale))
 
 
 def all_finite(x: Gradient) -> bool:

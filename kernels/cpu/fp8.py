@@ -48,14 +48,14 @@ def _rounded(t: np.float32, mantissa: np.uint32, least: np.uint32) -> np.float32
 @inlined
 def _encode(
     p: F32,
-    unit: np.float32,
+    scale: np.float32,
     form: Numbers,
     codes: U8,
     residual: F32 | None,
     back: np.float32,
 ) -> None:
     mantissa, bias, largest = form
-    factor = np.float32(_ONE / unit)
+    factor = np.float32(_ONE / scale)
     least = np.uint32(np.uint32(128 - bias) << np.uint32(23))
     smallest = np.float32(np.uint32(least).view(np.float32))
     steps = np.float32(np.float32(np.uint32(1) << mantissa) / smallest)
@@ -69,7 +69,7 @@ def _encode(
         sign = np.uint32(np.float32(t).view(np.uint32) >> np.uint32(31))
         codes[i] = np.uint8(code | np.uint32(sign << np.uint32(7)))
         if residual is not None:
-            decoded = np.float32(v * unit)
+            decoded = np.float32(v * scale)
             residual[i] = (p[i] - (-decoded if sign else decoded)) * back
 
 
@@ -77,7 +77,7 @@ def _encode(
 def _quantize(
     x: Values,
     residual: F32 | None,
-    scale: np.float32,
+    loss_scale: np.float32,
     back: np.float32,
     codes: U8,
     scales: F32,
@@ -89,7 +89,7 @@ def _quantize(
         low, high = b * block, min((b + 1) * block, x.size)
         now, left, out = view(x, low, high), view(residual, low, high), view(codes, low, high)
         p = view(place(now, left, room), 0, now.size)
-        largest = fill_largest(now, left, scale, p, None, None, 0)
+        largest = fill_largest(now, left, loss_scale, p, None, None, 0)
         fetch(x, low + AHEAD, high + AHEAD)
         fetch(residual, low + AHEAD, high + AHEAD)
         fetch(codes, low + AHEAD, high + AHEAD)
@@ -132,14 +132,14 @@ def _value(code: np.uint8, form: Numbers) -> np.float32:
 
 @inlined
 def _decode(
-    codes: U8, form: Numbers, unit: np.float32, weight: np.float32, add: bool, out: F32
+    codes: U8, form: Numbers, scale: np.float32, weight: np.float32, add: bool, out: F32
 ) -> None:
     if add:
         for i in range(out.size):
-            out[i] += weight * np.float32(_value(codes[i], form) * unit)
+            out[i] += weight * np.float32(_value(codes[i], form) * scale)
     else:
         for i in range(out.size):
-            out[i] = weight * np.float32(_value(codes[i], form) * unit)
+            out[i] = weight * np.float32(_value(codes[i], form) * scale)
 
 
 @lean
@@ -166,14 +166,14 @@ def _sum(
 ) -> None:
     """Blocks from element low to high; arrays are given by the addresses where they begin."""
     for low in range(elems[0], elems[1], block):
-        high, unit = min(low + block, elems[1]), 4 * (low // block)
+        high, at_scale = min(low + block, elems[1]), 4 * (low // block)
         at_sums = first_of_sums(rounded, low)
         part = view(sums, at_sums, at_sums + high - low)
         part[:] = np.float32(0)
         for i in range(codes.size):
             some = at(like, codes[i] + low, high - low)
             fetch(some, AHEAD, AHEAD + high - low)
-            _decode(some, form, at(sums, scales[i] + unit, 1)[0], weight, True, part)
+            _decode(some, form, at(sums, scales[i] + at_scale, 1)[0], weight, True, part)
         finish(part, rounded, low)
 
 
@@ -189,9 +189,9 @@ def quantize_fp8(
     form: Format,
     block: int,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
-    given, (factor, back) = bits_of(x), factors_of(scale)
+    given, (factor, back) = bits_of(x), factors_of(loss_scale)
     numbers = _numbers(form)
 
     def work(low: int, high: int) -> None:
@@ -239,10 +239,10 @@ def sum_fp8(
     weight: float = 1.0,
 ) -> None:
     numbers, factor, like = _numbers(form), np.float32(weight), np.empty(0, np.uint8)
-    places, units = addresses(codes), addresses(scales)
+    packed, own = addresses(codes), addresses(scales)
 
     def work(low: int, high: int) -> None:
         sums, rounded = room_for_sums(out, block)
-        _sum(places, units, (low, high), sums, rounded, block, numbers, factor, like)
+        _sum(packed, own, (low, high), sums, rounded, block, numbers, factor, like)
 
     over_slices(out.size, block, work)

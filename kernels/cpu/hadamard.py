@@ -194,9 +194,9 @@ def _sum(codes: U8, table: Sums, sums: Sums, chunk: int, add: bool) -> None:
 
 
 @lean_nested
-def _centre(sums: Sums, most: np.int32, unit: np.float32, w: F32) -> None:
+def _centre(sums: Sums, most: np.int32, scale: np.float32, w: F32) -> None:
     for i in range(w.size):
-        w[i] = np.float32(np.int32(np.int32(2) * np.int32(sums[i]) - most)) * unit
+        w[i] = np.float32(np.int32(np.int32(2) * np.int32(sums[i]) - most)) * scale
 
 
 @lean_nested

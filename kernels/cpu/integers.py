@@ -1,4 +1,4 @@
-"""Integers of a shared unit for NumPy arrays; see :mod:`compressa.kernels.integers`."""
+"""Integers of a shared scale for NumPy arrays; see :mod:`compressa.kernels.integers`."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def _round(
 
 
 @jit
-def _scale(q: Integers, unit: float, out: F32) -> None:
+def _scale(q: Integers, scale: float, out: F32) -> None:
     for i in range(out.size):
-        out[i] = np.float32(np.float64(q[i]) * unit)
+        out[i] = np.float32(np.float64(q[i]) * scale)
 
 
 def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: Noise) -> None:
@@ -51,5 +51,5 @@ def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: No
     over_slices(x.size, ROW, work)
 
 
-def scale_integers(q: Integers, unit: float, out: F32) -> None:
-    over_slices(out.size, ROW, lambda low, high: _scale(q[low:high], float(unit), out[low:high]))
+def scale_integers(q: Integers, scale: float, out: F32) -> None:
+    over_slices(out.size, ROW, lambda low, high: _scale(q[low:high], float(scale), out[low:high]))

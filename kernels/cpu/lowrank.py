@@ -187,7 +187,7 @@ def _split(
 
 @jit
 def _left(
-    x: F32, q: F32, p: F32, residual: F32 | None, scale: np.float32, bounds: tuple[int, int]
+    x: F32, q: F32, p: F32, residual: F32 | None, loss_scale: np.float32, bounds: tuple[int, int]
 ) -> None:
     """Fill columns of p, four rows of M at a time; the last ones one at a time."""
     vectors, rest = q.shape[0], bounds[1] - (bounds[1] - bounds[0]) % ROWS
@@ -195,24 +195,24 @@ def _left(
     for i in range(bounds[0], rest, ROWS):
         # The first group of vectors adds the residual; the others find it added.
         if few == 0:
-            multiply_rows(4, 4, x, residual, scale, q, p, i, 0)
+            multiply_rows(4, 4, x, residual, loss_scale, q, p, i, 0)
         elif few == 1:
-            multiply_rows(4, 1, x, residual, scale, q, p, i, 0)
+            multiply_rows(4, 1, x, residual, loss_scale, q, p, i, 0)
         elif few == 2:
-            multiply_rows(4, 2, x, residual, scale, q, p, i, 0)
+            multiply_rows(4, 2, x, residual, loss_scale, q, p, i, 0)
         else:
-            multiply_rows(4, 3, x, residual, scale, q, p, i, 0)
+            multiply_rows(4, 3, x, residual, loss_scale, q, p, i, 0)
         for k in range(few if few else 4, vectors, 4):
-            multiply_rows(4, 4, x, None, scale, q, p, i, k)
+            multiply_rows(4, 4, x, None, loss_scale, q, p, i, k)
     for i in range(rest, bounds[1]):
-        multiply_rows(1, 1, x, residual, scale, q, p, i, 0)
+        multiply_rows(1, 1, x, residual, loss_scale, q, p, i, 0)
         for k in range(1, vectors):
-            multiply_rows(1, 1, x, None, scale, q, p, i, k)
+            multiply_rows(1, 1, x, None, loss_scale, q, p, i, k)
 
 
 @jit
 def _right(
-    x: F32, p: F32, sums: F32, residual: F32 | None, scale: np.float32, bounds: tuple[int, int]
+    x: F32, p: F32, sums: F32, residual: F32 | None, loss_scale: np.float32, bounds: tuple[int, int]
 ) -> None:
     """Add rows of M, times columns of p, to sums."""
     vectors, rest = p.shape[0], bounds[1] - (bounds[1] - bounds[0]) % ROWS
@@ -220,19 +220,19 @@ def _right(
     sums[:] = np.float32(0)
     for i in range(bounds[0], rest, ROWS):
         if few == 0:
-            add_products(4, 4, x, residual, scale, p, sums, i, 0)
+            add_products(4, 4, x, residual, loss_scale, p, sums, i, 0)
         elif few == 1:
-            add_products(4, 1, x, residual, scale, p, sums, i, 0)
+            add_products(4, 1, x, residual, loss_scale, p, sums, i, 0)
         elif few == 2:
-            add_products(4, 2, x, residual, scale, p, sums, i, 0)
+            add_products(4, 2, x, residual, loss_scale, p, sums, i, 0)
         else:
-            add_products(4, 3, x, residual, scale, p, sums, i, 0)
+            add_products(4, 3, x, residual, loss_scale, p, sums, i, 0)
         for k in range(few if few else 4, vectors, 4):
-            add_products(4, 4, x, None, scale, p, sums, i, k)
+            add_products(4, 4, x, None, loss_scale, p, sums, i, k)
     for i in range(rest, bounds[1]):
-        add_products(1, 1, x, residual, scale, p, sums, i, 0)
+        add_products(1, 1, x, residual, loss_scale, p, sums, i, 0)
         for k in range(1, vectors):
-            add_products(1, 1, x, None, scale, p, sums, i, k)
+            add_products(1, 1, x, None, loss_scale, p, sums, i, k)
 
 
 @jit
@@ -278,15 +278,17 @@ def _over_rows(shape: tuple[int, ...], multiple: int, work: Callable[[int, int],
     )
 
 
-def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: float = 1.0) -> None:
-    factor = np.float32(scale)
+def left_factor(
+    x: F32, q: F32, p: F32, *, residual: F32 | None = None, loss_scale: float = 1.0
+) -> None:
+    factor = np.float32(loss_scale)
     _over_rows(x.shape, ROWS, lambda *bounds: _left(x, q, p, residual, factor, bounds))
 
 
 def right_factor(
-    x: F32, p: F32, q: F32, *, residual: F32 | None = None, scale: float = 1.0
+    x: F32, p: F32, q: F32, *, residual: F32 | None = None, loss_scale: float = 1.0
 ) -> None:
-    factor, count = np.float32(scale), -(-x.shape[0] // PANEL)
+    factor, count = np.float32(loss_scale), -(-x.shape[0] // PANEL)
     panels = scratch("lowrank.panels", count * q.size, np.float32).reshape(count, *q.shape)
 
     def work(low: int, high: int) -> None:
@@ -318,7 +320,7 @@ def split_low_rank(
     p: F32,
     q: F32,
     residual: F32,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     *,
     held: bool = False,
     verdicts: U32 | None = None,
@@ -327,7 +329,7 @@ def split_low_rank(
     if _is_spoiled(verdicts):
         m.fill(np.nan)
         return
-    back, factors = factors_of(scale)[1], (p, q)
+    back, factors = factors_of(loss_scale)[1], (p, q)
     becomes = out or factors
 
     def work(low: int, high: int) -> None:

@@ -44,7 +44,7 @@ def _round(p: F32, noise: U32, exponents: U8, residual: F32 | None, back: np.flo
 def _quantize(
     x: Values,
     residual: F32 | None,
-    scale: np.float32,
+    loss_scale: np.float32,
     back: np.float32,
     exponents: U8,
     signs: U8,
@@ -56,7 +56,7 @@ def _quantize(
         high = min(low + GROUP, x.size)
         now, left = view(x, low, high), view(residual, low, high)
         p = view(place(now, left, room), 0, now.size)
-        fill(now, left, scale, p)
+        fill(now, left, loss_scale, p)
         at = drawn_at(key, low, high, drawn)
         packed = view(signs, low // 8, (high + 7) // 8)
         if p.size == 8 * packed.size:
@@ -138,9 +138,9 @@ def natural_quantize(
     *,
     noise: Noise,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
-    values, (factor, back) = bits_of(x), factors_of(scale)
+    values, (factor, back) = bits_of(x), factors_of(loss_scale)
 
     def work(low: int, high: int) -> None:
         key, drawn = noise_key(noise, low), noise_buffer(noise, GROUP)

@@ -123,7 +123,7 @@ def _unpack(codes: U8, bits: int, q: U8) -> None:
 def _dither(
     x: Values,
     residual: F32 | None,
-    scale: np.float32,
+    loss_scale: np.float32,
     back: np.float32,
     codes: U8,
     norms: F32,
@@ -139,7 +139,7 @@ def _dither(
         low, high = b * block, min((b + 1) * block, x.size)
         now, left = view(x, low, high), view(residual, low, high)
         p = view(place(now, left, room), 0, now.size)
-        norm = _norm(p, fill_largest(now, left, scale, p, None, None, 0), euclidean)
+        norm = _norm(p, fill_largest(now, left, loss_scale, p, None, None, 0), euclidean)
         norms[b] = norm
         at = drawn_at(key, low, high, drawn)
         packed = view(codes, low // 8 * bits, (high + 7) // 8 * bits)
@@ -204,9 +204,9 @@ def dither(
     form: Dithering,
     noise: Noise,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
-    values, (factor, back) = bits_of(x), factors_of(scale)
+    values, (factor, back) = bits_of(x), factors_of(loss_scale)
 
     def work(low: int, high: int) -> None:
         key, drawn = noise_key(noise, low), noise_buffer(noise, form.block)

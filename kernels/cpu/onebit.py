@@ -30,7 +30,7 @@ _PIECE = 1024  # elements of a plane that stay in the first-level cache with the
 
 @intrinsic
 def _keep(
-    typing: Any, p: Any, residual: Any, unit: Any, back: Any, x: Any, left: Any, position: Any
+    typing: Any, p: Any, residual: Any, scale: Any, back: Any, x: Any, left: Any, position: Any
 ) -> Any:
     """What signs leave behind; hints for half a block."""
 
@@ -49,14 +49,14 @@ def _keep(
         )
         return context.get_dummy_value()
 
-    return types.void(p, residual, unit, back, x, left, position), generate
+    return types.void(p, residual, scale, back, x, left, position), generate
 
 
 @lean
 def _quantize(
     x: Values,
     residual: F32 | None,
-    scale: np.float32,
+    loss_scale: np.float32,
     back: np.float32,
     bits: U8,
     scales: F32,
@@ -70,7 +70,7 @@ def _quantize(
         now, left = view(x, low, high), view(residual, low, high)
         p = view(place(now, left, room), 0, now.size)
         packed = view(bits, low // 8, (high + 7) // 8)
-        total = fill_magnitudes(now, left, scale, p, x, residual, high)
+        total = fill_magnitudes(now, left, loss_scale, p, x, residual, high)
         if not np.isfinite(total):
             scales[b] = np.float32(np.nan)
             packed[:] = np.uint8(0)
@@ -125,7 +125,7 @@ def _sum(
     """Blocks from element low to high; arrays are given by the addresses where they begin."""
     for low in range(elems[0], elems[1], block):
         high = min(low + block, elems[1])
-        width, unit = (high - low + 7) // 8, 4 * (low // block)
+        width, at_scale = (high - low + 7) // 8, 4 * (low // block)
         for j in range(8):
             plane, shift = low + j * width, np.uint32(31 - j)
             end = min(plane + width, high)
@@ -135,7 +135,7 @@ def _sum(
                 part = view(sums, at_sums, at_sums + last - first)
                 part[:] = np.float32(0)
                 for i in range(bits.size):
-                    value = np.float32(weight * at(sums, scales[i] + unit, 1)[0])
+                    value = np.float32(weight * at(sums, scales[i] + at_scale, 1)[0])
                     packed = at(like, bits[i] + start, last - first)
                     _decode(packed, shift, value, True, part)
                 finish(part, rounded, first)
@@ -148,9 +148,9 @@ def sign_quantize(
     *,
     block: int,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
-    values, (factor, back) = bits_of(x), factors_of(scale)
+    values, (factor, back) = bits_of(x), factors_of(loss_scale)
 
     def work(low: int, high: int) -> None:
         _quantize(
@@ -189,10 +189,10 @@ def sum_signs(
     weight: float = 1.0,
 ) -> None:
     factor, like = np.float32(weight), np.empty(0, np.uint8)
-    places, units = addresses(bits), addresses(scales)
+    packed, own = addresses(bits), addresses(scales)
 
     def work(low: int, high: int) -> None:
         sums, rounded = room_for_sums(out, _PIECE)
-        _sum(places, units, (low, high), sums, rounded, block, factor, like)
+        _sum(packed, own, (low, high), sums, rounded, block, factor, like)
 
     over_slices(out.size, block, work)

@@ -23,12 +23,12 @@ _ZERO = np.float32(0)
 
 @lean_nested
 def _write_terms(
-    x: Values, residual: F32 | None, scale: np.float32, negatives: F64, others: F64
+    x: Values, residual: F32 | None, loss_scale: np.float32, negatives: F64, others: F64
 ) -> int:
     """Write the terms of both sums; return how many elements are negative."""
     count = 0
     for i in range(x.size):
-        p = effective(x, residual, scale, i)
+        p = effective(x, residual, loss_scale, i)
         negatives[i] = np.float64(p) if p < _ZERO else 0.0
         others[i] = 0.0 if p < _ZERO else np.float64(p)
         count += int(p < _ZERO)
@@ -42,7 +42,7 @@ def _mean(total: float, count: int) -> np.float32:
 
 @nested
 def _means(
-    x: Values, residual: F32 | None, scale: np.float32, terms: F64, lanes: F64
+    x: Values, residual: F32 | None, loss_scale: np.float32, terms: F64, lanes: F64
 ) -> tuple[np.float32, np.float32]:
     """Both means of one group; both NaN if an element is not finite."""
     count, below, above = 0, view(lanes, 0, LANES), view(lanes, LANES, 2 * LANES)
@@ -51,7 +51,7 @@ def _means(
         high = min(low + _PIECE, x.size)
         negatives, others = view(terms, 0, high - low), view(terms, _PIECE, _PIECE + high - low)
         piece, left = view(x, low, high), view(residual, low, high)
-        count += _write_terms(piece, left, scale, negatives, others)
+        count += _write_terms(piece, left, loss_scale, negatives, others)
         add_terms(negatives, below)
         add_terms(others, above)
     negative, other = halve(below), halve(above)
@@ -135,9 +135,9 @@ def two_means_quantize(
     *,
     group: int,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
-    values, factors = bits_of(x), factors_of(scale)
+    values, factors = bits_of(x), factors_of(loss_scale)
 
     def work(low: int, high: int) -> None:
         first, last = low // group, -(-high // group)

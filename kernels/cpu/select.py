@@ -79,15 +79,15 @@ def select_above(
     *,
     unit: Unit = "one",
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
     if unit == "one":
         floor = threshold_bits(threshold)
-        count = select_largest(x, indices.size, floor, indices, values, residual, scale)
+        count = select_largest(x, indices.size, floor, indices, values, residual, loss_scale)
         return count if count >= 0 else mark(indices, values)
-    hint = guessed(x, residual, scale, indices.size)
+    hint = guessed(x, residual, loss_scale, indices.size)
     squares = np.zeros(0, np.uint32) if unit == "rms" else None
-    listing = listing_of(x, residual, scale, hint, squares)
+    listing = listing_of(x, residual, loss_scale, hint, squares)
     if not listing.finite:
         return mark(indices, values)
     size = sqrt(listing.sums[0][1] / max(x.size, 1)) if unit == "rms" else listing.largest
@@ -101,9 +101,9 @@ def select_at(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
-    bits, factors, finite = bits_of(x), factors_of(scale), []
+    bits, factors, finite = bits_of(x), factors_of(loss_scale), []
     marked = indices[:1]
     before = residual[marked] if residual is not None else None
 
@@ -119,5 +119,5 @@ def select_at(
         values[:1], values[1:] = np.nan, 0
         if residual is not None:
             residual[marked] = before
-    elif scale != 1:
+    elif loss_scale != 1:
         _rescale(indices, values, factors[0], residual)

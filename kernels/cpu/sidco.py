@@ -113,9 +113,9 @@ def select_sidco(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
-    source = source_of(x, residual, scale)
+    source = source_of(x, residual, loss_scale)
     ranks = _ranks(k, x.size, stages)
     sample = scratch("sidco.sample", sampled(x.size), np.float32)
     if x.size <= LEAST_PIECE:
@@ -124,7 +124,7 @@ def select_sidco(
         return count if count >= 0 else mark(indices, values)
     bases = ranks.copy()
     hint = Guess(*_look(*source, indices.size, sample, bases))
-    listing = Listing(x, residual, scale, hint, bases)
+    listing = Listing(x, residual, loss_scale, hint, bases)
     if not listing.finite:
         return mark(indices, values)
     enough = most_counted(k)

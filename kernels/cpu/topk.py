@@ -35,9 +35,9 @@ def select_top_k(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
-    if select_largest(x, k, 0, indices, values, residual, scale) < 0 and k:
+    if select_largest(x, k, 0, indices, values, residual, loss_scale) < 0 and k:
         indices[:] = np.arange(k)
         values[0], values[1:] = np.nan, 0
 
@@ -55,6 +55,6 @@ def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> 
 
 
 def return_unsent(
-    residual: F32, indices: U32, exact: F32, sent: F32, *, scale: float = 1.0
+    residual: F32, indices: U32, exact: F32, sent: F32, *, loss_scale: float = 1.0
 ) -> None:
-    _return_unsent(residual, indices, exact, sent, factors_of(scale)[1])
+    _return_unsent(residual, indices, exact, sent, factors_of(loss_scale)[1])

@@ -43,9 +43,9 @@ def i32(number: int) -> np.int32:
     return np.int32(number)
 
 
-def feedback(residual: F32 | None, scale: float) -> Arguments:
-    """``float* residual, float scale, float back``."""
-    return residual, *_factors(scale)
+def feedback(residual: F32 | None, loss_scale: float) -> Arguments:
+    """``float* residual, float loss_scale, float back``."""
+    return residual, *_factors(loss_scale)
 
 
 def random(noise: Noise | None) -> Arguments:
@@ -63,8 +63,8 @@ def random_of_step(noise: Noise | None) -> Arguments:
 
 
 @lru_cache
-def _factors(scale: float) -> tuple[np.float32, np.float32]:
-    factor = np.float32(scale)
+def _factors(loss_scale: float) -> tuple[np.float32, np.float32]:
+    factor = np.float32(loss_scale)
     return factor, np.float32(1) / factor
 
 

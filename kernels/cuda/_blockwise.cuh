@@ -20,7 +20,7 @@ struct Form {
 };
 
 struct Grid {
-    float unit, offset, lift, factor;
+    float scale, offset, lift, factor;
 };
 
 struct Payload {
@@ -67,7 +67,7 @@ DEVICE Extremes extremes(Values x, Feedback feedback, i64 low, int size, bool ra
 }
 
 template <int THREADS>
-DEVICE float unit_of(Values x, Feedback feedback, i64 low, int size, float largest, Form form) {
+DEVICE float scale_of(Values x, Feedback feedback, i64 low, int size, float largest, Form form) {
     if (form.statistic == MAX) return largest / float(form.top);
     double squares = team_tree_sum<THREADS>(size, [&](int i) {
         double p = effective(x, feedback, low + i);
@@ -89,21 +89,21 @@ DEVICE Grid grid_of(Values x, Feedback feedback, i64 low, int size, Form form) {
     bool flat = found.largest == 0.0f;
     if (form.statistic == RANGE) {
         flat = found.low == found.high;
-        grid.unit = (found.high - found.low) / float(form.top), grid.offset = found.low;
+        grid.scale = (found.high - found.low) / float(form.top), grid.offset = found.low;
     } else {
-        grid.unit = unit_of<THREADS>(x, feedback, low, size, found.largest, form);
+        grid.scale = scale_of<THREADS>(x, feedback, low, size, found.largest, form);
     }
-    if (!is_finite(found.largest) || !is_finite(grid.unit))
+    if (!is_finite(found.largest) || !is_finite(grid.scale))
         return {quiet_nan(), quiet_nan(), 1.0f, 1.0f};
     if (flat) {
-        grid.unit = 0.0f;
+        grid.scale = 0.0f;
         return grid;
     }
-    if (grid.unit < SMALL) {
-        grid.unit = grid.unit < SMALLEST ? SMALLEST : grid.unit;
+    if (grid.scale < SMALL) {
+        grid.scale = grid.scale < SMALLEST ? SMALLEST : grid.scale;
         grid.lift = LIFT;
     }
-    grid.factor = 1.0f / (grid.unit * grid.lift);
+    grid.factor = 1.0f / (grid.scale * grid.lift);
     return grid;
 }
 
@@ -118,7 +118,7 @@ struct Numbers {
 
 template <bool RANDOM>
 DEVICE int integer_of(float p, Grid grid, const Numbers& numbers, i64 i, const Form& form) {
-    if (!(grid.unit > 0.0f)) return 0;
+    if (!(grid.scale > 0.0f)) return 0;
     float t = (p * grid.lift - grid.offset * grid.lift) * grid.factor;
     float bottom = float(form.bottom), top = float(form.top);
     t = t < bottom ? bottom : t > top ? top : t;
@@ -128,8 +128,8 @@ DEVICE int integer_of(float p, Grid grid, const Numbers& numbers, i64 i, const F
     return (int(t * float(1 << FRACTION_BITS)) + int(fraction)) >> FRACTION_BITS;
 }
 
-DEVICE float decoded(int q, float unit, float offset, bool ranged) {
-    float product = float(q) * unit;
+DEVICE float decoded(int q, float scale, float offset, bool ranged) {
+    float product = float(q) * scale;
     return ranged ? product + offset : product;
 }
 
@@ -153,16 +153,16 @@ DEVICE void quantize_block(
                 int q = u < count ? integer_of<RANDOM>(p[u], grid, numbers, place, form) : 0;
                 u32 code = u32(q + form.zero) & ((1u << BITS) - 1u);
                 word |= code << (8 * u + BITS * plane);
-                float sent = decoded(q, grid.unit, grid.offset, form.statistic == RANGE);
+                float sent = decoded(q, grid.scale, grid.offset, form.statistic == RANGE);
                 left[u] = (p[u] - sent) * feedback.back;
             }
-            if (feedback.residual && grid.unit == grid.unit)
+            if (feedback.residual && grid.scale == grid.scale)
                 store4(feedback.residual, low + first, count, left);
         }
         store4(to.codes, low / EACH + i, min(4, width - i), word);
     }
     if (team_thread<THREADS>() == 0) {
-        to.scales[b] = grid.unit;
+        to.scales[b] = grid.scale;
         if (to.offsets) to.offsets[b] = grid.offset;
     }
 }

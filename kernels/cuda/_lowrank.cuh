@@ -15,11 +15,11 @@ struct Shape {
     int approx_rank, first, last;
 };
 
-// M = x + scale * residual.
+// M = x + loss_scale * residual.
 struct Sum {
     float* x;
     const float* residual;  // or null
-    float scale;
+    float loss_scale;
 };
 
 template <int VECTORS>
@@ -72,7 +72,7 @@ DEVICE void take(const Sum& m, i64 at, i64 stride, int some, Pack<WIDTH> (&eleme
     for (int s = 0; s < STEPS; ++s)
         left[s] = load_pack<WIDTH>(m.residual + at + s * stride, s < some);
     for (int s = 0; s < STEPS; ++s) {
-        add_scaled(elements[s], m.scale, left[s]);
+        add_scaled(elements[s], m.loss_scale, left[s]);
         store_pack(m.x + at + s * stride, elements[s], s < some);
     }
 }

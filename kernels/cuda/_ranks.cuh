@@ -36,11 +36,11 @@ DEVICE void narrow_rank(State* state, const u64* counts) {
 
 KERNEL(
     draw_sample, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, u32* sample,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, u32* sample,
      i64 size, State* ranked, int ranks)) {
     __shared__ u32 counts[BINS];
     clear_counts(counts);
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     draw(from, size, team_number<1>(), team_count<1>(), [&](i64 number, u32 bits) {
         sample[number] = bits;
         atomicAdd(counts + (bits >> (RANK_BITS - BIN_BITS)), 1u);

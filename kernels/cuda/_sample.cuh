@@ -23,7 +23,7 @@ DEVICE void draw(const Source& from, i64 size, i64 first, i64 step, Take take) {
             x[e] = load(from.x, i), left[e] = residual ? residual[i] : 0.0f;
         }
         for (int e = 0; e < AT_ONCE; ++e) {
-            float p = residual ? x[e] + from.feedback.scale * left[e] : x[e];
+            float p = residual ? x[e] + from.feedback.loss_scale * left[e] : x[e];
             i64 number = first + e * step;
             if (number < size) take(number, magnitude_bits(p * from.feedback.back));
         }

@@ -21,7 +21,7 @@ constexpr int CHOSEN = LEVELS, COUNTED = LEVELS + 1, FITTED = LEVELS + 2;
 enum Unit { ONE, RMS, MAX };
 enum Todo { SURVEY_AGAIN, REFINE, NOTHING, COUNT_ALL, COUNT_MARKED };
 
-// The vector q = (x + scale * residual) * back; once surveyed, the residual holds it.
+// The vector q = (x + loss_scale * residual) * back; once surveyed, the residual holds it.
 struct Source {
     Values x;
     Feedback feedback;
@@ -62,7 +62,7 @@ DEVICE void keep4(float* residual, i64 i, int count, const float (&q)[4]) {
 
 // What is sent of q; the residual keeps it if it is too large to be.
 DEVICE float sent(const Source& from, i64 i, float q) {
-    float value = q * from.feedback.scale;
+    float value = q * from.feedback.loss_scale;
     if (from.feedback.residual) from.feedback.residual[i] = is_finite(value) ? 0.0f : q;
     return value;
 }

@@ -35,7 +35,7 @@ class Selection:
     Args:
         x: At least one element.
         residual: Added to the vector; receives what is not chosen.
-        scale: The loss scale.
+        loss_scale: The loss scale.
 
     Attributes:
         vector: Arguments of most kernels: the vector, its size.
@@ -45,8 +45,8 @@ class Selection:
         tiles: How many a vector of this size has.
     """
 
-    def __init__(self, x: Gradient, residual: F32 | None, scale: float) -> None:
-        self.vector = (*values(x), *feedback(residual, scale), np.int64(x.size))
+    def __init__(self, x: Gradient, residual: F32 | None, loss_scale: float) -> None:
+        self.vector = (*values(x), *feedback(residual, loss_scale), np.int64(x.size))
         self.tiles = block_count(x.size, TILE)
         self.state = device().empty(STATE_WORDS, np.uint64)
         self.marks = device().empty(self.tiles * WORDS, np.uint64)
@@ -93,7 +93,7 @@ def select_largest(
     indices: U32,
     chosen: F32,
     residual: F32 | None,
-    scale: float,
+    loss_scale: float,
     *,
     unit: Unit = "one",
     fixed: bool = False,
@@ -106,11 +106,11 @@ def select_largest(
         indices: Receives the indices.
         chosen: Receives the values.
         residual: Added to the vector; receives what was not chosen.
-        scale: The loss scale.
+        loss_scale: The loss scale.
         unit: See `compressa.kernels.select`.
         fixed: See `Selection.write`.
     """
-    selection = Selection(x, residual, scale)
+    selection = Selection(x, residual, loss_scale)
     limit = np.int32(get_args(Unit).index(unit)), np.float64(threshold)
     ranks = (np.int32(rank) for rank in _ranks(indices.size, x.size))
     launch(SOURCE, "begin", 1, CTA, *selection.vector, selection.state, *ranks, *limit)

@@ -14,7 +14,8 @@ DEVICE void surveyed4(const Source& from, i64 i, int count, int step, float (&q)
         load4(residual, i + t * step, count - t * step, left[t]);
     for (int t = 0; t < TIMES; ++t)
         for (int u = 0; u < 4; ++u) {
-            float p = residual && !again ? q[t][u] + from.feedback.scale * left[t][u] : q[t][u];
+            float p = q[t][u];
+            if (residual && !again) p = p + from.feedback.loss_scale * left[t][u];
             q[t][u] = again ? left[t][u] : p * from.feedback.back;
         }
 }

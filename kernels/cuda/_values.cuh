@@ -12,10 +12,10 @@ struct Values {
     int kind;
 };
 
-// What goes in is p = x + scale * residual; what stays behind is (p - decoded) * back.
+// What goes in is p = x + loss_scale * residual; what stays behind is (p - decoded) * back.
 struct Feedback {
     float* residual;  // or null
-    float scale;
+    float loss_scale;
     float back;
 };
 
@@ -105,7 +105,7 @@ DEVICE u32 load4(const u8* bytes, i64 i, int count) {
 
 DEVICE float effective(Values x, Feedback feedback, i64 i) {
     float value = load(x, i);
-    return feedback.residual ? value + feedback.scale * feedback.residual[i] : value;
+    return feedback.residual ? value + feedback.loss_scale * feedback.residual[i] : value;
 }
 
 DEVICE void effective4(Values x, Feedback feedback, i64 i, int count, float (&p)[4]) {
@@ -113,7 +113,7 @@ DEVICE void effective4(Values x, Feedback feedback, i64 i, int count, float (&p)
     if (!feedback.residual) return;
     float left[4];
     load4(feedback.residual, i, count, left);
-    for (int u = 0; u < 4; ++u) p[u] = p[u] + feedback.scale * left[u];
+    for (int u = 0; u < 4; ++u) p[u] = p[u] + feedback.loss_scale * left[u];
 }
 
 // out = weight * decoded, or out += that, the product rounded first.

@@ -61,7 +61,8 @@ DEVICE void load_fours(const Source& from, const Stretch& stretch, Fours& fours)
         for (int u = 0; u < 4; ++u) {
             float x = fours.g[t][u], alone = x * feedback.back, both = alone;
             if (feedback.residual)
-                both = SURVEYED ? left[t][u] : (x + feedback.scale * left[t][u]) * feedback.back;
+                both = SURVEYED ? left[t][u]
+                                : (x + feedback.loss_scale * left[t][u]) * feedback.back;
             fours.q[t][u] = both, fours.g[t][u] = alone;
         }
 }
@@ -142,11 +143,11 @@ DEVICE void finish_marks(State* state, u32 largest, const u32* counts, u64 room)
 // `bins` at a time, which fit a stretch.
 KERNEL(
     mark_bins, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
      u64* marks, i64 bin_elems, int bins, u64 room)) {
     __shared__ u32 counts[BINS], largest[STRETCH];
     clear_counts(counts);
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     u32 begin = state->low, shift = state->shift, seen = 0;
     i64 elems = bins * bin_elems;
     for (i64 low = blockIdx.x * elems; low < n; low += gridDim.x * elems) {
@@ -173,9 +174,9 @@ DEVICE Stretch stretch_from(i64 low, i64 n, i64 bin_elems) {
 
 KERNEL(
     find_largest_of_bins, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
      u64*, i64 bin_elems, u32* largest)) {
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     u32 seen = 0;
     for (i64 low = blockIdx.x * i64(STRETCH); low < n; low += gridDim.x * i64(STRETCH)) {
         Stretch stretch = stretch_from(low, n, bin_elems);
@@ -190,11 +191,11 @@ KERNEL(
 
 KERNEL(
     mark_large_bins, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
      u64* marks, i64 bin_elems, u64 room, const u32* largest)) {
     __shared__ u32 counts[BINS];
     clear_counts(counts);
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     u32 begin = state->low, shift = state->shift;
     u32* words = reinterpret_cast<u32*>(marks);
     for (i64 low = blockIdx.x * i64(STRETCH); low < n; low += gridDim.x * i64(STRETCH)) {

@@ -19,12 +19,12 @@ def select_adacomp(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
     """Waits for the count, at the end."""
     if not x.size:
         return 0
-    selection = Selection(x, residual, scale)
+    selection = Selection(x, residual, loss_scale)
     bin_elems, room = min(bin_elems, x.size), np.uint64(indices.size)
     large = block_count(x.size, bin_elems) if bin_elems > _STRETCH else 0
     largest, words = device().empty(large, np.uint32), selection.marks.size

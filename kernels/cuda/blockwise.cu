@@ -20,13 +20,13 @@ DEVICE void dequantize(
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
         i64 low = b * block;
         int size = int(min(i64(block), n - low)), width = (size + EACH - 1) / EACH;
-        float unit = scales[b], offset = offsets ? offsets[b] : 0.0f;
+        float scale = scales[b], offset = offsets ? offsets[b] : 0.0f;
         for (int i = 4 * team_thread<THREADS>(); i < width; i += 4 * THREADS) {
             u32 word = load4(codes, low / EACH + i, min(4, width - i));
             for (int plane = 0; plane < EACH; ++plane) {
                 int first = plane * width + i, count = min(min(4, width - i), size - first);
                 float values[4];
-                decode4<EACH>(word, plane, zero, unit, offset, offsets != nullptr, values);
+                decode4<EACH>(word, plane, zero, scale, offset, offsets != nullptr, values);
                 combine4(out, low + first, count, values, weight, add);
             }
         }
@@ -54,13 +54,13 @@ DEVICE void sum(
 #define QUANTIZE(name, THREADS, EACH, RANDOM)                                                     \
     KERNEL(                                                                                       \
         name, CTA,                                                                                \
-        (const void* x, int kind, float* residual, float scale, float back, u8* codes,            \
+        (const void* x, int kind, float* residual, float loss_scale, float back, u8* codes,       \
          float* scales, float* offsets, i64 n, int block, int statistic, int top, int bottom,     \
          int zero, double clip, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {      \
         Form form = {block, statistic, top, bottom, zero, clip};                                  \
         Noise noise = {seed, stream, step, parameter, start};                                     \
         quantize<THREADS, EACH, RANDOM>(                                                          \
-            {x, kind}, {residual, scale, back}, {codes, scales, offsets}, n, form, noise);        \
+            {x, kind}, {residual, loss_scale, back}, {codes, scales, offsets}, n, form, noise);   \
     }
 
 #define DEQUANTIZE(name, THREADS, EACH)                                                           \

@@ -26,7 +26,7 @@ def quantize_blockwise(
     offsets: F32 | None = None,
     noise: Noise | None = None,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     kernels = _kernels(form)
     launch(
@@ -35,7 +35,7 @@ def quantize_blockwise(
         scales.size,
         kernels.threads,
         *values(x),
-        *feedback(residual, scale),
+        *feedback(residual, loss_scale),
         codes,
         scales,
         offsets,

@@ -16,7 +16,7 @@ DEVICE float kept(float p, float sent, float before, float back, int kind) {
 
 KERNEL(
     narrow, CTA,
-    (const float* x, u16* out, int kind, float* residual, float scale, float back, i64 n)) {
+    (const float* x, u16* out, int kind, float* residual, float loss_scale, float back, i64 n)) {
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
         int count = int(min(i64(4), n - i));
         float p[4], left[4];
@@ -24,7 +24,7 @@ KERNEL(
         load4(x, i, count, p);
         if (residual) {
             load4(residual, i, count, left);
-            for (int u = 0; u < 4; ++u) p[u] = p[u] + scale * left[u];
+            for (int u = 0; u < 4; ++u) p[u] = p[u] + loss_scale * left[u];
         }
         for (int u = 0; u < 4; ++u) halves[u] = u16(narrow_bits(p[u], kind));
         store4(out, i, count, halves);

@@ -15,7 +15,7 @@ from ._sums import launch_sums
 _TURN = 4 * CTA  # elements that a block of threads takes at a time
 
 
-def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0) -> None:
+def narrow(x: F32, out: Half, *, residual: F32 | None = None, loss_scale: float = 1.0) -> None:
     launch(
         "casts",
         "narrow",
@@ -23,7 +23,7 @@ def narrow(x: F32, out: Half, *, residual: F32 | None = None, scale: float = 1.0
         CTA,
         x,
         *values(out),
-        *feedback(residual, scale),
+        *feedback(residual, loss_scale),
         i64(x.size),
     )
 

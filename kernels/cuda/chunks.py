@@ -19,7 +19,7 @@ def absorb_chunks(
     norms: F64,
     *,
     chunk: int,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     clear: bool = False,
     largest: float = FLOAT32_MAX,
 ) -> None:
@@ -34,7 +34,7 @@ def absorb_chunks(
         norms,
         np.int64(x.size),
         np.int64(chunk),
-        feedback(None, scale)[2],
+        feedback(None, loss_scale)[2],
         np.bool_(clear),
         np.float32(largest),
     )

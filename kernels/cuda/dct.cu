@@ -143,7 +143,7 @@ DEVICE void keep(
         load4(x, low, count, p);
         if (feedback.residual) {
             load4(feedback.residual, low, count, left);
-            for (int u = 0; u < EACH; ++u) p[u] = p[u] + feedback.scale * left[u];
+            for (int u = 0; u < EACH; ++u) p[u] = p[u] + feedback.loss_scale * left[u];
         }
         if (threadIdx.x < CHUNKS) room.broken[threadIdx.x] = 0;
         for (int u = 0; u < EACH; ++u) room.wide[own + u] = u < count ? double(p[u]) : 0.0;
@@ -222,11 +222,11 @@ DEVICE void add(
 #define KEEP(N)                                                                                   \
     KERNEL(                                                                                       \
         keep_##N, CTA,                                                                            \
-        (const void* x, int kind, float* residual, float scale, float back, float* values,        \
+        (const void* x, int kind, float* residual, float loss_scale, float back, float* values,   \
          u8* places, i64 n, int kept, int width, int place_bytes)) {                              \
         __shared__ Room<N> room;                                                                  \
         Form form = {kept, width, place_bytes};                                                   \
-        keep<N>({x, kind}, {residual, scale, back}, values, places, n, form, room);               \
+        keep<N>({x, kind}, {residual, loss_scale, back}, values, places, n, form, room);          \
     }
 
 #define ADD(N)                                                                                    \

@@ -39,7 +39,7 @@ def keep_coefficients(
     *,
     form: ChunkForm,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     source, teams, matrix = _cut(x.size, form)
     launch(
@@ -48,7 +48,7 @@ def keep_coefficients(
         teams,
         CTA,
         *_arguments.values(x),
-        *_arguments.feedback(residual, scale),
+        *_arguments.feedback(residual, loss_scale),
         values,
         places,
         np.int64(x.size),

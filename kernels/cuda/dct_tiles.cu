@@ -223,11 +223,11 @@ DEVICE void add(
 #define KEEP(N)                                                                                   \
     KERNEL(                                                                                       \
         keep_##N, CTA,                                                                            \
-        (const void* x, int kind, float* residual, float scale, float back, float* values,        \
+        (const void* x, int kind, float* residual, float loss_scale, float back, float* values,   \
          u8* places, i64 n, i64 columns, i64 tiles, int kept, int width, int place_bytes)) {      \
         __shared__ Room<N> room;                                                                  \
         Form form = {kept, width, place_bytes};                                                   \
-        Feedback feedback = {residual, scale, back};                                              \
+        Feedback feedback = {residual, loss_scale, back};                                         \
         keep<N>({x, kind}, feedback, values, places, n, columns, tiles, form, room);              \
     }
 

@@ -41,9 +41,9 @@ DEVICE void aim_at(State* state, const Crossing& found, const Aim& aim) {
 
 KERNEL(
     survey_dgc, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
      u64* marks, u64 k, u64 room, double fewest, double most)) {
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     if (!surveyed<true>(from, state, marks, [](i64, i64, int) {})) return;
     Crossing found = crossing(state->counts[0], k);
     if (threadIdx.x == 0) aim_at(state, found, {k, room, fewest, most});
@@ -69,13 +69,13 @@ DEVICE void lower(State* state, const u32* thresholds, const u64* reaching, cons
 
 KERNEL(
     lower_threshold, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
      const u64*, u64 k, u64 room, double fewest, double most, double share, u64* reaching)) {
     if (state->todo != COUNT_ALL) return;
     __shared__ u32 thresholds[THRESHOLDS];
     if (threadIdx.x == 0) list_lowered(state->floor, share, thresholds);
     __syncthreads();
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     count_reaching(
         from, nullptr, thresholds, [&](int t, u64 count) { atomicAdd(reaching + t, count); });
     if (!is_last_cta(state->arrived + COUNTED)) return;

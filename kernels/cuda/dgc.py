@@ -21,10 +21,10 @@ def select_dgc(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
     """Waits for the count, at the end."""
-    selection, reaching = Selection(x, residual, scale), device().empty(ADJUSTMENTS, np.uint64)
+    selection, reaching = Selection(x, residual, loss_scale), device().empty(ADJUSTMENTS, np.uint64)
     ranked = draw_ranks(_SOURCE, selection, sample, [-(-k * sample // x.size)])
     ranked.finish("begin_dgc", residual, selection.state, reaching)
     limits = np.float64(FEWEST * k), np.float64(MOST * k)

@@ -7,14 +7,14 @@
 
 KERNEL(
     absorb_residual, CTA,
-    (float* x, const float* residual, float* kept, float scale, float back, i64 n)) {
+    (float* x, const float* residual, float* kept, float loss_scale, float back, i64 n)) {
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
         int count = int(min(i64(4), n - i));
         float p[4], left[4], keep[4];
         load4(x, i, count, p);
         load4(residual, i, count, left);
         for (int u = 0; u < 4; ++u) {
-            p[u] = p[u] + scale * left[u];
+            p[u] = p[u] + loss_scale * left[u];
             keep[u] = is_finite(p[u]) ? p[u] * back : left[u];
         }
         store4(x, i, count, p);

@@ -19,8 +19,8 @@ _EXPONENTS: dict[np.dtype[Any], int] = {
 }
 
 
-def absorb_residual(x: F32, residual: F32, kept: F32, scale: float = 1.0) -> None:
-    _, factor, back = feedback(residual, scale)
+def absorb_residual(x: F32, residual: F32, kept: F32, loss_scale: float = 1.0) -> None:
+    _, factor, back = feedback(residual, loss_scale)
     arguments = x, residual, kept, factor, back, np.int64(x.size)
     launch("feedback", "absorb_residual", *threads_for(x.size, 4), *arguments)
 

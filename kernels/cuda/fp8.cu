@@ -40,12 +40,12 @@ DEVICE float value_of(u32 code, Format form) {
     return code & 0x80u ? -magnitude : magnitude;
 }
 
-DEVICE void decode4(u32 word, float unit, Format form, float (&values)[4]) {
-    for (int u = 0; u < 4; ++u) values[u] = value_of(word >> 8 * u & 0xFFu, form) * unit;
+DEVICE void decode4(u32 word, float scale, Format form, float (&values)[4]) {
+    for (int u = 0; u < 4; ++u) values[u] = value_of(word >> 8 * u & 0xFFu, form) * scale;
 }
 
 template <int THREADS>
-DEVICE float unit_of(Values x, Feedback feedback, i64 low, int size, Format form) {
+DEVICE float scale_of(Values x, Feedback feedback, i64 low, int size, Format form) {
     u32 most = 0;
     for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
         float p[4];
@@ -64,24 +64,25 @@ DEVICE void quantize(
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
         i64 low = b * block;
         int size = int(min(i64(block), n - low));
-        float unit = unit_of<THREADS>(x, feedback, low, size, form);
-        bool coded = unit > 0.0f;
-        float factor = coded ? 1.0f / unit : 0.0f;
+        float scale = scale_of<THREADS>(x, feedback, low, size, form);
+        bool coded = scale > 0.0f;
+        float factor = coded ? 1.0f / scale : 0.0f;
         for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
             int count = min(4, size - i);
             u32 word = 0;
             float p[4], left[4];
             effective4(x, feedback, low + i, count, p);
             for (int u = 0; u < 4; ++u) {
-                float t = p[u] * factor, v = coded ? rounded(t, form) : 0.0f, sent = v * unit;
+                float t = p[u] * factor, v = coded ? rounded(t, form) : 0.0f, sent = v * scale;
                 bool negative = coded && __float_as_uint(t) >> 31;
                 word |= code_of(v, negative, form) << 8 * u;
                 left[u] = (p[u] - (negative ? -sent : sent)) * feedback.back;
             }
             store4(codes, low + i, count, word);
-            if (feedback.residual && unit == unit) store4(feedback.residual, low + i, count, left);
+            if (feedback.residual && scale == scale)
+                store4(feedback.residual, low + i, count, left);
         }
-        if (team_thread<THREADS>() == 0) scales[b] = unit;
+        if (team_thread<THREADS>() == 0) scales[b] = scale;
     }
 }
 
@@ -93,11 +94,11 @@ DEVICE void dequantize(
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
         i64 low = b * block;
         int size = int(min(i64(block), n - low));
-        float unit = scales[b];
+        float scale = scales[b];
         for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
             int count = min(4, size - i);
             float values[4];
-            decode4(load4(codes, low + i, count), unit, form, values);
+            decode4(load4(codes, low + i, count), scale, form, values);
             combine4(out, low + i, count, values, weight, add);
         }
     }
@@ -115,8 +116,8 @@ DEVICE void sum(
     for (i64 b = team_number<THREADS>(); b < blocks; b += team_count<THREADS>()) {
         i64 low = b * block;
         int size = int(min(i64(block), n - low));
-        float units[MOST];
-        FOR_PAYLOADS(r) units[r] = payloads.codes[r] ? payloads.scales[r][b] : 0.0f;
+        float own[MOST];
+        FOR_PAYLOADS(r) own[r] = payloads.codes[r] ? payloads.scales[r][b] : 0.0f;
         for (int i = 4 * team_thread<THREADS>(); i < size; i += 4 * THREADS) {
             int count = min(4, size - i);
             u32 words[MOST];
@@ -125,7 +126,7 @@ DEVICE void sum(
                 words[r] = load4(payloads.codes[r], low + i, count);
             begin4(sums, low + i, count, total);
             FOR_PAYLOADS(r) if (payloads.codes[r]) {
-                decode4(words[r], units[r], form, values);
+                decode4(words[r], own[r], form, values);
                 add4(total, values, weight);
             }
             finish4(sums, low + i, count, total);
@@ -136,10 +137,10 @@ DEVICE void sum(
 #define QUANTIZE(name, THREADS)                                                                   \
     KERNEL(                                                                                       \
         name, CTA,                                                                                \
-        (const void* x, int kind, float* residual, float scale, float back, u8* codes,            \
+        (const void* x, int kind, float* residual, float loss_scale, float back, u8* codes,       \
          float* scales, i64 n, int block, int mantissa, int bias, float largest)) {               \
         quantize<THREADS>(                                                                        \
-            {x, kind}, {residual, scale, back}, codes, scales, n, block,                          \
+            {x, kind}, {residual, loss_scale, back}, codes, scales, n, block,                     \
             {mantissa, bias, largest});                                                           \
     }
 

@@ -28,7 +28,7 @@ def quantize_fp8(
     form: Format,
     block: int,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     team, threads = team_for(block)
     launch(
@@ -37,7 +37,7 @@ def quantize_fp8(
         scales.size,
         threads,
         *values(x),
-        *feedback(residual, scale),
+        *feedback(residual, loss_scale),
         codes,
         scales,
         *_numbers(x.size, block, form),

@@ -1,4 +1,4 @@
-// Integers of a unit that all ranks share; see compressa.kernels.integers.
+// Integers of a scale that all ranks share; see compressa.kernels.integers.
 
 #include "_rows.cuh"
 #include "_values.cuh"
@@ -25,13 +25,13 @@ DEVICE void round_all(
 }
 
 template <class Integer>
-DEVICE void scale_all(const Integer* q, double unit, float* out, i64 n) {
+DEVICE void scale_all(const Integer* q, double scale, float* out, i64 n) {
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
         int count = int(min(i64(4), n - i));
         Integer integers[4];
         float values[4];
         load4(q, i, count, integers);
-        for (int u = 0; u < 4; ++u) values[u] = float(double(integers[u]) * unit);
+        for (int u = 0; u < 4; ++u) values[u] = float(double(integers[u]) * scale);
         store4(out, i, count, values);
     }
 }
@@ -44,8 +44,8 @@ DEVICE void scale_all(const Integer* q, double unit, float* out, i64 n) {
         Noise noise = {seed, stream, step, parameter, start};                                    \
         round_all(x, factor, most, out, n, noise);                                               \
     }                                                                                            \
-    KERNEL(scale_##BITS, CTA, (const Integer* q, double unit, float* out, i64 n)) {              \
-        scale_all(q, unit, out, n);                                                              \
+    KERNEL(scale_##BITS, CTA, (const Integer* q, double scale, float* out, i64 n)) {             \
+        scale_all(q, scale, out, n);                                                             \
     }
 
 INTEGERS(i8, 8)

@@ -1,4 +1,4 @@
-"""Integers of a shared unit on a GPU; see :mod:`compressa.kernels.integers`."""
+"""Integers of a shared scale on a GPU; see :mod:`compressa.kernels.integers`."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def round_to_integers(x: F32, factor: float, most: int, out: Integers, noise: No
     )
 
 
-def scale_integers(q: Integers, unit: float, out: F32) -> None:
+def scale_integers(q: Integers, scale: float, out: F32) -> None:
     name, threads = f"scale_{8 * q.dtype.itemsize}", threads_for(out.size, 4)
-    launch("integers", name, *threads, q, np.float64(unit), out, np.int64(out.size))
+    launch("integers", name, *threads, q, np.float64(scale), out, np.int64(out.size))

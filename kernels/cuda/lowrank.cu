@@ -1,7 +1,8 @@
 // Low-rank arithmetic; see compressa.kernels.lowrank for the matrices and the order of each sum.
 //
-// M = x + scale * residual is read once for up to eight vectors, which a thread sums up together in
-// registers. More vectors are dealt to neighbouring warps or blocks, which find M in a cache.
+// M = x + loss_scale * residual is read once for up to eight vectors, which a thread sums up
+// together in registers. More vectors are dealt to neighbouring warps or blocks, which find M in a
+// cache.
 //
 // Wide threads take four columns at a time, where all addresses allow it; narrow ones take one, and
 // there are four times as many of them, for matrices that are small or whose rows begin anywhere.
@@ -95,28 +96,28 @@ DEVICE void right(
 
 #define FACTORS(VECTORS)                                                                         \
     KERNEL(left_##VECTORS##_narrow, CTA, PARAMETERS) {                                           \
-        left<VECTORS, 1>({x, residual, scale}, factor, parts, SHAPE);                            \
+        left<VECTORS, 1>({x, residual, loss_scale}, factor, parts, SHAPE);                       \
     }                                                                                            \
     KERNEL(left_##VECTORS##_wide, CTA, PARAMETERS) {                                             \
-        Sum m = {x, residual, scale};                                                            \
+        Sum m = {x, residual, loss_scale};                                                       \
         if (are_wide(columns, x, residual, factor)) left<VECTORS, 4>(m, factor, parts, SHAPE);   \
         else left<VECTORS, 1>(m, factor, parts, SHAPE);                                          \
     }                                                                                            \
     KERNEL(right_##VECTORS##_narrow, CTA, PARAMETERS) {                                          \
         __shared__ Pack<VECTORS> factors[PANEL];                                                 \
-        right<VECTORS, 1>({x, residual, scale}, factor, parts, SHAPE, factors);                  \
+        right<VECTORS, 1>({x, residual, loss_scale}, factor, parts, SHAPE, factors);             \
     }                                                                                            \
     KERNEL(right_##VECTORS##_wide, CTA, PARAMETERS) {                                            \
         __shared__ Pack<VECTORS> factors[PANEL];                                                 \
-        Sum m = {x, residual, scale};                                                            \
+        Sum m = {x, residual, loss_scale};                                                       \
         if (are_wide(columns, x, residual, parts))                                               \
             right<VECTORS, 4>(m, factor, parts, SHAPE, factors);                                 \
         else right<VECTORS, 1>(m, factor, parts, SHAPE, factors);                                \
     }
 
 #define PARAMETERS                                                                               \
-    (float* x, const float* residual, float scale, const float* factor, float* parts, i64 rows,  \
-     i64 columns, int approx_rank, int first, int last)
+    (float* x, const float* residual, float loss_scale, const float* factor, float* parts,       \
+     i64 rows, i64 columns, int approx_rank, int first, int last)
 #define SHAPE {rows, columns, approx_rank, first, last}
 
 FACTORS(1)

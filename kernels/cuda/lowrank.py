@@ -62,20 +62,22 @@ def low_rank_product(p: F32, q: F32, out: F32, verdicts: U32 | None = None) -> N
     launch("lowrank", "low_rank_product", *_tiles(out), p, q, out, *_sizes(out, p), verdicts)
 
 
-def left_factor(x: F32, q: F32, p: F32, *, residual: F32 | None = None, scale: float = 1.0) -> None:
+def left_factor(
+    x: F32, q: F32, p: F32, *, residual: F32 | None = None, loss_scale: float = 1.0
+) -> None:
     rows, columns = x.shape
     blocks = -(-columns // BLOCK)
     teams = blocks * -(-rows // 16), blocks * -(-rows // 2)
-    _multiply(_Pieces("left", blocks, teams, WARP), x, q, p, residual, scale)
+    _multiply(_Pieces("left", blocks, teams, WARP), x, q, p, residual, loss_scale)
 
 
 def right_factor(
-    x: F32, p: F32, q: F32, *, residual: F32 | None = None, scale: float = 1.0
+    x: F32, p: F32, q: F32, *, residual: F32 | None = None, loss_scale: float = 1.0
 ) -> None:
     rows, columns = x.shape
     panels = -(-rows // PANEL)
     teams = panels * -(-columns // (4 * CTA)), panels * -(-columns // CTA)
-    _multiply(_Pieces("right", panels, teams, CTA), x, p, q, residual, scale)
+    _multiply(_Pieces("right", panels, teams, CTA), x, p, q, residual, loss_scale)
 
 
 def split_low_rank(
@@ -83,14 +85,14 @@ def split_low_rank(
     p: F32,
     q: F32,
     residual: F32,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
     *,
     held: bool = False,
     verdicts: U32 | None = None,
     out: Factors | None = None,
 ) -> None:
     given = m, p, q, residual, *_sizes(m, p), verdicts
-    back = feedback(residual, scale)[2]
+    back = feedback(residual, loss_scale)[2]
     launch("lowrank", "split_low_rank", *_tiles(m), *given, back, np.bool_(held))
     if out is not None and (out[0] is not p or out[1] is not q):
         low_rank_product(*out, m, verdicts)
@@ -114,7 +116,7 @@ def _tiles(matrix: F32) -> tuple[int, int]:
 
 
 def _multiply(
-    pieces: _Pieces, x: F32, factor: F32, out: F32, residual: F32 | None, scale: float
+    pieces: _Pieces, x: F32, factor: F32, out: F32, residual: F32 | None, loss_scale: float
 ) -> None:
     """Sum up products of M and a factor's vectors, and set x = M."""
     approx_rank = factor.shape[0]
@@ -129,7 +131,7 @@ def _multiply(
 
     def multiply(first: int, last: int, added: F32 | None) -> None:
         groups = -(-(last - first) // vectors)
-        given = x, added, np.float32(scale), factor, parts, *_sizes(x, factor)
+        given = x, added, np.float32(loss_scale), factor, parts, *_sizes(x, factor)
         where = i32(first), i32(last)
         launch("lowrank", name, groups * teams, pieces.threads, *given, *where)
 

@@ -39,7 +39,7 @@ DEVICE u32 quantize4(
     Drawn drawn, int place) {
     u32 word = 0, signs = 0;
     for (int u = 0; u < 4; ++u) {
-        float p = feedback.residual ? x[u] + feedback.scale * left[u] : x[u];
+        float p = feedback.residual ? x[u] + feedback.loss_scale * left[u] : x[u];
         u32 exponent = rounded_exponent(p, u < count ? drawn_fraction(drawn, place + u) : 0u);
         u32 sign = sign_of(p);
         word |= exponent << 8 * u, signs |= sign >> 31 << 8 * u;
@@ -79,8 +79,8 @@ DEVICE void quantize_group(
 
 KERNEL(
     quantize, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, u8* exponents, u8* signs,
-     i64 n, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {
+    (const void* x, int kind, float* residual, float loss_scale, float back, u8* exponents,
+     u8* signs, i64 n, u32 seed, u32 stream, u32 step, u32 parameter, i64 start)) {
     Noise noise = {seed, stream, step, parameter, start};
     for (i64 span = team_number<CTA>(); span * SPAN < n; span += team_count<CTA>()) {
         int place = int(threadIdx.x) / WARP * GROUP;
@@ -89,7 +89,7 @@ KERNEL(
         int size = int(min(i64(GROUP), left - place));
         if (size > 0)
             quantize_group(
-                {x, kind}, {residual, scale, back}, exponents, signs, low + place, size, drawn,
+                {x, kind}, {residual, loss_scale, back}, exponents, signs, low + place, size, drawn,
                 place);
     }
 }

@@ -23,7 +23,7 @@ def natural_quantize(
     *,
     noise: Noise,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     launch(
         "natural",
@@ -31,7 +31,7 @@ def natural_quantize(
         block_count(x.size, _SPAN),
         CTA,
         *values(x),
-        *feedback(residual, scale),
+        *feedback(residual, loss_scale),
         exponents,
         signs,
         np.int64(x.size),

@@ -202,12 +202,12 @@ DEVICE void undither(
 #define DITHER(name, THREADS)                                                                     \
     KERNEL(                                                                                       \
         name, CTA,                                                                                \
-        (const void* x, int kind, float* residual, float scale, float back, u8* codes,            \
+        (const void* x, int kind, float* residual, float loss_scale, float back, u8* codes,       \
          float* norms, i64 n, int block, int levels, int bits, bool euclidean, u32 seed,          \
          u32 stream, u32 step, u32 parameter, i64 start)) {                                       \
         Form form = {block, levels, bits, euclidean};                                             \
         Noise noise = {seed, stream, step, parameter, start};                                     \
-        dither<THREADS>({x, kind}, {residual, scale, back}, codes, norms, n, form, noise);        \
+        dither<THREADS>({x, kind}, {residual, loss_scale, back}, codes, norms, n, form, noise);   \
     }
 
 #define UNDITHER(name, THREADS)                                                                   \

@@ -25,7 +25,7 @@ def dither(
     form: Dithering,
     noise: Noise,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     team, threads = team_for(form.block)
     launch(
@@ -34,7 +34,7 @@ def dither(
         norms.size,
         threads,
         *values(x),
-        *feedback(residual, scale),
+        *feedback(residual, loss_scale),
         codes,
         norms,
         np.int64(x.size),

@@ -45,9 +45,9 @@ DEVICE void sum(const Payloads& payloads, Sums sums, i64 n, int block, float wei
 #define QUANTIZE(name, THREADS)                                                                   \
     KERNEL(                                                                                       \
         name, CTA,                                                                                \
-        (const void* x, int kind, float* residual, float scale, float back, u8* bits,             \
+        (const void* x, int kind, float* residual, float loss_scale, float back, u8* bits,        \
          float* scales, i64 n, int block)) {                                                      \
-        quantize<THREADS>({x, kind}, {residual, scale, back}, bits, scales, n, block);            \
+        quantize<THREADS>({x, kind}, {residual, loss_scale, back}, bits, scales, n, block);       \
     }
 
 #define DEQUANTIZE(name, THREADS)                                                                 \

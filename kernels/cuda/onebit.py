@@ -20,7 +20,7 @@ def sign_quantize(
     *,
     block: int,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     team, threads = team_for(block)
     launch(
@@ -29,7 +29,7 @@ def sign_quantize(
         scales.size,
         threads,
         *values(x),
-        *feedback(residual, scale),
+        *feedback(residual, loss_scale),
         bits,
         scales,
         i64(x.size),

@@ -166,9 +166,9 @@ DEVICE void dequantize(
 #define TWO_MEANS(BY, THREADS)                                                                   \
     KERNEL(                                                                                      \
         quantize_by_##BY, CTA,                                                                   \
-        (const void* x, int kind, float* residual, float scale, float back, u8* bits,            \
+        (const void* x, int kind, float* residual, float loss_scale, float back, u8* bits,       \
          float* means, i64 n, i64 length)) {                                                     \
-        quantize<THREADS>({x, kind}, {residual, scale, back}, bits, means, n, length);           \
+        quantize<THREADS>({x, kind}, {residual, loss_scale, back}, bits, means, n, length);      \
     }                                                                                            \
     KERNEL(                                                                                      \
         dequantize_by_##BY, CTA,                                                                 \
@@ -182,23 +182,23 @@ TWO_MEANS(ctas, CTA)
 
 KERNEL(
     find_means, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, float* means, i64 n,
+    (const void* x, int kind, float* residual, float loss_scale, float back, float* means, i64 n,
      i64 length)) {
     for (i64 g = team_number<CTA>(); g < group_count(n, length); g += team_count<CTA>()) {
         Group group = group_at(g, length, n);
-        note_means<CTA>(means, g, means_of<CTA>({x, kind}, {residual, scale, back}, group));
+        note_means<CTA>(means, g, means_of<CTA>({x, kind}, {residual, loss_scale, back}, group));
     }
 }
 
 KERNEL(
     write_all_signs, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, u8* bits,
+    (const void* x, int kind, float* residual, float loss_scale, float back, u8* bits,
      const float* means, i64 n, i64 length)) {
     i64 runs = run_count<CTA>(length), teams = group_count(n, length) * runs;
     for (i64 t = team_number<CTA>(); t < teams; t += team_count<CTA>()) {
         i64 g = t / runs;
         Means found = {means[2 * g], means[2 * g + 1]};
         Group group = group_at(g, length, n);
-        write_signs<CTA>({x, kind}, {residual, scale, back}, group, t % runs, found, bits);
+        write_signs<CTA>({x, kind}, {residual, loss_scale, back}, group, t % runs, found, bits);
     }
 }

@@ -21,9 +21,9 @@ def two_means_quantize(
     *,
     group: int,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
-    given = *values(x), *feedback(residual, scale)
+    given = *values(x), *feedback(residual, loss_scale)
     groups, sizes = means.size // 2, (np.int64(x.size), np.int64(min(group, x.size)))
     if group < _LONG:
         team, threads = team_for(group)

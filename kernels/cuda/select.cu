@@ -55,10 +55,10 @@ DEVICE u32 likely_floor(const u32* sample, int unit, double threshold) {
 // One CTA. Without ranks there is no sample.
 KERNEL(
     begin, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
      int low_rank, int high_rank, int unit, double threshold)) {
     __shared__ u32 sample[SAMPLE], counts[BINS];
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     u32 floor = unit == ONE ? magnitude_bits(float(threshold)) : 0, least = floor, high = LARGEST;
     if (low_rank) {
         draw_sample(from, sample);
@@ -97,9 +97,9 @@ DEVICE void find_floor(
 #define SURVEY(name, SUMMED)                                                                      \
     KERNEL(                                                                                       \
         name, CTA,                                                                                \
-        (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,  \
-         u64* marks, double* squares, int unit, double threshold, u64 most)) {                    \
-        Source from = {{x, kind}, {residual, scale, back}, n};                                    \
+        (const void* x, int kind, float* residual, float loss_scale, float back, i64 n,           \
+         State* state, u64* marks, double* squares, int unit, double threshold, u64 most)) {      \
+        Source from = {{x, kind}, {residual, loss_scale, back}, n};                               \
         bool last = surveyed<true>(from, state, marks, [&](i64 tile, i64 low, int size) {         \
             if (SUMMED) square_tile(from, tile, low, size, squares);                              \
         });                                                                                       \
@@ -112,10 +112,10 @@ SURVEY(survey_with_squares, true)
 // For as many as the first one was for.
 KERNEL(
     survey_again, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
      u64* marks)) {
     if (state->todo != SURVEY_AGAIN) return;
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     if (!surveyed<false>(from, state, marks, [](i64, i64, int) {})) return;
     u64 most = state->wanted;
     Crossing found = crossing(state->counts[1], max(most, u64(1)));
@@ -127,12 +127,12 @@ KERNEL(
 // Count the candidates of the range that is left, in smaller bins.
 KERNEL(
     refine, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
      const u64* marks, int level)) {
     if (state->todo != REFINE) return;
     __shared__ u32 counts[BINS];
     clear_counts(counts);
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     u32 begin = state->low, shift = state->shift, width = state->width;
     i64 tiles = (n + TILE - 1) / TILE;
     for (i64 tile = team_number<WARP>(); tile < tiles; tile += team_count<WARP>()) {
@@ -205,13 +205,13 @@ DEVICE void place_groups(State* state, const u32* sums, u64* before, i64 groups)
 
 KERNEL(
     count_chosen, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
      const u64* marks, u32* sums, u64* before, i64 room)) {
     if (state->largest >= INFINITE) {
         if (blockIdx.x == 0 && threadIdx.x == 0) state->count = u64(min(room, i64(1)));
         return;
     }
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     i64 groups = (n + TILES * TILE - 1) / (TILES * TILE);
     for (i64 group = blockIdx.x; group < groups; group += gridDim.x) {
         i64 word;
@@ -233,12 +233,12 @@ DEVICE void write_overflow(
 
 KERNEL(
     write_chosen, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n,
      const State* state, const u64* marks, const u64* before, u32* indices, float* values,
      i64 room, bool fixed)) {
     if (state->largest >= INFINITE)
         return write_overflow(residual, state, indices, values, fixed ? room : min(room, i64(1)));
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     u64 ties = state->ties;
     i64 groups = (n + TILES * TILE - 1) / (TILES * TILE);
     for (i64 group = blockIdx.x; group < groups; group += gridDim.x) {
@@ -277,8 +277,8 @@ KERNEL(
 
 KERNEL(
     keep_all, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, Noted* noted)) {
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, Noted* noted)) {
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     u32 largest = 0;
     for (i64 i = 4 * team_number<1>(); i < n; i += 4 * team_count<1>()) {
         int count = int(min(i64(4), n - i));
@@ -293,9 +293,9 @@ KERNEL(
 
 KERNEL(
     take_out, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n,
      const u32* indices, float* values, i64 count, const Noted* noted)) {
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     bool finite = noted->largest < INFINITE;
     for (i64 j = team_number<1>(); j < count; j += team_count<1>()) {
         i64 i = indices[j];

@@ -19,12 +19,12 @@ def select_above(
     *,
     unit: Unit = "one",
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
     """Waits for the count, at the end."""
     if not x.size:
         return 0
-    return select_largest(x, threshold, indices, values, residual, scale, unit=unit).count
+    return select_largest(x, threshold, indices, values, residual, loss_scale, unit=unit).count
 
 
 def select_at(
@@ -33,10 +33,14 @@ def select_at(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     noted, count = device().empty(2, np.uint32), _arguments.i64(indices.size)
-    source = *_arguments.values(x), *_arguments.feedback(residual, scale), _arguments.i64(x.size)
+    source = (
+        *_arguments.values(x),
+        *_arguments.feedback(residual, loss_scale),
+        _arguments.i64(x.size),
+    )
     launch(SOURCE, "note_first", 1, CTA, residual, source[-1], indices, count, noted)
     launch(SOURCE, "keep_all", block_count(x.size, 4 * CTA), CTA, *source, noted)
     taken = indices, values, count, noted

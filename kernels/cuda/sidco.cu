@@ -64,9 +64,9 @@ DEVICE void add_up_tile(
 
 KERNEL(
     survey_sidco, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
      u64* marks, const Stage* stages, int count, double* totals, u32* numbers)) {
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     i64 tiles = (n + TILE - 1) / TILE;
     surveyed<true>(from, state, marks, [&](i64, i64 low, int size) {
         add_up_tile(from, low, size, stages, count, totals, numbers, tiles);
@@ -134,11 +134,11 @@ DEVICE void choose(State* state, const Stage& best, const Crossing& found, u64 r
 
 KERNEL(
     choose_stage, CTA,
-    (const void* x, int kind, float* residual, float scale, float back, i64 n, State* state,
+    (const void* x, int kind, float* residual, float loss_scale, float back, i64 n, State* state,
      const u64* marks, Stage* stages, int count, u64 k, u64 room)) {
     if (state->todo != COUNT_ALL && state->todo != COUNT_MARKED) return;
     __shared__ u32 thresholds[THRESHOLDS];
-    Source from = {{x, kind}, {residual, scale, back}, n};
+    Source from = {{x, kind}, {residual, loss_scale, back}, n};
     const u64* among = state->todo == COUNT_MARKED ? marks : nullptr;
     for (int first = 0; first <= count; first += THRESHOLDS) {
         int t = int(threadIdx.x), s = first + t;

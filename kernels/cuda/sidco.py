@@ -26,10 +26,10 @@ def select_sidco(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> int:
     """Waits for the count, at the end."""
-    selection, count = Selection(x, residual, scale), np.int32(stages)
+    selection, count = Selection(x, residual, loss_scale), np.int32(stages)
     fits = device().empty((stages + 1) * _STAGE_WORDS, np.uint64)  # the last counts what is not 0
     ranks = _least_rank(indices.size, x.size), *base_ranks(k, x.size, stages)
     ranked = draw_ranks(_SOURCE, selection, sampled(x.size), ranks)

@@ -19,10 +19,10 @@ def select_top_k(
     values: F32,
     *,
     residual: F32 | None = None,
-    scale: float = 1.0,
+    loss_scale: float = 1.0,
 ) -> None:
     if x.size:
-        select_largest(x, 0.0, indices, values, residual, scale, fixed=True)
+        select_largest(x, 0.0, indices, values, residual, loss_scale, fixed=True)
 
 
 def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> None:
@@ -36,8 +36,8 @@ def scatter_add(indices: U32, values: F32, out: F32, *, weight: float = 1.0) -> 
 
 
 def return_unsent(
-    residual: F32, indices: U32, exact: F32, sent: F32, *, scale: float = 1.0
+    residual: F32, indices: U32, exact: F32, sent: F32, *, loss_scale: float = 1.0
 ) -> None:
     pairs = indices, exact, sent, i64(indices.size)
-    to, back = (residual, i64(residual.size)), feedback(residual, scale)[2]
+    to, back = (residual, i64(residual.size)), feedback(residual, loss_scale)[2]
     launch("topk", "return_unsent", block_count(indices.size, CTA), CTA, *to, *pairs, back)

@@ -80,7 +80,7 @@ def check(
 ) -> int:
     """Assert that all backends select alike; return how many."""
     residual = residual_for(x.astype(np.float32), keep[0])
-    more: dict[str, Any] = {"scale": keep[1]} | ({"unit": unit} if unit else {})
+    more: dict[str, Any] = {"loss_scale": keep[1]} | ({"unit": unit} if unit else {})
 
     def selected(kernels: Any) -> list[Array | None]:
         left, function = copied(residual), getattr(kernels, f"select_{name}")
@@ -351,7 +351,7 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
     def selected(kernels: Any) -> list[Array]:
         (all_indices, indices), left = odd(poisoned(room, np.uint32), shift), kept.copy()
         all_values, values = odd(poisoned(room, np.float32), shift)
-        options: dict[str, Any] = {"residual": left[inner], "scale": 3.0}
+        options: dict[str, Any] = {"residual": left[inner], "loss_scale": 3.0}
         function = getattr(kernels, f"select_{name}")
         function(whole[inner], *arguments, indices, values, **options)
         return [all_indices, all_values, left]

@@ -199,5 +199,5 @@ def test_useless_loss_scales_are_refused(scale: float) -> None:
     x = np.zeros(8, np.float32)
     with pytest.raises(ValueError, match="scale"):
         quantize_blockwise(
-            x, np.empty(8, np.uint8), np.empty(1, np.float32), form=FORM, scale=scale
+            x, np.empty(8, np.uint8), np.empty(1, np.float32), form=FORM, loss_scale=scale
         )

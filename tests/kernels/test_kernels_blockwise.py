@@ -54,7 +54,7 @@ def quantized(
     blocks, left = block_count(x.size, form.block), copied(residual)
     codes, scales = poisoned(form.code_bytes(x.size), np.uint8), poisoned(blocks, np.float32)
     offsets = poisoned(blocks, np.float32) if form.statistic == "range" else None
-    options: dict[str, Any] = {"noise": noise, "residual": left, "scale": scale}
+    options: dict[str, Any] = {"noise": noise, "residual": left, "loss_scale": scale}
     kernels.quantize_blockwise(x, codes, scales, form=form, offsets=offsets, **options)
     return codes, scales, offsets, left
 

@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_refused() -> None:
     wrong = (
         ("residual must have shape", owned._replace(residual=x[:4])),
         ("kept must have shape", owned._replace(kept=x[:4])),
-        ("scale must lie", owned._replace(scale=0.0)),
+        ("scale must lie", owned._replace(loss_scale=0.0)),
         ("scale must lie", owned._replace(mean_scale=0.0)),
     )
     for message, given_owned in wrong:

@@ -73,7 +73,7 @@ def test_narrow_with_residual_equals_reference(
 
     def run(kernels: Any) -> list[Array]:
         out, residual = poisoned(x.size, dtype), before.copy()
-        kernels.narrow(x, out, residual=residual, scale=scale)
+        kernels.narrow(x, out, residual=residual, loss_scale=scale)
         return [out, residual]
 
     alike("casts", run, reads=[x])
@@ -84,7 +84,7 @@ def test_narrow_keeps_what_it_can_not_send(dtype: npt.DTypeLike) -> None:
     x = np.array([1.0001, 1e6, np.inf, np.nan, 3e38], np.float32)
     residual = np.array([1e-5, 1.0, 2.0, 3.0, 1e38], np.float32)
     out = poisoned(x.size, dtype)
-    narrow(x, out, residual=residual, scale=16.0)
+    narrow(x, out, residual=residual, loss_scale=16.0)
     sent = poisoned(x.size, np.float32)
     widen(out, sent)
     assert sent[0] / 16 + np.float64(residual[0]) == np.float32(x[0] + np.float32(16e-5)) / 16
@@ -101,7 +101,7 @@ def test_narrow_keeps_nothing_that_no_loss_scale_could_send(
     more = np.nextafter(np.float32(most), np.float32(np.inf))
     x = np.array([most, -most, more, -more], np.float32)
     residual, out = np.zeros(4, np.float32), poisoned(4, dtype)
-    narrow(x, out, residual=residual, scale=1.0)
+    narrow(x, out, residual=residual, loss_scale=1.0)
     sent = poisoned(4, np.float32)
     widen(out, sent)
     assert np.isfinite(sent).tolist() == [True, True, False, False]

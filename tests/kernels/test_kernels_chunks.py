@@ -46,7 +46,7 @@ def check_absorb(
 
     def run(kernels: Any) -> list[Array]:
         given_x, kept, norms = x.copy(), left.copy(), norms_for(x, chunk)
-        options = {"chunk": chunk, "scale": scale, "clear": clear, "largest": largest}
+        options = {"chunk": chunk, "loss_scale": scale, "clear": clear, "largest": largest}
         kernels.absorb_chunks(given_x, kept, norms, **options)
         return [given_x, kept, norms]
 
@@ -298,7 +298,7 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
         all_values, values = odd(poisoned(k * chunk, np.float32), shift)
         all_norms, norms = odd(poisoned(number, np.float64), shift)
         all_chosen, chosen = odd(poisoned(k, np.uint32), shift)
-        kernels.absorb_chunks(x, residual, norms, chunk=chunk, scale=3.0, clear=True)
+        kernels.absorb_chunks(x, residual, norms, chunk=chunk, loss_scale=3.0, clear=True)
         kernels.take_largest_chunks(largest, residual, chosen, values, chunk=chunk)
         kernels.add_existing_chunks(values, chosen, x, chunk=chunk, weight=0.3)
         return [all_x, all_left, all_values, all_norms, all_chosen]

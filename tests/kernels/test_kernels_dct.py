@@ -52,7 +52,7 @@ def kept(
 ) -> tuple[F32, np.ndarray]:
     value_elems, place_bytes = form.sizes(x.size)
     values, places = poisoned(value_elems, np.float32), poisoned(place_bytes, np.uint8)
-    function(x, values, places, form=form, residual=residual, scale=scale)
+    function(x, values, places, form=form, residual=residual, loss_scale=scale)
     return values, places
 
 
@@ -228,7 +228,7 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
         residual, out = left.copy(), before.copy()
         all_values, values = odd(poisoned(value_elems, np.float32), shift)
         all_places, places = odd(poisoned(place_bytes, np.uint8), shift)
-        options: dict[str, Any] = {"residual": residual[inner], "scale": 3.0}
+        options: dict[str, Any] = {"residual": residual[inner], "loss_scale": 3.0}
         kernels.keep_coefficients(x, values, places, form=form, **options)
         kernels.add_coefficients(values, places, out[inner], form=form, weight=0.3, add=True)
         assert kernels.are_places(places, form=form)

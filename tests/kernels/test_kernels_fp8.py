@@ -46,7 +46,7 @@ def quantized(
     codes = poisoned(x.size, np.uint8)
     scales = poisoned(block_count(x.size, block), np.float32)
     function(  # type: ignore[operator]
-        x, codes, scales, form=form, block=block, residual=residual, scale=scale
+        x, codes, scales, form=form, block=block, residual=residual, loss_scale=scale
     )
     return codes, scales
 

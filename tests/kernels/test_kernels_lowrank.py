@@ -64,7 +64,7 @@ def check_factors(
     def run(kernels: Any) -> list[F32]:
         (all_x, x), (all_left, residual) = matrix(given_x, shift), matrix(left, shift)
         all_out, out = matrix(poisoned(due_shape, np.float32), shift)
-        options: dict[str, Any] = {"residual": residual if kept else None, "scale": scale}
+        options: dict[str, Any] = {"residual": residual if kept else None, "loss_scale": scale}
         getattr(kernels, name)(x, factor, out, **options)
         return [all_x, all_left, all_out]
 
@@ -298,8 +298,8 @@ def test_bits_do_not_depend_on_the_number_of_threads(shape: tuple[int, int]) -> 
         for threads in (1, 3):
             found = [np.empty_like(p), np.empty_like(q), x.copy(), residual.copy()]
             with Team(pool, threads).enlisted():
-                left_factor(found[2], q, found[0], residual=residual, scale=2.0)
-                right_factor(found[2], p, found[1], residual=residual, scale=2.0)
+                left_factor(found[2], q, found[0], residual=residual, loss_scale=2.0)
+                right_factor(found[2], p, found[1], residual=residual, loss_scale=2.0)
                 split_low_rank(found[2], p, q, found[3], 2.0)
             results.append(found)
     assert all(same_bits(one, other) for one, other in zip(*results, strict=True))
@@ -312,7 +312,7 @@ def test_factors_are_the_products(shape: tuple[int, int]) -> None:
     p, q = (random.standard_normal((3, n)) for n in shape)
     m, single = x + 2.0 * residual, [a.astype(np.float32) for a in (x, residual, p, q)]
     left, right = np.empty_like(single[2]), np.empty_like(single[3])
-    left_factor(single[0], single[3], left, residual=single[1], scale=2.0)
+    left_factor(single[0], single[3], left, residual=single[1], loss_scale=2.0)
     right_factor(single[0], single[2], right)
     np.testing.assert_allclose(single[0], m, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(left, q @ m.T, atol=3e-4)
@@ -424,7 +424,7 @@ def test_all_of_it_takes_arrays_of_a_gpu() -> None:
         arrays = [array.copy() for array in given]
         arrays += [poisoned(given[3].shape, np.float32), poisoned(3, np.uint32)]
         x, residual, p, q, kept, verdicts = (place(array) for array in arrays)
-        public.left_factor(x, q, p, residual=residual, scale=4.0)
+        public.left_factor(x, q, p, residual=residual, loss_scale=4.0)
         public.orthonormalize(p)
         public.right_factor(x, p, q)
         public.judge_rows(q, verdicts)

@@ -44,7 +44,7 @@ def quantized(
 ) -> tuple[np.ndarray, np.ndarray]:
     exponents, signs = poisoned(x.size, np.uint8), poisoned((x.size + 7) // 8, np.uint8)
     function(  # type: ignore[operator]
-        x, exponents, signs, noise=noise, residual=residual, scale=scale
+        x, exponents, signs, noise=noise, residual=residual, loss_scale=scale
     )
     return exponents, signs
 

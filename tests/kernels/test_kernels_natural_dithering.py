@@ -54,7 +54,7 @@ def dithered(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     codes = poisoned(form.code_bytes(x.size), np.uint8)
     norms = poisoned(-(-x.size // form.block), np.float32)
-    function(x, codes, norms, form=form, noise=noise, residual=residual, scale=scale)
+    function(x, codes, norms, form=form, noise=noise, residual=residual, loss_scale=scale)
     return codes, norms
 
 

@@ -37,7 +37,7 @@ def quantized(
     """Bits, scales, and what is left."""
     bits, left = poisoned(sign_bytes(x.size, block), np.uint8), copied(residual)
     scales = poisoned(block_count(x.size, block), np.float32)
-    kernels.sign_quantize(x, bits, scales, block=block, residual=left, scale=scale)
+    kernels.sign_quantize(x, bits, scales, block=block, residual=left, loss_scale=scale)
     return bits, scales, left
 
 

@@ -43,7 +43,7 @@ def quantized(
 ) -> tuple[np.ndarray, F32]:
     bits = poisoned(group_sign_bytes(x.size, group), np.uint8)
     means = poisoned(2 * block_count(x.size, group), np.float32)
-    function(x, bits, means, group=group, residual=residual, scale=scale)
+    function(x, bits, means, group=group, residual=residual, loss_scale=scale)
     return bits, means
 
 
@@ -63,7 +63,7 @@ def check_quantize(
         bits, packed = odd(poisoned(group_sign_bytes(x.size, group), np.uint8), shift)
         pairs, means = odd(poisoned(2 * block_count(x.size, group), np.float32), shift)
         left, residual = (None, None) if before is None else odd(before, shift)
-        options = {"residual": residual, "scale": scale}
+        options = {"residual": residual, "loss_scale": scale}
         kernels.two_means_quantize(given_x, packed, means, group=group, **options)
         return [bits, pairs, left]
 

@@ -46,7 +46,7 @@ def above(
     unit: str = "one",
 ) -> tuple[np.ndarray, F32]:
     indices, values = poisoned(room, np.uint32), poisoned(room, np.float32)
-    options = {"unit": unit, "residual": residual, "scale": scale}
+    options = {"unit": unit, "residual": residual, "loss_scale": scale}
     count = function(x, threshold, indices, values, **options)
     assert 0 <= count <= room
     assert same_bits(indices[count:], poisoned(room - count, np.uint32))
@@ -276,7 +276,7 @@ def check_at(x: Array, indices: Array, keep: Keep, **how: Any) -> None:
 
     def run(kernels: Any) -> list[Array | None]:
         left, values = copied(residual), poisoned(indices.size, np.float32)
-        kernels.select_at(x, indices, values, residual=left, scale=keep[1])
+        kernels.select_at(x, indices, values, residual=left, loss_scale=keep[1])
         return [values, left]
 
     alike("select", run, reads=[x, indices], **how)
@@ -325,7 +325,7 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
     def run(kernels: Any) -> list[Array]:
         (all_indices, indices), left = odd(poisoned(k, np.uint32), shift), kept.copy()
         all_values, values = odd(poisoned(k, np.float32), shift)
-        options: dict[str, Any] = {"residual": left[inner], "scale": 3.0}
+        options: dict[str, Any] = {"residual": left[inner], "loss_scale": 3.0}
         kernels.select_above(whole[inner], 0.5, indices, values, unit="rms", **options)
         kernels.select_at(whole[inner], indices, values, **options)
         return [all_indices, all_values, left]
@@ -427,10 +427,10 @@ UNFIT: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         ValueError,
         "residual is written to",
     ),
-    "a scale of zero": ({"scale": 0.0}, ValueError, "scale must lie between"),
-    "a negative scale": ({"scale": -1.0}, ValueError, "scale must lie between"),
-    "a scale that is no number": ({"scale": np.nan}, ValueError, "scale must lie between"),
-    "an infinite scale": ({"scale": np.inf}, ValueError, "scale must lie between"),
+    "a scale of zero": ({"loss_scale": 0.0}, ValueError, "scale must lie between"),
+    "a negative scale": ({"loss_scale": -1.0}, ValueError, "scale must lie between"),
+    "a scale that is no number": ({"loss_scale": np.nan}, ValueError, "scale must lie between"),
+    "an infinite scale": ({"loss_scale": np.inf}, ValueError, "scale must lie between"),
 }
 
 
@@ -444,7 +444,7 @@ def test_unfit_arguments_are_refused_and_nothing_is_written(
         "indices": np.array([1, 3], np.uint32),
         "values": np.zeros(K, np.float32),
         "residual": np.ones(N, np.float32),
-        "scale": 1.0,
+        "loss_scale": 1.0,
         **wrong,
     }
     before = {key: np.copy(value) for key, value in given.items()}

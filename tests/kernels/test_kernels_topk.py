@@ -39,7 +39,7 @@ def selected(
     function: object, x: F32, k: int, residual: F32 | None, scale: float = 1.0
 ) -> tuple[np.ndarray, F32]:
     indices, values = poisoned(k, np.uint32), poisoned(k, np.float32)
-    function(x, k, indices, values, residual=residual, scale=scale)  # type: ignore[operator]
+    function(x, k, indices, values, residual=residual, loss_scale=scale)  # type: ignore[operator]
     return indices, values
 
 
@@ -253,7 +253,7 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
     def run(kernels: Any) -> list[Array]:
         (all_indices, indices), left = odd(poisoned(k, np.uint32), shift), kept.copy()
         all_values, values = odd(poisoned(k, np.float32), shift)
-        options: dict[str, Any] = {"residual": left[inner], "scale": 3.0}
+        options: dict[str, Any] = {"residual": left[inner], "loss_scale": 3.0}
         kernels.select_top_k(whole[inner], k, indices, values, **options)
         return [all_indices, all_values, left]
 
@@ -346,7 +346,7 @@ def test_scatter_add_with_a_bad_index_writes_nothing() -> None:
 def check_return(residual: F32, indices: Array, exact: F32, sent: F32, scale: float = 1.0) -> F32:
     def run(kernels: Any) -> list[F32]:
         left = residual.copy()
-        kernels.return_unsent(left, indices, exact, sent, scale=scale)
+        kernels.return_unsent(left, indices, exact, sent, loss_scale=scale)
         return [left]
 
     found: F32 = alike("topk", run)[0]
@@ -379,7 +379,7 @@ def test_return_unsent_keeps_what_the_cast_lost_and_stays_finite() -> None:
     residual = np.array([1, 0, 0, 9], np.float32)
     exact = np.array([1.5, 70_000, np.nan], np.float32)
     sent = np.array([1.25, np.inf, np.nan], np.float32)
-    return_unsent(residual, np.array([1, 2, 3], np.uint32), exact, sent, scale=2.0)
+    return_unsent(residual, np.array([1, 2, 3], np.uint32), exact, sent, loss_scale=2.0)
     assert residual.tolist() == [1, 0.125, 35_000, 9]
 
 

@@ -1,5 +1,5 @@
 // Block-wise quantisation of many vectors by one launch, and sums of their payloads; see
-// compressa.kernels.blockwise_list.
+// compressa.kernels.multi_tensor.
 //
 // A CTA takes a group of blocks, one to a team, all of one vector: so it does what the kernels of
 // blockwise.cu or onebit.cu do. The table that says where the vectors lie is a parameter of the
@@ -56,26 +56,26 @@ DEVICE void for_groups(const AnyTable& table, Take take) {
 }
 
 template <int THREADS, int EACH, bool RANDOM>
-DEVICE void quantize_list(
-    const Table& table, int kind, float scale, float back, const Form& form, u32 seed, u32 stream,
-    u32 step) {
+DEVICE void quantize_many(
+    const Table& table, int kind, float loss_scale, float back, const Form& form, u32 seed,
+    u32 stream, u32 step) {
     for_groups<THREADS>(table, [&](int v, i64 b) {
         quantize_group<THREADS, EACH, RANDOM>(
-            {table.x[v], kind}, {table.residual[v], scale, back},
+            {table.x[v], kind}, {table.residual[v], loss_scale, back},
             {table.codes[v], table.scales[v], table.offsets[v]}, b, table.elems[v], form,
             {seed, stream, step, table.parameter[v], table.start[v]});
     });
 }
 
 template <int THREADS>
-DEVICE void quantize_list_of_signs(
-    const Table& table, int kind, float scale, float back, int block) {
+DEVICE void quantize_many_of_signs(
+    const Table& table, int kind, float loss_scale, float back, int block) {
     for_groups<THREADS>(table, [&](int v, i64 first) {
         i64 b = first + int(threadIdx.x) / THREADS;
         if (b * block >= table.elems[v]) return;
         quantize_signs<THREADS>(
-            {table.x[v], kind}, {table.residual[v], scale, back}, table.codes[v], table.scales[v],
-            b, table.elems[v], block);
+            {table.x[v], kind}, {table.residual[v], loss_scale, back}, table.codes[v],
+            table.scales[v], b, table.elems[v], block);
     });
 }
 
@@ -100,7 +100,7 @@ struct Course {
 
 // Calls sum_one(payloads, sums, b, n) for each of the team's blocks: block b of n elements.
 template <int THREADS, class SumOne>
-DEVICE void sum_list(
+DEVICE void sum_many(
     const SumTable& table, const u8* const (&payloads)[MOST], const Course& course, int kind,
     int block, SumOne sum_one) {
     for_groups<THREADS>(table, [&](int v, i64 first) {
@@ -116,22 +116,23 @@ DEVICE void sum_list(
     });
 }
 
-#define QUANTIZE_LIST(name, THREADS, EACH, RANDOM)                                              \
+#define QUANTIZE_MANY(name, THREADS, EACH, RANDOM)                                              \
     KERNEL(                                                                                     \
         name, CTA,                                                                              \
-        (const Table table, int kind, float scale, float back, int block, int statistic,        \
+        (const Table table, int kind, float loss_scale, float back, int block, int statistic,   \
          int top, int bottom, int zero, double clip, u32 seed, u32 stream, u32 step)) {         \
         Form form = {block, statistic, top, bottom, zero, clip};                                \
-        quantize_list<THREADS, EACH, RANDOM>(table, kind, scale, back, form, seed, stream, step); \
+        quantize_many<THREADS, EACH, RANDOM>(                                                   \
+            table, kind, loss_scale, back, form, seed, stream, step);                           \
     }
 
-#define QUANTIZE_LIST_OF_SIGNS(name, THREADS)                                                   \
+#define QUANTIZE_MANY_OF_SIGNS(name, THREADS)                                                   \
     KERNEL(                                                                                     \
-        name, CTA, (const Table table, int kind, float scale, float back, int block)) {         \
-        quantize_list_of_signs<THREADS>(table, kind, scale, back, block);                       \
+        name, CTA, (const Table table, int kind, float loss_scale, float back, int block)) {    \
+        quantize_many_of_signs<THREADS>(table, kind, loss_scale, back, block);                  \
     }
 
-#define SUM_LIST(name, THREADS, EACH)                                                           \
+#define SUM_MANY(name, THREADS, EACH)                                                           \
     KERNEL(                                                                                     \
         name, CTA,                                                                              \
         (const SumTable table, EACH_OF(const u8*, payload), float* totals, bool alone,          \
@@ -141,10 +142,10 @@ DEVICE void sum_list(
         auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
             sum_block<THREADS, EACH>(some, ranged, sums, alone, b, n, block, zero, weight);     \
         };                                                                                      \
-        sum_list<THREADS>(table, payloads, course, kind, block, sum_one);                       \
+        sum_many<THREADS>(table, payloads, course, kind, block, sum_one);                       \
     }
 
-#define SUM_LIST_OF_SIGNS(name, THREADS)                                                        \
+#define SUM_MANY_OF_SIGNS(name, THREADS)                                                        \
     KERNEL(                                                                                     \
         name, CTA,                                                                              \
         (const SumTable table, EACH_OF(const u8*, payload), float* totals, bool alone,          \
@@ -154,28 +155,28 @@ DEVICE void sum_list(
         auto sum_one = [&](const Payloads& some, Sums sums, i64 b, i64 n) {                     \
             sum_signs<THREADS>(some, sums, alone, b, n, block, weight);                         \
         };                                                                                      \
-        sum_list<THREADS>(table, payloads, course, kind, block, sum_one);                       \
+        sum_many<THREADS>(table, payloads, course, kind, block, sum_one);                       \
     }
 
-QUANTIZE_LIST(quantize_list_8_by_warps, WARP, 1, false)
-QUANTIZE_LIST(quantize_list_4_by_warps, WARP, 2, false)
-QUANTIZE_LIST(quantize_list_2_by_warps, WARP, 4, false)
-QUANTIZE_LIST(quantize_list_8_by_ctas, CTA, 1, false)
-QUANTIZE_LIST(quantize_list_4_by_ctas, CTA, 2, false)
-QUANTIZE_LIST(quantize_list_2_by_ctas, CTA, 4, false)
-QUANTIZE_LIST(quantize_list_at_random_8_by_warps, WARP, 1, true)
-QUANTIZE_LIST(quantize_list_at_random_4_by_warps, WARP, 2, true)
-QUANTIZE_LIST(quantize_list_at_random_2_by_warps, WARP, 4, true)
-QUANTIZE_LIST(quantize_list_at_random_8_by_ctas, CTA, 1, true)
-QUANTIZE_LIST(quantize_list_at_random_4_by_ctas, CTA, 2, true)
-QUANTIZE_LIST(quantize_list_at_random_2_by_ctas, CTA, 4, true)
-QUANTIZE_LIST_OF_SIGNS(quantize_list_1_by_warps, WARP)
-QUANTIZE_LIST_OF_SIGNS(quantize_list_1_by_ctas, CTA)
-SUM_LIST(sum_list_8_by_warps, WARP, 1)
-SUM_LIST(sum_list_4_by_warps, WARP, 2)
-SUM_LIST(sum_list_2_by_warps, WARP, 4)
-SUM_LIST(sum_list_8_by_ctas, CTA, 1)
-SUM_LIST(sum_list_4_by_ctas, CTA, 2)
-SUM_LIST(sum_list_2_by_ctas, CTA, 4)
-SUM_LIST_OF_SIGNS(sum_list_1_by_warps, WARP)
-SUM_LIST_OF_SIGNS(sum_list_1_by_ctas, CTA)
+QUANTIZE_MANY(quantize_many_8_by_warps, WARP, 1, false)
+QUANTIZE_MANY(quantize_many_4_by_warps, WARP, 2, false)
+QUANTIZE_MANY(quantize_many_2_by_warps, WARP, 4, false)
+QUANTIZE_MANY(quantize_many_8_by_ctas, CTA, 1, false)
+QUANTIZE_MANY(quantize_many_4_by_ctas, CTA, 2, false)
+QUANTIZE_MANY(quantize_many_2_by_ctas, CTA, 4, false)
+QUANTIZE_MANY(quantize_many_at_random_8_by_warps, WARP, 1, true)
+QUANTIZE_MANY(quantize_many_at_random_4_by_warps, WARP, 2, true)
+QUANTIZE_MANY(quantize_many_at_random_2_by_warps, WARP, 4, true)
+QUANTIZE_MANY(quantize_many_at_random_8_by_ctas, CTA, 1, true)
+QUANTIZE_MANY(quantize_many_at_random_4_by_ctas, CTA, 2, true)
+QUANTIZE_MANY(quantize_many_at_random_2_by_ctas, CTA, 4, true)
+QUANTIZE_MANY_OF_SIGNS(quantize_many_1_by_warps, WARP)
+QUANTIZE_MANY_OF_SIGNS(quantize_many_1_by_ctas, CTA)
+SUM_MANY(sum_many_8_by_warps, WARP, 1)
+SUM_MANY(sum_many_4_by_warps, WARP, 2)
+SUM_MANY(sum_many_2_by_warps, WARP, 4)
+SUM_MANY(sum_many_8_by_ctas, CTA, 1)
+SUM_MANY(sum_many_4_by_ctas, CTA, 2)
+SUM_MANY(sum_many_2_by_ctas, CTA, 4)
+SUM_MANY_OF_SIGNS(sum_many_1_by_warps, WARP)
+SUM_MANY_OF_SIGNS(sum_many_1_by_ctas, CTA)

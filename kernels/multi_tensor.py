@@ -1,4 +1,4 @@
-"""Many vectors quantised in one call: what `blockwise` and `onebit` do, for a list.
+"""Multi-tensor: many vectors quantised in one call, as `blockwise` and `onebit` do with one.
 
 A GPU takes a few microseconds to begin a kernel, as long as a megabyte takes it. So the small
 vectors of a model are quantised together, and so are their sums. Each gives the bits that a call of
@@ -23,7 +23,7 @@ from ._arrays import (
     check_array,
     check_feedback,
     check_gradient,
-    check_scale,
+    check_loss_scale,
 )
 from ._backends import backend
 from ._feedback import put
@@ -32,7 +32,7 @@ from .blockwise import Form, dequantize_blockwise, quantize_blockwise, sum_block
 from .onebit import SignForm, sign_dequantize, sign_quantize, sum_signs
 from .philox import Noise, check_noise
 
-ListForm = Form | SignForm
+BlockForm = Form | SignForm
 """Of integers, as `blockwise` makes them, or of signs, as `onebit` does."""
 
 MOST_ELEMS = 1 << 30
@@ -67,7 +67,7 @@ class BlockwiseVector(NamedTuple):
         return shared._replace(parameter=self.parameter, start=self.start)
 
 
-class BlockwiseList:
+class BlockwiseVectors:
     """Vectors that are quantised together, checked once; a step then only names the list.
 
     Args:
@@ -89,7 +89,7 @@ class BlockwiseList:
 
     __slots__ = ("form", "kernel", "prepared", "vectors")
 
-    def __init__(self, vectors: Sequence[BlockwiseVector], *, form: ListForm) -> None:
+    def __init__(self, vectors: Sequence[BlockwiseVector], *, form: BlockForm) -> None:
         for vector in vectors:
             _check(vector, form)
         if len({vector.x.dtype for vector in vectors}) > 1:
@@ -97,7 +97,7 @@ class BlockwiseList:
         self.vectors = tuple(vectors)
         self.form = form
         arrays = (array for vector in vectors for array in vector[:5])
-        self.kernel = backend("blockwise_list", *arrays)
+        self.kernel = backend("multi_tensor", *arrays)
         self.prepared: Any = None
 
 
@@ -116,7 +116,7 @@ class BlockwisePart(NamedTuple):
     scales: int
     offsets: int | None = None
 
-    def arrays(self, payload: U8, form: ListForm) -> tuple[U8, F32, F32 | None]:
+    def arrays(self, payload: U8, form: BlockForm) -> tuple[U8, F32, F32 | None]:
         """Return the vector's codes, scales and offsets in a payload."""
         n = self.out.size
         codes = payload[self.codes : self.codes + form.code_bytes(n)]
@@ -152,7 +152,7 @@ class BlockwiseParts:
     __slots__ = ("form", "kernel", "parts", "payload_bytes", "prepared")
 
     def __init__(
-        self, parts: Sequence[BlockwisePart], *, form: ListForm, payload_bytes: int
+        self, parts: Sequence[BlockwisePart], *, form: BlockForm, payload_bytes: int
     ) -> None:
         for part in parts:
             _check_part(part, form, payload_bytes)
@@ -161,12 +161,12 @@ class BlockwiseParts:
         self.parts = tuple(parts)
         self.form = form
         self.payload_bytes = payload_bytes
-        self.kernel = backend("blockwise_list", *(part.out for part in parts))
+        self.kernel = backend("multi_tensor", *(part.out for part in parts))
         self.prepared: Any = None
 
 
-def quantize_blockwise_list(
-    batch: BlockwiseList, *, noise: Noise | None = None, scale: float = 1.0
+def multi_tensor_quantize(
+    batch: BlockwiseVectors, *, noise: Noise | None = None, loss_scale: float = 1.0
 ) -> None:
     """Quantise every vector of a list as `quantize_blockwise` or `sign_quantize` does.
 
@@ -176,7 +176,7 @@ def quantize_blockwise_list(
         ...     BlockwiseVector(x, np.empty(2, np.uint8), np.empty(1, np.float32))
         ...     for x in (np.float32([127, -3]), np.float32([0, 254]))
         ... ]
-        >>> quantize_blockwise_list(BlockwiseList(vectors, form=Form(bits=8, block=8)))
+        >>> multi_tensor_quantize(BlockwiseVectors(vectors, form=Form(bits=8, block=8)))
         >>> [vector.codes.view(np.int8).tolist() for vector in vectors]
         [[127, -3], [0, 127]]
         >>> [vector.scales.tolist() for vector in vectors]
@@ -186,32 +186,35 @@ def quantize_blockwise_list(
         batch: The vectors.
         noise: The random numbers of stochastic rounding: seed, stream and step, for parameter and
             start are each vector's own. None to round to nearest, and for signs.
-        scale: Loss scale that the gradients carry and the residuals do not.
+        loss_scale: Loss scale that the gradients carry and the residuals do not.
 
     Raises:
-        ValueError: ``scale`` is wrong, or there is noise for signs.
+        ValueError: ``loss_scale`` is wrong, or there is noise for signs.
     """
-    check_scale(scale)
+    check_loss_scale(loss_scale)
     if noise is not None and isinstance(batch.form, SignForm):
         raise ValueError("signs are not drawn at random: noise must be None")
     if batch.kernel:
-        batch.kernel.quantize_blockwise_list(batch, noise=noise, scale=scale)
+        batch.kernel.multi_tensor_quantize(batch, noise=noise, loss_scale=loss_scale)
         return
     form = batch.form
     for vector in batch.vectors:
         arrays, left = vector[:3], vector.residual
         if isinstance(form, SignForm):
-            sign_quantize(*arrays, block=form.block, residual=left, scale=scale)
+            sign_quantize(*arrays, block=form.block, residual=left, loss_scale=loss_scale)
         else:
             own = vector.noise(noise)
             quantize_blockwise(
-                *arrays, form=form, offsets=vector.offsets, noise=own, residual=left, scale=scale
+                *arrays,
+                form=form,
+                offsets=vector.offsets,
+                noise=own,
+                residual=left,
+                loss_scale=loss_scale,
             )
 
 
-def sum_blockwise_list(
-    batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0
-) -> None:
+def multi_tensor_sum(batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0) -> None:
     """Write the weighted sum of several payloads to every vector, as a single call does.
 
     Example:
@@ -220,7 +223,7 @@ def sum_blockwise_list(
         >>> outs = np.empty(2, np.float32), np.empty(1, np.float32)
         >>> parts = [BlockwisePart(outs[0], 8, 0), BlockwisePart(outs[1], 10, 4)]
         >>> batch = BlockwiseParts(parts, form=Form(bits=8, block=8), payload_bytes=11)
-        >>> sum_blockwise_list(batch, [payload, payload], weight=0.5)
+        >>> multi_tensor_sum(batch, [payload, payload], weight=0.5)
         >>> [out.tolist() for out in outs]
         [[1.0, 2.0], [12.0]]
 
@@ -235,7 +238,7 @@ def sum_blockwise_list(
     """
     _check_payloads(batch, payloads)
     if batch.kernel:
-        batch.kernel.sum_blockwise_list(batch, payloads, weight=weight)
+        batch.kernel.multi_tensor_sum(batch, payloads, weight=weight)
         return
     form = batch.form
     for part in batch.parts:
@@ -248,7 +251,7 @@ def sum_blockwise_list(
             sum_blockwise(codes, scales, part.out, form=form, offsets=offsets, weight=weight)
 
 
-def dequantize_blockwise_list(
+def multi_tensor_dequantize(
     batch: BlockwiseParts, payload: U8, *, weight: float = 1.0, add: bool = False
 ) -> None:
     """Decode a payload into every vector, or add it, as a single call does.
@@ -257,7 +260,7 @@ def dequantize_blockwise_list(
 
     Args:
         batch: The vectors.
-        payload: See `sum_blockwise_list`.
+        payload: See `multi_tensor_sum`.
         weight: Factor on every decoded value.
         add: Whether to add to what the vectors hold; these are float32 then.
 
@@ -269,7 +272,7 @@ def dequantize_blockwise_list(
     if add and any(part.out.dtype != np.float32 for part in batch.parts[:1]):
         raise TypeError(f"what is added to must be float32, not {batch.parts[0].out.dtype}")
     if batch.kernel:
-        batch.kernel.dequantize_blockwise_list(batch, payload, weight=weight, add=add)
+        batch.kernel.multi_tensor_dequantize(batch, payload, weight=weight, add=add)
         return
     for part in batch.parts:
         whole = part.out.dtype == np.float32
@@ -280,7 +283,7 @@ def dequantize_blockwise_list(
 
 
 def _dequantize(
-    arrays: tuple[U8, F32, F32 | None], out: F32, form: ListForm, weight: float, add: bool
+    arrays: tuple[U8, F32, F32 | None], out: F32, form: BlockForm, weight: float, add: bool
 ) -> None:
     codes, scales, offsets = arrays
     if isinstance(form, SignForm):
@@ -294,13 +297,13 @@ def _check_length(n: int) -> None:
         raise ValueError(f"a vector of a list has at most {MOST_ELEMS} elements, not {n}")
 
 
-def _check_offsets(offsets: object | None, form: ListForm) -> None:
+def _check_offsets(offsets: object | None, form: BlockForm) -> None:
     ranged = isinstance(form, Form) and form.statistic == "range"
     if (offsets is not None) != ranged:
         raise ValueError('offsets go with the statistic "range", and with no other')
 
 
-def _check_part(part: BlockwisePart, form: ListForm, payload_bytes: int) -> None:
+def _check_part(part: BlockwisePart, form: BlockForm, payload_bytes: int) -> None:
     n = part.out.size
     check_sum(part.out)
     _check_length(n)
@@ -320,10 +323,10 @@ def _check_payloads(batch: BlockwiseParts, payloads: Sequence[U8]) -> None:
         check_array("payload", payload, np.uint8, (size,))
         check_array("payload", payload[: size - size % 4].view(np.float32), np.float32)
     if batch.parts:
-        backend("blockwise_list", batch.parts[0].out, *payloads)
+        backend("multi_tensor", batch.parts[0].out, *payloads)
 
 
-def _check(vector: BlockwiseVector, form: ListForm) -> None:
+def _check(vector: BlockwiseVector, form: BlockForm) -> None:
     n = vector.x.size
     check_gradient(vector.x)
     _check_length(n)

@@ -1,4 +1,4 @@
-"""Block-wise quantisation of a list on a GPU; see :mod:`compressa.kernels.blockwise_list`."""
+"""Many vectors in one call on a GPU; see :mod:`compressa.kernels.multi_tensor`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 from .._arrays import U8, block_count
 from ..blockwise import STATISTICS
-from ..blockwise_list import (
-    BlockwiseList,
+from ..multi_tensor import (
+    BlockForm,
     BlockwisePart,
     BlockwiseParts,
     BlockwiseVector,
-    ListForm,
+    BlockwiseVectors,
 )
 from ..onebit import SignForm
 from ..philox import Noise
@@ -41,7 +41,7 @@ _LAYOUT = np.dtype(
     ],
     align=True,
 )
-"""``struct Table`` of blockwise_list.cu."""
+"""``struct Table`` of multi_tensor.cu."""
 _SUM_LAYOUT = np.dtype(
     [
         ("out", np.uint64, MOST),
@@ -80,20 +80,20 @@ class _Prepared(NamedTuple):
     form: Arguments
 
 
-def quantize_blockwise_list(
-    batch: BlockwiseList, *, noise: Noise | None = None, scale: float = 1.0
+def multi_tensor_quantize(
+    batch: BlockwiseVectors, *, noise: Noise | None = None, loss_scale: float = 1.0
 ) -> None:
     if not batch.vectors:
         return
     if batch.prepared is None:
         batch.prepared = _prepared_to_quantize(batch)
     launches, kernel, form = batch.prepared
-    rounding = "quantize_list" if noise is None else "quantize_list_at_random"
-    kind, factors = values(batch.vectors[0].x)[1], feedback(None, scale)[1:]
+    rounding = "quantize_many" if noise is None else "quantize_many_at_random"
+    kind, factors = values(batch.vectors[0].x)[1], feedback(None, loss_scale)[1:]
     words = () if isinstance(batch.form, SignForm) else _random(noise)
     for table, groups in launches:
         launch(
-            "blockwise_list",
+            "multi_tensor",
             f"{rounding}_{kernel}",
             groups,
             CTA,
@@ -105,13 +105,11 @@ def quantize_blockwise_list(
         )
 
 
-def sum_blockwise_list(
-    batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0
-) -> None:
+def multi_tensor_sum(batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0) -> None:
     _sum(batch, payloads, weight, alone=False, add=False)
 
 
-def dequantize_blockwise_list(
+def multi_tensor_dequantize(
     batch: BlockwiseParts, payload: U8, *, weight: float = 1.0, add: bool = False
 ) -> None:
     _sum(batch, [payload], weight, alone=not add, add=add)
@@ -134,8 +132,8 @@ def _sum(
         last = first + MOST_PAYLOADS >= len(payloads)
         for table, groups in launches:
             launch(
-                "blockwise_list",
-                f"sum_list_{kernel}",
+                "multi_tensor",
+                f"sum_many_{kernel}",
                 groups,
                 CTA,
                 table,
@@ -156,12 +154,12 @@ def _random(noise: Noise | None) -> Arguments:
     return random(None if noise is None else Noise(*noise[:3], parameter=0))[:3]
 
 
-def _kernel(form: ListForm) -> str:
+def _kernel(form: BlockForm) -> str:
     bits = 1 if isinstance(form, SignForm) else form.bits
     return f"{bits}_by_{team_for(form.block)[0]}"
 
 
-def _prepared_to_quantize(batch: BlockwiseList) -> _Prepared:
+def _prepared_to_quantize(batch: BlockwiseVectors) -> _Prepared:
     form, lows = batch.form, range(0, len(batch.vectors), MOST)
     launches = [_launch(batch.vectors[low : low + MOST], form.block) for low in lows]
     if isinstance(form, SignForm):

@@ -12,23 +12,23 @@ from compressa.kernels import (
     Form,
     Noise,
     SignForm,
-    blockwise_list,
     dequantize_blockwise,
+    multi_tensor,
     quantize_blockwise,
     sign_dequantize,
     sign_quantize,
     sum_blockwise,
     sum_signs,
 )
-from compressa.kernels.blockwise_list import (
-    BlockwiseList,
+from compressa.kernels.multi_tensor import (
+    BlockForm,
     BlockwisePart,
     BlockwiseParts,
     BlockwiseVector,
-    ListForm,
-    dequantize_blockwise_list,
-    quantize_blockwise_list,
-    sum_blockwise_list,
+    BlockwiseVectors,
+    multi_tensor_dequantize,
+    multi_tensor_quantize,
+    multi_tensor_sum,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,7 +47,7 @@ from sum_cases import COUNTS, DTYPES, Array, any_bytes, any_units, counts, dtype
 
 FORM, RANGED = Form(bits=8, block=64), Form(bits=4, block=8, statistic="range")
 SIGNS = SignForm(block=64)
-forms: st.SearchStrategy[ListForm] = st.sampled_from(
+forms: st.SearchStrategy[BlockForm] = st.sampled_from(
     [
         FORM,
         Form(bits=8, block=10, statistic="range"),
@@ -64,7 +64,7 @@ sizes_of = st.lists(st.sampled_from(SIZES), max_size=7)
 seeds = st.integers(0, 2**32 - 1)
 
 
-def ranged(form: ListForm) -> bool:
+def ranged(form: BlockForm) -> bool:
     return isinstance(form, Form) and form.statistic == "range"
 
 
@@ -72,7 +72,7 @@ def drawn(size: int, seed: int = 0) -> F32:
     return np.random.default_rng((seed, size)).standard_normal(size).astype(np.float32)
 
 
-def vector_for(x: Any, residual: F32 | None, form: ListForm, parameter: int) -> BlockwiseVector:
+def vector_for(x: Any, residual: F32 | None, form: BlockForm, parameter: int) -> BlockwiseVector:
     """A vector with poisoned outputs, and a residual of its own."""
     blocks = -(-x.size // form.block)
     return BlockwiseVector(
@@ -89,16 +89,16 @@ def vector_for(x: Any, residual: F32 | None, form: ListForm, parameter: int) -> 
 def quantized(
     kernels: Any,
     xs: list[tuple[Any, F32 | None]],
-    form: ListForm,
+    form: BlockForm,
     noise: Noise | None = None,
     scale: float = 1.0,
     times: int = 1,
 ) -> list[Any]:
     """All that is written for vectors and their residuals."""
     vectors = [vector_for(x, residual, form, number) for number, (x, residual) in enumerate(xs)]
-    batch = BlockwiseList(vectors, form=form)
+    batch = BlockwiseVectors(vectors, form=form)
     for _ in range(times):
-        kernels.quantize_blockwise_list(batch, noise=noise, scale=scale)
+        kernels.multi_tensor_quantize(batch, noise=noise, loss_scale=scale)
     assert batch.prepared is None or len(batch.prepared.launches) == -(-len(xs) // 64)
     return [array for vector in vectors for array in vector[1:5]]
 
@@ -109,7 +109,7 @@ def quantized(
 def test_a_list_equals_reference(
     given_vectors: list[tuple[F32, int | None]],
     kind: str,
-    form: ListForm,
+    form: BlockForm,
     scale: float,
     noise: Noise | None,
 ) -> None:
@@ -118,7 +118,7 @@ def test_a_list_equals_reference(
     on_cpu = kind == "float32"
     reads = [x for x, _ in xs]
     alike(
-        "blockwise_list", lambda k: quantized(k, xs, form, noise, scale), reads=reads, on_cpu=on_cpu
+        "multi_tensor", lambda k: quantized(k, xs, form, noise, scale), reads=reads, on_cpu=on_cpu
     )
 
 
@@ -127,12 +127,12 @@ def test_a_list_equals_reference(
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_list_equals_calls_one_by_one(kind: str, noise: Noise | None) -> None:
     xs = [(as_kind(drawn(size), kind), np.ones(size, np.float32)) for size in (0, 1, 64, 1000)]
-    written = alike("blockwise_list", lambda k: quantized(k, xs, FORM, noise, 2.0))
+    written = alike("multi_tensor", lambda k: quantized(k, xs, FORM, noise, 2.0))
     for number, (x, residual) in enumerate(xs):
         one = vector_for(x, residual, FORM, number)
         own = one.noise(noise)
         assert own is None or noise is None or own[:3] == noise[:3]
-        quantize_blockwise(*one[:3], form=FORM, noise=own, residual=one.residual, scale=2.0)
+        quantize_blockwise(*one[:3], form=FORM, noise=own, residual=one.residual, loss_scale=2.0)
         codes, scales, _, left = written[4 * number : 4 * number + 4]
         assert same_bits(codes, one.codes)
         assert same_bits(scales, one.scales)
@@ -143,10 +143,10 @@ def test_a_list_equals_calls_one_by_one(kind: str, noise: Noise | None) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_signs_of_a_list_equal_calls_one_by_one(kind: str) -> None:
     xs = [(as_kind(drawn(size), kind), drawn(size)) for size in (0, 1, 64, 1000)]
-    written = alike("blockwise_list", lambda k: quantized(k, xs, SIGNS, None, 2.0))
+    written = alike("multi_tensor", lambda k: quantized(k, xs, SIGNS, None, 2.0))
     for number, (x, residual) in enumerate(xs):
         one = vector_for(x, residual, SIGNS, number)
-        sign_quantize(*one[:3], block=64, residual=one.residual, scale=2.0)
+        sign_quantize(*one[:3], block=64, residual=one.residual, loss_scale=2.0)
         codes, scales, _, left = written[4 * number : 4 * number + 4]
         assert same_bits(codes, one.codes)
         assert same_bits(scales, one.scales)
@@ -158,7 +158,7 @@ def test_signs_of_a_list_equal_calls_one_by_one(kind: str) -> None:
 def test_lists_of_any_length_are_quantised_again_and_again(count: int) -> None:
     random, form = np.random.default_rng(count), Form(bits=4, block=8)
     xs = [(x, x) for x in (drawn(n) for n in random.choice([0, 1, 8, 9, 70, 513], count))]
-    alike("blockwise_list", lambda k: quantized(k, xs, form, times=2))
+    alike("multi_tensor", lambda k: quantized(k, xs, form, times=2))
 
 
 @on_every_backend
@@ -166,14 +166,14 @@ def test_lists_of_any_length_are_quantised_again_and_again(count: int) -> None:
 def test_random_numbers_are_those_of_each_vector_in_any_order(block: int) -> None:
     form, noise = Form(bits=8, block=block), Noise(4, 2, 7, 0)
     xs = [(drawn(size), None) for size in (9000, 1, 0, 2048, 5000)]
-    alike("blockwise_list", lambda k: quantized(k, xs, form, noise), orders=range(4))
+    alike("multi_tensor", lambda k: quantized(k, xs, form, noise), orders=range(4))
 
 
 @on_every_backend
 @pytest.mark.parametrize("block", [256, 2048, 10_000])
 def test_signs_of_a_list_are_those_of_each_vector_in_any_order(block: int) -> None:
     xs = [(x, x) for x in map(drawn, (9000, 1, 0, 2048, 11_000))]
-    alike("blockwise_list", lambda k: quantized(k, xs, SignForm(block=block)), orders=range(3))
+    alike("multi_tensor", lambda k: quantized(k, xs, SignForm(block=block)), orders=range(3))
 
 
 @on_every_backend
@@ -189,15 +189,15 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(shift: in
             BlockwiseVector(x[part], codes[part], scales, None, left[part])
             for part, scales in zip(places, units, strict=True)
         ]
-        batch = BlockwiseList(vectors, form=FORM)
-        kernels.quantize_blockwise_list(batch, noise=None, scale=2.0)
+        batch = BlockwiseVectors(vectors, form=FORM)
+        kernels.multi_tensor_quantize(batch, noise=None, loss_scale=2.0)
         return [left, codes, *units]
 
-    alike("blockwise_list", quantized_there)
+    alike("multi_tensor", quantized_there)
 
 
 def test_a_list_may_be_empty() -> None:
-    quantize_blockwise_list(BlockwiseList([], form=FORM))
+    multi_tensor_quantize(BlockwiseVectors([], form=FORM))
 
 
 def vector(size: int) -> BlockwiseVector:
@@ -220,12 +220,12 @@ def test_a_vector_that_does_not_fit_is_refused(
     changes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        BlockwiseList([vector(100), vector(100)._replace(**changes)], form=FORM)
+        BlockwiseVectors([vector(100), vector(100)._replace(**changes)], form=FORM)
 
 
 def test_a_wrong_loss_scale_is_refused() -> None:
     with pytest.raises(ValueError, match="scale must lie between"):
-        quantize_blockwise_list(BlockwiseList([vector(8)], form=FORM), scale=0.0)
+        multi_tensor_quantize(BlockwiseVectors([vector(8)], form=FORM), loss_scale=0.0)
 
 
 class Decoding:
@@ -234,7 +234,9 @@ class Decoding:
     Between those of two vectors are two bytes that nobody uses.
     """
 
-    def __init__(self, sizes: list[int], form: ListForm, count: int, dtype: Any, seed: int) -> None:
+    def __init__(
+        self, sizes: list[int], form: BlockForm, count: int, dtype: Any, seed: int
+    ) -> None:
         random = np.random.default_rng(seed)
         self.form, self.dtype, end = form, dtype, 4 * seed % 12
         self.places: list[tuple[int, ...]] = []
@@ -266,7 +268,7 @@ class Decoding:
         """The sums of all payloads, made twice: once with what the first time has worked out."""
         batch = self.batch()
         for _ in range(2):
-            kernels.sum_blockwise_list(batch, self.payloads, weight=weight)
+            kernels.multi_tensor_sum(batch, self.payloads, weight=weight)
         launches = -(-len(self.sizes) // 64)
         assert batch.prepared is None or len(batch.prepared.launches) == launches
         return [part.out for part in batch.parts]
@@ -275,7 +277,7 @@ class Decoding:
         """What the first payload holds, or that and what was there before."""
         before = [drawn(size, 1).astype(self.dtype) for size in self.sizes]
         batch = self.batch(before)
-        kernels.dequantize_blockwise_list(batch, self.payloads[0], weight=weight, add=add)
+        kernels.multi_tensor_dequantize(batch, self.payloads[0], weight=weight, add=add)
         return [part.out for part in batch.parts]
 
 
@@ -283,27 +285,27 @@ class Decoding:
 @settings(max_examples=40)
 @given(sizes_of, forms, counts, dtypes, weights, seeds)
 def test_sums_of_a_list_equal_those_of_the_reference(
-    sizes: list[int], form: ListForm, count: int, dtype: Any, weight: float, seed: int
+    sizes: list[int], form: BlockForm, count: int, dtype: Any, weight: float, seed: int
 ) -> None:
     case = Decoding(sizes, form, count, dtype, seed)
-    alike("blockwise_list", lambda k: case.summed(k, weight))
+    alike("multi_tensor", lambda k: case.summed(k, weight))
 
 
 @on_every_backend
 @settings(max_examples=40)
 @given(sizes_of, forms, dtypes, weights, st.booleans(), seeds)
 def test_a_decoded_list_equals_that_of_the_reference(
-    sizes: list[int], form: ListForm, dtype: Any, weight: float, add: bool, seed: int
+    sizes: list[int], form: BlockForm, dtype: Any, weight: float, add: bool, seed: int
 ) -> None:
     case = Decoding(sizes, form, 1, np.float32 if add else dtype, seed)
-    alike("blockwise_list", lambda k: case.decoded(k, weight, add))
+    alike("multi_tensor", lambda k: case.decoded(k, weight, add))
 
 
 @pytest.mark.parametrize("form", [FORM, RANGED, SIGNS], ids=repr)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_sums_of_a_list_equal_calls_one_by_one(form: ListForm, dtype: Any) -> None:
+def test_sums_of_a_list_equal_calls_one_by_one(form: BlockForm, dtype: Any) -> None:
     case = Decoding([0, 1, 64, 501], form, 3, dtype, 0)
-    found = case.summed(blockwise_list, 0.3)
+    found = case.summed(multi_tensor, 0.3)
     for part, own in zip(case.batch().parts, found, strict=True):
         codes, scales, offsets = zip(*(part.arrays(p, form) for p in case.payloads), strict=True)
         if isinstance(form, SignForm):
@@ -316,9 +318,9 @@ def test_sums_of_a_list_equal_calls_one_by_one(form: ListForm, dtype: Any) -> No
 
 @pytest.mark.parametrize("add", [False, True])
 @pytest.mark.parametrize("form", [FORM, RANGED, SIGNS], ids=repr)
-def test_a_list_is_decoded_as_calls_do_one_by_one(form: ListForm, add: bool) -> None:
+def test_a_list_is_decoded_as_calls_do_one_by_one(form: BlockForm, add: bool) -> None:
     case = Decoding([9, 64, 501], form, 1, np.float32, 0)
-    found = case.decoded(blockwise_list, 0.3, add)
+    found = case.decoded(multi_tensor, 0.3, add)
     for part, own in zip(case.batch().parts, found, strict=True):
         out = drawn(part.out.size, 1)
         codes, scales, offsets = part.arrays(case.payloads[0], form)
@@ -334,19 +336,19 @@ def test_a_list_is_decoded_as_calls_do_one_by_one(form: ListForm, add: bool) -> 
 def test_what_is_decoded_is_rounded_once(dtype: Any) -> None:
     case = Decoding([500], FORM, 1, dtype, 0)
     (decoded,), (summed,) = (
-        case.decoded(blockwise_list, 0.3, False),
-        case.summed(blockwise_list, 0.3),
+        case.decoded(multi_tensor, 0.3, False),
+        case.summed(multi_tensor, 0.3),
     )
     assert same_bits(decoded, summed)
 
 
 @on_every_backend
 @pytest.mark.parametrize("form", [Form(bits=8, block=8), SignForm(block=8)], ids=repr)
-def test_what_is_decoded_alone_keeps_the_sign_of_zero(form: ListForm) -> None:
+def test_what_is_decoded_alone_keeps_the_sign_of_zero(form: BlockForm) -> None:
     case = Decoding([20], form, 1, np.float32, 0)
     codes, scales, _ = case.batch().parts[0].arrays(case.payloads[0], form)
     codes[:], scales[:] = 255, 0.0  # -1, or all signs
-    (out,) = alike("blockwise_list", lambda k: case.decoded(k, 1.0, False))
+    (out,) = alike("multi_tensor", lambda k: case.decoded(k, 1.0, False))
     assert np.signbit(out).all()
 
 
@@ -359,16 +361,16 @@ def test_what_is_decoded_alone_keeps_the_sign_of_zero(form: ListForm) -> None:
     ids=repr,
 )
 def test_sums_of_more_vectors_than_a_launch_takes_in_any_order(
-    form: ListForm, count: int, dtype: Any
+    form: BlockForm, count: int, dtype: Any
 ) -> None:
     case = Decoding([0, 1, 5000, 64, 9001, *[70] * 65], form, count, dtype, form.block)
-    alike("blockwise_list", lambda k: case.summed(k, 0.3), orders=[form.block])
+    alike("multi_tensor", lambda k: case.summed(k, 0.3), orders=[form.block])
 
 
 @on_every_backend
 def test_the_sums_of_no_payload_are_zeros() -> None:
     case = Decoding([100, 1], Form(bits=8, block=8), 0, np.float32, 0)
-    assert not any(out.any() for out in alike("blockwise_list", lambda k: case.summed(k, 1.0)))
+    assert not any(out.any() for out in alike("multi_tensor", lambda k: case.summed(k, 1.0)))
 
 
 @on_every_backend
@@ -378,16 +380,16 @@ def test_sums_may_lie_at_odd_addresses_and_nothing_beside_them_is_written() -> N
     def summed(kernels: Any) -> list[Array]:
         wholes, outs = zip(*(odd(poisoned(90, np.float32), shift) for shift in (1, 3)), strict=True)
         batch = case.batch(list(outs))
-        kernels.sum_blockwise_list(batch, case.payloads, weight=0.5)
+        kernels.multi_tensor_sum(batch, case.payloads, weight=0.5)
         return list(wholes)
 
-    alike("blockwise_list", summed)
+    alike("multi_tensor", summed)
 
 
 def test_a_list_without_vectors_takes_payloads() -> None:
     empty = BlockwiseParts([], form=FORM, payload_bytes=3)
-    sum_blockwise_list(empty, [np.zeros(3, np.uint8)])
-    dequantize_blockwise_list(empty, np.zeros(3, np.uint8), add=True)
+    multi_tensor_sum(empty, [np.zeros(3, np.uint8)])
+    multi_tensor_dequantize(empty, np.zeros(3, np.uint8), add=True)
 
 
 OUT = np.zeros(100, np.float32)
@@ -426,24 +428,24 @@ def test_a_payload_that_does_not_fit_is_refused(
 ) -> None:
     batch = BlockwiseParts([BlockwisePart(OUT, 8, 0)], form=FORM, payload_bytes=120)
     with pytest.raises(error, match=message):
-        sum_blockwise_list(batch, [np.zeros(120, np.uint8), payload])
+        multi_tensor_sum(batch, [np.zeros(120, np.uint8), payload])
     with pytest.raises(error, match=message):
-        dequantize_blockwise_list(batch, payload)
+        multi_tensor_dequantize(batch, payload)
 
 
 def test_nothing_is_added_to_what_has_sixteen_bits() -> None:
     case = Decoding([100], FORM, 1, np.float16, 0)
     with pytest.raises(TypeError, match="what is added to must be float32"):
-        dequantize_blockwise_list(case.batch(), case.payloads[0], add=True)
+        multi_tensor_dequantize(case.batch(), case.payloads[0], add=True)
 
 
 def test_signs_take_no_random_numbers_and_no_offsets() -> None:
     with pytest.raises(ValueError, match="noise must be None"):
-        quantize_blockwise_list(BlockwiseList([], form=SignForm(block=8)), noise=Noise(1, 2, 3, 0))
+        multi_tensor_quantize(BlockwiseVectors([], form=SignForm(block=8)), noise=Noise(1, 2, 3, 0))
     with pytest.raises(ValueError, match="block must be a positive multiple of 8"):
         SignForm(block=12)
     out, units = np.zeros(9, np.float32), np.zeros(2, np.float32)
     with pytest.raises(ValueError, match="offsets go with"):
-        BlockwiseList(
+        BlockwiseVectors(
             [BlockwiseVector(out, np.zeros(2, np.uint8), units, units)], form=SignForm(block=8)
         )

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 from compressa.kernels import Form, KernelUnavailable
-from compressa.kernels.blockwise_list import (
+from compressa.kernels.cuda import _gpu
+from compressa.kernels.device_array import DeviceArray
+from compressa.kernels.multi_tensor import (
     MOST_ELEMS,
-    BlockwiseList,
     BlockwisePart,
     BlockwiseParts,
     BlockwiseVector,
-    quantize_blockwise_list,
-    sum_blockwise_list,
+    BlockwiseVectors,
+    multi_tensor_quantize,
+    multi_tensor_sum,
 )
-from compressa.kernels.cuda import _gpu
-from compressa.kernels.device_array import DeviceArray
 from fake_cupy import FakeCuPy, forget
 from kernel_cases import poisoned
 
@@ -75,13 +75,13 @@ def test_sixty_four_vectors_take_one_launch_whose_parameter_says_where_they_lie(
 ) -> None:
     place, form = OnGpu(), Form(bits=4, block=128)
     vectors = [place.vector(size, form) for size in [100_000, 0, 5] + 62 * [1024]]
-    batch = BlockwiseList(vectors, form=form)
+    batch = BlockwiseVectors(vectors, form=form)
     for _ in range(2):
-        quantize_blockwise_list(batch, scale=4.0)
+        multi_tensor_quantize(batch, loss_scale=4.0)
     assert len(launches) == 4
     (name, blocks, arguments), (_, _, rest), (_, _, again) = launches[:3]
     # Of 128 elements eight blocks are taken at once: 98 times in 100,000, and once in 1024.
-    assert (name, blocks) == ("quantize_list_4_by_warps", 98 + 0 + 1 + 61)
+    assert (name, blocks) == ("quantize_many_4_by_warps", 98 + 0 + 1 + 61)
     (table,), (short,) = arguments[0].on_gpu, rest[0].on_gpu
     assert again[0].on_gpu is arguments[0].on_gpu  # worked out once
     assert arguments[0].on_gpu.nbytes + 8 * len(arguments) < 4096
@@ -104,10 +104,10 @@ def test_sixty_four_vectors_are_summed_by_one_launch_for_every_eight_payloads(
     batch = parts_of(form, *(place.array(size, np.float32) for size in sizes))
     payloads = [place.array(batch.payload_bytes, np.uint8) for _ in range(9)]
     for _ in range(2):
-        sum_blockwise_list(batch, payloads, weight=0.5)
+        multi_tensor_sum(batch, payloads, weight=0.5)
     assert len(launches) == 4
     (name, blocks, arguments), (_, _, rest), (_, _, again) = launches[:3]
-    assert (name, blocks) == ("sum_list_8_by_warps", 49 + 0 + 1 + 61)
+    assert (name, blocks) == ("sum_many_8_by_warps", 49 + 0 + 1 + 61)
     (table,) = arguments[0].on_gpu
     assert arguments[0].on_gpu is rest[0].on_gpu is again[0].on_gpu
     assert [p.pointer for p in arguments[1:9]] == [p.pointer for p in payloads[:8]]
@@ -121,26 +121,26 @@ def test_sixty_four_vectors_are_summed_by_one_launch_for_every_eight_payloads(
 def test_payloads_on_another_device_are_refused(cupy: FakeCuPy) -> None:
     batch = parts_of(FORM, OnGpu().array(100, np.float32))
     with pytest.raises(ValueError, match="one device"):
-        sum_blockwise_list(batch, [np.zeros(batch.payload_bytes, np.uint8)])
+        multi_tensor_sum(batch, [np.zeros(batch.payload_bytes, np.uint8)])
 
 
 def test_a_vector_that_is_too_long_for_a_list_is_refused(cupy: FakeCuPy) -> None:
     with pytest.raises(ValueError, match="at most 1073741824 elements"):
         parts_of(FORM, OnGpu().array(MOST_ELEMS + 1, np.float32))
     with pytest.raises(ValueError, match="at most 1073741824 elements"):
-        BlockwiseList([OnGpu().vector(MOST_ELEMS + 1, FORM)], form=FORM)
+        BlockwiseVectors([OnGpu().vector(MOST_ELEMS + 1, FORM)], form=FORM)
 
 
 def test_a_list_on_two_devices_is_refused(cupy: FakeCuPy) -> None:
     codes, scales = poisoned(100, np.uint8), poisoned(2, np.float32)
     on_cpu = BlockwiseVector(np.ones(100, np.float32), codes, scales)
     with pytest.raises(ValueError, match="one device"):
-        BlockwiseList([on_cpu, OnGpu().vector(100, FORM)], form=FORM)
+        BlockwiseVectors([on_cpu, OnGpu().vector(100, FORM)], form=FORM)
 
 
 def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     forget()
     monkeypatch.setitem(sys.modules, "cupy", None)
-    batch = BlockwiseList([OnGpu().vector(100, FORM)], form=FORM)
+    batch = BlockwiseVectors([OnGpu().vector(100, FORM)], form=FORM)
     with pytest.raises(KernelUnavailable, match=r"pip install compressa\[cuda12\]"):
-        quantize_blockwise_list(batch)
+        multi_tensor_quantize(batch)

@@ -1,4 +1,4 @@
-"""Block-wise quantisation of a list on a CPU; see :mod:`compressa.kernels.blockwise_list`."""
+"""Many vectors in one call on a CPU; see :mod:`compressa.kernels.multi_tensor`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .._arrays import U8
-from ..blockwise_list import BlockwiseList, BlockwiseParts
+from ..multi_tensor import BlockwiseParts, BlockwiseVectors
 from ..onebit import SignForm
 from ..philox import Noise
 from .blockwise import dequantize_blockwise, quantize_blockwise, sum_blockwise
@@ -15,24 +15,27 @@ from .casts import narrow
 from .onebit import sign_dequantize, sign_quantize, sum_signs
 
 
-def quantize_blockwise_list(
-    batch: BlockwiseList, *, noise: Noise | None = None, scale: float = 1.0
+def multi_tensor_quantize(
+    batch: BlockwiseVectors, *, noise: Noise | None = None, loss_scale: float = 1.0
 ) -> None:
     form = batch.form
     for vector in batch.vectors:
         arrays, left = vector[:3], vector.residual
         if isinstance(form, SignForm):
-            sign_quantize(*arrays, block=form.block, residual=left, scale=scale)
+            sign_quantize(*arrays, block=form.block, residual=left, loss_scale=loss_scale)
         else:
             own = vector.noise(noise)
             quantize_blockwise(
-                *arrays, form=form, offsets=vector.offsets, noise=own, residual=left, scale=scale
+                *arrays,
+                form=form,
+                offsets=vector.offsets,
+                noise=own,
+                residual=left,
+                loss_scale=loss_scale,
             )
 
 
-def sum_blockwise_list(
-    batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0
-) -> None:
+def multi_tensor_sum(batch: BlockwiseParts, payloads: Sequence[U8], *, weight: float = 1.0) -> None:
     form = batch.form
     for part in batch.parts:
         arrays = [part.arrays(payload, form) for payload in payloads]
@@ -44,7 +47,7 @@ def sum_blockwise_list(
             sum_blockwise(codes, scales, part.out, form=form, offsets=offsets, weight=weight)
 
 
-def dequantize_blockwise_list(
+def multi_tensor_dequantize(
     batch: BlockwiseParts, payload: U8, *, weight: float = 1.0, add: bool = False
 ) -> None:
     form = batch.form
