@@ -10,12 +10,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-if TYPE_CHECKING:
-    from compressa.aggregators.base import Aggregator, World
-    from compressa.codecs.base import Biased, Unbiased
-    from compressa.parameters import Layout, ParameterInfo
+from compressa.bias import Biased, Unbiased
+from compressa.parameters import ParameterInfo
 
 
 class Granularity(Enum):
@@ -91,11 +89,55 @@ class Compressor(ABC):
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
         """Return what a gradient of this shape has after compression, headers apart."""
 
-    @abstractmethod
-    def aggregator(self, layout: Layout, world: World) -> Aggregator:
-        """Build what the engine drives for one unit.
 
-        Args:
-            layout: The unit's segments.
-            world: Ranks, exchange settings and state.
-        """
+@dataclass(frozen=True, kw_only=True)
+class Wrapper(Compressor):
+    """A compressor around another: what it does not say itself is as the inner one says."""
+
+    @property
+    @abstractmethod
+    def inner(self) -> Compressor:
+        """What it is around."""
+
+    @abstractmethod
+    def around(self, inner: Compressor) -> Compressor:
+        """Return the same wrapper around another compressor."""
+
+    @property
+    def granularity(self) -> Granularity:
+        """The inner one's."""
+        return self.inner.granularity
+
+    @property
+    def block_elems(self) -> int:
+        """The inner one's."""
+        return self.inner.block_elems
+
+    @property
+    def breakpoints(self) -> tuple[int, ...]:
+        """The inner one's."""
+        return self.inner.breakpoints
+
+    @property
+    def shared_stream(self) -> bool:
+        """The inner one's."""
+        return self.inner.shared_stream
+
+    @property
+    def conserves_mass(self) -> bool:
+        """The inner one's."""
+        return self.inner.conserves_mass
+
+    def at(self, step: int) -> Compressor:
+        """Go round the one in force."""
+        now = self.inner.at(step)
+        return self if now is self.inner else self.around(now)
+
+    def for_parameter(self, parameter: ParameterInfo) -> Compressor:
+        """Go round the parameter's."""
+        own = self.inner.for_parameter(parameter)
+        return self if own is self.inner else self.around(own)
+
+    def payload_bytes(self, shape: tuple[int, ...]) -> int:
+        """The inner one's."""
+        return self.inner.payload_bytes(shape)

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 
 from compressa import plugins
-from compressa.aggregators import choose_exchange
+from compressa.aggregators import build_aggregator, choose_exchange
 from compressa.aggregators.base import Merge, Round, State, World
+from compressa.bias import EVERY
 from compressa.codecs import Bias, Biased, Codec, Contraction, Fixed, Range, Unbiased
-from compressa.codecs.bias import EVERY
 from compressa.collectives.choice import ROUND_ROBIN
-from compressa.compressor import Compressor
+from compressa.compressor import Compressor, Wrapper
 from compressa.compressors import COMPRESSORS, Entry
 from compressa.config import Config, DenseBelow, assign
 from compressa.config.choices import CHOICES, choice_model
@@ -216,7 +216,7 @@ class _Used:
     def _rounds_on(self, ranks: int, state: State) -> tuple[Round, ...]:
         layout = Layout(0, (Segment(PARAMETER, 0, PARAMETER.elems),))
         world = World(rank=0, size=ranks, seed=0, exchange="auto", state=state)
-        return self._settled.aggregator(layout, world).rounds
+        return build_aggregator(self._settled, layout, world).rounds
 
     def busiest(self, ranks: int) -> float:
         """A dense ring's bytes over those of the busiest of so many ranks."""
@@ -260,9 +260,8 @@ def _wrappers(compressor: Compressor, wrapped: type[Compressor]) -> Iterator[str
     """Yield the names of what is around a compressor, from the outside in."""
     while not isinstance(compressor, wrapped):
         yield compressor.name.replace("_", " ")
-        inner = getattr(compressor, "codec", None) or getattr(compressor, "compressor", None)
-        assert isinstance(inner, Compressor), f"{compressor} wraps nothing"
-        compressor = inner
+        assert isinstance(compressor, Wrapper), f"{compressor} wraps nothing"
+        compressor = compressor.inner
 
 
 def _summable(codec: Codec) -> tuple[str, ...]:

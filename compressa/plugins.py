@@ -6,8 +6,8 @@ A package that says in its pyproject.toml
     fixed16 = "fixed16:Fixed16"
 
 adds a compressor to every configuration on machines where it is installed. The entry point has
-the compressor's name, and names a subclass of `Compressor`, or a `compressa.compressors.Entry`
-with a summary and a paper.
+the compressor's name, and names a subclass of `Codec` or `AggregatingCompressor`, or a
+`compressa.compressors.Entry` with a summary and a paper.
 
 Names are read from what the installer wrote down; nothing is imported. A package is imported
 when its compressor is first asked for, so that one that is broken is an error where its name is
@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from importlib import metadata
 
+from compressa.aggregators.base import AggregatingCompressor
+from compressa.codecs.base import Codec
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS, Entry
 from compressa.errors import ConfigError
@@ -165,11 +167,11 @@ def _import(plugin: Plugin) -> object:
 def _entry(plugin: Plugin, named: object) -> Entry:
     """Return a row for what the entry point names: a row, or a class with a docstring."""
     of: object = named.compressor if isinstance(named, Entry) else named
-    if not (isinstance(of, type) and issubclass(of, Compressor)):
+    if not (isinstance(of, type) and issubclass(of, Codec | AggregatingCompressor)):
         what = of.__name__ if isinstance(of, type) else type(of).__name__
         raise ConfigError(
             f"{plugin.title} is no compressor: {plugin.point.value} is {what}; the entry point "
-            "must name a subclass of compressa's Compressor or Codec, or an Entry with one"
+            "must name a subclass of Codec or AggregatingCompressor, or an Entry with one"
         )
     if isinstance(named, Entry):
         return named

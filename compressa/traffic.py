@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from compressa.aggregators.base import Round, State, World
+from compressa.aggregators.single import build_aggregator
 from compressa.collectives.base import Compute, Exchange, Program, Together
 from compressa.compressor import Compressor
 from compressa.config import Config
@@ -99,7 +100,7 @@ def ratios(
     busiest: Counter[Compressor] = Counter()
     for unit in build_units(parameters, now, UnitSizes.of(config)):
         dense[unit.compressor] += unit.layout.elems
-        rounds = unit.compressor.aggregator(unit.layout, world).rounds
+        rounds = build_aggregator(unit.compressor, unit.layout, world).rounds
         busiest[unit.compressor] += busiest_bytes(rounds, ranks, config.exchange.algorithm)
     return {own: dense_ring_bytes(dense[own], ranks) / busiest[own] for own in dense}
 

@@ -58,15 +58,16 @@ def forget_residuals_on_load() -> Iterator[None]:
 @contextlib.contextmanager
 def drop_one_element() -> Iterator[None]:
     """A codec that writes a zero where its largest element was."""
-    encode = TopK.encode_feedback
+    select = TopK._select
 
-    def broken(self: TopK, x: torch.Tensor, residual: torch.Tensor, *rest: Any) -> int:
-        length = encode(self, x, residual, *rest)
-        payload = rest[0]
+    def broken(
+        self: TopK, x: torch.Tensor, residual: Any, payload: torch.Tensor, *rest: Any
+    ) -> int:
+        length = select(self, x, residual, payload, *rest)
         payload[:4] = 0
         return length
 
-    with mock.patch.object(TopK, "encode_feedback", broken):
+    with mock.patch.object(TopK, "_select", broken):
         yield
 
 

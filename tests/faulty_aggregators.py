@@ -8,14 +8,22 @@ from typing import Any, ClassVar
 import torch
 from faulty_codecs import FaultyInt8
 
-from compressa.aggregators.base import Aggregator, Merge, Round, Rounds, StepContext, World
+from compressa.aggregators.base import (
+    AggregatingCompressor,
+    Aggregator,
+    Merge,
+    Round,
+    Rounds,
+    StepContext,
+    World,
+)
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.gather import Gathered
 from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.powersgd import PowerSGD, PowerSGDAggregator
 from compressa.codecs import Codec, Unbiased
+from compressa.codecs.around import AroundCodec
 from compressa.codecs.payload import HEADER_BYTES
-from compressa.compressor import Compressor, Granularity
 from compressa.parameters import Layout
 
 
@@ -48,7 +56,7 @@ class KeptOnRebuild(PowerSGD):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Gathers(Compressor):
+class Gathers(AroundCodec, AggregatingCompressor):
     """A sound compressor with an aggregator to be broken."""
 
     name: ClassVar[str] = "gathers"
@@ -57,17 +65,6 @@ class Gathers(Compressor):
 
     def __repr__(self) -> str:
         return f"Gathers(kind={self.kind.__name__}, codec={self.codec!r})"
-
-    @property
-    def granularity(self) -> Granularity:
-        return self.codec.granularity
-
-    @property
-    def block_elems(self) -> int:
-        return self.codec.block_elems
-
-    def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        return self.codec.payload_bytes(shape)
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         return self.kind(self.codec, layout, world, feedback=FeedbackRule())

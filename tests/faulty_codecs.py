@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from annotated_types import Le
+from annotated_types import Ge, Le
 from compressa.kernels import philox
 from compressa.kernels.threads import over_slices
 
 from compressa.codecs import (
     Bf16,
+    Bias,
     Biased,
     Bounded,
     Codec,
@@ -29,62 +32,113 @@ from compressa.codecs import (
     TopK,
     Unbiased,
 )
+from compressa.codecs.fused import Fused
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import PayloadError
 from compressa.parameters import ParameterInfo
 
 
 @dataclass(frozen=True, kw_only=True)
-class FaultyInt8(Int8):
-    """int8 with small blocks, to be broken."""
+class FaultyInt8(Codec):
+    """The core of int8 with small blocks, to be broken; a fault in it shows in all that follows."""
 
-    block: int = 32
+    name: ClassVar[str] = "faulty"
+    wire_id: ClassVar[int] = 203
 
-    def encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
-    ) -> int:
-        # The general way, so that a fault in encode or decode shows here too.
-        return Codec.encode_feedback(self, x, residual, payload, draw, scale)
+    block: Annotated[int, Ge(8)] = 32
+
+    @cached_property
+    def int8(self) -> Int8:
+        """What is to be broken."""
+        return Int8(block=self.block)
 
     @property
-    def sums_to_half(self) -> bool:
-        return False
+    def sound(self) -> FaultyInt8:
+        """The same without a fault."""
+        return FaultyInt8(block=self.block)
 
-    def decode_sum(
-        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    @property
+    def granularity(self) -> Granularity:
+        return Granularity.BLOCK
+
+    @property
+    def block_elems(self) -> int:
+        return self.block
+
+    def wire_bytes(self, elems: int) -> int:
+        return self.int8.wire_bytes(elems)
+
+    def bias(self, elems: int) -> Bias:
+        return self.int8.bias(elems)
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        return self.int8.encode(x, payload, draw)
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
-        Codec.decode_sum(self, payloads, out, weight)
+        self.int8.decode_add(payload, out, weight, draw)
 
 
-class Allocates(FaultyInt8):
-    def encode_feedback(
+class KeepsResiduals(FaultyInt8, ABC):
+    """Has an encode with feedback of its own."""
+
+    @property
+    def fused(self) -> Fused:
+        return Fused(encode_feedback=self.feed_back)
+
+    @abstractmethod
+    def feed_back(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float = 1.0,
+        scale: float,
+    ) -> int:
+        """As `encode_feedback`."""
+
+
+class DecodesByItself(FaultyInt8, ABC):
+    """Has a decode of its own."""
+
+    @property
+    def fused(self) -> Fused:
+        return Fused(decode=self.write)
+
+    @abstractmethod
+    def write(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """As `decode`."""
+
+
+class Allocates(KeepsResiduals):
+    def feed_back(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float,
     ) -> int:
         effective = residual.mul(scale).add_(x)
-        return super().encode_feedback(effective, residual.zero_(), payload, draw, scale)
+        return self.sound.encode_feedback(effective, residual.zero_(), payload, draw, scale)
 
 
 class DropsOneElement(FaultyInt8):
-    def _dequantize(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         last = out[-1:].clone()
-        super()._dequantize(payload, out, weight, add=add)
+        super().decode_add(payload, out, weight, draw)
         if out.numel() > 1:
-            out[-1:] = last if add else 0.0
+            out[-1:] = last
 
 
 class DropsOneElementFromDecodeAdd(FaultyInt8):
+    @property
+    def fused(self) -> Fused:
+        return Fused(decode=self.sound.decode)
+
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
@@ -94,10 +148,14 @@ class DropsOneElementFromDecodeAdd(FaultyInt8):
 
 
 class SumsWithoutTheWeight(FaultyInt8):
-    def decode_sum(
+    @property
+    def fused(self) -> Fused:
+        return Fused(decode_sum=self.add_up)
+
+    def add_up(
         self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
     ) -> None:
-        super().decode_sum(payloads, out, 1.0)
+        self.sound.decode_sum(payloads, out, 1.0)
 
 
 class LiesAboutItsSize(FaultyInt8):
@@ -107,10 +165,10 @@ class LiesAboutItsSize(FaultyInt8):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         return super().encode(x, payload[:-1], draw)
 
-    def _dequantize(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
-        FaultyInt8()._dequantize(payload[:-1], out, weight, add=add)
+        super().decode_add(payload[:-1], out, weight, draw)
 
 
 class LeavesAByteUnwritten(LiesAboutItsSize):
@@ -166,8 +224,8 @@ class HidesNan(FaultyInt8):
         return super().encode(x.nan_to_num(0.0, 0.0, 0.0), payload, draw)
 
 
-class PoisonsItsResidual(FaultyInt8):
-    def encode_feedback(
+class PoisonsItsResidual(KeepsResiduals):
+    def feed_back(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
@@ -183,8 +241,8 @@ class PoisonsItsResidual(FaultyInt8):
         return length
 
 
-class ResetsItsResidual(FaultyInt8):
-    def encode_feedback(
+class ResetsItsResidual(KeepsResiduals):
+    def feed_back(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
@@ -192,13 +250,13 @@ class ResetsItsResidual(FaultyInt8):
         draw: Draw,
         scale: float = 1.0,
     ) -> int:
-        length = super().encode_feedback(x, residual, payload, draw, scale)
+        length = self.sound.encode_feedback(x, residual, payload, draw, scale)
         residual.zero_()
         return length
 
 
-class ForgetsTheLossScale(FaultyInt8):
-    def encode_feedback(
+class ForgetsTheLossScale(KeepsResiduals):
+    def feed_back(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
@@ -206,31 +264,28 @@ class ForgetsTheLossScale(FaultyInt8):
         draw: Draw,
         scale: float = 1.0,
     ) -> int:
-        return super().encode_feedback(x, residual, payload, draw, 1.0)
+        return self.sound.encode_feedback(x, residual, payload, draw, 1.0)
 
 
 class TakesAnyLength(FaultyInt8):
-    def check(self, payload: torch.Tensor, elems: int) -> None:
-        """Nothing is checked."""
-
-    def _dequantize(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         padded = torch.zeros(self.wire_bytes(out.numel()), dtype=torch.uint8)
         length = min(padded.numel(), payload.numel())
         padded[:length] = payload[:length]
-        super()._dequantize(padded, out, weight, add=add)
+        super().decode_add(padded, out, weight, draw)
 
 
-class WritesBeforeItChecks(FaultyInt8):
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+class WritesBeforeItChecks(DecodesByItself):
+    def write(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         out.zero_()
-        super().decode(payload, out, draw)
+        self.sound.decode(payload, out, draw)
 
 
-class WritesPastTheEnd(FaultyInt8):
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        super().decode(payload, out, draw)
+class WritesPastTheEnd(DecodesByItself):
+    def write(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        self.sound.decode(payload, out, draw)
         out.as_strided((out.numel() + 1,), (1,))[-1] = 0.0
 
 
@@ -241,9 +296,9 @@ class WritesPastThePayload(FaultyInt8):
 
 
 class RaisesTheWrongError(TopK):
-    def check(self, payload: torch.Tensor, elems: int) -> None:
+    def check_content(self, payload: torch.Tensor, elems: int) -> None:
         try:
-            super().check(payload, elems)
+            super().check_content(payload, elems)
         except PayloadError as error:
             raise IndexError from error
 
@@ -332,27 +387,9 @@ class CannotBeSummed(Fp16):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         return super().encode(x.sign() * x.abs().sqrt(), payload, draw)
 
-    def encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
-    ) -> int:
-        return Codec.encode_feedback(self, x, residual, payload, draw, scale)
-
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        Codec.decode(self, payload, out, draw)
-
-    def decode_sum(
-        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
-    ) -> None:
-        Codec.decode_sum(self, payloads, out, weight)
-
     @property
-    def sums_to_half(self) -> bool:
-        return False
+    def fused(self) -> Fused:
+        return Fused()
 
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
@@ -489,8 +526,12 @@ class SharesWhatIsPrivate(Dithers):
     def shared_stream(self) -> bool:
         return True
 
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        super().decode(payload, out, draw)
+    @property
+    def fused(self) -> Fused:
+        return Fused(decode=self.write)
+
+    def write(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        Dithers(levels=self.levels).decode(payload, out, draw)
         out.mul_(torch.from_numpy(1 + 1e-3 * self.noise(out.numel(), draw)))
 
 
@@ -543,15 +584,9 @@ class ScalesByTheNorm(OneBit):
     def bias(self, elems: int) -> Contraction:
         return Contraction(0.0)
 
-    def encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
-    ) -> int:
-        return Codec.encode_feedback(self, x, residual, payload, draw, scale)
+    @property
+    def fused(self) -> Fused:
+        return Fused()
 
 
 # Threads.
@@ -608,8 +643,7 @@ class Lists(Codec):
             words[1 : 1 + count] = np.float32(np.nan).view(np.uint32)
         return 4 + 8 * count
 
-    def check(self, payload: torch.Tensor, elems: int) -> None:
-        super().check(payload, elems)
+    def check_content(self, payload: torch.Tensor, elems: int) -> None:
         self.read(payload, elems)
 
     def decode_add(
@@ -673,13 +707,13 @@ def _poke(address: int, value: float) -> None:
 
 
 class ChecksLessThanItDecodes(Lists):
-    def check(self, payload: torch.Tensor, elems: int) -> None:
-        Codec.check(self, payload, elems)
+    def check_content(self, payload: torch.Tensor, elems: int) -> None:
+        """Nothing."""
 
 
 class NeverEnds(Lists):
-    def check(self, payload: torch.Tensor, elems: int) -> None:
-        super().check(payload, elems)
+    def check_content(self, payload: torch.Tensor, elems: int) -> None:
+        super().check_content(payload, elems)
         values, _ = self.read(payload, elems)
         while values.isnan().any():
             pass

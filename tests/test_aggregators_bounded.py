@@ -51,8 +51,7 @@ class DropsTail(Codec):
         values = payload.clone().view(torch.float32)
         out[: values.numel()] += weight * values
 
-    def check(self, payload: torch.Tensor, elems: int) -> None:
-        super().check(payload, elems)
+    def check_content(self, payload: torch.Tensor, elems: int) -> None:
         if payload.numel() % 4:
             raise PayloadError(f"{self.name}: {payload.numel()} bytes are no whole values")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import graphlib
 import importlib
 import pkgutil
 import subprocess
@@ -44,26 +45,37 @@ def test_every_package_on_disk_is_in_the_wheel() -> None:
         assert declared["package-dir"][f"compressa.{home}"] == home
 
 
-def imported(file: Path) -> set[str]:
-    names: set[str] = set()
+def imported(file: Path) -> set[tuple[str, str]]:
+    """What a file imports anywhere, be it in a function or for types only: modules and names."""
+    found: set[tuple[str, str]] = set()
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            found |= {(alias.name, "") for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in names if name.split(".")[0] in ("compressa", "torch")}
+            found |= {(node.module, alias.name) for alias in node.names}
+    return found
+
+
+def imported_modules(file: Path) -> set[str]:
+    return {module for module, _ in imported(file)}
+
+
+def imported_names(file: Path) -> set[str]:
+    return {f"{module}.{name}".rstrip(".") for module, name in imported(file)}
 
 
 @pytest.mark.parametrize("home", ["kernels", "schedulers"])
 def test_the_ground_floor_knows_nothing_above_it(home: str) -> None:
     allowed = (f"compressa.{home}",)
     for file in HOMES[home].rglob("*.py"):
-        above = {name for name in imported(file) if not name.startswith(allowed)}
+        names = imported_names(file)
+        ours = {name for name in names if name.split(".")[0] in ("compressa", "torch")}
+        above = {name for name in ours if not name.startswith(allowed)}
         assert not above, f"{file.relative_to(ROOT)} imports {sorted(above)}"
 
 
 # A part may import itself, what is listed, and the leaves. Nothing imports upwards.
-LEAVES = {"arrays", "errors", "pacing", "parameters", "kernels", "schedulers"}
+LEAVES = {"arrays", "bias", "errors", "files", "pacing", "parameters", "kernels", "schedulers"}
 FLOORS = {
     "codecs": {"compressor"},
     "collectives": set(),
@@ -116,45 +128,44 @@ FLOORS = {
 }
 
 
-def runtime_imports(file: Path) -> set[str]:
-    """What a module imports when it is loaded: not in functions, nor for type checking only."""
-    tree = ast.parse(file.read_text())
-    tree.body = [
-        node
-        for node in tree.body
-        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
-    ]
-    found: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
-    return {name.split(".")[1] for name in found if name.startswith("compressa.")}
+def parts_imported(file: Path) -> set[str]:
+    return {name.split(".")[1] for name in imported_names(file) if name.startswith("compressa.")}
 
 
 @pytest.mark.parametrize("part", FLOORS)
 def test_imports_inside_the_middleware_point_one_way(part: str) -> None:
     allowed = FLOORS[part] | LEAVES | {part}
     for file in (ROOT / "compressa" / part).rglob("*.py"):
-        strangers = runtime_imports(file) - allowed
+        strangers = parts_imported(file) - allowed
         assert not strangers, f"{file.relative_to(ROOT)} imports {sorted(strangers)}"
 
 
-def all_imports(file: Path) -> set[str]:
-    modules = set()
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            modules.add(node.module)
-        elif isinstance(node, ast.Import):
-            modules |= {alias.name for alias in node.names}
-    return modules
+def files_by_module() -> dict[str, Path]:
+    found = {}
+    for home, folder in {**HOMES, "benchmarks": ROOT / "benchmarks"}.items():
+        prefix = f"compressa.{home}" if home in ("kernels", "schedulers") else home
+        for file in folder.rglob("*.py"):
+            inner = file.relative_to(folder).with_suffix("").parts
+            found[".".join([prefix, *inner]).removesuffix(".__init__")] = file
+    return found
+
+
+def test_no_files_import_each_other() -> None:
+    """Not even in functions or for types, nor by way of others."""
+    files, graph = files_by_module(), {}
+    for name, file in files.items():
+        meant = {f"{m}.{n}" if f"{m}.{n}" in files else m for m, n in imported(file)}
+        graph[name] = (meant & files.keys()) - {name}
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        pytest.fail(" is imported by ".join(error.args[1]))
 
 
 def test_experiments_use_the_public_front_only() -> None:
     public = {"compressa", "compressa.errors", "compressa.testbed", "compressa.config"}
     for file in (*(ROOT / "experiments").rglob("*.py"), *(ROOT / "harness").rglob("*.py")):
-        private = {m for m in all_imports(file) if m.split(".")[0] == "compressa"} - public
+        private = {m for m in imported_modules(file) if m.split(".")[0] == "compressa"} - public
         assert not private, f"{file.relative_to(ROOT)} imports {sorted(private)}"
 
 
@@ -163,7 +174,7 @@ def test_nothing_knows_the_benchmarks() -> None:
     homes |= {ROOT / "experiments": {"benchmarks"}, ROOT / "harness": {"benchmarks", "lab"}}
     for home, beside in homes.items():
         for file in home.rglob("*.py"):
-            known = {m for m in all_imports(file) if m.split(".")[0] in beside}
+            known = {m for m in imported_modules(file) if m.split(".")[0] in beside}
             assert not known, f"{file.relative_to(ROOT)} imports {sorted(known)}"
 
 

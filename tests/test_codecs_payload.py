@@ -12,7 +12,7 @@ from emulated_torch import emulated_torch, on_cpu, on_gpu
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compressa.aggregators import State, World
+from compressa.aggregators import State, World, build_aggregator
 from compressa.aggregators.base import Round, Verb
 from compressa.aggregators.scalecom import ScaleCom
 from compressa.codecs import Natural, OneBitSGD, TopK
@@ -110,7 +110,7 @@ def test_a_unit_that_a_header_cannot_count_is_refused_when_it_is_built(
     layout = Layout(0, (Segment(TOO_LARGE, 0, TOO_LARGE.elems),))
     world = World(0, 1, 0, "all_gather" if compressor.name != "scalecom" else "auto", State())
     with pytest.raises(ConfigError, match=r"4294967296 elements .* 2\^32 - 1"):
-        compressor.aggregator(layout, world)
+        build_aggregator(compressor, layout, world)
     assert not world.state.vectors
 
 

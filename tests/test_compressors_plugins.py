@@ -88,6 +88,10 @@ def test_an_entry_keeps_its_summary_paper_and_family(site: Path) -> None:
         ("def Mine(): ...", "is no compressor: {d}:Mine is function; the entry point must name"),
         ("class Mine: ...", "is no compressor: {d}:Mine is Mine; the entry point must name a sub"),
         ("Mine = Entry(int, '')", "is no compressor: {d}:Mine is int; the entry point must name"),
+        (
+            "class Mine(Codec):\n    def decode(self): ...",
+            "can not be imported from {d}:Mine: TypeError: Mine.decode: every codec's ",
+        ),
         ("class Mine(Codec): name = NAME", "is not complete: Mine must define bias, decode_add, "),
         ("class Mine(TopK): wire_id = 130", "calls itself 'topk': the entry point and Mine.name "),
         ("class Mine(TopK): name = NAME", "has the wire id 6: smaller ones are compressa's own; "),
@@ -328,7 +332,7 @@ class Mine(TopK):
 SLOW = """
 class Mine(TopK):
     name, wire_id = "slow", 132
-    def payload_bytes(self, shape): raise ZeroDivisionError("slow")
+    def wire_bytes(self, elems): raise ZeroDivisionError("slow")
 """
 
 

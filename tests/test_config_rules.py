@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from compressa.codecs import Int8, NoCompression, OneBit, RandomK, TopK
+from compressa.codecs.around import codec_of
 from compressa.config import ConfigWarning, assign, load_config
 from compressa.config.match import Match
 from compressa.config.rules import matcher
@@ -47,7 +48,7 @@ def test_the_first_rule_that_matches_decides() -> None:
         {"match": {"role": ["embedding", "norm"]}, "compressor": "randomk"},
     ]
     found = assigned({"compressor": "int8", "rules": rules})
-    inner = [getattr(compressor, "codec", compressor) for compressor in found.values()]
+    inner = [codec_of(compressor) for compressor in found.values()]
     assert inner == [RandomK(), NoCompression(), OneBit(), NoCompression(), Int8()]
     assert list(found) == [parameter.name for parameter in PARAMETERS]
 

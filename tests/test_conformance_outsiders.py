@@ -36,4 +36,4 @@ def test_an_outsider_gets_one_sentence() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "int8: encode_feedback and encode of the corrected gradient differ\n"
+    assert done.stdout == "faulty: encode_feedback and encode of the corrected gradient differ\n"

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from compressor_cases import ALL
 
+from compressa.codecs.around import codec_of
 from compressa.compressor import Compressor
 from compressa.config import assign, config_toml, load_config
 from compressa.parameters import ParameterInfo
@@ -25,4 +26,4 @@ def test_a_compressor_survives_a_toml_file(compressor: Compressor, tmp_path: Pat
     assert again == config
     assert again.compressor.build() == compressor
     assigned = assign(again, [WEIGHT])["weight"].for_parameter(WEIGHT)
-    assert getattr(assigned, "codec", assigned) == compressor.for_parameter(WEIGHT)
+    assert (codec_of(assigned) or assigned) == compressor.for_parameter(WEIGHT)

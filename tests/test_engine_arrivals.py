@@ -18,6 +18,7 @@ from torch import nn
 
 from compressa.arrays import as_array
 from compressa.codecs import Int8
+from compressa.codecs.fused import Fused
 from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
 from compressa.config import parameter_infos
 from compressa.engine import communication
@@ -160,7 +161,7 @@ def engine(gpu: None) -> Iterator[Engine]:
         return encode(codec, *rest)
 
     net = nn.Linear(64, 64, bias=False)
-    with mock.patch.object(Int8, "encode", checked):
+    with mock.patch.multiple(Int8, encode=checked, fused=Fused()):
         engine = engine_over(
             parameter_infos(net), {"weight": Int8()}, device_stream=CudaDeviceStream(DEVICE)
         )

@@ -17,6 +17,7 @@ from engines import engine_over
 from torch import nn
 
 from compressa.codecs import Int8
+from compressa.codecs.fused import Fused
 from compressa.config import Config, load_config, parameter_infos
 from compressa.engine.device_stream import CudaDeviceStream, DeviceStream, device_stream_of
 from compressa.engine.engine import Engine
@@ -89,7 +90,8 @@ def test_too_little_memory_for_residuals_says_what_helps(gpu: None, error: Excep
 
 def test_too_little_memory_in_a_step_ends_it_with_an_error(gpu: None) -> None:
     engine = engine_on(CudaDeviceStream(DEVICE))
-    with mock.patch.object(Int8, "encode", side_effect=MemoryError("no 5 bytes left")):
+    encode = mock.Mock(side_effect=MemoryError("no 5 bytes left"))
+    with mock.patch.multiple(Int8, encode=encode, fused=Fused()):
         ticket = engine.submit({"weight": on_gpu(torch.ones(64, 64))}, step=0)
         with pytest.raises(BackendUnavailable, match=r"the unit .*\(no 5 bytes left\)"):
             ticket.result(10.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from compressa.aggregators import State, World
+from compressa.aggregators import State, World, build_aggregator
 from compressa.codecs import Codec, DeMo
 from compressa.codecs.base import Fixed
 from compressa.compressors import COMPRESSORS
@@ -33,7 +33,7 @@ def test_ranks_send_what_is_counted(name: str, size: int) -> None:
     world = LoopbackWorld(size, [MATRIX], compressors, unit_bytes=4 * MATRIX.elems)
     layout = Layout(0, (Segment(MATRIX, 0, MATRIX.elems),))
     alone = compressors["weight"].for_parameter(MATRIX)
-    rounds = alone.aggregator(layout, World(0, size, 0, "auto", State())).rounds
+    rounds = build_aggregator(alone, layout, World(0, size, 0, "auto", State())).rounds
     counted = sum(port.sent_bytes for port in ports(rounds, size))
     gradient = torch.randn(MATRIX.shape, generator=torch.Generator().manual_seed(1))
     world.step([{"weight": gradient} for _ in range(size)])
@@ -48,7 +48,8 @@ def test_shards_of_whole_bands_of_a_matrix_are_counted_as_they_are() -> None:
     codec, matrix = DeMo(), ParameterInfo(0, "weight", (200, 64))
     world = LoopbackWorld(8, [matrix], codec, unit_bytes=4 * matrix.elems)
     layout = Layout(0, (Segment(matrix, 0, matrix.elems),))
-    rounds = codec.for_parameter(matrix).aggregator(layout, World(0, 8, 0, "auto", State())).rounds
+    own = codec.for_parameter(matrix)
+    rounds = build_aggregator(own, layout, World(0, 8, 0, "auto", State())).rounds
     world.step([{"weight": torch.randn(matrix.shape)} for _ in range(8)])
     assert sent_bytes(world) == [port.sent_bytes for port in ports(rounds, 8)]
 

@@ -11,6 +11,7 @@ import shutil
 import weakref
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -23,9 +24,11 @@ from compressa.aggregators.base import CPU, State, StepContext, World
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.momentum import Momentum
 from compressa.aggregators.multi_tensor import MultiTensor
-from compressa.aggregators.scopes import ScopePayload, whole_scopes
+from compressa.aggregators.scope import whole_scopes
+from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import HALVES
 from compressa.codecs import QSGD, Codec, Int2, Int4, Int8, Natural, OneBit, TernGrad
+from compressa.codecs.fused import Fused
 from compressa.compressor import Compressor
 from compressa.errors import PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
@@ -280,6 +283,10 @@ class Louder(Int8):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Any) -> int:
         return super().encode(2.0 * x, payload, draw)
 
+    @property
+    def fused(self) -> Fused:
+        return Fused()
+
 
 @pytest.mark.parametrize("codec", [Louder(block=32), Natural()], ids=["louder", "natural"])
 def test_codecs_that_do_otherwise_go_one_by_one(codec: Codec, launched: Counter[str]) -> None:
@@ -331,9 +338,9 @@ def test_a_cpu_that_knows_its_scopes_leaves_what_they_leave_one_by_one(
 
 def test_what_a_cpu_knows_of_scopes_is_made_once_and_keeps_none_of_their_memory() -> None:
     codec = Int8(block=32)
-    unit, gradients = Unit(codec, SIZES, CPU, RULE, 1, at_once=True), []
-    made = mock.Mock(side_effect=codec.encoder)
-    with mock.patch.object(Int8, "encoder", made):
+    made = mock.Mock(side_effect=codec.fused.encoder)
+    with mock.patch.object(Int8, "fused", replace(codec.fused, encoder=made)):
+        unit, gradients = Unit(Int8(block=32), SIZES, CPU, RULE, 1, at_once=True), []
         for step in range(6):
             if step % 3 == 0:
                 gradients = gradients_of(SIZES, step, torch.float32)

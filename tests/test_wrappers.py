@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from compressa.aggregators import State, World
+from compressa.aggregators import State, World, build_aggregator
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.codecs import Bf16, Int4, Int8, NoCompression, OneBitSGD, RandomK, TopK
 from compressa.compressor import Compressor
@@ -140,8 +140,9 @@ def test_warmup_refuses_what_it_cannot_do() -> None:
     with pytest.raises(ConfigError, match="must not be negative"):
         Warmup(compressor=Int8(), steps=-1)
     layout = Layout(0, (Segment(WEIGHT, 0, WEIGHT.elems),))
+    world = World(0, 1, 0, "auto", State())
     with pytest.raises(ConfigError, match=r"at\(step\)"):
-        Warmup(compressor=Int8(), steps=1).aggregator(layout, World(0, 1, 0, "auto", State()))
+        build_aggregator(Warmup(compressor=Int8(), steps=1), layout, world)
 
 
 def test_residuals_survive_a_switch_from_one_codec_to_another() -> None:

@@ -1,6 +1,7 @@
 """Aggregators: how the ranks' gradients of one unit become their mean."""
 
 from compressa.aggregators.base import (
+    AggregatingCompressor,
     Aggregator,
     AllGather,
     AllReduce,
@@ -12,9 +13,10 @@ from compressa.aggregators.base import (
     Verb,
     World,
 )
-from compressa.aggregators.single import choose_exchange, single
+from compressa.aggregators.single import build_aggregator, choose_exchange, single
 
 __all__ = [
+    "AggregatingCompressor",
     "Aggregator",
     "AllGather",
     "AllReduce",
@@ -25,6 +27,7 @@ __all__ = [
     "StepContext",
     "Verb",
     "World",
+    "build_aggregator",
     "choose_exchange",
     "single",
 ]

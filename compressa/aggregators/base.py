@@ -20,7 +20,8 @@ from compressa.aggregators import narrow
 from compressa.codecs.payload import check_countable
 from compressa.collectives.accumulator import Accumulator
 from compressa.collectives.scratch import Scratch
-from compressa.parameters import ParameterInfo
+from compressa.compressor import Compressor
+from compressa.parameters import Layout, ParameterInfo
 
 CPU = torch.device("cpu")
 _EXACT_IN_BFLOAT16 = 256  # all smaller integers are, too
@@ -296,3 +297,20 @@ class Aggregator(ABC):
     @abstractmethod
     def rollback(self, context: StepContext) -> None:
         """Give back to the residual what `context` sent, since its step was skipped."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregatingCompressor(Compressor):
+    """A compressor that is no codec: it exchanges in rounds of its own, or wraps what exchanges."""
+
+    @abstractmethod
+    def aggregator(self, layout: Layout, world: World) -> Aggregator:
+        """Build what the engine drives for one unit.
+
+        Args:
+            layout: The unit's segments.
+            world: Ranks, exchange settings and state.
+
+        Raises:
+            ConfigError: The wanted exchange does not fit.
+        """

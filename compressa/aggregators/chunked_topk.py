@@ -29,6 +29,7 @@ import torch
 from annotated_types import Ge, Gt, Le, MultipleOf
 
 from compressa.aggregators.base import (
+    AggregatingCompressor,
     Aggregator,
     AllReduce,
     Round,
@@ -38,11 +39,11 @@ from compressa.aggregators.base import (
     World,
 )
 from compressa.aggregators.residuals import ChunkResiduals
-from compressa.aggregators.scopes import whole_scopes
+from compressa.aggregators.scope import whole_scopes
 from compressa.arrays import as_array
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import block_count
 from compressa.kernels.chunks import add_chunks, take_largest_chunks
@@ -52,7 +53,7 @@ _MOST_NORM = 2.0**127  # half the largest float32, so that no rounding of a sum 
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChunkedTopK(Compressor):
+class ChunkedTopK(AggregatingCompressor):
     """Keep the max(1, round(density * chunks)) chunks of largest norm; error feedback built in.
 
     Wire, of a parameter of n elements in m = ceil(n / chunk) chunks, k of them kept: m float32 of

@@ -24,7 +24,8 @@ from compressa.aggregators.base import (
     Verb,
     World,
 )
-from compressa.aggregators.scopes import Scope, ScopePayload, whole_scopes
+from compressa.aggregators.scope import Scope, whole_scopes
+from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor, surely_finite
 from compressa.codecs.base import Codec
 from compressa.collectives.scratch import Scratch

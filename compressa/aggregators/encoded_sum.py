@@ -18,7 +18,8 @@ import torch
 
 from compressa.aggregators.base import StepContext, World
 from compressa.aggregators.hop_residuals import HopResiduals
-from compressa.aggregators.scopes import Scope, ScopePayload
+from compressa.aggregators.scope import Scope
+from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor
 from compressa.codecs.base import Codec, Contraction, Draw, Fixed
 from compressa.codecs.payload import HEADER_BYTES

@@ -16,7 +16,15 @@ import numpy.typing as npt
 import torch
 from annotated_types import Ge, Le
 
-from compressa.aggregators.base import AllReduce, Merge, Round, StepContext, Verb, World
+from compressa.aggregators.base import (
+    AggregatingCompressor,
+    AllReduce,
+    Merge,
+    Round,
+    StepContext,
+    Verb,
+    World,
+)
 from compressa.aggregators.scopes import held_back
 from compressa.arrays import as_array
 from compressa.collectives.dense import DenseValues
@@ -35,7 +43,7 @@ _LARGEST = 2.0**100  # rows and columns of 2^54 elements that are no larger have
 
 
 @dataclass(frozen=True, kw_only=True)
-class LowRank(Compressor):
+class LowRank(AggregatingCompressor):
     """A compressor that sends factors of each gradient matrix; has its own error feedback.
 
     Args:

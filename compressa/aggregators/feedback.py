@@ -20,8 +20,8 @@ from compressa.aggregators import narrow
 from compressa.aggregators.base import State, StepContext
 from compressa.aggregators.momentum import Momentum, Velocity
 from compressa.arrays import as_array, scratch_tensor, surely_finite
-from compressa.codecs.averaging import Kept
 from compressa.codecs.base import Codec, Draw
+from compressa.codecs.fused import Kept
 from compressa.errors import ConfigError
 from compressa.kernels.feedback import absorb_residual
 from compressa.parameters import Segment

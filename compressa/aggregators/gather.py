@@ -16,7 +16,8 @@ from compressa.aggregators.base import (
     World,
 )
 from compressa.aggregators.feedback import FeedbackRule
-from compressa.aggregators.scopes import ScopePayload, whole_scopes
+from compressa.aggregators.scope import whole_scopes
+from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs.base import Codec
 from compressa.collectives.scratch import Scratch
 from compressa.parameters import Layout

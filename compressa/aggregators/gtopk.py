@@ -34,6 +34,7 @@ import torch
 from annotated_types import Gt, Le
 
 from compressa.aggregators.base import (
+    AggregatingCompressor,
     Aggregator,
     AllReduce,
     Round,
@@ -46,13 +47,13 @@ from compressa.aggregators.sparse_sum import SparseUnit
 from compressa.codecs import TopK
 from compressa.codecs._sparse import IndexFormat, SparseForm, ValueDtype
 from compressa.collectives.scratch import Scratch
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Granularity
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class GTopK(Compressor):
+class GTopK(AggregatingCompressor):
     """Keep the k = max(1, round(density * n)) largest elements of the sum; error feedback built in.
 
     Ties go to the lowest index. Wire, in each hop: what `topk` sends, with values of p / P. On one

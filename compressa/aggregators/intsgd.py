@@ -16,11 +16,11 @@ from typing import ClassVar, Literal
 
 import torch
 
-from compressa.aggregators.base import Aggregator, World
+from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.shared_scale import SharedScale, most_levels
+from compressa.bias import SMALLEST_NORMAL, Range, Unbiased
 from compressa.codecs import bounds
-from compressa.codecs.bias import SMALLEST_NORMAL, Range, Unbiased
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Granularity
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
 
@@ -29,7 +29,7 @@ _STREAM = 23
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntSGD(Compressor):
+class IntSGD(AggregatingCompressor):
     """Round to integers of a scale that all ranks share, and sum the integers.
 
     Wire: 4 bytes a parameter for the maximum, then `bits` bits an element. Keeps no residual.

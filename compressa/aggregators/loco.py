@@ -19,16 +19,16 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le, MultipleOf
 
-from compressa.aggregators.base import Aggregator, World
+from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.single import single
 from compressa.codecs.int4 import Int4
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Granularity
 from compressa.parameters import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoCo(Compressor):
+class LoCo(AggregatingCompressor):
     """Four bits and a unit per block, with a residual of eight bits in a moving average.
 
     Each rank sends its shards as int4, their owner adds them in float32, and shares the mean as

@@ -1,4 +1,4 @@
-"""MultiTensor: scopes of a unit that are taken by one call; see `compressa.codecs.base.Encoder`.
+"""MultiTensor: scopes of a unit that are taken by one call; see `compressa.codecs.fused.Encoder`.
 
 A bucket of DDP's mostly stays where it is, so what a call takes is worked out once. Where memory
 is another one than before, as after DDP has rebuilt its buckets, it is worked out anew.
@@ -7,16 +7,15 @@ is another one than before, as after DDP has rebuilt its buckets, it is worked o
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
 from compressa.aggregators.base import State, StepContext
 from compressa.aggregators.feedback import FeedbackRule
-from compressa.codecs.base import Codec, Decoder, Encoder, Item
-
-if TYPE_CHECKING:
-    from compressa.aggregators.scopes import Scope
+from compressa.aggregators.scope import Scope
+from compressa.codecs.base import Codec
+from compressa.codecs.fused import Decoder, Encoder, Item
 
 T = TypeVar("T")
 
@@ -60,7 +59,7 @@ class MultiTensor:
         state: State,
         feedback: FeedbackRule | None,
     ) -> None:
-        self._codec = codec
+        self._fused = codec.fused
         self._scopes = list(zip(scopes, starts, strict=True))
         self._payload_bytes = payload_bytes
         self._state = state
@@ -72,24 +71,25 @@ class MultiTensor:
         self, gradients: Sequence[torch.Tensor], context: StepContext, payload: torch.Tensor
     ) -> Encoder | None:
         """Return what encodes these gradients; None if each scope has to go by itself."""
-        rule = self._feedback
-        if rule is not None and (context.hold_zeros or not _adds_all(rule, context)):
+        make, rule = self._fused.encoder, self._feedback
+        if make is None:
             return None
-        if not (self._codec.takes_half or _wide(gradients)):
+        if rule is not None and (context.hold_zeros or not _adds_all(rule, context)):
             return None
         residuals = [] if rule is None else self._residuals()
         return self._encoders.at(
             (payload.data_ptr(), *_place(gradients), *[x.data_ptr() for x in residuals]),
-            lambda: self._codec.encoder(self._items(gradients, rule is not None), payload),
+            lambda: make(self._items(gradients, rule is not None), payload),
         )
 
     def decoder(self, gradients: Sequence[torch.Tensor]) -> Decoder | None:
         """Return what decodes to these gradients; None if each scope has to go by itself."""
-        if not (self._codec.sums_to_half or _wide(gradients)):
+        make = self._fused.decoder
+        if make is None:
             return None
         return self._decoders.at(
             tuple(_place(gradients)),
-            lambda: self._codec.decoder(self._items(gradients, False), self._payload_bytes),
+            lambda: make(self._items(gradients, False), self._payload_bytes),
         )
 
     def _residuals(self) -> list[torch.Tensor]:
@@ -112,10 +112,6 @@ def _adds_all(rule: FeedbackRule, context: StepContext) -> bool:
     """Whether residuals are added and kept in the codec's own pass, where they are."""
     whole = rule.decay == rule.beta == 1.0 and rule.dtype == "float32" and rule.momentum is None
     return whole and not rule.resets(context)
-
-
-def _wide(gradients: Sequence[torch.Tensor]) -> bool:
-    return all(x.dtype is torch.float32 for x in gradients)
 
 
 def _place(gradients: Sequence[torch.Tensor]) -> list[Hashable]:

@@ -16,7 +16,8 @@ from compressa.aggregators.base import (
     World,
 )
 from compressa.aggregators.feedback import FeedbackRule
-from compressa.aggregators.scopes import decode, encode, residuals_of, whole_scopes
+from compressa.aggregators.scope import whole_scopes
+from compressa.aggregators.scopes import decode, encode, residuals_of
 from compressa.codecs.base import Codec, Draw
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch

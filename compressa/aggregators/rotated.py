@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from compressa.aggregators.scopes import Scope
+from compressa.aggregators.scope import Scope
 from compressa.arrays import as_array
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.kernels import block_count

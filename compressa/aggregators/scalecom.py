@@ -29,6 +29,7 @@ import torch
 from annotated_types import Gt, Le
 
 from compressa.aggregators.base import (
+    AggregatingCompressor,
     Aggregator,
     AllReduce,
     Broadcast,
@@ -39,7 +40,7 @@ from compressa.aggregators.base import (
     World,
 )
 from compressa.aggregators.residuals import ChunkResiduals
-from compressa.aggregators.scopes import Scope, whole_scopes
+from compressa.aggregators.scope import Scope, whole_scopes
 from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs.payload import (
     HEADER_BYTES,
@@ -50,7 +51,7 @@ from compressa.codecs.payload import (
 )
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Granularity
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import bitpack
 from compressa.kernels.feedback import all_finite
@@ -62,7 +63,7 @@ _CHUNK = 1024  # of the pass that takes up the gradient; it changes no result
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaleCom(Compressor):
+class ScaleCom(AggregatingCompressor):
     """Keep k = max(1, round(density * n)) elements, picked by one rank for all.
 
     Wire, round 1: from the leader, for each parameter in turn k increasing indices of

@@ -30,8 +30,8 @@ from compressa.aggregators.feedback import FeedbackRule, OwnedResidual
 from compressa.aggregators.scopes import ScopePayload, decode, held_back
 from compressa.aggregators.shards import ShardSpans, ShardSum, cut_shards
 from compressa.arrays import widened
-from compressa.codecs.averaging import Averaging
 from compressa.codecs.base import Codec
+from compressa.codecs.fused import Averaging
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.collectives.accumulator import Span
 from compressa.collectives.choice import ROUND_ROBIN
@@ -193,13 +193,15 @@ class _OwnShard:
     ) -> int | None:
         """Do what `_average` does where codec and feedback allow; else do nothing."""
         own, owned, ranks = self.payload, self._owned[i], self._world.size
-        scope, kept = own.scopes[i], None
+        scope, kept, average = own.scopes[i], None, own.codec.fused.average
         x, draw = scope.of(gradients), own.draw(scope, context, owner=True)
+        if average is None or x.dtype is not torch.float32:
+            return None
         if owned is not None:
             kept = owned.lent(context, ranks, held=held_back(x, context))
-        if x.dtype is not torch.float32 or (owned is not None and kept is None):
-            return None
-        return own.codec.average(Averaging(x, list(sent.values()), place, draw, 1.0 / ranks, kept))
+            if kept is None:
+                return None
+        return average(Averaging(x, list(sent.values()), place, draw, 1.0 / ranks, kept))
 
     def _average(
         self,

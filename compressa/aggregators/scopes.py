@@ -7,17 +7,18 @@ of a codec with Bounded size is preceded by 8 bytes: its length (u32) and 4 zero
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
 import torch
 
-from compressa.aggregators.base import State, StepContext, World
+from compressa.aggregators.base import StepContext, World
 from compressa.aggregators.feedback import FeedbackRule, Residual
 from compressa.aggregators.multi_tensor import MultiTensor
+from compressa.aggregators.scope import Scope
 from compressa.arrays import put, scratch_tensor, widened
-from compressa.codecs.base import Bounded, Codec, Decoder, Draw
+from compressa.codecs.base import Bounded, Codec, Draw
+from compressa.codecs.fused import Decoder
 from compressa.codecs.payload import (
     HEADER_BYTES,
     Header,
@@ -27,45 +28,12 @@ from compressa.codecs.payload import (
 )
 from compressa.errors import PayloadError
 from compressa.kernels.threads import over_slices
-from compressa.parameters import Layout, Segment
 
 _LENGTH_BYTES = 8
 _PIECE_ELEMS = 1 << 19  # two mebibytes of float32 stay in the cache; less is not worth the calls
 
 Cut = Callable[[torch.Tensor], torch.Tensor]
 """The payload of a scope -> that of a piece of it."""
-
-
-@dataclass(frozen=True)
-class Scope:
-    """Part of one of the unit's gradients, compressed alone.
-
-    Attributes:
-        gradient: Index of the gradient in the unit.
-        start: First element in that gradient.
-        segment: The same part as a segment of its parameter.
-    """
-
-    gradient: int
-    start: int
-    segment: Segment
-
-    def of(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return this scope's values."""
-        whole = gradients[self.gradient]
-        if whole.numel() == self.segment.elems:
-            return whole
-        return whole[self.start : self.start + self.segment.elems]
-
-    def residual(self, state: State) -> torch.Tensor:
-        """Return this scope's part of its parameter's residual."""
-        whole = state.residual(self.segment.parameter)
-        return whole[self.segment.start : self.segment.stop]
-
-
-def whole_scopes(layout: Layout) -> tuple[Scope, ...]:
-    """One scope for each segment."""
-    return tuple(Scope(i, 0, segment) for i, segment in enumerate(layout.segments))
 
 
 def residuals_of(
@@ -111,16 +79,12 @@ def decode_sum(
         for payload, draw in sent:  # one by one: each cut is in the same memory
             codec.decode_add(cut(payload), values, weight, draw)
 
-    if codec.sums_to_half or (out.dtype is torch.float32 and _sums_by_itself(codec)):
-        codec.decode_sum(sent, out, weight)
+    if codec.fused.decode_sum is not None:
+        codec.fused.decode_sum(sent, out, weight)
     elif out.dtype is torch.float32:
         add_up(lambda payload: payload, out)  # without another look: all were checked on arrival
     else:
         _in_pieces(codec, out, add_up)
-
-
-def _sums_by_itself(codec: Codec) -> bool:
-    return type(codec).decode_sum is not Codec.decode_sum
 
 
 def _in_pieces(codec: Codec, out: torch.Tensor, work: Callable[[Cut, torch.Tensor], None]) -> None:
@@ -179,9 +143,9 @@ class ScopePayload:
         check_countable(codec.name, self.elems, self.body_bytes)
         self.residuals = residuals_of(scopes, feedback, world)
         self._feedback = feedback
-        self._lengths_tell_all = self.exact and type(codec).check is Codec.check
+        self._lengths_tell_all = self.exact and codec.check_content is None
         self._multi_tensor: MultiTensor | None = None
-        if self.exact and self.scopes and type(codec).encoder is not Codec.encoder:
+        if self.exact and self.scopes and codec.fused.encoder is not None:
             *starts, end = accumulate(map(_aligned, self._sizes), initial=HEADER_BYTES)
             self._multi_tensor = MultiTensor(codec, self.scopes, starts, end, world.state, feedback)
 

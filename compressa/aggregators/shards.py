@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from compressa.aggregators.base import StepContext
-from compressa.aggregators.scopes import Scope
+from compressa.aggregators.scope import Scope
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.parameters import Layout
 

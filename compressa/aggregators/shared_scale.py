@@ -27,7 +27,7 @@ from compressa.aggregators.base import (
     Verb,
     World,
 )
-from compressa.aggregators.scopes import Scope, whole_scopes
+from compressa.aggregators.scope import Scope, whole_scopes
 from compressa.arrays import as_array
 from compressa.codecs.base import Draw
 from compressa.collectives.choice import ROUND_ROBIN

@@ -27,6 +27,7 @@ import numpy.typing as npt
 import torch
 
 from compressa.aggregators.base import (
+    AggregatingCompressor,
     Aggregator,
     AllReduce,
     Round,
@@ -42,7 +43,7 @@ from compressa.codecs.base import Biased, Codec, Draw
 from compressa.collectives.accumulator import Span
 from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.scratch import Scratch
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Granularity
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import block_count, onebit
 from compressa.parameters import Layout
@@ -52,7 +53,7 @@ BLOCK = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class SignSGD(Compressor):
+class SignSGD(AggregatingCompressor):
     """Majority vote over the ranks' signs; bring your own learning rate.
 
     Nothing is kept from step to step. A NaN or an infinity on any rank makes its block of 1024
@@ -150,9 +151,8 @@ class Signs(Codec):
         arrays = bits, as_array(ones), as_array(out)
         onebit.sign_dequantize(*arrays, block=BLOCK, weight=weight, add=add)
 
-    def check(self, payload: torch.Tensor, elems: int) -> None:
-        """Check the length and every flag; those that a GPU has are waited for."""
-        super().check(payload, elems)
+    def check_content(self, payload: torch.Tensor, elems: int) -> None:
+        """Check every flag; those that a GPU has are waited for."""
         flags, _ = self._parts(payload, elems)
         if flags.numel() and flags.max() > 1:
             raise PayloadError("sign: a flag is neither 0 nor 1")

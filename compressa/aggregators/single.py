@@ -1,8 +1,11 @@
-"""Single: adapts a codec to the engine, with or without error feedback."""
+"""Single: adapts a codec to the engine, with or without error feedback.
+
+`build_aggregator` does so for any compressor.
+"""
 
 from __future__ import annotations
 
-from compressa.aggregators.base import Aggregator, World
+from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.dense import Dense
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.gather import Gathered
@@ -11,7 +14,8 @@ from compressa.aggregators.reducible import Reducible
 from compressa.aggregators.scatter import Scattered
 from compressa.codecs.base import Codec
 from compressa.codecs.none import NoCompression
-from compressa.compressor import Granularity
+from compressa.compressor import Compressor, Granularity
+from compressa.errors import ConfigError
 from compressa.parameters import Layout
 
 
@@ -61,3 +65,22 @@ def single(
     if kind == "per_hop":
         return PerHop(codec, layout, world, feedback=feedback)
     return Scattered(codec, layout, world, feedback=feedback)
+
+
+def build_aggregator(compressor: Compressor, layout: Layout, world: World) -> Aggregator:
+    """Build what the engine drives for one unit.
+
+    Args:
+        compressor: A codec, without feedback then, or what has rounds of its own.
+        layout: The unit's segments.
+        world: Ranks, exchange settings and state.
+
+    Raises:
+        ConfigError: The wanted exchange does not fit; or the compressor is one thing in one step
+            and another later.
+    """
+    if isinstance(compressor, Codec):
+        return single(compressor, layout, world)
+    if isinstance(compressor, AggregatingCompressor):
+        return compressor.aggregator(layout, world)
+    raise ConfigError(f"{compressor.name}: ask `at(step)` for the compressor in force")

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import torch
 
 from compressa.aggregators.base import StepContext, World
-from compressa.aggregators.scopes import Scope, ScopePayload, held_back, whole_scopes
+from compressa.aggregators.scope import Scope, whole_scopes
+from compressa.aggregators.scopes import ScopePayload, held_back
 from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs import TopK
 from compressa.codecs.payload import HEADER_BYTES

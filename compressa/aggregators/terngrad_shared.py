@@ -18,11 +18,11 @@ from typing import Annotated, ClassVar
 import torch
 from annotated_types import Ge, Le
 
-from compressa.aggregators.base import Aggregator, World
+from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.shared_scale import SharedScale, largest_magnitude, most_levels
+from compressa.bias import SMALLEST_NORMAL, Biased, Range, Unbiased
 from compressa.codecs import bounds
-from compressa.codecs.bias import SMALLEST_NORMAL, Biased, Range, Unbiased
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Granularity
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
 
@@ -30,7 +30,7 @@ _STREAM = 12  # the wire id of terngrad
 
 
 @dataclass(frozen=True, kw_only=True)
-class SharedTernGrad(Compressor):
+class SharedTernGrad(AggregatingCompressor):
     """Round to -s, 0 or s, with the largest s that any rank needs, and sum.
 
     Each rank proposes for s its largest magnitude, or `clip` root mean squares if that is less (the

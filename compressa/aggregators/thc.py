@@ -30,6 +30,7 @@ import torch
 from annotated_types import Ge, Gt, Le
 
 from compressa.aggregators.base import (
+    AggregatingCompressor,
     Aggregator,
     AllReduce,
     Round,
@@ -42,14 +43,14 @@ from compressa.aggregators.lookup_table import best_table, largest_error
 from compressa.aggregators.residuals import ChunkResiduals
 from compressa.aggregators.rotated import RotatedScope, Sums
 from compressa.aggregators.rotated_sum import WIRE_ID, RotatedPayloads, RotatedSum
-from compressa.aggregators.scopes import whole_scopes
+from compressa.aggregators.scope import whole_scopes
 from compressa.aggregators.shards import ShardSpans, cut_shards
 from compressa.arrays import as_array
 from compressa.codecs.base import Biased, Draw, Range
 from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Granularity
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import block_count, philox
 from compressa.kernels.hadamard import Codebook
@@ -61,7 +62,7 @@ _CHUNKS = (256, 512, 1024, 2048, 4096)
 
 
 @dataclass(frozen=True, kw_only=True)
-class THC(Compressor):
+class THC(AggregatingCompressor):
     """Rotate, send 4-bit codes, sum their integers; error feedback built in.
 
     Wire, round 1: float32 norms of all chunks. Round 2, after a header each: to the owner the codes

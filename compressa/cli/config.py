@@ -176,12 +176,14 @@ def _cases(
 
 def _describe(compressor: Compressor, parameter: ParameterInfo) -> str:
     """Return in words what compresses a parameter after any warm-up."""
+    from compressa.compressor import Wrapper
+
     last = max(compressor.breakpoints, default=0)
     settled = compressor.for_parameter(parameter).at(last)
     names, inner = [], settled
-    while nested := getattr(inner, "codec", None):
+    while isinstance(inner, Wrapper):
         names.append(inner.name.replace("_", " "))
-        inner = nested
+        inner = inner.inner
     return ", ".join([" ".join([inner.name, *_changed_settings(inner)]), *reversed(names)])
 
 

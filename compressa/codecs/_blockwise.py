@@ -13,17 +13,9 @@ import numpy.typing as npt
 import torch
 
 from compressa.arrays import as_array
-from compressa.codecs._blockwise_list import decoder_of, encoder_of, goes_at_once, works_as
-from compressa.codecs.averaging import Averaging, Kept
-from compressa.codecs.base import (
-    Codec,
-    Contraction,
-    Decoder,
-    Draw,
-    Encoder,
-    Granularity,
-    Item,
-)
+from compressa.codecs._blockwise_list import decoder_of, encoder_of, goes_at_once
+from compressa.codecs.base import Codec, Contraction, Draw, Granularity
+from compressa.codecs.fused import Averaging, Decoder, Encoder, Fused, Item, Kept
 from compressa.errors import ConfigError
 from compressa.kernels import blockwise
 from compressa.kernels.blockwise_mean import Owned, Packed, average_blockwise
@@ -79,11 +71,6 @@ class Blockwise(Codec):
         """The kernel widens."""
         return True
 
-    @property
-    def sums_to_half(self) -> bool:
-        """The kernel rounds."""
-        return True
-
     def wire_bytes(self, elems: int) -> int:
         """Four bytes per block (eight with offsets), and the packed codes."""
         return sum(self.sections(elems))
@@ -98,28 +85,29 @@ class Blockwise(Codec):
         """Quantise."""
         return self._quantize(x, None, payload, draw, 1.0)
 
-    def encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
-    ) -> int:
-        """Add the residual, quantise, pack and keep the new residual in one pass."""
-        return self._quantize(x, residual, payload, draw, scale)
-
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Unpack and multiply by the units."""
-        self._dequantize(payload, out, 1.0, add=False)
-
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Unpack, multiply and accumulate in one pass."""
         self._dequantize(payload, out, weight, add=True)
 
-    def decode_sum(
+    @cached_property
+    def fused(self) -> Fused:
+        """All of it."""
+        return Fused(
+            encode_feedback=self._quantize,
+            decode=self._decode,
+            decode_sum=self._decode_sum,
+            average=self._average,
+            encoder=self._encoder,
+            decoder=self._decoder,
+        )
+
+    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """Unpack and multiply by the units."""
+        self._dequantize(payload, out, 1.0, add=False)
+
+    def _decode_sum(
         self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
     ) -> None:
         """Unpack and add up all payloads in one pass."""
@@ -134,10 +122,8 @@ class Blockwise(Codec):
             weight=weight,
         )
 
-    def average(self, share: Averaging) -> int | None:
+    def _average(self, share: Averaging) -> int:
         """Block by block."""
-        if not works_as(self, Blockwise):
-            return None
         elems = share.values.numel()
         average_blockwise(
             as_array(share.values),
@@ -150,15 +136,15 @@ class Blockwise(Codec):
         )
         return share.payload.numel()
 
-    def encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
+    def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
         """In one call, on a GPU by one launch."""
-        if not goes_at_once(self, Blockwise, items):
+        if not goes_at_once(items):
             return None
         return encoder_of(self, items, payload, self.form, self._noise)
 
-    def decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
+    def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
         """In one call, on a GPU by one launch."""
-        if not goes_at_once(self, Blockwise, items):
+        if not goes_at_once(items):
             return None
         return decoder_of(self, items, payload_bytes, self.form)
 

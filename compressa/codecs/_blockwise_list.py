@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 
 from compressa.arrays import as_array
-from compressa.codecs.base import Codec, Decoder, Draw, Encoder, Item
+from compressa.codecs.base import Codec, Draw
+from compressa.codecs.fused import Decoder, Encoder, Item
 from compressa.kernels.device_array import DeviceArray
 from compressa.kernels.multi_tensor import (
     MOST_ELEMS,
@@ -26,8 +27,6 @@ from compressa.kernels.multi_tensor import (
     multi_tensor_sum,
 )
 from compressa.kernels.philox import Noise
-
-_METHODS = ("encode", "encode_feedback", "decode", "decode_add", "decode_sum")
 
 
 class BlockwiseEncoder(Encoder):
@@ -70,20 +69,15 @@ class BlockwiseDecoder(Decoder):
         multi_tensor_sum(self._batch, [as_array(p) for p in payloads], weight=weight)
 
 
-def goes_at_once(codec: Codec, kind: type, items: Sequence[Item]) -> bool:
-    """Whether scopes are taken by one call, which does what the methods of ``kind`` do."""
+def goes_at_once(items: Sequence[Item]) -> bool:
+    """Whether scopes can be taken by one call."""
     fit = all(_fits(x.values) for x in items)
-    return works_as(codec, kind) and fit and len({x.values.dtype for x in items}) == 1
+    return fit and len({x.values.dtype for x in items}) == 1
 
 
 def _fits(values: torch.Tensor) -> bool:
     """On a CPU, 16 bits are made of float32 piece by piece, each in the cache."""
     return values.numel() <= MOST_ELEMS and (values.is_cuda or values.dtype is torch.float32)
-
-
-def works_as(codec: Codec, kind: type) -> bool:
-    """Whether what does all that the methods of ``kind`` do serves a codec, which may differ."""
-    return all(getattr(type(codec), name) is getattr(kind, name) for name in _METHODS)
 
 
 def encoder_of(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 from compressa.arrays import as_array
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity, Range, Reduction
+from compressa.codecs.fused import Fused
 from compressa.kernels import casts
 
 
@@ -47,11 +49,6 @@ class Cast(Codec):
         """Rounding is nearly unbiased and small: off unless asked for."""
         return False
 
-    @property
-    def sums_to_half(self) -> bool:
-        """The kernel rounds."""
-        return True
-
     def wire_bytes(self, elems: int) -> int:
         """Two bytes per element."""
         return 2 * elems
@@ -69,24 +66,6 @@ class Cast(Codec):
         casts.narrow(as_array(x), self._values(payload))
         return payload.numel()
 
-    def encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
-    ) -> int:
-        """Add the residual, cast and keep what that loses, in one pass."""
-        values = self._values(payload)
-        casts.narrow(as_array(x), values, residual=as_array(residual), loss_scale=scale)
-        return payload.numel()
-
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Cast back."""
-        self.check(payload, out.numel())
-        casts.widen(self._values(payload), as_array(out))
-
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
@@ -94,7 +73,34 @@ class Cast(Codec):
         self.check(payload, out.numel())
         casts.widen(self._values(payload), as_array(out), weight=weight, add=True)
 
-    def decode_sum(
+    @cached_property
+    def fused(self) -> Fused:
+        """What the kernels do in one pass."""
+        return Fused(
+            encode_feedback=self._encode_feedback,
+            decode=self._decode,
+            decode_sum=self._decode_sum,
+        )
+
+    def _encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float,
+    ) -> int:
+        """Add the residual, cast and keep what that loses, in one pass."""
+        values = self._values(payload)
+        casts.narrow(as_array(x), values, residual=as_array(residual), loss_scale=scale)
+        return payload.numel()
+
+    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """Cast back."""
+        self.check(payload, out.numel())
+        casts.widen(self._values(payload), as_array(out))
+
+    def _decode_sum(
         self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
     ) -> None:
         """Cast back and add up all payloads in one pass."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from compressa.bias import SMALLEST_NORMAL, Bias, Biased, Contraction, Range, Unbiased
 from compressa.codecs import bounds
 from compressa.codecs._blockwise import Blockwise
-from compressa.codecs.bias import SMALLEST_NORMAL, Bias, Biased, Contraction, Range, Unbiased
 from compressa.kernels import blockwise
 
 

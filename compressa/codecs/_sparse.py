@@ -28,9 +28,10 @@ import numpy.typing as npt
 import torch
 
 from compressa.arrays import as_array
+from compressa.bias import EVERY
 from compressa.codecs._cast import range_of, rounding_of
 from compressa.codecs.base import Bounded, Codec, Draw, Granularity, Range
-from compressa.codecs.bias import EVERY
+from compressa.codecs.fused import Fused
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import bitpack, casts, cuda, device_of, elias_fano, topk
 from compressa.kernels.scratch import scratch
@@ -267,6 +268,11 @@ class BoundedSparse(Codec):
         return Bounded()
 
     @property
+    def splits_feedback(self) -> bool:
+        """Whether the rule looks at gradient, residual and loss scale apart."""
+        return False
+
+    @property
     def takes_half(self) -> bool:
         """The kernels widen."""
         return True
@@ -282,18 +288,7 @@ class BoundedSparse(Codec):
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Choose and pack."""
-        return self._encode(x, None, payload, 1.0)
-
-    def encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
-    ) -> int:
-        """Add the residual, choose, and leave in the residual what was not sent."""
-        return self._encode(x, residual, payload, scale)
+        return self._encode(x, None, payload, draw, 1.0)
 
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
@@ -303,13 +298,23 @@ class BoundedSparse(Codec):
         indices, values = self.form.read(body, out.numel(), count)
         topk.scatter_add(indices, values, as_array(out), weight=weight, check=False)
 
-    def check(self, payload: torch.Tensor, elems: int) -> None:
-        """Check the count, the length and every index."""
+    def check_content(self, payload: torch.Tensor, elems: int) -> None:
+        """Check the count, the length that follows from it, and every index."""
         body, count = self._counted(payload, elems)
         self.form.check(body, elems, count)
 
+    @cached_property
+    def fused(self) -> Fused:
+        """Add the residual, choose, and leave in the residual what was not sent."""
+        return Fused(encode_feedback=self._encode, splits_feedback=self.splits_feedback)
+
     def _encode(
-        self, x: torch.Tensor, residual: torch.Tensor | None, payload: torch.Tensor, scale: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float,
     ) -> int:
         elems, kept = x.numel(), None if residual is None else as_array(residual)
         whole = as_array(payload)

@@ -1,30 +1,28 @@
 """The contract of a codec: vectors to bytes and back, and facts that let nobody guess.
 
-A codec works on one scope (a segment of a parameter): a contiguous vector. It keeps
-no state and never talks to a network. Error feedback is a wrapper, but a codec may override
-`encode_feedback` where one fused pass over memory does the work of four.
+A codec works on one scope (a segment of a parameter): a contiguous vector. It keeps no state and
+never talks to a network. Its core is abstract, what follows from the core is final, and a codec
+that can do several things in one pass over memory says so in `fused`. Error feedback is a wrapper.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar, final
 
 import torch
 
 from compressa.arrays import scratch_tensor, surely_finite
-from compressa.codecs.bias import Bias, Biased, Contraction, Range, Unbiased
+from compressa.bias import Bias, Biased, Contraction, Range, Unbiased
+from compressa.codecs.draw import Draw
+from compressa.codecs.fused import NOTHING_FUSED, Fused
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import PayloadError
-from compressa.kernels.philox import Noise
 
-if TYPE_CHECKING:
-    from compressa.aggregators.base import Aggregator, World
-    from compressa.codecs.averaging import Averaging
-    from compressa.parameters import Layout
+_CORE = ("encode", "decode_add")
 
 
 @dataclass(frozen=True)
@@ -51,91 +49,6 @@ class Reduction:
     max_ranks: int | None = None
 
 
-@dataclass(frozen=True)
-class Draw:
-    """Where in the run an encode happens: the counter of counter-based random bits.
-
-    Attributes:
-        seed: The run's seed; the same on every rank.
-        step: Optimizer step.
-        parameter: Index of the parameter.
-        start: First element of the scope within its parameter.
-        rank: The encoding rank, for private streams; shared streams ignore it.
-        owner: Whether the owner of a shard encodes the mean (a stream of its own too).
-    """
-
-    seed: int
-    step: int
-    parameter: int
-    start: int
-    rank: int
-    owner: bool = False
-
-    def private_noise(self, stream: int) -> Noise:
-        """Return random numbers that no other rank, stage or codec draws.
-
-        Args:
-            stream: The codec's wire id.
-        """
-        whose = stream << 24 | int(self.owner) << 23 | self.rank
-        return Noise(self.seed, whose, self.step, self.parameter, self.start)
-
-
-@dataclass(frozen=True)
-class Item:
-    """One scope of several that are worked on at once.
-
-    Attributes:
-        values: What is encoded, or overwritten; as `x` or `out` of `Codec.decode_sum`.
-        start: Byte at which the scope's bytes begin in a payload; a multiple of 8.
-        parameter: Of its `Draw`.
-        first: The `Draw`'s `start`.
-        residual: As in `Codec.encode_feedback`; None for no feedback.
-    """
-
-    values: torch.Tensor
-    start: int
-    parameter: int
-    first: int
-    residual: torch.Tensor | None = None
-
-
-class Encoder(ABC):
-    """Encodes scopes of one payload at once, where they were when it was made.
-
-    It keeps the addresses of their values, not the memory: that is the caller's to keep.
-    """
-
-    @abstractmethod
-    def encode(self, draw: Draw, scale: float) -> None:
-        """Write every scope's payload, as `Codec.encode` and `encode_feedback` do.
-
-        Args:
-            draw: Of any of the scopes.
-            scale: The loss scale.
-        """
-
-
-class Decoder(ABC):
-    """Decodes payloads of several scopes at once, to where these were when it was made.
-
-    It keeps the addresses of their values, not the memory: that is the caller's to keep. Payloads
-    are of the length that it was made for.
-    """
-
-    @abstractmethod
-    def decode(self, payload: torch.Tensor) -> None:
-        """Decode, as `Codec.decode` does, and round what is not float32 once."""
-
-    @abstractmethod
-    def decode_add(self, payload: torch.Tensor, weight: float) -> None:
-        """Add to the values, which are float32 then, as `Codec.decode_add` does."""
-
-    @abstractmethod
-    def decode_sum(self, payloads: Sequence[torch.Tensor], weight: float) -> None:
-        """Write the sum, as `Codec.decode_sum` does."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Codec(Compressor):
     """One vector to bytes and back.
@@ -147,9 +60,33 @@ class Codec(Compressor):
 
     A scope that holds a NaN or an infinity yields a payload that decodes to non-finite
     values wherever the affected block reaches, so that a loss scaler sees it on every rank.
+
+    Raises:
+        TypeError: A class replaces what is final; or it replaces a part of the core, and would
+            inherit `fused` ways that know nothing of that.
     """
 
     wire_id: ClassVar[int]
+
+    check_content: ClassVar[Callable[[torch.Tensor, int], None] | None] = None
+    """A method (payload, elems) that raises PayloadError for a payload of the right length that
+    can not be decoded; None if all of that length can. For indices, counts and flags."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        for name in vars(cls):
+            if any(getattr(vars(b).get(name), "__final__", False) for b in cls.__mro__[1:]):
+                raise TypeError(
+                    f"{cls.__name__}.{name}: every codec's {name} follows from its core; a faster "
+                    "way to the same goes into `fused`, a check of the content into `check_content`"
+                )
+        owner = next(base for base in cls.__mro__ if "fused" in vars(base))
+        changed = [name for name in _CORE if name in vars(cls)]
+        if changed and owner not in (cls, Codec):
+            raise TypeError(
+                f"{cls.__name__} has its own {' and '.join(changed)}, and would inherit what "
+                f"{owner.__name__}.fused does; define `fused` too, or wrap the codec"
+            )
 
     @property
     def size(self) -> Fixed | Bounded:
@@ -175,21 +112,8 @@ class Codec(Compressor):
         return True
 
     @property
-    def splits_feedback(self) -> bool:
-        """Whether `encode_feedback` chooses by gradient, residual and loss scale apart.
-
-        Its payload is then not what `encode` makes of their sum.
-        """
-        return False
-
-    @property
     def takes_half(self) -> bool:
         """Whether it encodes float16 and bfloat16 too, as if they had been widened first."""
-        return False
-
-    @property
-    def sums_to_half(self) -> bool:
-        """Whether `decode_sum` writes float16 and bfloat16 too, each sum rounded once."""
         return False
 
     def sections(self, elems: int) -> tuple[int, ...]:
@@ -204,6 +128,22 @@ class Codec(Compressor):
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Write the payload of `x`; return its length in bytes."""
 
+    @abstractmethod
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Add `weight` times the decoded vector to `out`.
+
+        Raises:
+            PayloadError: As `check` does. `out` is untouched then.
+        """
+
+    @property
+    def fused(self) -> Fused:
+        """What it does faster than its core."""
+        return NOTHING_FUSED
+
+    @final
     def encode_feedback(
         self,
         x: torch.Tensor,
@@ -227,6 +167,8 @@ class Codec(Compressor):
         Returns:
             The payload's length in bytes.
         """
+        if self.fused.encode_feedback is not None:
+            return self.fused.encode_feedback(x, residual, payload, draw, scale)
         room = scratch_tensor("codec.feedback", 2 * x.numel(), torch.float32, x.device)
         corrected, decoded = room.view(2, x.numel())
         torch.add(x, residual, alpha=scale, out=corrected)
@@ -240,76 +182,42 @@ class Codec(Compressor):
             torch.where(error.isfinite(), error, kept, out=residual)
         return length
 
+    @final
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Write the decoded vector to `out`.
-
-        Raises:
-            PayloadError: The payload is not one of this codec for `out`'s length. `out` is
-                untouched then.
-        """
+        """Write the decoded vector to `out`; errors as for `decode_add`."""
+        if self.fused.decode is not None:
+            self.fused.decode(payload, out, draw)
+            return
         self.check(payload, out.numel())
         out.zero_()
         self.decode_add(payload, out, 1.0, draw)
 
-    @abstractmethod
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """Add `weight` times the decoded vector to `out`; errors as for `decode`."""
-
+    @final
     def decode_sum(
         self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
     ) -> None:
         """Write `weight` times the sum of the decoded vectors to `out`.
 
-        A sum begins with 0 and takes the payloads in order, as `decode_add` adds one: whoever
-        overrides one of the two and inherits the other has to see to that.
+        A sum begins with 0 and takes the payloads in order, as `decode_add` adds one.
 
         Args:
             payloads: Each with the counter of its random bits.
-            out: As in `decode`; or of 16 bits if the codec `sums_to_half`.
+            out: As in `decode`; or of 16 bits if there is a fused sum.
             weight: Factor on every decoded vector.
 
         Raises:
             PayloadError: As in `decode`, for any of the payloads. `out` is untouched then.
         """
+        if self.fused.decode_sum is not None:
+            self.fused.decode_sum(payloads, out, weight)
+            return
         for payload, _ in payloads:
             self.check(payload, out.numel())
         out.zero_()
         for payload, draw in payloads:
             self.decode_add(payload, out, weight, draw)
 
-    def average(self, share: Averaging) -> int | None:
-        """Decode, average, encode the mean and decode it in one pass over memory, if that can be.
-
-        Returns:
-            The length of the mean's payload; None if there is no such pass, and nothing is done.
-        """
-        return None
-
-    def encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
-        """Return what encodes scopes at once; None if each goes by itself.
-
-        To find out where all arrays of a small scope lie takes Python longer than their kernel,
-        and to start that takes a GPU longer.
-
-        Args:
-            items: The scopes, with all arrays that a payload needs.
-            payload: What they are encoded to; kept.
-        """
-        return None
-
-    def decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
-        """Return what decodes scopes at once; None if each goes by itself.
-
-        Only a codec whose `size` is Fixed, and whose decoding takes no draw, may have one.
-
-        Args:
-            items: The scopes.
-            payload_bytes: Bytes of the payloads that hold them.
-        """
-        return None
-
+    @final
     def cut(self, payload: torch.Tensor, elems: int, start: int, stop: int) -> torch.Tensor:
         """Return what decodes to elements `start` to `stop` of a payload of `elems` elements.
 
@@ -325,20 +233,23 @@ class Codec(Compressor):
         room = scratch_tensor("codec.cut", size, torch.uint8, payload.device)
         return torch.cat(parts, out=room)
 
+    @final
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
         """The shape does not matter to a codec."""
         return self.wire_bytes(math.prod(shape))
 
-    def aggregator(self, layout: Layout, world: World) -> Aggregator:
-        """Adapt this codec, without feedback, to the engine."""
-        from compressa.aggregators.single import single
-
-        return single(self, layout, world)
-
+    @final
     def check(self, payload: torch.Tensor, elems: int) -> None:
-        """Raise PayloadError unless the payload can be decoded to `elems` elements.
+        """Raise PayloadError unless the payload can be decoded to `elems` elements."""
+        self.check_length(payload, elems)
+        if self.check_content is not None:
+            self.check_content(payload, elems)
 
-        Codecs whose payload holds indices or lengths extend this with checks of those.
+    @final
+    def check_length(self, payload: torch.Tensor, elems: int) -> None:
+        """Raise PayloadError unless the payload has a length that one of `elems` elements may have.
+
+        It is what `check` does first; for a kernel that checks the content itself.
         """
         expected = self.wire_bytes(elems)
         actual = payload.numel()
@@ -356,12 +267,9 @@ __all__ = [
     "Bounded",
     "Codec",
     "Contraction",
-    "Decoder",
     "Draw",
-    "Encoder",
     "Fixed",
     "Granularity",
-    "Item",
     "Range",
     "Reduction",
     "Unbiased",

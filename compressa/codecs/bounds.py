@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from compressa.codecs.bias import SMALLEST_NORMAL, Range
+from compressa.bias import SMALLEST_NORMAL, Range
 
 ROUNDING = 1 + 1e-5
 LARGEST_BLOCK = 2.0**126  # of elements whose block has a unit of float32, extremes far apart too

@@ -17,8 +17,9 @@ import torch
 from annotated_types import Ge, Le
 
 from compressa.arrays import as_array
+from compressa.bias import LARGEST, Range
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
-from compressa.codecs.bias import LARGEST, Range
+from compressa.codecs.fused import Fused
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import dct
 from compressa.parameters import ParameterInfo
@@ -122,13 +123,30 @@ class DeMo(Codec):
         dct.keep_coefficients(as_array(x), values, places, form=self.form)
         return payload.numel()
 
-    def encode_feedback(
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Check all places, transform back and accumulate."""
+        self._transform_back(payload, out, weight, add=True)
+
+    def check_content(self, payload: torch.Tensor, elems: int) -> None:
+        """Check every place; those that a GPU has are waited for."""
+        _, places = self._parts(payload, elems)
+        if not dct.are_places(places, form=self.form):
+            raise self._refusal(elems)
+
+    @cached_property
+    def fused(self) -> Fused:
+        """What the kernels do in one pass."""
+        return Fused(encode_feedback=self._encode_feedback, decode=self._decode)
+
+    def _encode_feedback(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float = 1.0,
+        scale: float,
     ) -> int:
         """Add the residual, transform, and subtract what is sent, tile by tile."""
         values, places = self._parts(payload, x.numel())
@@ -142,27 +160,14 @@ class DeMo(Codec):
         )
         return payload.numel()
 
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         """Check all places and transform back."""
         self._transform_back(payload, out, 1.0, add=False)
-
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """Check all places, transform back and accumulate."""
-        self._transform_back(payload, out, weight, add=True)
-
-    def check(self, payload: torch.Tensor, elems: int) -> None:
-        """Check the length and every place; those that a GPU has are waited for."""
-        super().check(payload, elems)
-        _, places = self._parts(payload, elems)
-        if not dct.are_places(places, form=self.form):
-            raise self._refusal(elems)
 
     def _transform_back(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
     ) -> None:
-        super().check(payload, out.numel())
+        self.check_length(payload, out.numel())
         values, places = self._parts(payload, out.numel())
         to = as_array(out)
         try:  # the kernel checks all places first

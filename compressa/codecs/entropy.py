@@ -10,7 +10,8 @@ It works in the memory of the host: a payload of a GPU is waited for, and copied
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -19,12 +20,12 @@ from annotated_types import Ge, Le
 
 from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs._zstandard import code, decoded, missing_library
-from compressa.codecs.base import Bias, Bounded, Codec, Draw, Granularity
+from compressa.codecs.around import AroundCodec
+from compressa.codecs.base import Bias, Bounded, Codec, Draw
+from compressa.codecs.fused import Fused
 from compressa.codecs.none import NoCompression
-from compressa.compressor import Compressor
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels.scratch import scratch
-from compressa.parameters import ParameterInfo
 
 MOST_LEVEL = 9
 """Beyond it, speed falls to 10 MB a second: the few percent more pay below 10 Mbit/s, if at all."""
@@ -33,7 +34,7 @@ _RAW, _CODED = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entropy(Codec):
+class Entropy(Codec, AroundCodec):
     """The payload of `codec` as a Zstandard frame where that is shorter, and as it is elsewhere.
 
     Wire format: the frame, or the codec's payload; then one byte, 1 for a frame, 0 for the payload.
@@ -65,7 +66,6 @@ class Entropy(Codec):
     name: ClassVar[str] = "entropy"
     wire_id: ClassVar[int] = 25
 
-    codec: Codec
     level: Annotated[int, Ge(1), Le(MOST_LEVEL)] = 1
 
     def __post_init__(self) -> None:
@@ -83,45 +83,14 @@ class Entropy(Codec):
         return Bounded()
 
     @property
-    def granularity(self) -> Granularity:
-        """The codec's."""
-        return self.codec.granularity
-
-    @property
-    def block_elems(self) -> int:
-        """The codec's."""
-        return self.codec.block_elems
-
-    @property
-    def shared_stream(self) -> bool:
-        """The codec's."""
-        return self.codec.shared_stream
-
-    @property
-    def conserves_mass(self) -> bool:
-        """The codec's."""
-        return self.codec.conserves_mass
-
-    @property
     def error_feedback(self) -> bool:
         """The codec's."""
         return self.codec.error_feedback
 
     @property
-    def splits_feedback(self) -> bool:
-        """The codec's."""
-        return self.codec.splits_feedback
-
-    @property
     def takes_half(self) -> bool:
         """The codec's."""
         return self.codec.takes_half
-
-    def for_parameter(self, parameter: ParameterInfo) -> Compressor:
-        """Have the codec look at the parameter."""
-        codec = self.codec.for_parameter(parameter)
-        assert isinstance(codec, Codec)  # only wrappers choose something else
-        return replace(self, codec=codec)
 
     def wire_bytes(self, elems: int) -> int:
         """The codec's payload, and one byte."""
@@ -135,31 +104,40 @@ class Entropy(Codec):
         """Encode, and shorten."""
         return self._shorten(payload, self.codec.encode(x, payload[:-1], draw))
 
-    def encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
-    ) -> int:
-        """Encode with the residual, and shorten."""
-        length = self.codec.encode_feedback(x, residual, payload[:-1], draw, scale)
-        return self._shorten(payload, length)
-
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Restore the codec's payload, and decode it."""
-        self.codec.decode(self._restored(payload, out.numel()), out, draw)
-
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Restore the codec's payload, decode it and accumulate."""
         self.codec.decode_add(self._restored(payload, out.numel()), out, weight, draw)
 
-    def check(self, payload: torch.Tensor, elems: int) -> None:
+    def check_content(self, payload: torch.Tensor, elems: int) -> None:
         """Check the frame, and what it holds."""
         self.codec.check(self._restored(payload, elems), elems)
+
+    @cached_property
+    def fused(self) -> Fused:
+        """What the codec does in one pass."""
+        return Fused(
+            encode_feedback=self._encode_feedback,
+            splits_feedback=self.codec.fused.splits_feedback,
+            decode=self._decode,
+        )
+
+    def _encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float,
+    ) -> int:
+        """Encode with the residual, and shorten."""
+        length = self.codec.encode_feedback(x, residual, payload[:-1], draw, scale)
+        return self._shorten(payload, length)
+
+    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """Restore the codec's payload, and decode it."""
+        self.codec.decode(self._restored(payload, out.numel()), out, draw)
 
     def _shorten(self, payload: torch.Tensor, length: int) -> int:
         """Code the front of a payload if that makes it shorter; return its length."""

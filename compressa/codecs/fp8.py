@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
@@ -13,9 +14,10 @@ import torch
 from annotated_types import Ge, Le
 
 from compressa.arrays import as_array
+from compressa.bias import SMALLEST_NORMAL, Range
 from compressa.codecs import bounds
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
-from compressa.codecs.bias import SMALLEST_NORMAL, Range
+from compressa.codecs.fused import Fused
 from compressa.errors import ConfigError
 from compressa.kernels import fp8
 
@@ -67,11 +69,6 @@ class Fp8(Codec):
         """The kernel widens."""
         return True
 
-    @property
-    def sums_to_half(self) -> bool:
-        """The kernel rounds."""
-        return True
-
     def wire_bytes(self, elems: int) -> int:
         """Four bytes per block, and a byte per element."""
         return sum(self.sections(elems))
@@ -97,28 +94,37 @@ class Fp8(Codec):
         """Cast."""
         return self._quantize(x, None, payload, 1.0)
 
-    def encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
-    ) -> int:
-        """Add the residual, cast and keep the new residual in one pass."""
-        return self._quantize(x, residual, payload, scale)
-
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Cast back and multiply by the units."""
-        self._dequantize(payload, out, 1.0, add=False)
-
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """Cast back, multiply and accumulate in one pass."""
         self._dequantize(payload, out, weight, add=True)
 
-    def decode_sum(
+    @cached_property
+    def fused(self) -> Fused:
+        """What the kernels do in one pass."""
+        return Fused(
+            encode_feedback=self._encode_feedback,
+            decode=self._decode,
+            decode_sum=self._decode_sum,
+        )
+
+    def _encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float,
+    ) -> int:
+        """Add the residual, cast and keep the new residual in one pass."""
+        return self._quantize(x, residual, payload, scale)
+
+    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """Cast back and multiply by the units."""
+        self._dequantize(payload, out, 1.0, add=False)
+
+    def _decode_sum(
         self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
     ) -> None:
         """Cast back, multiply and add up all payloads in one pass."""

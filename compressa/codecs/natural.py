@@ -14,9 +14,10 @@ import torch
 from annotated_types import Ge, Le, MultipleOf
 
 from compressa.arrays import as_array
+from compressa.bias import SMALLEST_NORMAL, Range
 from compressa.codecs import bounds
 from compressa.codecs.base import Codec, Draw, Granularity, Unbiased
-from compressa.codecs.bias import SMALLEST_NORMAL, Range
+from compressa.codecs.fused import Fused
 from compressa.errors import ConfigError
 from compressa.kernels import block_count, natural, natural_dithering
 
@@ -90,11 +91,6 @@ class Natural(Codec):
         """The kernels widen."""
         return True
 
-    @property
-    def sums_to_half(self) -> bool:
-        """The kernel of sums rounds; dithered payloads, which have none, are added one by one."""
-        return self._form is None
-
     def wire_bytes(self, elems: int) -> int:
         """Nine bits per element; with levels a norm per block, and the codes."""
         return sum(self.sections(elems))
@@ -132,34 +128,29 @@ class Natural(Codec):
         """Round."""
         return self._encode(x, None, payload, draw, 1.0)
 
-    def encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
-    ) -> int:
-        """Add the residual, round and keep the new residual in one pass."""
-        return self._encode(x, residual, payload, draw, scale)
-
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Put sign and exponent together."""
-        self._decode(payload, out, 1.0, add=False)
-
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
         """The same, multiplied and accumulated in one pass."""
         self._decode(payload, out, weight, add=True)
 
-    def decode_sum(
+    @cached_property
+    def fused(self) -> Fused:
+        """All; but there is no kernel for sums of dithered payloads."""
+        return Fused(
+            encode_feedback=self._encode,
+            decode=self._overwrite,
+            decode_sum=self._decode_sum if self._form is None else None,
+        )
+
+    def _overwrite(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        """Put sign and exponent together."""
+        self._decode(payload, out, 1.0, add=False)
+
+    def _decode_sum(
         self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
     ) -> None:
-        """The same for all payloads in one pass; without levels."""
-        if self._form is not None:
-            super().decode_sum(payloads, out, weight)
-            return
+        """Add up all payloads in one pass; without levels."""
         for payload, _ in payloads:
             self.check(payload, out.numel())
         parts = [self._parts(payload, out.numel()) for payload, _ in payloads]

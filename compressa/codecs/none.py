@@ -7,12 +7,14 @@ DistributedDataParallel computes on two ranks.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 
 from compressa.arrays import scratch_tensor
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity, Reduction
+from compressa.codecs.fused import Fused
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +62,6 @@ class NoCompression(Codec):
         payload.view(torch.float32).copy_(x)
         return payload.numel()
 
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Copy."""
-        self.check(payload, out.numel())
-        out.copy_(payload.view(torch.float32))
-
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
     ) -> None:
@@ -72,3 +69,12 @@ class NoCompression(Codec):
         self.check(payload, out.numel())
         product = scratch_tensor("none.product", out.numel(), torch.float32, out.device)
         out.add_(torch.mul(payload.view(torch.float32), weight, out=product))
+
+    @cached_property
+    def fused(self) -> Fused:
+        """A copy."""
+        return Fused(decode=self._copy)
+
+    def _copy(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        self.check(payload, out.numel())
+        out.copy_(payload.view(torch.float32))

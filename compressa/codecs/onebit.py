@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -17,17 +18,10 @@ import torch
 from annotated_types import Ge, Le, MultipleOf
 
 from compressa.arrays import as_array
+from compressa.bias import LARGEST, SMALLEST_NORMAL, Range
 from compressa.codecs._blockwise_list import decoder_of, encoder_of, goes_at_once
-from compressa.codecs.base import (
-    Codec,
-    Contraction,
-    Decoder,
-    Draw,
-    Encoder,
-    Granularity,
-    Item,
-)
-from compressa.codecs.bias import LARGEST, SMALLEST_NORMAL, Range
+from compressa.codecs.base import Codec, Contraction, Draw, Granularity
+from compressa.codecs.fused import Decoder, Encoder, Fused, Item
 from compressa.errors import ConfigError
 from compressa.kernels import onebit
 
@@ -75,11 +69,6 @@ class OneBit(Codec):
         """The kernel widens."""
         return True
 
-    @property
-    def sums_to_half(self) -> bool:
-        """The kernel rounds."""
-        return True
-
     def wire_bytes(self, elems: int) -> int:
         """Four bytes per block, and a bit per element."""
         return sum(self.sections(elems))
@@ -99,13 +88,30 @@ class OneBit(Codec):
         onebit.sign_quantize(as_array(x), bits, scales, block=self.block)
         return payload.numel()
 
-    def encode_feedback(
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Unpack, multiply and accumulate in one pass."""
+        self._dequantize(payload, out, weight, add=True)
+
+    @cached_property
+    def fused(self) -> Fused:
+        """All but the average."""
+        return Fused(
+            encode_feedback=self._encode_feedback,
+            decode=self._decode,
+            decode_sum=self._decode_sum,
+            encoder=self._encoder,
+            decoder=self._decoder,
+        )
+
+    def _encode_feedback(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float = 1.0,
+        scale: float,
     ) -> int:
         """Add the residual, take the signs and keep the new residual, block by block."""
         scales, bits = self._parts(payload, x.numel())
@@ -119,17 +125,11 @@ class OneBit(Codec):
         )
         return payload.numel()
 
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         """Unpack the signs and multiply by the scales."""
         self._dequantize(payload, out, 1.0, add=False)
 
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """Unpack, multiply and accumulate in one pass."""
-        self._dequantize(payload, out, weight, add=True)
-
-    def decode_sum(
+    def _decode_sum(
         self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
     ) -> None:
         """Unpack and add up all payloads in one pass."""
@@ -143,16 +143,16 @@ class OneBit(Codec):
             weight=weight,
         )
 
-    def encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
+    def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
         """In one call, on a GPU by one launch."""
-        if not goes_at_once(self, OneBit, items):
+        if not goes_at_once(items):
             return None
         form = onebit.SignForm(block=self.block)
         return encoder_of(self, items, payload, form, lambda draw: None)
 
-    def decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
+    def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
         """In one call, on a GPU by one launch."""
-        if not goes_at_once(self, OneBit, items):
+        if not goes_at_once(items):
             return None
         return decoder_of(self, items, payload_bytes, onebit.SignForm(block=self.block))
 

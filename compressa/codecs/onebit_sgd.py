@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -16,8 +17,9 @@ import torch
 from annotated_types import Ge, Le
 
 from compressa.arrays import as_array
+from compressa.bias import LARGEST, SMALLEST_NORMAL, Range
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
-from compressa.codecs.bias import LARGEST, SMALLEST_NORMAL, Range
+from compressa.codecs.fused import Fused
 from compressa.errors import ConfigError
 from compressa.kernels import onebit_sgd
 from compressa.parameters import ParameterInfo
@@ -98,13 +100,24 @@ class OneBitSGD(Codec):
         onebit_sgd.two_means_quantize(as_array(x), bits, means, group=self._length(x.numel()))
         return payload.numel()
 
-    def encode_feedback(
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Choose, multiply and accumulate in one pass."""
+        self._dequantize(payload, out, weight, add=True)
+
+    @cached_property
+    def fused(self) -> Fused:
+        """What the kernels do in one pass."""
+        return Fused(encode_feedback=self._encode_feedback, decode=self._decode)
+
+    def _encode_feedback(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float = 1.0,
+        scale: float,
     ) -> int:
         """Add the residual, take signs and means and keep the new residual, group by group."""
         means, bits = self._parts(payload, x.numel())
@@ -114,15 +127,9 @@ class OneBitSGD(Codec):
         )
         return payload.numel()
 
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         """Choose between the means by the signs."""
         self._dequantize(payload, out, 1.0, add=False)
-
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """Choose, multiply and accumulate in one pass."""
-        self._dequantize(payload, out, weight, add=True)
 
     def _dequantize(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool

@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar, Literal
 
 from annotated_types import Ge, Le, MultipleOf
 
+from compressa.bias import SMALLEST_NORMAL, Range, Unbiased
 from compressa.codecs import bounds
 from compressa.codecs._blockwise import Blockwise
-from compressa.codecs.bias import SMALLEST_NORMAL, Range, Unbiased
 from compressa.kernels import blockwise
 
 

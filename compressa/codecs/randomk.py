@@ -9,6 +9,7 @@ sorted, and each can be computed alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from annotated_types import Gt, Le
 
 from compressa.arrays import as_array, copied
+from compressa.bias import EVERY, LARGEST, SMALLEST, Range
 from compressa.codecs._sparse import share
 from compressa.codecs.base import (
     Codec,
@@ -26,7 +28,7 @@ from compressa.codecs.base import (
     Reduction,
     Unbiased,
 )
-from compressa.codecs.bias import EVERY, LARGEST, SMALLEST, Range
+from compressa.codecs.fused import Fused
 from compressa.errors import ConfigError
 from compressa.kernels import philox, select, strata, topk
 from compressa.kernels.scratch import scratch
@@ -111,13 +113,27 @@ class RandomK(Codec):
             strata.multiply_by_strata(values, x.numel())
         return payload.numel()
 
-    def encode_feedback(
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Scatter to the indices that the shared generator gives."""
+        self.check(payload, out.numel())
+        values = as_array(payload).view(np.float32)
+        indices = self._indices(out.numel(), draw, values)
+        topk.scatter_add(indices, values, as_array(out), weight=weight)
+
+    @cached_property
+    def fused(self) -> Fused:
+        """Feedback in one pass."""
+        return Fused(encode_feedback=self._encode_feedback)
+
+    def _encode_feedback(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float = 1.0,
+        scale: float,
     ) -> int:
         """Add the residual, gather, and leave in the residual what was not sent, in one pass."""
         values, kept = as_array(payload).view(np.float32), as_array(residual)
@@ -128,15 +144,6 @@ class RandomK(Codec):
             strata.multiply_by_strata(values, x.numel())
             topk.return_unsent(kept, indices, exact, values, loss_scale=scale)
         return payload.numel()
-
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """Scatter to the indices that the shared generator gives."""
-        self.check(payload, out.numel())
-        values = as_array(payload).view(np.float32)
-        indices = self._indices(out.numel(), draw, values)
-        topk.scatter_add(indices, values, as_array(out), weight=weight)
 
     def _indices(
         self, elems: int, draw: Draw, beside: npt.NDArray[np.float32]

@@ -10,28 +10,30 @@ If E C(x) = x and E||C(x) - x||^2 <= omega ||x||^2, then E||C'(x) - x||^2 <= ome
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import torch
 
 from compressa.arrays import as_array, scratch_tensor, surely_finite
+from compressa.codecs.around import AroundCodec
 from compressa.codecs.base import (
     Bounded,
     Codec,
     Contraction,
     Draw,
     Fixed,
-    Granularity,
     Range,
     Reduction,
     Unbiased,
 )
+from compressa.codecs.fused import Fused
 from compressa.errors import ConfigError
 from compressa.kernels.feedback import absorb_residual
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shrunk(Codec):
+class Shrunk(Codec, AroundCodec):
     """The payload of an unbiased codec; what it decodes to, times 1 / (1 + omega).
 
     Wire format: the codec's.
@@ -53,29 +55,12 @@ class Shrunk(Codec):
     name: ClassVar[str] = "shrunk"
     wire_id: ClassVar[int] = 24
 
-    codec: Codec
-
     def __post_init__(self) -> None:
         if not isinstance(self.codec.bias(1 << 20), Unbiased):
             raise ConfigError(
                 f"{self.codec.name}: only an unbiased quantiser can be scaled by 1 / (1 + omega), "
                 "and this form is not one"
             )
-
-    @property
-    def granularity(self) -> Granularity:
-        """The codec's."""
-        return self.codec.granularity
-
-    @property
-    def block_elems(self) -> int:
-        """The codec's."""
-        return self.codec.block_elems
-
-    @property
-    def shared_stream(self) -> bool:
-        """The codec's."""
-        return self.codec.shared_stream
 
     @property
     def size(self) -> Fixed | Bounded:
@@ -100,13 +85,28 @@ class Shrunk(Codec):
         """Encode as the codec does."""
         return self.codec.encode(x, payload, draw)
 
-    def encode_feedback(
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Decode and accumulate with a smaller weight."""
+        self.codec.decode_add(payload, out, weight * self._gain(out.numel()), draw)
+
+    def check_content(self, payload: torch.Tensor, elems: int) -> None:
+        """The codec's."""
+        self.codec.check(payload, elems)
+
+    @cached_property
+    def fused(self) -> Fused:
+        """Feedback in less memory, and decoding as the codec does it."""
+        return Fused(encode_feedback=self._encode_feedback, decode=self._decode)
+
+    def _encode_feedback(
         self,
         x: torch.Tensor,
         residual: torch.Tensor,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float = 1.0,
+        scale: float,
     ) -> int:
         """Encode with the residual, in memory that the thread keeps."""
         corrected, kept, decoded = (
@@ -126,20 +126,10 @@ class Shrunk(Codec):
             torch.where(error.isfinite(), error, kept, out=residual)
         return length
 
-    def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
         """Decode and scale."""
         self.codec.decode(payload, out, draw)
         out.mul_(self._gain(out.numel()))
-
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """Decode and accumulate with a smaller weight."""
-        self.codec.decode_add(payload, out, weight * self._gain(out.numel()), draw)
-
-    def check(self, payload: torch.Tensor, elems: int) -> None:
-        """The codec's."""
-        self.codec.check(payload, elems)
 
     def _gain(self, elems: int) -> float:
         bias = self.codec.bias(elems)

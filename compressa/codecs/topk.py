@@ -13,6 +13,7 @@ from annotated_types import Gt, Le
 from compressa.arrays import as_array
 from compressa.codecs._sparse import IndexFormat, SparseForm, ValueDtype, share
 from compressa.codecs.base import Codec, Contraction, Draw, Granularity
+from compressa.codecs.fused import Fused
 from compressa.errors import ConfigError
 from compressa.kernels import topk
 from compressa.kernels.scratch import scratch
@@ -83,18 +84,7 @@ class TopK(Codec):
 
     def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
         """Select and pack."""
-        return self._select(x, None, payload, 1.0)
-
-    def encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
-    ) -> int:
-        """Add the residual, select, and leave in the residual what was not sent."""
-        return self._select(x, residual, payload, scale)
+        return self._select(x, None, payload, draw, 1.0)
 
     def decode_add(
         self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
@@ -103,12 +93,22 @@ class TopK(Codec):
         indices, values = self.form.read(as_array(payload), out.numel(), self.kept(out.numel()))
         topk.scatter_add(indices, values, as_array(out), weight=weight, check=False)
 
-    def check(self, payload: torch.Tensor, elems: int) -> None:
-        """Check the length and every index."""
+    def check_content(self, payload: torch.Tensor, elems: int) -> None:
+        """Check every index."""
         self.form.check(as_array(payload), elems, self.kept(elems))
 
+    @cached_property
+    def fused(self) -> Fused:
+        """Add the residual, select, and leave in the residual what was not sent."""
+        return Fused(encode_feedback=self._select)
+
     def _select(
-        self, x: torch.Tensor, residual: torch.Tensor | None, payload: torch.Tensor, scale: float
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float,
     ) -> int:
         k, kept = self.kept(x.numel()), None if residual is None else as_array(residual)
         packed = as_array(payload)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from compressa.codecs._zstandard import missing_library
 from compressa.codecs.base import Biased, Codec, Fixed, Unbiased
 from compressa.codecs.entropy import can_shorten
 from compressa.compressor import Compressor, Granularity
 from compressa.config.mistakes import Mistake, Path
+from compressa.config.settings import Settings
 from compressa.transports.table import USUAL, meant
 from compressa.wrappers.density_schedule import has_density
-
-if TYPE_CHECKING:
-    from compressa.config.model import Config
 
 # Bounds are stated for a length; any that is long compared to 1 / density shows the kind.
 _TYPICAL_ELEMS = 1 << 20
@@ -35,7 +33,7 @@ class _Use(NamedTuple):
         return self.compressor.name
 
 
-def conflicts(config: Config) -> list[Mistake]:
+def conflicts(config: Settings) -> list[Mistake]:
     """Return every impossible combination in a configuration whose parts are valid."""
     uses = list(_uses(config))
     found = [*_exchange_conflicts(config), *_wire_id_conflicts(uses)]
@@ -55,7 +53,7 @@ def conflicts(config: Config) -> list[Mistake]:
     return list(dict.fromkeys(found))
 
 
-def _uses(config: Config) -> Iterator[_Use]:
+def _uses(config: Settings) -> Iterator[_Use]:
     kind, path = config.feedback.kind, ("feedback", "kind")
     yield _Use(("compressor",), config.compressor.build(), kind, path)
     for index, rule in enumerate(config.rules):
@@ -71,7 +69,7 @@ def _uses(config: Config) -> Iterator[_Use]:
         yield _Use(("warmup", "compressor"), config.warmup.compressor.build(), kind, path)
 
 
-def _pace_conflicts(config: Config) -> Iterator[Mistake]:
+def _pace_conflicts(config: Settings) -> Iterator[Mistake]:
     path: Path = ("schedule", "pace_bits_per_s")
     if config.schedule.pace_bits_per_s is None:
         if config.schedule.burst_bytes is not None:
@@ -97,7 +95,7 @@ def _pace_conflicts(config: Config) -> Iterator[Mistake]:
         )
 
 
-def _secret_conflicts(config: Config) -> Iterator[Mistake]:
+def _secret_conflicts(config: Settings) -> Iterator[Mistake]:
     exchange, path = config.exchange, ("exchange", "authenticate")
     secret: Path = ("exchange", "secret_file")
     if exchange.secret_file is not None and not exchange.authenticate:
@@ -123,7 +121,7 @@ def _secret_conflicts(config: Config) -> Iterator[Mistake]:
             )
 
 
-def _trace_conflicts(config: Config) -> Iterator[Mistake]:
+def _trace_conflicts(config: Settings) -> Iterator[Mistake]:
     steps, place = config.trace.steps, ("trace", "steps")
     if steps is not None and config.trace.path is None:
         yield Mistake(place, "is set, but not trace.path; set it, or leave this out", (place,))
@@ -200,7 +198,7 @@ def _estimate_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
         )
 
 
-def _entropy_conflicts(config: Config, uses: Sequence[_Use]) -> Iterator[Mistake]:
+def _entropy_conflicts(config: Settings, uses: Sequence[_Use]) -> Iterator[Mistake]:
     """Somebody's payloads must be there to be shortened, and the library that does it."""
     level, place = config.exchange.entropy_level, ("exchange", "entropy_level")
     if not level:
@@ -219,7 +217,7 @@ def _entropy_conflicts(config: Config, uses: Sequence[_Use]) -> Iterator[Mistake
         )
 
 
-def _momentum_conflicts(config: Config) -> Iterator[Mistake]:
+def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
     if config.momentum.factor and config.exchange.kind == "scatter_reduce":
         place: Path = ("momentum", "factor")
         yield Mistake(
@@ -238,7 +236,7 @@ def _momentum_conflicts(config: Config) -> Iterator[Mistake]:
         )
 
 
-def _warmup_conflicts(config: Config) -> Iterator[Mistake]:
+def _warmup_conflicts(config: Settings) -> Iterator[Mistake]:
     """A schedule of densities takes the place of another compressor."""
     warm, place = config.warmup, ("warmup", "densities")
     if not warm.densities:
@@ -282,7 +280,7 @@ def _why_not(compressor: Compressor, kind: str) -> str:
     return ""
 
 
-def _hop_conflicts(config: Config) -> Iterator[Mistake]:
+def _hop_conflicts(config: Settings) -> Iterator[Mistake]:
     """No backend encodes on the way, and a host's own messages are told apart by one algorithm."""
     kind, algorithm, inside = (("exchange", key) for key in ("kind", "algorithm", "inside"))
     exchange = config.exchange
@@ -321,7 +319,7 @@ def _wire_id_conflicts(uses: Iterable[_Use]) -> Iterator[Mistake]:
                 )
 
 
-def _exchange_conflicts(config: Config) -> Iterator[Mistake]:
+def _exchange_conflicts(config: Settings) -> Iterator[Mistake]:
     exchange = config.exchange
     chunk, credit = exchange.chunk_bytes, exchange.credit_bytes
     if chunk is not None and credit is not None and credit < chunk:

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from compressa.config.base import Listed, Section
-from compressa.config.choices import AnyCompressor
 from compressa.config.conflicts import conflicts
-from compressa.config.match import Rule
 from compressa.config.mistakes import refuse
-from compressa.config.sections import (
-    NONE,
-    DenseBelow,
-    Engine,
-    Exchange,
-    Feedback,
-    Integrity,
-    Momentum,
-    Schedule,
-    Trace,
-    Warmup,
-    none,
-)
+from compressa.config.settings import Settings
 from compressa.plugins import versions
 
 
-class Config(Section):
+class Config(Settings):
     """Everything that can be set, with its defaults.
 
     Build it with `load_config`, which reports mistakes in words; the constructor raises
@@ -37,24 +22,6 @@ class Config(Section):
         >>> Config().exchange.unit_payload_bytes
         131072
     """
-
-    compressor: AnyCompressor = Field(
-        default_factory=none,
-        description="How gradients are compressed, unless a rule says otherwise.",
-        json_schema_extra=NONE,
-    )
-    rules: Annotated[tuple[Rule, ...], Listed()] = Field(
-        default=(), description="Exceptions for some parameters; the first that matches decides."
-    )
-    feedback: Feedback = Field(default_factory=Feedback)
-    momentum: Momentum = Field(default_factory=Momentum)
-    warmup: Warmup = Field(default_factory=Warmup)
-    dense_below: DenseBelow = Field(default_factory=DenseBelow)
-    exchange: Exchange = Field(default_factory=Exchange)
-    schedule: Schedule = Field(default_factory=Schedule)
-    engine: Engine = Field(default_factory=Engine)
-    integrity: Integrity = Field(default_factory=Integrity)
-    trace: Trace = Field(default_factory=Trace)
 
     @model_validator(mode="after")
     def _check(self) -> Config:

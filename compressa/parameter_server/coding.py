@@ -20,7 +20,8 @@ import torch
 
 from compressa.aggregators.base import StepContext, World
 from compressa.aggregators.feedback import FeedbackRule, Residual
-from compressa.aggregators.scopes import Scope, ScopePayload, encode
+from compressa.aggregators.scope import Scope
+from compressa.aggregators.scopes import ScopePayload, encode
 from compressa.arrays import scratch_tensor
 from compressa.codecs.base import Codec
 from compressa.codecs.none import NoCompression

@@ -28,7 +28,7 @@ from compressa.testbed.manage import (
     stop_testbed,
 )
 from compressa.testbed.netns import NetnsTestbed
-from compressa.testbed.selfcheck import Measurement
+from compressa.testbed.selfcheck import Measurement, check_links
 from compressa.testbed.watch import Queue, QueueReader, Watch, burstiness
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "Watch",
     "attach_testbed",
     "burstiness",
+    "check_links",
     "list_testbeds",
     "open_testbed",
     "start_testbed",

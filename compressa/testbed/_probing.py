@@ -8,13 +8,10 @@ import subprocess
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from compressa.errors import TransportError
 from compressa.testbed._scripts import script_argv
-
-if TYPE_CHECKING:
-    from compressa.testbed.base import Testbed
+from compressa.testbed.base import Testbed
 
 _START_S = 20.0
 _SPARE_S = 10.0

@@ -20,7 +20,6 @@ from compressa.testbed._processes import MARK_VARIABLE
 from compressa.testbed._records import Record
 from compressa.testbed.host import Counters, Host
 from compressa.testbed.link import LinkSpec
-from compressa.testbed.selfcheck import Measurement, check_links
 
 Stream = int | IO[Any] | None
 HOST_VARIABLE = "COMPRESSA_TESTBED_HOST"
@@ -145,19 +144,6 @@ class Testbed(ABC):
             raise ConfigError(
                 f"There is no host {host_index}; this testbed has hosts 0 to {len(self.hosts) - 1}."
             )
-
-    def self_check(self) -> list[Measurement]:
-        """Measure the link between the hosts and compare it with what it should be.
-
-        Returns:
-            Every measurement, for those who want to print them.
-
-        Raises:
-            TransportError: A transfer took less than 0.85 or more than 1.2 times its size over
-                the rate, four times in a row, or did not arrive.
-        """
-        self._check_open()
-        return check_links(self)
 
     def close(self) -> None:
         """End all processes of the testbed and take it down; a second call does nothing.

@@ -16,6 +16,7 @@ from compressa.testbed.base import Testbed
 from compressa.testbed.link import LinkSpec
 from compressa.testbed.loopback import LoopbackTestbed, make_loopback
 from compressa.testbed.netns import NetnsTestbed, make_netns
+from compressa.testbed.selfcheck import check_links
 
 Kind = Literal["auto", "netns", "loopback"]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
@@ -73,7 +74,7 @@ def open_testbed(
     bed = _make(hosts, LinkSpec.parse(link), kind, name=None)
     try:
         if self_check:
-            bed.self_check()
+            check_links(bed)
     except BaseException:
         bed.close()
         raise
@@ -103,7 +104,7 @@ def start_testbed(
     bed = _make(hosts, LinkSpec.parse(link), kind, name=name)
     try:
         if self_check:
-            bed.self_check()
+            check_links(bed)
     except BaseException:
         bed.close()
         stop_testbed(name)

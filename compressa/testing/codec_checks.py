@@ -109,7 +109,9 @@ def check_feedback(codec: Codec, x: torch.Tensor, residual: torch.Tensor, scale:
     length = codec.encode_feedback(x, kept.tensor, memory.tensor, DRAW, scale)
     require(memory.intact and kept.intact, f"{name}: encode_feedback wrote outside its memory")
     corrected = torch.add(x, residual, alpha=scale)
-    same = codec.splits_feedback or torch.equal(memory.tensor[:length], encoded(codec, corrected))
+    same = codec.fused.splits_feedback or torch.equal(
+        memory.tensor[:length], encoded(codec, corrected)
+    )
     require(same, f"{name}: encode_feedback and encode of the corrected gradient differ")
     out = decoded(codec, memory.tensor[:length], elems).double()
     if not out.isfinite().all():

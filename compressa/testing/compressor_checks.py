@@ -9,7 +9,8 @@ from pathlib import Path
 
 import torch
 
-from compressa.codecs.base import Codec, Contraction
+from compressa.codecs.around import codec_of
+from compressa.codecs.base import Contraction
 from compressa.compressor import Compressor
 from compressa.errors import ConfigError
 from compressa.testing.inputs import MODEL, model_gradients
@@ -27,7 +28,7 @@ def exchanges_of(compressor: Compressor) -> list[str]:
 
     A sum in 16 bits loses what no residual keeps, so it is not among them.
     """
-    codec = _codec_of(compressor)
+    codec = codec_of(compressor)
     if codec is None:
         return ["auto"]
     fitting = []
@@ -180,12 +181,8 @@ def keeps_residuals(compressor: Compressor) -> bool:
 
 def is_exact(compressor: Compressor) -> bool:
     """Whether a compressor loses nothing in the first place."""
-    codec = _codec_of(compressor)
+    codec = codec_of(compressor)
     return codec is not None and codec.bias(1000) == Contraction(1.0)
-
-
-def _codec_of(compressor: Compressor) -> Codec | None:
-    return compressor if isinstance(compressor, Codec) else getattr(compressor, "codec", None)
 
 
 def _cast(gradients: Gradients, dtype: torch.dtype) -> Gradients:

@@ -13,14 +13,14 @@ from typing import Annotated, Any, ClassVar
 
 from annotated_types import Ge
 
-from compressa.aggregators.base import Aggregator, World
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Compressor, Wrapper
 from compressa.errors import ConfigError
-from compressa.parameters import Layout, ParameterInfo
+from compressa.parameters import ParameterInfo
+from compressa.wrappers.around import AroundCompressor
 
 
 @dataclass(frozen=True, kw_only=True)
-class DensitySchedule(Compressor):
+class DensitySchedule(AroundCompressor):
     """`compressor` with each of `densities` in turn for the first `steps` steps, then as it is.
 
     The steps are shared out equally; residuals are handed on.
@@ -36,7 +36,6 @@ class DensitySchedule(Compressor):
 
     name: ClassVar[str] = "density_schedule"
 
-    compressor: Compressor
     steps: Annotated[int, Ge(1)]
     densities: tuple[float, ...] = (0.25, 0.063, 0.015, 0.004)
 
@@ -52,26 +51,6 @@ class DensitySchedule(Compressor):
             )
         for density in self.densities:
             with_density(self.compressor, density)  # it checks its own range
-
-    @property
-    def granularity(self) -> Granularity:
-        """The compressor's."""
-        return self.compressor.granularity
-
-    @property
-    def block_elems(self) -> int:
-        """The compressor's."""
-        return self.compressor.block_elems
-
-    @property
-    def shared_stream(self) -> bool:
-        """The compressor's."""
-        return self.compressor.shared_stream
-
-    @property
-    def conserves_mass(self) -> bool:
-        """The compressor's."""
-        return self.compressor.conserves_mass
 
     @property
     def breakpoints(self) -> tuple[int, ...]:
@@ -91,14 +70,6 @@ class DensitySchedule(Compressor):
         inner = self.compressor.for_parameter(parameter)
         return replace(self, compressor=inner) if has_density(inner) else inner
 
-    def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """The compressor's."""
-        return self.compressor.payload_bytes(shape)
-
-    def aggregator(self, layout: Layout, world: World) -> Aggregator:
-        """A schedule has no aggregator of its own: `at` names the compressor that has."""
-        raise ConfigError("density_schedule: ask `at(step)` for the compressor in force")
-
     @property
     def _edges(self) -> tuple[int, ...]:
         stages = len(self.densities)
@@ -107,22 +78,14 @@ class DensitySchedule(Compressor):
 
 def has_density(compressor: Compressor) -> bool:
     """Whether a compressor, or what it wraps, has a density."""
-    inner = _inner(compressor)
-    if "density" in {field.name for field in dataclasses.fields(compressor)}:
-        return True
-    return inner is not None and has_density(getattr(compressor, inner))
+    if isinstance(compressor, Wrapper):
+        return has_density(compressor.inner)
+    return "density" in {field.name for field in dataclasses.fields(compressor)}
 
 
 def with_density(compressor: Compressor, density: float) -> Compressor:
     """Return the same compressor with another density, within its wrappers."""
-    inner = _inner(compressor)
+    if isinstance(compressor, Wrapper):
+        return compressor.around(with_density(compressor.inner, density))
     changes: dict[str, Any] = {"density": density}
-    if inner is not None:
-        changes = {inner: with_density(getattr(compressor, inner), density)}
     return replace(compressor, **changes)
-
-
-def _inner(compressor: Compressor) -> str | None:
-    """Return the name of the field that holds what is wrapped."""
-    names = {field.name for field in dataclasses.fields(compressor)}
-    return next((name for name in ("compressor", "codec") if name in names), None)

@@ -9,20 +9,20 @@ does not change, ||g - h_t||^2 <= (1 - delta)^t ||g - h_0||^2.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from compressa.aggregators.base import Aggregator, World
+from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.ef21 import Estimated
+from compressa.codecs.around import AroundCodec
 from compressa.codecs.base import Codec, Contraction, Unbiased
 from compressa.codecs.shrunk import Shrunk
-from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
-from compressa.parameters import Layout, ParameterInfo
+from compressa.parameters import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class EF21(Compressor):
+class EF21(AroundCodec, AggregatingCompressor):
     """A codec whose payloads change an estimate of the gradient, by all-gather.
 
     Each rank keeps 8 bytes per element: its own estimate, and the mean of all. No mass is
@@ -39,8 +39,6 @@ class EF21(Compressor):
 
     name: ClassVar[str] = "ef21"
 
-    codec: Codec
-
     def __post_init__(self) -> None:
         if not isinstance(self.codec.bias(1 << 20), Contraction | Unbiased):
             raise ConfigError(
@@ -54,35 +52,10 @@ class EF21(Compressor):
         unbiased = isinstance(self.codec.bias(1 << 20), Unbiased)
         return Shrunk(codec=self.codec) if unbiased else self.codec
 
-    def for_parameter(self, parameter: ParameterInfo) -> Compressor:
-        """Have the codec look at the parameter."""
-        codec = self.codec.for_parameter(parameter)
-        assert isinstance(codec, Codec)  # only wrappers choose something else
-        return replace(self, codec=codec)
-
-    @property
-    def granularity(self) -> Granularity:
-        """The codec's."""
-        return self.codec.granularity
-
-    @property
-    def block_elems(self) -> int:
-        """The codec's."""
-        return self.codec.block_elems
-
-    @property
-    def shared_stream(self) -> bool:
-        """The codec's."""
-        return self.codec.shared_stream
-
     @property
     def conserves_mass(self) -> bool:
         """There are estimates, and no residuals."""
         return False
-
-    def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """The codec's."""
-        return self.codec.payload_bytes(shape)
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """An all-gather of changes.

@@ -8,21 +8,22 @@ so that sum_t decode(c_t) + e_T = sum_t g_t (Seide et al., 2014; Karimireddy et 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
-from compressa.aggregators.base import Aggregator, World
+from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.single import single
+from compressa.codecs.around import AroundCodec
 from compressa.codecs.base import Biased, Codec, Unbiased
 from compressa.codecs.shrunk import Shrunk
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Granularity
 from compressa.errors import ConfigError
-from compressa.parameters import Layout, ParameterInfo
+from compressa.parameters import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErrorFeedback(Compressor):
+class ErrorFeedback(AroundCodec, AggregatingCompressor):
     """A codec with residuals, unscaled, one per parameter and rank.
 
     Args:
@@ -39,7 +40,6 @@ class ErrorFeedback(Compressor):
 
     name: ClassVar[str] = "error_feedback"
 
-    codec: Codec
     rule: FeedbackRule = field(default_factory=FeedbackRule)
     scaled: bool = False
 
@@ -63,12 +63,6 @@ class ErrorFeedback(Compressor):
         unbiased = isinstance(self.codec.bias(1 << 20), Unbiased)
         return Shrunk(codec=self.codec) if unbiased else self.codec
 
-    def for_parameter(self, parameter: ParameterInfo) -> Compressor:
-        """Have the codec look at the parameter."""
-        codec = self.codec.for_parameter(parameter)
-        assert isinstance(codec, Codec)  # only wrappers choose something else
-        return replace(self, codec=codec)
-
     @property
     def granularity(self) -> Granularity:
         """The codec's, unless residuals are kept in blocks."""
@@ -84,18 +78,9 @@ class ErrorFeedback(Compressor):
         return math.lcm(self.codec.block_elems, self.rule.block_elems)
 
     @property
-    def shared_stream(self) -> bool:
-        """The codec's."""
-        return self.codec.shared_stream
-
-    @property
     def conserves_mass(self) -> bool:
         """Not where residuals lose something themselves, or the owner keeps none."""
         return self.rule.conserves_mass
-
-    def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """The codec's."""
-        return self.codec.payload_bytes(shape)
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """The codec's, with residuals."""

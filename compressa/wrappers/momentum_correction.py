@@ -15,17 +15,17 @@ from typing import Annotated, ClassVar
 from annotated_types import Gt, Lt
 
 from compressa.aggregators.accelerated import Accelerated
-from compressa.aggregators.base import Aggregator, World
+from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.momentum import Momentum
-from compressa.aggregators.single import single
-from compressa.codecs.base import Codec
-from compressa.compressor import Compressor, Granularity
-from compressa.parameters import Layout, ParameterInfo
+from compressa.aggregators.single import build_aggregator, single
+from compressa.compressor import Granularity
+from compressa.parameters import Layout
+from compressa.wrappers.around import AroundCompressor
 from compressa.wrappers.error_feedback import ErrorFeedback
 
 
 @dataclass(frozen=True, kw_only=True)
-class MomentumCorrection(Compressor):
+class MomentumCorrection(AroundCompressor, AggregatingCompressor):
     """Error feedback that accumulates velocities instead of gradients.
 
     What is sent and what is kept add up to the sum of the velocities. A skipped step brings back
@@ -46,19 +46,12 @@ class MomentumCorrection(Compressor):
 
     name: ClassVar[str] = "momentum_correction"
 
-    compressor: Compressor
     factor: Annotated[float, Gt(0), Lt(1)] = 0.9
     masking: bool = True
     clip_norm: Annotated[float, Gt(0)] | None = None
 
     def __post_init__(self) -> None:
         self._momentum  # noqa: B018 - it checks itself
-
-    @property
-    def codec(self) -> Codec | None:
-        """What encodes, if it is a codec."""
-        inner = self.compressor
-        return inner if isinstance(inner, Codec) else getattr(inner, "codec", None)
 
     @property
     def granularity(self) -> Granularity:
@@ -74,31 +67,9 @@ class MomentumCorrection(Compressor):
         return 1 if whole else self.compressor.block_elems
 
     @property
-    def shared_stream(self) -> bool:
-        """The compressor's."""
-        return self.compressor.shared_stream
-
-    @property
     def conserves_mass(self) -> bool:
         """It conserves the sum of velocities, not that of gradients."""
         return False
-
-    @property
-    def breakpoints(self) -> tuple[int, ...]:
-        """The compressor's."""
-        return self.compressor.breakpoints
-
-    def at(self, step: int) -> Compressor:
-        """Go round the compressor in force."""
-        return replace(self, compressor=self.compressor.at(step))
-
-    def for_parameter(self, parameter: ParameterInfo) -> Compressor:
-        """Go round the parameter's."""
-        return replace(self, compressor=self.compressor.for_parameter(parameter))
-
-    def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """The compressor's."""
-        return self.compressor.payload_bytes(shape)
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """The compressor's, which accumulates velocities."""
@@ -106,7 +77,7 @@ class MomentumCorrection(Compressor):
         if isinstance(inner, ErrorFeedback):
             rule = replace(inner.rule, momentum=momentum)
             return single(inner.contraction, layout, world, feedback=rule)
-        return Accelerated(inner.aggregator(layout, world), momentum, layout, world)
+        return Accelerated(build_aggregator(inner, layout, world), momentum, layout, world)
 
     @property
     def _momentum(self) -> Momentum:

@@ -10,17 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from compressa.aggregators.base import Aggregator, World
 from compressa.codecs.base import Codec
 from compressa.codecs.none import NoCompression
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Compressor
 from compressa.errors import ConfigError
-from compressa.parameters import Layout, ParameterInfo
+from compressa.parameters import ParameterInfo
+from compressa.wrappers.around import AroundCompressor
 from compressa.wrappers.flushed import Flushed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warmup(Compressor):
+class Warmup(AroundCompressor):
     """`dense` for steps 0 to `steps` - 1, then `compressor`.
 
     Args:
@@ -31,33 +31,12 @@ class Warmup(Compressor):
 
     name: ClassVar[str] = "warmup"
 
-    compressor: Compressor
     steps: int
     dense: Compressor = field(default_factory=NoCompression)
 
     def __post_init__(self) -> None:
         if self.steps < 0:
             raise ConfigError(f"warmup: steps must not be negative, got {self.steps}")
-
-    @property
-    def granularity(self) -> Granularity:
-        """The compressor's."""
-        return self.compressor.granularity
-
-    @property
-    def block_elems(self) -> int:
-        """The compressor's."""
-        return self.compressor.block_elems
-
-    @property
-    def shared_stream(self) -> bool:
-        """The compressor's."""
-        return self.compressor.shared_stream
-
-    @property
-    def conserves_mass(self) -> bool:
-        """The compressor's."""
-        return self.compressor.conserves_mass
 
     @property
     def breakpoints(self) -> tuple[int, ...]:
@@ -80,11 +59,3 @@ class Warmup(Compressor):
             compressor=self.compressor.for_parameter(parameter),
             dense=self.dense.for_parameter(parameter),
         )
-
-    def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """The compressor's."""
-        return self.compressor.payload_bytes(shape)
-
-    def aggregator(self, layout: Layout, world: World) -> Aggregator:
-        """A warm-up has no aggregator of its own: `at` names the compressor that has."""
-        raise ConfigError("warmup: ask `at(step)` for the compressor in force")

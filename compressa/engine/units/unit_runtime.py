@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import torch
 
 from compressa.aggregators.base import World
+from compressa.aggregators.single import build_aggregator
 from compressa.arrays import HALVES, as_array
 from compressa.compressor import Compressor
 from compressa.engine.units.units import Unit
@@ -30,7 +31,7 @@ class UnitRuntime:
     def __init__(self, unit: Unit, world: World) -> None:
         self.layout = unit.layout
         self.label = _label(unit.compressor)
-        self.aggregator = unit.compressor.aggregator(unit.layout, world)
+        self.aggregator = build_aggregator(unit.compressor, unit.layout, world)
         self.names = frozenset(s.parameter.name for s in unit.layout.segments)
         self._largest: torch.Tensor | float = 0.0
         self._staging: dict[Segment, torch.Tensor] = {}

@@ -1,0 +1,147 @@
+"""Fused: the faster ways of a codec, which do in one pass what its core does in several.
+
+A codec's core is `encode` and `decode_add`; everything else follows from these. Where a kernel
+does more at once, the codec says so in `Codec.fused`: each way is there, or None. A way gives what
+the core gives, which `compressa.testing.check_codec` holds it to.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from compressa.codecs.draw import Draw
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an owner keeps from step to step.
+
+    Attributes:
+        residual: float32; added to the own values, and then the error of the mean.
+        undo: As long; receives what is to be kept if the step fails.
+        scale: Loss scale that the values carry, and neither of the two does.
+        mean_scale: What the mean carries, and its error as it is kept does not.
+    """
+
+    residual: torch.Tensor
+    undo: torch.Tensor
+    scale: float
+    mean_scale: float
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """One scope, on a CPU, whose mean a rank computes and encodes.
+
+    Attributes:
+        values: The own values, float32; receives what the encoded mean decodes to.
+        sent: The others' payloads, checked, in the order in which they are added.
+        payload: Receives that of the mean.
+        draw: Counter of the random bits for the mean.
+        weight: Factor on the own values and on each payload's.
+        kept: What is kept of it; None for no feedback.
+    """
+
+    values: torch.Tensor
+    sent: Sequence[torch.Tensor]
+    payload: torch.Tensor
+    draw: Draw
+    weight: float
+    kept: Kept | None
+
+
+@dataclass(frozen=True)
+class Item:
+    """One scope of several that are worked on at once.
+
+    Attributes:
+        values: What is encoded, or overwritten; float32, float16 or bfloat16.
+        start: Byte at which the scope's bytes begin in a payload; a multiple of 8.
+        parameter: Of its `Draw`.
+        first: The `Draw`'s `start`.
+        residual: As in `Codec.encode_feedback`; None for no feedback.
+    """
+
+    values: torch.Tensor
+    start: int
+    parameter: int
+    first: int
+    residual: torch.Tensor | None = None
+
+
+class Encoder(ABC):
+    """Encodes scopes of one payload at once, where they were when it was made.
+
+    It keeps the addresses of their values, not the memory: that is the caller's to keep.
+    """
+
+    @abstractmethod
+    def encode(self, draw: Draw, scale: float) -> None:
+        """Write every scope's payload, as `Codec.encode` and `encode_feedback` do.
+
+        Args:
+            draw: Of any of the scopes.
+            scale: The loss scale.
+        """
+
+
+class Decoder(ABC):
+    """Decodes payloads of several scopes at once, to where these were when it was made.
+
+    It keeps the addresses of their values, not the memory: that is the caller's to keep. Payloads
+    are of the length that it was made for.
+    """
+
+    @abstractmethod
+    def decode(self, payload: torch.Tensor) -> None:
+        """Decode, as `Codec.decode` does, and round what is not float32 once."""
+
+    @abstractmethod
+    def decode_add(self, payload: torch.Tensor, weight: float) -> None:
+        """Add to the values, which are float32 then, as `Codec.decode_add` does."""
+
+    @abstractmethod
+    def decode_sum(self, payloads: Sequence[torch.Tensor], weight: float) -> None:
+        """Write the sum, as `Codec.decode_sum` does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fused:
+    """What a codec does in one pass; None where it takes the ways of its core.
+
+    Attributes:
+        encode_feedback: (x, residual, payload, draw, scale) -> bytes, as `Codec.encode_feedback`.
+        splits_feedback: Whether `encode_feedback` chooses by gradient, residual and loss scale
+            apart. Its payload is then not what `encode` makes of their sum.
+        decode: (payload, out, draw), as `Codec.decode`; it checks the payload itself.
+        decode_sum: (payloads, out, weight), as `Codec.decode_sum`; it checks the payloads itself,
+            and also writes float16 and bfloat16, each sum rounded once.
+        average: (share) -> bytes of the mean's payload: decode, average, encode the mean and decode
+            it.
+        encoder: (items, payload) -> what encodes these scopes to this payload at once; None if each
+            goes by itself. To find out where all arrays of a small scope lie takes Python longer
+            than their kernel, and to start that takes a GPU longer.
+        decoder: (items, payload_bytes) -> what decodes payloads of so many bytes to these scopes at
+            once; None if each goes by itself. Only for a codec whose `size` is Fixed, and whose
+            decoding takes no draw.
+    """
+
+    encode_feedback: (
+        Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Draw, float], int] | None
+    ) = None
+    splits_feedback: bool = False
+    decode: Callable[[torch.Tensor, torch.Tensor, Draw], None] | None = None
+    decode_sum: (
+        Callable[[Sequence[tuple[torch.Tensor, Draw]], torch.Tensor, float], None] | None
+    ) = None
+    average: Callable[[Averaging], int] | None = None
+    encoder: Callable[[Sequence[Item], torch.Tensor], Encoder | None] | None = None
+    decoder: Callable[[Sequence[Item], int], Decoder | None] | None = None
+
+
+NOTHING_FUSED = Fused()
+"""For a codec that is its core."""
