@@ -89,9 +89,9 @@ def test_too_little_memory_for_residuals_says_what_helps(gpu: None, error: Excep
 
 
 def test_too_little_memory_in_a_step_ends_it_with_an_error(gpu: None) -> None:
-    engine = engine_on(CudaDeviceStream(DEVICE))
     encode = mock.Mock(side_effect=MemoryError("no 5 bytes left"))
     with mock.patch.multiple(Int8, encode=encode, fused=Fused()):
+        engine = engine_on(CudaDeviceStream(DEVICE))
         ticket = engine.submit({"weight": on_gpu(torch.ones(64, 64))}, step=0)
         with pytest.raises(BackendUnavailable, match=r"the unit .*\(no 5 bytes left\)"):
             ticket.result(10.0)

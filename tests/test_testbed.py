@@ -16,6 +16,7 @@ from compressa.errors import BackendUnavailable, ConfigError, TransportError
 from compressa.testbed import (
     NetnsTestbed,
     Testbed,
+    check_links,
     open_testbed,
 )
 from compressa.testbed import netns as netns_module
@@ -93,7 +94,7 @@ def test_isolated_processes_share_neither_hostname_nor_memory(bed: Testbed) -> N
 
 
 def test_links_hold_their_rate_both_ways(bed: Testbed) -> None:
-    found = bed.self_check()
+    found = check_links(bed)
     assert {m.n_bytes for m in found} == {64_000, 170_000, 8_000_000, 192_000}
     assert {m.what for m in found} >= {
         f"host {i} {way} all" for i in range(3) for way in ("to", "from")
@@ -109,7 +110,7 @@ def test_self_check_finds_one_unshaped_end(host: int | None, device: str, accuse
         words = netns_module._entering(broken._record)(0 if host is None else host + 1)
         subprocess.run([*words, "tc", "qdisc", "del", "dev", device, "root"], check=True)
         with pytest.raises(TransportError, match=accused):
-            broken.self_check()
+            check_links(broken)
 
 
 def test_counters_grow_by_what_was_sent(bed: Testbed) -> None:
@@ -143,7 +144,7 @@ def test_set_link_changes_the_rate_under_running_processes() -> None:
 def test_each_connection_is_held_to_its_limit_and_all_together_to_the_link() -> None:
     with open_testbed(hosts=3, link="20mbit of 30mbit", kind="netns", self_check=False) as bed:
         one, two = (bed.link.seconds_for(96_000 * n, n) for n in (1, 2))
-        found = {m.what: m.taken_s for m in bed.self_check() if m.n_bytes in (170_000, 192_000)}
+        found = {m.what: m.taken_s for m in check_links(bed) if m.n_bytes in (170_000, 192_000)}
         assert found["host 0 to host 1"] == pytest.approx(one * 170 / 96, rel=0.2)
         assert found["host 0 to all"] == pytest.approx(two, rel=0.2)
         for link in ("40mbit", "10mbit of 40mbit", "20mbit of 40mbit"):

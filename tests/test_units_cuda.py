@@ -198,19 +198,22 @@ def test_every_eight_ranks_take_another_launch(ranks: int, launched: Counter[str
 
 
 def test_what_a_launch_takes_is_made_once_and_anew_when_buckets_are() -> None:
-    codec, made = Int8(block=32), []
-    encoder, decoder = Int8.encoder, Int8.decoder
+    made: list[str] = []
 
-    def make_encoder(self: Int8, items: Any, payload: torch.Tensor) -> Any:
-        made.append("encoder")
-        return encoder(self, items, payload)
+    class Watched(Int8):
+        @property
+        def fused(self) -> Fused:
+            encoder, decoder = Int8(block=32).fused.encoder, Int8(block=32).fused.decoder
+            assert encoder
+            assert decoder
+            return replace(
+                super().fused,
+                encoder=lambda *asked: made.append("encoder") or encoder(*asked),
+                decoder=lambda *asked: made.append("decoder") or decoder(*asked),
+            )
 
-    def make_decoder(self: Int8, items: Any, payload_bytes: int) -> Any:
-        made.append("decoder")
-        return decoder(self, items, payload_bytes)
-
-    patched = {"encoder": make_encoder, "decoder": make_decoder}
-    with emulated_torch(), mock.patch.multiple(Int8, **patched):
+    codec = Watched(block=32)
+    with emulated_torch():
         unit, due = (Unit(codec, SIZES, place, RULE, 1) for place in (DEVICE, CPU))
         buckets = [torch.zeros(sum(SIZES)) for _ in range(2)]
         step, expected = 0, []

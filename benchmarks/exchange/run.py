@@ -27,7 +27,7 @@ from compressa.link.chain import Ask, Timed
 from compressa.link.fit import MOST_BYTES, fitted
 from compressa.machine import memory_bytes as machine_memory_bytes
 from compressa.machine import now
-from compressa.testbed import Testbed
+from compressa.testbed import Testbed, check_links
 from harness.ranks import Ranks
 from harness.start import started_ranks
 
@@ -109,7 +109,7 @@ class ExchangeBench:
             ranks.ask("open", most_bytes=most_bytes, deadline_s=deadline_s)
             for link in settings.links_of(hosts):
                 bed.set_link(link)
-                bed.self_check()
+                check_links(bed)
                 yield f"{hosts} hosts, {bed.link}: line rate and cost model"
                 place = self._fitted(bed, ranks)
                 self.found.networks.append(place.network)

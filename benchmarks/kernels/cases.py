@@ -13,6 +13,7 @@ import torch
 from benchmarks.kernels.operands import Operands
 from benchmarks.timing import Call
 from compressa.aggregators.base import AllGather, Request, State, StepContext, World
+from compressa.aggregators.single import build_aggregator
 from compressa.codecs import Codec
 from compressa.compressor import Compressor
 from compressa.compressors import COMPRESSORS
@@ -188,7 +189,7 @@ def _step(compressor: Compressor, shape: tuple[int, ...], operands: Operands) ->
     """
     parameter = ParameterInfo(0, "parameter", shape)
     layout = Layout(0, (Segment(parameter, 0, parameter.elems),))
-    aggregator = compressor.aggregator(layout, World(0, 1, 0, "auto", State()))
+    aggregator = build_aggregator(compressor, layout, World(0, 1, 0, "auto", State()))
     gradients = [operands.out.copy_(operands.gradient)]
     steps = itertools.count()
 

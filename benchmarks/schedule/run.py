@@ -22,7 +22,7 @@ from benchmarks.schedule.steps import Steps
 from benchmarks.schedule.trainers import ELEMS, LAYERS
 from benchmarks.schedule.training import started_trainers
 from compressa.machine import now
-from compressa.testbed import NetnsTestbed
+from compressa.testbed import NetnsTestbed, check_links
 from harness.ranks import Ranks
 
 _SERVED_HOSTS = 5
@@ -98,7 +98,7 @@ class ScheduleBench:
         self, bed: NetnsTestbed, link: str, compressor: str, ratios: Sequence[float]
     ) -> Iterator[str]:
         bed.set_link(link)
-        bed.self_check()
+        check_links(bed)
         with started_trainers(bed) as ranks:
             self.found.header.versions["torch"] = ranks.version
             measured = Steps(ranks, str(bed.link), self._settings, compressor)

@@ -11,7 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import torch
 
@@ -68,7 +68,7 @@ class Codec(Compressor):
 
     wire_id: ClassVar[int]
 
-    check_content: ClassVar[Callable[[torch.Tensor, int], None] | None] = None
+    check_content: ClassVar[Callable[[Any, torch.Tensor, int], None] | None] = None
     """A method (payload, elems) that raises PayloadError for a payload of the right length that
     can not be decoded; None if all of that length can. For indices, counts and flags."""
 

@@ -154,6 +154,7 @@ class Entropy(Codec, AroundCodec):
 
     def _restored(self, payload: torch.Tensor, elems: int) -> torch.Tensor:
         """Return the codec's payload; it is valid until this thread restores the next one."""
+        self.check_length(payload, elems)
         if payload.numel() == 0:
             raise PayloadError("entropy: a payload without a byte arrived")
         host = payload.cpu()  # of a GPU: waits until it has come
