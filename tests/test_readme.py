@@ -223,7 +223,7 @@ def test_the_added_compressor_conforms(added: dict[str, Any]) -> None:
 
 def test_the_added_compressor_would_be_refused_with_a_fault(added: dict[str, Any]) -> None:
     class Careless(added["BlockTop1"]):
-        def check(self, payload: Any, elems: int) -> None:
+        def check_content(self, payload: Any, elems: int) -> None:
             """Let every payload pass."""
 
     names = dict(added) | {"BlockTop1": Careless}
