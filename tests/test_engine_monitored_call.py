@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from compressa.config import Config
 from compressa.engine import opening
-from compressa.engine.start import monitored_call, process_groups
+from compressa.engine.start import monitored_call, startup
 from compressa.engine.start.monitored_call import MonitoredCall
 from compressa.errors import CompressaError, ConfigError, PayloadError, Timeout
 from compressa.transports import mpi_process
@@ -202,7 +202,7 @@ def test_mpi_is_not_finalized_after_a_registration_that_failed(
     ranks: Any = SimpleNamespace(size=lambda: 2)
     fail: Callable[..., Any] = mock.Mock(side_effect=error)
     with (
-        mock.patch.object(process_groups, "new_group", fail),
+        mock.patch.object(startup, "open_control", fail),
         mock.patch.object(mpi_process, "start_failed") as noted,
         pytest.raises(type(error)),
     ):

@@ -24,13 +24,12 @@ class Beside:
     """Verdicts of rank 1 of 2, and what it knows of rank 0 over the control channel."""
 
     def __init__(self) -> None:
-        self.transport = SimpleNamespace(
-            rank=1, size=2, gone=set(), lost={}, heard_s={0: 0.0}, silence=SimpleNamespace()
+        self.channel = SimpleNamespace(
+            rank=1, size=2, gone=set(), lost={}, heard_s={0: 0.0}, absence=None
         )
-        self.transport.silence.absence = None
         notes = SimpleNamespace(send=lambda *_: None, send_all=lambda *_: None)
         settings = SimpleNamespace(heartbeat_s=0.1, silence_s=5.0)
-        anything: list[Any] = [self.transport, notes, settings]
+        anything: list[Any] = [self.channel, notes, settings]
         self.verdicts = Verdicts(*anything, lambda: Activity("in step 3", 1.0, True))
 
     def after(self, seconds: float, event: Callable[[], None]) -> None:
@@ -57,7 +56,7 @@ def test_the_word_of_who_has_ended_its_data_is_waited_for() -> None:
 def test_nothing_is_waited_for_where_control_has_ended_too(known: str) -> None:
     beside = Beside()
     ended = {"gone": {0}, "lost": {0: PeerLost(0, "reset")}}[known]
-    setattr(beside.transport, known, ended)
+    setattr(beside.channel, known, ended)
     verdict, seconds = verdict_of(beside, has_left(0))
     assert cast(PeerLost, verdict).rank == 0
     assert seconds < WORD_S

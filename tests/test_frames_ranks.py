@@ -33,8 +33,8 @@ pytestmark = pytest.mark.ranks
 WAY = "from rank 0 to rank 1 over tcp"
 
 
-_STEP = struct.Struct("<I")
-_STEP_AT = 8
+_WORD = struct.Struct("<I")
+_STEP_AT, _EPOCH_AT = 8, 4
 
 
 def _intact(header: bytes, data: bytes) -> bytes:
@@ -60,11 +60,12 @@ CHANGES: dict[str, Change] = {"flip": _flipped, "half": _half}
 
 
 def _once(change: Change, step: int) -> Change:
-    """Change the first frame of a step, and nothing else."""
+    """Change the first frame of a step, and nothing else; epoch 0 is the control channel's."""
     left = [change]
 
     def changed(header: bytes, data: bytes) -> bytes:
-        due = _STEP.unpack_from(header, _STEP_AT)[0] >= step and len(data) > 0
+        epoch, at = (_WORD.unpack_from(header, place)[0] for place in (_EPOCH_AT, _STEP_AT))
+        due = epoch and at >= step and len(data) > 0
         return left.pop()(header, data) if left and due else header + data
 
     return changed

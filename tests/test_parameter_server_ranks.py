@@ -191,8 +191,9 @@ def train_besieged(*, config: Any, keys: Keys, late_s: float) -> dict[str, Any]:
 
     def besieged(self: Entrance, *arguments: Any) -> None:
         seat = self._listener.getsockname()
-        attackers.extend(threading.Thread(target=a, args=(seat, over)) for a in _ATTACKS)
-        for attacker in attackers:
+        new = [threading.Thread(target=a, args=(seat, over)) for a in _ATTACKS]
+        attackers.extend(new)
+        for attacker in new:
             attacker.start()
         wait(self, *arguments)
 

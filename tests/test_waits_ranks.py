@@ -31,10 +31,7 @@ import compressa
 from compressa.config import load_config
 from compressa.engine.control import long_waits
 from compressa.engine.control.waits import Doing
-from compressa.engine.start import process_groups, startup
-from compressa.transports.base import Key
-from compressa.transports.gloo import GlooTransport
-from compressa.transports.settings import Settings
+from compressa.engine.start import startup
 
 pytestmark = pytest.mark.ranks
 
@@ -57,8 +54,7 @@ def wait_in_a_chain(*, config: Any, chain: list[int]) -> dict[str, Any]:
     rank = dist.get_rank()
     settings, world = load_config(config), dist.group.WORLD
     assert world is not None
-    groups = [process_groups.new_group(settings, world, "gloo", "a test")]
-    control = startup.open_control(settings, groups[0])
+    control = startup.open_control(settings, world, "a test")
     control.describe(Doing("elsewhere").activity)
     follows = dict(itertools.pairwise(chain))
     began_s, error = time.monotonic(), None
@@ -77,7 +73,6 @@ def wait_in_a_chain(*, config: Any, chain: list[int]) -> dict[str, Any]:
                 error = caught
     seen = _seen(error, began_s)
     control.close(2.0)
-    process_groups.release_groups(groups)
     return seen
 
 
@@ -189,7 +184,7 @@ def _early(handle: compressa.Handle, call: str) -> list[Any]:
     control = handle.engine.session.control
     assert control is not None
     unit = zlib.crc32(f"handle.{call}".encode())
-    inboxes = control._transport.inboxes.values()
+    inboxes = control._channel._transport.inboxes.values()
     return [key for inbox in inboxes for key in inbox._messages if key.unit == unit]
 
 
@@ -268,18 +263,17 @@ def train_on_a_slow_link(*, config: Any, steps: int) -> dict[str, Any]:
 def send_to_a_stopped_peer(*, silence_s: float, heartbeat_s: float) -> list[float]:
     """Rank 1 stops while rank 0 sends it much; return when rank 0 notices, in seconds from then."""
     noticed: list[float] = []
-    group = dist.new_group()
-    settings = Settings(7, 1 << 16, 1 << 18, silence_s, heartbeat_s)
-    transport = GlooTransport(
-        group, settings, 1 << 20, lambda error: noticed.append(time.monotonic())
-    )
+    times, world = {"heartbeat_s": heartbeat_s, "silence_s": silence_s}, dist.group.WORLD
+    assert world is not None
+    control = startup.open_control(load_config({"exchange": times}), world, "a test")
+    control.listen(lambda error: noticed.append(time.monotonic()))
     dist.barrier()
     began_s = time.monotonic()
     if dist.get_rank():
         _stay_away("stop", 3 * silence_s)
         return []
     time.sleep(0.2)
-    transport.send(1, Key(0, 0, 0), torch.zeros(1 << 24, dtype=torch.uint8), 0, lambda: None)
+    control.exchange({1: bytes(1 << 24)}, {}, "much")
     while not noticed and time.monotonic() < began_s + 3 * silence_s:
         time.sleep(0.01)
     return [seen_s - began_s for seen_s in noticed]
@@ -439,7 +433,7 @@ def test_a_deadline_that_a_slow_link_misses_accuses_nobody_alone(slow_hosts: Gro
     assert len(named) > 1, seen
 
 
-def test_silence_is_noticed_though_a_thread_is_stuck_in_a_send(
+def test_silence_is_noticed_though_a_send_is_stuck(
     fresh: Callable[[int], Group],
 ) -> None:
     (noticed_s,) = fresh(2).run(send_to_a_stopped_peer, silence_s=4.0, heartbeat_s=1.9)[0]

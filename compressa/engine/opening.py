@@ -60,8 +60,7 @@ def open_session(
     obstacle = startup.obstacle(config, group.size())
     groups: list[dist.ProcessGroup] = []
     with given_up_on_error(config, groups):
-        groups.append(process_groups.new_group(config, group, "gloo", caller, obstacle))
-        control = startup.open_control(config, groups[0])
+        control = startup.open_control(config, group, caller, obstacle)
         with given_up_on_error(config, groups, control, control.close):
             kind = _agree_on_transport(
                 config, group, control, brought, device_stream, failure, link
@@ -70,7 +69,7 @@ def open_session(
             groups.append(process_groups.new_group(config, group, backend, caller))
             failed = DeferredError()
             transport = startup.open_transport(
-                config, groups[1], control, brought, failed, kind, device_stream
+                config, groups[0], control, brought, failed, kind, device_stream
             )
             session = Session(
                 config,

@@ -325,7 +325,7 @@ def given_up_on_error(
         try:
             close(GIVE_UP_S)
         finally:
-            process_groups.give_up(config, groups, error)
+            process_groups.give_up(config, groups, error, met=control is not None)
         if told is error:
             raise
         raise told from error

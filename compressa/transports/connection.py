@@ -8,14 +8,16 @@ reads headers and small frames through a staging buffer, one call for many, and 
 ones straight to where they belong, with the next header behind; the kernel wakes the reader for the
 next large piece, not for every packet.
 
-The end of the peer's stream is its goodbye. Between two frames, it has left; within one, or if the
-connection was reset, it is lost.
+The end of the peer's stream between two frames says that it has left; where streams say goodbye,
+only after that. Otherwise, and within a frame, or if the connection was reset, the peer is lost.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -25,6 +27,7 @@ from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Leaving, OutgoingFrame, Source
 from compressa.transports.reactor import READ, WRITE, Reactor
 from compressa.transports.settings import Settings, tune
+from compressa.transports.silence import silent
 
 _STAGING_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 17  # a wake-up and a read cost as much as some 10 kB
@@ -72,6 +75,7 @@ class Connection:
         self._full = False  # until the kernel has room again
         self._writing = self._reading = True
         self._deaf = False
+        self._parted = not settings.says_goodbye  # whether the end of the peer's stream is in order
         self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._staged = 0
         self._frame: Frame | None = None
@@ -79,6 +83,7 @@ class Connection:
         self._piece = 1
         self._reactor: Reactor | None = None
         self.sent_bytes = 0
+        self.heard_s = time.monotonic()
         tune(link, settings)
 
     @property
@@ -219,7 +224,7 @@ class Connection:
 
     def _read(self) -> None:
         """Take what has come, within this peer's turn."""
-        turn = _TURN_BYTES
+        self.heard_s, turn = time.monotonic(), _TURN_BYTES
         while turn > 0 and self._reading:
             direct = self._frame is not None and not self._staged and not self._deaf
             try:
@@ -286,6 +291,7 @@ class Connection:
         end = FRAME_HEADER_BYTES + frame.data_bytes
         if frame.kind is not Kind.DATA:
             frame.verify(NO_DATA, way, self._opening)
+            self._parted |= frame.kind is Kind.GOODBYE
             return FRAME_HEADER_BYTES
         if end <= len(staged):
             data = staged[FRAME_HEADER_BYTES:end]
@@ -335,8 +341,12 @@ class Connection:
 
     def _end(self) -> None:
         """The peer's stream has ended."""
-        if (self._frame is not None or self._staged) and not self._deaf:
+        cut = self._frame is not None or self._staged
+        if cut and not self._deaf:
             self._lose(ConnectionError("in the middle of a frame"))
+            return
+        if self._writing and not (self._parted or self._deaf):
+            self._lose(ConnectionError())
             return
         self._reading = False
         self._watch()
@@ -346,10 +356,14 @@ class Connection:
         if not self.open:
             return
         self.close()
+        self._failed(self._lost_by(error))
+
+    def _lost_by(self, error: OSError) -> PeerLost:
+        """Say in one sentence what has become of the peer."""
+        if error.errno == errno.ETIMEDOUT:
+            return silent(self._peer, self._settings.silence_s)
         why = f" ({error.strerror or error})" if str(error) else ""
-        self._failed(
-            PeerLost(self._peer, f"rank {self._peer} is lost: its connection was closed{why}")
-        )
+        return PeerLost(self._peer, f"rank {self._peer} is lost: its connection was closed{why}")
 
     def _watch(self) -> None:
         if self._reactor is not None and self._link.fileno() >= 0:

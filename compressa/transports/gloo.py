@@ -20,8 +20,7 @@ from compressa.transports.base import Done, Key, OnSent, Traffic
 from compressa.transports.mesh import MeshTransport
 from compressa.transports.settings import Settings
 from compressa.transports.setup import Setup
-from compressa.transports.silence import Silence
-from compressa.transports.streams import Receiver, Sender, silent
+from compressa.transports.streams import Receiver, Sender
 
 
 class GlooTransport(MeshTransport):
@@ -32,9 +31,6 @@ class GlooTransport(MeshTransport):
         settings: Sizes and times of the streams.
         early_bytes: Most bytes that one peer may send before anybody waits for them.
         failed: Called once, from any thread, when a peer is lost or sends nonsense.
-
-    Attributes:
-        silence: The thread that notices whose heart does not beat.
     """
 
     name = "gloo"
@@ -58,9 +54,6 @@ class GlooTransport(MeshTransport):
         }
         for thread in self._threads():
             thread.start()
-        self.silence = Silence(
-            settings.silence_s, settings.heartbeat_s, lambda: self.heard_s, self._silent
-        )
 
     def observe(self, on_sent: OnSent) -> None:
         """Ask the senders."""
@@ -99,7 +92,6 @@ class GlooTransport(MeshTransport):
 
     def close(self, timeout_s: float) -> None:
         """Say goodbye to everyone and wait for theirs."""
-        self.silence.close()
         for sender in self._senders.values():
             sender.close()
         end_s = time.monotonic() + timeout_s
@@ -110,14 +102,6 @@ class GlooTransport(MeshTransport):
     def _threads(self) -> list[threading.Thread]:
         receiving = [receiver.thread for receiver in self._receivers.values()]
         return receiving + [sender.thread for sender in self._senders.values()]
-
-    @property
-    def heard_s(self) -> dict[int, float]:
-        """By peer that is still there, when something was heard from it last."""
-        return {p: r.heard_s for p, r in self._receivers.items() if p not in self.gone}
-
-    def _silent(self, peer: int) -> None:
-        self.link_failed(silent(peer, self._settings.silence_s))
 
 
 def open_gloo(setup: Setup) -> GlooTransport:

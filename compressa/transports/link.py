@@ -19,7 +19,7 @@ import torch
 from compressa.errors import CompressaError, PeerLost
 from compressa.transports.base import Key, OnSent
 from compressa.transports.connection import Connection
-from compressa.transports.frames import FRAME_HEADER_BYTES
+from compressa.transports.frames import FRAME_HEADER_BYTES, Kind
 from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Outbox, OutgoingFrame
 from compressa.transports.reactor import Reactor
@@ -52,6 +52,7 @@ class Link:
         self._held: deque[OutgoingFrame] = deque()  # the pacer has reserved their turns
         self._paused = False
         self._gathers = False
+        self._says_goodbye = settings.says_goodbye
         self._ending = False
         self._ended = 0
         self._reactor: Reactor | None = None
@@ -76,6 +77,11 @@ class Link:
     def open(self) -> bool:
         """Whether any direction may still carry something."""
         return any(connection.open for connection in self.connections)
+
+    @property
+    def heard_s(self) -> float:
+        """When something came last, on `time.monotonic`."""
+        return max(connection.heard_s for connection in self.connections)
 
     def attach(self, reactor: Reactor) -> None:
         """Begin; `reactor` calls from now on."""
@@ -104,16 +110,24 @@ class Link:
         self._gathers = False
         self._flush()
 
+    def beat(self) -> None:
+        """Give the peer a sign of life, unless something else is on its way, or all was said."""
+        if not (self._waiting or self._ending):
+            self._outbox.push_sign(Kind.IDLE)
+            self._flush()
+
     def finish(self, *, drop: bool = False) -> None:
         """End the own streams, after what is queued; `drop` ends them after the frames under way.
 
         With `drop`, nothing that comes is taken any more either.
         """
-        self._ending = True
         if drop:
             self._forget()
             for connection in self.connections:
                 connection.drop()
+        if self._says_goodbye and (drop or not self._ending):
+            self._outbox.push_sign(Kind.GOODBYE)
+        self._ending = True
         self._flush()
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,9 @@ from typing import NamedTuple, Protocol
 import torch
 
 from compressa.transports.base import Key, OnSent
-from compressa.transports.frames import Frame, Kind
+from compressa.transports.frames import NO_DATA, Frame, Kind
+
+_NOWHERE, _LAST = Key(0, 0, 0), (sys.maxsize, 0)
 
 
 @dataclass(order=True, slots=True)
@@ -25,6 +28,7 @@ class _Message:
     memory: memoryview = field(compare=False)
     sent: Callable[[], None] = field(compare=False)
     on_sent: OnSent | None = field(compare=False)
+    kind: Kind = field(default=Kind.DATA, compare=False)
     offset: int = field(default=0, compare=False)
     under_way: int = field(default=0, compare=False)
     left_s: float = field(default=0.0, compare=False)
@@ -132,6 +136,11 @@ class Outbox:
         message = _Message(priority, next(self._ages), key, memory, sent, self._on_sent)
         heapq.heappush(self._heap, message)
 
+    def push_sign(self, kind: Kind) -> None:
+        """Queue a frame that carries nothing, behind all messages: a sign of life, or a goodbye."""
+        sign = _Message(_LAST, next(self._ages), _NOWHERE, NO_DATA, _nobody_waits, None, kind)
+        heapq.heappush(self._heap, sign)
+
     def next_frame(self) -> OutgoingFrame:
         """Take a frame of the most urgent message; there must be one."""
         message = self._heap[0]
@@ -145,7 +154,7 @@ class Outbox:
             heapq.heappop(self._heap)
             self.messages += 1
         return OutgoingFrame(
-            Frame(Kind.DATA, self._epoch, message.key, total, offset, length),
+            Frame(message.kind, self._epoch, message.key, total, offset, length),
             message.memory[offset : offset + length],
             message,
         )
@@ -162,3 +171,7 @@ class Outbox:
     def clear(self) -> None:
         """Forget what was not sent."""
         self._heap.clear()
+
+
+def _nobody_waits() -> None:
+    """What carries nothing lends no memory."""

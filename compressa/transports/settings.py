@@ -27,6 +27,8 @@ class Settings:
         credit_bytes: Most bytes handed over for one peer that more urgent ones cannot overtake.
         silence_s: A peer from which nothing comes for so long, or that confirms nothing, is lost.
         heartbeat_s: An idle stream carries a sign of life this often, where streams have any.
+        says_goodbye: Whether a TCP stream ends with a goodbye, without which it was cut. Where
+            another channel tells who has left, its end is enough.
         kept_bytes: Most that the kernel keeps for one peer; None for as many as it likes.
         pacer: Holds back what is sent, to all peers together.
         keys: Of the checks of all frames; without a secret, unless ranks authenticate each other.
@@ -38,6 +40,7 @@ class Settings:
     credit_bytes: int
     silence_s: float
     heartbeat_s: float = 1.0
+    says_goodbye: bool = False
     kept_bytes: int | None = None
     pacer: Pacer = field(default_factory=lambda: Pacer(None))
     keys: Keys = CHECKSUMS

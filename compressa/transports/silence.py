@@ -1,19 +1,17 @@
-"""Silence: peers from which nothing is heard, noticed by a thread that nothing can block.
+"""Silence: peers from which nothing is heard.
 
-It sends nothing and waits for nobody, so a peer that takes nothing more cannot keep it from
-looking. It also notices when this process itself did not run: stopped by a signal, with the
-machine, or by a call that kept the interpreter's lock. That time counts against no peer, whose
-signs of life lie unread meanwhile.
+It is also noticed when this process itself did not run: stopped by a signal, with the machine, or
+by a call that kept the interpreter's lock. That time counts against no peer, whose signs of life
+lie unread meanwhile.
 """
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-_MOST_TICK_S = 0.25
+from compressa.errors import PeerLost
+
 _BRIEF_S = 1.0  # a busy machine has a thread wait for so long
 
 
@@ -72,51 +70,6 @@ class Hearing:
         return now_s - since_s - sum(away)
 
 
-class Silence:
-    """The thread.
-
-    Args:
-        silence_s: How long a peer may be silent.
-        heartbeat_s: How often a peer gives a sign of life.
-        heard: Returns, by peer, when something was heard from it last.
-        silent: Called, on the thread, with each peer that is silent; at every look.
-    """
-
-    def __init__(
-        self,
-        silence_s: float,
-        heartbeat_s: float,
-        heard: Callable[[], Mapping[int, float]],
-        silent: Callable[[int], None],
-    ) -> None:
-        self._heard, self._silent = heard, silent
-        self._tick_s = min(_MOST_TICK_S, heartbeat_s)
-        self._hearing = Hearing(silence_s, self._tick_s, time.monotonic())
-        self._also: list[Callable[[], None]] = []
-        self._closing = threading.Event()
-        # A program that ends without closing must not wait for it.
-        self._thread = threading.Thread(target=self._run, name="compressa-silence", daemon=True)
-        self._thread.start()
-
-    @property
-    def absence(self) -> Absence | None:
-        """When this process last did not run; it may have come back just now."""
-        return self._hearing.absence_by(time.monotonic())
-
-    def at_every_look(self, also: Callable[[], None]) -> None:
-        """Have a function called at every look; it must block nowhere."""
-        self._also.append(also)
-
-    def close(self) -> None:
-        """End the thread; it may be the caller's own."""
-        self._closing.set()
-        self._also.clear()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(2 * self._tick_s)
-
-    def _run(self) -> None:
-        while not self._closing.wait(self._tick_s):
-            for peer in self._hearing.look(time.monotonic(), self._heard()):
-                self._silent(peer)
-            for also in list(self._also):
-                also()
+def silent(peer: int, silence_s: float) -> PeerLost:
+    """Say in one sentence that a peer was silent for too long."""
+    return PeerLost(peer, f"rank {peer} is lost: nothing was heard for {silence_s:g} s")

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -29,6 +28,7 @@ from compressa.transports.frames import FRAME_HEADER_BYTES, NO_DATA, Frame, Kind
 from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Outbox
 from compressa.transports.settings import Settings
+from compressa.transports.silence import silent
 
 _TAG_BITS = 20
 
@@ -150,7 +150,6 @@ class Receiver:
         self._on_peer_closed = on_peer_closed
         self._sequence = itertools.count()
         self._deaf = False
-        self.heard_s = time.monotonic()
         self.thread = threading.Thread(
             target=self._run, args=(group,), name=f"compressa-receive-{peer}"
         )
@@ -165,7 +164,6 @@ class Receiver:
             works = [self._post(group, staging) for staging in slots]
             for slot in itertools.cycle(range(self._settings.window)):
                 works[slot].wait(_patience(self._settings))
-                self.heard_s = time.monotonic()
                 if not self._understand(slots[slot]):
                     return
                 works[slot] = self._post(group, slots[slot])
@@ -219,8 +217,3 @@ def lost(peer: int, error: RuntimeError, silence_s: float) -> PeerLost:
     if "imed out" in str(error):
         return silent(peer, silence_s)
     return PeerLost(peer, f"rank {peer} is lost: its connection was closed")
-
-
-def silent(peer: int, silence_s: float) -> PeerLost:
-    """Say in one sentence that a peer was silent for too long."""
-    return PeerLost(peer, f"rank {peer} is lost: nothing was heard for {silence_s:g} s")

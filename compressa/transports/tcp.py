@@ -57,7 +57,6 @@ class TcpTransport(MeshTransport):
         self._settings = settings
         self._sum = backend_sum
         self._reactor: Reactor | None = None
-        self._silent: set[int] = set()
         self._links = {
             peer: Link(several, peer, settings, self.inboxes[peer], self.link_failed, self.leave)
             for peer, several in sockets.items()
@@ -91,6 +90,16 @@ class TcpTransport(MeshTransport):
         """Gloo has an all-reduce, which nobody can pace."""
         return self._sum is not None and self._settings.pacer.rate_bits_per_s is None
 
+    @property
+    def heard_s(self) -> dict[int, float]:
+        """By peer that is still there, when something came from it last, on `time.monotonic`."""
+        return {peer: link.heard_s for peer, link in self._links.items() if peer not in self._gone}
+
+    def beat(self) -> None:
+        """Give all peers a sign of life."""
+        for link in self._links.values():
+            link.beat()
+
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
@@ -119,7 +128,7 @@ class TcpTransport(MeshTransport):
         """Drop what is queued and say goodbye; nothing more is expected of a lost peer."""
         super().fail(error)
         if isinstance(error, PeerLost):
-            self._silent.add(error.rank)
+            self._lost.setdefault(error.rank, error)
 
     def close(self, timeout_s: float) -> None:
         """Say goodbye to everyone and wait for theirs. The reactor must not run any more."""
@@ -131,7 +140,7 @@ class TcpTransport(MeshTransport):
         for link in self._links.values():
             link.finish()
         end_s = time.monotonic() + timeout_s
-        awaited = [link for peer, link in self._links.items() if peer not in self._silent]
+        awaited = [link for peer, link in self._links.items() if peer not in self._lost]
         while any(link.open for link in awaited) and time.monotonic() < end_s:
             self._reactor.poll(max(0.0, end_s - time.monotonic()))
         for link in self._links.values():

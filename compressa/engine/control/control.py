@@ -1,8 +1,8 @@
 """Control: a channel of its own for start-up digests, heartbeats and verdicts.
 
-It has its own process group, so that bulk data never stands in its way. Heartbeats are the idle
-frames of its streams. Collective calls are named by their purpose and the number of the attempt
-(`compressa.engine.control.attempts`). Each rank can say what it is doing
+It has its own connections and a thread of its own, so that bulk data never stands in its way
+(`compressa.engine.control.channel`). Collective calls are named by their purpose and the number of
+the attempt (`compressa.engine.control.attempts`). Each rank can say what it is doing
 (`compressa.engine.control.waits`), and when something fails, all raise one verdict
 (`compressa.engine.control.verdicts`).
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import socket
 import threading
 import time
 import zlib
@@ -19,10 +20,10 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from compressa.collectives.base import Exchange
 from compressa.engine.control.attempts import Attempts
+from compressa.engine.control.channel import Channel
 from compressa.engine.control.deferred_error import DeferredError
 from compressa.engine.control.inquest import cause_of_timeout, heard, told
 from compressa.engine.control.long_waits import LongWaits
@@ -34,8 +35,8 @@ from compressa.engine.start.link_file import Shared
 from compressa.errors import CompressaError, PeerLost, Timeout
 from compressa.transports.base import Key, Received
 from compressa.transports.checks import CHECKSUMS, Keys
-from compressa.transports.gloo import GlooTransport
 from compressa.transports.settings import Settings
+from compressa.transports.tcp import TcpTransport
 
 _PARTING = Key(0xFFFFFFFE, 0, 0)
 _SIGNAL = Key(0xFFFFFFFD, 0, 0)
@@ -130,8 +131,9 @@ class Control:
     """Small messages between all ranks.
 
     Args:
-        group: A Gloo process group of its own.
-        settings: Sizes and times of the streams.
+        rank: This rank.
+        sockets: Connected to every other rank; owned from now on.
+        settings: Sizes and times of the connections.
         keys: Of this session.
 
     Attributes:
@@ -144,11 +146,15 @@ class Control:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, settings: Settings, keys: Keys = CHECKSUMS
+        self,
+        rank: int,
+        sockets: Mapping[int, Sequence[socket.socket]],
+        settings: Settings,
+        keys: Keys = CHECKSUMS,
     ) -> None:
         self.keys = keys
-        self.rank = group.rank()
-        self.size = group.size()
+        self.rank = rank
+        self.size = len(sockets) + 1
         self.places: list[Place] = []
         self.link = Shared()
         self.epoch = 0
@@ -159,14 +165,15 @@ class Control:
         self._deadline_s, self._prepared_s = math.inf, -math.inf
         self._explained: Timeout | None = None
         failed = DeferredError()
-        self._transport = GlooTransport(group, settings, _MOST_BYTES, failed)
-        self._notes = Notes(self._transport)
-        self._verdicts = Verdicts(self._transport, self._notes, settings, self.activity)
+        transport = TcpTransport(rank, sockets, settings, _MOST_BYTES, failed)
+        self._channel = Channel(transport, settings)
+        self._notes = Notes(self._channel)
+        self._verdicts = Verdicts(self._channel, self._notes, settings, self.activity)
         own = {"withdrawn": self._heard_of_withdrawal, "stuck": self._heard_of_cycle}
         self._notes.take({**self._verdicts.takers, **own})
         failed.connect(self._verdicts.fail)
         waits = LongWaits(self.rank, self._verdicts.ask, self._verdicts.answers, self._stuck)
-        self._transport.silence.at_every_look(partial(self._look_at, waits))
+        self._channel.start(partial(self._look_at, waits))
 
     @property
     def _peers(self) -> list[int]:
@@ -191,7 +198,7 @@ class Control:
         called = [a for a in list(self._waited_for.values()) if a.waited_since_s is not None]
         if not called:
             return beside
-        waits = tuple(a.description(self._transport.missing(a.key)) for a in called)
+        waits = tuple(a.description(self._channel.missing(a.key)) for a in called)
         doing = f"in {called[0].purpose}"
         return Activity(doing, waits[0].seconds, True, (*waits, *beside.waits))
 
@@ -240,12 +247,12 @@ class Control:
             number: Each is sent once.
         """
         for peer in self._peers:
-            self._transport.send(peer, _signal(number), as_tensor(b"\0"), 0, lambda: None)
+            self._channel.send(peer, _signal(number), as_tensor(b"\0"))
 
     def await_signal(self, peer: int, number: int, heard: Callable[[], None]) -> None:
         """Have a function called, from any thread, when a rank's signal has come."""
         buffer = torch.zeros(1, dtype=torch.uint8)
-        self._transport.listen(peer, _signal(number), buffer, lambda _: heard())
+        self._channel.listen(peer, _signal(number), buffer, lambda _: heard())
 
     def verdict(self, error: CompressaError) -> CompressaError:
         """Say who is to blame for a failure, and tell the others; within a second."""
@@ -271,16 +278,16 @@ class Control:
             awaited.wait(deadline_s, over=lambda: time.monotonic() > end_s)
 
     def close(self, timeout_s: float) -> None:
-        """Say goodbye and end the threads."""
+        """Say goodbye and end the thread; later, if others take longer."""
         self._verdicts.close()
-        self._transport.close(timeout_s)
+        self._channel.close(timeout_s)
 
     # For calls under way
 
     def withdraw(self, awaited: Awaited, *, told: bool) -> None:
         """Wait no longer for a call; tell the others, unless they have been told."""
         self._waited_for.pop(awaited.key, None)
-        self._transport.abandon(awaited.key)
+        self._channel.abandon(awaited.key)
         if told or awaited.key == _PARTING:
             return
         number = awaited.key.step
@@ -296,7 +303,7 @@ class Control:
 
         What they have answered since a time counts, if they do not answer again.
         """
-        ranks = tuple(self._transport.missing(awaited.key))
+        ranks = tuple(self._channel.missing(awaited.key))
         text = (
             f"rank {self.rank} waited {deadline_s:g} s in {awaited.purpose} for {names(ranks)}, "
             "where all ranks must call it"
@@ -331,7 +338,7 @@ class Control:
                 raise PeerLost(peer, f"rank {peer} announced {size} bytes of {what}")
         parts = exchange(1, as_tensor(data), sizes)
         # What came of earlier attempts has come before.
-        self._transport.forget(_key(what, number, 0).unit, number)
+        self._channel.forget(_key(what, number, 0).unit, number)
         return [data if r == self.rank else as_bytes(parts[r]) for r in range(self.size)]
 
     def _start(
@@ -350,7 +357,7 @@ class Control:
             self._waited_for.pop(key, None)
             awaited.done(result)
 
-        self._transport.exchange(key, Exchange(outgoing, incoming, exact), 0, done)
+        self._channel.exchange(key, Exchange(outgoing, incoming, exact), done)
         return awaited
 
     def _heard_of_withdrawal(self, peer: int, note: Mapping[str, Any]) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from compressa.engine.control.channel import Channel
 from compressa.errors import PeerLost
 from compressa.transports.base import Key
-from compressa.transports.gloo import GlooTransport
 
 NOTE_BYTES = 60 << 10  # less than a chunk of the control channel
 _KEY = Key(0xFFFFFFFF, 0, 0)
@@ -24,37 +24,35 @@ Take = Callable[[int, Mapping[str, Any]], None]
 
 
 class Notes:
-    """Notes over one transport.
+    """Notes over the control channel.
 
     Args:
-        transport: Carries them.
+        channel: Carries them; not started yet.
     """
 
-    def __init__(self, transport: GlooTransport) -> None:
-        self._transport = transport
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._takers: dict[str, Take] = {}
 
     def take(self, takers: Mapping[str, Take]) -> None:
-        """Take notes from now on; those that have come already, too.
+        """Take notes from now on.
 
         Args:
             takers: By kind, what is called with each sender and note, on the thread that receives;
                 it must block nowhere. ValueError says that the note makes no sense.
         """
         self._takers = dict(takers)
-        for peer in self._transport.inboxes:
+        for peer in self._channel.peers:
             self._listen(peer, torch.zeros(NOTE_BYTES, dtype=torch.uint8))
 
     def send(self, peer: int, kind: str, note: Mapping[str, Any]) -> None:
         """Send a note to a rank, unless it has left; from any thread, and without waiting."""
-        if peer in self._transport.gone:
-            return
         data = bytearray(json.dumps({"kind": kind, **note}).encode())
-        self._transport.send(peer, _KEY, torch.frombuffer(data, dtype=torch.uint8), 0, lambda: None)
+        self._channel.tell(peer, _KEY, torch.frombuffer(data, dtype=torch.uint8))
 
     def send_all(self, kind: str, note: Mapping[str, Any]) -> None:
         """Send a note to all other ranks."""
-        for peer in self._transport.inboxes:
+        for peer in self._channel.peers:
             self.send(peer, kind, note)
 
     def _listen(self, peer: int, buffer: torch.Tensor) -> None:
@@ -63,7 +61,7 @@ class Notes:
             self._listen(peer, buffer)  # before the next one can come
             self._take(peer, text)
 
-        self._transport.listen(peer, _KEY, buffer, arrived)
+        self._channel.listen(peer, _KEY, buffer, arrived)
 
     def _take(self, peer: int, text: bytes) -> None:
         try:
@@ -72,7 +70,7 @@ class Notes:
             take(peer, note)
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             reason = f"rank {peer} sent a note that cannot be read: {error!r}"
-            self._transport.report(PeerLost(peer, reason))
+            self._channel.report(PeerLost(peer, reason))
 
 
 def as_tensor(data: bytes) -> torch.Tensor:

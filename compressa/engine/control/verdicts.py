@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from compressa.engine.control.channel import Channel
 from compressa.engine.control.inquest import Complaint, Inquest, heard, told
 from compressa.engine.control.notes import Notes, Take
 from compressa.engine.control.waits import Activity
 from compressa.errors import CompressaError, PayloadError, PeerLost, TransportError
-from compressa.transports.gloo import GlooTransport
 from compressa.transports.mesh import has_left
 from compressa.transports.settings import Settings
-from compressa.transports.streams import silent
+from compressa.transports.silence import silent
 
 _ANSWERS_S = 0.45  # for all to answer a complaint
 _TURN_S = 0.15  # longer waits who decides if those before do not
@@ -34,7 +34,7 @@ class Verdicts:
     """What this rank says and hears of a failure; the first verdict counts.
 
     Args:
-        transport: The control channel's.
+        channel: The control channel.
         notes: Over it.
         settings: Its times.
         activity: Returns what this rank is doing; from any thread.
@@ -45,13 +45,13 @@ class Verdicts:
 
     def __init__(
         self,
-        transport: GlooTransport,
+        channel: Channel,
         notes: Notes,
         settings: Settings,
         activity: Callable[[], Activity],
     ) -> None:
         self.first: CompressaError | None = None
-        self._transport = transport
+        self._channel = channel
         self._notes = notes
         self._settings = settings
         self._activity = activity
@@ -156,7 +156,7 @@ class Verdicts:
 
     def answered(self, since_s: float) -> bool:
         """Whether all have answered since then that can be reached."""
-        return len(self.answers(since_s).keys() | self._unreachable) == self._transport.size
+        return len(self.answers(since_s).keys() | self._unreachable) == self._channel.size
 
     def close(self) -> None:
         """Decide nothing any more."""
@@ -168,11 +168,11 @@ class Verdicts:
 
     @property
     def _rank(self) -> int:
-        return self._transport.rank
+        return self._channel.rank
 
     @property
     def _unreachable(self) -> set[int]:
-        return set(self._transport.gone) | self._transport.lost.keys()
+        return set(self._channel.gone) | self._channel.lost.keys()
 
     # What other ranks say
 
@@ -183,14 +183,14 @@ class Verdicts:
         self._notes.send_all("report", {"activity": self._activity().message()})
 
     def _reported(self, peer: int, note: Mapping[str, Any]) -> None:
-        activity = Activity.of(note["activity"], self._transport.size)
+        activity = Activity.of(note["activity"], self._channel.size)
         complaint = None
         if note["kind"] == "complaint":
-            complaint = Complaint(heard(note, self._transport.size), bool(note["explained"]))
+            complaint = Complaint(heard(note, self._channel.size), bool(note["explained"]))
         self._consider(peer, activity, complaint)
 
     def _told(self, peer: int, note: Mapping[str, Any]) -> None:
-        error = heard(note, self._transport.size)
+        error = heard(note, self._channel.size)
         absence = self._absence()
         if isinstance(error, PeerLost) and error.rank == self._rank and absence:
             error = PeerLost(self._rank, f"{error}; rank {self._rank} {absence}")
@@ -219,7 +219,7 @@ class Verdicts:
 
     def _begin(self) -> Inquest:
         """Decide in any case, after those whose turn is before."""
-        inquest = Inquest(self._rank, self._transport.size)
+        inquest = Inquest(self._rank, self._channel.size)
         turns = min(inquest.turn(self._unreachable), _MOST_TURNS)
         self._latest_s = time.monotonic() + _LONGEST_S + _UNDER_WAY_S
         self._decide_in(_ANSWERS_S + turns * _TURN_S, self._decide_unless_nameless)
@@ -268,19 +268,19 @@ class Verdicts:
             inquest = self._inquest
             if self.first is not None or inquest is None:
                 return
-            left = min(self._transport.gone, default=None)
+            left = min(self._channel.gone, default=None)
             before = self.answers(time.monotonic() - _BEFORE_S)
             verdict = has_left(left) if left is not None else inquest.verdict(self._alive(), before)
         self.settle(self._cut_off(inquest) or verdict)
 
     def _alive(self) -> list[int]:
         """Peers whose heart has beaten within the last two beats, or nearly so."""
-        return [peer for peer in self._transport.heard_s if self._beats(peer, _AWAKE_S)]
+        return [peer for peer in self._channel.heard_s if self._beats(peer, _AWAKE_S)]
 
     def _beats(self, peer: int, more_s: float = 0.0) -> bool:
         """Whether a peer's heart has beaten within the last two beats and some time more."""
         since_s = time.monotonic() - 2 * self._settings.heartbeat_s - more_s
-        return self._transport.heard_s.get(peer, -math.inf) > since_s
+        return self._channel.heard_s.get(peer, -math.inf) > since_s
 
     def _cut_off(self, inquest: Inquest) -> PeerLost | None:
         """Where nothing comes from any of several ranks, and none has ended, it is this one's link.
@@ -288,9 +288,9 @@ class Verdicts:
         They may all have been lost within a moment; which nobody can tell from here.
         """
         now_s, silence_s = time.monotonic(), self._settings.silence_s
-        signs = self._transport.heard_s.values()
-        closed = [e for p, e in self._transport.lost.items() if str(e) != str(silent(p, silence_s))]
-        if len(signs) < 2 or self._transport.gone or closed or len(inquest.activities) > 1:
+        signs = self._channel.heard_s.values()
+        closed = [e for p, e in self._channel.lost.items() if str(e) != str(silent(p, silence_s))]
+        if len(signs) < 2 or self._channel.gone or closed or len(inquest.activities) > 1:
             return None
         if now_s - max(signs) < silence_s / 2:
             return None
@@ -303,7 +303,7 @@ class Verdicts:
     def _absence(self) -> str:
         """If this rank did not run for so long that others must take it for lost, say so."""
         settings = self._settings
-        absence = self._transport.silence.absence
+        absence = self._channel.absence
         recent_s = 2 * settings.heartbeat_s + _AWAKE_S
         if absence is None or time.monotonic() - absence.ended_s > recent_s:
             return ""

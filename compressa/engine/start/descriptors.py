@@ -13,12 +13,12 @@ from compressa.config import Config
 from compressa.errors import TransportError
 from compressa.transports.table import meant
 
-_GROUPS = 2  # each with a connection to every other rank
+_MESHES = 2  # the control channel, and a process group: a connection to every other rank each
 _OTHERS = 12  # listeners, epoll instances, pipes, and a spare
 
 
 def descriptors_needed(config: Config, ranks: int) -> int:
-    """Return how many files the groups and the transport of a rank keep open.
+    """Return how many files the control channel, the group and the transport of a rank keep open.
 
     Args:
         config: Says which transport. What a library such as NCCL or MPI opens comes on top.
@@ -27,7 +27,7 @@ def descriptors_needed(config: Config, ranks: int) -> int:
     exchange = config.exchange
     several = any(row.connections for row in meant(exchange.transport))
     own = exchange.connections if several else 0
-    return (_GROUPS + own) * (ranks - 1) + _OTHERS
+    return (_MESHES + own) * (ranks - 1) + _OTHERS
 
 
 def too_few_descriptors(needed: int) -> TransportError | None:

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from compressa.config import Config
 from compressa.engine.start.monitored_call import MonitoredCall
-from compressa.errors import BackendUnavailable, CompressaError, ConfigError, StateError
+from compressa.errors import BackendUnavailable, ConfigError, StateError
 from compressa.transports import forks
 from compressa.transports.table import meant
 
@@ -54,7 +54,6 @@ def new_group(
     group: dist.ProcessGroup,
     backend: str,
     caller: str,
-    failure: CompressaError | None = None,
 ) -> dist.ProcessGroup:
     """Create a process group of the ranks of `group`, who must all do so together.
 
@@ -63,19 +62,18 @@ def new_group(
         group: Of whom.
         backend: Of torch's, "gloo" or "nccl".
         caller: The function that the user called, which an error names.
-        failure: Why this rank can not after all, which the others are told; only for "gloo".
 
     Raises:
         Timeout: They do not, or one of them is lost.
-        TransportError: One of them can not, and says why.
-        CompressaError: The failure that was given.
     """
     if backend == "nccl":
         return _new_nccl_group(config, group, caller)
-    call = MonitoredCall(
-        group.group_name, group.rank(), group.size(), config.exchange.start_wait_s, caller
-    )
-    return _new_gloo_group(config, call, failure)
+    return _new_gloo_group(config, call_of_all(group, config.exchange.start_wait_s, caller))
+
+
+def call_of_all(group: dist.ProcessGroup, deadline_s: float, caller: str) -> MonitoredCall:
+    """Return a collective call of the ranks of a group; see `MonitoredCall`."""
+    return MonitoredCall(group.group_name, group.rank(), group.size(), deadline_s, caller)
 
 
 def new_group_of(config: Config, ranks: Sequence[int], caller: str) -> dist.ProcessGroup:
@@ -102,9 +100,7 @@ def new_group_of(config: Config, ranks: Sequence[int], caller: str) -> dist.Proc
     return _new_gloo_group(config, MonitoredCall(name, place, len(ranks), deadline_s, caller))
 
 
-def _new_gloo_group(
-    config: Config, call: MonitoredCall, failure: CompressaError | None = None
-) -> dist.ProcessGroup:
+def _new_gloo_group(config: Config, call: MonitoredCall) -> dist.ProcessGroup:
     # The engine's own deadline comes first: it knows whom it waits for.
     timeout = timedelta(seconds=config.exchange.deadline_s + _GROUP_MARGIN_S)
     _bury_retired()
@@ -114,13 +110,13 @@ def _new_gloo_group(
             backend = dist.ProcessGroupGloo(store, call.rank, call.size, timeout)
         return _around(backend, name, store, torch.device("cpu"))
 
-    return call.run(create, failure)
+    return call.run(create)
 
 
 def _new_nccl_group(config: Config, group: dist.ProcessGroup, caller: str) -> dist.ProcessGroup:
     deadline_s = _NCCL_PATIENCE * config.exchange.deadline_s
     start_s = _NCCL_PATIENCE * config.exchange.start_wait_s
-    call = MonitoredCall(group.group_name, group.rank(), group.size(), start_s, caller)
+    call = call_of_all(group, start_s, caller)
     device = torch.device("cuda", torch.cuda.current_device())
     _bury_retired()
 
@@ -183,12 +179,21 @@ def release_groups(groups: list[dist.ProcessGroup]) -> None:
     _bury_retired()
 
 
-def give_up(config: Config, groups: list[dist.ProcessGroup], error: BaseException) -> None:
-    """Give back the groups of an opening that has failed."""
+def give_up(
+    config: Config, groups: list[dist.ProcessGroup], error: BaseException, *, met: bool
+) -> None:
+    """Give back the groups of an opening that has failed.
+
+    Args:
+        config: Settings.
+        groups: Which; the list is emptied.
+        error: Why.
+        met: Whether all ranks had come to it.
+    """
     alike = isinstance(error, ConfigError | BackendUnavailable)  # on every rank
     if not alike:
         for row in meant(config.exchange.transport):
-            row.note_failed_start(met=bool(groups))
+            row.note_failed_start(met=met)
     release_groups(groups)
 
 

@@ -13,13 +13,10 @@ import secrets
 import stat
 from pathlib import Path
 
-import torch
-import torch.distributed as dist
-
 from compressa.config import Config
-from compressa.errors import ConfigError
-from compressa.transports.base import call_failed
+from compressa.errors import ConfigError, PayloadError
 from compressa.transports.checks import Keys
+from compressa.transports.rendezvous import AllGather
 
 _LEAST_BYTES, _MOST_BYTES = 16, 1 << 16
 _NONCE_BYTES = 32
@@ -44,30 +41,38 @@ def read_secret(path: str) -> bytes:
     return data
 
 
-def session_keys(config: Config, group: dist.ProcessGroup) -> Keys:
+def session_keys(config: Config, rank: int, all_gather: AllGather) -> Keys:
     """Agree on keys; collective where frames are authenticated.
 
     Args:
         config: Says whether they are, and where the secret is.
-        group: A Gloo process group that nobody uses yet.
+        rank: This rank.
+        all_gather: Brings bytes of every rank to every rank, within a deadline.
 
     Raises:
         ConfigError: There is no secret; see `read_secret`.
-        TransportError: Some rank does not take part.
+        PayloadError: Some rank has another one.
     """
-    path, rank = config.exchange.secret_file, group.rank()
-    if not config.exchange.authenticate or path is None:
+    exchange = config.exchange
+    if not exchange.authenticate or exchange.secret_file is None:
         return Keys(rank)
-    secret = read_secret(path)
-    own = torch.frombuffer(bytearray(secrets.token_bytes(_NONCE_BYTES)), dtype=torch.uint8)
-    nonces = [torch.zeros_like(own) for _ in range(group.size())]
-    try:
-        group.allgather([nonces], [own]).wait()
-    except RuntimeError as error:
-        raise call_failed("the exchange of nonces", error) from error
+    secret, own = read_secret(exchange.secret_file), secrets.token_bytes(_NONCE_BYTES)
+    nonces = all_gather(own, "nonces", exchange.start_wait_s)
     nonces[rank] = own
-    salt = b"".join(nonce.numpy().tobytes() for nonce in nonces)
-    return Keys(rank, hmac.digest(secret, salt, "sha256"))
+    session = hmac.digest(secret, b"".join(nonces), "sha256")
+    proofs = all_gather(_proof(session, rank), "proofs", exchange.start_wait_s)
+    for peer, proof in enumerate(proofs):
+        if not hmac.compare_digest(proof, _proof(session, peer)):
+            raise PayloadError(
+                f"what rank {peer} told rank {rank} in torch's store is not authentic: it was "
+                "changed, or the ranks have different secrets"
+            )
+    return Keys(rank, session)
+
+
+def _proof(session: bytes, rank: int) -> bytes:
+    """Return what only somebody who knows the session's secret can say."""
+    return hmac.digest(session, f"rank {rank}".encode(), "sha256")
 
 
 def _wrong(path: str, what: str) -> ConfigError:

@@ -1,38 +1,44 @@
-"""Start-up: own process groups, and a digest that all ranks must share."""
+"""Start-up: the channels, and a digest that all ranks must share."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Store
 
 from compressa.collectives.choice import Costs
 from compressa.config import Config, first_difference
 from compressa.engine.control.control import Control
 from compressa.engine.device_stream import CudaDeviceStream, DeviceStream
+from compressa.engine.start import process_groups
 from compressa.engine.start.cores import Place, default_threads, has_core, launched_here, own_place
 from compressa.engine.start.descriptors import descriptors_needed, too_few_descriptors
 from compressa.engine.start.link_file import Shared
 from compressa.engine.start.pace import host_pacer
 from compressa.engine.start.secret_file import read_secret, session_keys
+from compressa.engine.start.store_gather import all_gather_by
 from compressa.engine.units.partition import kept_bytes, partition
 from compressa.engine.units.sums import Sums
 from compressa.errors import CompressaError, ConfigError
 from compressa.pacing import Pacer
 from compressa.parameters import ParameterInfo
 from compressa.transports.base import Transport
+from compressa.transports.checks import Keys
+from compressa.transports.rendezvous import connect_mesh
 from compressa.transports.settings import Settings
 from compressa.transports.setup import Setup
 from compressa.transports.staged import Staged
 from compressa.transports.table import AUTO, TRANSPORTS, Entry, meant
 
 _reached_epoch = 0  # the latest of this process; others may have seen more, or fewer
-_CONTROL_EPOCH = 0  # nothing older can come over the sockets of a group that is new
+_CONTROL_EPOCH = 0  # nothing older can come over sockets that are new
 _CONTROL_CHUNK_BYTES = 1 << 16
 _CONTROL_CREDIT_BYTES = 4 * _CONTROL_CHUNK_BYTES
 _PLACE, _EPOCH, _LINK = "place", "epoch", "link"
@@ -75,18 +81,51 @@ def obstacle(config: Config, ranks: int) -> CompressaError | None:
     return too_few_descriptors(descriptors_needed(config, ranks))
 
 
-def open_control(config: Config, group: dist.ProcessGroup) -> Control:
-    """Open the control channel."""
-    keys, exchange = session_keys(config, group), config.exchange
+def open_control(
+    config: Config,
+    group: dist.ProcessGroup,
+    caller: str,
+    failure: CompressaError | None = None,
+) -> Control:
+    """Open the control channel; all ranks must do so together.
+
+    Args:
+        config: Sizes and times; says whether frames are authenticated.
+        group: Who takes part. They find each other through torch's store.
+        caller: The function that the user called, which an error names.
+        failure: Why this rank can not after all, which the others are told.
+
+    Raises:
+        Timeout: They do not, or one of them is lost.
+        TransportError: One of them can not, and says why.
+        CompressaError: The failure that was given.
+    """
+    exchange = config.exchange
+    call = process_groups.call_of_all(group, exchange.start_wait_s, caller)
+
+    def connect(name: str, store: Store) -> tuple[Keys, dict[int, list[socket.socket]]]:
+        all_gather = all_gather_by(store, call.rank, call.size)
+        keys = session_keys(config, call.rank, all_gather)
+        return keys, connect_mesh(
+            call.rank,
+            call.size,
+            _CONTROL_EPOCH,
+            all_gather,
+            exchange.start_wait_s,
+            secret=keys.named("control door").secret,
+        )
+
+    keys, sockets = call.run(connect, failure)
     settings = Settings(
         _CONTROL_EPOCH,
         _CONTROL_CHUNK_BYTES,
         _CONTROL_CREDIT_BYTES,
         exchange.silence_s,
         exchange.heartbeat_s,
+        says_goodbye=True,
         keys=keys.named("control"),
     )
-    return Control(group, settings, keys)
+    return Control(call.rank, sockets, settings, keys)
 
 
 def digest(
