@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import math
 import socket
-import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +22,7 @@ import torch
 
 from compressa.collectives.base import Exchange
 from compressa.engine.control.attempts import Attempts
+from compressa.engine.control.awaited import AHEAD_S, LOOK_S, Awaited, Withdrawn
 from compressa.engine.control.channel import Channel
 from compressa.engine.control.deferred_error import DeferredError
 from compressa.engine.control.inquest import cause_of_timeout, heard, told
@@ -42,89 +42,7 @@ _PARTING = Key(0xFFFFFFFE, 0, 0)
 _SIGNAL = Key(0xFFFFFFFD, 0, 0)
 _LENGTH_BYTES = 8
 _MOST_BYTES = 1 << 26
-_LOOK_S = 0.05
-_BRIEF_S = 1.0  # a busy machine has a thread wait for so long
-_AHEAD_S = 1.0  # of a deadline, all tell each other what they are doing
 _ANSWERS_S = 0.4  # for the others to say what they are doing
-
-
-class Awaited:
-    """Small messages that are under way.
-
-    Args:
-        control: Carries them.
-        key: Their name.
-        purpose: What they are for.
-    """
-
-    def __init__(self, control: Control, key: Key, purpose: str) -> None:
-        self.key = key
-        self.purpose = purpose
-        self.waited_since_s: float | None = None
-        self.stuck: Timeout | None = None
-        self._control = control
-        self._answer: list[Received | CompressaError] = []
-        self._finished = threading.Event()
-
-    @property
-    def operation(self) -> str:
-        """Their name, the same on all ranks."""
-        return f"{self.purpose}#{self.key.step}"
-
-    def description(self, ranks: Sequence[int]) -> Wait:
-        """Describe the wait for some ranks."""
-        since_s = self.waited_since_s
-        seconds = 0.0 if since_s is None else time.monotonic() - since_s
-        return Wait(self.operation, self.purpose, tuple(ranks), seconds)
-
-    def done(self, result: Received | CompressaError) -> None:
-        """To be called once, from any thread, with what came."""
-        self._answer.append(result)
-        self._finished.set()
-
-    def wait(
-        self,
-        deadline_s: float,
-        over: Callable[[], bool] = lambda: False,
-        told_s: float | None = None,
-    ) -> Received:
-        """Return what came, when all is here.
-
-        Args:
-            deadline_s: Longest wait.
-            over: Whether another rank has withdrawn its call.
-            told_s: The deadline that an error tells, if not this one.
-
-        Raises:
-            Timeout: Some rank has sent nothing in time.
-            PeerLost: Some rank is gone.
-        """
-        self.waited_since_s = looked_s = time.monotonic()
-        left_s, asked_s = deadline_s, -math.inf
-        try:
-            while not self._finished.wait(_LOOK_S):
-                self._control.look(self.purpose)
-                now_s = time.monotonic()
-                left_s -= min(now_s - looked_s, _BRIEF_S)  # what came while it was away is unread
-                looked_s = now_s
-                if over():
-                    raise _Withdrawn
-                if self.stuck is not None:
-                    raise self.stuck
-                if left_s < _AHEAD_S and asked_s < 0:
-                    asked_s = self._control.ask()
-                if left_s < 0:
-                    raise self._control.explained(self, told_s or deadline_s, asked_s)
-        except BaseException as error:
-            self._control.withdraw(self, told=isinstance(error, _Withdrawn))
-            raise
-        if isinstance(self._answer[0], CompressaError):
-            raise self._answer[0]
-        return self._answer[0]
-
-
-class _Withdrawn(Exception):  # noqa: N818 - no error: a call goes on with the next attempt
-    """Another rank's call for the same purpose has failed."""
 
 
 class Control:
@@ -221,7 +139,7 @@ class Control:
         while True:
             try:
                 return self._gather(data, what, self._attempts.begin(what), end_s, deadline_s)
-            except _Withdrawn:
+            except Withdrawn:
                 continue
 
     def exchange(
@@ -273,7 +191,7 @@ class Control:
         sizes = dict.fromkeys(self._peers, 1)
         outgoing = dict.fromkeys(self._peers, as_tensor(b"\0"))
         end_s = time.monotonic() + deadline_s
-        with contextlib.suppress(CompressaError, _Withdrawn):
+        with contextlib.suppress(CompressaError, Withdrawn):
             awaited = self._start(_PARTING, outgoing, sizes, "goodbye", exact=True)
             awaited.wait(deadline_s, over=lambda: time.monotonic() > end_s)
 
@@ -311,7 +229,7 @@ class Control:
         asked_s = self._verdicts.ask()
         end_s = asked_s + _ANSWERS_S
         while not self._verdicts.answered(asked_s) and time.monotonic() < end_s:
-            time.sleep(_LOOK_S / 5)
+            time.sleep(LOOK_S / 5)
         answers = self._verdicts.answers(min(since_s, asked_s))
         cause = cause_of_timeout(Timeout(ranks, text), answers, self.rank)
         self._explained = Timeout(ranks, text)
@@ -367,7 +285,7 @@ class Control:
         now_s, activity = time.monotonic(), self.activity()
         waits.look(now_s, activity)
         longest_s = max((wait.seconds for wait in self._describe().waits), default=0.0)
-        if longest_s > self._deadline_s - _AHEAD_S and now_s > self._prepared_s + _AHEAD_S:
+        if longest_s > self._deadline_s - AHEAD_S and now_s > self._prepared_s + AHEAD_S:
             self._prepared_s = now_s
             self._verdicts.prepare()
 

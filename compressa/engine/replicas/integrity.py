@@ -17,7 +17,8 @@ from dataclasses import dataclass
 
 import torch
 
-from compressa.engine.control.control import Awaited, Control
+from compressa.engine.control.awaited import Awaited
+from compressa.engine.control.control import Control
 from compressa.engine.device_stream import DeviceStream, Mark, device_stream_of
 from compressa.engine.replicas.checksum import checksum
 from compressa.errors import CompressaError

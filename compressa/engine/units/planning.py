@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from compressa.config import Schedule
-from compressa.engine.control.control import Awaited, Control
+from compressa.engine.control.awaited import Awaited
+from compressa.engine.control.control import Control
 from compressa.engine.measuring.profiler import Profiler
 from compressa.engine.units.phase import Phase, StepPlan
 from compressa.errors import PeerLost

@@ -1,0 +1,99 @@
+"""Awaited: small messages that are under way over the control channel, and the wait for them."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from compressa.engine.control.waits import Wait
+from compressa.errors import CompressaError, Timeout
+from compressa.transports.base import Key, Received
+
+if TYPE_CHECKING:
+    from compressa.engine.control.control import Control
+
+LOOK_S = 0.05
+AHEAD_S = 1.0  # of a deadline, all tell each other what they are doing
+_BRIEF_S = 1.0  # a busy machine has a thread wait for so long
+
+
+class Awaited:
+    """Small messages that are under way.
+
+    Args:
+        control: Carries them.
+        key: Their name.
+        purpose: What they are for.
+    """
+
+    def __init__(self, control: Control, key: Key, purpose: str) -> None:
+        self.key = key
+        self.purpose = purpose
+        self.waited_since_s: float | None = None
+        self.stuck: Timeout | None = None
+        self._control = control
+        self._answer: list[Received | CompressaError] = []
+        self._finished = threading.Event()
+
+    @property
+    def operation(self) -> str:
+        """Their name, the same on all ranks."""
+        return f"{self.purpose}#{self.key.step}"
+
+    def description(self, ranks: Sequence[int]) -> Wait:
+        """Describe the wait for some ranks."""
+        since_s = self.waited_since_s
+        seconds = 0.0 if since_s is None else time.monotonic() - since_s
+        return Wait(self.operation, self.purpose, tuple(ranks), seconds)
+
+    def done(self, result: Received | CompressaError) -> None:
+        """To be called once, from any thread, with what came."""
+        self._answer.append(result)
+        self._finished.set()
+
+    def wait(
+        self,
+        deadline_s: float,
+        over: Callable[[], bool] = lambda: False,
+        told_s: float | None = None,
+    ) -> Received:
+        """Return what came, when all is here.
+
+        Args:
+            deadline_s: Longest wait.
+            over: Whether another rank has withdrawn its call.
+            told_s: The deadline that an error tells, if not this one.
+
+        Raises:
+            Timeout: Some rank has sent nothing in time.
+            PeerLost: Some rank is gone.
+        """
+        self.waited_since_s = looked_s = time.monotonic()
+        left_s, asked_s = deadline_s, -math.inf
+        try:
+            while not self._finished.wait(LOOK_S):
+                self._control.look(self.purpose)
+                now_s = time.monotonic()
+                left_s -= min(now_s - looked_s, _BRIEF_S)  # what came while it was away is unread
+                looked_s = now_s
+                if over():
+                    raise Withdrawn
+                if self.stuck is not None:
+                    raise self.stuck
+                if left_s < AHEAD_S and asked_s < 0:
+                    asked_s = self._control.ask()
+                if left_s < 0:
+                    raise self._control.explained(self, told_s or deadline_s, asked_s)
+        except BaseException as error:
+            self._control.withdraw(self, told=isinstance(error, Withdrawn))
+            raise
+        if isinstance(self._answer[0], CompressaError):
+            raise self._answer[0]
+        return self._answer[0]
+
+
+class Withdrawn(Exception):  # noqa: N818 - no error: a call goes on with the next attempt
+    """Another rank's call for the same purpose has failed."""
