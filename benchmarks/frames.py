@@ -19,13 +19,12 @@ from unittest import mock
 import torch.distributed as dist
 from compressa.kernels.checksums import checksum_of_memory
 
-from benchmarks.integrity import perceptron
-from benchmarks.paired import Overhead, overhead, report
+from benchmarks.paired import Overhead, compared, perceptron, report
 from compressa.transports import checks, frames
 
 COMPRESSORS = ("none", "int8", "topk", "powersgd")
-_BATCH, _LAYERS = 64, 4
-_WARM_STEPS, _PAIRS, _STEPS = 3, 20, 3
+_LAYERS = 4
+_PAIRS = 20
 _SECRET = "known to everybody who reads this"
 
 
@@ -49,6 +48,10 @@ class Switch:
         self.on = True
         self._computed, self._none = checksum_of_memory, _Unlike(0)
 
+    def turn(self, on: bool) -> None:
+        """Turn them on or off."""
+        self.on = on
+
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Have frames ask this switch."""
@@ -71,26 +74,12 @@ def measured(exchange: Mapping[str, Any], compressor: str, pairs: int = _PAIRS) 
         compressor: Its name.
         pairs: How often to compare times.
     """
-    switch, keyed = Switch(), bool(exchange.get("authenticate"))
+    switch = Switch()
     with switch.installed():
-        sections = ({}, exchange) if keyed else ({},)
-        trained = [perceptron(_settings(s, compressor), _LAYERS, _BATCH) for s in sections]
-        current = [0]
-
-        def choose(path: Path | None) -> None:
-            dist.barrier()
-            switch.on = path is not None
-            current[0] = int(keyed and switch.on)
-
-        for step, _ in trained:
-            for _ in range(_WARM_STEPS):
-                step()
-        found = overhead(
-            lambda: trained[current[0]][0](), choose, Path(), pairs=pairs, steps=_STEPS
-        )
-        for _, handle in trained:
-            handle.close()
-    return found
+        off = perceptron(_settings({}, compressor), _LAYERS)
+        keyed = bool(exchange.get("authenticate"))
+        on = perceptron(_settings(exchange, compressor), _LAYERS) if keyed else off
+        return compared(off, on, switch.turn, pairs=pairs)
 
 
 def _settings(exchange: Mapping[str, Any], compressor: str) -> dict[str, Any]:

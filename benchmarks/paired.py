@@ -5,12 +5,20 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from compressa.hooks import Handle, register_comm_hook
+
+WIDTH = 1024
+_BATCH = 64
+_WARM_STEPS, _STEPS = 3, 3
 
 
 @dataclass(frozen=True)
@@ -44,21 +52,19 @@ class Overhead:
 
 def overhead(
     step: Callable[[], object],
-    trace: Callable[[Path | None], object],
-    path: Path,
+    switch: Callable[[bool], object],
     *,
     pairs: int = 20,
     steps: int = 5,
 ) -> Overhead:
     """Measure it; all ranks at the same time.
 
-    What is recorded is written between the steps that count, and the first step after each change
-    does not, since it waits for whoever still writes.
+    The first step after each change does not count, since it may wait for whoever still does what
+    the change has left, such as writing what was recorded.
 
     Args:
         step: One step of training.
-        trace: `Handle.trace`.
-        path: Where traces may be written.
+        switch: Has the next steps be with, or without.
         pairs: How often to compare, at least 2; the order within a pair alternates.
         steps: How many steps to time together.
     """
@@ -66,26 +72,90 @@ def overhead(
     cpu: dict[bool, list[float]] = {False: [], True: []}
     for pair in range(pairs):
         for on in (bool(pair % 2), not pair % 2):
-            trace(path if on else None)
+            switch(on)
             step()
             wall_s, cpu_s = time.perf_counter(), time.process_time()
             for _ in range(steps):
                 step()
             wall[on].append((time.perf_counter() - wall_s) / steps)
             cpu[on].append((time.process_time() - cpu_s) / steps)
-    trace(None)
-    ratios = [on / off for on, off in zip(wall[True], wall[False], strict=True)]
-    low, middle, high = statistics.quantiles(ratios, n=4)
+    switch(False)
+    low, middle, high = statistics.quantiles(_ratios(wall), n=4)
     return Overhead(
         off_s=statistics.median(wall[False]),
         on_s=statistics.median(wall[True]),
         ratio=middle,
         ratio_low=low,
         ratio_high=high,
-        cpu_ratio=statistics.median(
-            on / off for on, off in zip(cpu[True], cpu[False], strict=True)
-        ),
+        cpu_ratio=statistics.median(_ratios(cpu)),
     )
+
+
+def _ratios(times_s: Mapping[bool, list[float]]) -> list[float]:
+    return [on / off for on, off in zip(times_s[True], times_s[False], strict=True)]
+
+
+class Trained(NamedTuple):
+    """A model with a hook.
+
+    Attributes:
+        step: Trains a step.
+        handle: The hook's.
+    """
+
+    step: Callable[[], None]
+    handle: Handle
+
+
+def perceptron(settings: Mapping[str, Any], layers: int) -> Trained:
+    """Return a perceptron of square layers with a hook of this configuration."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(
+        nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
+    )
+    handle = register_comm_hook(model, settings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    inputs = torch.randn(_BATCH, WIDTH)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+
+    return Trained(step, handle)
+
+
+def _nothing(on: bool) -> None:
+    """There is nothing else to be done."""
+
+
+def compared(
+    off: Trained, on: Trained, switch: Callable[[bool], object] = _nothing, *, pairs: int
+) -> Overhead:
+    """Compare the steps of two models, which are closed then; or of one with itself.
+
+    Args:
+        off: What is trained without.
+        on: What is trained with.
+        switch: What else is to be done before the next steps are with, or without.
+        pairs: How often to compare times.
+    """
+    now = off
+
+    def choose(with_it: bool) -> None:
+        nonlocal now
+        dist.barrier()
+        now = on if with_it else off
+        switch(with_it)
+
+    both = [off] if on is off else [off, on]
+    for one in both:
+        for _ in range(_WARM_STEPS):
+            one.step()
+    found = overhead(lambda: now.step(), choose, pairs=pairs, steps=_STEPS)
+    for one in both:
+        one.handle.close()
+    return found
 
 
 def report(lines: Iterable[str]) -> None:

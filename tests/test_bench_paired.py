@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks import paired
 
 
-def test_steps_with_and_without_are_compared_in_pairs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_with_and_without_are_compared_in_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     on = False
     turns: list[bool] = []
     fresh = True
 
-    def trace(path: Path | None) -> None:
+    def switch(to: bool) -> None:
         nonlocal on, fresh, now_s
-        on, fresh = path is not None, True
+        on, fresh = to, True
         turns.append(on)
         now_s += 50.0  # to write
 
@@ -31,7 +27,7 @@ def test_steps_with_and_without_are_compared_in_pairs(
 
     monkeypatch.setattr(paired.time, "perf_counter", lambda: now_s)
     monkeypatch.setattr(paired.time, "process_time", lambda: 2 * now_s)
-    found = paired.overhead(step, trace, tmp_path / "t.json", pairs=40, steps=3)
+    found = paired.overhead(step, switch, pairs=40, steps=3)
     assert turns[:4] == [False, True, True, False]
     assert turns[-1] is False
     assert found.ratio == pytest.approx(1.5, rel=0.05)

@@ -30,7 +30,7 @@ from benchmarks.targets import WORDS
 from benchmarks.timing import Call, Clock, Samples
 from compressa.arrays import as_array
 from compressa.codecs import Codec, Int4, Int8
-from harness.tables import Table
+from harness.tables import Table, table_of
 
 UNIT_ELEMS, UNITS = 1 << 18, 64  # of 1 MB
 BUCKET_ELEMS = 25_000_000  # 100 MB
@@ -39,27 +39,28 @@ _HOST_CALLS = 200  # far fewer than a stream holds: then a call would wait
 _LOOPS = 20
 
 Clocked = Literal["host", "device"]
+Prepare = Callable[[Int8 | Int4, Operands], Call]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LaunchCase:
     """One row.
 
     Attributes:
         name: `--case` matches it.
         codec: Of the call.
+        prepare: Makes the call.
         elems: Of the call, all together.
         clock: Whose time counts.
-        prepare: Makes the call.
         most_us: The target: what it may take.
         least_rate: The target: what share of the large-size rate it should reach.
     """
 
     name: str
     codec: Int8 | Int4
+    prepare: Prepare
     elems: int
-    clock: Clocked
-    prepare: Callable[[Int8 | Int4, Operands], Call]
+    clock: Clocked = "device"
     most_us: float | None = None
     least_rate: float | None = None
 
@@ -117,47 +118,21 @@ def as_list(codec: Int8 | Int4, operands: Operands) -> BlockwiseVectors:
     return BlockwiseVectors(vectors, form=codec.form)
 
 
-def _of(name: str, codec: Int8 | Int4) -> tuple[LaunchCase, ...]:
-    unit, kind = f"{name} with residual, one unit", encode_unit
+def _of(codec: Int8 | Int4) -> tuple[LaunchCase, ...]:
+    unit, all_elems = f"{codec.name} with residual, one unit", UNITS * UNIT_ELEMS
+    many = f"{codec.name} with residual, {UNITS} units in one launch"
     return (
-        LaunchCase(
-            name=f"{unit}: host",
-            codec=codec,
-            elems=UNIT_ELEMS,
-            clock="host",
-            prepare=kind,
-            most_us=15.0,
-        ),
-        LaunchCase(
-            name=f"{unit}: device",
-            codec=codec,
-            elems=UNIT_ELEMS,
-            clock="device",
-            prepare=kind,
-            most_us=10.0,
-        ),
-        LaunchCase(
-            name=f"{name} with residual, {UNITS} units in one launch",
-            codec=codec,
-            elems=UNITS * UNIT_ELEMS,
-            clock="device",
-            prepare=encode_units,
-            least_rate=0.5,
-        ),
+        LaunchCase(f"{unit}: host", codec, encode_unit, UNIT_ELEMS, "host", most_us=15.0),
+        LaunchCase(f"{unit}: device", codec, encode_unit, UNIT_ELEMS, most_us=10.0),
+        LaunchCase(many, codec, encode_units, all_elems, least_rate=0.5),
     )
 
 
+_BUCKET = "int8 with residual, a bucket of 100 MB and back"
 LAUNCHES = (
-    *_of("int8", Int8()),
-    *_of("int4", Int4()),
-    LaunchCase(
-        name="int8 with residual, a bucket of 100 MB and back",
-        codec=Int8(),
-        elems=BUCKET_ELEMS,
-        clock="device",
-        prepare=there_and_back,
-        most_us=250.0,
-    ),
+    *_of(Int8()),
+    *_of(Int4()),
+    LaunchCase(_BUCKET, Int8(), there_and_back, BUCKET_ELEMS, most_us=250.0),
 )
 """Every row; they are measured on a GPU only."""
 
@@ -218,11 +193,15 @@ def _device_times(call: Call, large: Operands, repeats: int) -> Samples:
 def table(rows: Sequence[Row]) -> Table:
     """Show what small work costs."""
     known = {case.name: case for case in LAUNCHES}
-    lines: list[tuple[str, ...]] = []
-    for row in rows:
-        if row.benchmark == "kernels-launch" and (case := known.get(row.name)):
-            spread = f"{row.median:.1f} ({row.p20:.1f} to {row.p80:.1f})"
-            verdict = WORDS[case.met(row)]
-            lines.append((row.name, f"{row.elems:,}", spread, case.target(row), verdict))
-    titles = ("case", "elements", "us (p20 to p80)", "asked", "target")
-    return Table("", titles, lines, frozenset(titles[1:3]))
+    return table_of(
+        "",
+        [row for row in rows if row.benchmark == "kernels-launch" and row.name in known],
+        {
+            "case": lambda row: row.name,
+            "elements": lambda row: f"{row.elems:,}",
+            "us (p20 to p80)": lambda row: f"{row.median:.1f} ({row.p20:.1f} to {row.p80:.1f})",
+            "asked": lambda row: known[row.name].target(row),
+            "target": lambda row: WORDS[known[row.name].met(row)],
+        },
+        frozenset({"elements", "us (p20 to p80)"}),
+    )

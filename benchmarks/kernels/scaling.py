@@ -13,7 +13,7 @@ from benchmarks.kernels.records import Benchmark, Row
 from benchmarks.kernels.run import Bench
 from benchmarks.targets import WORDS
 from compressa.errors import BackendUnavailable
-from harness.tables import Table
+from harness.tables import Table, table_of
 
 SIZES = tuple(round(10 ** (exponent / 2)) for exponent in range(8, 17))
 """10^4 to 10^8, two a decade."""
@@ -40,14 +40,17 @@ def _at(bench: Bench, cases: Sequence[Case], elems: int, benchmark: Benchmark) -
 
 def fixed_costs(rows: Sequence[Row]) -> Table:
     """Show what a call on `SMALL_ELEMS` elements takes."""
-    lines = [
-        (row.name, f"{row.median:.1f}", WORDS[row.median <= MOST_FIXED_US])
-        for row in rows
-        if row.benchmark == "kernels-fixed-cost"
-    ]
     what = f"microseconds on {SMALL_ELEMS:,} elements"
-    titles = ("case", what, f"at most {MOST_FIXED_US:.0f}")
-    return Table("Fixed cost of a call", titles, lines, frozenset({what}))
+    return table_of(
+        "Fixed cost of a call",
+        [row for row in rows if row.benchmark == "kernels-fixed-cost"],
+        {
+            "case": lambda row: row.name,
+            what: lambda row: f"{row.median:.1f}",
+            f"at most {MOST_FIXED_US:.0f}": lambda row: WORDS[row.median <= MOST_FIXED_US],
+        },
+        frozenset({what}),
+    )
 
 
 def growth(rows: Sequence[Row]) -> Table:

@@ -79,12 +79,15 @@ class Training:
 
     def trace(self, method: str, path: str, pairs: int) -> Told:
         """Tell what it costs to record a trace."""
-        trainer = self._trainers[method]
+        trainer, handle = self._trainers[method], self._handle(method)
 
         def step() -> None:
             trainer.step(self._batch)
 
-        found = overhead(step, self._handle(method).trace, Path(path), pairs=pairs, steps=2)
+        def switch(on: bool) -> None:
+            handle.trace(path if on else None)
+
+        found = overhead(step, switch, pairs=pairs, steps=2)
         trainer.settle()
         return asdict(found)
 
