@@ -8,10 +8,9 @@ from typing import get_args
 
 from benchmarks.exchange.broadcasts import Broadcast
 from benchmarks.exchange.compressed import Compressed
-from benchmarks.exchange.gathers import Gather
 from benchmarks.exchange.method import Method
 from benchmarks.exchange.servers import Served
-from benchmarks.exchange.sums import Sum
+from benchmarks.exchange.sums import Gather, Sum
 from benchmarks.exchange.transfers import Transfer
 from compressa.collectives import round_robin
 from compressa.collectives.algorithms import ALGORITHMS
@@ -77,7 +76,6 @@ class Part:
     """A grid of rows.
 
     Attributes:
-        about: What it shows, and how long it takes.
         methods: That are compared.
         hosts: Numbers of hosts.
         links: Speeds of their links, as `LinkSpec` writes them.
@@ -85,7 +83,6 @@ class Part:
         rounds: How often each operation is done; 0 for as often as the budget allows.
     """
 
-    about: str
     methods: Sequence[Method]
     hosts: Sequence[int]
     links: Sequence[str]
@@ -94,56 +91,18 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "sums": Part(
-        "sums and gathers of plain values, by size",
-        SUMS,
-        (2, 4, 8),
-        (*_SHAPED, "unshaped"),
-        _SIZES,
-    ),
-    "compressed": Part(
-        "compressed gradients through the engine, beside Gloo's float32",
-        (GLOO_SUM, *COMPRESSED),
-        (4,),
-        _SHAPED,
-        (GRADIENTS_BYTES,),
-        _FEW_ROUNDS,
-    ),
-    "server": Part(
-        "a value pushed to a parameter server and pulled, beside Gloo's sum over all hosts",
-        (GLOO_SUM, *SERVER),
-        (4,),
-        _SHAPED,
-        (4_000_000, 16_000_000),
-        _FEW_ROUNDS,
-    ),
-    "broadcast": Part(
-        "100 MB from one source, and from four",
-        BROADCAST,
-        (8,),
-        _SHAPED,
-        (LARGE_BYTES,),
-    ),
-    "transfer": Part(
-        "100 MB from host to host, beside torch, MPI and Ray",
-        TRANSFER,
-        (2,),
-        ("1gbit", "unshaped"),
-        (LARGE_BYTES,),
-        _ROUNDS,
-    ),
-    "striping": Part(
-        "a message over several connections, each of which is limited",
-        STRIPING,
-        (2,),
-        ("250mbit of 1gbit",),
-        (25_000_000,),
-    ),
-    "hosts": Part(
-        "what each added host costs: 2 to 8, and up to 1,024 on a virtual clock",
-        ALGORITHM_SUMS,
-        (2, 3, 4, 6, 8),
-        ("100mbit",),
-        (1 << 10, 4_000_000),
-    ),
+    # Sums and gathers of plain values, by size.
+    "sums": Part(SUMS, (2, 4, 8), (*_SHAPED, "unshaped"), _SIZES),
+    # Compressed gradients through the engine, beside Gloo's float32.
+    "compressed": Part((GLOO_SUM, *COMPRESSED), (4,), _SHAPED, (GRADIENTS_BYTES,), _FEW_ROUNDS),
+    # A value pushed to a parameter server and pulled, beside Gloo's sum over all hosts.
+    "server": Part((GLOO_SUM, *SERVER), (4,), _SHAPED, (4_000_000, 16_000_000), _FEW_ROUNDS),
+    # 100 MB from one source, and from four.
+    "broadcast": Part(BROADCAST, (8,), _SHAPED, (LARGE_BYTES,)),
+    # 100 MB from host to host, beside torch, MPI and Ray.
+    "transfer": Part(TRANSFER, (2,), ("1gbit", "unshaped"), (LARGE_BYTES,), _ROUNDS),
+    # A message over several connections, each of which is limited.
+    "striping": Part(STRIPING, (2,), ("250mbit of 1gbit",), (25_000_000,)),
+    # What each added host costs: 2 to 8, and up to 1,024 on a virtual clock.
+    "hosts": Part(ALGORITHM_SUMS, (2, 3, 4, 6, 8), ("100mbit",), (1 << 10, 4_000_000)),
 }

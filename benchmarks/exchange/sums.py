@@ -1,4 +1,4 @@
-"""Sums of plain values: our algorithms, what the engine chooses, and others' all-reduces."""
+"""Sums and gathers of plain values: our algorithms, what the engine chooses, and others'."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import final
 
+import torch
 import torch.distributed as dist
 
 from benchmarks.exchange.method import Method, Verb
+from compressa.aggregators.base import AllGather, Round
+from compressa.aggregators.base import Verb as RoundVerb
 from compressa.collectives.algorithms import ALGORITHMS, segments_of
+from compressa.collectives.all_gather import ALL_GATHERS, DIRECT
 from compressa.collectives.cost import Stage
+from compressa.collectives.rank_group import RankGroup
+from compressa.collectives.scratch import Scratch
 from compressa.engine.session import Session
+from compressa.engine.units.sums import Sums
 from compressa.link.operation import Operation
-from compressa.link.sums import summed, values_of, verify
+from compressa.link.sums import carried, summed, values_of, verify
 
 Stages = Callable[[int, int], list[Stage]]
 AUTO = "auto"
@@ -65,3 +72,54 @@ class Sum(Method):
         values = values_of(size_bytes, session)
         call = partial(dist.all_reduce, values)
         return Operation(call, lambda: verify(self.name, values, session.size))
+
+
+@final
+@dataclass(frozen=True)
+class Gather(Method):
+    """Bring every rank's bytes to all; the size is that of one rank's."""
+
+    verb: Verb = field(default="all_gather", kw_only=True)
+
+    def stages(self, size_bytes: int, ranks: int) -> list[Stage] | None:
+        """Ours goes direct: everybody sends to everybody."""
+        direct = ALL_GATHERS[DIRECT]
+        return direct.stages(size_bytes, ranks) if self.by == "compressa" else None
+
+    def floor_bytes(self, size_bytes: int, ranks: int) -> float:
+        """What all others have."""
+        return (ranks - 1) * size_bytes
+
+    def sent_bytes(self, size_bytes: int, ranks: int) -> int:
+        """What all others have, for each."""
+        return ranks * (ranks - 1) * size_bytes
+
+    def memory_bytes(self, size_bytes: int, ranks: int) -> int:
+        """Everything, on every rank, and its own."""
+        return ranks * size_bytes * (ranks + 1)
+
+    def operation(self, size_bytes: int, session: Session) -> Operation:
+        """Gather vectors of rank + 1."""
+        rank, size = session.rank, session.size
+        values = values_of(size_bytes, session)
+        whole = torch.empty(size * values.numel())
+        parts = list(whole.chunk(size))
+        call: Callable[[], object]
+        if self.by == "gloo":
+            call = partial(dist.all_gather_into_tensor, whole, values)
+        else:
+            incoming = {
+                peer: parts[peer].view(torch.uint8)
+                for peer in RankGroup.everyone(rank, size).others
+            }
+            request = AllGather(values.view(torch.uint8), incoming, Scratch(values.device))
+            round_ = Round(RoundVerb.ALL_GATHER, torch.uint8, values.nbytes)
+            call = carried(Sums(session.transport), request, round_, session)
+            parts[rank] = values
+
+        def verify_parts() -> None:
+            wrong = [r for r, part in enumerate(parts) if not bool((part == r + 1).all())]
+            if wrong:
+                raise ArithmeticError(f"{self.name} has brought the wrong bytes of ranks {wrong}")
+
+        return Operation(call, verify_parts)

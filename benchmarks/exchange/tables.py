@@ -7,8 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from benchmarks.exchange.parts import BROADCAST, BY_NAME, GLOO_SUM, METHODS
 from benchmarks.exchange.records import ExchangeMeasurement, Network, Row, Simulated
-from benchmarks.exchange.rows import BUSY_MARK, ms_cell, of_part
-from benchmarks.exchange.targets import beside_dense, byte_ratio, floor_share, verdicts
+from benchmarks.exchange.targets import (
+    BUSY_MARK,
+    beside_dense,
+    byte_ratio,
+    floor_share,
+    ms_cell,
+    of_part,
+    verdicts,
+)
 from benchmarks.targets import table as targets_table
 from compressa.link.texts import ms_text, size_text, spread_text
 from compressa.testbed import LinkSpec

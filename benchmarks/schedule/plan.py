@@ -84,15 +84,14 @@ METHODS: Mapping[str, Method] = {method.name: method for method in (*DDP, *OURS)
 EXCHANGED = "overlap, fifo"
 """Whose exchange is measured alone, without any computing."""
 
-PARTS: Mapping[str, str] = {
-    "steps": "training steps beside DDP's and the ideal, for each compressor and each C / (F + B)",
-    "hook": "units through the comm hook alone, pipelined and one after the other",
-    "overhead": "what planning and handing over cost for each chunk",
-    "trace": "what it costs to record a trace",
-    "jobs": "two jobs on one link, in turns and not",
-    "server": "four workers and one parameter server, in time slots and not",
-}
-"""By name, what each shows."""
+PARTS = (
+    "steps",  # of training, beside DDP's and the ideal, for each compressor and each C / (F + B)
+    "hook",  # units through the comm hook alone, pipelined and one after the other
+    "overhead",  # what planning and handing over cost for each chunk
+    "trace",  # what it costs to record a trace
+    "jobs",  # two jobs on one link, in turns and not
+    "server",  # four workers and one parameter server, in time slots and not
+)
 
 LINKS: Mapping[str, float] = {"none": 12e6, "bf16": 6e6, "int8": 3e6}
 """By compressor, the speed of the links on which steps are measured, in bit/s."""
@@ -112,7 +111,7 @@ class Settings(runner.Settings):
         least_rounds: So often each method is measured at least.
     """
 
-    known: ClassVar[Sequence[str]] = tuple(PARTS)
+    known: ClassVar[Sequence[str]] = PARTS
 
     parts: Sequence[str] = known
     budget_s: float = 40.0
