@@ -17,6 +17,7 @@ from benchmarks.kernels import CASES, Measurement, Row, scaling, targets
 from benchmarks.schedule import tables as schedule_tables
 from benchmarks.schedule.records import ScheduleMeasurement
 from benchmarks.schedule.targets import LEAST_BOUND
+from harness.pages import with_block
 from harness.tables import Table, markdown, table_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -108,20 +109,6 @@ def block_of(name: str, folder: Path = MEASUREMENTS) -> str:
     """
     there = (folder / f"{name}.json").exists()
     return "\n".join(BLOCKS[name](folder)) if there else NONE_YET
-
-
-def with_block(page: str, name: str, block: str) -> str:
-    """Return the page's text with the block between the comments of that name.
-
-    Raises:
-        ValueError: It does not have each comment once, in order.
-    """
-    first, last = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, begin, rest = page.partition(first)
-    _, end, after = rest.partition(last)
-    if not begin or not end or first in rest or last in after:
-        raise ValueError(f"the page must hold {first} and {last} once each, in this order")
-    return f"{before}{first}\n\n{block}\n{last}{after}"
 
 
 def up_to_date(page: str, folder: Path = MEASUREMENTS) -> str:

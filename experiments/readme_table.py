@@ -22,6 +22,7 @@ from lab.records import CELLS_FILE, FailedRecord, read
 from lab.report import MARKDOWN_FILE, sentence
 from lab.table import COLUMNS, MISSING, Line, lines
 
+from harness.pages import with_block
 from harness.tables import markdown, table_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,7 +30,7 @@ README = ROOT / "README.md"
 MEASUREMENT = ROOT / "experiments" / "results" / "full"
 """What the README quotes: `python experiments/accuracy_vs_bandwidth.py --plan full` wrote it."""
 
-BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
+BLOCK = "results"
 NONE_YET = (
     "No measurement is committed yet. `python experiments/accuracy_vs_bandwidth.py --plan full "
     "--out experiments/results/full` makes one, and `python experiments/readme_table.py` puts "
@@ -124,26 +125,13 @@ def results_block(folder: Path = MEASUREMENT) -> str:
     return "\n".join(parts)
 
 
-def with_results(readme: str, block: str) -> str:
-    """Return the README's text with the block between the comments.
-
-    Raises:
-        ValueError: It does not have each comment once, in order.
-    """
-    before, begin, rest = readme.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end or BEGIN in rest or END in after:
-        raise ValueError(f"the README must hold {BEGIN} and {END} once each, in this order")
-    return f"{before}{BEGIN}\n\n{block}\n{END}{after}"
-
-
 def main(
     results: Annotated[Path, typer.Option(help="A results folder.")] = MEASUREMENT,
     check: Annotated[bool, typer.Option("--check", help="Only compare; fail on a change.")] = False,
 ) -> None:
     """Write the README's results block, or check it."""
     text = README.read_text(encoding="utf-8")
-    wanted = with_results(text, results_block(results.resolve()))
+    wanted = with_block(text, BLOCK, results_block(results.resolve()))
     if check and text != wanted:
         typer.echo("README.md is out of date: run python experiments/readme_table.py", err=True)
         raise typer.Exit(1)

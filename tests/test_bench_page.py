@@ -22,11 +22,12 @@ from test_bench_schedule import (
 )
 
 from benchmarks.exchange.records import Omitted
-from benchmarks.page import BLOCKS, NONE_YET, PAGE, block_of, up_to_date, with_block
+from benchmarks.page import BLOCKS, NONE_YET, PAGE, block_of, up_to_date
 from benchmarks.records import Measurement
 from benchmarks.schedule.plan import AUTO, DDP
 from benchmarks.schedule.records import Overhead
 from benchmarks.schedule.trainers import ELEMS, LAYERS
+from harness.pages import with_block
 
 
 def quoted(folder: Path, name: str, measured: Measurement) -> str:

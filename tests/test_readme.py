@@ -25,6 +25,7 @@ from test_experiments_report import whole
 from compressa import cli, load_config
 from compressa.compressors import COMPRESSORS, Entry, Family
 from compressa.config.choices import choice_model
+from harness.pages import with_block
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -248,7 +249,7 @@ def test_table_of_compressors_is_up_to_date() -> None:
 
 
 def test_results_are_those_of_the_committed_measurement() -> None:
-    assert readme_table.with_results(README, readme_table.results_block()) == README, (
+    assert with_block(README, readme_table.BLOCK, readme_table.results_block()) == README, (
         "run python experiments/readme_table.py"
     )
 
@@ -266,25 +267,19 @@ def test_results_quote_numbers_machine_versions_and_date(tmp_path: Path) -> None
         assert fact in block
     assert "| ddp-float32 |" in block
     assert re.search(r"\| \d+\.\d\d of \d+\.\d\d \|", block)
-    again = readme_table.with_results(readme_table.with_results(README, block), block)
+    again = with_block(with_block(README, readme_table.BLOCK, block), readme_table.BLOCK, block)
     assert block in again
-    assert again.count(readme_table.BEGIN) == 1
+    assert again.count("<!-- results:begin -->") == 1
 
 
 def test_an_outdated_readme_fails_the_check_until_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = tmp_path / "README.md"
-    copy.write_text(readme_table.with_results(README, "typed by hand"), encoding="utf-8")
+    copy.write_text(with_block(README, readme_table.BLOCK, "typed by hand"), encoding="utf-8")
     monkeypatch.setattr(readme_table, "README", copy)
     with pytest.raises(typer.Exit):
         readme_table.main(readme_table.MEASUREMENT, check=True)
     readme_table.main(readme_table.MEASUREMENT)
     readme_table.main(readme_table.MEASUREMENT, check=True)
     assert copy.read_text(encoding="utf-8") == README
-
-
-@pytest.mark.parametrize("text", ["", readme_table.END + readme_table.BEGIN])
-def test_a_readme_without_a_place_for_results_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="once each"):
-        readme_table.with_results(text, "")
