@@ -26,7 +26,6 @@ from compressa.aggregators.momentum import Momentum
 from compressa.aggregators.multi_tensor import MultiTensor
 from compressa.aggregators.scope import whole_scopes
 from compressa.aggregators.scopes import ScopePayload
-from compressa.arrays import HALVES
 from compressa.codecs import QSGD, Codec, Int2, Int4, Int8, Natural, OneBit, TernGrad
 from compressa.codecs.fused import Fused
 from compressa.compressor import Compressor
@@ -149,14 +148,17 @@ def steps_of(
     return found
 
 
-CASES = [(name, torch.float32) for name in CODECS]
-CASES += [
-    (name, dtype) for name in ("int8-maxmin", "qsgd", "terngrad", "onebit") for dtype in HALVES
+CASES = [
+    *((name, torch.float32, RULE) for name in CODECS),
+    *((name, torch.float32, None) for name in ("int8", "qsgd", "terngrad")),
+    ("int8-maxmin", torch.bfloat16, RULE),
+    ("qsgd", torch.float16, None),
+    ("terngrad", torch.bfloat16, None),
+    ("onebit", torch.float16, RULE),
 ]
 
 
-@pytest.mark.parametrize(("name", "dtype"), CASES)
-@pytest.mark.parametrize("rule", [None, RULE], ids=["plain", "feedback"])
+@pytest.mark.parametrize(("name", "dtype", "rule"), CASES)
 def test_seventy_scopes_leave_what_a_cpu_leaves(
     name: str, dtype: torch.dtype, rule: FeedbackRule | None
 ) -> None:
@@ -328,8 +330,7 @@ def test_a_payload_of_another_length_is_refused() -> None:
                 unit.scopes.average([payload, wrong], gradients, StepContext(0))
 
 
-@pytest.mark.parametrize(("name", "dtype"), CASES)
-@pytest.mark.parametrize("rule", [None, RULE], ids=["plain", "feedback"])
+@pytest.mark.parametrize(("name", "dtype", "rule"), CASES)
 def test_a_cpu_that_knows_its_scopes_leaves_what_they_leave_one_by_one(
     name: str, dtype: torch.dtype, rule: FeedbackRule | None
 ) -> None:
@@ -395,12 +396,15 @@ COMPRESSORS: dict[str, Compressor] = {
     "terngrad": TernGrad(block=64),
     "ef21": EF21(codec=Int8(block=32)),
 }
-EXCHANGES = [(name, "scatter_reduce") for name in COMPRESSORS if name != "ef21"]
-EXCHANGES += [(name, "all_gather") for name in ("int4-maxmin", "qsgd", "ef21")]
+EXCHANGES = [
+    *((name, "scatter_reduce", torch.float32) for name in COMPRESSORS if name != "ef21"),
+    *((name, "all_gather", torch.float32) for name in ("int4-maxmin", "qsgd", "ef21")),
+    *((name, "scatter_reduce", torch.bfloat16) for name in ("int4-maxmin", "qsgd")),
+    ("ef21", "all_gather", torch.bfloat16),
+]
 
 
-@pytest.mark.parametrize(("name", "exchange"), EXCHANGES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("name", "exchange", "dtype"), EXCHANGES)
 def test_exchanges_leave_what_they_leave_on_a_cpu(
     name: str, exchange: str, dtype: torch.dtype
 ) -> None:
