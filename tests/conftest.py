@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -18,6 +19,9 @@ from compressa.kernels.cuda._device import running_on
 from emulated_cuda import SHARED, Emulated
 from hypothesis import settings
 from mirrored_cuda import Mirrored
+
+# Tests of one folder may use what those of another define; so may ranks, which get this path.
+sys.path += sorted({str(file.parent) for file in Path(__file__).parent.rglob("test_*.py")})
 
 # A shared machine can stop for longer than any deadline per example.
 settings.register_profile("shared-machine", deadline=None)

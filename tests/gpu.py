@@ -226,8 +226,9 @@ def checks(site: Path, limit_s: float) -> Iterator[State]:
 def test_files() -> list[Path]:
     """Return the tests that belong on a GPU, those of most at once first."""
     tests = ROOT / "tests"
-    files, kernels = [tests / "test_gpu.py", tests / "test_codecs_cuda.py"], tests / "kernels"
-    texts = {file: file.read_text(encoding="utf-8") for file in sorted(kernels.glob("test_*.py"))}
+    files = [tests / "test_gpu.py", tests / "codecs" / "test_codecs_cuda.py"]
+    kernels = sorted((tests / "kernels").glob("test_*.py"))
+    texts = {file: file.read_text(encoding="utf-8") for file in kernels}
     return files + [file for file, text in texts.items() if any(mark in text for mark in ON_A_GPU)]
 
 

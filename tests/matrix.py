@@ -182,7 +182,7 @@ def run_tests(
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     status, _ = environment.run(*launch, "tests/_hooked_step.py", cwd=tree)
     outcome = Counter({"failed" if status else "passed": 1})
-    files = sorted({str(f.relative_to(tree)) for p in patterns for f in tree.glob(f"tests/{p}")})
+    files = sorted({str(f.relative_to(tree)) for p in patterns for f in tree.glob(f"tests/**/{p}")})
     options = ["-q", "-p", "no:cacheprovider", "-m", f"not ({without})"]
     status, text = environment.run("-m", "pytest", *options, *files, cwd=tree)
     for number, end in re.findall(r"(\d+) (passed|failed|skipped|error)", text.splitlines()[-1]):

@@ -13,7 +13,7 @@ from compressa.testbed import open_testbed
 from harness.ranks import RankError
 from harness.start import started_ranks
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
 from lab.cells import CompressorSpec, TrainCell
 from lab.derive import RESULTS_FILE, Row

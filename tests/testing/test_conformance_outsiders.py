@@ -32,7 +32,7 @@ def test_an_outsider_gets_one_sentence() -> None:
         capture_output=True,
         text=True,
         timeout=100,
-        cwd=Path(__file__).parent,
+        cwd=Path(__file__).parents[1],
         check=False,
     )
     assert done.returncode == 0, done.stderr

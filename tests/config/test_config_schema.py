@@ -14,7 +14,7 @@ from compressa.compressors import COMPRESSORS
 from compressa.config import Config, config_schema
 from compressa.config.choices import field_texts
 
-READY = sorted((Path(__file__).parent.parent / "experiments" / "configs").glob("*.toml"))
+READY = sorted((Path(__file__).parents[2] / "experiments" / "configs").glob("*.toml"))
 TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),

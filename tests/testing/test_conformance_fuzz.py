@@ -16,7 +16,7 @@ from compressa.testing.hostile_rounds import RoundFuzz
 
 pytestmark = pytest.mark.alone
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -22,7 +22,7 @@ from compressa.config import config_schema, load_config
 from compressa.errors import BackendUnavailable, ConfigError
 from compressa.transports.table import AUTO, TRANSPORTS, USUAL, Entry, meant
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def is_ordered(*, kind: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "experiments"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
 from lab import records
 from lab.cells import CurvePoint

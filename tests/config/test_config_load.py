@@ -24,7 +24,7 @@ from compressa.config.sizes import parse_bytes
 from compressa.engine.units.units import UnitSizes
 from compressa.errors import ConfigError
 
-READY = sorted((Path(__file__).parent.parent / "experiments" / "configs").glob("*.toml"))
+READY = sorted((Path(__file__).parents[2] / "experiments" / "configs").glob("*.toml"))
 
 
 def load_text(tmp_path: Path, text: str) -> Config:

@@ -23,8 +23,8 @@ pytestmark = [
 HOSTS = 3
 SIZE = 3 << 20
 RANK = """
-import sys, torch, torch.distributed as dist
-sys.path.insert(0, sys.argv[1])
+import json, sys, torch, torch.distributed as dist
+sys.path[:] = json.loads(sys.argv[1])
 from test_replicas import losing
 import compressa
 dist.init_process_group("gloo")
@@ -50,7 +50,7 @@ def test_all_hosts_hear_one_transmission_though_packets_are_lost(
             "MASTER_PORT": "29500",
             "OMP_NUM_THREADS": "1",
         }
-        words = [sys.executable, "-c", RANK, str(Path(__file__).parent), str(SIZE)]
+        words = [sys.executable, "-c", RANK, json.dumps(sys.path), str(SIZE)]
         before = bed.counters()
         ranks = [
             bed.spawn(i, words, env={**meeting, "RANK": str(i)}, stdout=subprocess.PIPE)
