@@ -6,6 +6,5 @@ from compressa.transports.table import TRANSPORTS
 
 ON_HOST = [name for name, row in TRANSPORTS.items() if not (row.device or row.prepare)]
 TAGGED = [name for name in ON_HOST if not TRANSPORTS[name].ordered]
-ORDERED = [name for name in ON_HOST if TRANSPORTS[name].ordered]
 PACED = [name for name in ON_HOST if TRANSPORTS[name].paced]
 AUTHENTICATED = [name for name in ON_HOST if TRANSPORTS[name].authenticated]
