@@ -1,4 +1,4 @@
-"""The Gloo transports carry every byte to its place, and refuse what does not fit."""
+"""Gloo's group calls carry every byte to its place, and refuse what does not fit."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from _ranks import Group, same
+from _ranks import Group
 from _transport_calls import (
     Answers,
     all_to_all,
-    idle,
-    leave_early,
     message,
     opened,
     shorter_than_capacity,
-    too_much_early,
-    urgent_overtakes,
     wrong_length,
 )
 
@@ -85,12 +81,11 @@ def refused_at_once() -> bool:
     return isinstance(result, PayloadError) and result.__traceback__ is not None
 
 
-@pytest.mark.parametrize("kind", ["gloo", "gloo-group"])
 @pytest.mark.parametrize("size", [2, 4])
-def test_all_messages_arrive(kind: str, size: int, two: Group, four: Group) -> None:
+def test_all_messages_arrive(size: int, two: Group, four: Group) -> None:
     group = two if size == 2 else four
     sizes = [1, 511, 512, 513, 5000, 31, 20_000]
-    for result in group.run(all_to_all, kind=kind, sizes=sizes):
+    for result in group.run(all_to_all, kind="gloo-group", sizes=sizes):
         assert result["wrong"] == 0
         assert result["failures"] == 0
         overhead = result["sent_bytes"] - result["payload_bytes"]
@@ -98,50 +93,14 @@ def test_all_messages_arrive(kind: str, size: int, two: Group, four: Group) -> N
         assert result["messages"] == len(sizes) * (size - 1)
 
 
-def test_tagged_messages_match_in_any_order(four: Group) -> None:
-    sizes = [100 + 300 * (unit % 5) for unit in range(40)]
-    for result in four.run(all_to_all, kind="gloo", sizes=sizes, reverse=True):
-        assert (result["wrong"], result["failures"]) == (0, 0)
-
-
-@pytest.mark.parametrize("kind", ["gloo", "gloo-group"])
-def test_messages_may_be_shorter_than_their_buffers(kind: str, two: Group) -> None:
-    lengths = two.run(shorter_than_capacity, kind=kind)
+def test_messages_may_be_shorter_than_their_buffers(two: Group) -> None:
+    lengths = two.run(shorter_than_capacity, kind="gloo-group")
     assert lengths == [[701, 2, 1301], [700, 1, 1300]]
-
-
-def test_an_urgent_message_overtakes_a_long_one(two: Group) -> None:
-    assert two.run(urgent_overtakes)[1] == [1, 0]
-
-
-def test_what_nobody_asked_for_is_limited(two: Group) -> None:
-    refused = two.run(too_much_early, limit_bytes=1000, size=1001)
-    assert "1001 bytes that nobody waits for" in refused[1]
-    assert same(two.run(too_much_early, limit_bytes=1000, size=1000, within_s=1.0)) == ""
-
-
-@pytest.mark.parametrize(("sent", "due"), [(99, 100), (101, 100), (3000, 100), (100, 3000)])
-def test_another_length_is_refused(sent: int, due: int, two: Group) -> None:
-    said = two.run(wrong_length, kind="gloo", sent=sent, due=due)[1]
-    assert f"rank 0 sends {sent} bytes" in said
-    assert f"{due} are due" in said
 
 
 def test_a_shorter_group_message_is_refused(two: Group) -> None:
     said = two.run(wrong_length, kind="gloo-group", sent=99, due=100)[1]
     assert "rank 0 sent 99 bytes where 100 are due" in said
-
-
-def test_idle_ranks_are_not_lost(two: Group) -> None:
-    for result in two.run(idle, seconds=2.0):
-        assert result["failures"] == []
-        assert result["beats"] >= 6
-        assert result["messages"] == 0
-
-
-def test_a_goodbye_ends_the_wait(two: Group) -> None:
-    failures = two.run(leave_early)
-    assert failures == ["rank 1 is lost: it has left the training", ""]
 
 
 def test_no_bit_of_a_group_calls_header_may_be_another(two: Group) -> None:
