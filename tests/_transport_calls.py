@@ -107,7 +107,7 @@ class Reacting:
 
 @contextlib.contextmanager
 def opened(
-    kind: str = "gloo",
+    kind: str = "tcp",
     early_bytes: int = 1 << 20,
     silence_s: float = 10.0,
     window: int = 3,
@@ -210,7 +210,7 @@ def shorter_than_capacity(*, kind: str) -> list[int]:
         return lengths
 
 
-def urgent_overtakes(*, kind: str = "gloo", frames: int = 600) -> list[int]:
+def urgent_overtakes(*, kind: str = "tcp", frames: int = 600) -> list[int]:
     """Rank 0 queues a long message, then an urgent one; return the order of arrival."""
     with opened(kind) as (transport, _):
         answers = Answers()
@@ -237,9 +237,7 @@ def urgent_overtakes(*, kind: str = "gloo", frames: int = 600) -> list[int]:
         return [key.unit for key in answers.order]
 
 
-def too_much_early(
-    *, limit_bytes: int, size: int, kind: str = "gloo", within_s: float = 5.0
-) -> str:
+def too_much_early(*, limit_bytes: int, size: int, kind: str = "tcp", within_s: float = 5.0) -> str:
     """Rank 0 sends what rank 1 has not asked for; return rank 1's failure."""
     with opened(kind, early_bytes=limit_bytes) as (transport, failures):
         answers = Answers()
@@ -277,7 +275,7 @@ def wrong_length(*, kind: str, sent: int, due: int) -> str:
         return said
 
 
-def idle(*, seconds: float, kind: str = "gloo") -> dict[str, Any]:
+def idle(*, seconds: float, kind: str = "tcp") -> dict[str, Any]:
     """Do nothing for longer than the silence that would be a loss."""
     with opened(kind, silence_s=0.8) as (transport, failures):
         time.sleep(seconds)
@@ -285,7 +283,7 @@ def idle(*, seconds: float, kind: str = "gloo") -> dict[str, Any]:
         traffic = transport.traffic
     return {
         "failures": [str(failure) for failure in failures],
-        "beats": traffic.sent_bytes // FRAME_HEADER_BYTES,
+        "sent_bytes": traffic.sent_bytes,
         "messages": traffic.messages,
     }
 
@@ -324,7 +322,7 @@ def all_reduces(*, kind: str, elems: int) -> dict[str, Any]:
     }
 
 
-def leave_early(*, kind: str = "gloo") -> str:
+def leave_early(*, kind: str = "tcp") -> str:
     """Rank 1 says goodbye while rank 0 waits for it; return rank 0's failure."""
     with opened(kind) as (transport, failures):
         if transport.rank == 0:

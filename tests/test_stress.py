@@ -41,7 +41,7 @@ def schedule(transport: str, compressor: str, *faults: Fault, network: bool = Fa
             Fault("kill", 2, 3, "reform", 0),
         ),
         schedule(
-            "gloo",
+            "tcp",
             "int8",
             Fault("header", 0, 2, "exchange", 2),
             Fault("stop", 2, 3, "encode", 0),
@@ -68,7 +68,7 @@ def schedule(transport: str, compressor: str, *faults: Fault, network: bool = Fa
             Fault("away", 2, -1, "registration", 1),
             Fault("late", 1, -1, "registration", 1),
         ),
-        schedule("gloo", "topk", Fault("kill", 0, STEPS, "close", 0)),
+        schedule("tcp", "topk", Fault("kill", 0, STEPS, "close", 0)),
     ],
     ids=str,
 )

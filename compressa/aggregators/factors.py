@@ -167,7 +167,7 @@ class Matrix:
 
     def _added(self, context: StepContext) -> dict[str, Any]:
         """What is added to the gradient."""
-        return {"residual": None if self.held else self.residual, "scale": context.loss_scale}
+        return {"residual": None if self.held else self.residual, "loss_scale": context.loss_scale}
 
 
 class Directions:

@@ -15,7 +15,6 @@ only after that. Otherwise, and within a frame, or if the connection was reset, 
 from __future__ import annotations
 
 import contextlib
-import errno
 import socket
 import time
 from collections import deque
@@ -27,7 +26,6 @@ from compressa.transports.inbox import Inbox
 from compressa.transports.outbox import Leaving, OutgoingFrame, Source
 from compressa.transports.reactor import READ, WRITE, Reactor
 from compressa.transports.settings import Settings, tune
-from compressa.transports.silence import silent
 
 _STAGING_BYTES = 1 << 16
 _PIECE_BYTES = 1 << 17  # a wake-up and a read cost as much as some 10 kB
@@ -75,7 +73,7 @@ class Connection:
         self._full = False  # until the kernel has room again
         self._writing = self._reading = True
         self._deaf = False
-        self._parted = not settings.says_goodbye  # whether the end of the peer's stream is in order
+        self._parted = not settings.alive  # whether the end of the peer's stream is in order
         self._staging = memoryview(bytearray(_STAGING_BYTES))
         self._staged = 0
         self._frame: Frame | None = None
@@ -356,14 +354,10 @@ class Connection:
         if not self.open:
             return
         self.close()
-        self._failed(self._lost_by(error))
-
-    def _lost_by(self, error: OSError) -> PeerLost:
-        """Say in one sentence what has become of the peer."""
-        if error.errno == errno.ETIMEDOUT:
-            return silent(self._peer, self._settings.silence_s)
         why = f" ({error.strerror or error})" if str(error) else ""
-        return PeerLost(self._peer, f"rank {self._peer} is lost: its connection was closed{why}")
+        self._failed(
+            PeerLost(self._peer, f"rank {self._peer} is lost: its connection was closed{why}")
+        )
 
     def _watch(self) -> None:
         if self._reactor is not None and self._link.fileno() >= 0:

@@ -1,8 +1,7 @@
 """GlooGroupTransport: every exchange is one group call, in an order that all ranks share.
 
-The ordered counterpart of `GlooTransport`, and the pattern for backends that have no named
-messages. Each message begins with a frame header, so that ranks whose orders differ find out
-instead of averaging unrelated tensors.
+The pattern for backends that have no named messages. Each message begins with a frame header, so
+that ranks whose orders differ find out instead of averaging unrelated tensors.
 """
 
 from __future__ import annotations

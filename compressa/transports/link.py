@@ -52,7 +52,7 @@ class Link:
         self._held: deque[OutgoingFrame] = deque()  # the pacer has reserved their turns
         self._paused = False
         self._gathers = False
-        self._says_goodbye = settings.says_goodbye
+        self._alive = settings.alive
         self._ending = False
         self._ended = 0
         self._reactor: Reactor | None = None
@@ -125,7 +125,7 @@ class Link:
             self._forget()
             for connection in self.connections:
                 connection.drop()
-        if self._says_goodbye and (drop or not self._ending):
+        if self._alive and (drop or not self._ending):
             self._outbox.push_sign(Kind.GOODBYE)
         self._ending = True
         self._flush()

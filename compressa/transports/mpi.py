@@ -1,6 +1,6 @@
 """MpiTransport: named messages over MPI's non-blocking calls, all made by one thread.
 
-A message travels in frames, as over Gloo: header and data in one piece of memory of the
+A message travels in frames, as over TCP: header and data in one piece of memory of the
 transport's own, since MPI can not be made to let go of memory that it was lent. The receiver asks
 MPI what has come (`Improbe`) before it receives, and so knows the length first. Frames are sent
 synchronously (`Issend`): what is not matched yet is the credit. A sender has at most a window of

@@ -25,10 +25,11 @@ class Settings:
         epoch: Epoch of the transport.
         chunk_bytes: Most bytes of data in a frame.
         credit_bytes: Most bytes handed over for one peer that more urgent ones cannot overtake.
-        silence_s: A peer from which nothing comes for so long, or that confirms nothing, is lost.
-        heartbeat_s: An idle stream carries a sign of life this often, where streams have any.
-        says_goodbye: Whether a TCP stream ends with a goodbye, without which it was cut. Where
-            another channel tells who has left, its end is enough.
+        silence_s: A peer is lost from which nothing comes for so long, or, where streams are not
+            `alive`, that confirms nothing.
+        heartbeat_s: How often a stream carries a sign of life.
+        alive: Whether TCP streams carry signs of life, and end with a goodbye, without which they
+            were cut. Where another channel tells who is there, they need not.
         kept_bytes: Most that the kernel keeps for one peer; None for as many as it likes.
         pacer: Holds back what is sent, to all peers together.
         keys: Of the checks of all frames; without a secret, unless ranks authenticate each other.
@@ -40,7 +41,7 @@ class Settings:
     credit_bytes: int
     silence_s: float
     heartbeat_s: float = 1.0
-    says_goodbye: bool = False
+    alive: bool = False
     kept_bytes: int | None = None
     pacer: Pacer = field(default_factory=lambda: Pacer(None))
     keys: Keys = CHECKSUMS
@@ -94,6 +95,7 @@ def tune(link: socket.socket, settings: Settings) -> None:
     if settings.kept_bytes is not None:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.kept_bytes)
     if sys.platform == "linux":
-        patience_ms = round(settings.silence_s * 1000)
         link.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, settings.unsent_bytes)
+    if sys.platform == "linux" and not settings.alive:
+        patience_ms = round(settings.silence_s * 1000)
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, patience_ms)

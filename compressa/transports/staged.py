@@ -6,9 +6,9 @@ comes off the GPU and the last one goes onto the other. Each direction has a str
 that copies overlap with kernels, and events alone order them with the stream that makes and uses
 the buffers: no thread that has other work waits for the GPU.
 
-A transport of the host may call back on a thread of its own, as Gloo does, which knows of no GPU:
-the first call of CUDA there would wake up GPU 0, whichever is the model's. So what has arrived is
-looked at on the thread that drives the transport, which all else is called from.
+A transport of the host may call back on a thread of its own, as Gloo's group calls do, which knows
+of no GPU: the first call of CUDA there would wake up GPU 0, whichever is the model's. So what has
+arrived is looked at on the thread that drives the transport, which all else is called from.
 
 Pinned memory is torch's: it gives a block out again only when the copies that use it are done.
 """

@@ -130,13 +130,6 @@ _ROWS = (
         connections=True,
     ),
     Entry(
-        "gloo",
-        "Gloo's point-to-point",
-        "compressa.transports.gloo:open_gloo",
-        paced=True,
-        authenticated=True,
-    ),
-    Entry(
         "gloo-group",
         "Gloo's group calls",
         "compressa.transports.gloo_group:open_gloo_group",

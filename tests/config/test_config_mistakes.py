@@ -148,7 +148,7 @@ def test_a_value_out_of_range_is_refused_with_the_range(raw: dict[str, Any], mes
         ({"exchange": {"kind": "allreduce"}}, 'did you mean "all_reduce"?'),
         (
             {"exchange": {"transport": "udp"}},
-            'must be one of "auto", "tcp", "gloo", "gloo-group", "mpi", "nccl"',
+            'must be one of "auto", "tcp", "gloo-group", "mpi", "nccl"',
         ),
         (
             {"engine": {"device": "gpu"}},
@@ -284,8 +284,8 @@ UNBIASED = {"name": "randomk", "unbiased": True}
             "credit_bytes: is 65536, less than one chunk; must be at least chunk_bytes = 262144",
         ),
         (
-            {"exchange": {"connections": 4, "transport": "gloo"}},
-            "connections: is 4, but the transport gloo makes its own",
+            {"exchange": {"connections": 4, "transport": "gloo-group"}},
+            "connections: is 4, but the transport gloo-group makes its own",
         ),
         ({"exchange": {"silence_s": 4}}, "silence_s: is 4; must be more than two heartbeats, 4 s"),
     ],

@@ -95,7 +95,7 @@ def test_a_configuration_that_differs_on_one_rank_names_the_key(
 
 
 def test_another_transport_on_one_rank_is_named(two: Group) -> None:
-    configs = [settings("topk", exchange={"transport": t}) for t in ("tcp", "gloo")]
+    configs = [settings("topk", exchange={"transport": t}) for t in ("tcp", "gloo-group")]
     for message in messages(two, [{"config": config} for config in configs]):
         assert "exchange.transport" in message
 

@@ -70,7 +70,6 @@ def close_later(*, config: Any, seconds: float) -> float:
     ("transport", "compressor", "seed"),
     [
         *product(("tcp", "nccl"), ("int8", "none", "topk"), (None, 1)),
-        ("gloo", "none", None),  # copies to the host are TCP's
         ("gloo-group", "int8", 1),
     ],
 )
@@ -212,7 +211,7 @@ def test_compressors_are_switched_on_a_gpu_as_on_a_cpu(two: Group, tmp_path: Pat
     assert results[0] == results[1]
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo", "nccl"])
+@pytest.mark.parametrize("transport", ["tcp", "nccl"])
 def test_a_killed_rank_is_named_and_nothing_is_left_behind(
     transport: str, fresh: Callable[[int], Group]
 ) -> None:

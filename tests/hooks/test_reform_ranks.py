@@ -183,7 +183,7 @@ def recoverable(compressor: Any, **how: Any) -> dict[str, Any]:
     ("compressor", "how", "moment"),
     [
         ("topk", {}, "exchange"),
-        ("int8", {"exchange": {"kind": "scatter_reduce", "transport": "gloo"}}, "encode"),
+        ("int8", {"exchange": {"kind": "scatter_reduce"}}, "encode"),
         ("powersgd", {}, "exchange"),
         (
             "topk",

@@ -300,11 +300,10 @@ def test_a_switch_goes_with_overlap_and_traces_name_what_is_applied(
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("transport", ["tcp", "gloo"])
 @pytest.mark.parametrize("compressor", ["none", "topk"])
 def test_memory_of_a_step_is_free_without_the_garbage_collector(
-    compressor: str, transport: str, overlap: bool, two: Group, tmp_path: Path
+    compressor: str, overlap: bool, two: Group, tmp_path: Path
 ) -> None:
-    config = settings(compressor, exchange={"transport": transport, "algorithm": "ring"})
+    config = settings(compressor, exchange={"algorithm": "ring"})
     trace = str(tmp_path / "trace.json")
     assert two.run(left_to_the_collector, config=config, overlap=overlap, trace=trace) == [{}, {}]

@@ -288,7 +288,7 @@ def due(size: int, config: Mapping[str, Any], steps: int = 3, **how: Any) -> lis
     [
         (3, DEDICATED, "none", "tcp"),
         (3, DEDICATED, "topk", "tcp"),
-        (3, DEDICATED, "int8", "gloo"),
+        (3, DEDICATED, "int8", "tcp"),
         (3, {}, "int8", "tcp"),
         (4, {"servers": [0, 2], "colocated": False}, "int8", "tcp"),
         (4, {"servers": [1]}, "topk", "tcp"),

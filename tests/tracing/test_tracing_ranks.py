@@ -128,12 +128,11 @@ def check(trace: Trace, steps: range, names: list[str]) -> None:
         assert last <= wait.ended_s <= ends[step]
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo"])
 @pytest.mark.parametrize("compressor", ["int8", "powersgd"])
 def test_a_trace_shows_every_unit_of_every_step(
-    two: Group, tmp_path: Path, transport: str, compressor: str
+    two: Group, tmp_path: Path, compressor: str
 ) -> None:
-    config = settings(compressor, exchange={"transport": transport})
+    config = settings(compressor)
     path = str(tmp_path / "made" / "trace.json")
     for rank, told in enumerate(two.run(traced, config=config, path=path)):
         trace = read(tmp_path / "made" / f"trace-rank{rank}.json")

@@ -127,7 +127,7 @@ def test_training_has_the_same_bits_over_several_connections(two: Group) -> None
 
 def test_idle_ranks_are_not_lost_and_send_nothing(two: Group) -> None:
     for result in two.run(idle, kind="tcp", seconds=1.5):
-        assert result == {"failures": [], "beats": 0, "messages": 0}
+        assert result == {"failures": [], "sent_bytes": 0, "messages": 0}
 
 
 @pytest.mark.parametrize("connections", [1, 4])

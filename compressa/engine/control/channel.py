@@ -31,7 +31,7 @@ class Channel:
 
     Args:
         transport: The connections; closed with this object.
-        settings: Theirs. Streams must say goodbye.
+        settings: Theirs. Streams must be `alive`.
 
     Attributes:
         rank: This rank.

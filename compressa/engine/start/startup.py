@@ -122,7 +122,7 @@ def open_control(
         _CONTROL_CREDIT_BYTES,
         exchange.silence_s,
         exchange.heartbeat_s,
-        says_goodbye=True,
+        alive=True,
         keys=keys.named("control"),
     )
     return Control(call.rank, sockets, settings, keys)

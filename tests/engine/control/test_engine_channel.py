@@ -21,7 +21,7 @@ from compressa.transports.base import Key
 from compressa.transports.settings import Settings
 from compressa.transports.tcp import TcpTransport
 
-HOW = Settings(0, 1 << 16, 1 << 18, silence_s=1.5, heartbeat_s=0.1, says_goodbye=True)
+HOW = Settings(0, 1 << 16, 1 << 18, silence_s=1.5, heartbeat_s=0.1, alive=True)
 KEY = Key(1, 2, 3)
 PAIRS = ((0, 1), (0, 2), (1, 2))
 

@@ -197,8 +197,6 @@ def leave_promptly(group: Group, ranks: list[int]) -> None:
         ("tcp", "forward", 2, 4),
         ("tcp", "backward", 1, 4),
         ("tcp", "backward", 0, 2),
-        ("gloo", "backward", 1, 4),
-        ("gloo", "forward", 0, 2),
         ("gloo-group", "backward", 2, 4),
         ("gloo-group", "forward", 0, 2),
     ],
@@ -256,7 +254,7 @@ def test_a_stopped_rank_is_lost_after_its_silence(
 
 @pytest.mark.parametrize(
     ("transport", "how"),
-    [("tcp", "kill"), ("tcp", "stop"), ("gloo", "kill"), ("gloo-group", "kill")],
+    [("tcp", "kill"), ("tcp", "stop"), ("gloo-group", "kill")],
 )
 def test_a_handle_can_be_closed_after_a_loss(
     transport: str, how: str, fresh: Callable[[int], Group]
@@ -283,10 +281,8 @@ def test_a_handle_can_be_closed_after_a_loss(
     ("transport", "how"),
     [
         ("tcp", "raise"),
-        ("gloo", "raise"),
         ("gloo-group", "raise"),
         ("tcp", "exit"),
-        ("gloo", "exit"),
     ],
 )
 def test_a_rank_that_gives_up_is_named(
@@ -333,8 +329,6 @@ def test_a_closed_handle_ends_the_wait_of_the_others(
         ("tcp", True, False),
         ("tcp", False, False),
         ("tcp", True, True),
-        ("gloo", True, False),
-        ("gloo", False, True),
         ("gloo-group", True, False),
     ],
 )

@@ -29,11 +29,10 @@ def together(groups: list[Group], function: str, **arguments: Any) -> list[list[
     "sections",
     [
         {},
-        {"exchange": {"transport": "gloo"}},
         {"exchange": {"connections": 3}},
         {"schedule": {"pace_bits_per_s": 2e7, "policy": "priority"}},
     ],
-    ids=["tcp", "gloo", "several connections", "paced"],
+    ids=["tcp", "several connections", "paced"],
 )
 def test_two_jobs_of_one_configuration_train_as_alone(
     sections: dict[str, Any], fresh: Callable[[int], Group]

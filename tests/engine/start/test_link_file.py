@@ -115,8 +115,8 @@ def test_only_who_has_a_link_offers_it(tmp_path: Path) -> None:
     found = Shared.of(link_file.offer(config, "tcp"))
     found.check()
     assert found.figures == link_file.read(path)
-    with pytest.raises(ConfigError, match="was measured over 'tcp', and these ranks use 'gloo'"):
-        link_file.offer(config, "gloo")
+    with pytest.raises(ConfigError, match="was measured over 'tcp', and these ranks use 'mpi'"):
+        link_file.offer(config, "mpi")
 
 
 def test_where_the_file_is_may_differ_between_ranks() -> None:

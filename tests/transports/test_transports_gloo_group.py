@@ -1,4 +1,4 @@
-"""The Gloo transports carry every byte to its place, and refuse what does not fit."""
+"""Gloo's group calls carry every byte to its place, and refuse what does not fit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch.distributed as dist
 from _ranks import Group
 from _transport_calls import (
     Answers,
-    idle,
     message,
     opened,
     wrong_length,
@@ -83,13 +82,6 @@ def refused_at_once() -> bool:
 def test_a_shorter_group_message_is_refused(two: Group) -> None:
     said = two.run(wrong_length, kind="gloo-group", sent=99, due=100)[1]
     assert "rank 0 sent 99 bytes where 100 are due" in said
-
-
-def test_idle_ranks_are_not_lost(two: Group) -> None:
-    for result in two.run(idle, seconds=2.0):
-        assert result["failures"] == []
-        assert result["beats"] >= 6
-        assert result["messages"] == 0
 
 
 def test_no_bit_of_a_group_calls_header_may_be_another(two: Group) -> None:
