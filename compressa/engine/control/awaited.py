@@ -6,35 +6,48 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from compressa.engine.control.waits import Wait
 from compressa.errors import CompressaError, Timeout
 from compressa.transports.base import Key, Received
-
-if TYPE_CHECKING:
-    from compressa.engine.control.control import Control
 
 LOOK_S = 0.05
 AHEAD_S = 1.0  # of a deadline, all tell each other what they are doing
 _BRIEF_S = 1.0  # a busy machine has a thread wait for so long
 
 
+class Caller(Protocol):
+    """Who waits; see `Control`."""
+
+    def look(self, what: str) -> None:
+        """Raise the first failure, if there is one."""
+
+    def ask(self) -> float:
+        """Ask all others what they are doing; return the time."""
+
+    def explained(self, awaited: Awaited, deadline_s: float, since_s: float) -> Timeout:
+        """Return why a call has taken longer than its deadline."""
+
+    def withdraw(self, awaited: Awaited, *, told: bool) -> None:
+        """Wait no longer for a call."""
+
+
 class Awaited:
     """Small messages that are under way.
 
     Args:
-        control: Carries them.
+        caller: Waits for them.
         key: Their name.
         purpose: What they are for.
     """
 
-    def __init__(self, control: Control, key: Key, purpose: str) -> None:
+    def __init__(self, caller: Caller, key: Key, purpose: str) -> None:
         self.key = key
         self.purpose = purpose
         self.waited_since_s: float | None = None
         self.stuck: Timeout | None = None
-        self._control = control
+        self._caller = caller
         self._answer: list[Received | CompressaError] = []
         self._finished = threading.Event()
 
@@ -75,7 +88,7 @@ class Awaited:
         left_s, asked_s = deadline_s, -math.inf
         try:
             while not self._finished.wait(LOOK_S):
-                self._control.look(self.purpose)
+                self._caller.look(self.purpose)
                 now_s = time.monotonic()
                 left_s -= min(now_s - looked_s, _BRIEF_S)  # what came while it was away is unread
                 looked_s = now_s
@@ -84,11 +97,11 @@ class Awaited:
                 if self.stuck is not None:
                     raise self.stuck
                 if left_s < AHEAD_S and asked_s < 0:
-                    asked_s = self._control.ask()
+                    asked_s = self._caller.ask()
                 if left_s < 0:
-                    raise self._control.explained(self, told_s or deadline_s, asked_s)
+                    raise self._caller.explained(self, told_s or deadline_s, asked_s)
         except BaseException as error:
-            self._control.withdraw(self, told=isinstance(error, Withdrawn))
+            self._caller.withdraw(self, told=isinstance(error, Withdrawn))
             raise
         if isinstance(self._answer[0], CompressaError):
             raise self._answer[0]
