@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
 import torch
 
-from compressa.arrays import as_array
-from compressa.codecs.base import Codec, Contraction, Draw, Granularity, Range, Reduction
-from compressa.codecs.fused import Fused
+from compressa.codecs._kernel import Array, KernelCodec, Parts
+from compressa.codecs.base import Contraction, Draw, Granularity, Range, Reduction
 from compressa.kernels import casts
 
 
@@ -29,7 +27,7 @@ def range_of(dtype: torch.dtype) -> Range:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cast(Codec):
+class Cast(KernelCodec):
     """Round to nearest, ties to even, in `wire_dtype`."""
 
     wire_dtype: ClassVar[torch.dtype]
@@ -49,68 +47,33 @@ class Cast(Codec):
         """Rounding is nearly unbiased and small: off unless asked for."""
         return False
 
-    def wire_bytes(self, elems: int) -> int:
+    def arrays(self, elems: int) -> tuple[int]:
         """Two bytes per element."""
-        return 2 * elems
-
-    def sections(self, elems: int) -> tuple[int]:
-        """One."""
         return (2 * elems,)
 
     def bias(self, elems: int) -> Contraction:
         """Half a unit h in the last place: relative to 1 + h, the tie that reaches it."""
         return Contraction(1.0 - rounding_of(self.wire_dtype) ** 2, range_of(self.wire_dtype))
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    @property
+    def takes_half(self) -> bool:
+        """From float32 alone."""
+        return False
+
+    def quantize(
+        self, x: Array, parts: Parts, draw: Draw, residual: Array | None, loss_scale: float
+    ) -> None:
         """Cast."""
-        casts.narrow(as_array(x), self._values(payload))
-        return payload.numel()
+        casts.narrow(x, self._values(parts[0]), residual=residual, loss_scale=loss_scale)
 
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """Cast back, multiply and add in one pass."""
-        self.check(payload, out.numel())
-        casts.widen(self._values(payload), as_array(out), weight=weight, add=True)
-
-    @cached_property
-    def fused(self) -> Fused:
-        """What the kernels do in one pass."""
-        return Fused(
-            encode_feedback=self._encode_feedback,
-            decode=self._decode,
-            decode_sum=self._decode_sum,
-        )
-
-    def _encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float,
-    ) -> int:
-        """Add the residual, cast and keep what that loses, in one pass."""
-        values = self._values(payload)
-        casts.narrow(as_array(x), values, residual=as_array(residual), loss_scale=scale)
-        return payload.numel()
-
-    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+    def dequantize(self, parts: Parts, out: Array, weight: float, *, add: bool) -> None:
         """Cast back."""
-        self.check(payload, out.numel())
-        casts.widen(self._values(payload), as_array(out))
+        casts.widen(self._values(parts[0]), out, weight=weight, add=add)
 
-    def _decode_sum(
-        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
-    ) -> None:
-        """Cast back and add up all payloads in one pass."""
-        for payload, _ in payloads:
-            self.check(payload, out.numel())
-        values = [self._values(payload) for payload, _ in payloads]
-        casts.sum_casts(values, as_array(out), weight=weight)
+    def dequantize_sum(self, parts: Sequence[Parts], out: Array, weight: float) -> None:
+        """Cast back and add up."""
+        casts.sum_casts([self._values(part) for part in parts[0]], out, weight=weight)
 
-    def _values(self, payload: torch.Tensor) -> casts.Half:
+    def _values(self, part: Array) -> casts.Half:
         """The payload as the kernel takes it: NumPy has no bfloat16, so its bits as uint16."""
-        dtype = np.float16 if self.wire_dtype is torch.float16 else np.uint16
-        values: casts.Half = as_array(payload).view(dtype)
-        return values
+        return part.view(np.float16 if self.wire_dtype is torch.float16 else np.uint16)

@@ -251,10 +251,11 @@ class Codec(Compressor):
 
         It is what `check` does first; for a kernel that checks the content itself.
         """
-        expected = self.wire_bytes(elems)
-        actual = payload.numel()
+        expected, actual = self.wire_bytes(elems), payload.numel()
+        if actual == expected:
+            return
         exact = isinstance(self.size, Fixed)
-        if actual != expected if exact else actual > expected:
+        if exact or actual > expected:
             raise PayloadError(
                 f"{self.name}: a payload of {actual} bytes arrived for {elems} elements, which "
                 f"take {'exactly' if exact else 'at most'} {expected} bytes"

@@ -11,15 +11,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from annotated_types import Ge, Le
 
-from compressa.arrays import as_array
 from compressa.bias import LARGEST, Range
-from compressa.codecs.base import Codec, Contraction, Draw, Granularity
-from compressa.codecs.fused import Fused
+from compressa.codecs._kernel import Array, KernelCodec, Parts
+from compressa.codecs.base import Contraction, Draw
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels import dct
 from compressa.parameters import ParameterInfo
@@ -28,7 +25,7 @@ _ROUNDING = 2.0**-21  # of coefficients, and of what they decode to, relative to
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeMo(Codec):
+class DeMo(KernelCodec):
     """Keep the k largest coefficients of an orthonormal DCT-II of each tile.
 
     A matrix is cut into tiles of N x N elements, which are transformed along both dimensions, and a
@@ -85,11 +82,6 @@ class DeMo(Codec):
             raise ConfigError(f"demo: {error}") from error
 
     @property
-    def granularity(self) -> Granularity:
-        """Tiles are transformed as a whole."""
-        return Granularity.BLOCK
-
-    @property
     def block_elems(self) -> int:
         """Elements of the tiles that lie side by side, or of a chunk."""
         return self.form.band_elems
@@ -101,15 +93,10 @@ class DeMo(Codec):
         columns = self.columns or parameter.elems // parameter.shape[0]
         return replace(self, columns=min(columns, parameter.elems))
 
-    @property
-    def takes_half(self) -> bool:
-        """The kernel widens."""
-        return True
-
-    def wire_bytes(self, elems: int) -> int:
+    def arrays(self, elems: int) -> tuple[int, int]:
         """Four bytes per coefficient, and its place."""
         values, place_bytes = self.form.sizes(elems)
-        return 4 * values + place_bytes
+        return 4 * values, place_bytes
 
     def bias(self, elems: int) -> Contraction:
         """Delta = k / n; rounding is a part of the error."""
@@ -117,73 +104,31 @@ class DeMo(Codec):
         range_ = Range(2.0**-100, LARGEST / self.form.tile_elems)
         return Contraction(max(0.0, 1.0 - left**2), range_)
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
-        """Transform, and keep the largest."""
-        values, places = self._parts(payload, x.numel())
-        dct.keep_coefficients(as_array(x), values, places, form=self.form)
-        return payload.numel()
-
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    def quantize(
+        self, x: Array, parts: Parts, draw: Draw, residual: Array | None, loss_scale: float
     ) -> None:
-        """Check all places, transform back and accumulate."""
-        self._transform_back(payload, out, weight, add=True)
+        """Transform, and keep the largest; the residual loses what is sent, tile by tile."""
+        values, places = parts
+        dct.keep_coefficients(
+            x, values, places, form=self.form, residual=residual, loss_scale=loss_scale
+        )
+
+    def dequantize(self, parts: Parts, out: Array, weight: float, *, add: bool) -> None:
+        """Check all places and transform back."""
+        values, places = parts
+        try:  # the kernel checks all places first
+            dct.add_coefficients(values, places, out, form=self.form, weight=weight, add=add)
+        except ValueError as error:
+            raise self._refusal(out.size) from error
 
     def check_content(self, payload: torch.Tensor, elems: int) -> None:
         """Check every place; those that a GPU has are waited for."""
-        _, places = self._parts(payload, elems)
+        _, places = self.split(payload, elems)
         if not dct.are_places(places, form=self.form):
             raise self._refusal(elems)
-
-    @cached_property
-    def fused(self) -> Fused:
-        """What the kernels do in one pass."""
-        return Fused(encode_feedback=self._encode_feedback, decode=self._decode)
-
-    def _encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float,
-    ) -> int:
-        """Add the residual, transform, and subtract what is sent, tile by tile."""
-        values, places = self._parts(payload, x.numel())
-        dct.keep_coefficients(
-            as_array(x),
-            values,
-            places,
-            form=self.form,
-            residual=as_array(residual),
-            loss_scale=scale,
-        )
-        return payload.numel()
-
-    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Check all places and transform back."""
-        self._transform_back(payload, out, 1.0, add=False)
-
-    def _transform_back(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
-    ) -> None:
-        self.check_length(payload, out.numel())
-        values, places = self._parts(payload, out.numel())
-        to = as_array(out)
-        try:  # the kernel checks all places first
-            dct.add_coefficients(values, places, to, form=self.form, weight=weight, add=add)
-        except ValueError as error:
-            raise self._refusal(out.numel()) from error
 
     def _refusal(self, elems: int) -> PayloadError:
         return PayloadError(
             f"demo: a payload of {elems} elements has a tile without {self.form.kept} different "
             "places in order"
         )
-
-    def _parts(
-        self, payload: torch.Tensor, elems: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        raw: npt.NDArray[np.uint8] = as_array(payload)
-        split = 4 * self.form.sizes(elems)[0]
-        return raw[:split].view(np.float32), raw[split:]

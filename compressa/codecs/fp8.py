@@ -5,25 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from annotated_types import Ge, Le
 
-from compressa.arrays import as_array
 from compressa.bias import SMALLEST_NORMAL, Range
 from compressa.codecs import bounds
-from compressa.codecs.base import Codec, Contraction, Draw, Granularity
-from compressa.codecs.fused import Fused
+from compressa.codecs._kernel import Array, KernelCodec, Parts
+from compressa.codecs.base import Contraction, Draw
 from compressa.errors import ConfigError
-from compressa.kernels import fp8
+from compressa.kernels import block_count, fp8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fp8(Codec):
+class Fp8(KernelCodec):
     """Per block: unit = max|x| / T, decode = unit * fp8(x / unit), T the format's largest number.
 
     Small values keep their relative precision, where those of a linear code vanish.
@@ -55,27 +50,13 @@ class Fp8(Codec):
             raise ConfigError(f"fp8: block must be at least 8, got {self.block}")
 
     @property
-    def granularity(self) -> Granularity:
-        """A block shares one unit."""
-        return Granularity.BLOCK
-
-    @property
     def block_elems(self) -> int:
         """Elements that share a unit."""
         return self.block
 
-    @property
-    def takes_half(self) -> bool:
-        """The kernel widens."""
-        return True
-
-    def wire_bytes(self, elems: int) -> int:
-        """Four bytes per block, and a byte per element."""
-        return sum(self.sections(elems))
-
-    def sections(self, elems: int) -> tuple[int, int]:
-        """Units, codes."""
-        return 4 * self._blocks(elems), elems
+    def arrays(self, elems: int) -> tuple[int, int]:
+        """Scales, codes."""
+        return 4 * block_count(elems, self.block), elems
 
     def bias(self, elems: int) -> Contraction:
         """The largest is exact; another errs by at most half a unit in the last place.
@@ -90,90 +71,29 @@ class Fp8(Codec):
         range_ = Range(form.largest * SMALLEST_NORMAL, bounds.LARGEST_BLOCK)
         return Contraction(1.0 - error * bounds.ROUNDING, range_)
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def quantize(
+        self, x: Array, parts: Parts, draw: Draw, residual: Array | None, loss_scale: float
+    ) -> None:
         """Cast."""
-        return self._quantize(x, None, payload, 1.0)
-
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """Cast back, multiply and accumulate in one pass."""
-        self._dequantize(payload, out, weight, add=True)
-
-    @cached_property
-    def fused(self) -> Fused:
-        """What the kernels do in one pass."""
-        return Fused(
-            encode_feedback=self._encode_feedback,
-            decode=self._decode,
-            decode_sum=self._decode_sum,
-        )
-
-    def _encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float,
-    ) -> int:
-        """Add the residual, cast and keep the new residual in one pass."""
-        return self._quantize(x, residual, payload, scale)
-
-    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Cast back and multiply by the units."""
-        self._dequantize(payload, out, 1.0, add=False)
-
-    def _decode_sum(
-        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
-    ) -> None:
-        """Cast back, multiply and add up all payloads in one pass."""
-        parts = [self._checked_parts(payload, out.numel()) for payload, _ in payloads]
-        fp8.sum_fp8(
-            [codes for _, codes in parts],
-            [scales for scales, _ in parts],
-            as_array(out),
-            form=fp8.FORMATS[self.format],
-            block=self.block,
-            weight=weight,
-        )
-
-    def _quantize(
-        self, x: torch.Tensor, residual: torch.Tensor | None, payload: torch.Tensor, scale: float
-    ) -> int:
-        scales, codes = self._parts(payload, x.numel())
+        scales, codes = parts
         fp8.quantize_fp8(
-            as_array(x),
+            x,
             codes,
             scales,
             form=fp8.FORMATS[self.format],
             block=self.block,
-            residual=None if residual is None else as_array(residual),
-            loss_scale=scale,
+            residual=residual,
+            loss_scale=loss_scale,
         )
-        return payload.numel()
 
-    def _dequantize(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
-    ) -> None:
-        scales, codes = self._checked_parts(payload, out.numel())
+    def dequantize(self, parts: Parts, out: Array, weight: float, *, add: bool) -> None:
+        """Cast back and multiply by the scales."""
+        scales, codes = parts
         form = fp8.FORMATS[self.format]
-        fp8.dequantize_fp8(
-            codes, scales, as_array(out), form=form, block=self.block, weight=weight, add=add
-        )
+        fp8.dequantize_fp8(codes, scales, out, form=form, block=self.block, weight=weight, add=add)
 
-    def _blocks(self, elems: int) -> int:
-        return math.ceil(elems / self.block)
-
-    def _checked_parts(
-        self, payload: torch.Tensor, elems: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        self.check(payload, elems)
-        return self._parts(payload, elems)
-
-    def _parts(
-        self, payload: torch.Tensor, elems: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        raw: npt.NDArray[np.uint8] = as_array(payload)
-        split = 4 * self._blocks(elems)
-        return raw[:split].view(np.float32), raw[split:]
+    def dequantize_sum(self, parts: Sequence[Parts], out: Array, weight: float) -> None:
+        """Unpack and add up."""
+        scales, codes = parts
+        form = fp8.FORMATS[self.format]
+        fp8.sum_fp8(codes, scales, out, form=form, block=self.block, weight=weight)

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from annotated_types import Ge, Le, MultipleOf
 
-from compressa.arrays import as_array
 from compressa.bias import SMALLEST_NORMAL, Range
 from compressa.codecs import bounds
-from compressa.codecs.base import Codec, Draw, Granularity, Unbiased
+from compressa.codecs._kernel import Array, KernelCodec, Parts
+from compressa.codecs.base import Draw, Unbiased
 from compressa.codecs.fused import Fused
 from compressa.errors import ConfigError
 from compressa.kernels import block_count, natural, natural_dithering
-
-_Bytes = npt.NDArray[np.uint8]
+from compressa.kernels.philox import Noise
 
 
 @dataclass(frozen=True, kw_only=True)
-class Natural(Codec):
+class Natural(KernelCodec):
     """|x| = 2^e (1 + f) becomes 2^(e+1) with probability f, else 2^e; the sign stays.
 
     With `levels` it is the paper's natural dithering: |x| / N, with the norm N of a block, is
@@ -72,11 +70,6 @@ class Natural(Codec):
             raise ConfigError(f"{self.name}: {error}") from error
 
     @property
-    def granularity(self) -> Granularity:
-        """Elements share a norm, or are independent; signs and codes are packed in groups."""
-        return Granularity.BLOCK
-
-    @property
     def block_elems(self) -> int:
         """Elements that share a norm, or whose signs are packed together."""
         return natural.GROUP if self._form is None else self.block
@@ -86,16 +79,7 @@ class Natural(Codec):
         """Unbiased: there is nothing to feed back."""
         return False
 
-    @property
-    def takes_half(self) -> bool:
-        """The kernels widen."""
-        return True
-
-    def wire_bytes(self, elems: int) -> int:
-        """Nine bits per element; with levels a norm per block, and the codes."""
-        return sum(self.sections(elems))
-
-    def sections(self, elems: int) -> tuple[int, int]:
+    def arrays(self, elems: int) -> tuple[int, int]:
         """Exponents, signs; or norms, codes."""
         if self._form is None:
             return elems, (elems + 7) // 8
@@ -124,93 +108,50 @@ class Natural(Codec):
         omega = 0.125 + small if small <= 1.125 else least * math.sqrt(n) - 1.0
         return Unbiased(omega * bounds.ROUNDING, range_)
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
-        """Round."""
-        return self._encode(x, None, payload, draw, 1.0)
-
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """The same, multiplied and accumulated in one pass."""
-        self._decode(payload, out, weight, add=True)
+    @property
+    def head_dtype(self) -> npt.DTypeLike:
+        """Norms, or exponents."""
+        return np.uint8 if self._form is None else np.float32
 
     @cached_property
     def fused(self) -> Fused:
         """All; but there is no kernel for sums of dithered payloads."""
-        return Fused(
-            encode_feedback=self._encode,
-            decode=self._overwrite,
-            decode_sum=self._decode_sum if self._form is None else None,
-        )
+        own = super().fused
+        return own if self._form is None else replace(own, decode_sum=None)
 
-    def _overwrite(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Put sign and exponent together."""
-        self._decode(payload, out, 1.0, add=False)
+    def noise(self, draw: Draw) -> Noise:
+        """Return the random numbers of an encode."""
+        return draw.private_noise(self.wire_id)
 
-    def _decode_sum(
-        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    def quantize(
+        self, x: Array, parts: Parts, draw: Draw, residual: Array | None, loss_scale: float
     ) -> None:
-        """Add up all payloads in one pass; without levels."""
-        for payload, _ in payloads:
-            self.check(payload, out.numel())
-        parts = [self._parts(payload, out.numel()) for payload, _ in payloads]
-        natural.sum_natural(
-            [exponents for exponents, _ in parts],
-            [signs for _, signs in parts],
-            as_array(out),
-            weight=weight,
-        )
+        """Round."""
+        (head, last), form, noise = parts, self._form, self.noise(draw)
+        if form is None:
+            natural.natural_quantize(
+                x, head, last, noise=noise, residual=residual, loss_scale=loss_scale
+            )
+        else:
+            natural_dithering.dither(
+                x, last, head, form=form, noise=noise, residual=residual, loss_scale=loss_scale
+            )
+
+    def dequantize(self, parts: Parts, out: Array, weight: float, *, add: bool) -> None:
+        """Put sign and exponent, or norm and level, together."""
+        (head, last), form = parts, self._form
+        if form is None:
+            natural.natural_dequantize(head, last, out, weight=weight, add=add)
+        else:
+            natural_dithering.undither(last, head, out, form=form, weight=weight, add=add)
+
+    def dequantize_sum(self, parts: Sequence[Parts], out: Array, weight: float) -> None:
+        """Put together and add up; without levels."""
+        exponents, signs = parts
+        natural.sum_natural(exponents, signs, out, weight=weight)
 
     @cached_property
     def _form(self) -> natural_dithering.Dithering | None:
         if self.levels is None:
             return None
         return natural_dithering.Dithering(levels=self.levels, block=self.block, norm=self.norm)
-
-    def _encode(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float,
-    ) -> int:
-        noise, form = draw.private_noise(self.wire_id), self._form
-        left = None if residual is None else as_array(residual)
-        if form is None:
-            exponents, signs = self._parts(payload, x.numel())
-            natural.natural_quantize(
-                as_array(x), exponents, signs, noise=noise, residual=left, loss_scale=scale
-            )
-        else:
-            norms, codes = self._dithered_parts(payload, x.numel())
-            natural_dithering.dither(
-                as_array(x), codes, norms, form=form, noise=noise, residual=left, loss_scale=scale
-            )
-        return payload.numel()
-
-    def _decode(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
-    ) -> None:
-        self.check(payload, out.numel())
-        form = self._form
-        if form is None:
-            exponents, signs = self._parts(payload, out.numel())
-            natural.natural_dequantize(exponents, signs, as_array(out), weight=weight, add=add)
-        else:
-            norms, codes = self._dithered_parts(payload, out.numel())
-            natural_dithering.undither(
-                codes, norms, as_array(out), form=form, weight=weight, add=add
-            )
-
-    @staticmethod
-    def _parts(payload: torch.Tensor, elems: int) -> tuple[_Bytes, _Bytes]:
-        raw: _Bytes = as_array(payload)
-        return raw[:elems], raw[elems:]
-
-    def _dithered_parts(
-        self, payload: torch.Tensor, elems: int
-    ) -> tuple[npt.NDArray[np.float32], _Bytes]:
-        raw: _Bytes = as_array(payload)
-        head_bytes = 4 * block_count(elems, self.block)
-        return raw[:head_bytes].view(np.float32), raw[head_bytes:]

@@ -6,28 +6,21 @@ vector, spiky ones too; ||x||_2 / sqrt(d) would not.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from annotated_types import Ge, Le, MultipleOf
 
-from compressa.arrays import as_array
 from compressa.bias import LARGEST, SMALLEST_NORMAL, Range
-from compressa.codecs._blockwise_list import decoder_of, encoder_of, goes_at_once
-from compressa.codecs.base import Codec, Contraction, Draw, Granularity
-from compressa.codecs.fused import Decoder, Encoder, Fused, Item
+from compressa.codecs._kernel import Array, KernelCodec, Parts
+from compressa.codecs.base import Contraction, Draw
 from compressa.errors import ConfigError
-from compressa.kernels import onebit
+from compressa.kernels import block_count, onebit
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneBit(Codec):
+class OneBit(KernelCodec):
     """Per block of d elements: scale = ||x||_1 / d, one sign bit per element.
 
     Wire format: ceil(n / block) little-endian float32 scales, then per block of length L
@@ -55,127 +48,39 @@ class OneBit(Codec):
             )
 
     @property
-    def granularity(self) -> Granularity:
-        """A block shares one scale."""
-        return Granularity.BLOCK
-
-    @property
     def block_elems(self) -> int:
         """Elements that share a scale."""
         return self.block
 
-    @property
-    def takes_half(self) -> bool:
-        """The kernel widens."""
-        return True
-
-    def wire_bytes(self, elems: int) -> int:
-        """Four bytes per block, and a bit per element."""
-        return sum(self.sections(elems))
-
-    def sections(self, elems: int) -> tuple[int, int]:
+    def arrays(self, elems: int) -> tuple[int, int]:
         """Scales, signs."""
-        return 4 * self._blocks(elems), onebit.sign_bytes(elems, self.block)
+        return 4 * block_count(elems, self.block), onebit.sign_bytes(elems, self.block)
 
     def bias(self, elems: int) -> Contraction:
         """Delta >= 1 / d, reached by a vector with a single non-zero element."""
         block = min(self.block, max(elems, 1))
         return Contraction((1 - 1e-5) / block, Range(block * SMALLEST_NORMAL, LARGEST))
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    @property
+    def block_form(self) -> onebit.SignForm:
+        """Signs."""
+        return onebit.SignForm(block=self.block)
+
+    def quantize(
+        self, x: Array, parts: Parts, draw: Draw, residual: Array | None, loss_scale: float
+    ) -> None:
         """Signs and mean magnitudes."""
-        scales, bits = self._parts(payload, x.numel())
-        onebit.sign_quantize(as_array(x), bits, scales, block=self.block)
-        return payload.numel()
-
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """Unpack, multiply and accumulate in one pass."""
-        self._dequantize(payload, out, weight, add=True)
-
-    @cached_property
-    def fused(self) -> Fused:
-        """All but the average."""
-        return Fused(
-            encode_feedback=self._encode_feedback,
-            decode=self._decode,
-            decode_sum=self._decode_sum,
-            encoder=self._encoder,
-            decoder=self._decoder,
-        )
-
-    def _encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float,
-    ) -> int:
-        """Add the residual, take the signs and keep the new residual, block by block."""
-        scales, bits = self._parts(payload, x.numel())
+        scales, bits = parts
         onebit.sign_quantize(
-            as_array(x),
-            bits,
-            scales,
-            block=self.block,
-            residual=as_array(residual),
-            loss_scale=scale,
+            x, bits, scales, block=self.block, residual=residual, loss_scale=loss_scale
         )
-        return payload.numel()
 
-    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+    def dequantize(self, parts: Parts, out: Array, weight: float, *, add: bool) -> None:
         """Unpack the signs and multiply by the scales."""
-        self._dequantize(payload, out, 1.0, add=False)
+        scales, bits = parts
+        onebit.sign_dequantize(bits, scales, out, block=self.block, weight=weight, add=add)
 
-    def _decode_sum(
-        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
-    ) -> None:
-        """Unpack and add up all payloads in one pass."""
-        elems = out.numel()
-        parts = [self._checked_parts(payload, elems) for payload, _ in payloads]
-        onebit.sum_signs(
-            [bits for _, bits in parts],
-            [scales for scales, _ in parts],
-            as_array(out),
-            block=self.block,
-            weight=weight,
-        )
-
-    def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
-        """In one call, on a GPU by one launch."""
-        if not goes_at_once(items):
-            return None
-        form = onebit.SignForm(block=self.block)
-        return encoder_of(self, items, payload, form, lambda draw: None)
-
-    def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
-        """In one call, on a GPU by one launch."""
-        if not goes_at_once(items):
-            return None
-        return decoder_of(self, items, payload_bytes, onebit.SignForm(block=self.block))
-
-    def _dequantize(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
-    ) -> None:
-        scales, bits = self._checked_parts(payload, out.numel())
-        onebit.sign_dequantize(
-            bits, scales, as_array(out), block=self.block, weight=weight, add=add
-        )
-
-    def _blocks(self, elems: int) -> int:
-        return math.ceil(elems / self.block)
-
-    def _checked_parts(
-        self, payload: torch.Tensor, elems: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        self.check(payload, elems)
-        return self._parts(payload, elems)
-
-    def _parts(
-        self, payload: torch.Tensor, elems: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        raw: npt.NDArray[np.uint8] = as_array(payload)
-        split = 4 * self._blocks(elems)
-        return raw[:split].view(np.float32), raw[split:]
+    def dequantize_sum(self, parts: Sequence[Parts], out: Array, weight: float) -> None:
+        """Unpack and add up."""
+        scales, codes = parts
+        onebit.sum_signs(codes, scales, out, block=self.block, weight=weight)

@@ -8,18 +8,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, ClassVar
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from annotated_types import Ge, Le
 
-from compressa.arrays import as_array
 from compressa.bias import LARGEST, SMALLEST_NORMAL, Range
-from compressa.codecs.base import Codec, Contraction, Draw, Granularity
-from compressa.codecs.fused import Fused
+from compressa.codecs._kernel import Array, KernelCodec, Parts
+from compressa.codecs.base import Contraction, Draw, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import onebit_sgd
 from compressa.parameters import ParameterInfo
@@ -28,7 +23,7 @@ _LEAST = 32  # elements: two means for fewer would outweigh their signs
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneBitSGD(Codec):
+class OneBitSGD(KernelCodec):
     """Per group: negative elements become their mean, all others theirs; a sign bit each.
 
     C(x)_i = mean of {x_j : x_j < 0} where x_i < 0, else mean of {x_j : x_j >= 0}.
@@ -79,77 +74,30 @@ class OneBitSGD(Codec):
         row = parameter.elems // parameter.shape[0]
         return dataclasses.replace(self, group=row * math.ceil(_LEAST / row))
 
-    @property
-    def takes_half(self) -> bool:
-        """The kernel widens."""
-        return True
-
-    def wire_bytes(self, elems: int) -> int:
-        """Eight bytes per group, and a bit per element."""
-        signs = onebit_sgd.group_sign_bytes(elems, self._length(elems))
-        return 8 * self._groups(elems) + signs
+    def arrays(self, elems: int) -> tuple[int, int]:
+        """Two means of each group, signs."""
+        group = self._length(elems)
+        signs = onebit_sgd.group_sign_bytes(elems, group)
+        return 8 * math.ceil(elems / group), signs
 
     def bias(self, elems: int) -> Contraction:
         """Delta >= 1 / L, reached by a vector with a single non-zero element."""
         group = max(1, min(self._length(elems), elems))
         return Contraction((1 - 1e-5) / group, Range(group * SMALLEST_NORMAL, LARGEST))
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def quantize(
+        self, x: Array, parts: Parts, draw: Draw, residual: Array | None, loss_scale: float
+    ) -> None:
         """Signs and means."""
-        means, bits = self._parts(payload, x.numel())
-        onebit_sgd.two_means_quantize(as_array(x), bits, means, group=self._length(x.numel()))
-        return payload.numel()
-
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
-        """Choose, multiply and accumulate in one pass."""
-        self._dequantize(payload, out, weight, add=True)
-
-    @cached_property
-    def fused(self) -> Fused:
-        """What the kernels do in one pass."""
-        return Fused(encode_feedback=self._encode_feedback, decode=self._decode)
-
-    def _encode_feedback(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float,
-    ) -> int:
-        """Add the residual, take signs and means and keep the new residual, group by group."""
-        means, bits = self._parts(payload, x.numel())
-        group, kept = self._length(x.numel()), as_array(residual)
+        (means, bits), group = parts, self._length(x.size)
         onebit_sgd.two_means_quantize(
-            as_array(x), bits, means, group=group, residual=kept, loss_scale=scale
+            x, bits, means, group=group, residual=residual, loss_scale=loss_scale
         )
-        return payload.numel()
 
-    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+    def dequantize(self, parts: Parts, out: Array, weight: float, *, add: bool) -> None:
         """Choose between the means by the signs."""
-        self._dequantize(payload, out, 1.0, add=False)
-
-    def _dequantize(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, *, add: bool
-    ) -> None:
-        self.check(payload, out.numel())
-        means, bits = self._parts(payload, out.numel())
-        group = self._length(out.numel())
-        onebit_sgd.two_means_dequantize(
-            bits, means, as_array(out), group=group, weight=weight, add=add
-        )
+        (means, bits), group = parts, self._length(out.size)
+        onebit_sgd.two_means_dequantize(bits, means, out, group=group, weight=weight, add=add)
 
     def _length(self, elems: int) -> int:
         return self.group or max(elems, 1)
-
-    def _groups(self, elems: int) -> int:
-        return math.ceil(elems / self._length(elems))
-
-    def _parts(
-        self, payload: torch.Tensor, elems: int
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.uint8]]:
-        raw: npt.NDArray[np.uint8] = as_array(payload)
-        split = 8 * self._groups(elems)
-        return raw[:split].view(np.float32), raw[split:]

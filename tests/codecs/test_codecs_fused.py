@@ -8,7 +8,19 @@ from typing import ClassVar
 import pytest
 import torch
 
-from compressa.codecs import Codec, Contraction, Draw, Int8, OneBit
+from compressa.codecs import (
+    Codec,
+    Contraction,
+    DeMo,
+    Draw,
+    Fp8,
+    Fp16,
+    Int4,
+    Int8,
+    Natural,
+    OneBit,
+    OneBitSGD,
+)
 from compressa.codecs.around import codec_of
 from compressa.codecs.fused import Fused
 from compressa.compressor import Compressor, Granularity
@@ -131,3 +143,31 @@ def test_the_codec_is_found_in_any_wrapper(wrapper: Compressor) -> None:
     assert wrapper.block_elems == Int8().block_elems
     assert wrapper.granularity is Granularity.BLOCK
     assert wrapper.payload_bytes((30, 50)) == Int8().wire_bytes(1500)
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        Int4(mapping="maxmin"),
+        OneBit(),
+        OneBitSGD(group=33),
+        Fp8(),
+        Fp16(),
+        Natural(),
+        Natural(levels=7),
+        DeMo(),
+        DeMo(chunk=32, kept=3, columns=100),
+    ],
+    ids=repr,
+)
+def test_a_cut_of_a_payload_decodes_to_that_part_of_the_vector(codec: Codec) -> None:
+    block = codec.block_elems
+    elems = 7 * block + block // 3 + 5
+    x = torch.randn(elems, generator=torch.Generator().manual_seed(2))
+    payload, whole = torch.zeros(codec.wire_bytes(elems), dtype=torch.uint8), torch.zeros(elems)
+    codec.encode(x, payload, DRAW)
+    codec.decode(payload, whole, DRAW)
+    for start, stop in ((0, 3 * block), (2 * block, 5 * block), (5 * block, elems)):
+        part = torch.zeros(stop - start)
+        codec.decode(codec.cut(payload, elems, start, stop), part, DRAW)
+        assert torch.equal(part, whole[start:stop])

@@ -1,0 +1,171 @@
+"""What codecs share whose payload is some arrays, and whose work is done by one kernel each way.
+
+Most send a scale for each block and then a code for each element. The kernels take arrays; what is
+between these and tensors, payloads and lengths is here, once.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from compressa.arrays import as_array
+from compressa.codecs._blockwise_list import decoder_of, encoder_of, goes_at_once
+from compressa.codecs.base import Codec, Draw, Granularity
+from compressa.codecs.fused import Decoder, Encoder, Fused, Item
+from compressa.kernels.multi_tensor import BlockForm
+from compressa.kernels.philox import Noise
+
+Array = npt.NDArray[Any]
+Parts = Sequence[Array]
+"""The arrays of a payload: the last has uint8, those before it the codec's `head_dtype`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCodec(Codec):
+    """Arrays one after the other, each of a size that follows from the number of elements.
+
+    Subclasses give these sizes and call kernels.
+    """
+
+    @abstractmethod
+    def arrays(self, elems: int) -> tuple[int, ...]:
+        """Return the bytes of a payload's arrays, in order."""
+
+    @abstractmethod
+    def quantize(
+        self, x: Array, parts: Parts, draw: Draw, residual: Array | None, loss_scale: float
+    ) -> None:
+        """Write the arrays of `x` + loss_scale * residual, which keeps what that loses.
+
+        Args:
+            x: float32[n]; of 16 bits too if the codec `takes_half`.
+            parts: Overwritten.
+            draw: Counter of the random bits.
+            residual: float32[n], unscaled, updated in place; or None.
+            loss_scale: What `x` was multiplied by.
+        """
+
+    @abstractmethod
+    def dequantize(self, parts: Parts, out: Array, weight: float, *, add: bool) -> None:
+        """Write `weight` times the decoded vector to float32[n], or add it.
+
+        Raises:
+            PayloadError: Arrays of these lengths can not be decoded. `out` is untouched then.
+        """
+
+    dequantize_sum: ClassVar[Callable[[Any, Sequence[Parts], Array, float], None] | None] = None
+    """A method (parts, out, weight) that writes the sum of payloads, also to 16 bits; None if there
+    is no such kernel. `parts` has, for each array, those of all payloads."""
+
+    @property
+    def block_form(self) -> BlockForm | None:
+        """By which a kernel takes all scopes of a unit; None if there is no such kernel."""
+        return None
+
+    @property
+    def head_dtype(self) -> npt.DTypeLike:
+        """Dtype of all arrays but the last: of scales, mostly."""
+        return np.float32
+
+    @property
+    def granularity(self) -> Granularity:
+        """A block shares its scale."""
+        return Granularity.BLOCK
+
+    @property
+    def takes_half(self) -> bool:
+        """The kernel widens."""
+        return True
+
+    def noise(self, draw: Draw) -> Noise | None:
+        """Return the random numbers of an encode; None for a codec that draws none."""
+        return None
+
+    def wire_bytes(self, elems: int) -> int:
+        """All arrays."""
+        return sum(self.arrays(elems))
+
+    def sections(self, elems: int) -> tuple[int, ...]:
+        """All arrays, where a vector can be cut."""
+        cut = self.granularity in (Granularity.ELEMENT, Granularity.BLOCK)
+        return self.arrays(elems) if cut else ()
+
+    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+        """Quantise."""
+        self.quantize(as_array(x), self.split(payload, x.numel()), draw, None, 1.0)
+        return payload.numel()
+
+    def decode_add(
+        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
+    ) -> None:
+        """Unpack, multiply and add in one pass."""
+        self.dequantize(self._checked(payload, out.numel()), as_array(out), weight, add=True)
+
+    @cached_property
+    def fused(self) -> Fused:
+        """What there are kernels for."""
+        listed = self.block_form is not None
+        return Fused(
+            encode_feedback=self._encode_feedback,
+            decode=self._decode,
+            decode_sum=None if self.dequantize_sum is None else self._decode_sum,
+            encoder=self._encoder if listed else None,
+            decoder=self._decoder if listed else None,
+        )
+
+    def split(self, payload: torch.Tensor, elems: int) -> Parts:
+        """Return a payload's arrays, each where it is."""
+        raw, parts, start = as_array(payload), [], 0
+        for size in self.arrays(elems)[:-1]:
+            stop = start + size
+            parts.append(raw[start:stop].view(self.head_dtype))
+            start = stop
+        parts.append(raw[start:] if start else raw)
+        return parts
+
+    def _checked(self, payload: torch.Tensor, elems: int) -> Parts:
+        self.check_length(payload, elems)
+        return self.split(payload, elems)
+
+    def _encode_feedback(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        payload: torch.Tensor,
+        draw: Draw,
+        scale: float,
+    ) -> int:
+        parts = self.split(payload, x.numel())
+        self.quantize(as_array(x), parts, draw, as_array(residual), scale)
+        return payload.numel()
+
+    def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+        self.dequantize(self._checked(payload, out.numel()), as_array(out), 1.0, add=False)
+
+    def _decode_sum(
+        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
+    ) -> None:
+        assert self.dequantize_sum is not None
+        each = [self._checked(payload, out.numel()) for payload, _ in payloads]
+        parts = [[own[i] for own in each] for i in range(len(self.arrays(0)))]
+        self.dequantize_sum(parts, as_array(out), weight)
+
+    def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
+        form = self.block_form
+        if form is None or not goes_at_once(items):
+            return None
+        return encoder_of(self, items, payload, form, self.noise)
+
+    def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
+        form = self.block_form
+        if form is None or not goes_at_once(items):
+            return None
+        return decoder_of(self, items, payload_bytes, form)
