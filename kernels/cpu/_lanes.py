@@ -1,13 +1,14 @@
 """Sums of float32 in the one written order, with the 16 lanes kept in vector registers.
 
-The order is that of :mod:`compressa.kernels._tree`: 16 strided lanes in float64, then
-halving. Written as vector instructions, since a loop over an array of lanes goes through memory:
-this is four times as fast, and gives the same bits.
+The order is that of :mod:`compressa.kernels._tree`: 16 strided lanes in float64, then halving.
+Written as vector instructions, since a loop over an array of lanes goes through memory: this is
+four times as fast, and gives the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import add
 from typing import Any
 
 from llvmlite import ir
@@ -18,16 +19,21 @@ from ._vector import LANES, Memory, Vector, for_rows, lanes_of, spread
 
 _DOUBLE, _WORD = ir.DoubleType(), ir.IntType(32)
 
-Term = Callable[[Any, Any, Vector], Any]
+Term = Callable[..., Any]
+"""Adds to a total what one vector contributes, or several."""
+
+
+def products(builder: Any, total: Any, a: Vector, b: Vector) -> Any:
+    """The product of two float32 is exact in float64, so that a fused sum has the same bits."""
+    kind = lanes_of(_DOUBLE, a.lanes)
+    name = "llvm.fmuladd.f64" if a.lanes == 1 else f"llvm.fmuladd.v{a.lanes}f64"
+    fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
+    return builder.call(fused, [*(builder.fpext(one.value, kind) for one in (a, b)), total])
 
 
 def squares(builder: Any, total: Any, values: Vector) -> Any:
-    """The square of a float32 is exact in float64, so that a fused sum has the same bits."""
-    kind = lanes_of(_DOUBLE, values.lanes)
-    name = "llvm.fmuladd.f64" if values.lanes == 1 else f"llvm.fmuladd.v{values.lanes}f64"
-    fused = cgutils.get_or_insert_function(builder.module, ir.FunctionType(kind, [kind] * 3), name)
-    wide = builder.fpext(values.value, kind)
-    return builder.call(fused, [wide, wide, total])
+    """Their squares."""
+    return products(builder, total, values, values)
 
 
 def plain(builder: Any, total: Any, values: Vector) -> Any:
@@ -48,25 +54,21 @@ class Sum:
         zeros = ir.Constant(lanes_of(_DOUBLE, LANES), [0.0] * LANES)
         self._room = cgutils.alloca_once_value(builder, zeros)
 
-    def add(self, values: Vector, at: Any) -> None:
+    def add(self, values: Vector, at: Any, *others: Vector) -> None:
         """Take in a row, or a single element: the lane that it would have in a full row."""
         before = self._builder.load(self._room)
         if values.lanes == LANES:
-            after = self._term(self._builder, before, values)
+            after = self._term(self._builder, before, values, *others)
         else:
             lane = self._builder.and_(at, at.type(LANES - 1))
             one = self._builder.extract_element(before, lane)
-            one = self._term(self._builder, one, values)
+            one = self._term(self._builder, one, values, *others)
             after = self._builder.insert_element(before, one, lane)
         self._builder.store(after, self._room)
 
     def result(self) -> Any:
-        """Lane j takes in lane j + half, for half = 8, 4, 2, 1."""
-        lanes = Vector(self._builder, self._builder.load(self._room))
-        while lanes.lanes > 1:
-            low, high = lanes.halves()
-            lanes = Vector(self._builder, self._builder.fadd(low.value, high.value))
-        return lanes.value
+        """The sum of all lanes."""
+        return Vector(self._builder, self._builder.load(self._room)).folded(add).value
 
 
 class Nothing:
@@ -101,11 +103,8 @@ class Largest:
 
     def result(self) -> Any:
         """Of all lanes."""
-        lanes = Vector(self._builder, self._builder.load(self._rooms[LANES]))
-        while lanes.lanes > 1:
-            low, high = lanes.halves()
-            lanes = low.at_least(high)
-        return lanes.at_least(Vector(self._builder, self._builder.load(self._rooms[1]))).value
+        row, rest = (Vector(self._builder, self._builder.load(r)) for r in self._rooms.values())
+        return row.folded(Vector.at_least).at_least(rest).value
 
 
 class LargestAndSquares:
@@ -125,20 +124,36 @@ class LargestAndSquares:
         return cgutils.pack_struct(self._builder, [self._largest.result(), self._squares.result()])
 
 
-def _sum(context: Any, builder: Any, kind: Any, array: Any, term: Term) -> Any:
-    values, total = Memory(context, builder, kind, array), Sum(builder, term)
-    for_rows(builder, values.size, lambda at, lanes: total.add(values.read(at, lanes), at))
-    return total.result()
-
-
 @intrinsic
 def sum_squares(typing: Any, values: Any) -> Any:
     """Sum of the squares of a contiguous float32 array, in float64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        return _sum(context, builder, values, arguments[0], squares)
+        given, total = Memory(context, builder, values, arguments[0]), Sum(builder, squares)
+        for_rows(builder, given.size, lambda at, lanes: total.add(given.read(at, lanes), at))
+        return total.result()
 
     return types.float64(values), generate
+
+
+@intrinsic
+def sum_products(typing: Any, a: Any, b: Any) -> Any:
+    """<a, b> of two contiguous float32 vectors of one length, in float64."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        first, second = (
+            Memory(context, builder, kind, array)
+            for kind, array in zip(signature.args, arguments, strict=True)
+        )
+        total = Sum(builder, products)
+
+        def row(at: Any, lanes: int) -> None:
+            total.add(first.read(at, lanes), at, second.read(at, lanes))
+
+        for_rows(builder, first.size, row)
+        return total.result()
+
+    return types.float64(a, b), generate
 
 
 class _Count:

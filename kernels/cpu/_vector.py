@@ -9,6 +9,7 @@ again for the single elements of the rest. A machine without such wide registers
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any
 
 from llvmlite import ir
@@ -19,6 +20,7 @@ from ._prefetch import hint
 LANES = 16
 
 _FLOAT, _WORD = ir.FloatType(), ir.IntType(32)
+_FLOATS = _FLOAT, ir.DoubleType()
 
 
 def lanes_of(kind: Any, lanes: int) -> Any:
@@ -27,7 +29,7 @@ def lanes_of(kind: Any, lanes: int) -> Any:
 
 
 class Vector:
-    """Values of one type, float32 or 32-bit words, in as many lanes as its fellows.
+    """Values of one type, floats or 32-bit words, in as many lanes as its fellows.
 
     Numbers in an expression are constants; a float may not meet a word.
     """
@@ -43,8 +45,8 @@ class Vector:
 
     @property
     def is_float(self) -> bool:
-        """Whether these are float32."""
-        return bool(getattr(self.value.type, "element", self.value.type) == _FLOAT)
+        """Whether these are floats."""
+        return getattr(self.value.type, "element", self.value.type) in _FLOATS
 
     def __add__(self, other: Vector | float) -> Vector:
         return self._with(other, self.builder.fadd if self.is_float else self.builder.add)
@@ -97,10 +99,13 @@ class Vector:
         """Floats without their signs."""
         return (self.words() & 0x7FFFFFFF).as_floats()
 
-    def halves(self) -> tuple[Vector, Vector]:
-        """The lower and the upper half of the lanes; of two lanes, their values."""
-        half = self.lanes // 2
-        return self._picked(range(half)), self._picked(range(half, 2 * half))
+    def folded(self, join: Callable[[Vector, Vector], Vector]) -> Vector:
+        """One value of all lanes: lane j takes in lane j + half, for half = 8, 4, 2, 1."""
+        left = self
+        while left.lanes > 1:
+            half = left.lanes // 2
+            left = join(left._picked(range(half)), left._picked(range(half, 2 * half)))
+        return left
 
     def words(self) -> Vector:
         """The bits of floats."""
@@ -153,15 +158,24 @@ def spread(builder: Any, value: Any, lanes: int) -> Vector:
 
 
 class Memory:
-    """A contiguous array, read and written in vectors."""
+    """A contiguous array, or a row of a matrix, read and written in vectors.
+
+    `size` is how many elements it has; of a matrix, how many each row has.
+    """
 
     def __init__(self, context: Any, builder: Any, kind: Any, array: Any) -> None:
         whole = context.make_array(kind)(context, builder, array)
-        (self.size,) = cgutils.unpack_tuple(builder, whole.shape, 1)
+        *_, self.size = cgutils.unpack_tuple(builder, whole.shape, kind.ndim)
         self._builder = builder
         self._dtype = kind.dtype
         self._element = context.get_value_type(kind.dtype)
         self._data = whole.data
+
+    def row(self, number: Any) -> Memory:
+        """One row of a matrix."""
+        row = copy(self)
+        row._data = self._builder.gep(self._data, [self._builder.mul(number, self.size)])
+        return row
 
     def read(self, at: Any, lanes: int) -> Vector:
         """Floats as float32 (int16 holds half precision, uint16 bfloat16), words as they are."""
@@ -173,11 +187,6 @@ class Memory:
             wide = self._widened(value, lanes) << 16
             return wide.as_floats()
         return Vector(self._builder, value)
-
-    def read_words(self, at: Any, lanes: int) -> Vector:
-        """Unsigned integers of 8 or 16 bits, as words."""
-        value = self._builder.load(self._address(at, lanes), align=self._element_bytes)
-        return self._widened(value, lanes)
 
     def write(self, at: Any, vector: Vector) -> None:
         """Write float32 or words; of words, the lowest bits if elements are narrower."""

@@ -15,9 +15,9 @@ from ..lowrank import ALIVE, BLOCK, DEPENDENT, PANEL, SPOILED, ZERO, Factors
 from ..philox import Noise
 from ..scratch import scratch
 from ..threads import over_slices
-from ._dots import sum_products
 from ._feedback import factors_of
 from ._jit import jit, nested
+from ._lanes import sum_products
 from ._skinny import ROWS, add_products, multiply_rows, split_rows
 from .philox import random_words
 
