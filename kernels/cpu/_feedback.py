@@ -119,6 +119,17 @@ def fill_largest(
     return np.float32(np.uint32(bits).view(np.float32))
 
 
+@lean_nested
+def combine(out: F32, decoded: F32, weight: np.float32, add: bool) -> None:
+    """What comes out: weight * decoded, or that added to what is there, the product rounded."""
+    if add:
+        for i in range(out.size):
+            out[i] += weight * decoded[i]
+    else:
+        for i in range(out.size):
+            out[i] = weight * decoded[i]
+
+
 def _is_plain(x: Any, residual: Any) -> bool:
     return isinstance(residual, types.NoneType) and x.dtype == types.float32
 

@@ -11,7 +11,7 @@ import numpy as np
 from .._arrays import F32, F64, U8, U16, U32, Gradient
 from ..dct import LARGEST_WHOLE, ChunkForm, basis
 from ..threads import over_slices
-from ._feedback import Factors, Values, factors_of, fill_largest, magnitude_bits, place
+from ._feedback import Factors, Values, combine, factors_of, fill_largest, magnitude_bits, place
 from ._jit import jit, lean, lean_nested
 from ._values import bits_of
 from ._view import view
@@ -282,16 +282,6 @@ def _check(places: U8, kept: int, width: int, place_bytes: int) -> bool:
     return True
 
 
-@lean_nested
-def _deliver(decoded: F32, weight: np.float32, add: bool, out: F32) -> None:
-    if add:
-        for i in range(out.size):
-            out[i] += weight * decoded[i]
-    else:
-        for i in range(out.size):
-            out[i] = weight * decoded[i]
-
-
 @jit
 def _decode(
     values: F32,
@@ -312,7 +302,7 @@ def _decode(
         for i in range(height):
             low, high = _row(sizes, out.size, t, i)
             line = view(decoded, i * chunk, (i + 1) * chunk)
-            _deliver(line, weight, add, view(out, low, high))
+            combine(view(out, low, high), line, weight, add)
 
 
 def _sizes(form: ChunkForm) -> Sizes:

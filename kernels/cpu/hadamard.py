@@ -13,6 +13,7 @@ from .._arrays import F32, U8, U32
 from ..hadamard import Codebook, Sums
 from ..philox import Noise
 from ..threads import over_slices
+from ._feedback import combine
 from ._jit import jit, lean_nested, nested
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._prefetch import fetch
@@ -205,16 +206,6 @@ def _scale(w: F32, factor: np.float32) -> None:
         w[i] *= factor
 
 
-@lean_nested
-def _deliver(y: F32, weight: np.float32, add: bool, out: F32) -> None:
-    if add:
-        for i in range(out.size):
-            out[i] += weight * y[i]
-    else:
-        for i in range(out.size):
-            out[i] = weight * y[i]
-
-
 @jit
 def _back(
     sums: Sums,
@@ -242,7 +233,7 @@ def _back(
             _scale(w, np.float32(2.0 ** -(power // 2)))
             y = _hadamard(w, spare)
             _sign(view(signs, low // _PLANES, (low + size) // _PLANES), np.float32(1), y)
-            _deliver(y, weight, add, place)
+            combine(place, y, weight, add)
 
 
 def rotate_quantize(
