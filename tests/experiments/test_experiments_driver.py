@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from compressa.testbed import open_testbed
+from compressa.testbed import Testbed, open_testbed
 from harness.ranks import RankError
 from harness.start import started_ranks
 
@@ -86,12 +86,14 @@ def test_a_killed_rank_ends_the_cell_and_is_named() -> None:
         steps=100_000,
         eval_every=100_000,
     )
-    with open_loopback(2) as bed, started_ranks(bed, "lab.rank:Cells") as ranks:
-        victim = ranks._started[1].process.pid
-        with pytest.raises(RankError, match=r"rank 1 ended with status -9"):
-            answers(
-                ranks, cell, 60.0, lambda step: os.kill(victim, signal.SIGKILL), lambda edge: None
-            )
+
+    def run(bed: Testbed) -> None:
+        with started_ranks(bed, "lab.rank:Cells") as ranks:
+            victim = ranks._started[1].process.pid
+            answers(ranks, cell, 60.0, lambda _: os.kill(victim, signal.SIGKILL), lambda _: None)
+
+    with open_loopback(2) as bed, pytest.raises(RankError, match=r"rank 1 ended with status -9"):
+        run(bed)
 
 
 def test_a_plan_is_the_product_of_its_lists() -> None:
