@@ -51,14 +51,10 @@ class Processors:
     """Measures the share of time in which the machine's processors work, for whomever."""
 
     def __init__(self) -> None:
-        self.start()
-
-    def start(self) -> None:
-        """Begin a span of time."""
         self._before = _ticks()
 
     def load(self) -> float:
-        """Return the share since `start`: 1 if all of them were busy all the time."""
+        """Return the share since this was made: 1 if all of them were busy all the time."""
         busy, total = (now - then for now, then in zip(_ticks(), self._before, strict=True))
         return busy / total if total else 0.0
 

@@ -23,17 +23,30 @@ _NO_MEAN = b"-"
 _EXACT_BITS = 20  # of what is not quantised: float32 rounds
 
 
-@final
 @dataclass(frozen=True)
-class Compressed(Method):
-    """Bring float32 gradients to their mean over the ranks; the size is that of all gradients.
+class ToMeans(Method):
+    """Bring values of float32 to their mean.
 
     Attributes:
         compressor: A name of the table of compressors, with its defaults and feedback.
-        kind: How its payloads are exchanged.
     """
 
     compressor: str
+
+    def floor_bytes(self, size_bytes: int, ranks: int) -> float:
+        """What the formula says: what is sent is the point of it."""
+        return self.formula_bytes(size_bytes, ranks)
+
+
+@final
+@dataclass(frozen=True)
+class Compressed(ToMeans):
+    """The mean of gradients over the ranks; the size is that of all gradients.
+
+    Attributes:
+        kind: How payloads are exchanged.
+    """
+
     kind: str
     verb: Verb = field(default="all_reduce", kw_only=True)
 
@@ -46,10 +59,6 @@ class Compressed(Method):
         """Of payloads, what the exchange makes of them."""
         share = ranks - 1 if self.kind == "all_gather" else 2 * (ranks - 1) / ranks
         return share * self.wire_bytes(size_bytes)
-
-    def floor_bytes(self, size_bytes: int, ranks: int) -> float:
-        """The same: what is sent is the point of it."""
-        return self.formula_bytes(size_bytes, ranks)
 
     def sent_bytes(self, size_bytes: int, ranks: int) -> int:
         """From all ranks."""

@@ -74,7 +74,6 @@ class ExchangeBench:
         header = Header.here(budget_s=settings.budget_s, longest_s=settings.longest_s)
         self.found = ExchangeMeasurement(header=header, networks=[], rows=[], omitted=[])
         self._settings = settings
-        self._processors = Processors()
 
     def run(self) -> Iterator[str]:
         """Measure everything; say what comes next, after each row.
@@ -195,10 +194,9 @@ class ExchangeBench:
             more = {"figures": place.figures.model_dump(mode="json")}
         ask = Ask(method.name, size_bytes, self._settings.budget_s, cell.rounds)
         expected_s = max(ask.budget_s, cell.rounds * line_s) + line_s
-        before_bytes = _sent(place.bed)
-        self._processors.start()
+        before_bytes, processors = _sent(place.bed), Processors()
         found = _timed(place.ranks, _PATIENCE_S + _PATIENCE * expected_s, ask, **more)
-        load, samples = self._processors.load(), Samples(tuple(found.samples_s))
+        load, samples = processors.load(), Samples(tuple(found.samples_s))
         counted_bytes = (_sent(place.bed) - before_bytes) // found.operations
         if network.rate_bits_per_s is not None:
             check_counted(method, size_bytes, hosts, counted_bytes)

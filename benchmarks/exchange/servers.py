@@ -10,8 +10,8 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-from benchmarks.exchange.compressed import check_mean, random_values
-from benchmarks.exchange.method import Method, Verb
+from benchmarks.exchange.compressed import ToMeans, check_mean, random_values
+from benchmarks.exchange.method import Verb
 from compressa.compressors import COMPRESSORS
 from compressa.engine.session import Session
 from compressa.link.operation import Operation, nothing
@@ -22,16 +22,14 @@ KEY = "value"
 
 @final
 @dataclass(frozen=True)
-class Served(Method):
-    """Bring a value of float32 to its mean over the workers; the size is that of the value.
+class Served(ToMeans):
+    """The mean of a value over the workers; the size is that of the value.
 
     Attributes:
-        compressor: A name of the table of compressors, with its defaults and feedback.
         workers: On as many hosts; 0 for a worker and a colocated server on each.
         servers: On the hosts after these.
     """
 
-    compressor: str
     workers: int = 0
     servers: int = 0
     verb: Verb = field(default="push_pull", kw_only=True)
@@ -56,10 +54,6 @@ class Served(Method):
         if not self.workers:
             return 2 * (ranks - 1) / ranks * self.wire_bytes(size_bytes)
         return max(1.0, self.workers / self.servers) * self.wire_bytes(size_bytes)
-
-    def floor_bytes(self, size_bytes: int, ranks: int) -> float:
-        """The same: it is asked for who sums."""
-        return self.formula_bytes(size_bytes, ranks)
 
     def sent_bytes(self, size_bytes: int, ranks: int) -> int:
         """A payload each way for every worker, but for what stays on its host."""

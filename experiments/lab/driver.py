@@ -20,9 +20,8 @@ from lab import records
 from lab.cells import TimeAnswer, TimeCell, TrainAnswer, TrainCell
 from lab.compressors import bucket_caps_mb
 from lab.derive import Results, write_rows
-from lab.jobs import Job, jobs
 from lab.names import UNSHAPED
-from lab.plan import Plan
+from lab.plan import Job, Plan, jobs
 from lab.quality import Quality
 from lab.records import FailedRecord, Provenance, TimeRecord, TrainRecord
 from lab.tasks import load_task

@@ -18,8 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 from lab.cells import CompressorSpec, TrainCell
 from lab.derive import RESULTS_FILE, Row
 from lab.driver import Driver, answers
-from lab.jobs import jobs
-from lab.plan import PLANS, Plan
+from lab.plan import PLANS, Plan, jobs
 from lab.records import TimeRecord, TrainRecord, read
 
 SMOKE: dict[str, Any] = {
