@@ -20,11 +20,15 @@ import pytest
 import readme_table
 import typer
 from lab.records import append
+from test_codecs_golden import X
 from test_experiments_report import whole
 
 from compressa import cli, load_config
 from compressa.compressors import COMPRESSORS, Entry, Family
 from compressa.config.choices import choice_model
+from compressa.facts import facts
+from compressa.page import page
+from compressa.testing.codec_checks import encoded
 from harness.pages import with_block
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -239,6 +243,16 @@ def test_the_added_compressor_can_be_configured_by_its_row(
     monkeypatch.setitem(COMPRESSORS, row.compressor.name, row)
     chosen = choice_model(row.compressor.name, row).model_validate({"name": "blocktop1"})
     assert chosen.build() == added["BlockTop1"]()
+    text = page(row, facts(row))
+    assert "**Wire format:**" in text
+    assert "**Bias:**" in text
+
+
+def test_the_added_compressor_has_the_bytes_that_are_said(added: dict[str, Any]) -> None:
+    golden: dict[Any, str] = {}
+    execute(block_with("python", "GOLDEN["), dict(added) | {"GOLDEN": golden})
+    ((codec, text),) = golden.items()
+    assert bytes(encoded(codec, X).tolist()).hex() == text
 
 
 def test_table_of_compressors_is_up_to_date() -> None:

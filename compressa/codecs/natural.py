@@ -91,14 +91,14 @@ class Natural(KernelCodec):
         With levels and N = 1 it is t (u - t) below u = 2^(1-s). With "l2", n equal elements of
         t = 4 u / 9, beside others that reach 1/8, have 2 n u^2 / 9 more than 1/8; if they alone are
         longer than 1, n of 1 / sqrt(n) have u sqrt(n) - 1. With "max", the largest is exact: the
-        others are below u, or all at 2/3.
+        others are below u, or alike and above 1/2 (`_above_half`).
         """
         if self.levels is None:
             return Unbiased(0.125 * bounds.ROUNDING, Range(SMALLEST_NORMAL, 2.0**127))
         n, least = min(self.block, max(elems, 1)), 2.0 ** (1 - self.levels)
         range_ = Range(SMALLEST_NORMAL / least, bounds.LARGEST_BLOCK / math.sqrt(n))
         if self.norm == "max":
-            middle = (n - 1) / (8 * n + 10) if self.levels > 1 else 0.0
+            middle = _above_half(n - 1) if self.levels > 1 else 0.0
             return Unbiased(
                 max(bounds.at_random(n - 1, 1 / least), middle * bounds.ROUNDING), range_
             )
@@ -155,3 +155,13 @@ class Natural(KernelCodec):
         if self.levels is None:
             return None
         return natural_dithering.Dithering(levels=self.levels, block=self.block, norm=self.norm)
+
+
+def _above_half(others: int) -> float:
+    """The relative variance of 1 and m others at x > 1/2, where it is largest.
+
+    It is m (1 - x) (x - 1/2) / (1 + m x^2), whose derivative is 0 at 3 m x^2 + 2 (2 - m) x = 3.
+    """
+    m = max(others, 1)
+    x = (m - 2 + math.sqrt((m - 2) ** 2 + 9 * m)) / (3 * m)
+    return others * (1 - x) * (x - 0.5) / (1 + m * x * x)

@@ -157,7 +157,7 @@ def test_info_has_every_group_in_both_forms(capsys: pytest.CaptureFixture[str]) 
     assert run("info", "--json") == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["versions"]["pydantic"]
-    assert facts["backends"]["gloo"] is True
+    assert facts["backends"]["gloo-group"] is True
     assert run("info") == 0
     shown = capsys.readouterr().out
     assert all(group in shown for group in facts)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from compressa.kernels._selection import sample_places
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compressa.aggregators.intsgd import IntSGD
@@ -162,6 +162,7 @@ def tight_cases() -> list[Case]:
     ]
     dithered = [
         *(Case(Natural(levels=s, block=256, norm="max"), 256) for s in (1, 2, 7)),
+        *(Case(Natural(levels=7, block=256, norm="max"), elems) for elems in (2, 3)),
         *(Case(Natural(levels=s, block=256), 256, of_unit_length) for s in (3, 5, 7, 12)),
         *(Case(Natural(levels=s, block=256), 256, alike) for s in (1, 2)),
     ]
@@ -322,6 +323,7 @@ def any_vector(draw: st.DrawFn, most: int = BLOCK) -> F64:
 
 @pytest.mark.parametrize("codec", AT_RANDOM, ids=str)
 @given(any_vector())
+@example(np.array([-1.0, -0.75]))
 def test_no_expected_error_is_above_the_bound(codec: Codec, x: F64) -> None:
     assert expected(codec, x) <= share(codec.bias(x.size)) + 1e-12
 

@@ -34,7 +34,8 @@ def train_on_hosts(*, hosts: list[str], **options: Any) -> dict[str, Any]:
     exchange = TcpTransport.exchange
 
     def noted(self: Any, key: Any, operation: Exchange, *rest: Any) -> None:
-        if any(buffer.numel() for buffer in operation.incoming.values()):
+        of_data = self.epoch != startup._CONTROL_EPOCH
+        if of_data and any(buffer.numel() for buffer in operation.incoming.values()):
             heard.update(operation.incoming)
         exchange(self, key, operation, *rest)
 
