@@ -144,4 +144,4 @@ class Blockwise(KernelCodec):
 
 
 def _owned(kept: Kept) -> Owned:
-    return Owned(as_array(kept.residual), as_array(kept.undo), kept.scale, kept.mean_scale)
+    return Owned(as_array(kept.residual), as_array(kept.undo), kept.loss_scale, kept.mean_scale)

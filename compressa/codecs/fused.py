@@ -23,13 +23,13 @@ class Kept:
     Attributes:
         residual: float32; added to the own values, and then the error of the mean.
         undo: As long; receives what is to be kept if the step fails.
-        scale: Loss scale that the values carry, and neither of the two does.
+        loss_scale: What the values carry, and neither of the two does.
         mean_scale: What the mean carries, and its error as it is kept does not.
     """
 
     residual: torch.Tensor
     undo: torch.Tensor
-    scale: float
+    loss_scale: float
     mean_scale: float
 
 
