@@ -37,10 +37,10 @@ from compressa.parameters import ParameterInfo
 
 FORMAT: Final = 2
 MANIFEST = "manifest.json"
-MOST_STEP = 1 << 62
+_MOST_STEP = 1 << 62
 """Later than any training; a few steps more still fit into 63 bits."""
 
-Step = Annotated[int, Ge(0), Le(MOST_STEP)]
+Step = Annotated[int, Ge(0), Le(_MOST_STEP)]
 _CHECKSUM = "checksum"
 _RANK_FILES = "rank-*.safetensors"
 _MOST_MANIFEST_BYTES = 256 << 20
@@ -85,7 +85,7 @@ class Manifest(BaseModel):
     ranks: Annotated[int, Ge(1), Le(1 << 16)]
     sha256: Annotated[tuple[Annotated[str, Field(pattern="^[0-9a-f]{64}$")], ...], MinLen(1)]
     link: dict[str, Any] | None
-    parameters: dict[str, tuple[Annotated[int, Ge(0), Le(MOST_STEP)], ...]]
+    parameters: dict[str, tuple[Annotated[int, Ge(0), Le(_MOST_STEP)], ...]]
 
 
 def write_manifest(
@@ -175,7 +175,7 @@ def _check_model(path: Path, saved: Mapping[str, Any], own: Mapping[str, Any]) -
             )
 
 
-def read_rank(path: Path, rank: int, digest: str) -> dict[str, torch.Tensor]:
+def _read_rank(path: Path, rank: int, digest: str) -> dict[str, torch.Tensor]:
     """Read and check one rank's file.
 
     Raises:
@@ -231,7 +231,7 @@ def checked_step(saved: Any) -> int:
         StateError: It is none.
     """
     whole = isinstance(saved, torch.Tensor) and saved.dtype is torch.int64 and saved.numel() == 1
-    if not whole or not 0 <= int(saved) <= MOST_STEP:
+    if not whole or not 0 <= int(saved) <= _MOST_STEP:
         raise StateError(f"the step in the state dict is {saved!r:.40}: it is damaged")
     return int(saved)
 
@@ -259,8 +259,8 @@ def read_state(
         sources = [rank]
     else:
         sources = [i for i in range(saved) if i % size == rank]
-    owned = [read_rank(path, i, manifest.sha256[i]) for i in sources]
-    first = owned[0] if 0 in sources else read_rank(path, 0, manifest.sha256[0])
+    owned = [_read_rank(path, i, manifest.sha256[i]) for i in sources]
+    first = owned[0] if 0 in sources else _read_rank(path, 0, manifest.sha256[0])
     for vectors in owned or [first]:
         _check_keys(path, vectors, state)
     new = {}

@@ -54,7 +54,7 @@ class EmptyAt(Protocol):
 
 
 @final
-class OwnEmptyAt:
+class _OwnEmptyAt:
     """For the threads of one process."""
 
     def __init__(self) -> None:
@@ -151,7 +151,7 @@ class Pacer:
         self._rate_bits_per_s = rate_bits_per_s
         self._burst_bytes = burst_bytes
         self._file: Path | None = None
-        self._empty_at = empty_at or OwnEmptyAt()
+        self._empty_at = empty_at or _OwnEmptyAt()
         self._now_s = now_s
 
     @classmethod

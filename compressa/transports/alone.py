@@ -10,7 +10,10 @@ from compressa.transports.base import Done, Key, Traffic, Transport
 
 
 class Alone(Transport):
-    """There is nobody to talk to: every exchange is empty and done at once."""
+    """The world of one rank: every exchange is empty, and done before the call returns.
+
+    It has no thread, sends nothing and never fails.
+    """
 
     def __init__(self) -> None:
         self.rank = 0
@@ -18,33 +21,33 @@ class Alone(Transport):
         self.epoch = 0
 
     def ordered(self, operation: Operation) -> bool:
-        """Nothing needs an order."""
+        """Return False: nobody else launches anything."""
         return False
 
     @property
     def sums(self) -> bool:
-        """There is nothing to sum with."""
+        """False: no backend is needed for the sum over one rank."""
         return False
 
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
-        """Done."""
+        """Call `done` with an empty result, now; see `Transport.exchange`."""
         done({})
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Done: the sum over one rank is what it has."""
+        """Call `done` now: the sum over one rank is what its tensor holds already."""
         done({})
 
     def missing(self, key: Key) -> Sequence[int]:
-        """Nobody is missing."""
+        """Return nobody: there is no other rank."""
         return ()
 
     @property
     def traffic(self) -> Traffic:
-        """Nothing is sent."""
+        """Always 0 bytes in 0 messages."""
         return Traffic(0, 0)
 
     def fail(self, error: CompressaError) -> None:
-        """Nothing is under way."""
+        """Do nothing: no exchange is ever under way."""
 
     def close(self, timeout_s: float) -> None:
-        """Nothing is held."""
+        """Do nothing, at once: nothing is held."""

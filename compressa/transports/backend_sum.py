@@ -17,6 +17,9 @@ class BackendSum:
 
     Args:
         group: A Gloo process group; all ranks launch the same sums in the same order.
+
+    Attributes:
+        sent_bytes: What a ring must have sent for the sums so far; Gloo does not tell.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -27,13 +30,22 @@ class BackendSum:
         self.sent_bytes = 0
 
     def close(self) -> None:
-        """Let go of the group, which ends with its last reference; not in the middle of a sum."""
+        """Let go of the group when no sum is under way any more; waits for none.
+
+        A sum that is launched afterwards fails with a `TransportError`. From any thread.
+        """
         with self._lock:
             self._closed = True
             self._let_go()
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Sum with Gloo's own algorithm; the bytes are those of a ring."""
+        """Start Gloo's own all-reduce of a tensor on the CPU, in place; does not block.
+
+        Args:
+            operation: Its tensor has a dtype that Gloo sums, and is as long on every rank.
+            done: Called once, from a thread of Gloo's or before this returns, with {} or with the
+                `TransportError` of the call. Gloo's own timeout is all that ends a sum.
+        """
         if self._group is None:
             done(TransportError("the transport is closed"))
             return

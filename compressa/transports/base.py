@@ -57,6 +57,10 @@ class Traffic:
 class Transport(ABC):
     """Moves bytes between `size` ranks.
 
+    All calls are for the thread that runs the attached reactor, but for `observe` and `attach`,
+    which come before the first exchange, for `missing` and `traffic`, which any thread may ask,
+    and for `close`, when that thread has ended.
+
     Attributes:
         rank: This rank.
         size: Number of ranks.
@@ -68,9 +72,12 @@ class Transport(ABC):
     epoch: int
 
     def attach(self, reactor: Reactor) -> None:  # noqa: B027 - only some need it
-        """Learn who runs the thread that everything else is called from.
+        """Learn who runs the thread that everything else is called from; once, before all else.
 
         A transport with sockets of its own has the reactor serve them.
+
+        Args:
+            reactor: It must run for as long as exchanges are to be done; `close` may poll it.
         """
 
     def observe(self, on_sent: OnSent) -> None:  # noqa: B027 - only some know it
@@ -83,12 +90,16 @@ class Transport(ABC):
 
     @abstractmethod
     def ordered(self, operation: Operation) -> bool:
-        """Whether all ranks must launch this operation in the same total order."""
+        """Return whether all ranks must launch this operation in the same total order.
+
+        Args:
+            operation: An `Exchange` or a `BackendAllReduce`; others are no transport's.
+        """
 
     @property
     @abstractmethod
     def sums(self) -> bool:
-        """Whether `all_reduce` is offered."""
+        """Whether `all_reduce` is offered; fixed when the transport is opened."""
 
     @property
     def early(self) -> bool:
@@ -96,51 +107,91 @@ class Transport(ABC):
         return False
 
     def land(self, operation: Operation) -> None:  # noqa: B027 - only some are early
-        """Have what the device is given from now on come after an operation that was reported."""
+        """Have what the device is given from now on come after an operation that was reported.
+
+        Args:
+            operation: One that `done` was called for; once for each, and only if `early`.
+        """
 
     @abstractmethod
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
         """Start an exchange; never blocks.
 
+        Its buffers are lent until `done` is called: those that are sent must not change, and those
+        that are received into must not be read.
+
         Args:
             key: Its name, unique within the epoch up to 2^32 steps.
-            exchange: What to send and receive.
+            exchange: What to send and receive, as uint8.
             priority: Its number in the plan; the smallest goes first among what is ready.
-            done: Called once, from any thread, with what was received or the error.
+            done: Called once, from any thread, with what was received or the error; before this
+                returns, if there is nothing to wait for. When the transport fails it may not be
+                called any more: the driver ends its programs itself.
+
+        Raises:
+            PayloadError: What a peer had sent ahead does not fit, or this is longer than the
+                receiver's buffer.
         """
 
     def batched(self) -> AbstractContextManager[None]:
-        """Have exchanges that are started meanwhile leave in as few calls as can be."""
+        """Have exchanges that are started meanwhile leave in as few calls as can be.
+
+        Nothing leaves before the block ends, where a transport makes use of it.
+        """
         return nullcontext()
 
     @abstractmethod
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Start the backend's own all-reduce; never blocks. Only if `sums`."""
+        """Start the backend's own all-reduce; never blocks. Only if `sums`.
+
+        Args:
+            operation: Its tensor is summed in place, and lent until `done` is called; of the same
+                dtype and length on every rank, in the same order of launches.
+            done: Called once, from any thread, with {} or the error.
+        """
 
     @abstractmethod
     def missing(self, key: Key) -> Sequence[int]:
-        """Return the ranks whose messages an unfinished exchange still waits for."""
+        """Return the ranks whose messages an unfinished exchange still waits for; from any thread.
+
+        Args:
+            key: The exchange's; of one that is not under way, the answer is empty.
+        """
 
     @property
     @abstractmethod
     def traffic(self) -> Traffic:
-        """Bytes and messages sent so far."""
+        """Bytes and messages sent so far, sums of the backend included; from any thread."""
 
     @abstractmethod
     def fail(self, error: CompressaError) -> None:
-        """End everything under way with an error; the transport is dead afterwards."""
+        """End everything under way with an error; the transport is dead afterwards.
+
+        No message that comes later is written to a buffer that was lent. Only calls of a library
+        that nothing can end, such as Gloo's sums, may go on.
+
+        Args:
+            error: Why. If it is a `PeerLost`, no goodbye of that rank is waited for.
+        """
 
     @abstractmethod
     def close(self, timeout_s: float) -> None:
-        """Say goodbye, end all threads and free what is held; within `timeout_s`."""
+        """Say goodbye, end all threads and free what is held.
+
+        Args:
+            timeout_s: Longest wait for the other ranks' goodbyes; without them it closes as well.
+
+        Raises:
+            TransportError: A library does not let go of what it holds.
+        """
 
 
 def call_failed(what: str, error: RuntimeError) -> TransportError:
-    """Say in one line that a call of torch's has failed.
+    """Return an error that says in one line that a call of a library has failed.
 
     Args:
-        what: The call.
-        error: What torch raised, mostly of many lines.
+        what: The call, as the beginning of a sentence.
+        error: What was raised, mostly of many lines; the first one is told.
     """
     lines = str(error).strip().splitlines()
     return TransportError(f"{what} failed: {lines[0] if lines else 'unknown'}")

@@ -29,15 +29,15 @@ class Check(Protocol):
     wrong: ClassVar[str]
 
     def of(self, front: memoryview, data: memoryview) -> int:
-        """Return 64 bits for the next frame.
+        """Return the 64 bits that check the next frame; each call counts as one frame.
 
         Args:
-            front: What the header says of it, with all that belongs to its name.
-            data: What it carries.
+            front: Bytes 0 to 31 of its header: kind, epoch, name and sizes.
+            data: What it carries; may be empty.
         """
 
     def take_back(self, frames: int) -> None:
-        """Have so many of the last frames not counted: they were not sent."""
+        """Have so many of the last frames not counted: the kernel has taken none of their bytes."""
 
 
 class Checksum:
@@ -49,18 +49,20 @@ class Checksum:
     )
 
     def of(self, front: memoryview, data: memoryview) -> int:
-        """See `Check`; the header has a checksum of its own."""
+        """Return `checksum_of_memory` of the data; the header has a checksum of its own."""
         return checksum_of_memory(data)
 
     def take_back(self, frames: int) -> None:
-        """See `Check`."""
+        """Do nothing: no count is kept."""
 
 
 class Mac:
     """A MAC of the header and the data, and of how many frames came before.
 
+    For one end of one stream, and one thread.
+
     Args:
-        key: Of one stream.
+        key: Of one stream; 32 bytes.
     """
 
     wrong: ClassVar[str] = (
@@ -73,7 +75,7 @@ class Mac:
         self._number = 0
 
     def of(self, front: memoryview, data: memoryview) -> int:
-        """See `Check`."""
+        """Return the first 64 bits of HMAC-SHA256 over the frame's number, front and data."""
         mac = self._keyed.copy()
         mac.update(_NUMBER.pack(self._number) + front)
         mac.update(data)
@@ -81,7 +83,7 @@ class Mac:
         return int(_NUMBER.unpack_from(mac.digest())[0])
 
     def take_back(self, frames: int) -> None:
-        """See `Check`."""
+        """Number the next frames as if so many had not been."""
         self._number -= frames
 
 
@@ -97,17 +99,28 @@ class Keys(NamedTuple):
     secret: bytes | None = None
 
     def named(self, purpose: str) -> Keys:
-        """Return keys that nobody has who uses these for another purpose."""
+        """Return keys for one purpose, derived by HMAC: frames of another purpose do not pass.
+
+        Without a secret these are the same checksums.
+
+        Args:
+            purpose: Any text; the same on every rank.
+        """
         if self.secret is None:
             return self
         return Keys(self.rank, hmac.digest(self.secret, purpose.encode(), "sha256"))
 
     def to(self, peer: int, number: int = 0) -> Check:
-        """Return the check of what is sent to a peer over one of several connections."""
+        """Return the check of what this rank sends to a peer; with a secret, a new one.
+
+        Args:
+            peer: Who receives it, and makes the same check by `coming_from`.
+            number: Which of the connections between the two carries it.
+        """
         return self._stream(self.rank, peer, number)
 
     def coming_from(self, peer: int, number: int = 0) -> Check:
-        """Return the check of what comes from a peer over one of several connections."""
+        """Return the check of what this rank receives from a peer; see `to`."""
         return self._stream(peer, self.rank, number)
 
     def _stream(self, sender: int, receiver: int, number: int) -> Check:

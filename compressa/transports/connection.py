@@ -39,12 +39,17 @@ class Connection:
     Args:
         link: Connected stream socket; closed with this object.
         peer: Rank at the other end.
-        settings: Sizes and times.
+        settings: Sizes and times; a frame of another epoch is refused.
         source: What is sent. The own stream ends when that is over.
         inbox: Where messages go.
-        failed: Called once, when the peer is lost or sends nonsense.
-        on_peer_closed: Called once, when the peer has ended its stream.
+        failed: Called with a `PeerLost`, after which the socket is closed; or with the
+            `PayloadError` of a frame, after which what comes is read and ignored.
+        on_peer_closed: Called once, with the peer, when it has ended its stream in order.
         number: Which of the connections between the two it is.
+
+    Attributes:
+        sent_bytes: What the kernel has taken, headers included.
+        heard_s: When something came last, on `time.monotonic`.
     """
 
     def __init__(
@@ -90,12 +95,16 @@ class Connection:
         return self._writing or self._reading
 
     def attach(self, reactor: Reactor) -> None:
-        """Begin; `reactor` calls from now on."""
+        """Have a reactor watch the socket from now on: before it runs, or on its thread."""
         self._reactor = reactor
         self._watch()
 
     def flush(self) -> None:
-        """Hand frames to the kernel until it takes no more, and end the stream after the last."""
+        """Hand frames to the kernel until it takes no more, and end the stream after the last.
+
+        Never blocks, and raises nothing: a broken socket is told to `failed`. When the kernel has
+        room again, the reactor calls this.
+        """
         try:
             more = True
             while more and self._writing and not self._full:
@@ -111,7 +120,10 @@ class Connection:
             self._lose(error)
 
     def drop(self) -> None:
-        """Let go of lent memory and take nothing more, but send the rest of the frame under way."""
+        """Let go of lent memory and take nothing more, but send the rest of the frame under way.
+
+        Of that a copy is kept. No `sent` of a message is called any more.
+        """
         self.ignore()
         self._handed.clear()
         for frame in self._leaving:
@@ -119,11 +131,14 @@ class Connection:
             frame.parts = [memoryview(bytes(part)) for part in frame.parts]
 
     def ignore(self) -> None:
-        """Take nothing that comes any more; read it, so that the peer can end."""
+        """Take nothing that comes any more; read it, so that the peer can end its stream."""
         self._deaf, self._staged = True, 0
 
     def close(self) -> None:
-        """End both directions now."""
+        """End both directions now, without a goodbye; may be called again.
+
+        What was not handed to the kernel is not sent, and no callback is called any more.
+        """
         self._writing = self._reading = False
         self._leaving.clear()
         self._handed.clear()

@@ -24,7 +24,7 @@ class Closable(Protocol):
     """A socket or selector."""
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Let go of the descriptor, and do nothing that another process notices."""
 
 
 _ours: WeakSet[Closable] = WeakSet()
@@ -33,6 +33,8 @@ _of_groups: dict[int, str] = {}  # what the descriptors are: a socket's inode
 
 def own(closable: Closable) -> None:
     """Have a socket, or what waits for sockets, closed in every child that is forked from now on.
+
+    It is held by a weak reference only. From any thread.
 
     Args:
         closable: Its `close` must do nothing but let go of the descriptor.

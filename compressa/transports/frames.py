@@ -49,7 +49,7 @@ NO_DATA = memoryview(b"")
 
 
 class Kind(IntEnum):
-    """What a frame is for."""
+    """What a frame is for: data of a message, a sign of life, or the end of a stream in order."""
 
     DATA = 0
     IDLE = 1
@@ -82,11 +82,16 @@ class Frame(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """Whether more of its message comes behind it."""
+        """Whether more of its message comes behind it: this is not the message's last byte."""
         return self.offset_bytes + self.data_bytes < self.message_bytes
 
     def pack(self, data: memoryview = NO_DATA, check: Check = CHECKSUM) -> bytearray:
-        """Return the header's bytes, with the check of its data."""
+        """Return the header's `FRAME_HEADER_BYTES` bytes.
+
+        Args:
+            data: `data_bytes` bytes that follow it; the header holds their check.
+            check: Of the stream that it leaves in, which counts the frame.
+        """
         header = bytearray(FRAME_HEADER_BYTES)
         memory = memoryview(header)
         header[: _FORMAT.size] = self._front()
@@ -101,7 +106,13 @@ class Frame(NamedTuple):
         data: memoryview = NO_DATA,
         check: Check = CHECKSUM,
     ) -> None:
-        """Write the header to the front of `buffer`, with the check of its data."""
+        """Write what `pack` returns to the front of a buffer.
+
+        Args:
+            buffer: uint8, contiguous, of at least `FRAME_HEADER_BYTES` bytes.
+            data: As in `pack`.
+            check: As in `pack`.
+        """
         buffer.data[:FRAME_HEADER_BYTES] = self.pack(data, check)
 
     def verify(self, data: memoryview, way: str, check: Check = CHECKSUM) -> None:
@@ -159,12 +170,15 @@ def read_frame(buffer: memoryview, epoch: int, most_data_bytes: int, way: str) -
 
 
 def way(sender: int, receiver: int, transport: str) -> str:
-    """Name a link in one direction, for messages of errors."""
+    """Name a link in one direction, for messages of errors: "from rank 1 to rank 0 over tcp"."""
     return f"from rank {sender} to rank {receiver} over {transport}"
 
 
 def prepare() -> None:
-    """Load what checks frames, on one thread: many that import at once can find half a module."""
+    """Load what checks frames, on one thread: many that import at once can find half a module.
+
+    Waits for as long as compiling the checksum takes, where it is not on disk yet.
+    """
     work = partial(checksum_of_memory, memoryview(bytearray(1)))
     compile_once("checksums", work, turn="checksums")
 

@@ -23,6 +23,8 @@ from compressa.transports.setup import Setup
 class GlooGroupTransport(Transport):
     """Exchanges as `all_to_all_single` on a Gloo process group of its own.
 
+    A wait ends at the group's own timeout; a peer that is lost ends it at once, without a name.
+
     Args:
         group: A Gloo process group of its own.
         epoch: Epoch of the transport.
@@ -41,16 +43,23 @@ class GlooGroupTransport(Transport):
         self._lock = threading.Lock()
 
     def ordered(self, operation: Operation) -> bool:
-        """Every call to the group is."""
+        """Return True for exchanges as for sums: a call matches the others' by its order alone."""
         return isinstance(operation, BackendAllReduce | Exchange)
 
     @property
     def sums(self) -> bool:
-        """Gloo has an all-reduce."""
+        """True: Gloo has an all-reduce."""
         return True
 
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
-        """Launch one all-to-all; messages that are shorter than their buffers are padded."""
+        """Launch one all-to-all; see `Transport.exchange`.
+
+        Messages that are shorter than their buffers are padded. `done` is called from a thread of
+        Gloo's; with a `PayloadError` where a peer has launched another exchange.
+
+        Raises:
+            PayloadError: A message is longer than `capacity_bytes` says that its receiver expects.
+        """
         outgoing, in_lengths = self._pack(key, exchange)
         out_lengths = [
             FRAME_HEADER_BYTES + exchange.incoming[p].numel() if p in exchange.incoming else 0
@@ -74,23 +83,23 @@ class GlooGroupTransport(Transport):
         self._when_done(work, key, unpack, done)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Launch Gloo's own sum."""
+        """Launch Gloo's own sum; see `Transport.all_reduce`."""
         self._sum.all_reduce(operation, done)
 
     def missing(self, key: Key) -> Sequence[int]:
-        """A group call does not tell: everyone else."""
+        """Return everyone else while the exchange is under way: a group call does not tell."""
         return [p for p in range(self.size) if p != self.rank] if key in self._under_way else []
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes of all-to-alls, and what sums must have sent."""
+        """Bytes of all-to-alls with their padding, and what a ring must have sent for sums."""
         return Traffic(self._sent_bytes + self._sum.sent_bytes, self._messages)
 
     def fail(self, error: CompressaError) -> None:
-        """Group calls end by themselves, at the group's timeout."""
+        """Do nothing: group calls end by themselves, at the group's timeout."""
 
     def close(self, timeout_s: float) -> None:
-        """Let go of the group, which ends with its last reference; not in the middle of a call."""
+        """Let go of the group when no call is under way any more; waits for none."""
         self._sum.close()
         with self._lock:
             self._closed = True
@@ -171,5 +180,5 @@ class GlooGroupTransport(Transport):
 
 
 def open_gloo_group(setup: Setup) -> GlooGroupTransport:
-    """Open the group's calls; see `Entry.open`."""
+    """Open the transport on the setup's own group; asks the other ranks nothing."""
     return GlooGroupTransport(setup.group, setup.settings.epoch)

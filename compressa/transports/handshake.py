@@ -62,15 +62,23 @@ class Handshake(NamedTuple):
     secret: bytes
 
     def proof(self, role: bytes, caller: int, callee: int, number: int, nonces: bytes) -> bytes:
-        """Return what only somebody who knows the secret can say."""
+        """Return what only somebody who knows the secret can say: 32 bytes of HMAC-SHA256.
+
+        Args:
+            role: `b"caller"` or `b"callee"`: which of the two proves itself.
+            caller: Rank that has connected.
+            callee: Rank that listens.
+            number: Which of the connections between the two it is.
+            nonces: The callee's 16 random bytes, then the caller's.
+        """
         text = role + struct.pack("<IIII", self.epoch, caller, callee, number) + nonces
         return hmac.digest(self.secret, text, "sha256")
 
     def knock(self, link: socket.socket, place: Place, end_s: float) -> None:
-        """Prove this rank to a peer that was called, and have it prove itself.
+        """Prove this rank to a peer that was called, and have it prove itself; blocks.
 
         Args:
-            link: A blocking socket, connected to where the peer listens.
+            link: A connected socket, which blocks without a timeout afterwards.
             place: The peer, and which connection to it this is.
             end_s: Until when, on `time.monotonic`.
 
@@ -126,7 +134,9 @@ class _Guest:
 
 
 class Entrance:
-    """Lets the connections in that are expected, each once, many at a time.
+    """Lets the connections in that are expected, each once, many at a time; for one thread.
+
+    Strangers are sent away, with a warning in the log, twenty one by one, the rest as a number.
 
     Args:
         handshake: Who this rank is, and what the others must know.
@@ -146,10 +156,14 @@ class Entrance:
         self._selector = selectors.DefaultSelector()
 
     def wait(self, links: dict[Place, socket.socket], end_s: float) -> None:
-        """Put a blocking socket for every expected place into `links`.
+        """Wait for every expected connection; once.
+
+        Args:
+            links: Gets a blocking socket for each place, as it comes, to be closed by the caller.
+            end_s: Until when, on `time.monotonic`.
 
         Raises:
-            Timeout: Some did not come until `end_s`, on `time.monotonic`.
+            Timeout: Some did not come in time; it names their ranks.
         """
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ)

@@ -53,11 +53,11 @@ class _Message:
 
 
 class Inbox:
-    """Messages from one peer.
+    """Messages from one peer; from any thread.
 
     Args:
         peer: The peer's rank, for messages.
-        limit_bytes: Most bytes of a message that nobody has asked for yet.
+        limit_bytes: Most bytes, of all messages together, that nobody has asked for yet.
         any_order_bytes: Length of the chunks, if they may come in any order; else None.
         way: From whom to whom and over what they come, for messages.
     """
@@ -82,7 +82,8 @@ class Inbox:
             key: Its name.
             buffer: uint8, not empty; where it goes, and so the most that it may have.
             exact: Whether it must fill the buffer.
-            arrived: Called once, with the filled front of `buffer`, when it is complete.
+            arrived: Called once, with the filled front of `buffer`, when it is complete: on the
+                thread that takes its last frame, or in this call if all of it is here.
             owed: Whether the peer must send it before it leaves.
 
         Raises:
@@ -123,6 +124,8 @@ class Inbox:
     def begin(self, frame: Frame) -> None:
         """Reserve the room of a frame whose data is to be written there, instead of handed in.
 
+        Then come `room`, as often as needed, and `filled`; other frames may come in between.
+
         Raises:
             PayloadError: As for `accept`.
         """
@@ -130,7 +133,7 @@ class Inbox:
             self._begin(frame)
 
     def room(self, frame: Frame) -> memoryview:
-        """Return where the data of a frame that has begun belongs.
+        """Return where the data of a frame that has begun belongs: `frame.data_bytes` bytes.
 
         It may be asked for again until `filled` is called, and may have moved by then, with what
         has been written.
@@ -139,7 +142,10 @@ class Inbox:
             return self._room(self._messages[frame.key], frame)
 
     def filled(self, frame: Frame) -> None:
-        """Note that all of a frame's data has been written to its room."""
+        """Note that all of a frame's data has been written to its room, and passed its check.
+
+        Calls `arrived` if that completes a message that was asked for.
+        """
         with self._lock:
             message = self._messages.get(frame.key)
             if message is None:
@@ -149,7 +155,7 @@ class Inbox:
             arrived(message.filled)
 
     def waits_for(self, key: Key) -> bool:
-        """Whether a message was asked for and is not complete."""
+        """Return whether a message was asked for and is not complete."""
         with self._lock:
             message = self._messages.get(_wrapped(key))
             return message is not None and message.arrived is not None
@@ -166,14 +172,17 @@ class Inbox:
             return any(m.arrived is not None and m.owed for m in self._messages.values())
 
     def disown(self, key: Key) -> None:
-        """Go on waiting for a message that the peer does not owe any more."""
+        """Go on waiting for a message; the peer may leave without sending it."""
         with self._lock:
             message = self._messages.get(_wrapped(key))
             if message is not None:
                 message.owed = False
 
     def forget(self, unit: int, step: int) -> None:
-        """Forget a unit's messages of steps up to this one; none of it may still be on its way."""
+        """Forget a unit's messages of steps up to this one, those that were asked for as well.
+
+        Their `arrived` is never called. None of it may still be on its way: it would count as new.
+        """
         with self._lock:
             for key in [k for k in self._messages if k.unit == unit and k.step <= step]:
                 message = self._messages.pop(key)
@@ -181,7 +190,7 @@ class Inbox:
                     self._early_bytes -= message.message_bytes
 
     def clear(self) -> None:
-        """Forget everything: no memory that was lent is written from now on."""
+        """Forget everything: no memory that was lent is written from now on; nobody is called."""
         with self._lock:
             self._messages.clear()
 

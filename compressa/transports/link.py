@@ -65,17 +65,17 @@ class Link:
 
     @property
     def messages(self) -> int:
-        """Messages sent so far."""
+        """Messages that have been taken whole to be sent, signs of life and goodbyes included."""
         return self._outbox.messages
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes sent so far, with headers."""
+        """Bytes that the kernel has taken so far, with headers."""
         return sum(connection.sent_bytes for connection in self.connections)
 
     @property
     def open(self) -> bool:
-        """Whether any direction may still carry something."""
+        """Whether any direction of any connection may still carry something."""
         return any(connection.open for connection in self.connections)
 
     @property
@@ -84,7 +84,7 @@ class Link:
         return max(connection.heard_s for connection in self.connections)
 
     def attach(self, reactor: Reactor) -> None:
-        """Begin; `reactor` calls from now on."""
+        """Have a reactor watch the sockets and time what is paced; as `Connection.attach`."""
         self._reactor = reactor
         for connection in self.connections:
             connection.attach(reactor)
@@ -96,13 +96,20 @@ class Link:
     def send(
         self, key: Key, buffer: torch.Tensor, priority: tuple[int, int], sent: Callable[[], None]
     ) -> None:
-        """Send a message; `sent` is called when `buffer` may be reused."""
+        """Queue a message, and hand over what the kernel takes now; never blocks.
+
+        Args:
+            key: Its name.
+            buffer: uint8, contiguous, not empty, on the CPU; lent until `sent` is called.
+            priority: The smallest goes first, and overtakes what has not begun to leave.
+            sent: Called once, when the kernel has all of it; not if the link ends before.
+        """
         self._outbox.push(key, buffer, priority, sent)
         if not self._gathers:
             self._flush()
 
     def gather(self) -> None:
-        """Keep what is sent from now on, until `release`."""
+        """Have `send` hand nothing to the kernel until `release`."""
         self._gathers = True
 
     def release(self) -> None:
@@ -117,9 +124,11 @@ class Link:
             self._flush()
 
     def finish(self, *, drop: bool = False) -> None:
-        """End the own streams, after what is queued; `drop` ends them after the frames under way.
+        """End the own streams; may be called again, and never blocks.
 
-        With `drop`, nothing that comes is taken any more either.
+        Args:
+            drop: Forget what is queued, and end after the frames under way; nothing that comes is
+                taken any more either. Else the streams end after all that is queued.
         """
         if drop:
             self._forget()
@@ -131,7 +140,7 @@ class Link:
         self._flush()
 
     def close(self) -> None:
-        """End all directions now."""
+        """End all directions now, without a goodbye; no `sent` is called any more."""
         self._forget()
         for connection in self.connections:
             connection.close()
@@ -139,7 +148,10 @@ class Link:
     # What the connections ask for
 
     def take(self) -> OutgoingFrame | None:
-        """Return the next frame, if there is one and its turn has come."""
+        """Return the next frame, of the most urgent message, for a connection that has room.
+
+        None if nothing is queued, or the pacer holds it back: then a timer flushes again.
+        """
         if self._paused:
             return None
         if self._held:

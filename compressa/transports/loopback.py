@@ -41,7 +41,7 @@ class VirtualClock:
     """Time that passes only from event to event.
 
     Attributes:
-        now_s: The time.
+        now_s: The time in seconds, from 0 on.
     """
 
     now_s: float = 0.0
@@ -49,18 +49,18 @@ class VirtualClock:
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def at(self, time_s: float, event: Callable[[], None]) -> None:
-        """Have `event` called at a time not before now."""
+        """Have `event` called by `run` at a time in seconds, or now if that has passed."""
         heapq.heappush(self._events, (max(time_s, self.now_s), next(self._numbers), event))
 
     def run(self) -> None:
-        """Call events in order until none is left."""
+        """Call events in order until none is left; what they raise comes out of here."""
         while self._events:
             self.now_s, _, event = heapq.heappop(self._events)
             event()
 
 
 class Loopback:
-    """A world of ranks that share a virtual clock.
+    """A world of ranks that share a virtual clock; all in the thread that runs the clock.
 
     Args:
         size: Number of ranks.
@@ -75,6 +75,11 @@ class Loopback:
             of which takes `message_s`.
         credit_bytes: Most bytes that have been handed over to a port and have not left, which
             nothing overtakes; one chunk if not given.
+
+    Attributes:
+        size: As given.
+        clock: As given, or the new one.
+        transports: By rank, its end of the world: a `LoopbackTransport`.
 
     Example:
         >>> slow_from_1_s = lambda rank, time_s: 1e6 if rank == 2 and time_s >= 1 else 1e9
@@ -109,9 +114,11 @@ class Loopback:
     def lose(self, rank: int, *, at_s: float | None = None, silence_s: float = 0.0) -> None:
         """Cut a rank off: nothing reaches it or comes from it any more.
 
+        The transports of the others fail with a `PeerLost` that names it; its own is not told.
+
         Args:
             rank: The rank.
-            at_s: When; now if not given.
+            at_s: When, on the clock; now if not given.
             silence_s: How much later the others know it.
         """
         if at_s is not None:
@@ -129,7 +136,7 @@ class Loopback:
                 transport.fail(PeerLost(rank, f"rank {rank} is lost: its connection was closed"))
 
     def port(self, rank: int) -> Port | None:
-        """Return a new way out for a rank; None where messages leave whole."""
+        """Return a new way out for a rank, in chunks; None where messages leave whole."""
         if self._chunk_bytes is None:
             return None
         return Port(partial(self.carry, rank), self._chunk_bytes, self._credit_bytes)
@@ -142,7 +149,15 @@ class Loopback:
         on_sent: Callable[[], None],
         arrive: Callable[[], None],
     ) -> None:
-        """Occupy both ports for a message; call back when it has left, and when it is there."""
+        """Occupy both ports for a message, behind all that they were given before.
+
+        Args:
+            sender: Rank.
+            receiver: Another rank.
+            size_bytes: Length, its header included.
+            on_sent: Called at the time at which the last byte has left.
+            arrive: Called at the time at which the last byte has come in.
+        """
         leave_s = max(self.clock.now_s, self._leaves_free_s[sender])
         left_s = leave_s + self._occupied_s(sender, leave_s, size_bytes)
         self._leaves_free_s[sender] = left_s
@@ -176,7 +191,12 @@ class _Inboxes(dict[int, Inbox]):
 
 
 class LoopbackTransport(TaggedTransport):
-    """One rank's end of a `Loopback`."""
+    """One rank's end of a `Loopback`; made by it.
+
+    Attributes:
+        lost: Whether the rank was cut off.
+        failed: Called with each error that ends it; to be set by whoever drives it.
+    """
 
     def __init__(self, world: Loopback, rank: int) -> None:
         super().__init__()
@@ -194,13 +214,16 @@ class LoopbackTransport(TaggedTransport):
 
     @property
     def sums(self) -> bool:
-        """There is no backend below."""
+        """False: there is no backend below."""
         return False
 
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
-        """Copy now, deliver when the ports have carried it."""
+        """Copy the message now, and deliver it when the ports have carried it.
+
+        `sent` is called at the time at which its last byte has left; see `TaggedTransport.send`.
+        """
         data = buffer.clone()
         size = data.numel()
         self._sent_bytes += size + FRAME_HEADER_BYTES
@@ -220,7 +243,13 @@ class LoopbackTransport(TaggedTransport):
             self._port.send(peer, size, (key.step, priority), sent, arrive)
 
     def deliver(self, sender: int, frame: Frame, data: torch.Tensor) -> None:
-        """Take a message that has arrived."""
+        """Take a message that has arrived; one that does not fit ends the transport.
+
+        Args:
+            sender: Rank that it is from.
+            frame: Its header; the message is one frame.
+            data: uint8, all of it.
+        """
         try:
             self._inboxes[sender].accept(frame, data.numpy().data)
         except CompressaError as error:
@@ -234,20 +263,24 @@ class LoopbackTransport(TaggedTransport):
         exact: bool,
         arrived: Callable[[torch.Tensor], None],
     ) -> None:
-        """Ask the peer's inbox."""
+        """Ask the peer's inbox; see `TaggedTransport.receive`."""
         self._inboxes[peer].expect(key, buffer, exact, arrived)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Not offered."""
+        """Not offered.
+
+        Raises:
+            StateError: Always.
+        """
         raise StateError("the loopback has no all-reduce of its own; use compressa's")
 
     @property
     def traffic(self) -> Traffic:
-        """Messages, with a frame header each."""
+        """Messages handed to the port, each with the bytes of one frame's header."""
         return Traffic(self._sent_bytes, self._messages)
 
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
-        """As its base, unless the transport is dead.
+        """As `TaggedTransport.exchange`, unless the transport is dead.
 
         Raises:
             CompressaError: It is; the error that ended it.
@@ -257,11 +290,11 @@ class LoopbackTransport(TaggedTransport):
         super().exchange(key, exchange, priority, done)
 
     def fail(self, error: CompressaError) -> None:
-        """Forget what is under way, and tell whoever listens."""
+        """Forget what is under way, and call `failed`; every later `exchange` raises that error."""
         self._error = self._error or error
         for inbox in self._inboxes.values():
             inbox.clear()
         self.failed(error)
 
     def close(self, timeout_s: float) -> None:
-        """Nothing is held."""
+        """Do nothing, at once: nothing is held."""

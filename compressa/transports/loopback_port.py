@@ -12,7 +12,7 @@ from compressa.transports.frames import FRAME_HEADER_BYTES
 
 
 @dataclass(order=True)
-class Outgoing:
+class _Outgoing:
     """A message on its way; ordered by urgency, then by age.
 
     Attributes:
@@ -35,7 +35,7 @@ class Outgoing:
     _under_way: int = field(default=0, compare=False)
 
     def take(self, size_bytes: int) -> None:
-        """Hand a chunk over."""
+        """Note that so many more bytes, of `left_bytes`, are handed over as one chunk."""
         if self.began is not None:
             self.began()
             self.began = None
@@ -43,7 +43,7 @@ class Outgoing:
         self._under_way += 1
 
     def chunk_arrived(self) -> None:
-        """Note that a chunk is there; they may come in any order."""
+        """Note that a chunk is there, in any order; the last one calls `arrived`."""
         self._under_way -= 1
         if not self.left_bytes and not self._under_way:
             self.arrived()
@@ -67,7 +67,7 @@ class Port:
         self._carry = carry
         self._chunk_bytes = chunk_bytes
         self._ahead_bytes = max(credit_bytes - chunk_bytes, 0)
-        self._waiting: list[Outgoing] = []
+        self._waiting: list[_Outgoing] = []
         self._ages = itertools.count()
         self._unsent_bytes = 0
 
@@ -80,8 +80,17 @@ class Port:
         arrived: Callable[[], None],
         began: Callable[[], None] | None = None,
     ) -> None:
-        """Queue a message."""
-        message = Outgoing(priority, next(self._ages), peer, size_bytes, sent, arrived, began)
+        """Queue a message, and hand over what the window has room for.
+
+        Args:
+            peer: Whom it is for.
+            size_bytes: Length without headers; each chunk has one.
+            priority: The smallest goes first, and overtakes what has not been handed over.
+            sent: Called when its last byte has left.
+            arrived: Called when all of it is there.
+            began: Called when its first byte is handed over.
+        """
+        message = _Outgoing(priority, next(self._ages), peer, size_bytes, sent, arrived, began)
         heapq.heappush(self._waiting, message)
         self._hand_over()
 
@@ -97,7 +106,7 @@ class Port:
             on_sent = partial(self._on_sent, message, size, last=not message.left_bytes)
             self._carry(message.peer, size + FRAME_HEADER_BYTES, on_sent, message.chunk_arrived)
 
-    def _on_sent(self, message: Outgoing, size: int, *, last: bool) -> None:
+    def _on_sent(self, message: _Outgoing, size: int, *, last: bool) -> None:
         self._unsent_bytes -= size
         if last:
             message.sent()

@@ -79,6 +79,9 @@ class _Link:
 class MpiTransport(MeshTransport):
     """A full mesh of links between the ranks of a communicator.
 
+    Frames are copied to memory of its own, at most `settings.window` of them for each peer, since
+    nothing ends a send or a receive of MPI.
+
     Args:
         comm: A communicator of its own; freed with this object.
         settings: Sizes and times.
@@ -118,29 +121,29 @@ class MpiTransport(MeshTransport):
         self._sent_bytes = 0
 
     def attach(self, reactor: Reactor) -> None:
-        """Have a reactor ask MPI what has happened; every other call is for its thread."""
+        """Have a reactor's timers ask MPI what has happened: before it runs, or on its thread."""
         self._reactor = reactor
         reactor.post(self._serve)
 
     @property
     def sums(self) -> bool:
-        """MPI has an all-reduce, which nobody can pace."""
+        """Whether sums were asked for and nothing is paced: nobody can pace MPI's all-reduce."""
         return self._other_sum is not None and self._settings.pacer.rate_bits_per_s is None
 
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
-        """Start, and look soon whether something has come."""
+        """Start an exchange, and look soon whether something has come; see `Transport.exchange`."""
         super().exchange(key, exchange, priority, done)
         self._expect()
 
     def observe(self, on_sent: OnSent) -> None:
-        """Ask the links."""
+        """Have the outboxes report: when frames are handed to MPI, not when they leave the host."""
         for link in self._links.values():
             link.outbox.observe(on_sent)
 
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
-        """Hand MPI at once what the window has room for."""
+        """Hand MPI at once what the window has room for; see `TaggedTransport.send`."""
         self.must_be_here(peer)
         link = self._links[peer]
         if not link.ending:  # else nobody would take it
@@ -148,7 +151,11 @@ class MpiTransport(MeshTransport):
             self._flush(peer)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Sum with MPI's own algorithm, or with Gloo's if MPI lacks the type."""
+        """Sum with MPI's own algorithm, or with Gloo's if MPI lacks the type.
+
+        MPI sums copies of 4 MiB, which reach the tensor only if nothing has failed until then.
+        `done` is called on the reactor's thread, or, of a sum by Gloo, from any.
+        """
         if not self._sum.has(operation.tensor.dtype):
             assert self._other_sum is not None, "this transport offers no sums"
             self._other_sum.all_reduce(operation, done)
@@ -161,13 +168,16 @@ class MpiTransport(MeshTransport):
 
     @property
     def traffic(self) -> Traffic:
-        """Frames, and what the sums must have sent."""
+        """Frames with their headers, and what a ring must have sent for the sums."""
         summed = 0 if self._other_sum is None else self._other_sum.sent_bytes
         messages = sum(link.outbox.messages for link in self._links.values())
         return Traffic(self._sent_bytes + self._sum.sent_bytes + summed, messages)
 
     def fail(self, error: CompressaError) -> None:
-        """Drop what is queued and say goodbye; nothing more is expected of a lost peer."""
+        """Drop what is queued and say goodbye; nothing more is expected of a lost peer.
+
+        This process leaves MPI without `MPI_Finalize` from now on, which waits for the dead.
+        """
         if isinstance(error, PeerLost):
             self._silent.add(error.rank)
         left_behind()  # on all ranks, since all hear of it: MPI_Finalize waits for all
@@ -184,7 +194,14 @@ class MpiTransport(MeshTransport):
         self._flush(peer)
 
     def close(self, timeout_s: float) -> None:
-        """Say goodbye to everyone and wait for theirs. The reactor must not run any more."""
+        """Say goodbye to everyone, wait for theirs, and free the communicator.
+
+        The reactor must not run any more. If MPI does not let go in time, the communicator stays
+        and this process leaves without `MPI_Finalize`. May be called again.
+
+        Args:
+            timeout_s: Longest wait for goodbyes, of either side.
+        """
         if self._closed:
             return
         end_s = time.monotonic() + timeout_s

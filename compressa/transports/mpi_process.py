@@ -124,7 +124,10 @@ def _refuse_part(size: int) -> None:
 
 
 def left_behind() -> None:
-    """Note that a rank was lost, or that something in MPI can not be ended any more."""
+    """Note that a rank was lost, or that something in MPI can not be ended any more.
+
+    The process then ends without `MPI_Finalize`, which would wait for it. From any thread.
+    """
     _Ending.unclean = True
 
 
@@ -140,7 +143,7 @@ def start_failed(*, met: bool) -> None:
 
 
 def released() -> None:
-    """Note that a communicator is in use no more."""
+    """Note that a communicator that `open_communicator` made is in use no more."""
     _Ending.in_use -= 1
 
 

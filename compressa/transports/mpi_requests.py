@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Requests:
-    """Requests of MPI, each with a callback.
+    """Requests of MPI, each with a callback; for one thread.
 
     Args:
         mpi: The module `mpi4py.MPI`.
@@ -22,12 +22,24 @@ class Requests:
         return bool(self._requests)
 
     def add(self, request: Any, then: Callable[[], None]) -> None:
-        """Have `then` called when a request is complete; it keeps alive what the request uses."""
+        """Have `then` called by `poll` when a request is complete.
+
+        Args:
+            request: Of a call that does not block, such as `Issend`.
+            then: It must keep alive the memory that the request uses.
+        """
         self._requests.append(request)
         self._then.append(then)
 
     def poll(self) -> bool:
-        """Call back for what is complete, in the order of `add`; return whether anything was."""
+        """Call back for what is complete, in the order of `add`; never blocks.
+
+        Returns:
+            Whether anything was complete.
+
+        Raises:
+            mpi4py.MPI.Exception: MPI reports an error of one of them.
+        """
         if not self._requests:
             return False
         indices = self._test_some(self._requests)

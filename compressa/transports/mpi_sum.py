@@ -40,6 +40,9 @@ class MpiSum:
         mpi: The module `mpi4py.MPI`.
         comm: The communicator.
         requests: Calls back when a piece is done.
+
+    Attributes:
+        sent_bytes: What a ring must have sent for the sums so far; MPI does not tell.
     """
 
     def __init__(self, mpi: Any, comm: MPI.Intracomm, requests: Requests) -> None:
@@ -53,15 +56,23 @@ class MpiSum:
         self.sent_bytes = 0
 
     def has(self, dtype: torch.dtype) -> bool:
-        """Whether MPI can sum it: float16 and bfloat16 are new, and not everywhere."""
+        """Return whether MPI can sum a dtype: float16 and bfloat16 are new, and not everywhere."""
         return dtype in self._types
 
     def fail(self) -> None:
-        """Write to nobody's tensor any more."""
+        """Write to nobody's tensor any more, and call no `done`; the calls themselves go on."""
         self._dead = True
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Sum with MPI's own algorithm; the bytes are those of a ring."""
+        """Start MPI's own all-reduce of a tensor on the CPU, in place and by pieces of 4 MiB.
+
+        Args:
+            operation: Its tensor is contiguous, of a dtype that MPI `has`.
+            done: Called with {} by `Requests.poll`, when the sum is in the tensor.
+
+        Raises:
+            mpi4py.MPI.Exception: MPI refuses the call.
+        """
         tensor, size = operation.tensor.reshape(-1), self._comm.size
         self.sent_bytes += 2 * tensor.numel() * tensor.element_size() * (size - 1) // size
         pieces = tensor.split(_PIECE_BYTES // tensor.element_size())

@@ -111,22 +111,33 @@ class MulticastSender(Sender):
         link.settimeout(_TRY_S)
 
     def close(self) -> None:
-        """End a burst that is under way, and close the socket."""
+        """End a burst that is under way, whose `send` raises, and close the socket.
+
+        From any thread. Waits for that burst, which notices within half a second.
+        """
         self._stopped.set()
         with self._sending:
             self._socket.close()
 
     @property
     def trouble(self) -> str:
-        """What may be wrong."""
+        """What may be wrong where no packet gets through, and what to do, for an error."""
         return _trouble(self._address, self._here)
 
     def packets(self, size_bytes: int) -> int:
-        """Return how many packets so many bytes are cut into."""
+        """Return how many packets so many bytes are cut into: `PACKET_BYTES` in each, or less."""
         return math.ceil(size_bytes / PACKET_BYTES)
 
     def send(self, bucket: int, data: torch.Tensor, numbers: Sequence[int]) -> int:
-        """Send some packets; see `Sender`. Threads wait for each other.
+        """Send some packets, for no longer than a burst; blocks. Threads wait for each other.
+
+        Args:
+            bucket: Number of the bucket, below 2^32.
+            data: uint8, contiguous, on the CPU: all of the bucket.
+            numbers: Of the packets to send, in this order.
+
+        Returns:
+            How many of them were sent before the burst was over, at least one.
 
         Raises:
             TransportError: The interface does not take them, or this is closed.
@@ -185,6 +196,10 @@ class MulticastSender(Sender):
 
         What became of a few packets is chance. Only where none came, and none came before either,
         does the next burst wait.
+
+        Args:
+            share: Of the last burst's packets, what the worst receiver lacks, from 0 to 1.
+            packets: How many the burst had; below 64 they say nothing of the rate.
         """
         self._silences = self._silences + 1 if share == 1 else 0
         late = min(self._silences - 2, _MOST_DOUBLINGS)
@@ -248,30 +263,39 @@ class MulticastReceiver(Receiver):
         link.bind(self._address[:2])
 
     def attach(self, reactor: Reactor) -> None:
-        """Have a reactor read what comes."""
+        """Have a reactor read what comes, at most 64 packets at a time."""
         reactor.watch(self._socket, READ, lambda events: self._read(_TURN_PACKETS))
 
     def detach(self, reactor: Reactor) -> None:
-        """Leave the group."""
+        """Leave the group, and close the socket."""
         reactor.watch(self._socket, 0, lambda events: None)
         self._socket.close()
 
     @property
     def trouble(self) -> str:
-        """What may be wrong."""
+        """What may be wrong where no packet gets through, and what to do, for an error."""
         return _trouble(self._address, self._here)
 
     def expect(self, bucket: int, data: torch.Tensor) -> None:
-        """Have what comes of a bucket written to memory; see `Receiver`."""
+        """Have what comes of a bucket written to memory from now on, until `forget`.
+
+        Args:
+            bucket: Its number.
+            data: uint8, contiguous, on the CPU; as long as the bucket.
+        """
         self._buckets[bucket] = _Bucket(data)
 
     def missing(self, bucket: int) -> Bits:
-        """Take what has come by now; return which packets have not."""
+        """Take what has come by now; return which packets of an expected bucket have not.
+
+        Returns:
+            By packet, True if it is missing; the receiver's own array, which changes as they come.
+        """
         self._read(_MOST_DRAINED)
         return self._buckets[bucket].missing
 
     def forget(self, bucket: int) -> None:
-        """Write to that memory no more."""
+        """Write to a bucket's memory no more; its packets count as "stale" from now on."""
         self._buckets.pop(bucket, None)
 
     def _read(self, most: int) -> None:

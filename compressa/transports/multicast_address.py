@@ -19,8 +19,8 @@ class Address(NamedTuple):
 
     Attributes:
         group: An IPv4 address of the networks' own scope, 239.255.0.0/16.
-        port: UDP.
-        secret: Known to the ranks alone.
+        port: UDP, from 49152 on.
+        secret: 32 bytes, known to the ranks alone.
     """
 
     group: str
@@ -29,7 +29,7 @@ class Address(NamedTuple):
 
     @classmethod
     def drawn(cls) -> Address:
-        """Choose one at random."""
+        """Choose group, port and secret at random."""
         low = secrets.randbelow(1 << 16)
         group = f"239.255.{low >> 8}.{low & 255}"
         return cls(
@@ -37,12 +37,20 @@ class Address(NamedTuple):
         )
 
     def message(self) -> bytes:
-        """Return it as JSON, for the control channel."""
+        """Return it as JSON, for the control channel: whoever reads that may send to the group."""
         return json.dumps([self.group, self.port, self.secret.hex()]).encode()
 
     @classmethod
     def read(cls, text: bytes, source: int) -> Address:
-        """Read and check what `message` of a rank returned."""
+        """Read and check what `message` of a rank returned.
+
+        Args:
+            text: From outside.
+            source: The rank.
+
+        Raises:
+            PeerLost: It is no address; it names the rank.
+        """
         try:
             group, port, secret = json.loads(text)
             address = cls(str(ipaddress.IPv4Address(group)), int(port), bytes.fromhex(secret))
@@ -57,12 +65,13 @@ class Address(NamedTuple):
 def agree_on_address(
     rank: int, source: int, all_gather: Callable[[bytes, str], list[bytes]]
 ) -> Address:
-    """Have the source draw an address and tell all others.
+    """Have the source draw an address and tell all others; collective.
 
     Args:
         rank: This rank.
         source: Who sends.
-        all_gather: Brings bytes of every rank to every rank, over a channel that nobody else reads.
+        all_gather: Brings bytes, for a purpose, of every rank to every rank, over a channel that
+            nobody else reads.
 
     Raises:
         PeerLost: What the source says can not be read.

@@ -52,6 +52,9 @@ class _UnderWay(NamedTuple):
 class NcclTransport(Transport):
     """Exchanges on a NCCL process group of its own.
 
+    Made by all ranks together: the first calls connect them, which takes up to `deadline_s`.
+    Buffers are on the stream's GPU; they are kept until their operation lands.
+
     Args:
         group: A NCCL process group that nobody else uses.
         epoch: Epoch of the transport.
@@ -119,29 +122,33 @@ class NcclTransport(Transport):
         return [peer for peer in range(self.size) if peer != self.rank]
 
     def attach(self, reactor: Reactor) -> None:
-        """Have lengths watched for."""
+        """Start the thread that watches for lengths, which reports on the reactor's thread."""
         self._watcher = Watcher(reactor.post, self._stream.device)
 
     def ordered(self, operation: Operation) -> bool:
-        """Every call to the group is."""
+        """Return True for exchanges as for sums: calls of the ranks match by their order alone."""
         return isinstance(operation, BackendAllReduce | Exchange)
 
     @property
     def sums(self) -> bool:
-        """NCCL has an all-reduce."""
+        """True: NCCL has an all-reduce."""
         return True
 
     @property
     def early(self) -> bool:
-        """All of it is reported when it was launched."""
+        """True: an operation is reported when it was launched, and must `land`."""
         return True
 
     def land(self, operation: Operation) -> None:
-        """The stream waits for it."""
+        """Have the stream wait for an operation that was reported, and let go of its buffers."""
         self._stream.wait_event(self._under_way.pop(id(operation)).end)
 
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
-        """Launch sends and receives; report at once, or when lengths are known."""
+        """Launch sends and receives in one group; see `Transport.exchange`.
+
+        An exact exchange is reported in this call. Another is padded, and reported on the reactor's
+        thread when the lengths are known; with a `PayloadError` if one can not be.
+        """
         self._sent_bytes += exchange.outgoing_bytes
         self._messages += len(exchange.outgoing)
         name = f"stage {key.stage} of unit {key.unit}, step {key.step}"
@@ -155,7 +162,7 @@ class NcclTransport(Transport):
             self._when_lengths_known(landed, exchange.incoming, done)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Launch NCCL's own sum."""
+        """Launch NCCL's own sum, and report it in this call; see `Transport.all_reduce`."""
         tensor = operation.tensor
         size_bytes = tensor.numel() * tensor.element_size()
         self._sent_bytes += 2 * size_bytes * (self.size - 1) // self.size
@@ -169,16 +176,19 @@ class NcclTransport(Transport):
         done({})
 
     def missing(self, key: Key) -> Sequence[int]:
-        """A group call does not tell: everyone else."""
+        """Return everyone else: a group call does not tell."""
         return self._peers
 
     @property
     def traffic(self) -> Traffic:
-        """Bytes of messages, and what sums must have sent."""
+        """Bytes of messages, and what a ring must have sent for the sums."""
         return Traffic(self._sent_bytes, self._messages)
 
     def fail(self, error: CompressaError) -> None:
-        """Abort the communicator: the stream, and whoever waits for it, goes on."""
+        """Abort the communicator: the stream, and whoever waits for it, goes on.
+
+        Waits up to 5 s for the abort. What the stream goes on with is rubbish.
+        """
         self._watchdog.close()
         self._abort()
 
@@ -189,8 +199,11 @@ class NcclTransport(Transport):
         this rank's own; but a peer may still read what this rank has sent. So all say when
         they have done their part, and one that does not is waited for no longer than this.
 
+        Args:
+            timeout_s: Longest wait for the GPU and the other ranks.
+
         Raises:
-            TransportError: NCCL does not let go.
+            TransportError: NCCL does not let go within 5 s more.
         """
         end_s = time.monotonic() + timeout_s
         if self._group is not None and self._watchdog.ended(timeout_s):
@@ -355,10 +368,10 @@ def _wrong_length(peer: int, length: int, most: int) -> PayloadError:
 
 
 def open_nccl(setup: Setup) -> NcclTransport:
-    """Have NCCL connect all ranks; see `Entry.open`.
+    """Have NCCL connect all ranks; see `Entry.open`. The setup must have a stream.
 
     Raises:
-        TransportError: The ranks did not meet.
+        TransportError: The ranks did not meet within `deadline_s`.
     """
     assert setup.stream is not None, "the engine works on a GPU"
     return NcclTransport(

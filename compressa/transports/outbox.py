@@ -65,14 +65,17 @@ class Source(Protocol):
     """Where frames come from; several connections may share one."""
 
     def take(self) -> OutgoingFrame | None:
-        """Return what is to be sent next, now; None if there is nothing."""
+        """Return what is to be sent next, now; None if there is nothing, or it must wait."""
 
     def give_back(self, frames: Sequence[OutgoingFrame]) -> None:
-        """Have again the frames that were taken last, in the order in which they were taken."""
+        """Have again the frames that were taken last, in the order in which they were taken.
+
+        The kernel has taken nothing of them.
+        """
 
     @property
     def over(self) -> bool:
-        """Whether there will never be anything again."""
+        """Whether `take` will never return anything again."""
 
 
 class Leaving:
@@ -95,11 +98,11 @@ class Leaving:
 
     @property
     def left_bytes(self) -> int:
-        """Bytes of the parts."""
+        """Bytes of the header and the data that have not been taken."""
         return sum(map(len, self.parts))
 
     def advance(self, count: int) -> None:
-        """Note that so many bytes, but not all, have been taken."""
+        """Note that the kernel has taken so many bytes more, fewer than `left_bytes`."""
         while count >= len(self.parts[0]):
             count -= len(self.parts.pop(0))
         self.parts[0] = self.parts[0][count:]
@@ -108,9 +111,14 @@ class Leaving:
 class Outbox:
     """Messages to one peer; without locks. Several may take frames and send them side by side.
 
+    It is true as long as there is a frame to take.
+
     Args:
         epoch: Epoch of the transport.
         chunk_bytes: Most bytes of data in a frame.
+
+    Attributes:
+        messages: How many have been taken whole, frames that carry nothing included.
     """
 
     def __init__(self, epoch: int, chunk_bytes: int) -> None:
@@ -131,7 +139,14 @@ class Outbox:
     def push(
         self, key: Key, buffer: torch.Tensor, priority: tuple[int, int], sent: Callable[[], None]
     ) -> None:
-        """Queue a message; the one with the smallest `priority` goes first."""
+        """Queue a message; the one with the smallest priority goes first, then the oldest.
+
+        Args:
+            key: Its name.
+            buffer: uint8, contiguous, on the CPU; its memory is lent, not copied.
+            priority: Step, then number in the plan.
+            sent: Called when all of its frames are sent.
+        """
         memory = buffer.numpy().data
         message = _Message(priority, next(self._ages), key, memory, sent, self._on_sent)
         heapq.heappush(self._heap, message)
@@ -160,7 +175,7 @@ class Outbox:
         )
 
     def give_back(self, item: OutgoingFrame) -> None:
-        """Have a frame again: the one that was taken last and has not been given back yet."""
+        """Have a frame again, to be taken anew: the last one that has not been given back yet."""
         message = item.message
         if message.offset == len(message.memory):
             heapq.heappush(self._heap, message)
@@ -169,7 +184,7 @@ class Outbox:
         message.under_way -= 1
 
     def clear(self) -> None:
-        """Forget what was not sent."""
+        """Forget what was not taken; no `sent` of it is called."""
         self._heap.clear()
 
 

@@ -52,7 +52,7 @@ class Reactor:
         self._selector.register(self._wakes, READ, self._awake)
 
     def post(self, callback: Callback) -> None:
-        """Have a function called by the loop, after those posted before it."""
+        """Have a function called by the loop, after those posted before it; from any thread."""
         self._posted.append(callback)
         # The flag is cleared before posted functions are looked for, so none is overlooked.
         if not self._woken and threading.get_ident() != self._runner:
@@ -61,13 +61,21 @@ class Reactor:
                 self._waker.send(b"\0")
 
     def call_at(self, time_s: float, callback: Callback) -> None:
-        """Have a function called at a time of `time.monotonic`, or soon after it."""
+        """Have a function called at a time of `time.monotonic`, or soon after it.
+
+        It can not be called off, and is never called if the loop ends before.
+        """
         heapq.heappush(self._timers, (time_s, next(self._numbers), callback))
 
     def watch(self, link: socket.socket, events: int, ready: Callable[[int], None]) -> None:
         """Have `ready` called with those of `events` that a socket is ready for; 0 ends it.
 
         A socket must be watched no more when it is closed.
+
+        Args:
+            link: A socket that does not block.
+            events: `READ`, `WRITE` or both; they replace those of an earlier call.
+            ready: Called again and again, for as long as the socket is ready.
         """
         known = link in self._selector.get_map()
         if not events:
@@ -91,14 +99,25 @@ class Reactor:
         self._poll_s, self._due = poll_s, due
 
     def run_once(self, timeout_s: float) -> None:
-        """Call back all that is due; wait for at most `timeout_s` if nothing is."""
+        """Call back all that is due, then what has been posted; wait if there is nothing.
+
+        The thread that calls this is the running one. What a callback raises comes out of here, and
+        what else was due is called next time.
+
+        Args:
+            timeout_s: Longest wait.
+        """
         self._runner = threading.get_ident()
         self.poll(0.0 if self._posted else timeout_s)
         for _ in range(len(self._posted)):
             self._posted.popleft()()
 
     def poll(self, timeout_s: float) -> None:
-        """Serve sockets and timers, and leave what was posted."""
+        """Serve sockets and timers, and leave what was posted.
+
+        Args:
+            timeout_s: Longest wait, if nothing is due.
+        """
         if self._timers:
             timeout_s = min(timeout_s, max(0.0, self._timers[0][0] - time.monotonic()))
             timeout_s = self._wait_precisely(timeout_s)
@@ -120,7 +139,7 @@ class Reactor:
         return ready
 
     def close(self) -> None:
-        """Free what is held; functions posted from now on are never called."""
+        """Free what is held, once nothing runs it; functions posted later are never called."""
         self._woken = True  # nobody reaches for the waker any more
         self._selector.close()
         self._waker.close()

@@ -118,7 +118,10 @@ def _listen(backlog: int) -> socket.socket:
 
 
 def local_address() -> str:
-    """Return the address that this rank listens on.
+    """Return the address that this rank listens on, IPv4 or IPv6.
+
+    That of the interface that GLOO_SOCKET_IFNAME names; else what the host's name stands for, or
+    127.0.0.1 where that can not be listened on.
 
     Raises:
         TransportError: GLOO_SOCKET_IFNAME names no interface that has an IPv4 address.

@@ -59,13 +59,14 @@ class Settings:
 
     @property
     def window(self) -> int:
-        """Frames in flight for one peer, where it is they that are counted."""
+        """Frames in flight for one peer, where it is they that are counted; 2 at least."""
         return max(_LEAST_WINDOW, self.credit_bytes // self.chunk_bytes)
 
     def shared(self, connections: int) -> Settings:
         """Return what each of several connections to a peer gets.
 
-        Frames do not become so small that calls cost more than bytes.
+        Chunks, credit and what the kernel keeps are shared out; frames do not become so small that
+        calls cost more than bytes (32 KiB).
 
         Example:
             >>> each = Settings(1, 256 << 10, 512 << 10, 60.0).shared(4)
@@ -84,12 +85,20 @@ class Settings:
         )
 
     def staging(self) -> torch.Tensor:
-        """Allocate memory for one frame: uint8 of a header and a chunk."""
+        """Allocate memory for one frame: uint8 of a header and a chunk, on the CPU."""
         return torch.zeros(FRAME_HEADER_BYTES + self.chunk_bytes, dtype=torch.uint8)
 
 
 def tune(link: socket.socket, settings: Settings) -> None:
-    """Have the kernel treat a connection as the settings say; it does not block from now on."""
+    """Have the kernel treat a connection as the settings say; it does not block from now on.
+
+    Args:
+        link: A connected TCP socket.
+        settings: Those of one connection; see `Settings.shared`.
+
+    Raises:
+        OSError: The connection has gone.
+    """
     link.setblocking(False)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if settings.kept_bytes is not None:

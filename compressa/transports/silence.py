@@ -44,15 +44,18 @@ class Hearing:
         self._absence: Absence | None = None
 
     def absence_by(self, now_s: float) -> Absence | None:
-        """Return the last absence, which may have ended at this time; None if there was none."""
+        """Return the last absence, which may have ended at this time; None if there was none.
+
+        One counts if it was longer than a second.
+        """
         gap_s = now_s - self._looked_s - self._tick_s
         return Absence(gap_s, now_s) if gap_s > _BRIEF_S else self._absence
 
     def look(self, now_s: float, heard: Mapping[int, float]) -> list[int]:
-        """Return the peers that are silent.
+        """Return the peers from which nothing came for longer than `silence_s`, absences apart.
 
         Args:
-            now_s: The time.
+            now_s: The time, of `time.monotonic`.
             heard: By peer, when something was heard from it last.
         """
         absence = self.absence_by(now_s)
@@ -71,5 +74,5 @@ class Hearing:
 
 
 def silent(peer: int, silence_s: float) -> PeerLost:
-    """Say in one sentence that a peer was silent for too long."""
+    """Return the error for a peer that was silent for too long."""
     return PeerLost(peer, f"rank {peer} is lost: nothing was heard for {silence_s:g} s")

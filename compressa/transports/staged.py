@@ -81,11 +81,15 @@ class Staged(Transport):
 
     @property
     def sums(self) -> bool:
-        """As the inner transport."""
+        """Whether the inner transport offers sums."""
         return self._inner.sums
 
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
-        """Carry out an exchange piece by piece."""
+        """Carry out an exchange of buffers on the GPU, piece by piece; see `Transport.exchange`.
+
+        It begins when the stream has come to what was given to it until now. `done` is called when
+        the stream waits for the copies of all that was received, or with the first error.
+        """
         pieces = self._pieces(exchange)
         self._parts[key] = len(pieces)
 
@@ -104,7 +108,10 @@ class Staged(Transport):
             self._after_copies(partial(self._inner.exchange, own, staged, priority, bring))
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Sum piece by piece; the pieces are the same on all ranks, and so is their order."""
+        """Sum piece by piece; the pieces are the same on all ranks, and so is their order.
+
+        `done` as for `exchange`.
+        """
         tensor = operation.tensor
         pieces = torch.split(tensor, self._piece_bytes // tensor.element_size())
         arrivals = _Arrivals(
@@ -118,13 +125,13 @@ class Staged(Transport):
             self._after_copies(partial(self._inner.all_reduce, BackendAllReduce(staged), bring))
 
     def missing(self, key: Key) -> Sequence[int]:
-        """Return the ranks that any piece waits for."""
+        """Return the ranks that any piece waits for, in ascending order."""
         parts = range(self._parts.get(key, 0))
         return sorted({peer for p in parts for peer in self._inner.missing(key._replace(part=p))})
 
     @property
     def traffic(self) -> Traffic:
-        """The inner transport's."""
+        """What the inner transport has sent."""
         return self._inner.traffic
 
     def fail(self, error: CompressaError) -> None:
@@ -133,7 +140,14 @@ class Staged(Transport):
         self._inner.fail(error)
 
     def close(self, timeout_s: float) -> None:
-        """End the watching thread, then the inner transport."""
+        """End the watching thread, then the inner transport.
+
+        Args:
+            timeout_s: Longest wait for either.
+
+        Raises:
+            TransportError: The inner transport does not end.
+        """
         if self._watcher is not None:
             self._watcher.close(timeout_s)
         self._inner.close(timeout_s)

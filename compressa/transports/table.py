@@ -164,7 +164,10 @@ def meant(choice: str) -> list[Entry]:
     """Return the rows that a choice can come to, the first of which that fits is taken.
 
     Args:
-        choice: As `exchange.transport`; "auto" means several.
+        choice: A name of `TRANSPORTS`, or "auto", which means several.
+
+    Raises:
+        KeyError: There is no such name; configurations are checked before.
 
     Example:
         >>> [row.name for row in meant("auto")]

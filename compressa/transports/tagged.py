@@ -51,13 +51,16 @@ class _Pending:
 
 
 class TaggedTransport(Transport):
-    """Base of transports that send and receive single messages."""
+    """Base of transports that send and receive single messages, which match by their names.
+
+    A subclass has `send`, `receive` and `fail`, and what `Transport` asks for besides.
+    """
 
     def __init__(self) -> None:
         self._pending: dict[Key, _Pending] = {}
 
     def ordered(self, operation: Operation) -> bool:
-        """Only the backend's own collectives are."""
+        """Return True for the backend's own collectives only."""
         return isinstance(operation, BackendAllReduce)
 
     def exchange(self, key: Key, exchange: Exchange, priority: int, done: Done) -> None:
@@ -79,7 +82,7 @@ class TaggedTransport(Transport):
             self.send(peer, key, buffer, priority, partial(pending.sent, peer))
 
     def missing(self, key: Key) -> Sequence[int]:
-        """Return the peers whose message has not come, or that have not taken theirs."""
+        """Return the peers whose message has not come, or that have not taken theirs, ascending."""
         pending = self._pending.get(key)
         return [] if pending is None else pending.missing
 
@@ -88,14 +91,22 @@ class TaggedTransport(Transport):
             done(received)
 
     def withdraw(self, key: Key) -> None:
-        """Have an exchange that is under way never be done."""
+        """Have an exchange that is under way never be done; its messages go on."""
         self._pending.pop(key, None)
 
     @abstractmethod
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
-        """Queue one message; `sent` is called when `buffer` may be reused."""
+        """Queue one message; never blocks.
+
+        Args:
+            peer: Whom it is for.
+            key: Its name.
+            buffer: uint8, contiguous, not empty; lent until `sent` is called.
+            priority: Its number in the plan; the smallest of a step goes first.
+            sent: Called once, when `buffer` may be reused.
+        """
 
     @abstractmethod
     def receive(
@@ -106,8 +117,19 @@ class TaggedTransport(Transport):
         exact: bool,
         arrived: Callable[[torch.Tensor], None],
     ) -> None:
-        """Expect one message; `arrived` is called with the filled front of `buffer`."""
+        """Expect one message; never blocks.
+
+        Args:
+            peer: Who sends it.
+            key: Its name.
+            buffer: uint8, contiguous, not empty; lent until `arrived` is called.
+            exact: Whether it must fill the buffer.
+            arrived: Called once, with the filled front of `buffer`; in this call if it is here.
+
+        Raises:
+            PayloadError: It has come already and has the wrong length.
+        """
 
     @abstractmethod
     def fail(self, error: CompressaError) -> None:
-        """End everything under way."""
+        """End everything under way: nothing is written to lent buffers from now on."""

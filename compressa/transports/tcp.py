@@ -63,20 +63,20 @@ class TcpTransport(MeshTransport):
         }
 
     def attach(self, reactor: Reactor) -> None:
-        """Have a reactor serve the sockets; every other call is for its thread."""
+        """Have a reactor serve the sockets: before it runs, or on its thread."""
         self._reactor = reactor
         reactor.stay_awake(self._settings.poll_s, lambda: bool(self._pending))
         for link in self._links.values():
             link.attach(reactor)
 
     def observe(self, on_sent: OnSent) -> None:
-        """Ask the links."""
+        """Have the outboxes report when the kernel has a message's first byte and its last."""
         for link in self._links.values():
             link.observe(on_sent)
 
     @contextlib.contextmanager
     def batched(self) -> Iterator[None]:
-        """Have several messages to a peer leave in one call."""
+        """Have several messages to a peer leave in one call, when the block ends."""
         for link in self._links.values():
             link.gather()
         try:
@@ -87,7 +87,7 @@ class TcpTransport(MeshTransport):
 
     @property
     def sums(self) -> bool:
-        """Gloo has an all-reduce, which nobody can pace."""
+        """Whether there is a backend that sums, and nothing is paced, which sums can not be."""
         return self._sum is not None and self._settings.pacer.rate_bits_per_s is None
 
     @property
@@ -96,42 +96,49 @@ class TcpTransport(MeshTransport):
         return {peer: link.heard_s for peer, link in self._links.items() if peer not in self._gone}
 
     def beat(self) -> None:
-        """Give all peers a sign of life."""
+        """Give all peers a sign of life to whom nothing else is on its way; never blocks."""
         for link in self._links.values():
             link.beat()
 
     def send(
         self, peer: int, key: Key, buffer: torch.Tensor, priority: int, sent: Callable[[], None]
     ) -> None:
-        """Send at once what the kernel takes."""
+        """Hand over what the kernel takes now, and the rest later; see `TaggedTransport.send`."""
         self.must_be_here(peer)
         self._links[peer].send(key, buffer, (key.step, priority), sent)
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
-        """Sum with Gloo's own algorithm."""
+        """Start the sum by Gloo; see `BackendSum.all_reduce`. Only if `sums`."""
         assert self._sum is not None, "this transport offers no sums"
         self._sum.all_reduce(operation, done)
 
     @property
     def traffic(self) -> Traffic:
-        """Frames, and what the backend's sums must have sent."""
+        """Frames with their headers, and what a ring must have sent for the backend's sums."""
         links = self._links.values()
         summed = 0 if self._sum is None else self._sum.sent_bytes
         sent = sum(link.sent_bytes for link in links)
         return Traffic(sent + summed, sum(link.messages for link in links))
 
     def end_link(self, peer: int, *, drop: bool) -> None:
-        """End the own streams to the peer."""
+        """End the own streams to the peer, after what is queued, or without it."""
         self._links[peer].finish(drop=drop)
 
     def fail(self, error: CompressaError) -> None:
-        """Drop what is queued and say goodbye; nothing more is expected of a lost peer."""
+        """Drop what is queued and say goodbye; `close` waits for none of a lost peer's."""
         super().fail(error)
         if isinstance(error, PeerLost):
             self._lost.setdefault(error.rank, error)
 
     def close(self, timeout_s: float) -> None:
-        """Say goodbye to everyone and wait for theirs. The reactor must not run any more."""
+        """Say goodbye to everyone, wait for theirs, and close all sockets.
+
+        The reactor must not run any more: this polls it. A transport that was never attached gets
+        one for the goodbye.
+
+        Args:
+            timeout_s: Longest wait for the goodbyes of peers that are not lost.
+        """
         if self._reactor is None:
             with contextlib.closing(Reactor()) as reactor:
                 self.attach(reactor)
@@ -153,7 +160,8 @@ def open_tcp(setup: Setup) -> TcpTransport:
     """Connect this rank to every other; see `Entry.open`.
 
     Raises:
-        TransportError: There is no address to listen on, or a rank cannot be reached in time.
+        Timeout: A rank did not come within `start_s`.
+        TransportError: There is no address to listen on, or a rank cannot be reached.
     """
     settings = setup.settings.shared(setup.connections)
     sockets = connect_mesh(

@@ -58,7 +58,13 @@ class Watchdog:
 
     @contextmanager
     def watching(self, what: str) -> Iterator[None]:
-        """Note a call, and what it gives to the GPU. Only one thread makes calls."""
+        """Note a call, and what it gives to the GPU. Only one thread makes calls.
+
+        What fails with an error counts as ended.
+
+        Args:
+            what: The call, for `expired`.
+        """
         launch = _Launch(what, time.monotonic())
         with self._lock:
             self._launches.append(launch)
@@ -73,7 +79,14 @@ class Watchdog:
             raise
 
     def ended(self, timeout_s: float) -> bool:
-        """Wait until all that was noted has ended; return whether it has, without an error."""
+        """Wait until all that was noted has ended.
+
+        Args:
+            timeout_s: Longest wait.
+
+        Returns:
+            Whether it has, in time and without an error.
+        """
         end_s = time.monotonic() + timeout_s
         try:
             while (late := self._first() is not None) and time.monotonic() < end_s:
@@ -83,7 +96,7 @@ class Watchdog:
         return not late and not self._over
 
     def close(self) -> None:
-        """End the thread; it may be the caller's own."""
+        """End the thread, and wait for it half a second at most; it may be the caller's own."""
         self._closing.set()
         if threading.current_thread() is not self._thread:
             self._thread.join(2 * _TICK_S)

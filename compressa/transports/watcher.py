@@ -29,11 +29,20 @@ class Watcher:
         self._thread.start()
 
     def when(self, event: torch.cuda.Event, callback: Callback) -> None:
-        """Have a function called once an event is reached; from any thread."""
+        """Have a function called once an event is reached; from any thread, and never blocks.
+
+        Args:
+            event: Recorded already. Events are waited for one after the other.
+            callback: Posted; where the GPU has failed, one that raises its error is instead.
+        """
         self._watched.put((event, callback))
 
     def close(self, timeout_s: float) -> None:
-        """End the thread, after what it was asked for."""
+        """End the thread, after what it was asked for; without it, if that takes longer.
+
+        Args:
+            timeout_s: Longest wait.
+        """
         self._watched.put(None)
         self._thread.join(timeout_s)
 

@@ -17,7 +17,7 @@ from compressa.engine.control.channel import Channel
 from compressa.errors import PeerLost
 from compressa.transports.base import Key
 
-NOTE_BYTES = 60 << 10  # less than a chunk of the control channel
+_NOTE_BYTES = 60 << 10  # less than a chunk of the control channel
 _KEY = Key(0xFFFFFFFF, 0, 0)
 
 Take = Callable[[int, Mapping[str, Any]], None]
@@ -43,7 +43,7 @@ class Notes:
         """
         self._takers = dict(takers)
         for peer in self._channel.peers:
-            self._listen(peer, torch.zeros(NOTE_BYTES, dtype=torch.uint8))
+            self._listen(peer, torch.zeros(_NOTE_BYTES, dtype=torch.uint8))
 
     def send(self, peer: int, kind: str, note: Mapping[str, Any]) -> None:
         """Send a note to a rank, unless it has left; from any thread, and without waiting."""

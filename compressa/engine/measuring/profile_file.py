@@ -33,7 +33,7 @@ from compressa.errors import ConfigError, StateError
 from compressa.parameters import ParameterInfo, Role
 from compressa.schedulers import Profile, UnitTimes
 
-CALL = "handle.save_profile(FILE)"
+_CALL = "handle.save_profile(FILE)"
 
 _MOST_BYTES = 256 << 20
 _LONGEST_S = 1e6
@@ -241,7 +241,7 @@ def read(path: str | Path, where: str = "") -> ProfileFile:
         text = files.read(path, _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{where}{path}: cannot be read: {files.reason(error)}; write it with `{CALL}`"
+            f"{where}{path}: cannot be read: {files.reason(error)}; write it with `{_CALL}`"
         ) from error
-    fix = f"give a file that `{CALL}` has written"
+    fix = f"give a file that `{_CALL}` has written"
     return files.validated(ProfileFile, text, f"{where}{path}", fix)
