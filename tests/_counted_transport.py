@@ -42,8 +42,8 @@ class Counted(Transport):
         self.exchanges += 1
         self._inner.exchange(key, exchange, priority, done)
 
-    def together(self) -> AbstractContextManager[None]:
-        return self._inner.together()
+    def batched(self) -> AbstractContextManager[None]:
+        return self._inner.batched()
 
     def all_reduce(self, operation: BackendAllReduce, done: Done) -> None:
         self._inner.all_reduce(operation, done)

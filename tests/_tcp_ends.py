@@ -75,9 +75,16 @@ class Side:
 class Bench:
     """A reactor run by hand, a link on it, and plain sockets at its other end."""
 
-    def __init__(self, buffer_bytes: int | None = None, connections: int = 1, **how: Any) -> None:
+    def __init__(
+        self,
+        buffer_bytes: int | None = None,
+        connections: int = 1,
+        pair: Callable[[], tuple[socket.socket, socket.socket]] | None = None,
+        **how: Any,
+    ) -> None:
         self.reactor = Reactor()
-        pairs = [tcp_pair(buffer_bytes) for _ in range(connections)]
+        pair = pair or partial(tcp_pair, buffer_bytes)
+        pairs = [pair() for _ in range(connections)]
         self.fars = [far for _, far in pairs]
         self.far = self.fars[0]
         self.near = Side(self.reactor, *(near for near, _ in pairs), **how)

@@ -93,16 +93,18 @@ def tune(link: socket.socket, settings: Settings) -> None:
     """Have the kernel treat a connection as the settings say; it does not block from now on.
 
     Args:
-        link: A connected TCP socket.
+        link: A connected stream socket; what only TCP has is left out of a Unix-domain one.
         settings: Those of one connection; see `Settings.shared`.
 
     Raises:
         OSError: The connection has gone.
     """
     link.setblocking(False)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if settings.kept_bytes is not None:
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, settings.kept_bytes)
+    if link.family == socket.AF_UNIX:
+        return
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if sys.platform == "linux":
         link.setsockopt(socket.IPPROTO_TCP, _NOTSENT_LOWAT, settings.unsent_bytes)
     if sys.platform == "linux" and not settings.alive:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from compressa.schedulers import POLICIES
 from simulated import profile
 from test_link_file import favouring
 
@@ -47,7 +48,7 @@ def test_it_shows_a_row_for_each_policy(
     assert shown.startswith("4 hosts, 19 Mbit/s of data each, latency 50 us; 120,000 parameters")
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.split()}
     found = {one["policy"]: one for one in json.loads(figures.read_text())}
-    assert [*found] == ["fifo", "priority", "credit", "merge", "auto"]
+    assert [*found] == [*POLICIES]
     for policy, one in found.items():
         assert rows[policy][1] == f"{1e3 * one['step_s']:,.2f}"
         assert one["step_s"] >= one["ideal_s"] == max(one["compute_s"], one["wire_s"])

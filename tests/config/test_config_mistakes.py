@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compressa.schedulers import POLICIES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressa.config import ConfigWarning, assign, load_config
 from compressa.errors import ConfigError
 from compressa.parameters import ParameterInfo
+from compressa.transports.table import AUTO, TRANSPORTS
 
 ONE_RULE: dict[str, Any] = {"match": {"name": "*"}, "compressor": {"name": "int8"}}
 
@@ -23,6 +26,10 @@ def refusal(source: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         load_config(source)
     return str(caught.value)
+
+
+def quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 def rule(**changes: Any) -> dict[str, Any]:
@@ -144,11 +151,11 @@ def test_a_value_out_of_range_is_refused_with_the_range(raw: dict[str, Any], mes
             'match.role: "nrom" is not allowed; must be one of "weight", ',
         ),
         (rule(match={"role": ["bias", "b"]}), 'match.role[1]: "b" is not allowed; must be one of'),
-        ({"schedule": {"policy": "lifo"}}, '"merge", "auto"; did you mean "fifo"?'),
+        ({"schedule": {"policy": "lifo"}}, f'{quoted(POLICIES)}; did you mean "fifo"?'),
         ({"exchange": {"kind": "allreduce"}}, 'did you mean "all_reduce"?'),
         (
             {"exchange": {"transport": "udp"}},
-            'must be one of "auto", "tcp", "gloo-group", "mpi", "nccl"',
+            f"must be one of {quoted([AUTO, *TRANSPORTS])}",
         ),
         (
             {"engine": {"device": "gpu"}},

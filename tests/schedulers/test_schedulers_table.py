@@ -23,8 +23,10 @@ def test_editors_offer_every_row() -> None:
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=[*POLICIES])
 def test_only_what_overtakes_changes_the_order_of_readiness(policy: Policy) -> None:
-    """What is ready last and needed first shows it."""
-    units = [Transfer(unit, 0, 100, ready_s=unit, need_s=10.0 - unit) for unit in range(4)]
+    """What is ready last, needed first and shortest shows it."""
+    units = [
+        Transfer(unit, 0, 500 - 100 * unit, ready_s=unit, need_s=10.0 - unit) for unit in range(4)
+    ]
     as_ready = tuple((unit, 0) for unit in range(4))
     assert (policy(units).order != as_ready) is policy.overtaking
 

@@ -81,6 +81,18 @@ def test_frames_cut_at_every_byte_arrive_whole(bench: Bench) -> None:
     assert not bench.near.failures
 
 
+def test_sockets_within_a_host_carry_frames_as_well(benches: Callable[..., Bench]) -> None:
+    bench, key = benches(pair=socket.socketpair), Key(1, 2, 3)
+    data, buffer = content(key, 2 * CHUNK_BYTES), torch.zeros(2 * CHUNK_BYTES, dtype=torch.uint8)
+    bench.near.send(key, data)
+    wire = receive(bench, data.numel() + 2 * FRAME_HEADER_BYTES)
+    assert wire == stream(key, data)
+    bench.near.expect(key, buffer, exact=True)
+    bench.far.sendall(wire)
+    bench.until(lambda: key in bench.near.arrived)
+    assert torch.equal(buffer, data)
+
+
 def test_bytes_that_come_one_by_one_arrive_whole(bench: Bench) -> None:
     key = Key(1, 2, 3)
     buffer = torch.zeros(50, dtype=torch.uint8)
