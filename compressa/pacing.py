@@ -135,6 +135,9 @@ class Pacer:
         empty_at: Where the bucket is kept, if others share it.
         now_s: Tells the time.
 
+    Attributes:
+        rate_bits_per_s: The rate in force, or None when there is no limit.
+
     Example:
         >>> pacer = Pacer(8e6)
         >>> pacer.wait(1000)  # one millisecond
@@ -148,7 +151,7 @@ class Pacer:
         empty_at: EmptyAt | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rate_bits_per_s = rate_bits_per_s
+        self.rate_bits_per_s = rate_bits_per_s
         self._burst_bytes = burst_bytes
         self._file: Path | None = None
         self._empty_at = empty_at or _OwnEmptyAt()
@@ -171,11 +174,6 @@ class Pacer:
             pacer.reload()
         return pacer
 
-    @property
-    def rate_bits_per_s(self) -> float | None:
-        """The rate in force, or None when there is no limit."""
-        return self._rate_bits_per_s
-
     def reload(self) -> None:
         """Take over the testbed's present link; call it between measurements.
 
@@ -191,7 +189,7 @@ class Pacer:
                 f"The testbed's rate cannot be read from {self._file} ({error.strerror}); is the "
                 "testbed still up?"
             ) from error
-        self._rate_bits_per_s = _rate(text)
+        self.rate_bits_per_s = _rate(text)
 
     def wait(self, n_bytes: int) -> None:
         """Block for as long as `n_bytes` need at the rate, behind all that was sent before."""
@@ -206,7 +204,7 @@ class Pacer:
             The time of `time.monotonic` at which they have had their time on the wire, and may
             be sent; None for now.
         """
-        rate = self._rate_bits_per_s
+        rate = self.rate_bits_per_s
         if rate is None:
             return None
 

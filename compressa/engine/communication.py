@@ -12,7 +12,7 @@ from typing import Any
 from compressa.collectives.base import Compute
 from compressa.engine.control.deferred_error import DeferredError
 from compressa.engine.control.waits import Wait
-from compressa.engine.device_stream import DeviceStream, Mark, Ticket, resources_for
+from compressa.engine.device_stream import LACKS, DeviceStream, Mark, Ticket, lacking
 from compressa.engine.driver import Carried, ComputeDone, Driver, Task
 from compressa.engine.sharing.gate import Gate
 from compressa.errors import CompressaError, Timeout, TransportError
@@ -40,6 +40,10 @@ class Communication:
         verdict: Called once, on the communication thread, with the first error; tells the other
             ranks, and returns the error that it amounts to.
         device_stream: What all these threads work on.
+
+    Attributes:
+        post: Has a function called on the communication thread; from any thread. What that raises
+            ends everything under way.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Communication:
         self._computed: Computed = _ignore
         self._device_stream = device_stream
         self._reactor = Reactor()
+        self.post = self._reactor.post
         self._closing = False
         self._threads = threads
         self._pool = ThreadPoolExecutor(
@@ -105,15 +110,11 @@ class Communication:
 
     def call_at(self, time_s: float, event: Callable[[], None]) -> None:
         """Have a function called on the communication thread at a time of `time.monotonic`."""
-        self.post(lambda: self._reactor.call_at(time_s, partial(self._call, event)))
+        self.post(partial(self._reactor.call_at, time_s, event))
 
     def serve(self, attach: Callable[[Reactor], None]) -> None:
         """Have the reactor serve further sockets; `attach` is called on its thread."""
-        self.post(lambda: attach(self._reactor))
-
-    def post(self, event: Callable[[], None]) -> None:
-        """Have a function called on the communication thread."""
-        self._reactor.post(partial(self._call, event))
+        self.post(partial(attach, self._reactor))
 
     def wait(self, tickets: Sequence[Ticket]) -> list[Mark]:
         """Wait for tickets, and return their marks.
@@ -128,17 +129,17 @@ class Communication:
 
     def follow(self, plan: Plan, ordered: Sequence[tuple[int, int]]) -> None:
         """Follow a plan from its first step on."""
-        self.post(lambda: self._driver.follow(plan, ordered))
+        self.post(partial(self._driver.follow, plan, ordered))
 
     def start(self, task: Task) -> None:
         """Begin a program."""
         task.idle_since_s = time.perf_counter()
-        self.post(lambda: self._start(task))
+        self.post(partial(self._start, task))
 
     def fail(self, error: CompressaError) -> None:
         """End everything under way with an error; only the first one counts."""
         self._reason = self._reason or error  # at once: what it ends may look like another fault
-        self.post(lambda: self._fail(error))
+        self.post(partial(self._fail, error))
 
     def check_received(self, *, wait: bool = False) -> None:
         """Look at what the device has found by now of what arrived; from any thread.
@@ -199,25 +200,17 @@ class Communication:
         while not self._closing:
             try:
                 self._reactor.run_once(_TICK_S)
+                now_s = time.monotonic()
+                if now_s - checked_s > _TICK_S:
+                    since_s, checked_s = checked_s, now_s
+                    self._check(now_s - since_s)
             except Exception as error:  # whatever it is: nobody may wait for this thread in vain
+                if self._error is not None:
+                    time.sleep(_PAUSE_S)  # a socket that goes on failing must not fill a core
                 self._fail(wrapped(error))
-                time.sleep(_PAUSE_S)  # a socket that goes on failing must not fill a core
-            now_s = time.monotonic()
-            if now_s - checked_s > _TICK_S:
-                if now_s - checked_s > _TICK_S + _BRIEF_S:  # what came meanwhile lies unread
-                    self._driver.excuse(now_s - checked_s)
-                checked_s = now_s
-                self._call(self._check_deadline)
-                self._call(self._device_stream.check_received)
 
     def _end(self) -> None:
         self._closing = True
-
-    def _call(self, event: Callable[[], None]) -> None:
-        try:
-            event()
-        except Exception as error:
-            self._fail(wrapped(error))
 
     def _start(self, task: Task) -> None:
         if self._error is not None:
@@ -225,10 +218,18 @@ class Communication:
         else:
             self._driver.start(task)
 
-    def _check_deadline(self) -> None:
+    def _check(self, passed_s: float) -> None:
+        """Look at what nothing wakes this thread for: deadlines, and what the device has found.
+
+        Args:
+            passed_s: Since the last look.
+        """
+        if passed_s > _TICK_S + _BRIEF_S:  # what came meanwhile lies unread
+            self._driver.excuse(passed_s)
         error = self._driver.expired()
         if error is not None:
             self._fail(error)
+        self._device_stream.check_received()
 
     def _fail(self, error: CompressaError) -> None:
         if self._error is not None:
@@ -254,11 +255,15 @@ class Communication:
     def _work(self, task: Task, operation: Compute) -> tuple[Any, CompressaError | None]:
         """Do it and note the time; return its result, or its failure."""
         started_s = time.perf_counter()
-        value, failure = None, None
+        value: Any = None
+        failure: CompressaError | None = None
+        what = f"the unit {task.name}"
         try:
-            what = f"the unit {task.name}"
-            with resources_for(what), self._device_stream.checking(f"{what} in step {task.step}"):
+            with self._device_stream.checking(f"{what} in step {task.step}"):
                 value = operation.work()
+        except LACKS as error:
+            failure = lacking(error, what)
+            failure.__cause__ = error
         except Exception as error:
             failure = wrapped(error)
         ended_s = time.perf_counter()

@@ -32,6 +32,9 @@ Ticket = Future[Mark]
 """Done when work was given to a device; its value is a mark that comes after it."""
 
 _GPU_THREADS = 2  # enqueue only; one goes on while the other must wait for a number
+_NOTHING = nullcontext()
+LACKS = (KernelUnavailable, MemoryError, torch.OutOfMemoryError)
+"""What is raised where a device has not enough memory, or no kernel; see `lacking`."""
 
 
 class DeviceStream:
@@ -60,7 +63,7 @@ class DeviceStream:
 
     def current(self) -> AbstractContextManager[Any]:
         """Have what the caller does meanwhile done on this device stream."""
-        return nullcontext()
+        return _NOTHING
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> Mark:
         """Note that tensors are ready, in the order of the caller's work, and will be used here."""
@@ -85,7 +88,7 @@ class DeviceStream:
         Args:
             what: Whatever is decoded, for the message of `check_received`.
         """
-        return nullcontext()
+        return _NOTHING
 
     def check_received(self, *, wait: bool = False) -> None:
         """Look at the answers that have come; from any thread.
@@ -249,14 +252,24 @@ def resources_for(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except KernelUnavailable as error:
-        raise BackendUnavailable(str(error)) from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise BackendUnavailable(
-            f"there is no memory for {what} ({reason}); keep residuals in fewer bits "
-            '(feedback.dtype = "bfloat16" or "int8"), or make the batch smaller'
-        ) from error
+    except LACKS as error:
+        raise lacking(error, what) from error
+
+
+def lacking(error: Exception, what: str) -> BackendUnavailable:
+    """Name the fix for what a device lacks.
+
+    Args:
+        error: One of `LACKS`.
+        what: What the memory is for.
+    """
+    if isinstance(error, KernelUnavailable):
+        return BackendUnavailable(str(error))
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    return BackendUnavailable(
+        f"there is no memory for {what} ({reason}); keep residuals in fewer bits "
+        '(feedback.dtype = "bfloat16" or "int8"), or make the batch smaller'
+    )
 
 
 def device_stream_of(device: torch.device) -> DeviceStream:

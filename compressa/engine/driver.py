@@ -115,6 +115,7 @@ class Driver:
         deadline_s: float,
     ) -> None:
         self._transport = transport
+        self._early = transport.early
         self._compute = compute
         self._post = post
         self._now_s = now_s
@@ -229,27 +230,27 @@ class Driver:
         if task in self._tasks:
             del self._tasks[task]
             task.finished(error)
-        self._landed(task)
+        if self._landing is task:
+            self._landed()
 
     def _perform(self, task: Task, operation: Operation) -> None:
         if isinstance(operation, Compute):
-            self._compute(task, operation, lambda v, error: self._computed(task, v, error))
+            self._compute(task, operation, partial(self._computed, task))
             return
-        self._landed(task)
+        if self._landing is task:
+            self._landed()
         if isinstance(operation, Together):
             self._spread(task, operation)
         elif self._transport.ordered(operation):
             self._ordered.held[task.key] = (task, operation)
             self._launch_ordered()
+        elif (group := self._plan.mates.get((task.unit, task.stage))) is not None:
+            self._gather(task, operation, group)
         else:
-            self._gather(task, operation)
-
-    def _gather(self, task: Task, operation: Operation) -> None:
-        """Launch; but what leaves in one message with others waits until all of them are here."""
-        group = self._plan.mates.get((task.unit, task.stage))
-        if group is None:
             self._launch(task, operation)
-            return
+
+    def _gather(self, task: Task, operation: Operation, group: tuple[Name, ...]) -> None:
+        """Launch, with others, what leaves in one message with them when all of them are here."""
         gathered = self._gathered.setdefault((task.step, group), [])
         gathered.append((task, operation))
         if len(gathered) == len(group):
@@ -296,20 +297,16 @@ class Driver:
         if self._gate is None:
             self._begin(task, operation)
         else:
-            self._gate.enter(task.step, lambda: self._begin(task, operation))
+            self._gate.enter(task.step, partial(self._begin, task, operation))
 
     def _begin(self, task: Task, operation: Operation) -> None:
         if task not in self._tasks:
             return  # all has failed while it was held back
-        started_s = self._now_s()
-        grace_s = operation.grace_s if isinstance(operation, Exchange) else 0.0
-        task.deadline_from_s = started_s + grace_s
-
-        def done(result: Any) -> None:
-            self._post(lambda: self._exchanged(task, operation, result, started_s))
-
+        task.deadline_from_s = started_s = self._now_s()
+        done = partial(self._done, task, operation, started_s)
         try:
             if isinstance(operation, Exchange):
+                task.deadline_from_s += operation.grace_s
                 priority = self._plan.places.get((task.unit, task.stage), 0)
                 self._transport.exchange(task.key, operation, priority, done)
             elif isinstance(operation, BackendAllReduce):
@@ -318,7 +315,11 @@ class Driver:
             self._ordered.order = ()  # what comes after it would meet the wrong partner
             self._finish(task, error)
 
-    def _exchanged(self, task: Task, operation: Operation, result: Any, started_s: float) -> None:
+    def _done(self, task: Task, operation: Operation, started_s: float, result: Any) -> None:
+        """An exchange is done; from any thread, or before its launch has returned."""
+        self._post(partial(self._exchanged, task, operation, started_s, result))
+
+    def _exchanged(self, task: Task, operation: Operation, started_s: float, result: Any) -> None:
         if task not in self._tasks:
             return
         task.deadline_from_s = None
@@ -330,7 +331,7 @@ class Driver:
         self._observe(task, operation, started_s, ended_s - started_s)
         task.idle_since_s = ended_s
         task.stage += task.stride
-        if self._transport.early:
+        if self._early:
             self._reported.append((task, operation, result))
             self._land()
         else:
@@ -345,11 +346,10 @@ class Driver:
                 self._transport.land(operation)
                 self._advance(task, result)
 
-    def _landed(self, task: Task) -> None:
-        """If a program was at its result, it has made of it what it can."""
-        if self._landing is task:
-            self._landing = None
-            self._post(self._land)
+    def _landed(self) -> None:
+        """The program that was at its result has made of it what it can."""
+        self._landing = None
+        self._post(self._land)
 
 
 def _described(task: Task) -> str:

@@ -35,7 +35,7 @@ from compressa.engine.units.phase import Phase
 from compressa.engine.units.phases import Phases
 from compressa.engine.units.planning import Planning
 from compressa.engine.units.programs import unit_program
-from compressa.engine.units.unit_runtime import UnitRuntime, all_delivered_finite
+from compressa.engine.units.unit_runtime import all_delivered_finite
 from compressa.engine.units.units import UnitSizes
 from compressa.errors import CompressaError, StateError
 from compressa.parameters import ParameterInfo
@@ -60,6 +60,7 @@ class Engine:
         planning: What makes plans, and knows the one in force.
         undo: What takes back a step that failed; None unless `engine.recover` asks for it.
         interrupted: Whether the step that began last was not completed.
+        tracer: What records where time goes.
 
     Raises:
         BackendUnavailable: There is not enough memory for state.
@@ -91,8 +92,8 @@ class Engine:
         self.undo = Undo(self.state) if config.engine.recover else None
         self.interrupted = False
         self.planning = Planning(session.control, config.schedule, config.exchange.deadline_s)
-        tracer = Tracer(session.rank, session.size)
-        self._timeline = Timeline(tracer, lambda: self.planning.profiler.needs_s)
+        self.tracer = Tracer(session.rank, session.size)
+        self._timeline = Timeline(self.tracer, lambda: self.planning.profiler.needs_s)
         self._expected = 0
         self._listen()
         self._phases, self._phase = self._first_phase(compressors)
@@ -139,7 +140,8 @@ class Engine:
             if step != self._context.step or not self._arrivals.missing:
                 self._begin(step, loss_scale, hold_zeros)
             complete = self._arrivals.arrive(gradients, mark, ticket)
-            self._timeline.arrived(step, gradients.keys(), complete)
+            if self.tracer.on:
+                self._timeline.arrived(step, gradients.keys(), complete)
             self.planning.profiler.arrived(gradients)
             ready = [self._task(unit) for unit in complete]
         if not ready and not self._arrivals.owes(ticket):
@@ -165,22 +167,21 @@ class Engine:
         On a GPU, what the caller enqueues next comes after these, and not after what follows them.
         """
         started_s = time.perf_counter()
-        with self._doing.blocked(f"in step {self.step}", then=f"{OUTSIDE}, after step {self.step}"):
+        self._doing.begin(f"in step {self.step}", blocked=True)
+        try:
             self.device_stream.follow(self._communication.wait(tickets))
+        finally:
+            self._doing.begin(f"{OUTSIDE}, after step {self.step}")
         seconds = time.perf_counter() - started_s
         self._ledger.exposed_s += seconds
         self.planning.profiler.waited(seconds)
-        self._timeline.waited(name, self.step, started_s, seconds)
+        if self.tracer.on:
+            self._timeline.waited(name, self.step, started_s, seconds)
 
     def stats(self) -> Stats:
         """Return what was measured since the start."""
         traffic = self.transport.traffic
         return self._ledger.snapshot(traffic.sent_bytes, traffic.messages)
-
-    @property
-    def tracer(self) -> Tracer:
-        """What records where time goes."""
-        return self._timeline.tracer
 
     @property
     def compressors(self) -> Mapping[str, Compressor]:
@@ -226,7 +227,7 @@ class Engine:
 
     def succeed(self, old: Engine) -> None:
         """Go on with the trace of an engine with the same compressors, and a switch to come."""
-        self._timeline.tracer = old.tracer
+        self.tracer = self._timeline.tracer = old.tracer
         self._phases.succeed(old._phases)
 
     def adopt(self, costs: Costs | None) -> None:
@@ -271,8 +272,10 @@ class Engine:
                 f"step {step} began before every gradient of step {self._context.step} was "
                 "combined; submit all parameters of a step, and wait for them, first"
             )
-        self.tracer.begin_step(step)
-        self._give_back()
+        if self.tracer.recording is not None:
+            self.tracer.begin_step(step)
+        if self._rollback is not None:
+            self._give_back()
         if step != self._expected or not self._phase.covers(step):
             self._phase = self._enter(self._phases, step)
         try:
@@ -364,13 +367,12 @@ class Engine:
             ticket.set_exception(error)
 
     def _timed(self, task: Task, stage: str, started_s: float, seconds: float) -> None:
-        self._ledger.add_time(self._unit(task).label, stage, seconds)
+        self._ledger.add_time(self._phase.units[task.unit].label, stage, seconds)
         self.planning.profiler.computed(task.unit, stage, seconds)
-        self._timeline.computed(task, stage, started_s, seconds)
+        if self.tracer.on:
+            self._timeline.computed(task, stage, started_s, seconds)
 
     def _carried(self, task: Task, operation: Operation, launched_s: float, seconds: float) -> None:
-        self._ledger.add_time(self._unit(task).label, "wire", seconds)
-        self._timeline.carried(task, operation, launched_s, seconds)
-
-    def _unit(self, task: Task) -> UnitRuntime:
-        return self._phase.units[task.unit]
+        self._ledger.add_time(self._phase.units[task.unit].label, "wire", seconds)
+        if self.tracer.on:
+            self._timeline.carried(task, operation, launched_s, seconds)

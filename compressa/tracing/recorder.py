@@ -129,19 +129,18 @@ class Tracer:
         rank: This rank.
         size: Number of ranks.
         most_events: How many spans are kept.
+
+    Attributes:
+        recording: What is recorded, now or from one of its steps on; None if nothing is.
+        on: Whether anything is recorded now.
     """
 
     def __init__(self, rank: int, size: int, most_events: int = MOST_EVENTS) -> None:
         self.rank = rank
         self.size = size
         self._most_events = most_events
-        self._recording: Recording | None = None
-        self._on: Recording | None = None
-
-    @property
-    def on(self) -> bool:
-        """Whether anything is recorded now."""
-        return self._on is not None
+        self.recording: Recording | None = None
+        self.on = False
 
     def start(self, path: str | Path, steps: tuple[int, int] | None = None) -> Recording:
         """Record from now on; what was recorded until now is written.
@@ -159,8 +158,7 @@ class Tracer:
             raise ConfigError(f"trace.steps: the first step and the last, not {list(steps)}")
         target = place_of(path, self.rank)
         recording = Recording(self, target, steps, self._most_events)
-        self._recording = recording
-        self._on = recording if steps is None else None
+        self.recording, self.on = recording, steps is None
         atexit.register(self.stop, recording)
         return recording
 
@@ -173,10 +171,10 @@ class Tracer:
         Raises:
             StateError: It can not be written.
         """
-        current = self._recording
+        current = self.recording
         if current is None or recording not in (None, current):
             return
-        self._recording = self._on = None
+        self.recording, self.on = None, False
         atexit.unregister(self.stop)
         try:
             write(current.end(self.rank, self.size), current.path)
@@ -190,14 +188,14 @@ class Tracer:
 
         What comes first says it: the forward, where somebody sees it, or else the first gradient.
         """
-        recording = self._recording
+        recording = self.recording
         if recording is None:
             return
         first, last = recording.steps or (step, step)
         if step > last + 1:  # what a step defers is done in the next
             self.stop(recording)
         elif step >= first:
-            self._on = recording
+            self.on = True
             recording.begin(step)
 
     def span(self, stage: str, name: str, step: int, started_s: float, seconds: float) -> None:
@@ -214,8 +212,8 @@ class Tracer:
 
     def add(self, span: Span) -> None:
         """Note a span, from any thread."""
-        recording = self._on
-        if recording is not None:
+        recording = self.recording
+        if self.on and recording is not None:
             recording.add(span)
 
 

@@ -114,7 +114,7 @@ class Connection:
                     self._push_one(frames[0])
                 elif frames or self._leaving:
                     self._push(frames)
-            if self._writing and not (more or self._leaving):
+            if self._source.ending and self._writing and not (more or self._leaving):
                 self._end_if_over()
         except OSError as error:
             self._lose(error)
@@ -169,7 +169,7 @@ class Connection:
         self.sent_bytes += taken
         if taken == FRAME_HEADER_BYTES + item.frame.data_bytes:
             self._offered = 3
-            item.sent()
+            item.message.handed_over()
         else:
             self._stop([Leaving(item, header)], taken, [item])
 
@@ -252,7 +252,8 @@ class Connection:
                 self._sort()
             if count < room:
                 break
-        self._wake_for_piece()
+        if self._frame is not None or self._piece > 1:
+            self._wake_for_piece()
 
     def _read_staged(self) -> tuple[int, int]:
         """Read into the staging buffer; return how much came, and for how much there was room."""

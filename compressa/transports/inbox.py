@@ -30,16 +30,13 @@ class _Message:
     """A message under way; either side may come first."""
 
     buffer: torch.Tensor
+    memory: memoryview
     message_bytes: int = -1
     arrived: Arrived | None = None
     owed: bool = True
     begun_bytes: int = 0
     received_bytes: int = 0
     begun: set[int] = field(default_factory=set)  # offsets, where chunks come in any order
-    memory: memoryview = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.memory = self.buffer.numpy().data
 
     @property
     def complete(self) -> bool:
@@ -89,12 +86,13 @@ class Inbox:
         Raises:
             PayloadError: It has come already and has the wrong length.
         """
-        key = _wrapped(key)
+        if key.step > _MOST_STEP:
+            key = _wrapped(key)
         with self._lock:
             message = self._messages.get(key)
             if message is None:
-                length = buffer.numel() if exact else -1
-                self._messages[key] = _Message(buffer, length, arrived, owed)
+                length, memory = buffer.numel() if exact else -1, buffer.numpy().data
+                self._messages[key] = _Message(buffer, memory, length, arrived, owed)
                 return
             self._check_length(key, message.message_bytes, buffer, exact)
             self._adopt(message, buffer)
@@ -116,7 +114,8 @@ class Inbox:
         """
         with self._lock:
             message = self._begin(frame)
-            self._room(message, frame)[:] = data
+            start = frame.offset_bytes
+            message.memory[start : start + frame.data_bytes] = data
             arrived = self._filled(message, frame)
         if arrived is not None:
             arrived(message.filled)
@@ -139,7 +138,8 @@ class Inbox:
         has been written.
         """
         with self._lock:
-            return self._room(self._messages[frame.key], frame)
+            memory, start = self._messages[frame.key].memory, frame.offset_bytes
+            return memory[start : start + frame.data_bytes]
 
     def filled(self, frame: Frame) -> None:
         """Note that all of a frame's data has been written to its room, and passed its check.
@@ -199,17 +199,19 @@ class Inbox:
             # Empty messages are never sent; taken in, they would count towards no limit.
             raise PayloadError(f"rank {self._peer} sends a frame of data that holds none")
         message = self._messages.get(frame.key) or self._early(frame)
-        self._check_message(message, frame)
+        if message.message_bytes != frame.message_bytes:
+            self._settle_length(message, frame)
         if self._any_order_bytes is None:
-            self._check_next(message, frame)
+            if frame.offset_bytes != message.begun_bytes:
+                raise PayloadError(
+                    f"rank {self._peer} sends byte {frame.offset_bytes} of a message where byte "
+                    f"{message.begun_bytes} is due"
+                )
             message.begun_bytes += frame.data_bytes
         else:
             self._check_chunk(message, frame, self._any_order_bytes)
             message.begun.add(frame.offset_bytes)
         return message
-
-    def _room(self, message: _Message, frame: Frame) -> memoryview:
-        return message.memory[frame.offset_bytes : frame.offset_bytes + frame.data_bytes]
 
     def _filled(self, message: _Message, frame: Frame) -> Arrived | None:
         """Count a frame; return whom to tell if its message is complete and was asked for."""
@@ -228,7 +230,8 @@ class Inbox:
                 f"than the {self._limit_bytes} that a whole step has"
             )
         buffer = torch.empty(frame.message_bytes, dtype=torch.uint8)
-        message = self._messages[frame.key] = _Message(buffer, frame.message_bytes)
+        message = _Message(buffer, buffer.numpy().data, frame.message_bytes)
+        self._messages[frame.key] = message
         return message
 
     def _adopt(self, message: _Message, buffer: torch.Tensor) -> None:
@@ -246,20 +249,12 @@ class Inbox:
                 f"of step {key.step}, where {'' if exact else 'at most '}{due} are due"
             )
 
-    def _check_message(self, message: _Message, frame: Frame) -> None:
-        if message.message_bytes < 0:
-            self._check_length(frame.key, frame.message_bytes, message.buffer, exact=False)
-            message.message_bytes = frame.message_bytes
-        elif frame.message_bytes != message.message_bytes:
-            due = message.buffer[: message.message_bytes]
-            self._check_length(frame.key, frame.message_bytes, due, exact=True)
-
-    def _check_next(self, message: _Message, frame: Frame) -> None:
-        if frame.offset_bytes != message.begun_bytes:
-            raise PayloadError(
-                f"rank {self._peer} sends byte {frame.offset_bytes} of a message where byte "
-                f"{message.begun_bytes} is due"
-            )
+    def _settle_length(self, message: _Message, frame: Frame) -> None:
+        """Take the length of a message from a frame, if it is not known; else refuse another."""
+        known = message.message_bytes >= 0
+        due = message.buffer[: message.message_bytes] if known else message.buffer
+        self._check_length(frame.key, frame.message_bytes, due, exact=known)
+        message.message_bytes = frame.message_bytes
 
     def _check_chunk(self, message: _Message, frame: Frame, chunk_bytes: int) -> None:
         offset, length = frame.offset_bytes, frame.data_bytes
@@ -273,4 +268,4 @@ class Inbox:
 
 
 def _wrapped(key: Key) -> Key:
-    return key if key.step <= _MOST_STEP else key._replace(step=key.step & _MOST_STEP)
+    return key._replace(step=key.step & _MOST_STEP)

@@ -36,6 +36,9 @@ class Link:
         inbox: Where messages go; it must take frames in any order if there are several sockets.
         failed: Called when the peer is lost or sends nonsense; what comes after is ignored.
         on_peer_closed: Called once, when the peer has ended all its streams.
+
+    Attributes:
+        ending: Whether nothing is added to what waits.
     """
 
     def __init__(
@@ -53,7 +56,7 @@ class Link:
         self._paused = False
         self._gathers = False
         self._alive = settings.alive
-        self._ending = False
+        self.ending = False
         self._ended = 0
         self._reactor: Reactor | None = None
         self._failed = failed
@@ -119,7 +122,7 @@ class Link:
 
     def beat(self) -> None:
         """Give the peer a sign of life, unless something else is on its way, or all was said."""
-        if not (self._waiting or self._ending):
+        if not (self._waiting or self.ending):
             self._outbox.push_sign(Kind.IDLE)
             self._flush()
 
@@ -134,9 +137,9 @@ class Link:
             self._forget()
             for connection in self.connections:
                 connection.drop()
-        if self._alive and (drop or not self._ending):
+        if self._alive and (drop or not self.ending):
             self._outbox.push_sign(Kind.GOODBYE)
-        self._ending = True
+        self.ending = True
         self._flush()
 
     def close(self) -> None:
@@ -159,6 +162,8 @@ class Link:
         if not self._outbox:
             return None
         item = self._outbox.next_frame()
+        if self._pacer.rate_bits_per_s is None:
+            return item
         if self._must_wait(FRAME_HEADER_BYTES + item.frame.data_bytes):
             self._held.append(item)
             return None
@@ -178,7 +183,7 @@ class Link:
     @property
     def over(self) -> bool:
         """Whether all has been taken that will ever be sent."""
-        return self._ending and not self._waiting
+        return self.ending and not self._waiting
 
     @property
     def _waiting(self) -> bool:
@@ -203,7 +208,7 @@ class Link:
     def _flush(self) -> None:
         """Have every connection that has room take what waits."""
         for connection in self.connections:
-            if self._waiting or self._ending:
+            if self._held or self._outbox or self.ending:
                 connection.flush()
 
     def _forget(self) -> None:

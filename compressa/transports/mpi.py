@@ -285,7 +285,7 @@ class MpiTransport(MeshTransport):
             size = FRAME_HEADER_BYTES + item.frame.data_bytes
             slot.memory[FRAME_HEADER_BYTES:size] = item.data
             self._send(peer, slot, size)
-            item.sent()
+            item.message.handed_over()
         if link.ending and not (link.outbox or link.paused or link.parted):
             link.parted = True
             slot = self._slot()

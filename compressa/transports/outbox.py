@@ -48,21 +48,22 @@ class OutgoingFrame(NamedTuple):
     Attributes:
         frame: Its header.
         data: `frame.data_bytes` bytes of the message's own memory.
-        message: What it is cut from.
+        message: What it is cut from; `handed_over` is to be called when `data` may be reused.
     """
 
     frame: Frame
     data: memoryview
     message: _Message
 
-    @property
-    def sent(self) -> Callable[[], None]:
-        """To be called when `data` may be reused; completes the message with its other frames."""
-        return self.message.handed_over
-
 
 class Source(Protocol):
-    """Where frames come from; several connections may share one."""
+    """Where frames come from; several connections may share one.
+
+    Attributes:
+        ending: Whether nothing is added to what is there.
+    """
+
+    ending: bool
 
     def take(self) -> OutgoingFrame | None:
         """Return what is to be sent next, now; None if there is nothing, or it must wait."""
@@ -94,7 +95,7 @@ class Leaving:
 
     def __init__(self, item: OutgoingFrame, header: bytearray) -> None:
         self.parts = [memoryview(header), item.data]
-        self.sent: Callable[[], None] | None = item.sent
+        self.sent: Callable[[], None] | None = item.message.handed_over
 
     @property
     def left_bytes(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import itertools
 import select
@@ -57,8 +56,10 @@ class Reactor:
         # The flag is cleared before posted functions are looked for, so none is overlooked.
         if not self._woken and threading.get_ident() != self._runner:
             self._woken = True
-            with contextlib.suppress(OSError):  # closed: nobody will look
+            try:
                 self._waker.send(b"\0")
+            except OSError:
+                return  # closed: nobody will look
 
     def call_at(self, time_s: float, callback: Callback) -> None:
         """Have a function called at a time of `time.monotonic`, or soon after it.
@@ -156,6 +157,8 @@ class Reactor:
         return 0.0
 
     def _awake(self, events: int) -> None:
-        with contextlib.suppress(BlockingIOError):
+        try:
             self._wakes.recv(4096)
+        except BlockingIOError:
+            return  # a poll within this one has read it
         self._woken = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -17,37 +17,42 @@ from compressa.transports.base import Done, Key, Received, Transport
 class _Pending:
     """One exchange under way: crosses off its messages, then reports once."""
 
-    __slots__ = ("_done", "_lock", "_received", "_unheard", "_unsent")
+    __slots__ = ("_done", "_lock", "received", "unheard", "unsent")
 
-    def __init__(
-        self, outgoing: Iterable[int], incoming: Iterable[int], received: Received, done: Done
-    ) -> None:
-        self._unsent = set(outgoing)
-        self._unheard = set(incoming)
-        self._received = received
+    def __init__(self, exchange: Exchange, done: Done) -> None:
+        self.received: Received = {}
+        self.unheard, self.unsent = set[int](), set[int]()
         self._done = done
         self._lock = threading.Lock()
+        for peer, buffer in exchange.incoming.items():
+            if buffer.numel():
+                self.unheard.add(peer)
+            else:
+                self.received[peer] = buffer
+        for peer, buffer in exchange.outgoing.items():
+            if buffer.numel():
+                self.unsent.add(peer)
 
     @property
     def missing(self) -> list[int]:
         """Peers whose message has not come, or that have not taken theirs."""
         with self._lock:
-            return sorted(self._unheard | self._unsent)
+            return sorted(self.unheard | self.unsent)
 
     def arrived(self, peer: int, buffer: torch.Tensor) -> None:
         with self._lock:
-            self._received[peer] = buffer
-            self._unheard.discard(peer)
-            finished = not (self._unheard or self._unsent)
+            self.received[peer] = buffer
+            self.unheard.discard(peer)
+            finished = not (self.unheard or self.unsent)
         if finished:
-            self._done(self._received)
+            self._done(self.received)
 
     def sent(self, peer: int) -> None:
         with self._lock:
-            self._unsent.discard(peer)
-            finished = not (self._unheard or self._unsent)
+            self.unsent.discard(peer)
+            finished = not (self.unheard or self.unsent)
         if finished:
-            self._done(self._received)
+            self._done(self.received)
 
 
 class TaggedTransport(Transport):
@@ -68,18 +73,17 @@ class TaggedTransport(Transport):
 
         Each peer is crossed off after its own call here, so nothing is done before the last one.
         """
-        outgoing = {p: b for p, b in exchange.outgoing.items() if b.numel()}
-        incoming = {p: b for p, b in exchange.incoming.items() if b.numel()}
-        empty = {p: b for p, b in exchange.incoming.items() if not b.numel()}
-        if not (outgoing or incoming):
-            done(empty)
+        pending = _Pending(exchange, partial(self._finish, key, done))
+        if not (pending.unheard or pending.unsent):
+            done(pending.received)
             return
-        pending = _Pending(outgoing, incoming, empty, partial(self._finish, key, done))
         self._pending[key] = pending
-        for peer, buffer in incoming.items():
-            self.receive(peer, key, buffer, exchange.exact, partial(pending.arrived, peer))
-        for peer, buffer in outgoing.items():
-            self.send(peer, key, buffer, priority, partial(pending.sent, peer))
+        for peer, buffer in exchange.incoming.items():
+            if buffer.numel():
+                self.receive(peer, key, buffer, exchange.exact, partial(pending.arrived, peer))
+        for peer, buffer in exchange.outgoing.items():
+            if buffer.numel():
+                self.send(peer, key, buffer, priority, partial(pending.sent, peer))
 
     def missing(self, key: Key) -> Sequence[int]:
         """Return the peers whose message has not come, or that have not taken theirs, ascending."""

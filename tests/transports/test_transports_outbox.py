@@ -48,7 +48,7 @@ def test_every_byte_leaves_once_and_the_most_urgent_first(
         assert 0 < frame.data_bytes == len(data) <= chunk
         received[unit] += data
         last = len(received[unit]) == pushed[unit].numel()
-        item.sent()
+        item.message.handed_over()
         assert (unit in finished) == last
         if last:
             del waiting[unit]
@@ -109,7 +109,7 @@ def test_a_message_is_sent_once_all_its_frames_are_whichever_is_the_last(
         item = under_way.pop(order.randrange(len(under_way)))
         unit = item.frame.key.unit
         assert unit not in finished
-        item.sent()
+        item.message.handed_over()
         unsent[unit] -= 1
         assert (unit in finished) == (not unsent[unit])
     assert sorted(finished) == [0, 1]

@@ -9,8 +9,7 @@ nobody outside of the cycle is to blame, and all of it is named.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -110,18 +109,14 @@ class Doing:
         self._now = what, time.monotonic(), False
         self._waits = waits
 
-    def begin(self, what: str) -> None:
-        """Note what it is doing from now on."""
-        self._now = what, time.monotonic(), False
+    def begin(self, what: str, *, blocked: bool = False) -> None:
+        """Note what it is doing from now on.
 
-    @contextmanager
-    def blocked(self, what: str, then: str) -> Iterator[None]:
-        """Note that it does nothing else meanwhile, and what it does then."""
-        self._now = what, time.monotonic(), True
-        try:
-            yield
-        finally:
-            self.begin(then)
+        Args:
+            what: What people call it.
+            blocked: Whether it does nothing else until it begins the next.
+        """
+        self._now = what, time.monotonic(), blocked
 
     def activity(self) -> Activity:
         """Return it."""

@@ -15,7 +15,7 @@ _STAGES = {"encode": "compress", "decode": "decompress"}
 
 
 class Timeline:
-    """Turns what happens to tasks into spans.
+    """Turns what happens to tasks into spans; to be told of it while the tracer is on.
 
     Args:
         tracer: What records them.
@@ -40,8 +40,7 @@ class Timeline:
 
     def arrived(self, step: int, names: Collection[str], complete: Collection[int]) -> None:
         """Note that gradients have come, and that with them units are complete."""
-        if not self.tracer.on or self._phase is None:
-            return
+        assert self._phase is not None, "a phase is entered before its steps"
         now_s = time.perf_counter()
         if step != self._step:
             self._step, self._first_s, self._places = step, {}, self._order()
@@ -65,31 +64,29 @@ class Timeline:
 
     def computed(self, task: Task, stage: str, started_s: float, seconds: float) -> None:
         """Note that a task has computed, after it had waited for a thread."""
-        if self.tracer.on:
-            track = _STAGES[stage]
-            self._queued(task, started_s, track)
-            self.tracer.add(
-                Span(track, task.name, task.step, started_s, seconds, task.unit, task.stage)
-            )
+        track = _STAGES[stage]
+        self._queued(task, started_s, track)
+        self.tracer.add(
+            Span(track, task.name, task.step, started_s, seconds, task.unit, task.stage)
+        )
 
     def carried(self, task: Task, operation: Operation, launched_s: float, seconds: float) -> None:
         """Note that a task's exchange is done, after it had waited to be launched."""
-        if self.tracer.on:
-            self._queued(task, launched_s, "turn")
-            size_bytes, peers = self._load(operation)
-            self.tracer.add(
-                Span(
-                    "wire",
-                    task.name,
-                    task.step,
-                    launched_s,
-                    seconds,
-                    task.unit,
-                    task.stage,
-                    size_bytes=size_bytes,
-                    peers=peers,
-                )
+        self._queued(task, launched_s, "turn")
+        size_bytes, peers = self._load(operation)
+        self.tracer.add(
+            Span(
+                "wire",
+                task.name,
+                task.step,
+                launched_s,
+                seconds,
+                task.unit,
+                task.stage,
+                size_bytes=size_bytes,
+                peers=peers,
             )
+        )
 
     def on_sent(self, key: Key, first_s: float, last_s: float) -> None:
         """Note when the first and the last byte of a message have left; from any thread."""
