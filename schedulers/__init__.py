@@ -11,40 +11,30 @@ if __name__ != "compressa.schedulers":
     )
 
 from compressa.schedulers.auto import auto
-from compressa.schedulers.conditions import Conditions
-from compressa.schedulers.credit import credit, credit_bytes
+from compressa.schedulers.credit import chunk_bytes, credit, credit_bytes
 from compressa.schedulers.fifo import fifo
-from compressa.schedulers.launches import launches
 from compressa.schedulers.link import Link
 from compressa.schedulers.merge import merge
-from compressa.schedulers.partition import chunk_bytes
 from compressa.schedulers.plan import Name, Plan, Transfer
-from compressa.schedulers.policy import Policy
-from compressa.schedulers.predict import Leg, Prediction, predict
+from compressa.schedulers.policy import Conditions, Policy
+from compressa.schedulers.predict import Prediction, launches, predict
 from compressa.schedulers.priority import priority
 from compressa.schedulers.profile import Profile, UnitTimes
-from compressa.schedulers.staggered import Slot, slots, staggered
 
 _ROWS = (fifo, priority, credit, merge, auto)
 
 POLICIES: dict[str, Policy] = {row.name: row for row in _ROWS}
-"""What `schedule.policy` chooses from: a new policy is a file, and a row above.
-
-`staggered` is not among them: with an engine it sends as `credit` does, and the slots are the
-server's to give.
-"""
+"""What `schedule.policy` chooses from: a new policy is a file, and a row above."""
 
 __all__ = [
     "POLICIES",
     "Conditions",
-    "Leg",
     "Link",
     "Name",
     "Plan",
     "Policy",
     "Prediction",
     "Profile",
-    "Slot",
     "Transfer",
     "UnitTimes",
     "auto",
@@ -56,6 +46,4 @@ __all__ = [
     "merge",
     "predict",
     "priority",
-    "slots",
-    "staggered",
 ]

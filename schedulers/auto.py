@@ -7,25 +7,19 @@ from dataclasses import replace
 
 from compressa.schedulers.bound import least_step_s
 from compressa.schedulers.columns import Columns
-from compressa.schedulers.conditions import Conditions
 from compressa.schedulers.credit import draft_credit
-from compressa.schedulers.draft import Draft
 from compressa.schedulers.fifo import draft_fifo
 from compressa.schedulers.link import Link
 from compressa.schedulers.merge import fused_if_faster
-from compressa.schedulers.policy import Policy
+from compressa.schedulers.policy import Conditions, Draft, Policy
 from compressa.schedulers.predict import Prediction, outlook
 from compressa.schedulers.priority import draft_priority
-from compressa.schedulers.staggered import with_slots
 
 
 def draft_auto(columns: Columns, conditions: Conditions) -> Draft:
     """Draft by credit, merge, priority or fifo, as predicted; of equals, by the first of these.
 
     What cannot be shorter, by a bound, is not predicted.
-
-    Where several hosts send to one parameter server, they have slots, too: the prediction knows
-    one host, and nothing of bursts that meet.
 
     Args:
         columns: All transfers of one step.
@@ -41,7 +35,7 @@ def draft_auto(columns: Columns, conditions: Conditions) -> Draft:
     draft, ahead = min(tried, key=lambda pair: pair[1].step_s)
     steps = ", ".join(f"{other.policy} {step.step_s:.6g} s" for other, step in tried)
     reason = f"{draft.policy}: predicted are {steps}; no plan is below {ahead.ideal_s:.6g} s"
-    return with_slots(columns, replace(draft, reason=reason), conditions)
+    return replace(draft, reason=reason)
 
 
 def _tries(

@@ -120,7 +120,11 @@ class Columns:
         return np.repeat(np.array(shapes, dtype=np.int64), np.diff(ends))
 
     def tails_s(self, link: Link | None) -> Floats:
-        """By row: from its last byte's leaving to the unit's result, at best."""
+        """Return float64[rows]: seconds from a row's last byte's leaving to the unit's result.
+
+        Args:
+            link: What carries all that comes after it, on an idle wire; None: in no time.
+        """
         wire_s = self.wire_bytes / link.bytes_per_s + link.overhead_s if link else 0.0
         here_s = self.decode_s + (link.latency_s if link else 0.0)
         tails_s = here_s.copy()
@@ -139,7 +143,11 @@ class Columns:
         the segments of a sum wait for none of each other, and stay together.
 
         Args:
-            key: By row, the same for all of a unit; the first counts most.
+            key: Arrays by row, the same for all of a unit; the first counts most, and of equals the
+                unit with the smaller number comes first.
+
+        Returns:
+            int64[rows]: all rows, the first first.
         """
         units = np.unique(self.first)
         place = np.empty(len(self), dtype=np.int64)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from compressa.schedulers.columns import Columns
-from compressa.schedulers.conditions import Conditions
-from compressa.schedulers.draft import Draft
-from compressa.schedulers.policy import Policy
+from compressa.schedulers.policy import Conditions, Draft, Policy
 
 
 def draft_fifo(columns: Columns, conditions: Conditions) -> Draft:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-
-from compressa.schedulers.checks import not_negative, positive
 
 
 @dataclass(frozen=True)
@@ -25,6 +24,9 @@ class Link:
             it cuts nothing by itself.
         credit_bytes: Bytes under way that nothing overtakes, where a plan does not say; None for
             one chunk.
+
+    Raises:
+        ValueError: A rate or a size is not finite and more than 0, or a time not at least 0.
     """
 
     bytes_per_s: float
@@ -48,3 +50,15 @@ class Link:
         """Return the chunk that comes of a plan's: never larger than the transport's."""
         sizes = [size for size in (chunk_bytes, self.chunk_bytes) if size is not None]
         return min(sizes, default=None)
+
+
+def not_negative(name: str, value: float) -> None:
+    """Raise ValueError unless a value is finite and at least 0."""
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be finite and at least 0, not {value}")
+
+
+def positive(name: str, value: float | None) -> None:
+    """Raise ValueError unless a value is finite and more than 0, or None."""
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be finite and more than 0, not {value}")

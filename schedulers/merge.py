@@ -16,12 +16,9 @@ from dataclasses import replace
 
 import numpy as np
 from compressa.schedulers.columns import Columns
-from compressa.schedulers.conditions import Conditions
-from compressa.schedulers.credit import draft_credit, sized
-from compressa.schedulers.draft import Draft
+from compressa.schedulers.credit import chunk_bytes, draft_credit, sized
 from compressa.schedulers.link import Link
-from compressa.schedulers.partition import chunk_bytes
-from compressa.schedulers.policy import Policy
+from compressa.schedulers.policy import Conditions, Draft, Policy
 from compressa.schedulers.predict import Prediction, outlook
 
 

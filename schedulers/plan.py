@@ -62,10 +62,11 @@ class Plan:
             None: as the transport does.
         groups: Transfers that leave in one message, once all of a group are ready, with the
             priority of the most urgent; each has two at least, and none is in two.
-        starts_s: By host, then as `order`: seconds from the start of backward before which that
-            host does not begin a transfer. Empty: whenever it is ready.
         policy: What made it, for people.
         reason: Why so, for people.
+
+    Raises:
+        ValueError: A transfer is named twice, or in two groups, or only in a group.
     """
 
     order: tuple[Name, ...]
@@ -73,7 +74,6 @@ class Plan:
     chunk_bytes: int | None = None
     credit_bytes: int | None = None
     groups: tuple[tuple[Name, ...], ...] = ()
-    starts_s: tuple[tuple[float, ...], ...] = ()
     policy: str = ""
     reason: str = ""
 
@@ -84,8 +84,6 @@ class Plan:
         grouped = [name for group in self.groups for name in group]
         if len(set(grouped)) != len(grouped) or not named.issuperset(grouped):
             raise ValueError("a group of a plan names what is in another, or not in the plan")
-        if any(len(starts) != len(self.order) for starts in self.starts_s):
-            raise ValueError("a plan must have as many starts for a host as transfers")
 
     @cached_property
     def places(self) -> Mapping[Name, int]:

@@ -1,14 +1,98 @@
-"""Policy: one row of the table of policies, and how each of them is called."""
+"""Policy: one row of the table of policies, what each is told, and what each answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compressa.schedulers.columns import Columns
-from compressa.schedulers.conditions import UNKNOWN, Conditions
-from compressa.schedulers.draft import Draft
+import numpy as np
+from compressa.schedulers.columns import Columns, Integers
+from compressa.schedulers.link import Link, not_negative, positive
 from compressa.schedulers.plan import Plan, Transfer
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a policy is told besides the transfers.
+
+    Attributes:
+        link: The measured link. None before it is measured: nothing can be predicted then, and
+            plans say nothing of chunks and windows but what is fixed here.
+        compute_s: From the start of backward to the end of the next forward, if that never waits:
+            B + F. Less than the last need counts as that.
+        chunk_bytes: Size of chunks, fixed by the user; None: by the model.
+        credit_bytes: Size of the window, fixed by the user; None: by the model.
+
+    Raises:
+        ValueError: `compute_s` is not finite and at least 0, or a size not more than 0.
+    """
+
+    link: Link | None = None
+    compute_s: float = 0.0
+    chunk_bytes: int | None = None
+    credit_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        not_negative("compute_s", self.compute_s)
+        positive("chunk_bytes", self.chunk_bytes)
+        positive("credit_bytes", self.credit_bytes)
+
+
+UNKNOWN = Conditions()
+"""Before anything has been measured."""
+
+
+@dataclass(frozen=True, eq=False)
+class Draft:
+    """A plan in the making, as a policy decides it: rows of columns instead of names.
+
+    Attributes:
+        policy: Its name.
+        rows: All rows of the columns, the most urgent first.
+        chunk_bytes, credit_bytes, reason: As of `Plan`.
+        groups: Rows of the groups.
+    """
+
+    policy: str
+    rows: Integers
+    chunk_bytes: int | None = None
+    credit_bytes: int | None = None
+    groups: Sequence[Sequence[int]] = ()
+    reason: str = ""
+
+    @classmethod
+    def of(cls, plan: Plan, columns: Columns) -> Draft:
+        """Read a plan.
+
+        Raises:
+            ValueError: It is not a plan for these transfers.
+        """
+        row = {name: i for i, name in enumerate(columns.names)}
+        if len(plan.order) != len(row) or any(name not in row for name in plan.order):
+            raise ValueError("the plan is not for these transfers")
+        rows = np.array([row[name] for name in plan.order], dtype=np.int64)
+        groups = [[row[name] for name in group] for group in plan.groups]
+        return cls(
+            plan.policy,
+            rows,
+            plan.chunk_bytes,
+            plan.credit_bytes,
+            groups,
+            plan.reason,
+        )
+
+    def plan(self, columns: Columns, first_step: int) -> Plan:
+        """Write it out."""
+        names = columns.names
+        return Plan(
+            tuple([names[row] for row in self.rows.tolist()]),
+            first_step,
+            self.chunk_bytes,
+            self.credit_bytes,
+            tuple(tuple(names[row] for row in group) for group in self.groups),
+            self.policy,
+            self.reason,
+        )
 
 
 @dataclass(frozen=True)

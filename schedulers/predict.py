@@ -22,29 +22,10 @@ from itertools import chain
 
 import numpy as np
 from compressa.schedulers.columns import Columns, Floats, Integers
-from compressa.schedulers.draft import Draft
 from compressa.schedulers.link import Link
 from compressa.schedulers.plan import Name, Plan, Transfer
+from compressa.schedulers.policy import UNKNOWN, Conditions, Draft
 from compressa.schedulers.wire import Messages, Sent, Waits, send
-
-
-@dataclass(frozen=True)
-class Leg:
-    """What becomes of one transfer; seconds from the start of backward.
-
-    Attributes:
-        name: (unit, stage).
-        could_s: When it could leave.
-        began_s: When its first byte left.
-        ended_s: When its last byte had left.
-        done_s: When its answer had been decoded.
-    """
-
-    name: Name
-    could_s: float
-    began_s: float
-    ended_s: float
-    done_s: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +37,10 @@ class Prediction:
         compute_s: What of it is computed: B + F.
         wire_s: For how much of it the wire is held: C.
         columns: The transfers.
-        could_s, began_s, ended_s, done_s: As of `Leg`, by row.
+        could_s: By row: seconds from the start of backward until it could leave.
+        began_s: Until its first byte left.
+        ended_s: Until its last byte had left.
+        done_s: Until its answer had been decoded.
     """
 
     step_s: float
@@ -79,18 +63,9 @@ class Prediction:
         return self.step_s - self.compute_s
 
     def launched(self) -> Integers:
-        """Return the rows in the order in which they begin to leave."""
+        """Return int64[rows]: all rows, in the order in which they begin to leave."""
         columns = self.columns
         return np.lexsort((columns.stage, columns.unit, self.could_s, self.began_s))
-
-    def legs(self) -> list[Leg]:
-        """Return what becomes of each transfer, in the order in which they begin to leave."""
-        rows = self.launched()
-        times_s = np.stack((self.could_s, self.began_s, self.ended_s, self.done_s), axis=1)
-        names = [self.columns.names[row] for row in rows.tolist()]
-        return [
-            Leg(name, *times) for name, times in zip(names, times_s[rows].tolist(), strict=True)
-        ]
 
 
 def predict(
@@ -100,7 +75,7 @@ def predict(
 
     Args:
         transfers: All transfers of the step.
-        plan: How they go. Starts of hosts are left out: they are about a link that hosts share.
+        plan: How they go.
         link: On what.
         compute_s: B + F; see `Conditions`.
 
@@ -116,8 +91,37 @@ def predict(
     return outlook(columns, Draft.of(plan, columns), link, compute_s)
 
 
+def launches(
+    transfers: Sequence[Transfer], plan: Plan, conditions: Conditions = UNKNOWN
+) -> tuple[Name, ...]:
+    """Return the one order in which all ranks launch, where a transport needs one.
+
+    A plan's order says what is more urgent. Launched in that order, what is needed first, and
+    readied last, would hold back all the rest. So the order is that in which the transfers should
+    begin; each stage comes after the one that it waits for.
+
+    Args:
+        transfers: All transfers of one step.
+        plan: What is more urgent.
+        conditions: Without a link, or if no ready time is known, the order is that of readiness.
+
+    Returns:
+        (unit, stage), first to last; a pure function of the arguments.
+
+    Raises:
+        ValueError: The plan is not for these transfers, or its groups wait for each other.
+    """
+    columns = Columns.of(transfers)
+    draft = Draft.of(plan, columns)
+    if conditions.link is None or not columns.ready_s.any():
+        rows = columns.in_stages([columns.ready_s])
+    else:
+        rows = outlook(columns, draft, conditions.link, conditions.compute_s).launched()
+    return tuple(columns.names[row] for row in rows.tolist())
+
+
 def outlook(columns: Columns, draft: Draft, link: Link, compute_s: float) -> Prediction:
-    """Predict a step with a plan in the making."""
+    """Predict a step with a plan in the making; arguments as of `predict`."""
     message = _message_of(draft)
     sent, wire_s = _send(columns, draft, link, message)
     could_s, began_s, ended_s = (

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 from compressa.schedulers.columns import Columns, Integers
-from compressa.schedulers.conditions import Conditions
-from compressa.schedulers.draft import Draft
 from compressa.schedulers.link import Link
-from compressa.schedulers.policy import Policy
+from compressa.schedulers.policy import Conditions, Draft, Policy
 
 
 def draft_priority(columns: Columns, conditions: Conditions) -> Draft:
@@ -32,7 +30,12 @@ def draft_priority(columns: Columns, conditions: Conditions) -> Draft:
 
 
 def by_need(columns: Columns, link: Link | None) -> Integers:
-    """Return the rows, what is due first first."""
+    """Return int64[rows]: all rows, what is due first first; of equals, the last readied.
+
+    Args:
+        columns: All transfers of one step.
+        link: Says how much earlier than the need something is due; None: by codec times only.
+    """
     due_s = columns.need_s
     if due_s.any():
         due_s = due_s - columns.tails_s(link)

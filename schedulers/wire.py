@@ -134,6 +134,9 @@ def send(messages: Messages, ahead_s: float | None = None, return_s: float = 0.0
         return_s: How long it takes to learn that a chunk has left. If the window does not pay for
             it, the wire is idle meanwhile.
 
+    Returns:
+        When each could leave, began to, and had left, in float64 seconds.
+
     Raises:
         ValueError: Messages wait for each other.
     """

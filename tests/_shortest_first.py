@@ -8,7 +8,7 @@ import numpy as np
 from _training import train
 from compressa.schedulers import POLICIES, Conditions, Policy
 from compressa.schedulers.columns import Columns
-from compressa.schedulers.draft import Draft
+from compressa.schedulers.policy import Draft
 
 
 def draft_shortest(columns: Columns, conditions: Conditions) -> Draft:

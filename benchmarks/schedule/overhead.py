@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 
 import torch
-from compressa.schedulers import POLICIES, Conditions, Link, Transfer, staggered
+from compressa.schedulers import POLICIES, Conditions, Link, Transfer
 
 from compressa.transports.base import Key
 from compressa.transports.outbox import Outbox
@@ -31,7 +31,7 @@ def chunk_costs(repeats: int = 5) -> Iterator[tuple[str, float]]:
         for unit in range(CHUNKS // 2)
         for stage in range(2)
     ]
-    for name, policy in {**POLICIES, "staggered": staggered}.items():
+    for name, policy in POLICIES.items():
         times_s = []
         for _ in range(repeats):
             begin_s = time.perf_counter()

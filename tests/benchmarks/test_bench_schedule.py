@@ -326,6 +326,6 @@ def test_links_are_faster_where_communication_is_a_part_of_computing() -> None:
 
 def test_each_policy_and_each_chunk_that_leaves_have_a_cost() -> None:
     costs = dict(chunk_costs(repeats=1))
-    planned = {f"plan by {name}" for name in (*POLICIES, "staggered")}
+    planned = {f"plan by {name}" for name in POLICIES}
     assert set(costs) == planned | {"choose, cut and hand over"}
     assert all(seconds > 0 for seconds in costs.values())

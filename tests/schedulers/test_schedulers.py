@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 from compressa.schedulers import (
@@ -21,10 +20,8 @@ from compressa.schedulers import (
     merge,
     predict,
     priority,
-    slots,
-    staggered,
 )
-from compressa.schedulers.partition import LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES
+from compressa.schedulers.credit import LEAST_CHUNK_BYTES, MOST_CHUNK_BYTES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,8 +37,6 @@ CONDITIONS = st.builds(
     Conditions,
     link=st.none() | LINKS,
     compute_s=st.floats(0, 3),
-    hosts=st.integers(1, 4),
-    at_once=st.integers(1, 3),
 )
 
 
@@ -217,41 +212,6 @@ def test_stages_of_merged_units_are_merged_one_by_one() -> None:
     assert [sorted(g) for g in groups] == [[(0, s), (1, s), (2, s)] for s in range(2)]
 
 
-@given(
-    sizes=st.lists(st.integers(0, 10**6), min_size=1, max_size=12),
-    link=LINKS,
-    at_once=st.integers(1, 4),
-)
-def test_no_more_hosts_send_at_once_than_may(sizes: list[int], link: Link, at_once: int) -> None:
-    turns = slots(sizes, link, at_once)
-    for turn in turns:
-        others = sum(o.start_s <= turn.start_s < o.end_s for o in turns)
-        assert others <= at_once
-    busy_s = sum(sizes) / link.bytes_per_s + len(sizes) * link.overhead_s
-    longest_s = max(turn.end_s - turn.start_s for turn in turns)
-    assert max(turn.end_s for turn in turns) <= busy_s + longest_s + 1e-9
-
-
-def test_turns_leave_the_port_no_idle_time() -> None:
-    turns = slots([1000] * 4, Link(bytes_per_s=1000))
-    assert [turn.start_s for turn in turns] == [0.0, 1.0, 2.0, 3.0]
-    assert turns[-1].end_s == 4.0
-
-
-def test_staggered_hosts_take_turns_in_every_round() -> None:
-    transfers = [Transfer(u, 0, 1000, ready_s=u * 0.5, need_s=9.0 - u) for u in range(3)]
-    conditions = Conditions(Link(bytes_per_s=10_000), hosts=4)
-    plan = staggered(transfers, conditions)
-    assert len(plan.starts_s) == 4
-    begins = sorted(start for host in plan.starts_s for start in host)
-    assert all(b - a >= 0.1 - 1e-9 for a, b in pairwise(begins))
-    for host in plan.starts_s:
-        for name, start_s in zip(plan.order, host, strict=True):
-            assert start_s >= transfers[name[0]].ready_s
-    assert not staggered(transfers, Conditions(Link(10_000))).starts_s
-    assert len(auto(transfers, conditions).starts_s) == 4
-
-
 def test_auto_says_what_it_took_and_why() -> None:
     transfers = [Transfer(u, 0, 10**6, u * 0.1, 1.0 + (4 - u) * 0.1) for u in range(5)]
     plan = auto(transfers, Conditions(Link(2e6, overhead_s=1e-4), compute_s=1.5))
@@ -267,8 +227,6 @@ def test_plan_refuses_what_contradicts_itself() -> None:
     for groups in ((((0, 0), (1, 0)), ((1, 0), (2, 0))), (((0, 0), (3, 0)),)):
         with pytest.raises(ValueError, match="group"):
             Plan(order, groups=groups)
-    with pytest.raises(ValueError, match="starts"):
-        Plan(order, starts_s=((0.0, 1.0),))
 
 
 def test_policies_refuse_transfers_that_make_no_sense() -> None:
@@ -289,8 +247,8 @@ def test_links_and_conditions_refuse_nonsense() -> None:
         Link(0)
     with pytest.raises(ValueError, match="latency_s"):
         Link(1, latency_s=-1)
-    with pytest.raises(ValueError, match="hosts"):
-        Conditions(hosts=0)
+    with pytest.raises(ValueError, match="chunk_bytes"):
+        Conditions(chunk_bytes=0)
 
 
 def test_plan_knows_the_place_of_each_transfer() -> None:

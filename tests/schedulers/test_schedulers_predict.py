@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import pytest
 from compressa.schedulers import (
@@ -48,15 +49,31 @@ def layers(count: int, size: int, forward_s: float, backward_s: float) -> list[T
     ]
 
 
+class Leg(NamedTuple):
+    """What becomes of one transfer."""
+
+    name: tuple[int, int]
+    could_s: float
+    began_s: float
+    ended_s: float
+    done_s: float
+
+
+def legs_of(ahead: Prediction) -> list[Leg]:
+    """In the order in which they begin to leave."""
+    columns = (ahead.could_s, ahead.began_s, ahead.ended_s, ahead.done_s)
+    return [Leg(ahead.columns.names[row], *(c[row] for c in columns)) for row in ahead.launched()]
+
+
 def times(prediction: Prediction) -> dict[tuple[int, int], tuple[float, float]]:
-    return {leg.name: (leg.began_s, leg.ended_s) for leg in prediction.legs()}
+    return {leg.name: (leg.began_s, leg.ended_s) for leg in legs_of(prediction)}
 
 
 def test_one_transfer_takes_what_its_parts_take() -> None:
     one = Transfer(0, 0, 1000, ready_s=1.0, need_s=2.0, encode_s=0.5, decode_s=0.25)
     link = Link(bytes_per_s=1000, latency_s=0.125, overhead_s=0.0625)
     ahead = predict([one], Plan(((0, 0),)), link, compute_s=4.0)
-    (leg,) = ahead.legs()
+    (leg,) = legs_of(ahead)
     assert (leg.could_s, leg.began_s, leg.ended_s, leg.done_s) == (1.5, 1.5, 2.5625, 2.9375)
     assert ahead.step_s == 4.9375
     assert (ahead.exposed_s, ahead.wire_s, ahead.ideal_s) == (0.9375, 1.0625, 4.0)
@@ -216,7 +233,9 @@ def test_what_is_most_urgent_waits_for_one_window_at_most(
     link = Link(100.0, latency_s)
     plan = credit(transfers, Conditions(link, chunk_bytes=chunk))
     assert plan.credit_bytes is not None
-    (urgent,) = [leg for leg in predict(transfers, plan, link).legs() if leg.name == plan.order[0]]
+    (urgent,) = [
+        leg for leg in legs_of(predict(transfers, plan, link)) if leg.name == plan.order[0]
+    ]
     assert urgent.began_s - urgent.could_s <= plan.credit_bytes / link.bytes_per_s + 1e-9
 
 
@@ -226,7 +245,7 @@ def test_nothing_is_inverted_when_all_is_ready(sizes: list[int], chunk: int) -> 
     transfers = [Transfer(u, 0, size, need_s=1.0 + u) for u, size in enumerate(sizes)]
     link = Link(100.0)
     plan = credit(transfers, Conditions(link, chunk_bytes=chunk))
-    legs = predict(transfers, plan, link).legs()
+    legs = legs_of(predict(transfers, plan, link))
     assert [leg.name for leg in legs] == list(plan.order)
     assert all(a.ended_s <= b.began_s + 1e-9 for a, b in pairwise(legs))
 
@@ -256,4 +275,4 @@ def test_groups_that_wait_for_each_other_are_refused() -> None:
 
 def test_nothing_to_send_is_a_step_of_computing() -> None:
     ahead = predict([], Plan(()), Link(1.0), compute_s=2.0)
-    assert (ahead.step_s, ahead.wire_s, ahead.legs()) == (2.0, 0.0, [])
+    assert (ahead.step_s, ahead.wire_s, legs_of(ahead)) == (2.0, 0.0, [])
