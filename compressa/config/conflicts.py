@@ -17,6 +17,7 @@ from compressa.wrappers.density_schedule import has_density
 # Bounds are stated for a length; any that is long compared to 1 / density shows the kind.
 _TYPICAL_ELEMS = 1 << 20
 _KIND: Path = ("exchange", "kind")
+_ALGORITHM: Path = ("exchange", "algorithm")
 _TRANSPORT: Path = ("exchange", "transport")
 
 
@@ -73,11 +74,8 @@ def _pace_conflicts(config: Settings) -> Iterator[Mistake]:
     path: Path = ("schedule", "pace_bits_per_s")
     if config.schedule.pace_bits_per_s is None:
         if config.schedule.burst_bytes is not None:
-            yield Mistake(
-                ("schedule", "burst_bytes"),
-                "is set, but nothing is paced; set schedule.pace_bits_per_s, or leave it out",
-                (("schedule", "burst_bytes"),),
-            )
+            text = "is set, but nothing is paced; set schedule.pace_bits_per_s, or leave it out"
+            yield Mistake(("schedule", "burst_bytes"), text)
         return
     transport = config.exchange.transport
     if not any(row.paced for row in meant(transport)):
@@ -85,27 +83,26 @@ def _pace_conflicts(config: Settings) -> Iterator[Mistake]:
             path,
             f'is set, but exchange.transport = "{transport}" can not be paced; use "{USUAL}", or '
             "leave it out",
-            (path, _TRANSPORT),
+            (_TRANSPORT,),
         )
     if config.exchange.algorithm == "backend":
         yield Mistake(
             path,
             'is set, but no backend can be paced; use exchange.algorithm = "auto", or leave it out',
-            (path, ("exchange", "algorithm")),
+            (_ALGORITHM,),
         )
 
 
 def _secret_conflicts(config: Settings) -> Iterator[Mistake]:
     exchange, path = config.exchange, ("exchange", "authenticate")
-    secret: Path = ("exchange", "secret_file")
     if exchange.secret_file is not None and not exchange.authenticate:
         text = "is set, but nothing is authenticated; set exchange.authenticate, or leave it out"
-        yield Mistake(secret, text, (secret,))
+        yield Mistake(("exchange", "secret_file"), text)
     if not exchange.authenticate:
         return
     if exchange.secret_file is None:
         text = "is set, but not exchange.secret_file; set it to a file with the secret"
-        yield Mistake(path, text, (path,))
+        yield Mistake(path, text)
     for setting, refused, use in (
         ("transport", not any(row.authenticated for row in meant(exchange.transport)), USUAL),
         ("algorithm", exchange.algorithm == "backend", "auto"),
@@ -117,30 +114,30 @@ def _secret_conflicts(config: Settings) -> Iterator[Mistake]:
                 path,
                 f'is set, but exchange.{setting} = "{chosen}" sends what has no MAC of ours; use '
                 f'"{use}", or leave authenticate out',
-                (path, ("exchange", setting)),
+                (("exchange", setting),),
             )
 
 
 def _trace_conflicts(config: Settings) -> Iterator[Mistake]:
     steps, place = config.trace.steps, ("trace", "steps")
     if steps is not None and config.trace.path is None:
-        yield Mistake(place, "is set, but not trace.path; set it, or leave this out", (place,))
+        yield Mistake(place, "is set, but not trace.path; set it, or leave this out")
     if steps is not None and steps[0] > steps[1]:
-        yield Mistake(place, f"must be the first step and the last, not {list(steps)}", (place,))
+        yield Mistake(place, f"must be the first step and the last, not {list(steps)}")
 
 
 def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:
-    involves = (use.path, use.feedback_path)
+    path, involves = use.feedback_path, (use.path,)
     if use.compressor.built_in_feedback and use.feedback in ("none", "ef21"):
         yield Mistake(
-            use.feedback_path,
+            path,
             f'is "{use.feedback}", but {use.name} has its error feedback built in; use "auto"',
             involves,
         )
     plain = not isinstance(use.compressor, Codec) and not use.compressor.built_in_feedback
     if plain and use.feedback not in ("auto", "none"):
         yield Mistake(
-            use.feedback_path,
+            path,
             f'is "{use.feedback}", but {use.name} keeps nothing from step to step; use "auto"',
             involves,
         )
@@ -148,7 +145,7 @@ def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:
         bias = use.compressor.bias(_TYPICAL_ELEMS)
         if isinstance(bias, Unbiased) and use.feedback == "error":
             yield Mistake(
-                use.feedback_path,
+                path,
                 f'is "error", but {use.name} is unbiased as configured, and its residual would '
                 f'grow without bound; use "auto", "scaled" or "none", or the biased form of '
                 f"{use.name}",
@@ -156,7 +153,7 @@ def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:
             )
         if isinstance(bias, Biased):
             yield Mistake(
-                use.feedback_path,
+                path,
                 f'is "{use.feedback}", but {use.name} is no contraction as configured, and its '
                 'error would grow without bound; use "auto" or "none"',
                 involves,
@@ -166,11 +163,7 @@ def _feedback_conflicts(use: _Use) -> Iterator[Mistake]:
 def _kind_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
     reason = _why_not(use.compressor, kind)
     if reason:
-        yield Mistake(
-            _KIND,
-            f'is "{kind}", but {reason}; use "auto"',
-            ((*use.path, "name"), _KIND),
-        )
+        yield Mistake(_KIND, f'is "{kind}", but {reason}; use "auto"', ((*use.path, "name"),))
 
 
 def _sum_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
@@ -183,7 +176,7 @@ def _sum_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
             f'is "{use.feedback}", but the sum of {use.name} by exchange.kind = "all_reduce" '
             f"rounds in {str(sums.dtype).removeprefix('torch.')}, which no residual can keep; use "
             '"none", or exchange.kind = "auto"',
-            (use.feedback_path, _KIND),
+            (_KIND,),
         )
 
 
@@ -194,7 +187,7 @@ def _estimate_conflicts(use: _Use, kind: str) -> Iterator[Mistake]:
             use.feedback_path,
             f'is "ef21", for which every payload must reach every rank, but exchange.kind is '
             f'"{kind}"; use exchange.kind = "auto"',
-            (use.feedback_path, _KIND),
+            (_KIND,),
         )
 
 
@@ -205,7 +198,7 @@ def _entropy_conflicts(config: Settings, uses: Sequence[_Use]) -> Iterator[Mista
         return
     missing = missing_library()
     if missing:
-        yield Mistake(place, f"is {level}, but {missing}", (place,))
+        yield Mistake(place, f"is {level}, but {missing}")
     codecs = (use.compressor for use in uses if isinstance(use.compressor, Codec))
     if not any(can_shorten(codec, config.exchange.kind) for codec in codecs):
         names = ", ".join(dict.fromkeys(use.name for use in uses))
@@ -213,27 +206,22 @@ def _entropy_conflicts(config: Settings, uses: Sequence[_Use]) -> Iterator[Mista
             place,
             f"is {level}, but nothing that {names} sends can be shortened: it is summed on its "
             "way, or exchanged in rounds of its own; use 0",
-            (place, _KIND, *(use.path for use in uses)),
+            (_KIND, *(use.path for use in uses)),
         )
+
+
+_NO_VELOCITY = {
+    "scatter_reduce": "in a scatter-reduce every rank contributes its own shard whole, which "
+    "leaves no velocity there",
+    "per_hop": "where sums are encoded at every hop no rank knows what became of its own velocity",
+}
 
 
 def _momentum_conflicts(config: Settings) -> Iterator[Mistake]:
-    if config.momentum.factor and config.exchange.kind == "scatter_reduce":
-        place: Path = ("momentum", "factor")
-        yield Mistake(
-            place,
-            f"is {config.momentum.factor:g}, but in a scatter-reduce every rank contributes its "
-            'own shard whole, which leaves no velocity there; use exchange.kind = "auto"',
-            (place, _KIND),
-        )
-    if config.momentum.factor and config.exchange.kind == "per_hop":
-        place = ("momentum", "factor")
-        yield Mistake(
-            place,
-            f"is {config.momentum.factor:g}, but where sums are encoded at every hop no rank knows "
-            'what became of its own velocity; use exchange.kind = "auto"',
-            (place, _KIND),
-        )
+    factor, why = config.momentum.factor, _NO_VELOCITY.get(config.exchange.kind)
+    if factor and why:
+        text = f'is {factor:g}, but {why}; use exchange.kind = "auto"'
+        yield Mistake(("momentum", "factor"), text, (_KIND,))
 
 
 def _warmup_conflicts(config: Settings) -> Iterator[Mistake]:
@@ -245,14 +233,14 @@ def _warmup_conflicts(config: Settings) -> Iterator[Mistake]:
         yield Mistake(
             place,
             f"names {len(warm.densities)} densities for {warm.steps} steps; each needs a step",
-            (place, ("warmup", "steps")),
+            (("warmup", "steps"),),
         )
     if warm.compressor.name != "none":
         yield Mistake(
             place,
             f"is given beside warmup.compressor = {warm.compressor.name}; only one of them can "
             "send the first steps",
-            (place, ("warmup", "compressor")),
+            (("warmup", "compressor"),),
         )
     builds = [config.compressor.build(), *(rule.compressor.build() for rule in config.rules)]
     if not any(has_density(compressor) for compressor in builds):
@@ -260,7 +248,6 @@ def _warmup_conflicts(config: Settings) -> Iterator[Mistake]:
             place,
             f"is given, but {', '.join(dict.fromkeys(c.name for c in builds))} has no density; use "
             "warmup.compressor, or a sparse compressor",
-            (place,),
         )
 
 
@@ -282,24 +269,22 @@ def _why_not(compressor: Compressor, kind: str) -> str:
 
 def _hop_conflicts(config: Settings) -> Iterator[Mistake]:
     """No backend encodes on the way, and a host's own messages are told apart by one algorithm."""
-    kind, algorithm, inside = (("exchange", key) for key in ("kind", "algorithm", "inside"))
     exchange = config.exchange
     if exchange.kind == "per_hop" and exchange.algorithm == "backend":
         yield Mistake(
-            algorithm,
+            _ALGORITHM,
             'is "backend", but no backend decodes and encodes at every hop; use "auto", or another '
             "algorithm",
-            (algorithm, kind),
+            (_KIND,),
         )
-    if exchange.inside == "none":
-        return
-    if exchange.kind != "per_hop" or exchange.algorithm != "hierarchical":
+    apart = exchange.kind == "per_hop" and exchange.algorithm == "hierarchical"
+    if exchange.inside != "none" and not apart:
         yield Mistake(
-            inside,
+            ("exchange", "inside"),
             f'is "{exchange.inside}", but only with exchange.kind = "per_hop" and '
             'exchange.algorithm = "hierarchical" do messages within a host differ from others; use '
             '"none"',
-            (inside, kind, algorithm),
+            (_KIND, _ALGORITHM),
         )
 
 
@@ -315,7 +300,7 @@ def _wire_id_conflicts(uses: Iterable[_Use]) -> Iterator[Mistake]:
                     f"{use.name} has the wire id {use.compressor.wire_id}, as {other.name} has, so "
                     "that payloads could be taken for each other; use only one of the two, until "
                     "the package of one has chosen another number",
-                    (use.path, other.path),
+                    (other.path,),
                 )
 
 
@@ -326,7 +311,7 @@ def _exchange_conflicts(config: Settings) -> Iterator[Mistake]:
         yield Mistake(
             ("exchange", "credit_bytes"),
             f"is {credit}, less than one chunk; must be at least chunk_bytes = {chunk}",
-            (("exchange", "credit_bytes"), ("exchange", "chunk_bytes")),
+            (("exchange", "chunk_bytes"),),
         )
     rows = meant(exchange.transport)
     if exchange.connections > 1 and not any(row.connections for row in rows):
@@ -334,19 +319,19 @@ def _exchange_conflicts(config: Settings) -> Iterator[Mistake]:
             ("exchange", "connections"),
             f"is {exchange.connections}, but the transport {exchange.transport} makes its own; use "
             f'exchange.transport = "{USUAL}", or leave it out',
-            (("exchange", "connections"), _TRANSPORT),
+            (_TRANSPORT,),
         )
     if exchange.broadcast == "multicast" and all(row.ordered for row in rows):
         yield Mistake(
             ("exchange", "broadcast"),
             f'is "multicast", which asks for lost packets by messages that come in any order, and '
             f'exchange.transport = "{exchange.transport}" has none; use "{USUAL}"',
-            (("exchange", "broadcast"), _TRANSPORT),
+            (_TRANSPORT,),
         )
     if exchange.silence_s <= 2 * exchange.heartbeat_s:
         yield Mistake(
             ("exchange", "silence_s"),
             f"is {exchange.silence_s:g}; must be more than two heartbeats, "
             f"{2 * exchange.heartbeat_s:g} s, or a healthy rank would be taken for lost",
-            (("exchange", "silence_s"), ("exchange", "heartbeat_s")),
+            (("exchange", "heartbeat_s"),),
         )

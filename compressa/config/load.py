@@ -199,6 +199,6 @@ def _take_out_of_rule(rules: list[Any], path: Path) -> None:
 def _rests_on(mistake: Mistake, others: Iterable[Mistake]) -> bool:
     return any(
         one[: len(other.path)] == other.path or other.path[: len(one)] == one
-        for one in mistake.involves
+        for one in (mistake.path, *mistake.involves)
         for other in others
     )

@@ -26,8 +26,8 @@ class Mistake(NamedTuple):
     Attributes:
         path: Where it is.
         text: What is wrong and what would be right, after the key path.
-        involves: Every key that the judgement rests on. While one of them holds another
-            mistake, this one is not reported.
+        involves: Every other key that the judgement rests on. While one of them, or of those
+            below it, holds another mistake, this one is not reported.
     """
 
     path: Path
