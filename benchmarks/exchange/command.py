@@ -12,7 +12,7 @@ from benchmarks.exchange.parts import PARTS
 from benchmarks.exchange.plan import Settings
 from benchmarks.exchange.run import ExchangeBench
 from benchmarks.runner import JsonFile, Update, What, given, measure, parts_option, show
-from compressa.config.sizes import parse_bytes
+from compressa.config.values import parse_bytes
 from compressa.errors import ConfigError
 from compressa.testbed import LinkSpec
 

@@ -116,7 +116,7 @@ def _exchanges(forecast: Forecast, model: str | None, sizes: list[str] | None) -
 
 
 def _bytes(text: str) -> int:
-    from compressa.config.sizes import parse_bytes
+    from compressa.config.values import parse_bytes
 
     try:
         size_bytes = parse_bytes(text)

@@ -1,13 +1,11 @@
 """The configuration: one TOML file, checked whole when it is loaded."""
 
-from compressa.config.compare import ABSENT, first_difference
 from compressa.config.emit import config_toml
 from compressa.config.load import Source, load_config, recompressed
-from compressa.config.match import Match, Rule
-from compressa.config.model import Config
+from compressa.config.mistakes import ABSENT, first_difference
+from compressa.config.model import Config, config_schema
 from compressa.config.roles import infer_roles, parameter_infos
 from compressa.config.rules import ConfigWarning, assign
-from compressa.config.schema import config_schema
 from compressa.config.sections import (
     DenseBelow,
     Engine,
@@ -18,6 +16,7 @@ from compressa.config.sections import (
     Trace,
     Warmup,
 )
+from compressa.config.settings import Match, Rule
 
 __all__ = [
     "ABSENT",

@@ -99,20 +99,10 @@ def not_a_compressor(name: str) -> str:
     return f"{show(name)} is not a compressor{_offer(name, list(CHOICES))}"
 
 
-def _say_unknown_compressor(error: ErrorDetails) -> str:
-    return not_a_compressor(error["ctx"]["tag"])
-
-
-def _say_no_compressor(error: ErrorDetails) -> str:
-    return f"has no name; give name = one of {_quoted(list(CHOICES))}"
-
-
-def _say_not_a_compressor(error: ErrorDetails) -> str:
-    return f'must be a table such as {{ name = "int8" }}, not {show(error["input"])}'
-
-
 def _say_choice(error: ErrorDetails) -> str:
-    names = _names(error)
+    # pydantic gives the allowed strings as "'a', 'b' or 'c'".
+    listed = str(error["ctx"]["expected"]).replace(" or ", ", ").split(", ")
+    names = [name.strip("'") for name in listed]
     return f"{show(error['input'])} is not allowed{_offer(error['input'], names)}"
 
 
@@ -146,16 +136,14 @@ def _inside(annotation: object) -> Iterator[Any]:
         yield from _inside(part)
 
 
-def _say_value(error: ErrorDetails) -> str:
-    return str(error["ctx"]["error"])
-
-
 _SAY: dict[str, Callable[[ErrorDetails], str]] = {
     "extra_forbidden": _say_unknown_key,
     "missing": _say_missing,
-    "union_tag_invalid": _say_unknown_compressor,
-    "union_tag_not_found": _say_no_compressor,
-    "model_attributes_type": _say_not_a_compressor,
+    "union_tag_invalid": lambda error: not_a_compressor(error["ctx"]["tag"]),
+    "union_tag_not_found": lambda _: f"has no name; give name = one of {_quoted(list(CHOICES))}",
+    "model_attributes_type": lambda error: (
+        f'must be a table such as {{ name = "int8" }}, not {show(error["input"])}'
+    ),
     "enum": _say_choice,
     "literal_error": _say_choice,
     "greater_than": _say_bounds,
@@ -163,7 +151,7 @@ _SAY: dict[str, Callable[[ErrorDetails], str]] = {
     "less_than": _say_bounds,
     "less_than_equal": _say_bounds,
     "multiple_of": _say_bounds,
-    "value_error": _say_value,
+    "value_error": lambda error: str(error["ctx"]["error"]),
 }
 
 
@@ -187,12 +175,6 @@ def bounds_text(metadata: list[Any]) -> str:
 def _offer(word: object, names: list[str]) -> str:
     # Among few short names, "gpu" is two thirds of "cpu", and means another thing.
     return f"; must be one of {_quoted(names)}{nearest(word, names, cutoff=0.7)}"
-
-
-def _names(error: ErrorDetails) -> list[str]:
-    """Return the allowed strings, which pydantic gives as "'a', 'b' or 'c'"."""
-    listed = str(error["ctx"]["expected"]).replace(" or ", ", ").split(", ")
-    return [name.strip("'") for name in listed]
 
 
 def _quoted(names: list[str]) -> str:

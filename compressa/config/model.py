@@ -43,3 +43,12 @@ class Config(Settings):
         """Return the versions of the other packages whose compressors are named, by package."""
         choices = [self.compressor, self.warmup.compressor, *(r.compressor for r in self.rules)]
         return versions(choice.name for choice in choices)
+
+
+def config_schema() -> dict[str, Any]:
+    """Return the JSON Schema (2020-12), with one branch per compressor.
+
+    Combinations of settings are beyond a schema; `load_config` checks them.
+    """
+    schema = Config.model_json_schema()
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

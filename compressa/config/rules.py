@@ -13,8 +13,8 @@ from compressa.codecs.entropy import Entropy, can_shorten
 from compressa.codecs.none import NoCompression
 from compressa.compressor import Compressor
 from compressa.config.choices import CompressorChoice
-from compressa.config.match import Match, Rule
 from compressa.config.model import Config
+from compressa.config.settings import Match, Rule
 from compressa.errors import escaped
 from compressa.parameters import ParameterInfo, Role
 from compressa.wrappers import (

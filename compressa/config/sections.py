@@ -13,17 +13,20 @@ from compressa.codecs.entropy import MOST_LEVEL
 from compressa.collectives.algorithms import ALGORITHMS
 from compressa.config.base import Listed, OneOf, Section
 from compressa.config.choices import AnyCompressor, choice
-from compressa.config.places import board_place, link_name
-from compressa.config.ranges import (
+from compressa.config.values import (
     BitsPerSecond,
+    BurstBytes,
     Count,
     FewSteps,
     Heartbeat,
     Norm,
     Seconds,
     Silence,
+    UnitBytes,
+    WireBytes,
+    link_name,
+    meeting_place,
 )
-from compressa.config.sizes import BurstBytes, UnitBytes, WireBytes
 from compressa.schedulers import POLICIES, Policy
 from compressa.transports.table import AUTO, AUTO_SUMMARY, TRANSPORTS, Entry
 
@@ -254,7 +257,7 @@ class LinkSharing(Section):
     name: Annotated[str, AfterValidator(link_name)] = Field(
         description="Of the link: letters, digits, dots, hyphens and underscores."
     )
-    at: Annotated[str, AfterValidator(board_place)] = Field(
+    at: Annotated[str, AfterValidator(meeting_place)] = Field(
         description="Where the jobs meet: file:///folder, which they can all write to, or "
         "tcp://host:port, a TCPStore that the first job on that host serves."
     )

@@ -20,7 +20,7 @@ from compressa.config import (
     load_config,
 )
 from compressa.config.choices import CHOICES, choice
-from compressa.config.sizes import parse_bytes
+from compressa.config.values import parse_bytes
 from compressa.engine.units.units import UnitSizes
 from compressa.errors import ConfigError
 

@@ -11,8 +11,8 @@ import pytest
 from compressa.codecs import Int8, NoCompression, OneBit, RandomK, TopK
 from compressa.codecs.around import codec_of
 from compressa.config import ConfigWarning, assign, load_config
-from compressa.config.match import Match
 from compressa.config.rules import matcher
+from compressa.config.settings import Match
 from compressa.parameters import ParameterInfo, Role
 from compressa.wrappers import (
     EF21,
