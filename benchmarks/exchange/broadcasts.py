@@ -15,7 +15,7 @@ from compressa.collectives.broadcast import BroadcastAlgorithm, Choice, chosen
 from compressa.collectives.cost import Stage
 from compressa.collectives.rank_group import RankGroup
 from compressa.engine.session import Session
-from compressa.link.operation import Operation, repeated
+from compressa.link.operations import Operation, repeated
 
 
 @final

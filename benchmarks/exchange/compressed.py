@@ -16,7 +16,7 @@ import compressa
 from benchmarks.exchange.method import Method, Verb
 from compressa.compressors import COMPRESSORS
 from compressa.engine.session import Session
-from compressa.link.operation import Operation
+from compressa.link.operations import Operation
 
 _LAYER_ELEMS = 256 * 1024
 _NO_MEAN = b"-"

@@ -11,7 +11,7 @@ from typing import Literal
 
 from compressa.collectives.cost import Link, Stage
 from compressa.engine.session import Session
-from compressa.link.operation import Operation
+from compressa.link.operations import Operation
 
 Maker = Literal["compressa", "gloo", "mpi", "ray"]
 Verb = Literal["all_reduce", "all_gather", "broadcast", "transfer", "push_pull"]

@@ -15,8 +15,7 @@ from compressa.engine.session import Session
 from compressa.engine.start.link_file import Figures
 from compressa.link import operations
 from compressa.link.chain import Ask
-from compressa.link.operation import Operation
-from compressa.link.sums import summed
+from compressa.link.operations import Operation, summed
 from harness.wire import Wire
 
 _SILENCE_S = 60.0  # many ranks may share few processors

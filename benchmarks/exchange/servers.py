@@ -14,7 +14,7 @@ from benchmarks.exchange.compressed import ToMeans, check_mean, random_values
 from benchmarks.exchange.method import Verb
 from compressa.compressors import COMPRESSORS
 from compressa.engine.session import Session
-from compressa.link.operation import Operation, nothing
+from compressa.link.operations import Operation, nothing
 from compressa.parameter_server import Server, Worker, open_parameter_server
 
 KEY = "value"

@@ -20,8 +20,7 @@ from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
 from compressa.engine.session import Session
 from compressa.engine.units.sums import Sums
-from compressa.link.operation import Operation
-from compressa.link.sums import carried, summed, values_of, verify
+from compressa.link.operations import Operation, carried, summed, values_of, verify
 
 Stages = Callable[[int, int], list[Stage]]
 AUTO = "auto"

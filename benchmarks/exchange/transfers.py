@@ -15,7 +15,7 @@ from compressa.collectives.base import Program
 from compressa.collectives.cost import Stage
 from compressa.collectives.passing import pass_hop
 from compressa.engine.session import Session
-from compressa.link.operation import Operation, nothing, repeated
+from compressa.link.operations import Operation, nothing, repeated
 
 SENDER, RECEIVER = 0, 1
 _PERIOD = 251  # a prime: no chunk looks like the one before it

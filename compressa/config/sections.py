@@ -68,7 +68,7 @@ class Feedback(Section):
     )
     dtype: Literal["float32", "bfloat16", "int8"] = Field(
         default="float32",
-        description="What residuals are kept as; int8: with a unit for each block of 256.",
+        description="What residuals are kept as; int8: with a scale for each block of 256.",
     )
     decay: Annotated[float, Ge(0), Le(1)] = Field(
         default=1.0, description="What a residual is multiplied by before it is added."

@@ -24,7 +24,6 @@ from compressa.engine.start.link_file import Shared
 from compressa.errors import StateError
 from compressa.hooks import saving
 from compressa.hooks.integrity import Integrity
-from compressa.hooks.profiles import save_profile
 from compressa.hooks.reform import check_recoverable, reform
 from compressa.hooks.switching import STEPS_AHEAD, switch
 
@@ -196,7 +195,7 @@ class Handle:
         Example:
             >>> handle.save_profile("profile.json")  # doctest: +SKIP
         """
-        save_profile(self, self._link, Path(path))
+        saving.save_profile(self._engine, self.config, self.next_step, self._link, Path(path))
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: residuals, factors and the step.

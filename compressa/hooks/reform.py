@@ -134,7 +134,7 @@ def _check_together(standings: Sequence[Standing], step: int) -> None:
     for rank, standing in enumerate(standings):
         if standing.earliest_step > step:
             raise StateError(
-                f"the survivors can not go on collective_call: rank {rank} can go back to step "
+                f"the survivors can not go on together: rank {rank} can go back to step "
                 f"{standing.earliest_step}, and others have not finished step {step}; go on from a "
                 "checkpoint"
             )

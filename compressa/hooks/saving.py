@@ -1,16 +1,19 @@
-"""Saving: what a handle keeps of an engine's state, and takes back; see `Handle`."""
+"""Saving: what a handle writes of an engine's state and measurements; see `Handle`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from compressa import checkpoint
+from compressa.config import Config
 from compressa.engine.engine import Engine
+from compressa.engine.measuring import profile_file
+from compressa.engine.session import Session
 from compressa.engine.start.link_file import Shared
 from compressa.errors import StateError
 
@@ -67,12 +70,10 @@ def save(engine: Engine, folder: Path, step: int, link: Shared) -> None:
 
     digests = session.call_on_all("handle.save", write)
 
-    def finish() -> str:
-        if session.rank == 0:
-            checkpoint.write_manifest(folder, step, digests, engine.parameters, link.record())
-        return ""
+    def finish() -> None:
+        checkpoint.write_manifest(folder, step, digests, engine.parameters, link.record())
 
-    session.call_on_all("handle.save, its manifest", finish)
+    _on_first(session, "handle.save, its manifest", finish)
 
 
 def load(engine: Engine, folder: Path) -> tuple[int, Shared | None]:
@@ -100,3 +101,48 @@ def load(engine: Engine, folder: Path) -> tuple[int, Shared | None]:
     alike = answer["ranks"] == session.size
     link = Shared.saved(answer["link"], folder / checkpoint.MANIFEST) if alike else None
     return int(answer["step"]), link
+
+
+def save_profile(engine: Engine, config: Config, next_step: int, link: Shared, path: Path) -> None:
+    """Write what all ranks have measured of their steps, on rank 0. Collective.
+
+    Args:
+        engine: Whose steps.
+        config: The settings in force.
+        next_step: The step that begins next.
+        link: What is known of the network.
+        path: Of a JSON file.
+
+    Raises:
+        StateError: No step was measured yet, or rank 0 can not write; on every rank.
+    """
+    session, planning, parameters = engine.session, engine.planning, engine.parameters
+
+    def tell() -> str:
+        return profile_file.measured(planning.profiler, parameters)
+
+    texts = session.call_on_all("handle.save_profile", tell)
+
+    def write() -> None:
+        about = {
+            "configuration": profile_file.configuration_of(config),
+            "step": max(next_step - 1, 0),
+            "threads": session.threads,
+            "backend_sums": session.transport.sums,
+            "link": link.figures,
+        }
+        file = profile_file.merged(texts, parameters, planning.unit_names, about)
+        path.write_text(file.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
+    _on_first(session, "handle.save_profile, its file", write)
+
+
+def _on_first(session: Session, what: str, write: Callable[[], None]) -> None:
+    """Have rank 0 write, whose failure all ranks raise."""
+
+    def work() -> str:
+        if session.rank == 0:
+            write()
+        return ""
+
+    session.call_on_all(what, work)

@@ -80,10 +80,14 @@ class Run:
         self._progress = progress
 
     def fit(self, candidates: Sequence[str] = CANDIDATES) -> LinkFile:
-        """Measure everything; all ranks get the same figures.
+        """Measure everything. Collective; all ranks get the same figures.
 
         Args:
             candidates: Algorithms that are timed by themselves; others are known by formula only.
+
+        Raises:
+            ArithmeticError: A sum is wrong.
+            TransportError: A rank is lost, or does not come.
         """
         figures = fitted(self._session.size, self._budget_s, self._measure, candidates)
         machine = this_machine()
@@ -100,7 +104,15 @@ class Run:
         )
 
     def check(self, figures: Figures) -> Iterator[Check]:
-        """Time sums of other sizes, and say what was predicted."""
+        """Time sums of other sizes, and yield them with what was predicted. Collective.
+
+        Args:
+            figures: What predicts, as `fit` has returned it.
+
+        Raises:
+            ArithmeticError: A sum is wrong.
+            TransportError: A rank is lost, or does not come.
+        """
         ranks, link, costs = self._session.size, figures.link, figures.costs
         for size_bytes in CHECKED_BYTES:
             for name in CANDIDATES:

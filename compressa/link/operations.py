@@ -1,22 +1,75 @@
-"""What ranks time for the cost model: exchanges, additions and sums."""
+"""What ranks time for the cost model: exchanges, additions and sums, each done by all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from compressa.aggregators.base import AllReduce, Request, Round, Verb
+from compressa.collectives.accumulator import Span
+from compressa.collectives.algorithms import ALGORITHMS, segmented, segments_of
 from compressa.collectives.base import Exchange, Program
+from compressa.collectives.choice import ROUND_ROBIN, Costs
+from compressa.collectives.dense import DenseValues
 from compressa.collectives.rank_group import RankGroup
+from compressa.collectives.scratch import Scratch
 from compressa.engine.session import Session
-from compressa.link.operation import Operation, nothing, repeated
-from compressa.link.sums import summed
+from compressa.engine.units.sums import Sums
+from compressa.link.chain import Ask, Timed, timed
 
 HOP, PAIR, ADD = "hop", "pair", "add"
 """Exchanges of all ranks or of two of them, and additions."""
 
 HOPS = 4
 """Exchanges in one `hop` or `pair`: what starts and ends a program should weigh little."""
+
+
+def nothing() -> None:
+    """There is nothing to do."""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is done on one size, on one rank.
+
+    Attributes:
+        call: Does it once.
+        verify: To be called after the first time; raises if the result is wrong.
+        close: Lets go of what it holds; to be called after the last time.
+    """
+
+    call: Callable[[], object]
+    verify: Callable[[], object]
+    close: Callable[[], object] = nothing
+
+    def timed(self, ask: Ask, session: Session) -> Timed:
+        """Do it as often as is asked for, and close it. Collective.
+
+        Returns:
+            This rank's seconds for each chain of operations.
+
+        Raises:
+            ArithmeticError: The first one's result is wrong.
+            TransportError: A rank is lost, or does not come.
+        """
+        together = session.barrier, session.slowest
+        found = timed(self.call, self.verify, *together, ask.budget_s, ask.rounds)
+        self.close()
+        return found
+
+
+def repeated(session: Session, program: Callable[[], Program[None]]) -> Callable[[], object]:
+    """Return what runs a program each time that it is called, and waits for its end.
+
+    Args:
+        session: Where; from now on no exchange there is more urgent than another.
+        program: Makes the program, which exchanges with the same calls of other ranks.
+    """
+    session.follow([], [])
+    return lambda: session.run(program())
 
 
 def prepare(what: str, size_bytes: int, session: Session) -> Operation:
@@ -57,3 +110,68 @@ def _adds(size_bytes: int) -> Operation:
     """All ranks add at the same time, as they do in a sum."""
     values, others = torch.zeros(size_bytes // 4), torch.zeros(size_bytes // 4)
     return Operation(lambda: values.add_(others), nothing)
+
+
+def summed(what: str, size_bytes: int, session: Session, costs: Costs | None = None) -> Operation:
+    """Return an operation that sums a float32 vector over all ranks, as the engine does it.
+
+    Args:
+        what: One of our algorithms, "scatter_reduce", "backend", or "auto".
+        size_bytes: Of the vector, a multiple of 4.
+        session: Where.
+        costs: What "auto" chooses by.
+    """
+    values = values_of(size_bytes, session)
+    call = _sum(what, values, session, costs)
+    return Operation(call, lambda: verify(what, values, session.size))
+
+
+def values_of(size_bytes: int, session: Session) -> torch.Tensor:
+    """Return what this rank gives: float32[max(size_bytes // 4, 1)], all rank + 1."""
+    return torch.full((max(size_bytes // 4, 1),), float(session.rank + 1))
+
+
+def _sum(
+    what: str, values: torch.Tensor, session: Session, costs: Costs | None
+) -> Callable[[], object]:
+    scratch, rank, size = Scratch(values.device), session.rank, session.size
+    round_ = Round(Verb.ALL_REDUCE, values.dtype, values.nbytes, dense=True)
+    if what == ROUND_ROBIN:
+        # The engine takes `scatter_reduce` under that name: cut it as it cuts the others.
+        all_reduce = segmented(ALGORITHMS[what], segments_of(values.nbytes, size))
+        parts = (
+            DenseValues(values),
+            Span(0, values.numel()),
+            RankGroup.everyone(rank, size),
+            scratch,
+        )
+        return repeated(session, partial(all_reduce, *parts))
+    algorithm = ROUND_ROBIN if what == "scatter_reduce" else what
+    sums = Sums(session.transport, algorithm, costs=costs)
+    request = AllReduce(DenseValues(values), scratch)
+    return carried(sums, request, round_, session)
+
+
+def carried(sums: Sums, request: Request, round_: Round, session: Session) -> Callable[[], object]:
+    """Return what does once, each time that it is called, what an aggregator asks for.
+
+    Args:
+        sums: Carries it, by the algorithm that it was made for.
+        request: Of one round; its memory is used each time.
+        round_: The round.
+        session: Where; all ranks must call it together.
+    """
+    session.follow(sums.transfers(0, [round_]), sums.ordered([round_]))
+    return lambda: session.run(sums.run(request, round_))
+
+
+def verify(what: str, values: torch.Tensor, size: int) -> None:
+    """Look at all elements; and make them zero, so that many sums in a row do not overflow.
+
+    Raises:
+        ArithmeticError: An element is wrong.
+    """
+    wrong = int((values != size * (size + 1) / 2).sum())
+    if wrong:
+        raise ArithmeticError(f"{what} has summed {wrong} of {values.numel()} elements wrongly")
+    values.zero_()

@@ -51,7 +51,7 @@ class MassLedger:
                 every rank, since what the others give would come back to them only.
             loss_scale: What they were multiplied by.
             skipped: Roll it back: what has a residual gets all of it back.
-            hold_zeros: As in `Turn`.
+            hold_zeros: As in `compressa.aggregators.base.StepContext`.
         """
         means = world.step(gradients, loss_scale=loss_scale, hold_zeros=hold_zeros)[0]
         if skipped:
