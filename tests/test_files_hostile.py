@@ -105,7 +105,7 @@ def judge(use: Callable[[Path], None], path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_changed_file_is_used_or_refused(kind: str, data: st.DataObject, tmp_path: Path) -> None:
     value, use = KINDS[kind]
@@ -117,7 +117,7 @@ def test_a_changed_file_is_used_or_refused(kind: str, data: st.DataObject, tmp_p
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_changed_bytes_are_used_or_refused(kind: str, data: st.DataObject, tmp_path: Path) -> None:
     value, use = KINDS[kind]

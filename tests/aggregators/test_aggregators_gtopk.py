@@ -24,7 +24,7 @@ from compressa.collectives import tree
 from compressa.collectives.accumulator import Author
 from compressa.collectives.cost import Link
 from compressa.engine.units.lockstep import Lockstep
-from compressa.errors import ConfigError, PayloadError
+from compressa.errors import PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld, MassLedger
 from compressa.testing.inputs import generator
@@ -93,7 +93,7 @@ def merge_up_a_tree(p: list[F32], k: int) -> tuple[F32, list[F32]]:
     return held[0].values, kept
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(sizes, densities, st.sampled_from((1, 7, 97, 400)), st.integers(0, 999), st.booleans())
 def test_it_is_the_merge_up_a_tree_bit_for_bit(
     size: int, density: float, elems: int, seed: int, rounded: bool
@@ -111,7 +111,7 @@ def test_it_is_the_merge_up_a_tree_bit_for_bit(
             np.testing.assert_array_equal(residual(world, rank).numpy(), kept[rank])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30)
 @given(sizes, densities, dtypes, st.integers(0, 999), st.sampled_from((1.0, 1024.0)))
 def test_no_mass_is_lost_and_replicas_are_identical(
     size: int, density: float, value_dtype: ValueDtype, seed: int, loss_scale: float
@@ -132,7 +132,7 @@ def test_no_mass_is_lost_and_replicas_are_identical(
 def test_of_integers_on_a_power_of_two_of_ranks_nothing_at_all_is_missing(size: int) -> None:
     world = LoopbackWorld(size, [VECTOR], GTopK(density=0.02))
     given_total, out_total = torch.zeros(ELEMS), torch.zeros(ELEMS)
-    for number in range(30):
+    for number in range(12):
         given = [(8 * g).round() for g in gradients(size, number)]
         given_total += torch.stack(given).sum(0)
         out_total += step(world, given)[0]
@@ -151,23 +151,6 @@ def test_what_one_branch_leaves_out_is_kept_though_another_brings_it_back() -> N
     assert not any(residual(world, rank).any() for rank in (1, 2, 3))
 
 
-@pytest.mark.parametrize("size", range(1, 10))
-def test_with_all_elements_it_is_the_mean(size: int) -> None:
-    world = LoopbackWorld(size, [VECTOR], GTopK(density=1.0))
-    given = gradients(size)
-    due = torch.stack(given).double().mean(0)
-    terms = torch.stack(given).double().abs().sum(0) / size  # each is rounded, and each sum of them
-    for mean in step(world, given):
-        assert bool(((mean.double() - due).abs() <= (2 + size) * 2.0**-24 * terms).all())
-    assert not any(residual(world, rank).any() for rank in range(size))
-
-
-def test_equal_magnitudes_go_to_the_lowest_indices() -> None:
-    world = LoopbackWorld(3, [VECTOR], GTopK(density=0.05))
-    (mean, *_) = step(world, [torch.full((ELEMS,), -2.0)] * 3)
-    assert mean.nonzero().flatten().tolist() == list(range(20))
-
-
 @pytest.mark.parametrize("size", range(2, 10))
 def test_no_rank_sends_or_receives_more_than_a_message_a_hop(size: int) -> None:
     """2 lg P k values and indices at the busiest rank; together two messages for each but one."""
@@ -184,26 +167,6 @@ def test_no_rank_sends_or_receives_more_than_a_message_a_hop(size: int) -> None:
     assert sum(traffic.messages for traffic in sent) == 2 * (size - 1)
     due_s = link.time_s(tree.stages(message + FRAME_HEADER_BYTES, size))
     assert loopback.clock.now_s == pytest.approx(due_s, rel=1e-9)
-
-
-@pytest.mark.parametrize("where", range(4))
-@pytest.mark.parametrize("value", [torch.nan, -torch.inf])
-def test_overflow_on_any_rank_reaches_all_and_a_skipped_step_undoes_it(
-    where: int, value: float
-) -> None:
-    world = LoopbackWorld(4, [VECTOR], GTopK(density=0.05))
-    step(world, gradients(4))
-    given = gradients(4, 1)
-    given[where][7] = value
-    before = [residual(world, rank).clone() for rank in range(4)]
-    assert all(bool(mean.isnan().any()) for mean in step(world, given))
-    world.rollback()
-    for rank in range(4):
-        due = before[rank] + given[rank]
-        due = torch.where(due.isfinite(), due, before[rank])
-        if rank == where:
-            due[0] = before[rank][0]  # the NaN was sent in its place
-        torch.testing.assert_close(residual(world, rank), due, rtol=1e-5, atol=1e-6)
 
 
 def test_sums_overflow_only_where_the_mean_does() -> None:
@@ -232,20 +195,6 @@ def test_with_momentum_it_sums_velocities_and_masks_none(size: int) -> None:
             plain.rollback()
         for rank in range(size):
             assert torch.equal(residual(ours, rank), residual(plain, rank))
-
-
-@pytest.mark.parametrize("value_dtype", ["float32", "float16"])
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_a_skipped_step_sends_nothing(size: int, value_dtype: ValueDtype) -> None:
-    world = LoopbackWorld(size, [VECTOR], GTopK(density=0.05, value_dtype=value_dtype))
-    step(world, gradients(size))
-    before = [residual(world, rank).clone() for rank in range(size)]
-    given = gradients(size, 1)
-    step(world, [512 * g for g in given], loss_scale=512.0)
-    world.rollback()
-    for rank in range(size):
-        due = before[rank] + given[rank]
-        torch.testing.assert_close(residual(world, rank), due, rtol=1e-6, atol=1e-6)
 
 
 def with_indices(indices: list[int]) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -304,11 +253,3 @@ def test_messages_are_checked_up_and_down_the_tree(number: int, sender: int) -> 
 
     with pytest.raises(PayloadError, match=f"from rank {sender}: .*step 1 where 0 is due"):
         ranks.step([{"w": g} for g in gradients(2)], touch)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"density": 0.0}, {"density": 1.1}, {"value_dtype": "int8"}, {"indices": "gaps"}]
-)
-def test_impossible_hyper_parameters_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=f"gtopk: {next(iter(wrong))}"):
-        GTopK(**wrong)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ import torch
 from compressa.aggregators.signsgd import BLOCK, Signs, SignSGD
 from compressa.codecs.base import Draw
 from compressa.codecs.payload import HEADER_BYTES
-from compressa.errors import ConfigError, PayloadError
+from compressa.errors import PayloadError
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld
 from compressa.testing.codec_checks import decoded, encoded
@@ -61,11 +61,6 @@ def test_ties_can_alternate_and_nothing_else_does() -> None:
     assert (count == 0).any()
 
 
-def test_unknown_ties_are_refused() -> None:
-    with pytest.raises(ConfigError, match="ties must be"):
-        SignSGD(ties="minus")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("size", [2, 4])
 def test_an_element_costs_a_bit_each_way(size: int) -> None:
     whole = ParameterInfo(0, "w", (64 * BLOCK,))
@@ -97,13 +92,6 @@ def test_outputs_are_one_in_unscaled_units() -> None:
     assert torch.equal(means[0]["w"] / 512, majority(gradients))
 
 
-def test_nothing_is_kept() -> None:
-    world = LoopbackWorld(2, [VECTOR], SignSGD())
-    world.step([{"w": g} for g in votes(2)])
-    world.rollback()
-    assert not any(state.vectors for state in world.states)
-
-
 @pytest.mark.parametrize("elems", [0, 1, 8, 77, BLOCK, BLOCK + 1, ELEMS])
 def test_signs_take_a_bit_and_a_flag_per_block(elems: int) -> None:
     x = torch.randn(elems, generator=generator(elems))
@@ -121,8 +109,8 @@ def test_wire_format_is_as_documented() -> None:
 
 
 def test_hostile_signs_decode_in_bounds_or_are_refused() -> None:
-    CodecFuzz(Signs(), seed=0).run(1000)
-    UnitFuzz(Signs(), seed=0).run(1000)
+    CodecFuzz(Signs(), seed=0).run(300)
+    UnitFuzz(Signs(), seed=0).run(300)
     payload = encoded(Signs(), torch.ones(ELEMS), DRAW)
     payload[1] = 2
     with pytest.raises(PayloadError, match="flag"):

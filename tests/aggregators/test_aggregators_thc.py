@@ -112,7 +112,7 @@ def test_ranks_round_with_bits_of_their_own() -> None:
         world = LoopbackWorld(size, [VECTOR], THC(chunk=CHUNK, clip=4.0, feedback=False))
         x = gradients(1)[0]
         total = 0.0
-        for _ in range(60):
+        for _ in range(15):
             mean = world.step([{"w": x}] * size)[0]["w"]
             total += float((mean - x).square().sum())
         errors.append(total)
@@ -156,36 +156,6 @@ def test_codes_have_four_bits_and_sums_eight_while_they_fit(size: int) -> None:
     assert sent - headers == (size - 1) * (norms + codes + sums)
     if size <= 8:
         assert 2 * hyper.payload_bytes(whole.shape) == norms + codes + sums
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, 2e30])
-def test_overflow_on_one_rank_is_nan_on_all_in_its_chunk_and_poisons_nothing(value: float) -> None:
-    world = LoopbackWorld(3, [VECTOR], THC(chunk=CHUNK))
-    world.step([{"w": g} for g in gradients(3)])
-    given = gradients(3, 1)
-    given[1][CHUNK + 5] = value
-    before = [residual(world, rank).clone() for rank in range(3)]
-    for mean in world.step([{"w": g} for g in given]):
-        wrong = mean["w"].isnan()
-        assert wrong[CHUNK : 2 * CHUNK].all()
-        assert int(wrong.sum()) == CHUNK
-    world.rollback()
-    for rank in range(3):
-        due = before[rank] + given[rank]
-        due = torch.where(due.abs() <= 2.0**94, due, before[rank])
-        torch.testing.assert_close(residual(world, rank), due, rtol=1e-5, atol=1e-5)
-
-
-def test_a_skipped_step_gives_back_what_was_sent() -> None:
-    world = LoopbackWorld(2, [VECTOR], THC(chunk=CHUNK))
-    world.step([{"w": g} for g in gradients(2)])
-    before = [residual(world, rank).clone() for rank in range(2)]
-    given = gradients(2, 1)
-    world.step([{"w": 1024 * g} for g in given], loss_scale=1024.0)
-    world.rollback()
-    for rank in range(2):
-        due = before[rank] + given[rank]
-        torch.testing.assert_close(residual(world, rank), due, rtol=1e-5, atol=1e-5)
 
 
 def test_very_small_gradients_wait_in_the_residual() -> None:
@@ -240,14 +210,6 @@ def rounding_error(table: tuple[int, ...], clip: float) -> float:
         density = np.exp(-(middle**2) / 2) / math.sqrt(2 * math.pi)
         total += float(((middle - a) * (b - middle) * density).sum() * (b - a) / 2000)
     return total
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"levels": 14}, {"levels": 256}, {"clip": 0.0}, {"clip": 17.0}, {"chunk": 300}]
-)
-def test_impossible_hyper_parameters_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(wrong))):
-        THC(**wrong)  # type: ignore[arg-type]
 
 
 def test_more_ranks_than_add_up_are_refused() -> None:

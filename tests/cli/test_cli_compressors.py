@@ -10,18 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import run
 from plugin_packages import install, install_page_example
 
-from compressa import cli
 from compressa.compressors import COMPRESSORS
 from compressa.facts import facts
 from compressa.page import page
-
-
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["compressors", *arguments])
-    return int(caught.value.code or 0)
 
 
 def run_beside(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -38,7 +32,7 @@ def run_beside(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_table_has_a_row_for_each_with_its_facts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run() == 0
+    assert run("compressors") == 0
     shown = capsys.readouterr()
     assert shown.err == ""
     rows = {words[0]: words for line in shown.out.splitlines() if (words := line.split())}
@@ -51,7 +45,7 @@ def test_the_table_has_a_row_for_each_with_its_facts(capsys: pytest.CaptureFixtu
 
 
 def test_json_has_the_same_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("--json") == 0
+    assert run("compressors", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["problems"] == []
     rows = {row["name"]: row for row in shown["compressors"]}
@@ -62,12 +56,12 @@ def test_json_has_the_same_in_full(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", COMPRESSORS)
 def test_one_is_described_by_its_page(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(name) == 0
+    assert run("compressors", name) == 0
     assert capsys.readouterr().out == page(COMPRESSORS[name], facts(COMPRESSORS[name]), "#")
 
 
 def test_one_is_described_in_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("topk", "--json") == 0
+    assert run("compressors", "topk", "--json") == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["wire_id"] == 6
     assert shown["hyper_parameters"]["density"]["maximum"] == 1
@@ -78,17 +72,17 @@ def test_on_a_terminal_the_page_is_laid_out(
 ) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "60")
-    assert run("topk") == 0
+    assert run("compressors", "topk") == 0
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert "```" not in shown
     assert "density = 0.01" in shown
     assert all(len(line) <= 60 for line in shown.splitlines())
-    assert run() == 0
+    assert run("compressors") == 0
     assert "all-gather" in capsys.readouterr().out
 
 
 def test_a_name_that_is_none_ends_with_status_1(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("topkk") == 1
+    assert run("compressors", "topkk") == 1
     shown = capsys.readouterr()
     assert shown.out == ""
     assert shown.err.startswith('error: "topkk" is not a compressor; must be one of "none", ')

@@ -5,20 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from commands import run
 
 from compressa import cli
 from compressa.compressors import COMPRESSORS
 from compressa.config import Config, load_config
 from compressa.errors import StateError
-
-
-def run(*arguments: object) -> int:
-    with pytest.raises(SystemExit) as caught:
-        cli.main([str(argument) for argument in arguments])
-    return int(caught.value.code or 0)
 
 
 @pytest.fixture
@@ -43,91 +39,82 @@ def test_check_lists_every_mistake(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "\n  line 2: compressor: " in shown.err
 
 
-def model_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> str:
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where a model of one layer of 64 x 64 and a bias is made."""
     text = "from torch import nn\ndef build():\n    return nn.Linear(64, 64)\nwrong = list\n"
-    (tmp_path / f"{name}.py").write_text(text)
+    (tmp_path / "one_layer.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    return name
+    return "one_layer:build"
 
 
-def test_check_tries_the_rules_on_a_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = model_beside(tmp_path, monkeypatch, "net_for_rules")
-    file = tmp_path / "c.toml"
-    file.write_text(
-        'compressor = "int8"\nrules = [{ match = { name = "wieght" }, compressor = "none" }]\n'
-    )
-    assert run("config", "check", file, "--model", f"{model}:build") == 0
-    shown = capsys.readouterr()
-    assert "warning: rules[0] (name = 'wieght') has no effect" in shown.err
-    assert "the nearest names are weight" in shown.err
-    rows = [line.split() for line in shown.out.splitlines()]
+Check = Callable[..., tuple[list[list[str]], str]]
+
+
+@pytest.fixture
+def check(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Checks a configuration on the model; returns the words of what is printed, and warnings."""
+
+    def checked(text: str, *options: object) -> tuple[list[list[str]], str]:
+        (tmp_path / "c.toml").write_text(text)
+        assert run("config", "check", tmp_path / "c.toml", "--model", model, *options) == 0
+        shown = capsys.readouterr()
+        return [line.split() for line in shown.out.splitlines()], shown.err
+
+    return checked
+
+
+def test_check_tries_the_rules_on_a_model(check: Check) -> None:
+    rules = 'rules = [{ match = { name = "wieght" }, compressor = "none" }]\n'
+    rows, warned = check(f'compressor = "int8"\n{rules}')
+    assert "warning: rules[0] (name = 'wieght') has no effect" in warned
+    assert "the nearest names are weight" in warned
     assert ["int8,", "error", "feedback", "1", "4,096"] in rows
     assert ["none", "1", "64"] in rows
 
 
-def test_check_shows_the_settings_that_are_not_the_defaults(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = model_beside(tmp_path, monkeypatch, "net_for_settings")
-    file = tmp_path / "c.toml"
-    file.write_text(
+def test_check_shows_the_settings_that_are_not_the_defaults(check: Check) -> None:
+    rows, _ = check(
         'compressor = { name = "topk", density = 0.01, value_dtype = "float16" }\n'
         "dense_below = { elems = 0 }\n"
         'rules = [{ match = { role = "bias" }, compressor = { name = "int8", block = 32, '
         'mapping = "maxmin" } }]\n'
     )
-    assert run("config", "check", file, "--model", f"{model}:build") == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["topk", "value_dtype=float16,", "error", "feedback", "1", "4,096"] in rows
     assert ["int8", "block=32", "mapping=maxmin,", "error", "feedback", "1", "64"] in rows
 
 
-def test_check_shows_what_is_around_a_codec_from_the_inside_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = model_beside(tmp_path, monkeypatch, "net_for_wrappers")
-    file = tmp_path / "c.toml"
-    file.write_text('compressor = "int8"\nexchange = { entropy_level = 1 }\n')
-    assert run("config", "check", file, "--model", f"{model}:build") == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+def test_check_shows_what_is_around_a_codec_from_the_inside_out(check: Check) -> None:
+    rows, _ = check('compressor = "int8"\nexchange = { entropy_level = 1 }\n')
     assert ["int8,", "entropy,", "error", "feedback", "1", "4,096"] in rows
 
 
-@pytest.mark.parametrize("name", COMPRESSORS)
-def test_check_shows_every_compressor_on_a_line(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = model_beside(tmp_path, monkeypatch, f"net_for_{name}")
-    file = tmp_path / "c.toml"
-    file.write_text(f'compressor = "{name}"\ndense_below = {{ elems = 0 }}\n')
-    assert run("config", "check", file, "--model", f"{model}:build") == 0
-    shown = capsys.readouterr().out.splitlines()
-    title, rows = shown[0].split(), [line.split() for line in shown[1:-1]]
-    assert title == ["compressor", "parameters", "elements"]
-    assert all(row[0].rstrip(",") in COMPRESSORS for row in rows)
-    assert sum(int(row[-1].replace(",", "")) for row in rows) == 64 * 64 + 64
+def test_check_shows_every_compressor_on_a_line(check: Check) -> None:
+    for name in COMPRESSORS:
+        (title, *rows, _), _ = check(f'compressor = "{name}"\ndense_below = {{ elems = 0 }}\n')
+        assert title == ["compressor", "parameters", "elements"]
+        assert all(row[0].rstrip(",") in COMPRESSORS for row in rows)
+        assert sum(int(row[-1].replace(",", "")) for row in rows) == 64 * 64 + 64
+
+
+def test_check_counts_the_bytes_of_the_model(check: Check) -> None:
+    _, warned = check('compressor = { name = "topk", density = 0.2 }\n', "--ranks", 16)
+    assert "warning: topk density=0.2, error feedback: on 16 ranks" in warned
 
 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("net_for_errors", 'must be "module:callable"'),
-        ("net_for_errors:absent", "could not make the model: AttributeError"),
+        ("one_layer", 'must be "module:callable"'),
+        ("one_layer:absent", "could not make the model: AttributeError"),
         ("no_such_module_here:build", "could not make the model: ModuleNotFoundError"),
-        ("net_for_errors:wrong", "returned list, not an nn.Module"),
+        ("one_layer:wrong", "returned list, not an nn.Module"),
     ],
 )
+@pytest.mark.usefixtures("model")
 def test_check_refuses_what_is_no_model(
-    good: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    place: str,
-    message: str,
+    good: Path, capsys: pytest.CaptureFixture[str], place: str, message: str
 ) -> None:
-    model_beside(tmp_path, monkeypatch, "net_for_errors")
     before = list(sys.path)
     assert run("config", "check", good, "--model", place) == 1
     assert message in capsys.readouterr().err
@@ -258,13 +245,3 @@ def test_check_warns_of_what_takes_more_bytes_than_dense(
         assert shown.out == f"OK: {file}\n"
         assert shown.err.startswith(warned) is due
         assert shown.err.count("warning: ") == due
-
-
-def test_check_counts_the_bytes_of_the_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = model_beside(tmp_path, monkeypatch, "net_for_traffic")
-    file = tmp_path / "c.toml"
-    file.write_text('compressor = { name = "topk", density = 0.2 }\n')
-    assert run("config", "check", file, "--model", f"{model}:build", "--ranks", 16) == 0
-    assert "warning: topk density=0.2, error feedback: on 16 ranks" in capsys.readouterr().err

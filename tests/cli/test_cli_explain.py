@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from commands import printed, refused, run
 from test_link_file import favouring, write_link
 
-from compressa import cli
 from compressa.aggregators import Round, Verb
 from compressa.collectives import tree
 from compressa.collectives.algorithms import segments_of
@@ -35,18 +35,8 @@ def config(tmp_path: Path) -> Path:
 
 
 def explained(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[str]:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["explain", *map(str, arguments)])
-    captured = capsys.readouterr()
-    assert end.value.code == 0, captured.err
-    return [" ".join(line.split()) for line in captured.out.splitlines()]
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["explain", *map(str, arguments)])
-    assert end.value.code == 1
-    return capsys.readouterr().err
+    lines = printed(capsys, "explain", *arguments).splitlines()
+    return [" ".join(line.split()) for line in lines]
 
 
 def test_it_shows_the_choice_and_the_numbers_behind_it(
@@ -64,12 +54,9 @@ def test_it_shows_the_choice_and_the_numbers_behind_it(
 
 
 def test_more_ranks_than_are_worked_out_are_refused_at_once(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as end:
-        cli.main(["explain", str(config), "--ranks", "1000000000", "--size", "1MiB"])
-    assert end.value.code == 2
+    assert run("explain", config, "--ranks", "1000000000", "--size", "1MiB") == 2
     assert "less than or equal to 1024" in capsys.readouterr().err
 
 
@@ -139,7 +126,7 @@ def test_it_shows_the_rounds_of_a_model(
 def test_what_can_not_be_explained_is_refused(
     arguments: list[Any], message: str, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refused(capsys, config, *arguments)
+    assert message in refused(capsys, "explain", config, *arguments)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 16])
@@ -194,7 +181,4 @@ def test_link_says_how_it_is_started(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(SystemExit) as end:
-        cli.main(["link"])
-    assert end.value.code == 1
-    assert "RANK is not set; start it on all hosts, such as by torchrun" in capsys.readouterr().err
+    assert "RANK is not set; start it on all hosts, such as by" in refused(capsys, "link")

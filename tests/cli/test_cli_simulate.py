@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import printed, refused
 from compressa.schedulers import POLICIES
 from simulated import profile
 from test_link_file import favouring
 
-from compressa import cli
 from compressa.engine.start import link_file
 from compressa.tracing.reader import read as read_trace
 
@@ -30,21 +30,12 @@ def measured(tmp_path: Path) -> Path:
     return path
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: object, status: int = 0) -> str:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["simulate", *map(str, arguments)])
-    captured = capsys.readouterr()
-    assert end.value.code == status, captured.err
-    return captured.err if status else captured.out
-
-
 def test_it_shows_a_row_for_each_policy(
     measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figures = tmp_path / "figures.json"
-    shown = run(
-        capsys, "--profile", measured, "--hosts", 4, "--bandwidth", "20mbit", "--json", figures
-    )
+    about = ["simulate", "--profile", measured, "--hosts", 4, "--bandwidth", "20mbit"]
+    shown = printed(capsys, *about, "--json", figures)
     assert shown.startswith("4 hosts, 19 Mbit/s of data each, latency 50 us; 120,000 parameters")
     rows = {line.split()[0]: line.split() for line in shown.splitlines() if line.split()}
     found = {one["policy"]: one for one in json.loads(figures.read_text())}
@@ -59,14 +50,14 @@ def test_it_shows_a_row_for_each_policy(
 def test_what_is_asked_for_is_simulated(
     measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    about = ["--profile", measured, "--bandwidth", "20mbit", "--policy", "priority"]
-    shown = run(capsys, *about, "--latency", "1.5ms", "--trace", tmp_path / "sim.json")
+    about = ["simulate", "--profile", measured, "--bandwidth", "20mbit", "--policy", "priority"]
+    shown = printed(capsys, *about, "--latency", "1.5ms", "--trace", tmp_path / "sim.json")
     assert "2 hosts" in shown
     assert "latency 1,500 us" in shown
     trace = read_trace(tmp_path / "sim-priority.json")
     assert (trace.rank, trace.size) == (0, 2)
     assert {span.stage for span in trace.spans} >= {"ready", "wire", "queued", "wait"}
-    plain = run(capsys, *about, "--no-overlap", "--compressor", "int8", "--jitter", 0.1)
+    plain = printed(capsys, *about, "--no-overlap", "--compressor", "int8", "--jitter", 0.1)
     assert "waited for in the end of backward" in plain
     assert "int8" in plain
     assert "were not measured for this compression" in plain
@@ -78,7 +69,7 @@ def test_the_bandwidth_of_a_measured_link_need_not_be_given(
     link = link_file.parse(json.dumps({**favouring("ring"), "byte_s": 1e-7}), "it")
     whole = json.loads(measured.read_text())
     measured.write_text(json.dumps({**whole, "link": link.model_dump(mode="json")}))
-    shown = run(capsys, "--profile", measured, "--policy", "credit")
+    shown = printed(capsys, "simulate", "--profile", measured, "--policy", "credit")
     assert shown.startswith("2 hosts, 80 Mbit/s of data each, latency 100 us")
 
 
@@ -101,4 +92,4 @@ def test_the_bandwidth_of_a_measured_link_need_not_be_given(
 def test_what_can_not_be_simulated_is_refused(
     arguments: list[Any], message: str, measured: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in run(capsys, "--profile", measured, *arguments, status=1)
+    assert message in refused(capsys, "simulate", "--profile", measured, *arguments)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -136,30 +136,22 @@ class Case:
 
 def tight_cases() -> list[Case]:
     near_half_units = [
-        Case(kind(block=block), elems)
-        for kind in (Int8, Int4, Int2)
-        for block, elems in ((8, 8), (64, 64), (512, 300))
+        *(Case(kind(block=64), 64) for kind in (Int8, Int4, Int2)),
+        *(Case(Int8(block=8), 8), Case(Int2(block=512), 300)),
+        Case(Int4(block=64), 200, in_first(64)),
     ]
-    near_half_units.append(Case(Int4(block=64), 200, in_first(64)))
-    at_random = [
-        Case(kind(block=block, rounding="stochastic"), block)
-        for kind in (Int8, Int4, Int2)
-        for block in (8, 128)
-    ]
+    at_random = [Case(kind(block=128, rounding="stochastic"), 128) for kind in (Int8, Int4, Int2)]
+    at_random.append(Case(Int4(block=8, rounding="stochastic"), 8))
     extremes = [
-        Case(kind(block=64, mapping="maxmin", rounding=rounding), 64, between_two)
-        for kind in (Int8, Int4, Int2)
-        for rounding in ("nearest", "stochastic")
+        *(Case(kind(block=64, mapping="maxmin"), 64, between_two) for kind in (Int8, Int4, Int2)),
+        Case(Int4(block=64, mapping="maxmin", rounding="stochastic"), 64, between_two),
     ]
     norms = [
         *(Case(QSGD(levels=s, block=d, norm="max"), d) for s, d in ((1, 64), (7, 512), (127, 512))),
         *(Case(QSGD(levels=s, block=d), d, alike) for s, d in ((1, 64), (7, 512), (3, 28))),
     ]
-    clips = [
-        Case(TernGrad(block=block, clip=clip), block)
-        for block in (64, 512)
-        for clip in (0.0, 0.5, 2.5, 6.0, 40.0)
-    ]
+    clips = [Case(TernGrad(block=64, clip=clip), 64) for clip in (0.0, 0.5, 2.5, 6.0, 40.0)]
+    clips.append(Case(TernGrad(block=512, clip=6.0), 512))
     dithered = [
         *(Case(Natural(levels=s, block=256, norm="max"), 256) for s in (1, 2, 7)),
         *(Case(Natural(levels=7, block=256, norm="max"), elems) for elems in (2, 3)),
@@ -213,8 +205,8 @@ def searched(
     family: Callable[[float], torch.Tensor], error: Callable[[torch.Tensor], float]
 ) -> Any:
     """The worst vector of a family: over a grid, then uphill from its best with smaller steps."""
-    grid = np.concatenate([np.geomspace(1e-4, 0.5, 40), np.linspace(0.5, 1.5, 61)])
-    starts = sorted((error(family(float(p))), float(p)) for p in grid)[-4:]
+    grid = np.concatenate([np.geomspace(1e-4, 0.5, 40), np.linspace(0.5, 1.5, 31)])
+    starts = sorted((error(family(float(p))), float(p)) for p in grid)[-2:]
     return family(max(climbed(start, lambda p: error(family(p))) for start in starts)[1])
 
 
@@ -235,8 +227,8 @@ def test_a_search_comes_within_five_percent_of_the_bound(case: Case) -> None:
     def family(p: float) -> torch.Tensor:
         return case.family(case.elems, p)
 
-    x = searched(family, lambda x: measured(case.codec, x, draws * 2**14))
-    error = measured(case.codec, x, draws * 2**20)
+    x = searched(family, lambda x: measured(case.codec, x, draws * 2**13))
+    error = measured(case.codec, x, draws * 2**19)
     declared = share(case.codec.bias(case.elems))
     assert 0.95 * declared <= error <= declared * (1.03 if draws else 1 + 1e-6)
 
@@ -321,25 +313,22 @@ def any_vector(draw: st.DrawFn, most: int = BLOCK) -> F64:
     return repeated
 
 
-@pytest.mark.parametrize("codec", AT_RANDOM, ids=str)
+@settings(max_examples=200)
 @given(any_vector())
 @example(np.array([-1.0, -0.75]))
-def test_no_expected_error_is_above_the_bound(codec: Codec, x: F64) -> None:
-    assert expected(codec, x) <= share(codec.bias(x.size)) + 1e-12
-
-
-@pytest.mark.parametrize("codec", EXACT, ids=str)
-@given(any_vector())
-def test_no_error_is_above_the_bound(codec: Codec, x: F64) -> None:
+def test_no_error_is_above_the_bound_expected_or_exact(x: F64) -> None:
+    for codec in AT_RANDOM:
+        assert expected(codec, x) <= share(codec.bias(x.size)) + 1e-12, codec
     elems = torch.from_numpy(x).float()
-    assert measured(codec, elems) <= share(codec.bias(x.size)) + 1e-12
+    for codec in EXACT:
+        assert measured(codec, elems) <= share(codec.bias(x.size)) + 1e-12, codec
 
 
 @pytest.mark.parametrize("codec", AT_RANDOM, ids=str)
 def test_errors_are_as_expected(codec: Codec) -> None:
     x = torch.rand(BLOCK, generator=torch.Generator().manual_seed(3)) ** 3
     error = expected(codec, x.double().numpy())
-    assert measured(codec, x, 2**21) == pytest.approx(error, rel=0.02)
+    assert measured(codec, x, 2**19) == pytest.approx(error, rel=0.02)
 
 
 @st.composite
@@ -355,16 +344,17 @@ def on_ranks(draw: st.DrawFn, ranks: int) -> F64:
     return np.array(rows)
 
 
-@pytest.mark.parametrize("clip", [0.0, 0.5, 1.5, 2.5, 5.0])
-@pytest.mark.parametrize("ranks", [2, 5])
-@given(data=st.data())
-def test_no_expected_error_of_shared_scales_is_above_the_bound(
-    ranks: int, clip: float, data: st.DataObject
-) -> None:
-    gradients = data.draw(on_ranks(ranks))
-    declared = SharedTernGrad(clip=clip).bias_of_mean(gradients.shape[1], ranks)
-    assert declared is not None
-    assert summed(gradients, 1, clip) <= share(declared) + 1e-12
+@settings(max_examples=200)
+@given(st.sampled_from([2, 5]).flatmap(on_ranks))
+def test_no_expected_error_of_shared_scales_is_above_the_bound(gradients: F64) -> None:
+    ranks, elems = gradients.shape
+    for clip in (0.0, 0.5, 1.5, 2.5, 5.0):
+        declared = SharedTernGrad(clip=clip).bias_of_mean(elems, ranks)
+        assert summed(gradients, 1, clip) <= share(declared) + 1e-12, clip
+    for bits in (8, 16):
+        codec = IntSGD(bits=bits)
+        declared = codec.bias_of_mean(elems, ranks)
+        assert summed(gradients, codec.levels(ranks)) <= share(declared) + 1e-12, bits
 
 
 def mean_error(compressor: Compressor, gradients: torch.Tensor, steps: int = 1) -> float:
@@ -376,17 +366,6 @@ def mean_error(compressor: Compressor, gradients: torch.Tensor, steps: int = 1) 
         mean = world.step([{"w": own.clone()} for own in gradients])[0]["w"]
         total += float((mean.double() - exact).square().sum())
     return total / steps * size**2 / float(gradients.double().square().sum())
-
-
-@pytest.mark.parametrize("bits", [8, 16])
-@pytest.mark.parametrize("ranks", [2, 5])
-@given(data=st.data())
-def test_no_expected_error_of_intsgd_is_above_the_bound(
-    ranks: int, bits: Literal[8, 16], data: st.DataObject
-) -> None:
-    gradients, codec = data.draw(on_ranks(ranks)), IntSGD(bits=bits)
-    declared = codec.bias_of_mean(gradients.shape[1], ranks)
-    assert summed(gradients, codec.levels(ranks)) <= share(declared) + 1e-12
 
 
 @pytest.mark.parametrize("clip", [1.0, 2.5, 4.0])
@@ -434,7 +413,7 @@ def test_terngrad_of_a_shared_scale_comes_within_five_percent_of_its_bound(
 
     best = np.array([20.0, 0.5, 10.0, 0.5])
     error = summed(gradients(best), 1, clip)
-    for step in np.geomspace(0.5, 0.01, 600):
+    for step in np.geomspace(0.5, 0.01, 300):
         near = best * np.exp(step * random.standard_normal(4))
         if (found := summed(gradients(near), 1, clip)) > error:
             best, error = near, found

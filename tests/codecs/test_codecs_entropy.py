@@ -302,20 +302,6 @@ def test_the_codec_looks_at_the_parameter() -> None:
     )
 
 
-@pytest.mark.parametrize("level", [0, 10])
-def test_impossible_levels_are_refused(level: int) -> None:
-    with pytest.raises(ConfigError, match="entropy: level must be in 1 to 9"):
-        Entropy(codec=Int8(), level=level)
-    if level:
-        with pytest.raises(ConfigError, match=r"exchange.entropy_level: .*9"):
-            load_config({"compressor": "int8", "exchange": {"entropy_level": level}})
-
-
-def test_it_does_not_go_around_itself() -> None:
-    with pytest.raises(ConfigError, match="not made shorter twice"):
-        Entropy(codec=Entropy(codec=Int8()))
-
-
 def test_without_the_library_it_is_refused_with_the_command(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -86,6 +86,23 @@ def test_every_codec_has_golden_bytes() -> None:
     assert {type(codec) for codec in GOLDEN} == codecs
 
 
+SIZES: dict[Codec, dict[int, int]] = {
+    Int8(block=256): {1: 5, 256: 260, 257: 265},
+    Int4(block=128): {1: 5, 128: 68, 129: 73, 131: 74},
+    OneBit(block=64): {1: 5, 64: 12, 65: 17, 72: 17, 73: 18},
+    OneBitSGD(group=20): {0: 0, 1: 9, 20: 11, 21: 20, 47: 31},
+    DeMo(chunk=64, kept=1): {64: 5},
+    DeMo(chunk=64, kept=8): {0: 0, 1: 38, 64: 38, 65: 76},
+    DeMo(chunk=64, kept=11): {64: 52},
+    DeMo(chunk=64, kept=32): {64: 136},
+}
+
+
+@pytest.mark.parametrize("codec", SIZES, ids=repr)
+def test_sizes_are_exactly_packed(codec: Codec) -> None:
+    assert {elems: codec.wire_bytes(elems) for elems in SIZES[codec]} == SIZES[codec]
+
+
 def test_int8_bytes_are_what_the_docstring_says() -> None:
     payload = bytes.fromhex(GOLDEN[Int8(block=8)])
     units, codes = struct.unpack("<2f", payload[:8]), struct.unpack("<11b", payload[8:])

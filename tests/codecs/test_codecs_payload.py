@@ -9,8 +9,6 @@ import pytest
 import torch
 from emulated_cuda import on_emulated_cuda
 from emulated_torch import emulated_torch, on_cpu, on_gpu
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from compressa.aggregators import State, World, build_aggregator
 from compressa.aggregators.base import Round, Verb
@@ -80,15 +78,13 @@ def test_bounded_payloads_may_be_shorter_but_not_longer() -> None:
         check_header(payload(replace(DUE, body_bytes=41), 41), DUE, sender=0, exact=False)
 
 
-@settings(max_examples=200)
-@given(place=st.integers(0, HEADER_BYTES - 1), value=st.integers(0, 255))
-def test_any_changed_byte_is_refused(place: int, value: int) -> None:
-    mutant = payload()
-    if mutant[place] == value:
-        value ^= 1
-    mutant[place] = value
-    with pytest.raises(PayloadError):
-        check_header(mutant, DUE, sender=0, exact=True)
+@pytest.mark.parametrize("place", range(HEADER_BYTES))
+def test_any_changed_byte_is_refused(place: int) -> None:
+    for bit in range(8):
+        mutant = payload()
+        mutant[place] ^= 1 << bit
+        with pytest.raises(PayloadError):
+            check_header(mutant, DUE, sender=0, exact=True)
 
 
 TOO_LARGE = ParameterInfo(0, "embedding", (1 << 16, 1 << 16))

@@ -38,18 +38,13 @@ def test_more_values_never_take_fewer_bytes(
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 @pytest.mark.parametrize("elems", [1, 7, 1009])
 def test_what_is_sent_is_of_the_gradient(codec: BoundedSparse, elems: int) -> None:
-    x = torch.randn(elems, generator=generator(elems))
-    payload = encoded(codec, x)
-    out = decoded(codec, payload, elems)
-    count = struct.unpack("<I", bytes(payload[:4].tolist()))[0]
-    assert int((out != 0).sum()) == count <= codec.most(elems)
-    sent = out != 0
-    assert torch.allclose(out[sent], x[sent], rtol=codec.form.rounding, atol=0)
-
-
-@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
-def test_nothing_is_sent_of_zeros(codec: BoundedSparse) -> None:
-    assert encoded(codec, torch.zeros(100)).tolist()[:4] == [0, 0, 0, 0]
+    for x in (torch.randn(elems, generator=generator(elems)), torch.zeros(elems)):
+        payload = encoded(codec, x)
+        out = decoded(codec, payload, elems)
+        count = struct.unpack("<I", bytes(payload[:4].tolist()))[0]
+        assert int((out != 0).sum()) == count <= codec.most(elems)
+        sent = out != 0
+        assert torch.allclose(out[sent], x[sent], rtol=codec.form.rounding, atol=0)
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
@@ -83,7 +78,7 @@ def test_short_payloads_are_refused(length: int) -> None:
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 def test_what_is_not_sent_is_sent_in_the_end(codec: BoundedSparse) -> None:
     # The same gradient again and again: its mean arrives, whatever each step leaves out.
-    x, elems, steps = torch.randn(400, generator=generator(3)), 400, 1500
+    x, elems, steps = torch.randn(400, generator=generator(3)), 400, 600
     residual, total = torch.zeros(elems), torch.zeros(elems)
     payload = torch.empty(codec.wire_bytes(elems), dtype=torch.uint8)
     for _ in range(steps):

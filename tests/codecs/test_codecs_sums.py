@@ -65,7 +65,7 @@ def one_by_one(codec: Codec, sent: Sent, weight: float) -> torch.Tensor:
     return total
 
 
-@pytest.mark.parametrize("ranks", [0, 1, 2, 3, 8, 9, 17])
+@pytest.mark.parametrize("ranks", [0, 1, 9, 17])
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
 def test_a_sum_is_that_of_one_payload_after_the_other(codec: Codec, ranks: int) -> None:
     sent, out = sent_by(codec, ranks), torch.full((ELEMS,), torch.nan)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from compressa.codecs import Threshold
-from compressa.errors import ConfigError
 from compressa.testing.codec_checks import DRAW, decoded, encoded
 from compressa.testing.inputs import generator
 
@@ -37,20 +36,3 @@ def test_an_absolute_threshold_does_not_depend_on_the_loss_scale() -> None:
         payload, residual = torch.empty(codec.wire_bytes(2000), dtype=torch.uint8), X.flip(0) / 2
         lengths.append(codec.encode_feedback(X * scale, residual, payload, DRAW, scale))
     assert lengths[0] == lengths[1] < codec.wire_bytes(2000)
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"threshold": 0.0}, "threshold must be positive"),
-        ({"threshold": float("nan")}, "threshold must be positive"),
-        ({"threshold": float("inf")}, "threshold must be positive"),
-        ({"threshold": 1.5, "unit": "max"}, "no element reaches 1.5 times the largest"),
-        ({"unit": "mean"}, "unit must be one of absolute, rms, max"),
-        ({"max_density": 0.0}, "max_density must be"),
-        ({"indices": "delta"}, "indices must be one of"),
-    ],
-)
-def test_impossible_settings_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=f"threshold: {message}"):
-        Threshold(**settings)

@@ -1,4 +1,4 @@
-"""Sums by direct messages on a virtual clock: right sums, right bits, right time."""
+"""Sums by direct messages on a virtual clock: their time, and what a lost rank does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
 from compressa.engine.driver import Driver, Task
 from compressa.errors import PeerLost
-from compressa.testing.inputs import generator
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.loopback import Loopback
 
@@ -50,25 +49,6 @@ def reduce_all(loopback: Loopback, values: list[torch.Tensor]) -> list[Any]:
         return round_robin.all_reduce(total, total.span, group, Scratch(torch.device("cpu")))
 
     return run_all(loopback, program)
-
-
-@pytest.mark.parametrize("size", [*range(1, 10), 64])
-@pytest.mark.parametrize("elems", [0, 1, 17, 1000])
-def test_all_reduce_sums_in_rank_order(size: int, elems: int) -> None:
-    random = generator(size + elems)
-    values = [torch.randn(elems, generator=random) for _ in range(size)]
-    due = values[0].clone()
-    for term in values[1:]:
-        due = due + term
-    assert reduce_all(Loopback(size), values) == [None] * size
-    assert all(torch.equal(value, due) for value in values)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_all_reduce_sums_in_the_tensors_dtype(dtype: torch.dtype) -> None:
-    values = [torch.full((33,), float(rank), dtype=dtype) for rank in range(5)]
-    reduce_all(Loopback(5), values)
-    assert all(torch.equal(value, torch.full((33,), 10.0, dtype=dtype)) for value in values)
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 7, 16])

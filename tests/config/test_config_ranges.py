@@ -17,6 +17,7 @@ from compressa.errors import ConfigError
 
 Keys = tuple[str, ...]
 Number = int | float
+SCHEMA = config_schema()
 _LEAST, _MOST = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 _TOGETHER: dict[str, dict[str, Any]] = {
     "demo.chunk": {"compressor": {"kept": 16}},
@@ -53,7 +54,7 @@ def register_each(*, configs: Sequence[dict[str, Any]]) -> list[str]:
 def numbers(schema: Mapping[str, Any], path: Keys = ()) -> Iterator[tuple[Keys, Mapping[str, Any]]]:
     """Yield where a table takes a number, and what the schema says of it."""
     if "$ref" in schema:
-        inner = config_schema()["$defs"][schema["$ref"].rpartition("/")[2]]
+        inner = SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]]
         yield from numbers(inner, path)
     for branch in schema.get("anyOf", []):
         yield from numbers(branch, path)
@@ -67,9 +68,8 @@ def numbers(schema: Mapping[str, Any], path: Keys = ()) -> Iterator[tuple[Keys, 
 
 def known() -> dict[str, tuple[Keys, Mapping[str, Any]]]:
     """All numbers that can be set, by name."""
-    schema = config_schema()
-    found = {".".join(path): (path, said) for path, said in numbers(schema)}
-    for table in schema["$defs"].values():
+    found = {".".join(path): (path, said) for path, said in numbers(SCHEMA)}
+    for table in SCHEMA["$defs"].values():
         name = table.get("properties", {}).get("name", {}).get("const")
         if name in COMPRESSORS:
             found |= {f"{name}.{path[0]}": ((name, *path), said) for path, said in numbers(table)}

@@ -15,6 +15,7 @@ from compressa.config import Config, config_schema
 from compressa.config.choices import field_texts
 
 READY = sorted((Path(__file__).parents[2] / "experiments" / "configs").glob("*.toml"))
+SCHEMA = config_schema()
 TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "array": (list,),
@@ -28,26 +29,24 @@ TYPES: dict[str, tuple[type, ...]] = {
 SILENT = {"$defs", "$schema", "title", "description", "default", "discriminator", "properties"}
 
 
-def accepts(schema: dict[str, Any], value: Any, root: dict[str, Any]) -> bool:
+def accepts(schema: dict[str, Any], value: Any) -> bool:
     """Judge by the part of JSON Schema that is used here; an unknown keyword is an error."""
     checks = {key: wanted for key, wanted in schema.items() if key not in SILENT}
     if isinstance(value, dict):
         known = schema.get("properties", {})
-        inner = (accepts(known[key], value[key], root) for key in known.keys() & value.keys())
-        return all(inner) and all(holds(key, checks[key], value, schema, root) for key in checks)
-    return all(holds(key, wanted, value, schema, root) for key, wanted in checks.items())
+        inner = (accepts(known[key], value[key]) for key in known.keys() & value.keys())
+        return all(inner) and all(holds(key, checks[key], value, schema) for key in checks)
+    return all(holds(key, wanted, value, schema) for key, wanted in checks.items())
 
 
-def holds(
-    keyword: str, wanted: Any, value: Any, schema: dict[str, Any], root: dict[str, Any]
-) -> bool:
+def holds(keyword: str, wanted: Any, value: Any, schema: dict[str, Any]) -> bool:
     match keyword:
         case "$ref":
-            return accepts(root["$defs"][wanted.rpartition("/")[2]], value, root)
+            return accepts(SCHEMA["$defs"][wanted.rpartition("/")[2]], value)
         case "anyOf":
-            return any(accepts(branch, value, root) for branch in wanted)
+            return any(accepts(branch, value) for branch in wanted)
         case "oneOf":
-            return sum(accepts(branch, value, root) for branch in wanted) == 1
+            return sum(accepts(branch, value) for branch in wanted) == 1
         case "type":
             exact = wanted == "boolean" or not isinstance(value, bool)
             return exact and isinstance(value, TYPES[wanted])
@@ -56,10 +55,10 @@ def holds(
         case "additionalProperties":
             return isinstance(value, dict) and value.keys() <= schema["properties"].keys()
         case "items":
-            return isinstance(value, list) and all(accepts(wanted, v, root) for v in value)
+            return isinstance(value, list) and all(accepts(wanted, v) for v in value)
         case "prefixItems":
             pairs = zip(wanted, value, strict=False) if isinstance(value, list) else ()
-            return all(accepts(one, v, root) for one, v in pairs)
+            return all(accepts(one, v) for one, v in pairs)
         case _:
             return holds_plain(keyword, wanted, value)
 
@@ -89,20 +88,18 @@ def holds_plain(keyword: str, wanted: Any, value: Any) -> bool:
     raise AssertionError(f"the schema uses {keyword}, which this test does not know")
 
 
-def valid(raw: dict[str, Any]) -> bool:
-    return accepts(config_schema(), raw, config_schema())
-
-
 @pytest.mark.parametrize("file", READY, ids=lambda file: file.stem)
 def test_the_schema_accepts_each_ready_file(file: Path) -> None:
-    assert valid(tomllib.loads(file.read_text(encoding="utf-8")))
+    assert accepts(SCHEMA, tomllib.loads(file.read_text(encoding="utf-8")))
 
 
 def test_the_schema_accepts_what_is_shown_and_every_way_to_write_it() -> None:
-    assert valid(Config().model_dump(mode="json"))
-    assert valid({"compressor": "topk", "exchange": {"unit_bytes": "4 MiB"}})
+    assert accepts(SCHEMA, Config().model_dump(mode="json"))
+    assert accepts(SCHEMA, {"compressor": "topk", "exchange": {"unit_bytes": "4 MiB"}})
     match = {"name": "*", "role": ["norm", "bias"], "shape": ["*", 3], "ndim": 2}
-    assert valid({"rules": [{"match": match, "compressor": {"name": "int8", "block": 8}}]})
+    assert accepts(
+        SCHEMA, {"rules": [{"match": match, "compressor": {"name": "int8", "block": 8}}]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,21 +118,20 @@ def test_the_schema_accepts_what_is_shown_and_every_way_to_write_it() -> None:
     ],
 )
 def test_the_schema_refuses_mistakes(raw: dict[str, Any]) -> None:
-    assert not valid(raw)
+    assert not accepts(SCHEMA, raw)
 
 
 def test_the_schema_has_one_branch_per_compressor() -> None:
-    schema = config_schema()
-    table, name_alone = schema["properties"]["compressor"]["anyOf"]
-    branches = [schema["$defs"][ref["$ref"].rpartition("/")[2]] for ref in table["oneOf"]]
+    table, name_alone = SCHEMA["properties"]["compressor"]["anyOf"]
+    branches = [SCHEMA["$defs"][ref["$ref"].rpartition("/")[2]] for ref in table["oneOf"]]
     assert [branch["properties"]["name"]["const"] for branch in branches] == list(COMPRESSORS)
     assert name_alone["enum"] == list(COMPRESSORS)
-    assert schema["properties"]["compressor"]["default"] == {"name": "none"}
-    assert json.loads(json.dumps(schema)) == schema
+    assert SCHEMA["properties"]["compressor"]["default"] == {"name": "none"}
+    assert json.loads(json.dumps(SCHEMA)) == SCHEMA
 
 
 def test_the_schema_describes_every_setting() -> None:
-    definitions = [config_schema(), *config_schema()["$defs"].values()]
+    definitions = [SCHEMA, *SCHEMA["$defs"].values()]
     tables = [table for table in definitions if table.get("type") == "object"]
     for table in tables:
         assert table["additionalProperties"] is False
@@ -144,7 +140,7 @@ def test_the_schema_describes_every_setting() -> None:
 
 
 def test_the_schema_has_the_bounds_of_the_table() -> None:
-    density = config_schema()["$defs"]["TopKChoice"]["properties"]["density"]
+    density = SCHEMA["$defs"]["TopKChoice"]["properties"]["density"]
     expected = {"type": "number", "exclusiveMinimum": 0, "maximum": 1, "default": 0.01}
     assert expected.items() <= density.items()
 

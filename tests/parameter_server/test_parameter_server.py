@@ -411,9 +411,7 @@ def seconds(world: ServerWorld, elems: int) -> tuple[float, float]:
     return pushed_s - started_s, clock.now_s - pushed_s
 
 
-@pytest.mark.parametrize(
-    ("workers", "servers"), [(1, 1), (4, 1), (4, 2), (4, 3), (4, 4), (3, 6), (64, 1), (64, 4)]
-)
+@pytest.mark.parametrize(("workers", "servers"), [(1, 1), (4, 1), (4, 3), (3, 6), (16, 4)])
 def test_dedicated_servers_cost_what_the_formula_says(workers: int, servers: int) -> None:
     elems, byte_s = 1 << 14, 1e-6
     size = workers + servers
@@ -423,9 +421,7 @@ def test_dedicated_servers_cost_what_the_formula_says(workers: int, servers: int
     assert seconds(world, elems) == pytest.approx((due_s, due_s), rel=0.02)
 
 
-@pytest.mark.parametrize(
-    ("workers", "servers"), [(2, 2), (3, 3), (4, 4), (8, 8), (64, 64), (4, 1), (8, 2)]
-)
+@pytest.mark.parametrize(("workers", "servers"), [(2, 2), (3, 3), (16, 16), (4, 1), (8, 2)])
 def test_colocated_servers_cost_what_the_formula_says(workers: int, servers: int) -> None:
     elems, byte_s = 1 << 17, 1e-6
     loopback = Loopback(workers, bandwidth_bytes_per_s=1 / byte_s)

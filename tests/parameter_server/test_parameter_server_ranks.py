@@ -363,7 +363,6 @@ def check(outcomes: list[Outcome], within_s: float) -> list[dict[str, Any]]:
     ("how", "culprit", "options"),
     [
         ("kill", 1, {}),
-        ("kill", 0, DEDICATED),
         ("kill", 2, DEDICATED),
         ("stop", 2, DEDICATED),
         ("leave", 1, DEDICATED),

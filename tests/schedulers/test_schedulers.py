@@ -249,8 +249,3 @@ def test_links_and_conditions_refuse_nonsense() -> None:
         Link(1, latency_s=-1)
     with pytest.raises(ValueError, match="chunk_bytes"):
         Conditions(chunk_bytes=0)
-
-
-def test_plan_knows_the_place_of_each_transfer() -> None:
-    plan = Plan(((2, 0), (0, 0), (2, 1)))
-    assert [plan.places[key] for key in plan.order] == [0, 1, 2]

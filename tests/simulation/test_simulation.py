@@ -162,7 +162,7 @@ def test_no_step_is_shorter_than_the_ideal(
 # Many hosts
 
 
-@pytest.mark.parametrize("hosts", [2, 4, 8, 16])
+@pytest.mark.parametrize("hosts", [2, 8, 16])
 @pytest.mark.parametrize("algorithm", ["ring", "halving_doubling", "round_robin", "tree"])
 def test_sums_take_what_their_formulas_say(algorithm: str, hosts: int) -> None:
     elems, link = 1 << 16, Link(BYTES_PER_S, overhead_s=1e-3)
@@ -215,7 +215,7 @@ def test_every_compressor_is_simulated(name: str) -> None:
     assert 0.45 < share < 1.2 if name == "gtopk" else 0.8 < share < 1.2
 
 
-@pytest.mark.parametrize("hosts", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("hosts", [3, 8])
 @pytest.mark.parametrize(
     ("compressor", "exchange"),
     [

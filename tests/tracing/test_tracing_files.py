@@ -59,10 +59,6 @@ def test_what_is_written_comes_back(
     offset_s = UNIX_S - back.unix_s
     tolerance = TICK_S / 2 + 1e-9
 
-    def key(span: Span) -> tuple[Any, ...]:
-        times = {"started_s": 0.0, "seconds": 0.0, "sent_s": None}
-        return tuple(span._replace(**times)), round(span.started_s, 3), round(span.seconds, 3)
-
     assert len(back.spans) == len(trace.spans)
     unmatched = [span._replace(started_s=span.started_s - offset_s) for span in back.spans]
     for span in trace.spans:

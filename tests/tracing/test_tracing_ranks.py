@@ -143,6 +143,22 @@ def test_a_trace_shows_every_unit_of_every_step(
         assert all(span.peers == 1 and span.size_bytes > 0 for span in wires)
         assert all(span.sent_s is not None for span in wires)
         assert told["recorded"] == 0
+    check_one_clock([tmp_path / "made" / f"trace-rank{rank}.json" for rank in (0, 1)])
+
+
+def check_one_clock(files: list[Path]) -> None:
+    """On one machine: an exchange cannot end on one rank before it began on the other."""
+    traces = [read(file) for file in files]
+    stated = [json.loads(file.read_text())["otherData"]["unix_s"] for file in files]
+    assert stated == [traces[0].unix_s] * 2 == [trace.unix_s for trace in traces]
+    first, second = (
+        {(s.step, s.unit, s.number): s for s in trace.spans if s.stage == "wire"}
+        for trace in traces
+    )
+    assert first.keys() == second.keys()
+    for key, span in first.items():
+        other = second[key]
+        assert max(span.started_s, other.started_s) < min(span.ended_s, other.ended_s)
 
 
 def test_what_is_recorded_by_configuration_is_written_at_close(two: Group, tmp_path: Path) -> None:
@@ -181,20 +197,3 @@ def test_where_nothing_can_be_written_no_rank_begins(two: Group, tmp_path: Path)
         assert outcome.error is not None
         assert outcome.error["type"] == "ConfigError"
         assert "trace.path: no trace can be written to" in outcome.error["message"]
-
-
-def test_ranks_traces_have_one_clock(two: Group, tmp_path: Path) -> None:
-    """On one machine: an exchange cannot end on one rank before it began on the other."""
-    path = str(tmp_path / "trace.json")
-    two.run(traced, config=settings("int8"), path=path)
-    files = [tmp_path / f"trace-rank{rank}.json" for rank in (0, 1)]
-    wires = []
-    for file in files:
-        trace = read(file)
-        assert json.loads(file.read_text())["otherData"]["unix_s"] == trace.unix_s
-        wires.append({(s.step, s.unit, s.number): s for s in trace.spans if s.stage == "wire"})
-    assert read(files[0]).unix_s == read(files[1]).unix_s
-    assert wires[0].keys() == wires[1].keys()
-    for key, span in wires[0].items():
-        other = wires[1][key]
-        assert max(span.started_s, other.started_s) < min(span.ended_s, other.ended_s)

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+from commands import printed, refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compressa import cli
 from compressa.tracing import WAITS, Span, Trace, write
 from compressa.tracing.exposure import exposure
 from compressa.tracing.intervals import Intervals
@@ -185,14 +185,6 @@ def test_a_trace_of_nothing_is_summed_up_as_nothing() -> None:
 # The command
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
-    with pytest.raises(SystemExit) as end:
-        cli.main(["trace", "summary", *map(str, arguments)])
-    captured = capsys.readouterr()
-    assert end.value.code == 0, captured.err
-    return captured.out
-
-
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("COLUMNS", "200")
@@ -203,7 +195,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_command_prints_each_step_and_all(
     file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = [line.split() for line in printed(capsys, file, file).splitlines()]
+    lines = [line.split() for line in printed(capsys, "trace", "summary", file, file).splitlines()]
     mean = ["20,000.00", "12,250.00", "7,750.00", "12,000.00", "2,000.00", "0.5", "1,500.00"]
     assert lines.count(["0", *mean]) == 2
     first = ["20,000.00", "11,500.00", "8,500.00", "9,000.00", "2,000.00", "1", "3,000.00"]
@@ -220,7 +212,7 @@ def test_the_command_says_what_is_missing(
     steps = tuple((step, float(step)) for step in range(7, 40))
     spans = tuple(wait(step, step + 0.5, step=step) for step, _ in steps)
     write(Trace(1, 4, 0.0, spans, steps, 40.0, 7, 5), tmp_path / "t.json")
-    text = printed(capsys, tmp_path / "t.json")
+    text = printed(capsys, "trace", "summary", tmp_path / "t.json")
     assert "rank 1 of 4, 33 steps; the last 20 are shown; 7 before them were dropped" in text
     assert "5 spans are missing" in text
     shown = [line.split()[0] for line in text.splitlines() if line.endswith(" 0.00")]
@@ -232,11 +224,11 @@ def test_the_command_shows_names_as_they_are(
 ) -> None:
     waits = wait(0.0, 0.5, name="[red]w[/red]\x1b[2J")
     write(Trace(0, 1, 0.0, (waits,), ((0, 0.0),), 1.0), tmp_path / "t.json")
-    assert r"[red]w[/red]\x1b[2J" in printed(capsys, tmp_path / "t.json")
+    assert r"[red]w[/red]\x1b[2J" in printed(capsys, "trace", "summary", tmp_path / "t.json")
 
 
 def test_the_command_prints_json(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (told,) = json.loads(printed(capsys, file, "--json"))
+    (told,) = json.loads(printed(capsys, "trace", "summary", file, "--json"))
     assert (told["file"], told["rank"], told["size"]) == (str(file), 0, 2)
     assert [step["step"] for step in told["steps"]] == [0, 1]
     assert told["steps"][0]["inverted_s"] == pytest.approx(3)
@@ -249,7 +241,5 @@ def test_the_command_refuses_other_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(SystemExit) as end:
-        cli.main(["trace", "summary", str(tmp_path / "x.json")])
-    assert end.value.code == 1
-    assert "x.json: otherData: Field required" in capsys.readouterr().err
+    said = refused(capsys, "trace", "summary", tmp_path / "x.json")
+    assert "x.json: otherData: Field required" in said

@@ -9,11 +9,11 @@ import torch
 
 from compressa.aggregators import State, World, build_aggregator
 from compressa.aggregators.powersgd import PowerSGD
-from compressa.codecs import Bf16, Int4, Int8, NoCompression, OneBitSGD, RandomK, TopK
+from compressa.codecs import Bf16, Int4, Int8, NoCompression, OneBitSGD
 from compressa.compressor import Compressor
 from compressa.errors import ConfigError, StateError
 from compressa.parameters import Layout, ParameterInfo, Segment
-from compressa.testing import LoopbackWorld, MassLedger
+from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import MODEL, model_gradients
 from compressa.wrappers import (
     EF21,
@@ -27,23 +27,6 @@ from compressa.wrappers import (
 
 WEIGHT = ParameterInfo(0, "w", (64, 64))
 BIAS = ParameterInfo(1, "b", (64,))
-
-
-def test_feedback_refuses_unbiased_codecs() -> None:
-    with pytest.raises(ConfigError, match=r"unbiased.*diverges.*feedback\.kind"):
-        ErrorFeedback(codec=RandomK(unbiased=True))
-
-
-def test_wrappers_have_the_interface_of_what_they_wrap() -> None:
-    codec = Int8(block=64)
-    for wrapper in (
-        ErrorFeedback(codec=codec),
-        DenseBelow(compressor=codec, elems=10),
-        Warmup(compressor=codec, steps=3),
-    ):
-        assert wrapper.granularity is codec.granularity
-        assert wrapper.block_elems == codec.block_elems
-        assert wrapper.payload_bytes((100,)) == codec.payload_bytes((100,))
 
 
 @pytest.mark.parametrize(
@@ -63,22 +46,6 @@ def test_a_wrapped_codec_looks_at_the_parameter(wrapper: Compressor) -> None:
     resolved = wrapper.for_parameter(WEIGHT).at(0)
     assert resolved.payload_bytes(WEIGHT.shape) == 64 * (2 * 4 + 64 // 8)
     assert resolved.block_elems == 64
-
-
-def test_feedback_delivers_what_a_codec_alone_loses() -> None:
-    """A constant gradient with one large element: top-1 alone never sends the others."""
-    parameters, gradient = [ParameterInfo(0, "w", (20,))], torch.linspace(0.5, 1.0, 20)
-    totals = {}
-    for name, compressor in {
-        "alone": TopK(density=0.05),
-        "feedback": ErrorFeedback(codec=TopK(density=0.05)),
-    }.items():
-        world = LoopbackWorld(2, parameters, compressor)
-        outs = [world.step([{"w": gradient}] * 2)[0]["w"] for _ in range(200)]
-        totals[name] = torch.stack(outs).sum(dim=0)
-    assert torch.count_nonzero(totals["alone"]) == 1
-    shortfall = (200 * gradient - totals["feedback"]).abs() / (200 * gradient)
-    assert float(shortfall.max()) < 0.2
 
 
 def test_owner_feedback_can_be_left_out() -> None:
@@ -136,26 +103,11 @@ def test_nested_warmups_have_all_their_breakpoints() -> None:
     assert Warmup(compressor=Int8(), steps=0).at(0) == Int8()
 
 
-def test_warmup_refuses_what_it_cannot_do() -> None:
-    with pytest.raises(ConfigError, match="must not be negative"):
-        Warmup(compressor=Int8(), steps=-1)
+def test_warmup_is_resolved_before_it_is_built() -> None:
     layout = Layout(0, (Segment(WEIGHT, 0, WEIGHT.elems),))
     world = World(0, 1, 0, "auto", State())
     with pytest.raises(ConfigError, match=r"at\(step\)"):
         build_aggregator(Warmup(compressor=Int8(), steps=1), layout, world)
-
-
-def test_residuals_survive_a_switch_from_one_codec_to_another() -> None:
-    switch = Warmup(
-        compressor=ErrorFeedback(codec=TopK(density=0.05)),
-        dense=ErrorFeedback(codec=Int4(block=32)),
-        steps=6,
-    )
-    world = LoopbackWorld(3, MODEL, switch)
-    ledger = MassLedger(world)
-    for step in range(14):
-        ledger.step(world, model_gradients(3, step))
-        ledger.check(world, f"step {step}")
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -190,14 +142,3 @@ def test_a_checkpoint_of_another_compressor_is_refused(tmp_path: Path) -> None:
     other = LoopbackWorld(2, MODEL, ErrorFeedback(codec=Int8(block=32)))
     with pytest.raises(StateError, match="saved with another compressor"):
         other.load(tmp_path)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 6])
-def test_residuals_are_redistributed_when_the_world_changes(size: int) -> None:
-    world = LoopbackWorld(3, MODEL, ErrorFeedback(codec=TopK(density=0.05)))
-    world.step(model_gradients(3, 0))
-    other = world.resized(size)
-    for key in world.states[0].vectors:
-        old = sum(state.vectors[key].double() for state in world.states) / 3
-        new = sum(state.vectors[key].double() for state in other.states) / size
-        assert torch.allclose(torch.as_tensor(old), torch.as_tensor(new), rtol=1e-6, atol=1e-7)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from compressa.codecs import QSGD, Codec, Contraction, Int4, OneBit, TernGrad, TopK
+from compressa.codecs import QSGD, Codec, Contraction, Int4, OneBit, TopK
 from compressa.errors import ConfigError
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld
@@ -18,9 +18,7 @@ from compressa.wrappers import EF21
 WEIGHT = ParameterInfo(0, "w", (1000,))
 
 
-@pytest.mark.parametrize(
-    "codec", [TopK(density=0.05), Int4(block=32), QSGD(levels=16, block=64)], ids=repr
-)
+@pytest.mark.parametrize("codec", [TopK(density=0.05), QSGD(levels=16, block=64)], ids=repr)
 def test_ef21_conforms(codec: Codec) -> None:
     check_among_ranks(EF21(codec=codec))
 
@@ -87,8 +85,3 @@ def test_estimates_and_their_mean_survive_a_change_of_world(size: int) -> None:
 def test_only_a_gather_shows_every_change_to_every_rank(exchange: Any) -> None:
     with pytest.raises(ConfigError, match="ef21: every rank needs every change"):
         LoopbackWorld(2, MODEL, EF21(codec=TopK()), exchange=exchange)
-
-
-def test_a_codec_that_is_no_contraction_is_refused() -> None:
-    with pytest.raises(ConfigError, match="EF21 would not converge"):
-        EF21(codec=TernGrad())

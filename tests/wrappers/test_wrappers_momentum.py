@@ -27,16 +27,14 @@ def corrected(**changes: Any) -> MomentumCorrection:
 @pytest.mark.parametrize(
     "compressor",
     [
-        corrected(clip_norm=1.0),
         corrected(compressor=ErrorFeedback(codec=DGC(density=0.05)), clip_norm=1.0),
         corrected(compressor=ErrorFeedback(codec=RandomK(density=0.05)), masking=False),
         corrected(
             compressor=ErrorFeedback(codec=Int8(block=32), rule=FeedbackRule(dtype="bfloat16"))
         ),
-        corrected(compressor=NoCompression()),
         corrected(compressor=Bf16()),
     ],
-    ids=["topk-clipped", "dgc-clipped", "randomk-unmasked", "int8", "none", "bf16"],
+    ids=["dgc-clipped", "randomk-unmasked", "int8", "bf16"],
 )
 def test_momentum_correction_conforms(compressor: MomentumCorrection) -> None:
     check_among_ranks(compressor)
@@ -78,25 +76,11 @@ def gradient_of(step: int) -> torch.Tensor:
 @pytest.mark.parametrize("masking", [True, False])
 @pytest.mark.parametrize("scale", [1.0, 1024.0])
 def test_what_is_kept_and_sent_is_the_sum_of_velocities(masking: bool, scale: float) -> None:
+    """And a step that is skipped returns what was sent and masked."""
     book = Book(masking=masking)
-    for step in range(60):
-        book.step(gradient_of(step), scale)
+    for step in range(40):
+        book.step(gradient_of(step), scale, skipped=step % 7 == 3)
         book.check()
-
-
-def test_a_skipped_step_returns_what_was_sent_and_masked() -> None:
-    book = Book()
-    for step in range(30):
-        book.step(gradient_of(step), skipped=step % 7 == 3)
-        book.check()
-
-
-def test_the_velocity_is_zero_where_something_was_sent_and_nowhere_else() -> None:
-    world = LoopbackWorld(1, [WEIGHT], corrected())
-    out = world.step([{"w": gradient_of(0)}])[0]["w"]
-    u = world.states[0].vectors["momentum/w"]
-    assert torch.equal(u == 0, out != 0)
-    assert int((u == 0).sum()) == 2
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -179,12 +163,3 @@ def test_a_scatter_reduce_is_refused_and_not_chosen() -> None:
     gradients = model_gradients(4, 0)
     first, second = chosen.step(gradients)[0], gathered.step(gradients)[0]
     assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [({"factor": 1.0}, "factor must be between"), ({"clip_norm": 0.0}, "clip_norm must be")],
-)
-def test_momentum_refuses_numbers_out_of_range(changes: dict[str, float], text: str) -> None:
-    with pytest.raises(ConfigError, match=text):
-        corrected(**changes)

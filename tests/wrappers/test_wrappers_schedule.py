@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
-from compressa.codecs import Int8, NoCompression, TopK
-from compressa.errors import ConfigError
+from compressa.codecs import NoCompression, TopK
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld, MassLedger
 from compressa.testing.conformance import check_among_ranks
@@ -53,18 +50,3 @@ def test_payloads_get_smaller_and_no_mass_is_lost() -> None:
         sent.append(world.sent_bytes(0))
     each = [after - before for before, after in itertools.pairwise(sent)]
     assert each[0] > each[3] > each[6]
-
-
-@pytest.mark.parametrize(
-    ("compressor", "steps", "chosen", "text"),
-    [
-        (ErrorFeedback(codec=Int8()), 4, (0.5,), "has no density"),
-        (SPARSE, 1, (0.5, 0.1), "at least as many steps"),
-        (SPARSE, 1, (), "one density"),
-    ],
-)
-def test_a_schedule_refuses_what_it_cannot_do(
-    compressor: ErrorFeedback, steps: int, chosen: tuple[float, ...], text: str
-) -> None:
-    with pytest.raises(ConfigError, match=text):
-        DensitySchedule(compressor=compressor, steps=steps, densities=chosen)
