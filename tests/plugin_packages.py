@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from unittest import mock
+
+from compressa import plugins
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "compressors.md").read_text(encoding="utf-8")
 
@@ -27,6 +33,24 @@ def install(
         lines = [f"{name} = {place}" for name, place in points.items()]
         points = "\n".join(["[compressa.compressors]", *lines, ""])
     (info / "entry_points.txt").write_text(points, encoding="utf-8")
+
+
+@contextmanager
+def on_the_path(site: Path) -> Iterator[None]:
+    """Have Python find the packages of a folder for a while, and the library look for them anew."""
+    before = set(sys.modules)
+    with mock.patch.object(sys, "path", [str(site), *sys.path]):
+        importlib.invalidate_caches()
+        _forget()
+        yield
+    _forget()
+    for name in {file.stem for file in site.glob("*.py")} - before:
+        sys.modules.pop(name, None)
+
+
+def _forget() -> None:
+    for known in (plugins.plugins, plugins.load, plugins._claims):
+        known.cache_clear()
 
 
 def page_blocks(language: str) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from plugin_packages import install, install_page_example, page_block
+from plugin_packages import install, install_page_example, on_the_path, page_block
 
 from compressa import plugins
 from compressa.codecs import Codec, TopK
@@ -35,18 +35,11 @@ ROW = Entry(Mine, "As a row.", "Me 2030", Family.SPARSE)
 """
 
 
-def forget() -> None:
-    for known in (plugins.plugins, plugins.load, plugins._claims):
-        known.cache_clear()
-
-
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def site(tmp_path: Path) -> Iterator[Path]:
     """A folder of installed packages."""
-    monkeypatch.syspath_prepend(tmp_path)
-    forget()
-    yield tmp_path
-    forget()
+    with on_the_path(tmp_path):
+        yield tmp_path
 
 
 def refusal(name: str) -> str:

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import run
-from plugin_packages import install, install_page_example
+from commands import printed, refused, run
+from plugin_packages import install, install_page_example, on_the_path
 
 from compressa.compressors import COMPRESSORS
 from compressa.facts import facts
 from compressa.page import page
-
-
-def run_beside(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command where some packages are installed."""
-    code = "import sys; from compressa.cli import main; main(sys.argv[1:])"
-    return subprocess.run(
-        [sys.executable, "-c", code, "compressors", *arguments],
-        env=os.environ | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        timeout=90,
-        check=False,
-    )
 
 
 def test_the_table_has_a_row_for_each_with_its_facts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,31 +73,37 @@ def test_a_name_that_is_none_ends_with_status_1(capsys: pytest.CaptureFixture[st
     assert shown.err.startswith('error: "topkk" is not a compressor; must be one of "none", ')
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("site")
-    install_page_example(folder)
-    install(folder, "failing", {"failing": "failing:Mine"}, "raise RuntimeError('boom')")
-    return folder
+@pytest.fixture
+def others(tmp_path: Path) -> Iterator[None]:
+    """Two packages of somebody else are installed."""
+    install_page_example(tmp_path)
+    install(tmp_path, "failing", {"failing": "failing:Mine"}, "raise RuntimeError('boom')")
+    with on_the_path(tmp_path):
+        yield
 
 
-def test_other_packages_are_listed_and_what_is_wrong_with_them_is_said(site: Path) -> None:
-    done = run_beside(site)
-    assert done.returncode == 0, done.stderr
-    (row,) = (line.split() for line in done.stdout.splitlines() if "fixed16" in line)
+@pytest.mark.usefixtures("others")
+def test_other_packages_are_listed_and_what_is_wrong_with_them_is_said(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("compressors") == 0
+    table = capsys.readouterr()
+    (row,) = (line.split() for line in table.out.splitlines() if "fixed16" in line)
     assert row[:2] == ["fixed16", "codec"]
     assert " ".join(row).endswith("error feedback fixed16 1.0")
-    assert done.stderr.startswith('warning: compressor "failing" of failing 1.0 can not be imp')
-    shown = json.loads(run_beside(site, "--json").stdout)
+    assert table.err.startswith('warning: compressor "failing" of failing 1.0 can not be imp')
+    shown = json.loads(printed(capsys, "compressors", "--json"))
     assert shown["compressors"][-1]["source"] == "fixed16 1.0"
     assert "RuntimeError: boom" in shown["problems"][0]
 
 
-def test_one_of_another_package_is_described_or_refused_with_the_reason(site: Path) -> None:
-    text = run_beside(site, "fixed16").stdout
+@pytest.mark.usefixtures("others")
+def test_one_of_another_package_is_described_or_refused_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed(capsys, "compressors", "fixed16")
     assert text.startswith("# fixed16\n\nHalf the bytes, on a finer grid than that of")
     assert "- `block = 256`: a whole number, at least 8 and at most 65536. Elements that" in text
     assert "- From: fixed16 1.0." in text
-    refused = run_beside(site, "failing")
-    assert refused.returncode == 1
-    assert refused.stderr.startswith('error: compressor "failing" of failing 1.0 can not be')
+    said = refused(capsys, "compressors", "failing")
+    assert said.startswith('error: compressor "failing" of failing 1.0 can not be')
