@@ -8,14 +8,28 @@ import pytest
 import torch
 
 from compressa.aggregators import AllReduce, State, StepContext, World, choose_exchange
+from compressa.aggregators.momentum import Momentum
 from compressa.aggregators.scatter import Scattered
 from compressa.aggregators.shards import ShardSpans, cut_shards
-from compressa.codecs import Bf16, Codec, Fp16, Int4, Int8, NoCompression, OneBit, RandomK, TopK
+from compressa.codecs import (
+    Bf16,
+    Codec,
+    Entropy,
+    Fp16,
+    Int4,
+    Int8,
+    NoCompression,
+    OneBit,
+    OneBitSGD,
+    RandomK,
+    TopK,
+)
+from compressa.compressor import Compressor
 from compressa.errors import ConfigError
 from compressa.parameters import Layout, ParameterInfo, Segment
 from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import MODEL, model_gradients
-from compressa.wrappers import ErrorFeedback
+from compressa.wrappers import EF21, ErrorFeedback, FeedbackRule, MomentumCorrection
 
 
 @pytest.mark.parametrize(
@@ -37,16 +51,44 @@ def test_auto_chooses_by_codec_and_size_only(codec: Codec, size: int, due: str) 
     assert choose_exchange(codec, size, "all_gather") == "all_gather"
 
 
-@pytest.mark.parametrize("codec", [Int8(), Int4(), OneBit(), TopK()])
-def test_payloads_that_cannot_be_summed_refuse_all_reduce(codec: Codec) -> None:
-    with pytest.raises(ConfigError, match="cannot be summed"):
-        LoopbackWorld(2, MODEL, codec, exchange="all_reduce")
+MOMENTUM = FeedbackRule(momentum=Momentum(factor=0.9))
+REFUSED: list[tuple[str, str, list[Compressor]]] = [
+    ("all_reduce", "cannot be summed", [Int8(), Int4(), OneBit(), TopK()]),
+    (
+        "all_reduce",
+        "in no rank's residual",  # where a sum in 16 bits would lose mass
+        [ErrorFeedback(codec=Bf16()), ErrorFeedback(codec=Fp16())],
+    ),
+    ("all_reduce", "ef21: every rank needs every change", [EF21(codec=TopK())]),
+    ("scatter_reduce", "ef21: every rank needs every change", [EF21(codec=TopK())]),
+    ("scatter_reduce", "scatter_reduce", [TopK(), RandomK()]),
+    (
+        "scatter_reduce",
+        "momentum: .*own shard whole",
+        [MomentumCorrection(compressor=ErrorFeedback(codec=Int8()))],
+    ),
+    (
+        "per_hop",
+        r"span a whole parameter.*per_hop.*use \"auto\"",
+        [TopK(), RandomK(), OneBitSGD()],
+    ),
+    ("per_hop", "length of its payloads is not known", [Entropy(codec=Int8(), level=1)]),
+    (
+        "per_hop",
+        "no rank knows what became of its own gradient",
+        [ErrorFeedback(codec=Int8(), rule=MOMENTUM)],
+    ),
+]
 
 
-@pytest.mark.parametrize("codec", [TopK(), RandomK()])
-def test_codecs_of_whole_parameters_refuse_scatter_reduce(codec: Codec) -> None:
-    with pytest.raises(ConfigError, match="scatter_reduce"):
-        LoopbackWorld(2, MODEL, codec, exchange="scatter_reduce")
+@pytest.mark.parametrize(
+    ("exchange", "said", "compressor"), [(*row[:2], made) for row in REFUSED for made in row[2]]
+)
+def test_what_does_not_fit_an_exchange_is_refused(
+    exchange: str, said: str, compressor: Compressor
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        LoopbackWorld(2, MODEL, compressor, exchange=exchange)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -90,12 +132,6 @@ def test_shards_are_a_partition_on_block_boundaries(size: int, block: int) -> No
         for (_, stop), (start, _) in pairwise(edges):
             assert start == stop
             assert (start - segment.start) % block == 0
-
-
-@pytest.mark.parametrize("codec", [Bf16(), Fp16()])
-def test_feedback_is_refused_where_a_sum_in_16_bits_would_lose_mass(codec: Codec) -> None:
-    with pytest.raises(ConfigError, match="in no rank's residual"):
-        LoopbackWorld(2, MODEL, ErrorFeedback(codec=codec), exchange="all_reduce")
 
 
 @pytest.mark.parametrize("size", [1, 3, 8])

@@ -34,8 +34,11 @@ def load_text(tmp_path: Path, text: str) -> Config:
 
 
 @pytest.mark.parametrize("file", READY, ids=lambda file: file.stem)
-def test_ready_file_loads_and_says_when_to_use_it(file: Path) -> None:
-    load_config(file)
+def test_ready_file_loads_as_it_is_shown_and_says_when_to_use_it(
+    file: Path, tmp_path: Path
+) -> None:
+    config = load_config(file)
+    assert load_text(tmp_path, config_toml(config)) == config
     first = file.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# ")
     assert first.endswith(".")
@@ -106,12 +109,6 @@ def test_sizes_are_read_as_people_write_them() -> None:
 
 def test_a_trace_path_may_be_a_path_object(tmp_path: Path) -> None:
     assert load_config({"trace": {"path": tmp_path}}).trace.path == str(tmp_path)
-
-
-@pytest.mark.parametrize("file", READY, ids=lambda file: file.stem)
-def test_what_is_shown_loads_back_to_the_same(file: Path, tmp_path: Path) -> None:
-    config = load_config(file)
-    assert load_text(tmp_path, config_toml(config)) == config
 
 
 def names() -> st.SearchStrategy[str]:

@@ -76,7 +76,7 @@ def test_all_given_conditions_must_hold(match: dict[str, Any], indices: list[int
     assert [p.index for p in PARAMETERS if matcher(condition)(p)] == indices
 
 
-def test_feedback_follows_the_setting() -> None:
+def test_feedback_of_every_kind_and_rule_follows_the_setting() -> None:
     def of(compressor: Any, **feedback: Any) -> Any:
         return assigned({"compressor": compressor, "feedback": feedback})["head.weight"]
 
@@ -89,13 +89,6 @@ def test_feedback_follows_the_setting() -> None:
     assert not isinstance(of("bf16"), ErrorFeedback)
     assert isinstance(of("bf16", kind="error"), ErrorFeedback)
     assert of("powersgd").name == "powersgd"
-
-
-def test_feedback_of_every_kind_and_rule_is_built() -> None:
-    def of(compressor: Any, **feedback: Any) -> Any:
-        return assigned({"compressor": compressor, "feedback": feedback})["head.weight"]
-
-    unbiased = {"name": "randomk", "unbiased": True}
     assert of("topk", kind="ef21") == EF21(codec=TopK())
     assert of("topk", kind="scaled") == ErrorFeedback(codec=TopK(), scaled=True)
     assert of(unbiased, kind="scaled") == ErrorFeedback(codec=RandomK(unbiased=True), scaled=True)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
 from compressa.codecs import QSGD, Codec, Contraction, Int4, OneBit, TopK
-from compressa.errors import ConfigError
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld
 from compressa.testing.conformance import check_among_ranks
@@ -79,9 +76,3 @@ def test_estimates_and_their_mean_survive_a_change_of_world(size: int) -> None:
         for p in MODEL:
             own = torch.stack([s.vectors[f"ef21/{p.name}"] for s in other.states])
             assert torch.allclose(own.mean(0), state.vectors[f"ef21_mean/{p.name}"], atol=1e-6)
-
-
-@pytest.mark.parametrize("exchange", ["all_reduce", "scatter_reduce"])
-def test_only_a_gather_shows_every_change_to_every_rank(exchange: Any) -> None:
-    with pytest.raises(ConfigError, match="ef21: every rank needs every change"):
-        LoopbackWorld(2, MODEL, EF21(codec=TopK()), exchange=exchange)
