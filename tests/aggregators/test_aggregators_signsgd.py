@@ -7,14 +7,12 @@ import torch
 
 from compressa.aggregators.signsgd import BLOCK, Signs, SignSGD
 from compressa.codecs.base import Draw
-from compressa.codecs.payload import HEADER_BYTES
 from compressa.errors import PayloadError
 from compressa.parameters import ParameterInfo
 from compressa.testing import LoopbackWorld
 from compressa.testing.codec_checks import decoded, encoded
 from compressa.testing.hostile import CodecFuzz, UnitFuzz
 from compressa.testing.inputs import generator
-from compressa.transports.frames import FRAME_HEADER_BYTES
 
 ELEMS = 5 * BLOCK + 77
 VECTOR = ParameterInfo(0, "w", (ELEMS,))
@@ -59,19 +57,6 @@ def test_ties_can_alternate_and_nothing_else_does() -> None:
     assert torch.equal(even, majority(gradients))
     assert torch.equal(odd, torch.where(count == 0, -even, even))
     assert (count == 0).any()
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_an_element_costs_a_bit_each_way(size: int) -> None:
-    whole = ParameterInfo(0, "w", (64 * BLOCK,))
-    world = LoopbackWorld(size, [whole], SignSGD(), unit_bytes=1 << 20)
-    world.step([{"w": torch.randn(64 * BLOCK, generator=generator(r))} for r in range(size)])
-    for transport in world.loopback.transports:
-        traffic = transport.traffic
-        payload = traffic.sent_bytes - (FRAME_HEADER_BYTES + HEADER_BYTES) * traffic.messages
-        shard = 64 // size * (BLOCK // 8 + 1)
-        padded = -(-shard // 8) * 8
-        assert payload == 2 * (size - 1) * padded
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

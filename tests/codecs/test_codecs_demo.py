@@ -8,22 +8,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_bounds import measured
 
 from compressa.codecs import DeMo
 from compressa.errors import PayloadError
 from compressa.parameters import ParameterInfo
-from compressa.testing.codec_checks import DRAW, decoded, encoded
+from compressa.testing.codec_checks import DRAW, encoded
 from compressa.testing.inputs import generator, vectors
 
 
 def cosine(n: int, j: int) -> torch.Tensor:
     angles = torch.pi * (2 * torch.arange(n, dtype=torch.float64) + 1) * j / (2 * n)
     return angles.cos().float()
-
-
-def error_share(codec: DeMo, x: torch.Tensor) -> float:
-    error = decoded(codec, encoded(codec, x), x.numel()).double() - x.double()
-    return float(error.square().sum() / x.double().square().sum())
 
 
 @settings(max_examples=40)
@@ -41,22 +37,22 @@ def test_error_is_what_the_coefficients_left_out_are(
     length = float(x.double().square().sum())
     left_out = 1 - float(sent.square().sum()) / length
     if elems % 64 == 0:  # else the error in the padding is cut off
-        assert error_share(codec, x) == pytest.approx(left_out, abs=2.0**-20)
-    assert error_share(codec, x) <= left_out + 2.0**-20
+        assert measured(codec, x) == pytest.approx(left_out, abs=2.0**-20)
+    assert measured(codec, x) <= left_out + 2.0**-20
 
 
 def test_smooth_vectors_need_few_coefficients() -> None:
     x = 3 * cosine(128, 0) - cosine(128, 4) + 2 * cosine(128, 10)  # j = 0, 2, 5 of a chunk of 64
-    assert error_share(DeMo(chunk=64, kept=3), x) < 1e-12
+    assert measured(DeMo(chunk=64, kept=3), x) < 1e-12
     # their squares are 9, 1/2 and 2 times 64
-    assert error_share(DeMo(chunk=64, kept=2), x) == pytest.approx(0.5 / 11.5, rel=1e-5)
+    assert measured(DeMo(chunk=64, kept=2), x) == pytest.approx(0.5 / 11.5, rel=1e-5)
 
 
 def test_worst_case_is_a_vector_whose_coefficients_are_alike() -> None:
     signs = torch.randn(64, generator=generator(1)).sign()
     x = sum(signs[j] * cosine(64, j) * (2**-0.5 if j == 0 else 1.0) for j in range(64))
     assert isinstance(x, torch.Tensor)
-    assert error_share(DeMo(chunk=64, kept=16), x) == pytest.approx(0.75, abs=1e-6)
+    assert measured(DeMo(chunk=64, kept=16), x) == pytest.approx(0.75, abs=1e-6)
     assert DeMo(chunk=64, kept=16).bias(64).delta == pytest.approx(0.25, abs=1e-6)
 
 
@@ -74,8 +70,8 @@ def test_matrices_are_cut_into_the_paper_s_tiles(shape: tuple[int, ...], due_byt
 
 def test_a_smooth_matrix_needs_few_coefficients_of_each_tile() -> None:
     x = torch.outer(cosine(128, 4), cosine(64, 1)) + 2 * torch.outer(cosine(128, 2), cosine(64, 0))
-    assert error_share(DeMo(kept=2, columns=64), x.ravel()) < 1e-12
-    assert error_share(DeMo(kept=1, columns=64), x.ravel()) == pytest.approx(1 / 9, rel=1e-5)
+    assert measured(DeMo(kept=2, columns=64), x.ravel()) < 1e-12
+    assert measured(DeMo(kept=1, columns=64), x.ravel()) == pytest.approx(1 / 9, rel=1e-5)
 
 
 def test_bands_of_a_matrix_encode_like_the_whole() -> None:

@@ -8,17 +8,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_bounds import measured
 
 from compressa.codecs import OneBit, OneBitSGD
 from compressa.compressor import Granularity
 from compressa.parameters import ParameterInfo
 from compressa.testing.codec_checks import DRAW, decoded, encoded
 from compressa.testing.inputs import generator, vectors
-
-
-def error_share(codec: OneBit | OneBitSGD, x: torch.Tensor) -> float:
-    error = decoded(codec, encoded(codec, x), x.numel()).double() - x.double()
-    return float(error.square().sum() / x.double().square().sum())
 
 
 @settings(max_examples=40)
@@ -32,7 +28,7 @@ def test_error_and_decoded_vector_are_orthogonal(elems: int, seed: int, what: st
     out = decoded(codec, encoded(codec, x), elems).double()
     length = float(x.double().square().sum())
     assert float((x.double() - out) @ out) == pytest.approx(0.0, abs=2.0**-22 * length)
-    assert error_share(codec, x) <= error_share(OneBit(block=64), x) + 2.0**-20
+    assert measured(codec, x) <= measured(OneBit(block=64), x) + 2.0**-20
 
 
 @settings(max_examples=40)
@@ -57,9 +53,9 @@ def test_residual_of_each_row_sums_to_zero(shape: tuple[int, int], seed: int, sc
 def test_worst_case_is_a_lone_positive_element() -> None:
     x = torch.zeros(50)
     x[7] = 3.0
-    assert error_share(OneBitSGD(group=50), x) == pytest.approx(1 - 1 / 50)
+    assert measured(OneBitSGD(group=50), x) == pytest.approx(1 - 1 / 50)
     assert OneBitSGD(group=50).bias(50).delta == pytest.approx(1 / 50, rel=1e-4)
-    assert error_share(OneBitSGD(group=50), -x) == 0.0  # zeros have a mean of their own
+    assert measured(OneBitSGD(group=50), -x) == 0.0  # zeros have a mean of their own
 
 
 def test_two_values_of_either_sign_are_exact() -> None:

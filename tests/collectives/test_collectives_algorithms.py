@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_collectives_direct import run_all
+from test_collectives_direct import noted, run_all
 
 from compressa.collectives import Compute, Exchange, Program
 from compressa.collectives.accumulator import Accumulator, Span
@@ -129,46 +129,29 @@ def test_every_rank_asks_for_as_many_exchanges_as_there_are_stages(name: str) ->
 
 def exchanges(algorithm: Algorithm, size: int) -> set[int]:
     """The numbers of exchanges that ranks ask for in a sum of 100 elements."""
-    counts = [0] * size
+    asked: list[list[Any]] = [[] for _ in range(size)]
 
     def counted(
         values: Accumulator, span: Span, group: RankGroup, scratch: Scratch
     ) -> Program[None]:
-        program, result = algorithm.all_reduce(values, span, group, scratch), None
-        while True:
-            try:
-                operation = program.send(result)
-            except StopIteration:
-                return
-            counts[group.index] += isinstance(operation, Exchange)
-            result = yield operation
+        return noted(algorithm.all_reduce(values, span, group, scratch), asked[group.index].append)
 
     sum_all(Loopback(size), counted, [torch.zeros(100) for _ in range(size)])
-    return set(counts)
+    return {sum(isinstance(operation, Exchange) for operation in own) for own in asked}
 
 
 @pytest.mark.parametrize("name", sorted(ALGORITHMS))
 def test_plain_values_are_computed_with_only_to_be_added(name: str) -> None:
     """What is sent lies where the values are: nobody waits for a thread that makes it."""
-    loopback, values = Loopback(4), [torch.ones(64) for _ in range(4)]
-    stages: list[str] = []
+    values, asked = [torch.ones(64) for _ in range(4)], list[Any]()
 
-    def noted(rank: int) -> Program[None]:
-        group, span = RankGroup.everyone(rank, 4), Span(0, 64)
-        program = ALGORITHMS[name].all_reduce(DenseValues(values[rank]), span, group, Scratch(CPU))
-        answer: Any = None
-        while True:
-            try:
-                operation = program.send(answer)
-            except StopIteration:
-                return
-            if isinstance(operation, Compute):
-                stages.append(operation.stage)
-            answer = yield operation
+    def program(rank: int) -> Program[None]:
+        dense, group = DenseValues(values[rank]), RankGroup.everyone(rank, 4)
+        all_reduce = ALGORITHMS[name].all_reduce(dense, Span(0, 64), group, Scratch(CPU))
+        return noted(all_reduce, asked.append)
 
-    assert run_all(loopback, noted) == [None] * 4
-    assert stages
-    assert set(stages) == {"decode"}
+    assert run_all(Loopback(4), program) == [None] * 4
+    assert {operation.stage for operation in asked if isinstance(operation, Compute)} == {"decode"}
 
 
 def test_a_configuration_can_name_each() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_collectives_direct import run_all
+from test_collectives_direct import noted, run_all
 
 from compressa.aggregators import AllGather, Round, Verb
 from compressa.collectives import Exchange, Program
@@ -47,16 +47,8 @@ class Gathering:
             if peer != rank
         }
         own = self.payloads[rank], incoming, rank, Scratch(CPU)
-        program, answer = all_gather(ALL_GATHERS[name], *own, exact=self.exact), None
-        while True:
-            try:
-                operation = program.send(answer)
-            except StopIteration as end:
-                self.results[rank] = end.value
-                return
-            assert isinstance(operation, Exchange)
-            self.exchanges[rank].append(operation)
-            answer = yield operation
+        program = all_gather(ALL_GATHERS[name], *own, exact=self.exact)
+        self.results[rank] = yield from noted(program, self.exchanges[rank].append)
 
     def run(self, name: str, loopback: Loopback | None = None) -> list[dict[int, torch.Tensor]]:
         """Let all ranks gather; return what each one has."""
@@ -179,31 +171,21 @@ class TestChoice:
 @pytest.mark.parametrize("size", [1, 2, 5, 8])
 @pytest.mark.parametrize("costs", [None, TestChoice.COSTLY], ids=["unmeasured", "measured"])
 def test_a_round_takes_the_exchanges_that_are_planned(size: int, costs: Costs | None) -> None:
-    gathering = Gathering(size, 48)
+    gathering, loopback = Gathering(size, 48), Loopback(size)
     round_ = Round(Verb.ALL_GATHER, torch.uint8, 48)
-    sent: list[list[int]] = [[] for _ in range(size)]
-    loopback = Loopback(size)
 
     def program(rank: int) -> Program[None]:
         incoming = {p: torch.empty(48, dtype=torch.uint8) for p in range(size) if p != rank}
         request = AllGather(gathering.payloads[rank], incoming, Scratch(CPU))
         running = Sums(loopback.transports[rank], costs=costs).run(request, round_)
-        answer: Any = None
-        while True:
-            try:
-                operation = running.send(answer)
-            except StopIteration as end:
-                gathering.results[rank] = end.value
-                return
-            assert isinstance(operation, Exchange)
-            sent[rank].append(operation.outgoing_bytes)
-            answer = yield operation
+        gathering.results[rank] = yield from noted(running, gathering.exchanges[rank].append)
 
     assert run_all(loopback, program) == [None] * size
     for own in gathering.results:
         assert all(torch.equal(own[r], payload) for r, payload in enumerate(gathering.payloads))
     planned = Sums(loopback.transports[0], costs=costs).transfers(7, [round_])
     assert [transfer.after for transfer in planned] == list(range(-1, len(planned) - 1))
-    for own_sent in sent:
-        assert len(own_sent) == len(planned)
-        assert all(n <= t.wire_bytes for n, t in zip(own_sent, planned, strict=True))
+    for asked in gathering.exchanges:
+        assert len(asked) == len(planned)
+        for exchange, transfer in zip(asked, planned, strict=True):
+            assert exchange.outgoing_bytes <= transfer.wire_bytes

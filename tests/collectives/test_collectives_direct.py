@@ -41,6 +41,18 @@ def run_all(
     return ends
 
 
+def noted(program: Program[Any], note: Callable[[Any], object]) -> Program[Any]:
+    """Carry a program out; note what it asks for."""
+    answer = None
+    while True:
+        try:
+            operation = program.send(answer)
+        except StopIteration as end:
+            return end.value
+        note(operation)
+        answer = yield operation
+
+
 def reduce_all(loopback: Loopback, values: list[torch.Tensor]) -> list[Any]:
     size = loopback.size
 

@@ -263,16 +263,24 @@ def test_a_late_worker_is_named_by_all() -> None:
         server.serve()  # type: ignore[union-attr]
 
 
-def test_payloads_may_overtake_the_request_that_announces_them() -> None:
-    world = ServerWorld(3, KEYS, config("int8"), servers=1, colocated=False)
-    transport, clock = world.loopback.transports[1], world.loopback.clock
+def delay(
+    world: ServerWorld, rank: int, *, requests_s: float = 0.0, payloads_s: float = 0.0
+) -> None:
+    """Have a rank send its requests or payloads later."""
+    transport, clock = world.loopback.transports[rank], world.loopback.clock
     send, first = transport.send, world.job.units.request(0, 0, 0)
 
-    def late(peer: int, key: Key, buffer: torch.Tensor, *rest: Any) -> None:
-        wait_s = 1.0 if key.unit >= first else 0.0
+    def later(peer: int, key: Key, buffer: torch.Tensor, *rest: Any) -> None:
+        wait_s = requests_s if key.unit >= first else payloads_s
         clock.at(clock.now_s + wait_s, lambda: send(peer, key, buffer, *rest))
 
-    transport.send = late  # type: ignore[method-assign]
+    transport.send = later  # type: ignore[method-assign]
+
+
+def test_payloads_may_overtake_the_request_that_announces_them() -> None:
+    world = ServerWorld(3, KEYS, config("int8"), servers=1, colocated=False)
+    clock = world.loopback.clock
+    delay(world, 1, requests_s=1.0)
     due = run(ServerWorld(2, KEYS, config("int8")), 3)
     for step, mean in enumerate(run(world, 3)):
         same([due[step], mean])
@@ -446,18 +454,6 @@ def test_pushes_and_pulls_of_many_keys_overlap() -> None:
     assert loopback.clock.now_s == pytest.approx(one_way_s, rel=0.08)
 
 
-def let_requests_overtake(world: ServerWorld, rank: int) -> None:
-    """Send payloads a moment later, since the network of the virtual clock knows no urgency."""
-    transport, clock = world.loopback.transports[rank], world.loopback.clock
-    send, first = transport.send, world.job.units.request(0, 0, 0)
-
-    def urgently(peer: int, key: Key, buffer: torch.Tensor, *rest: Any) -> None:
-        wait_s = 0.0 if key.unit >= first else 1e-9
-        clock.at(clock.now_s + wait_s, lambda: send(peer, key, buffer, *rest))
-
-    transport.send = urgently  # type: ignore[method-assign]
-
-
 @pytest.mark.parametrize(
     ("workers", "servers", "colocated"), [(1, 1, False), (3, 1, False), (2, 2, False), (4, 4, True)]
 )
@@ -470,7 +466,7 @@ def test_a_large_key_is_on_its_way_back_while_it_is_pushed(
     how = {"servers": servers, "colocated": colocated}
     world = ServerWorld(size, {"x": (elems,)}, loopback=loopback, **how)
     for rank in range(size):
-        let_requests_overtake(world, rank)
+        delay(world, rank, payloads_s=1e-9)  # the virtual network knows no urgency
     for worker in world.workers:
         worker.push("x", torch.zeros(elems))
         worker.pull("x")

@@ -24,6 +24,16 @@ def switched(before: Compressor, after: Compressor) -> Warmup:
     return Warmup(dense=before, compressor=Flushed(compressor=after), steps=SWITCH)
 
 
+def at_the_switch(
+    before: Compressor, after: Compressor, size: int = 2, **options: Any
+) -> LoopbackWorld:
+    """A world whose next step is the first after the switch."""
+    world = LoopbackWorld(size, MODEL, switched(before, after), **options)
+    for step in range(SWITCH):
+        world.step(model_gradients(size, step))
+    return world
+
+
 def residuals(world: LoopbackWorld) -> list[torch.Tensor]:
     return [state.vectors[f"residual/{p.name}"] for state in world.states for p in MODEL]
 
@@ -52,10 +62,8 @@ def test_a_switch_loses_no_mass(before: Compressor, after: Compressor, size: int
 
 
 def test_residuals_are_flushed_in_the_first_step_and_no_later_one() -> None:
-    world = LoopbackWorld(2, MODEL, switched(SPARSE, NoCompression()))
+    world = at_the_switch(SPARSE, NoCompression())
     plain = LoopbackWorld(2, MODEL, NoCompression())
-    for step in range(SWITCH):
-        world.step(model_gradients(2, step))
     assert any(bool(residual.any()) for residual in residuals(world))
     world.step(model_gradients(2, SWITCH))
     assert not any(bool(residual.any()) for residual in residuals(world))
@@ -110,9 +118,7 @@ def test_a_first_phase_without_residuals_changes_no_bit() -> None:
 
 
 def test_a_skipped_first_step_puts_the_residual_back() -> None:
-    world = LoopbackWorld(2, MODEL, switched(SPARSE, NoCompression()))
-    for step in range(SWITCH):
-        world.step(model_gradients(2, step))
+    world = at_the_switch(SPARSE, NoCompression())
     before = [residual.clone() for residual in residuals(world)]
     world.step(model_gradients(2, SWITCH))
     world.rollback()
@@ -122,9 +128,7 @@ def test_a_skipped_first_step_puts_the_residual_back() -> None:
 
 
 def test_a_residual_waits_for_a_finite_gradient_and_for_a_used_parameter() -> None:
-    world = LoopbackWorld(1, MODEL, switched(SPARSE, NoCompression()), exchange="all_gather")
-    for step in range(SWITCH):
-        world.step(model_gradients(1, step))
+    world = at_the_switch(SPARSE, NoCompression(), 1, exchange="all_gather")
     before = world.states[0].vectors["residual/weight"].clone()
     unused = model_gradients(1, SWITCH)
     unused[0]["weight"].zero_()
@@ -141,9 +145,8 @@ def test_a_residual_waits_for_a_finite_gradient_and_for_a_used_parameter() -> No
 @pytest.mark.parametrize("width", ["bfloat16", "int8"])
 def test_narrow_residuals_are_flushed_too(width: Any) -> None:
     narrow = ErrorFeedback(codec=TopK(density=0.05), rule=FeedbackRule(dtype=width))
-    world = LoopbackWorld(2, MODEL, switched(narrow, NoCompression()))
-    for step in range(SWITCH + 1):
-        world.step(model_gradients(2, step))
+    world = at_the_switch(narrow, NoCompression())
+    world.step(model_gradients(2, SWITCH))
     assert not any(bool(residual.any()) for residual in residuals(world))
 
 
