@@ -1,4 +1,4 @@
-"""What tests of benchmarks between hosts need: marks, and a folder of testbeds that ends empty."""
+"""What tests between hosts need: marks, and a folder of testbeds that ends empty."""
 
 from __future__ import annotations
 

@@ -279,6 +279,13 @@ class Group:
             assert 20 < len(outcome.error["message"]) < 900, outcome.explain()
         return outcomes
 
+    def refused(self, function: Job, error: str, /, **how: Any) -> list[str]:
+        """Call a function that must raise such an error on every rank; return what is said."""
+        outcomes = self.errors(function, **how)
+        for outcome in outcomes:
+            assert outcome.error["type"] == error, outcome.explain()
+        return [outcome.error["message"] for outcome in outcomes]
+
     def leave(self, timeout_s: float = 20.0) -> list[int]:
         """End all ranks the ordinary way; return their exit codes."""
         for process in self.processes:

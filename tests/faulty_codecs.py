@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ import torch
 from annotated_types import Ge, Le
 from compressa.kernels import philox
 from compressa.kernels.threads import over_slices
+from torch import Tensor
 
 from compressa.codecs import (
     Bf16,
@@ -71,63 +71,43 @@ class FaultyInt8(Codec):
     def bias(self, elems: int) -> Bias:
         return self.int8.bias(elems)
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         return self.int8.encode(x, payload, draw)
 
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
+    def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         self.int8.decode_add(payload, out, weight, draw)
 
 
-class KeepsResiduals(FaultyInt8, ABC):
-    """Has an encode with feedback of its own."""
+class KeepsResiduals(FaultyInt8):
+    """Has an encode with feedback of its own: `feed_back`."""
+
+    feed_back: ClassVar[Any]
 
     @property
     def fused(self) -> Fused:
         return Fused(encode_feedback=self.feed_back)
 
-    @abstractmethod
-    def feed_back(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float,
-    ) -> int:
-        """As `encode_feedback`."""
 
+class DecodesByItself(FaultyInt8):
+    """Has a decode of its own: `write`."""
 
-class DecodesByItself(FaultyInt8, ABC):
-    """Has a decode of its own."""
+    write: ClassVar[Any]
 
     @property
     def fused(self) -> Fused:
         return Fused(decode=self.write)
 
-    @abstractmethod
-    def write(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """As `decode`."""
-
 
 class Allocates(KeepsResiduals):
     def feed_back(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float,
+        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, scale: float
     ) -> int:
         effective = residual.mul(scale).add_(x)
         return self.sound.encode_feedback(effective, residual.zero_(), payload, draw, scale)
 
 
 class DropsOneElement(FaultyInt8):
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
+    def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         last = out[-1:].clone()
         super().decode_add(payload, out, weight, draw)
         if out.numel() > 1:
@@ -139,9 +119,7 @@ class DropsOneElementFromDecodeAdd(FaultyInt8):
     def fused(self) -> Fused:
         return Fused(decode=self.sound.decode)
 
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
+    def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         last = out[-1:].clone()
         super().decode_add(payload, out, weight, draw)
         out[-1:] = last
@@ -152,9 +130,7 @@ class SumsWithoutTheWeight(FaultyInt8):
     def fused(self) -> Fused:
         return Fused(decode_sum=self.add_up)
 
-    def add_up(
-        self, payloads: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
-    ) -> None:
+    def add_up(self, payloads: Sequence[tuple[Tensor, Draw]], out: Tensor, weight: float) -> None:
         self.sound.decode_sum(payloads, out, 1.0)
 
 
@@ -162,17 +138,15 @@ class LiesAboutItsSize(FaultyInt8):
     def wire_bytes(self, elems: int) -> int:
         return super().wire_bytes(elems) + 1
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         return super().encode(x, payload[:-1], draw)
 
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
+    def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         super().decode_add(payload[:-1], out, weight, draw)
 
 
 class LeavesAByteUnwritten(LiesAboutItsSize):
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         return super().encode(x, payload, draw) + 1
 
 
@@ -201,37 +175,32 @@ class ForgetsTheGain(RandomK):
 
 
 class ChangesTheGradient(FaultyInt8):
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         length = super().encode(x, payload, draw)
         x[:1] += 1.0
         return length
 
 
 class DrawsFromTheUser(FaultyInt8):
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         torch.rand(1)
         return super().encode(x, payload, draw)
 
 
 class DrawsFromNumpy(FaultyInt8):
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         np.random.rand()
         return super().encode(x, payload, draw)
 
 
 class HidesNan(FaultyInt8):
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         return super().encode(x.nan_to_num(0.0, 0.0, 0.0), payload, draw)
 
 
 class PoisonsItsResidual(KeepsResiduals):
     def feed_back(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
+        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, scale: float
     ) -> int:
         corrected = x + scale * residual
         length = self.encode(corrected, payload, draw)
@@ -243,12 +212,7 @@ class PoisonsItsResidual(KeepsResiduals):
 
 class ResetsItsResidual(KeepsResiduals):
     def feed_back(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
+        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, scale: float
     ) -> int:
         length = self.sound.encode_feedback(x, residual, payload, draw, scale)
         residual.zero_()
@@ -257,20 +221,13 @@ class ResetsItsResidual(KeepsResiduals):
 
 class ForgetsTheLossScale(KeepsResiduals):
     def feed_back(
-        self,
-        x: torch.Tensor,
-        residual: torch.Tensor,
-        payload: torch.Tensor,
-        draw: Draw,
-        scale: float = 1.0,
+        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, scale: float
     ) -> int:
         return self.sound.encode_feedback(x, residual, payload, draw, 1.0)
 
 
 class TakesAnyLength(FaultyInt8):
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
+    def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         padded = torch.zeros(self.wire_bytes(out.numel()), dtype=torch.uint8)
         length = min(padded.numel(), payload.numel())
         padded[:length] = payload[:length]
@@ -278,25 +235,25 @@ class TakesAnyLength(FaultyInt8):
 
 
 class WritesBeforeItChecks(DecodesByItself):
-    def write(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+    def write(self, payload: Tensor, out: Tensor, draw: Draw) -> None:
         out.zero_()
         self.sound.decode(payload, out, draw)
 
 
 class WritesPastTheEnd(DecodesByItself):
-    def write(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+    def write(self, payload: Tensor, out: Tensor, draw: Draw) -> None:
         self.sound.decode(payload, out, draw)
         out.as_strided((out.numel() + 1,), (1,))[-1] = 0.0
 
 
 class WritesPastThePayload(FaultyInt8):
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         payload.as_strided((payload.numel() + 1,), (1,))[-1] = 0
         return super().encode(x, payload, draw)
 
 
 class RaisesTheWrongError(TopK):
-    def check_content(self, payload: torch.Tensor, elems: int) -> None:
+    def check_content(self, payload: Tensor, elems: int) -> None:
         try:
             super().check_content(payload, elems)
         except PayloadError as error:
@@ -384,16 +341,14 @@ class NeverDecides(FaultyInt8):
 class CannotBeSummed(Fp16):
     """Sends square roots: their sum is not the root of the sum."""
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         return super().encode(x.sign() * x.abs().sqrt(), payload, draw)
 
     @property
     def fused(self) -> Fused:
         return Fused()
 
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
+    def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         self.check(payload, out.numel())
         roots = payload.view(torch.float16).float()
         out.add_(roots * roots.abs(), alpha=weight)
@@ -460,7 +415,7 @@ class Dithers(Codec):
     def bias(self, elems: int) -> Unbiased | Contraction | Biased:
         return Unbiased(elems / (4.0 * self.levels**2) * (1 + 1e-5))
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         array, raw = x.numpy(), payload.numpy()
         unit = np.float32(np.abs(array).max(initial=0.0)) / np.float32(self.levels)
         raw[-4:].view(np.float32)[0] = unit if np.isfinite(unit) else np.nan
@@ -487,9 +442,7 @@ class Dithers(Codec):
         )
         return words / 2.0**32
 
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
+    def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         self.check(payload, out.numel())
         raw = payload.numpy()
         unit = float(raw[-4:].copy().view(np.float32)[0])
@@ -530,7 +483,7 @@ class SharesWhatIsPrivate(Dithers):
     def fused(self) -> Fused:
         return Fused(decode=self.write)
 
-    def write(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
+    def write(self, payload: Tensor, out: Tensor, draw: Draw) -> None:
         Dithers(levels=self.levels).decode(payload, out, draw)
         out.mul_(torch.from_numpy(1 + 1e-3 * self.noise(out.numel(), draw)))
 
@@ -542,9 +495,7 @@ class SharesInSilence(RandomK):
 
 
 class GainsThreePercent(Dithers):
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
+    def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         super().decode_add(payload, out, 1.03 * weight, draw)
 
 
@@ -575,7 +526,7 @@ class PromisesTooSmallABias(OneBit):
 class ScalesByTheNorm(OneBit):
     """||x||_2 / sqrt(d) in place of ||x||_1 / d: no contraction on spiky vectors."""
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         length = super().encode(x, payload, draw)
         for i, block in enumerate(x.split(self.block)):
             payload[4 * i : 4 * i + 4].view(torch.float32).fill_(block.norm() / len(block) ** 0.5)
@@ -629,7 +580,7 @@ class Lists(Codec):
     def bias(self, elems: int) -> Contraction:
         return Contraction(((elems + 1) // 2) / max(elems, 1))
 
-    def encode(self, x: torch.Tensor, payload: torch.Tensor, draw: Draw) -> int:
+    def encode(self, x: Tensor, payload: Tensor, draw: Draw) -> int:
         most = (x.numel() + 1) // 2
         magnitudes = torch.where(x.isfinite(), x.abs(), torch.inf)
         places = magnitudes.topk(most).indices.sort().values
@@ -643,17 +594,15 @@ class Lists(Codec):
             words[1 : 1 + count] = np.float32(np.nan).view(np.uint32)
         return 4 + 8 * count
 
-    def check_content(self, payload: torch.Tensor, elems: int) -> None:
+    def check_content(self, payload: Tensor, elems: int) -> None:
         self.read(payload, elems)
 
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
+    def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         self.check(payload, out.numel())
         values, places = self.read(payload, out.numel())
         out.index_add_(0, places, values, alpha=weight)
 
-    def read(self, payload: torch.Tensor, elems: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, payload: Tensor, elems: int) -> tuple[Tensor, Tensor]:
         """Return values and places, after checking that they are what `encode` writes."""
         if payload.numel() < 4 or payload.numel() != 4 + 8 * self.count(payload):
             raise PayloadError("lists: the count is not that of the bytes")
@@ -664,11 +613,11 @@ class Lists(Codec):
         return torch.from_numpy(words[:count].view(np.float32)), places
 
     @staticmethod
-    def count(payload: torch.Tensor) -> int:
+    def count(payload: Tensor) -> int:
         """Return what the payload says of itself."""
         return int.from_bytes(payload[:4].numpy().tobytes(), "little")
 
-    def check_places(self, places: torch.Tensor, elems: int) -> None:
+    def check_places(self, places: Tensor, elems: int) -> None:
         """Refuse places that are not ascending, or outside."""
         ascending = bool((places[1:] > places[:-1]).all())
         if len(places) and not (ascending and int(places[-1]) < elems):
@@ -678,23 +627,21 @@ class Lists(Codec):
 class TrustsItsCount(Lists):
     """Makes room for as many as the payload says, before it looks whether they are there."""
 
-    def read(self, payload: torch.Tensor, elems: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def read(self, payload: Tensor, elems: int) -> tuple[Tensor, Tensor]:
         if payload.numel() >= 4:
             np.empty(min(self.count(payload), 1 << 28), np.float32)
         return super().read(payload, elems)
 
 
 class TrustsItsPlaces(Lists):
-    def check_places(self, places: torch.Tensor, elems: int) -> None:
+    def check_places(self, places: Tensor, elems: int) -> None:
         """All are taken."""
 
 
 class WritesWhereItIsTold(TrustsItsPlaces):
     """Through a pointer, as a kernel without checks would."""
 
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
+    def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         self.check(payload, out.numel())
         values, places = self.read(payload, out.numel())
         for value, place in zip(values.tolist(), places.tolist(), strict=True):
@@ -707,12 +654,12 @@ def _poke(address: int, value: float) -> None:
 
 
 class ChecksLessThanItDecodes(Lists):
-    def check_content(self, payload: torch.Tensor, elems: int) -> None:
+    def check_content(self, payload: Tensor, elems: int) -> None:
         """Nothing."""
 
 
 class NeverEnds(Lists):
-    def check_content(self, payload: torch.Tensor, elems: int) -> None:
+    def check_content(self, payload: Tensor, elems: int) -> None:
         super().check_content(payload, elems)
         values, _ = self.read(payload, elems)
         while values.isnan().any():
@@ -720,8 +667,6 @@ class NeverEnds(Lists):
 
 
 class WritesIntoThePayload(Dithers):
-    def decode_add(
-        self, payload: torch.Tensor, out: torch.Tensor, weight: float, draw: Draw
-    ) -> None:
+    def decode_add(self, payload: Tensor, out: Tensor, weight: float, draw: Draw) -> None:
         super().decode_add(payload, out, weight, draw)
         payload[:1] ^= 1

@@ -138,7 +138,7 @@ def leave_by_an_error(*, config: Any) -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", [1, 3])
 def test_tensors_become_the_mean_over_all_ranks(size: int, fresh: Callable[[int], Group]) -> None:
     for result in fresh(size).run(average_exactly, config=settings("none"), steps=3):
         assert result["error"] < 1e-6
@@ -147,7 +147,7 @@ def test_tensors_become_the_mean_over_all_ranks(size: int, fresh: Callable[[int]
         assert result["left"] == []
 
 
-@pytest.mark.parametrize("compressor", ["int8", "topk", "powersgd"])
+@pytest.mark.parametrize("compressor", ["int8", "powersgd"])
 def test_a_resumed_run_repeats_its_bits_on_all_ranks(
     compressor: str, two: Group, tmp_path: Path
 ) -> None:
@@ -182,10 +182,8 @@ def test_survivors_go_on_with_the_same_engine(fresh: Callable[[int], Group]) -> 
     ],
 )
 def test_what_ranks_can_not_average_is_refused_on_all(what: str, says: str, two: Group) -> None:
-    for outcome in two.errors(open_unlike, what=what):
-        assert outcome.error is not None
-        assert outcome.error["type"] == "ConfigError", outcome.explain()
-        assert says in outcome.error["message"]
+    for message in two.refused(open_unlike, "ConfigError", what=what):
+        assert says in message
 
 
 def test_an_error_of_the_caller_closes_the_engine(two: Group) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from _rank_models import build
-from _ranks import Group, Pools, same, settings
+from _ranks import Group, same, settings
 from _saving import _steps, load, save
 from _training import _optimizer, digest, registered, state_digest, train
 
@@ -146,11 +145,9 @@ def rank_file(folder: Path, rank: int) -> Path:
     return file
 
 
-def refused(group: Group, folder: Path, **arguments: Any) -> list[str]:
-    arguments.setdefault("config", settings("topk"))
-    outcomes = group.errors(load, folder=str(folder), deadline_s=20.0, **arguments)
-    assert same([o.error and o.error["type"] for o in outcomes]) == "StateError"
-    return [o.error["message"] for o in outcomes if o.error]
+def refused(group: Group, folder: Path, **how: Any) -> list[str]:
+    how = {"config": settings("topk"), "deadline_s": 20.0, **how}
+    return group.refused(load, "StateError", folder=str(folder), **how)
 
 
 def test_what_is_saved_is_loaded(saved: Path, two: Group) -> None:
@@ -195,44 +192,14 @@ def damage_manifest(folder: Path) -> None:
     file.write_bytes(file.read_bytes()[:-20])
 
 
-def change_format(folder: Path) -> None:
-    file = folder / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 99}))
-
-
-def empty_manifest(folder: Path) -> None:
-    (folder / "manifest.json").write_text("[]")
-
-
-def change_step(folder: Path) -> None:
-    file = folder / "manifest.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 3}))
-
-
-def nest_deeply(folder: Path) -> None:
-    (folder / "manifest.json").write_text("[" * 100_000)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        damage_tensors,
-        truncate,
-        damage_manifest,
-        change_format,
-        empty_manifest,
-        change_step,
-        nest_deeply,
-    ],
-)
+@pytest.mark.parametrize("damage", [damage_tensors, truncate, damage_manifest])
 def test_damage_is_refused(damage: Callable[[Path], None], saved: Path, two: Group) -> None:
     damage(saved)
     refused(two, saved)
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_another_model_is_refused(size: int, saved: Path, pools: Pools) -> None:
-    for message in refused(pools.get(size), saved, model="cnn"):
+def test_another_model_is_refused(saved: Path, four: Group) -> None:
+    for message in refused(four, saved, model="cnn"):
         assert "another model" in message
         assert "shape" in message
 
@@ -253,11 +220,9 @@ def test_a_failed_load_changes_nothing(saved: Path, two: Group) -> None:
 
 
 def test_a_rank_that_cannot_write_stops_all(two: Group, tmp_path: Path) -> None:
-    outcomes = two.errors(save_where_one_cannot, config=settings("topk"), folder=str(tmp_path))
-    for outcome in outcomes:
-        assert outcome.error is not None
-        assert outcome.error["type"] == "StateError"
-        assert "rank 1" in outcome.error["message"]
+    how: dict[str, Any] = {"config": settings("topk"), "folder": str(tmp_path)}
+    for message in two.refused(save_where_one_cannot, "StateError", **how):
+        assert "rank 1" in message
     assert not list(tmp_path.glob("**/manifest.json"))
     assert not list(tmp_path.glob("**/.*"))
 
@@ -287,8 +252,7 @@ def test_a_save_that_fails_leaves_the_one_before(saved: Path, two: Group) -> Non
     assert two.run(load, config=config, folder=str(saved)) == loaded
 
 
-@pytest.mark.parametrize("compressor", ["topk", "powersgd"])
-@pytest.mark.parametrize("warmup", [{}, {"steps": 2}])
+@pytest.mark.parametrize(("compressor", "warmup"), [("topk", {}), ("powersgd", {"steps": 2})])
 def test_distributed_checkpoint_round_trip(
     compressor: str, warmup: dict[str, int], two: Group, tmp_path: Path
 ) -> None:
@@ -328,7 +292,7 @@ def test_a_state_dict_that_does_not_fit_is_refused(two: Group) -> None:
         assert "2.weight" in said[2]
 
 
-@pytest.mark.parametrize("first", ["float32", "int8", "bfloat16"])
+@pytest.mark.parametrize("first", ["float32", "int8"])
 def test_a_state_dict_goes_on_in_another_dtype(first: str, two: Group) -> None:
     widths = [first, "float32", "int8", "bfloat16"]
     for right in two.run(state_dict_of_another_width, config=settings("topk"), widths=widths):

@@ -74,6 +74,7 @@ def test_a_changed_byte_is_refused_or_changes_nothing(
         ({"parameters": []}, "parameters"),
         ({"parameters": {"layer.weight": [-3]}}, "parameters.layer.weight.0"),
         ({"parameters": {"layer.weight": [3, 4], "layer.bias": [1]}}, "another model"),
+        ({"format": 99}, "format"),
         ({"more": 1}, "more"),
     ],
 )

@@ -48,49 +48,34 @@ def interrupted(
     return straight, resumed
 
 
-@pytest.mark.parametrize(
-    ("compressor", "size"),
-    [("topk", 2), ("int8", 2), ("int8", 4), ("powersgd", 4), ("onebit", 4)],
-)
-def test_resume_repeats_every_bit(
-    compressor: str, size: int, pools: Pools, fresh: Callable[[int], Group], tmp_path: Path
-) -> None:
+DENSE = {"steps": 4}
+CODED = {"steps": 4, "compressor": {"name": "onebit"}}
+CASES = {
     # From four ranks on, int8 and onebit scatter-reduce with feedback at the owner.
-    config = settings(compressor)
+    "int8": (4, settings("int8")),
+    "onebit": (4, settings("onebit")),
+    "random bits after a warm-up": (2, settings("randomk", warmup=CODED)),
+    "within a warm-up": (2, settings("topk", warmup={**CODED, "steps": 14})),
+    # A run that resumes has never been in the phase whose state it loads.
+    "topk after a dense warm-up": (2, settings("topk", warmup=DENSE)),
+    "powersgd after a dense warm-up": (
+        2,
+        settings("powersgd", warmup=DENSE, exchange={"transport": "gloo-group"}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_resume_repeats_every_bit(
+    case: tuple[int, Any], pools: Pools, fresh: Callable[[int], Group], tmp_path: Path
+) -> None:
+    size, config = case
     straight, resumed = interrupted(pools, fresh, size, tmp_path, config)
     assert same([r["parameters"] for r in straight]) == same([r["parameters"] for r in resumed])
     assert [r["state"] for r in straight] == [r["state"] for r in resumed]
 
 
-@pytest.mark.parametrize("compressor", ["randomk", "int4"])
-def test_resume_repeats_random_and_warm_up_steps(
-    compressor: str, pools: Pools, fresh: Callable[[int], Group], tmp_path: Path
-) -> None:
-    config = settings(compressor, warmup={"steps": 4, "compressor": {"name": "onebit"}})
-    straight, resumed = interrupted(pools, fresh, 2, tmp_path, config)
-    assert straight[0]["parameters"] == resumed[0]["parameters"]
-    assert [r["state"] for r in straight] == [r["state"] for r in resumed]
-
-
-@pytest.mark.parametrize(
-    ("compressor", "transport"), [("topk", "tcp"), ("powersgd", "tcp"), ("topk", "gloo-group")]
-)
-def test_resume_after_a_dense_warm_up(
-    compressor: str,
-    transport: str,
-    pools: Pools,
-    fresh: Callable[[int], Group],
-    tmp_path: Path,
-) -> None:
-    """A run that resumes has never been in the phase whose state it loads."""
-    config = settings(compressor, warmup={"steps": 4}, exchange={"transport": transport})
-    straight, resumed = interrupted(pools, fresh, 2, tmp_path, config)
-    assert straight[0]["parameters"] == resumed[0]["parameters"]
-    assert [r["state"] for r in straight] == [r["state"] for r in resumed]
-
-
-@pytest.mark.parametrize("transport", ["tcp", "gloo-group"])
-@pytest.mark.parametrize(("total", "half"), [(5, 4), (6, 2)])
+@pytest.mark.parametrize(("transport", "total", "half"), [("tcp", 5, 4), ("gloo-group", 6, 2)])
 def test_a_run_can_go_back_to_its_own_checkpoint(
     transport: str, total: int, half: int, two: Group, tmp_path: Path
 ) -> None:
@@ -98,14 +83,6 @@ def test_a_run_can_go_back_to_its_own_checkpoint(
     folder = str(tmp_path / "compressa")
     for result in two.run(rewind, config=config, folder=folder, total=total, half=half):
         assert result["first"] == result["second"]
-
-
-def test_resume_inside_a_warm_up(
-    pools: Pools, fresh: Callable[[int], Group], tmp_path: Path
-) -> None:
-    config = settings("topk", warmup={"steps": 14, "compressor": {"name": "onebit"}})
-    straight, resumed = interrupted(pools, fresh, 2, tmp_path, config)
-    assert straight[0]["parameters"] == resumed[0]["parameters"]
 
 
 def test_resume_needs_the_residuals(

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -69,7 +68,11 @@ def close_later(*, config: Any, seconds: float) -> float:
 @pytest.mark.parametrize(
     ("transport", "compressor", "seed"),
     [
-        *product(("tcp", "nccl"), ("int8", "none", "topk"), (None, 1)),
+        ("tcp", "int8", None),
+        ("tcp", "topk", 1),
+        ("nccl", "int8", 1),
+        ("nccl", "none", 1),
+        ("nccl", "topk", None),
         ("gloo-group", "int8", 1),
     ],
 )
@@ -84,8 +87,9 @@ def test_training_on_a_gpu_gives_the_bits_of_the_cpu(
     assert same([result["parameters"] for result in results]) == due
 
 
-@pytest.mark.parametrize("transport", ["tcp", "nccl"])
-@pytest.mark.parametrize("seed", [None, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("transport", "seed"), [("tcp", 1), ("tcp", 2), ("nccl", None), ("nccl", 1), ("nccl", 3)]
+)
 def test_streams_that_are_ahead_of_others_overwrite_nothing(
     transport: str, seed: int | None, two: Group
 ) -> None:
@@ -117,8 +121,9 @@ NEVER_WAITING: dict[str, tuple[Any, dict[str, Any]]] = {
             {"name": "topk", "density": 0.1, "value_dtype": dtype, "indices": indices},
             BY_GATHER,
         )
-        for dtype in ("float32", "bfloat16")
-        for indices in ("bits", "bitmap", "elias_fano")
+        for dtype, indices in zip(
+            ("float32", "bfloat16", "float32"), ("bits", "bitmap", "elias_fano"), strict=True
+        )
     },
 }
 
@@ -149,18 +154,10 @@ def test_a_step_whose_layout_depends_on_the_data_waits_for_numbers(two: Group) -
     ("compressor", "kind", "mutation"),
     [
         ("int8", "scatter_reduce", "wrong magic"),
-        ("int8", "all_gather", "wrong step"),
-        ("topk", "all_gather", "wrong unit"),
         ("topk", "all_gather", "wrong body length"),
-        *(
-            ({"name": "topk", "density": 0.1, "indices": i}, "all_gather", "wrong indices")
-            for i in ("bits", "bitmap", "elias_fano")
-        ),
+        ({"name": "topk", "density": 0.1, "indices": "elias_fano"}, "all_gather", "wrong indices"),
         ("dgc", "all_gather", "wrong indices"),
-        *(
-            ({"name": "gtopk", "density": 0.1, "indices": i}, "auto", "wrong indices")
-            for i in ("bits", "bitmap", "elias_fano")
-        ),
+        ({"name": "gtopk", "density": 0.1, "indices": "bitmap"}, "auto", "wrong indices"),
         ("scalecom", "auto", "wrong indices of the leader"),
     ],
 )
@@ -176,7 +173,7 @@ def test_a_spoilt_payload_ends_the_training_no_later_than_the_next_step(
     assert any("in step 1 failed a check on the GPU" in error["message"] for error in found), found
 
 
-@pytest.mark.parametrize("compressor", ["int8", "topk", "powersgd"])
+@pytest.mark.parametrize("compressor", ["int8", "powersgd"])
 def test_a_skipped_step_is_undone_on_a_gpu_as_on_a_cpu(compressor: str, two: Group) -> None:
     poison = {"rank": 1, "step": 2, "parameter": 0, "value": "inf"}
     config, job = settings(compressor), balance_with_scaler

@@ -69,7 +69,7 @@ def replicas_agree(group: Group, **arguments: Any) -> list[dict[str, Any]]:
     return results
 
 
-@pytest.mark.parametrize("compressor", ["none", "topk", "powersgd"])
+@pytest.mark.parametrize("compressor", ["none", "powersgd"])
 def test_accumulation_sends_only_the_last_micro_step(compressor: str, two: Group) -> None:
     config = settings(compressor)
     accumulated = replicas_agree(two, config=config, steps=3, accumulate=3)
@@ -86,8 +86,14 @@ def test_clipping_sees_the_mean_gradient(two: Group) -> None:
     assert clipped[0]["parameters"] != free[0]["parameters"]
 
 
-@pytest.mark.parametrize("compressor", ["none", "int8", "topk", "powersgd", "randomk"])
-@pytest.mark.parametrize("ddp", [{}, {"gradient_as_bucket_view": True}])
+@pytest.mark.parametrize(
+    ("compressor", "ddp"),
+    [
+        ("none", {}),
+        ("int8", {"gradient_as_bucket_view": True}),
+        ("powersgd", {"gradient_as_bucket_view": True}),
+    ],
+)
 def test_gradients_in_another_memory_order_train_alike(
     compressor: str, ddp: dict[str, Any], two: Group
 ) -> None:
@@ -100,9 +106,8 @@ def test_gradients_in_another_memory_order_train_alike(
     assert runs[0][0]["losses"] == pytest.approx(runs[1][0]["losses"], rel=1e-3)
 
 
-@pytest.mark.parametrize("compressor", ["none", "topk", "int8"])
-def test_gradients_as_views_of_buckets_change_no_bit(compressor: str, two: Group) -> None:
-    config = settings(compressor)
+def test_gradients_as_views_of_buckets_change_no_bit(two: Group) -> None:
+    config = settings("topk")
     runs = [
         replicas_agree(two, config=config, steps=3, ddp={"gradient_as_bucket_view": view})
         for view in (False, True)
@@ -133,21 +138,16 @@ def test_subgroups_train_apart(transport: str, four: Group) -> None:
     assert [result["prefix"] for result in results] == ["rank0", "rank1", "rank0", "rank1"]
 
 
-@pytest.mark.parametrize("compressor", ["none", "topk", "int8", "powersgd", "randomk"])
-def test_a_world_of_one_trains(compressor: str, fresh: Callable[[int], Group]) -> None:
+def test_a_world_of_one_trains_and_conserves_mass(fresh: Callable[[int], Group]) -> None:
     group = fresh(1)
-    result = group.run(train, config=settings(compressor), steps=3)[0]
-    assert result["finite"]
-    assert result["stats"]["sent_bytes"] == 0
     plain = group.run(train_plain, steps=3)[0]
-    assert (plain["parameters"] == result["parameters"]) == (compressor == "none")
-
-
-def test_a_world_of_one_conserves_mass(fresh: Callable[[int], Group]) -> None:
-    group = fresh(1)
-    for compressor in ("topk", "int8", "powersgd", "onebit"):
-        result = group.run(balance, config=settings(compressor))[0]
-        assert max(result["errors"]) < 2e-6
+    for compressor in ("none", "topk", "int8", "powersgd"):
+        result = group.run(train, config=settings(compressor), steps=3)[0]
+        assert result["finite"]
+        assert result["stats"]["sent_bytes"] == 0
+        assert (plain["parameters"] == result["parameters"]) == (compressor == "none")
+        balanced = group.run(balance, config=settings(compressor))[0]
+        assert max(balanced["errors"]) < 2e-6
 
 
 @pytest.mark.parametrize("transport", ON_HOST)
@@ -161,10 +161,10 @@ def test_a_rank_may_register_late(transport: str, two: Group) -> None:
 @pytest.mark.parametrize("transport", ON_HOST)
 def test_user_collectives_run_beside_the_engine(transport: str, four: Group) -> None:
     config = settings("int8", exchange={"transport": transport})
-    results = four.run(train_beside_user_traffic, config=config, steps=25)
+    results = four.run(train_beside_user_traffic, config=config, steps=10)
     same([result["parameters"] for result in results])
     assert all(result["wrong"] == 0 for result in results)
-    assert all(result["moved"] and result["steps"] == 25 for result in results)
+    assert all(result["moved"] and result["steps"] == 10 for result in results)
 
 
 def test_warm_up_switches_at_its_step(two: Group) -> None:

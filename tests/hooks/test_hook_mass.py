@@ -15,14 +15,9 @@ from _rank_models import Branches, Linear, loss_of
 from _ranks import Group, Pools, same, settings
 from _training import _optimizer, digest, registered
 
-from compressa.codecs import Codec, Contraction
-from compressa.compressors import COMPRESSORS
-from compressa.testing.compressor_checks import keeps_residuals
-
 pytestmark = pytest.mark.ranks
 
 ROUNDING = 2e-6
-KEEPERS = ["onebit", "topk", "int8", "int4", "powersgd", "randomk", "bf16", "fp16"]
 
 
 def balance(
@@ -141,23 +136,8 @@ def hold_unused(*, config: Any, steps: int = 4) -> dict[str, Any]:
         }
 
 
-def conserves_mass(name: str) -> bool:
-    """Whether a compressor is exact, or keeps what it does not send."""
-    compressor = COMPRESSORS[name].compressor()
-    if isinstance(compressor, Codec):
-        return isinstance(compressor.bias(1 << 20), Contraction)
-    return keeps_residuals(compressor) and compressor.conserves_mass
-
-
 def worst(results: list[dict[str, Any]]) -> float:
     return float(max(max(result["errors"]) for result in results))
-
-
-@pytest.mark.parametrize("compressor", [name for name in COMPRESSORS if conserves_mass(name)])
-def test_mass_is_conserved(compressor: str, four: Group) -> None:
-    results = four.run(balance, config=feedback(compressor), steps=5)
-    assert worst(results) < ROUNDING
-    assert (results[0]["kept"] > 0) == (compressor != "none")
 
 
 def feedback(compressor: str, **sections: Any) -> dict[str, Any]:
@@ -170,17 +150,19 @@ def feedback(compressor: str, **sections: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("compressor", "kind"),
     [
+        ("none", "auto"),
+        ("powersgd", "auto"),
         ("topk", "all_gather"),
-        ("int8", "all_gather"),
         ("onebit", "scatter_reduce"),
         ("int4", "scatter_reduce"),
         ("randomk", "all_reduce"),
         ("int4", "per_hop"),
     ],
 )
-def test_every_exchange_conserves_mass(compressor: str, kind: str, two: Group) -> None:
-    config = feedback(compressor, exchange={"kind": kind})
-    assert worst(two.run(balance, config=config)) < ROUNDING
+def test_every_exchange_conserves_mass(compressor: str, kind: str, four: Group) -> None:
+    results = four.run(balance, config=feedback(compressor, exchange={"kind": kind}))
+    assert worst(results) < ROUNDING
+    assert (results[0]["kept"] > 0) == (compressor != "none")
 
 
 def test_mass_survives_the_end_of_a_warm_up(four: Group) -> None:
@@ -208,8 +190,10 @@ def test_mass_needs_every_residual(two: Group) -> None:
         assert worst(results) > 100 * ROUNDING, mutation
 
 
-@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd", "onebit"])
-@pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 4), (2, 3)])
+@pytest.mark.parametrize(
+    ("compressor", "before", "after"),
+    [("topk", 4, 2), ("int8", 2, 4), ("powersgd", 2, 3), ("onebit", 4, 2)],
+)
 def test_mass_survives_another_number_of_ranks(
     compressor: str,
     before: int,
@@ -230,7 +214,7 @@ def test_mass_survives_another_number_of_ranks(
 
 @pytest.mark.parametrize(
     ("compressor", "value"),
-    [*((name, "inf") for name in KEEPERS), ("topk", "nan"), ("int8", "nan"), ("powersgd", "nan")],
+    [("topk", "inf"), ("int8", "nan"), ("powersgd", "nan"), ("bf16", "inf"), ("randomk", "inf")],
 )
 def test_an_overflow_on_one_rank_reaches_every_scaler(
     compressor: str, value: str, two: Group
@@ -254,7 +238,7 @@ def test_an_overflow_on_one_rank_reaches_every_scaler(
         assert max(result["errors"][2], result["errors"][4]) < 3 * ROUNDING, result["errors"]
 
 
-@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
+@pytest.mark.parametrize("compressor", ["int8", "powersgd"])
 def test_an_overflow_on_four_ranks_returns_what_was_sent(compressor: str, four: Group) -> None:
     poison = {"rank": 3, "step": 1, "parameter": 2, "value": "nan"}
     results = four.run(balance_with_scaler, config=settings(compressor), steps=4, poison=poison)
@@ -264,7 +248,7 @@ def test_an_overflow_on_four_ranks_returns_what_was_sent(compressor: str, four: 
         assert max(result["errors"][0], result["errors"][4]) < 3 * ROUNDING
 
 
-@pytest.mark.parametrize("compressor", KEEPERS)
+@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
 def test_residuals_do_not_depend_on_the_loss_scale(compressor: str, two: Group) -> None:
     results = two.run(balance_with_scaler, config=feedback(compressor), steps=5, growth=True)
     assert [h["scale"] for h in results[0]["history"]] == [1024, 2048, 4096, 8192, 16384]
@@ -272,8 +256,7 @@ def test_residuals_do_not_depend_on_the_loss_scale(compressor: str, two: Group) 
 
 
 @pytest.mark.parametrize(
-    ("compressor", "size"),
-    [("topk", 2), ("powersgd", 2), ("int8", 2), ("int8", 4), ("onebit", 4), ("randomk", 2)],
+    ("compressor", "size"), [("topk", 2), ("powersgd", 2), ("int8", 4), ("randomk", 2)]
 )
 def test_a_parameter_that_nobody_uses_keeps_its_residual(
     compressor: str, size: int, pools: Pools
@@ -287,9 +270,8 @@ def test_a_parameter_that_nobody_uses_keeps_its_residual(
         assert unused == [unused[0]] * len(unused)
 
 
-@pytest.mark.parametrize("compressor", ["topk", "int8"])
-def test_a_parameter_that_one_rank_uses_is_combined(compressor: str, two: Group) -> None:
-    results = two.run(hold_unused, config=settings(compressor))
+def test_a_parameter_that_one_rank_uses_is_combined(two: Group) -> None:
+    results = two.run(hold_unused, config=settings("topk"))
     user, _ = (r["kept"] for r in results)
     assert len({kept["sometimes.weight"] for kept in user}) > 1
     same([r["parameters"] for r in results])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -23,8 +22,7 @@ from compressa.transports.tcp import TcpTransport
 
 pytestmark = pytest.mark.ranks
 
-OTHERS = [name for name in ON_HOST if name != "tcp"]
-LOSSY = ["topk", "int8", "powersgd", "onebit"]
+KINDS = ["none", "int8", "topk", "dgc", "powersgd", "thc"]  # one of each kind of exchange
 
 
 def train_on_hosts(*, hosts: list[str], **options: Any) -> dict[str, Any]:
@@ -64,30 +62,20 @@ def check_run(results: list[dict[str, Any]], steps: int) -> None:
         assert stats["wire_s"] > 0
 
 
-@pytest.mark.parametrize(
-    ("transport", "compressor"),
-    [
-        *product(("tcp",), COMPRESSORS),
-        # To the others it is bytes like any other: one of each kind of exchange.
-        *product(OTHERS, ("none", "int8", "topk", "dgc", "powersgd", "thc")),
-    ],
-)
-def test_every_compressor_trains_and_replicas_stay_identical(
+@pytest.mark.parametrize("transport", ON_HOST)
+@pytest.mark.parametrize("compressor", KINDS)
+def test_every_kind_of_exchange_trains_and_replicas_stay_identical(
     compressor: str, transport: str, four: Group
 ) -> None:
     config = settings(compressor, exchange={"transport": transport})
-    results = four.run(train, config=config, steps=4)
-    check_run(results, steps=4)
-    ratio = results[0]["stats"]["ratio"]
-    assert ratio == 1.0 if compressor == "none" else ratio > 1.5
+    check_run(four.run(train, config=config, steps=4), steps=4)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "gloo-group"])
 @pytest.mark.parametrize("algorithm", [*ALGORITHMS, "hierarchical"])
 def test_sums_by_any_algorithm_train_and_replicas_stay_identical(
-    algorithm: str, transport: str, four: Group
+    algorithm: str, four: Group
 ) -> None:
-    for compressor in ("none", "powersgd"):
+    for compressor, transport in (("none", "tcp"), ("powersgd", "gloo-group")):
         exchange = {"transport": transport, "algorithm": algorithm}
         config = settings(compressor, exchange=exchange)
         check_run(four.run(train, config=config, steps=3), steps=3)
@@ -143,12 +131,15 @@ def test_every_compressor_learns_on_two_ranks(compressor: str, two: Group) -> No
     steps = 60 if compressor == "demo" else 40  # at most 32 elements of a tile leave at a time
     results = two.run(train, config=config, steps=steps, lr=lr)
     check_run(results, steps=steps)
-    losses = results[0]["losses"]
+    losses, ratio = results[0]["losses"], results[0]["stats"]["ratio"]
     assert sum(losses[-10:]) < 0.95 * sum(losses[:10])
+    assert ratio == 1.0 if compressor == "none" else ratio > 1.5
 
 
-@pytest.mark.parametrize("transport", ON_HOST)
-@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
+@pytest.mark.parametrize(
+    ("compressor", "transport"),
+    [("topk", "gloo-group"), ("int8", "tcp"), ("powersgd", "gloo-group")],
+)
 def test_transport_and_schedule_change_no_bit(compressor: str, transport: str, four: Group) -> None:
     configs = [
         settings(compressor),
@@ -159,21 +150,32 @@ def test_transport_and_schedule_change_no_bit(compressor: str, transport: str, f
     assert runs[0]["state"] == runs[1]["state"]
 
 
-@pytest.mark.parametrize("model", ["cnn", "transformer", "scaled", "frozen_mlp", "normed_cnn"])
-@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
+@pytest.mark.parametrize(
+    ("model", "compressor"),
+    [
+        ("cnn", "powersgd"),
+        ("transformer", "topk"),
+        ("transformer", "powersgd"),
+        ("scaled", "int8"),
+        ("frozen_mlp", "topk"),
+        ("normed_cnn", "int8"),
+    ],
+)
 def test_every_kind_of_model_trains(model: str, compressor: str, two: Group) -> None:
     results = two.run(train, config=settings(compressor), model=model, steps=3)
     check_run(results, steps=3)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-@pytest.mark.parametrize("compressor", ["none", "int8", "topk", "powersgd"])
+@pytest.mark.parametrize(
+    ("dtype", "compressor"),
+    [("float16", "int8"), ("bfloat16", "topk"), ("bfloat16", "none"), ("float64", "powersgd")],
+)
 def test_parameters_of_other_dtypes_train(dtype: str, compressor: str, two: Group) -> None:
     results = two.run(train, config=settings(compressor), model=dtype, steps=3)
     check_run(results, steps=3)
 
 
-@pytest.mark.parametrize("compressor", LOSSY)
+@pytest.mark.parametrize("compressor", ["powersgd", "onebit"])
 def test_three_ranks_share_out_what_does_not_divide(compressor: str, fresh: Any) -> None:
     results = fresh(3).run(train, config=settings(compressor), steps=3)
     check_run(results, steps=3)
@@ -188,7 +190,7 @@ def test_no_compression_equals_plain_ddp_bit_for_bit(model: str, two: Group) -> 
     assert same([r["parameters"] for r in plain]) == same([r["parameters"] for r in hooked])
 
 
-@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize("compressor", KINDS)
 def test_complex_parameters_train_and_replicas_stay_identical(compressor: str, two: Group) -> None:
     config = settings(compressor, dense_below={"elems": 0})
     results = two.run(train, config=config, model="complex64", steps=3)
@@ -202,7 +204,7 @@ def test_large_units_summed_by_the_backend_equal_plain_ddp(two: Group) -> None:
     assert plain[0]["parameters"] == same([r["parameters"] for r in hooked])
 
 
-@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd", "randomk", "none"])
+@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd"])
 def test_buckets_change_no_bit(compressor: str, four: Group) -> None:
     config = settings(compressor)
     runs = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -11,11 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _between_hosts import MARKS
 
 from compressa.errors import BackendUnavailable, ConfigError, TransportError
 from compressa.testbed import (
     NetnsTestbed,
     Testbed,
+    Watch,
+    burstiness,
     check_links,
     open_testbed,
 )
@@ -23,12 +25,7 @@ from compressa.testbed import netns as netns_module
 from compressa.testbed._probing import Probes
 from compressa.testbed._processes import find_processes
 
-missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
-    pytest.mark.skipif(bool(missing), reason=f"needs the programs {missing}"),
-]
+pytestmark = MARKS
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -126,6 +123,29 @@ def test_counters_grow_by_what_was_sent(bed: Testbed) -> None:
     assert grown[2].tx_bytes + grown[2].rx_bytes < 10_000
     own = output(bed, 0, "cat", "/sys/class/net/eth0/statistics/tx_bytes")
     assert bed.counters()[0].tx_bytes == int(own)  # type: ignore[index]
+
+
+def test_who_send_to_one_fill_the_queue_of_its_port(bed: Testbed) -> None:
+    bed.counters()  # opens them, which takes longer than all the rest
+    with (
+        Probes(bed) as probes,
+        bed.queue(0) as port,
+        bed.queue(1) as other,
+        Watch(port.read) as queue,
+        Watch(bed.counters) as counters,
+    ):
+        before = other.read()
+        probes.transfer([(1, 0), (2, 0)], 600_000)
+        told = other.read()
+    seen = [reading for _, reading in queue.readings]
+    assert max(reading.backlog_bytes for reading in seen) > 50_000
+    assert seen[-1].sent_bytes - seen[0].sent_bytes >= 1_200_000
+    assert told.sent_bytes - before.sent_bytes < 200_000
+    sent = [(time_s, reading[1].tx_bytes) for time_s, reading in counters.readings]
+    assert burstiness(sent) >= 1.0
+    again = bed.retransmitted()
+    assert len(again) == 3
+    assert bool(seen[-1].dropped) <= bool(sum(again))
 
 
 def test_set_link_changes_the_rate_under_running_processes() -> None:

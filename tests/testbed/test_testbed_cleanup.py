@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from _between_hosts import MARKS
 
 import compressa
 from compressa.errors import BackendUnavailable, StateError
@@ -21,12 +21,7 @@ from compressa.testbed import NetnsTestbed, Testbed, list_testbeds, open_testbed
 from compressa.testbed._processes import ProcessId, find_processes
 from compressa.testbed._records import directory
 
-missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
-    pytest.mark.skipif(bool(missing), reason=f"needs the programs {missing}"),
-]
+pytestmark = MARKS
 
 OWNER = textwrap.dedent(
     """

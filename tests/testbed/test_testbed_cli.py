@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
+from _between_hosts import MARKS
 from typer.testing import CliRunner, Result
 
 from compressa.cli import testbed as testbed_cli
 from compressa.errors import ConfigError, StateError
 from compressa.testbed._records import directory, read_records
 
-KINDS = [
-    "loopback",
-    pytest.param(
-        "netns",
-        marks=[
-            pytest.mark.netns,
-            pytest.mark.skipif(
-                os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "nsenter"))),
-                reason="needs root, ip, tc and nsenter for network namespaces",
-            ),
-        ],
-    ),
-]
+KINDS = ["loopback", pytest.param("netns", marks=MARKS)]
 
 
 @pytest.fixture(autouse=True)

@@ -1,11 +1,8 @@
-"""Watches: burstiness is peak over mean, and a port tells what waits before it."""
+"""Watches: burstiness is peak over mean."""
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
-from collections.abc import Iterator
 from itertools import accumulate, count
 from threading import Event
 
@@ -14,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compressa.errors import BackendUnavailable
-from compressa.testbed import NetnsTestbed, Probes, Watch, burstiness, open_testbed
+from compressa.testbed import Watch, burstiness
 
 STEP_S = 0.0025
 carried = st.lists(st.integers(0, 10_000), min_size=4, max_size=200)
@@ -79,40 +76,3 @@ def test_a_reading_that_was_interrupted_is_taken_again() -> None:
     assert 0 not in [reading for _, reading in watch.readings]
     times_s = [time_s for time_s, _ in watch.readings]
     assert times_s == sorted(times_s)
-
-
-missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
-
-
-@pytest.fixture
-def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NetnsTestbed]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("COMPRESSA_TESTBED_DIR", str(tmp_path_factory.mktemp("testbeds")))
-        with open_testbed(hosts=4, link="100mbit", kind="netns", self_check=False) as opened:
-            assert isinstance(opened, NetnsTestbed)
-            yield opened
-
-
-@pytest.mark.netns
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces")
-@pytest.mark.skipif(bool(missing), reason=f"needs the programs {missing}")
-def test_three_who_send_to_one_fill_the_queue_of_its_port(bed: NetnsTestbed) -> None:
-    bed.counters()  # opens them, which takes longer than all the rest
-    with (
-        Probes(bed) as probes,
-        bed.queue(0) as port,
-        bed.queue(1) as other,
-        Watch(port.read) as queue,
-        Watch(bed.counters) as counters,
-    ):
-        probes.transfer([(1, 0), (2, 0), (3, 0)], 400_000)
-        told = other.read()
-    seen = [reading for _, reading in queue.readings]
-    assert max(reading.backlog_bytes for reading in seen) > 50_000
-    assert seen[-1].sent_bytes >= 1_200_000
-    assert told.sent_bytes < 200_000
-    sent = [(time_s, reading[1].tx_bytes) for time_s, reading in counters.readings]
-    assert burstiness(sent) >= 1.0
-    again = bed.retransmitted()
-    assert len(again) == 4
-    assert bool(seen[-1].dropped) <= bool(sum(again[1:]))

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from _proxy import Change, between
 from _rank_models import build, loss_of
-from _ranks import Group, settings
+from _ranks import Group, Pools, settings
 from _training import _optimizer, digest, registered
 from _transports import AUTHENTICATED
 from compressa.kernels.checksums import checksum
@@ -48,6 +48,15 @@ def _flipped(header: bytes, data: bytes) -> bytes:
     return header + changed
 
 
+def _forged(header: bytes, data: bytes) -> bytes:
+    """Another bit, and checksums that fit it: what somebody does who knows the format."""
+    changed = bytearray(data)
+    changed[len(data) // 2] ^= 0x10
+    front = header[:32] + checksum(np.frombuffer(changed, np.uint8)).to_bytes(8, "little")
+    whole = checksum(np.frombuffer(bytearray(front), np.uint8)).to_bytes(8, "little")
+    return front + whole + bytes(changed)
+
+
 def _half(header: bytes, data: bytes) -> bytes:
     """The second half of the frame is inverted."""
     whole = bytearray(header + data)
@@ -56,7 +65,13 @@ def _half(header: bytes, data: bytes) -> bytes:
     return bytes(whole)
 
 
-CHANGES: dict[str, Change] = {"flip": _flipped, "half": _half}
+CHANGES: dict[str, Change] = {
+    "flip": _flipped,
+    "half": _half,
+    "forge": _forged,
+    "repeat": lambda header, data: 2 * (header + data),
+    "leave out": lambda header, data: b"",
+}
 
 
 def _once(change: Change, step: int) -> Change:
@@ -140,28 +155,6 @@ def count_files(*, config: Any) -> int:
     return after - before
 
 
-def _forged(header: bytes, data: bytes) -> bytes:
-    """Another bit, and checksums that fit it: what somebody does who knows the format."""
-    changed = bytearray(data)
-    changed[len(data) // 2] ^= 0x10
-    front = header[:32] + checksum(np.frombuffer(changed, np.uint8)).to_bytes(8, "little")
-    whole = checksum(np.frombuffer(bytearray(front), np.uint8)).to_bytes(8, "little")
-    return front + whole + bytes(changed)
-
-
-def _repeated(header: bytes, data: bytes) -> bytes:
-    """The same frame once more."""
-    return 2 * (header + data)
-
-
-def _left_out(header: bytes, data: bytes) -> bytes:
-    """Nothing, in the place of a frame."""
-    return b""
-
-
-CHANGES |= {"forge": _forged, "repeat": _repeated, "leave out": _left_out}
-
-
 def train_with_a_secret(
     *,
     config: Any,
@@ -209,18 +202,14 @@ def check_refused(found: list[dict[str, Any]], way: str = WAY) -> None:
         assert seen["seconds"] < 10.0, found
 
 
-@pytest.mark.parametrize("compressor", ["int8", "topk", "powersgd", "none"])
-def test_a_flipped_bit_ends_the_step_on_both_ranks(compressor: str, two: Group) -> None:
-    check_refused(two.run(train_over_a_bad_link, config=settings(compressor), how="flip"))
+@pytest.mark.parametrize(("compressor", "size"), [("topk", 2), ("none", 2), ("int8", 4)])
+def test_a_flipped_bit_ends_the_step_on_all_ranks(compressor: str, size: int, pools: Pools) -> None:
+    found = pools.get(size).run(train_over_a_bad_link, config=settings(compressor), how="flip")
+    check_refused(found)
 
 
-def test_ranks_that_are_not_at_the_link_name_it_too(four: Group) -> None:
-    check_refused(four.run(train_over_a_bad_link, config=settings("int8"), how="flip"))
-
-
-@pytest.mark.parametrize("connections", [1, 3])
-def test_half_a_frame_inverted_ends_the_step_on_both_ranks(connections: int, two: Group) -> None:
-    config = settings("none", exchange={"connections": connections})
+def test_half_a_frame_inverted_ends_the_step_on_both_ranks(two: Group) -> None:
+    config = settings("none", exchange={"connections": 3})
     check_refused(two.run(train_over_a_bad_link, config=config, how="half"))
 
 
@@ -236,7 +225,7 @@ def test_a_proxy_that_changes_nothing_is_not_noticed(two: Group) -> None:
     assert found[0]["parameters"] == found[1]["parameters"]
 
 
-@pytest.mark.parametrize("culprits", [[1], [0], [0, 1, 2]])
+@pytest.mark.parametrize("culprits", [[1], [0, 1, 2]])
 def test_too_few_files_are_told_to_all_ranks_with_the_fix(
     culprits: list[int], fresh: Callable[[int], Group]
 ) -> None:
@@ -269,8 +258,9 @@ def test_authenticated_training_has_the_same_bits(
     assert [seen["type"] for seen in found] == ["", ""]
 
 
-@pytest.mark.parametrize("how", ["forge", "repeat", "leave out", "flip"])
-@pytest.mark.parametrize("connections", [1, 2])
+@pytest.mark.parametrize(
+    ("how", "connections"), [("forge", 1), ("repeat", 2), ("leave out", 1), ("leave out", 2)]
+)
 def test_what_is_not_authentic_ends_the_step_on_both_ranks(
     how: str, connections: int, two: Group, tmp_path: Path
 ) -> None:
@@ -293,10 +283,8 @@ def test_ranks_with_different_secrets_do_not_begin(
     fresh: Callable[[int], Group], tmp_path: Path
 ) -> None:
     """Neither believes the other's goodbye: their threads end after the silence only."""
-    group = fresh(2)
-    for seen in group.run(
-        train_with_a_secret, config=settings("int8"), folder=str(tmp_path), own=True
-    ):
+    how: dict[str, Any] = {"folder": str(tmp_path), "own": True}
+    for seen in fresh(2).run(train_with_a_secret, config=settings("int8"), **how):
         assert seen["type"] == "PayloadError", seen
         assert "different secrets" in seen["message"], seen
         assert seen["step"] == -1

@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import socket
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,24 +16,19 @@ from _tcp_ends import (
     EPOCH,
     PEER,
     Bench,
-    Side,
     content,
     frame_bytes,
     receive,
     reset,
     stream,
-    tcp_pair,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressa.errors import PayloadError, PeerLost
-from compressa.pacing import Pacer
 from compressa.testing.memory import Guarded
 from compressa.transports.base import Key
-from compressa.transports.checks import Keys
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, Kind
-from compressa.transports.reactor import Reactor
 
 
 @pytest.fixture
@@ -93,17 +87,6 @@ def test_sockets_within_a_host_carry_frames_as_well(benches: Callable[..., Bench
     assert torch.equal(buffer, data)
 
 
-def test_bytes_that_come_one_by_one_arrive_whole(bench: Bench) -> None:
-    key = Key(1, 2, 3)
-    buffer = torch.zeros(50, dtype=torch.uint8)
-    bench.near.expect(key, buffer)
-    for byte in stream(key, content(key, 50), 20):
-        bench.far.sendall(bytes([byte]))
-        bench.reactor.run_once(0.0)
-    bench.until(lambda: key in bench.near.arrived)
-    assert torch.equal(buffer, content(key, 50))
-
-
 @settings(max_examples=25)
 @given(
     lengths=st.lists(st.integers(1, 150_000), min_size=1, max_size=6),
@@ -159,35 +142,6 @@ def test_a_large_message_is_read_straight_into_place(bench: Bench) -> None:
     bench.until(lambda: key in bench.near.arrived)
     assert torch.equal(buffer, data)
     assert bytes([0xA7] * 8) not in bytes(staged)
-
-
-@pytest.mark.parametrize("buffer_bytes", [None, 4096])  # the second takes few frames whole
-@pytest.mark.parametrize("secret", [None, b"secret"])
-def test_many_messages_both_ways_do_not_mix(secret: bytes | None, buffer_bytes: int | None) -> None:
-    reactor, keys = Reactor(), Keys(PEER, secret)  # of one who speaks to itself
-    ends = [Side(reactor, link, keys=keys) for link in tcp_pair(buffer_bytes)]
-    keys = [Key(2**32 + n % 3, n, n % 7) for n in range(120)]  # steps wrap on the wire
-    lengths = [1 + (n * 7919) % 30_000 for n in range(120)]
-    for number, (key, length) in enumerate(zip(keys, lengths, strict=True)):
-        for side, end in enumerate(ends):
-            if number % 2 == side:
-                end.expect(key, torch.zeros(length, dtype=torch.uint8), exact=True)
-    for number, (key, length) in enumerate(zip(keys, lengths, strict=True)):
-        ends[(number + 1) % 2].send(key, content(key, length), priority=number % 5)
-    end_s = time.monotonic() + 20.0
-    while sum(len(end.arrived) for end in ends) < 120 and time.monotonic() < end_s:
-        reactor.run_once(0.1)
-    for number, (key, length) in enumerate(zip(keys, lengths, strict=True)):
-        assert torch.equal(ends[number % 2].arrived[key], content(key, length))
-    for end in ends:
-        assert end.failures == []
-        assert end.link.messages == len(end.sent) == 60
-    sent_bytes = sum(end.link.sent_bytes for end in ends)
-    frames = sum(-(-length // CHUNK_BYTES) for length in lengths)
-    assert sent_bytes == sum(lengths) + frames * FRAME_HEADER_BYTES
-    for end in ends:
-        end.link.close()
-    reactor.close()
 
 
 # What must not come
@@ -370,41 +324,6 @@ def test_a_reset_is_found_by_whoever_only_sends(benches: Callable[..., Bench]) -
     assert not bench.near.sent
 
 
-def test_a_goodbye_comes_after_all_that_is_queued(benches: Callable[..., Bench]) -> None:
-    bench, size = benches(buffer_bytes=4096), 1_000_000
-    data = content(KEY, size)
-    bench.near.send(KEY, data)
-    bench.near.link.finish()
-    assert bench.near.link.open
-    wire = receive(bench, 1 << 30)
-    assert wire == stream(KEY, data)
-    assert bench.near.sent == [KEY]
-    assert bench.near.link.open  # the other direction is
-    bench.far.close()
-    bench.until(lambda: not bench.near.link.open)
-    assert bench.near.departures == [PEER]
-    assert not bench.near.failures
-
-
-def test_a_drop_ends_the_stream_between_two_frames_and_lets_go_of_memory(
-    benches: Callable[..., Bench],
-) -> None:
-    bench = benches(buffer_bytes=4096, chunk_bytes=1 << 20)
-    data = content(KEY, 3 << 20)
-    expected = data.clone()
-    bench.near.send(KEY, data)
-    bench.near.send(Key(0, 1, 0), data, priority=1)
-    bench.settle()
-    bench.near.link.finish(drop=True)
-    data.zero_()  # its owner has it back
-    wire = receive(bench, 1 << 30)
-    frame_size = FRAME_HEADER_BYTES + (1 << 20)
-    assert len(wire) % frame_size == 0
-    assert 0 < len(wire) < 3 * frame_size
-    assert wire == stream(KEY, expected, 1 << 20)[: len(wire)]
-    assert bench.near.sent == []
-
-
 def test_after_a_drop_nothing_is_taken_any_more(bench: Bench) -> None:
     buffer = torch.zeros(100, dtype=torch.uint8)
     bench.near.expect(KEY, buffer)
@@ -431,26 +350,7 @@ def test_a_close_reaches_the_peer_although_a_forked_process_has_the_socket(bench
         os.close(copy)
 
 
-# Urgency and pace
-
-
-def test_an_urgent_message_overtakes_a_long_one_when_the_kernel_is_full(
-    benches: Callable[..., Bench],
-) -> None:
-    bench = benches(buffer_bytes=4096)
-    long, urgent = Key(0, 0, 0), Key(0, 1, 0)
-    size = 4 << 20
-    bench.near.send(long, content(long, size), priority=9)
-    bench.settle()
-    held = bench.near.link.sent_bytes
-    assert held < size // 4
-    bench.near.send(urgent, content(urgent, 100), priority=0)
-    frames = size // CHUNK_BYTES
-    wire = receive(bench, size + 100 + (frames + 1) * FRAME_HEADER_BYTES)
-    place = wire.index(stream(urgent, content(urgent, 100)))
-    # Behind what the kernel had and the frame that was being sent.
-    assert place <= held + CHUNK_BYTES + FRAME_HEADER_BYTES
-    assert bench.near.sent == [urgent, long]
+# What the kernel keeps
 
 
 def test_the_kernel_keeps_little_that_it_has_not_sent(benches: Callable[..., Bench]) -> None:
@@ -461,35 +361,3 @@ def test_the_kernel_keeps_little_that_it_has_not_sent(benches: Callable[..., Ben
 def test_on_a_slow_link_the_kernel_keeps_little_at_all(benches: Callable[..., Bench]) -> None:
     link = benches(kept_bytes=8192).near.link.connections[0]._link
     assert link.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) == 2 * 8192  # Linux's own, too
-
-
-def test_frames_wait_for_the_pacer(benches: Callable[..., Bench]) -> None:
-    rate_bits_per_s, frames = 8e6, 12
-    bench = benches(pacer=Pacer(rate_bits_per_s))
-    data = content(KEY, frames * CHUNK_BYTES)
-    wire_bytes = frames * (CHUNK_BYTES + FRAME_HEADER_BYTES)
-    started_s = time.monotonic()
-    bench.near.send(KEY, data)
-    assert bench.near.link.sent_bytes == 0  # its first frame has not had its time yet
-    assert receive(bench, wire_bytes) == stream(KEY, data)
-    assert time.monotonic() - started_s >= 0.95 * wire_bytes * 8 / rate_bits_per_s
-    assert bench.near.sent == [KEY]
-
-
-def test_an_urgent_message_does_not_wait_behind_a_paced_one(benches: Callable[..., Bench]) -> None:
-    bench = benches(pacer=Pacer(8e6))
-    bench.near.send(KEY, content(KEY, 10 * CHUNK_BYTES), priority=5)
-    urgent = Key(0, 1, 0)
-    bench.near.send(urgent, content(urgent, 50), priority=0)
-    header = stream(urgent, content(urgent, 50))
-    wire = receive(bench, 2 * FRAME_HEADER_BYTES + CHUNK_BYTES + 50)
-    assert wire.index(header) == FRAME_HEADER_BYTES + CHUNK_BYTES
-
-
-def test_a_paced_frame_that_is_dropped_never_leaves(benches: Callable[..., Bench]) -> None:
-    bench = benches(pacer=Pacer(8e3))  # a frame takes 4 s
-    bench.near.send(KEY, content(KEY, CHUNK_BYTES))
-    started_s = time.monotonic()
-    bench.near.link.finish(drop=True)
-    assert receive(bench, 1) == b""
-    assert time.monotonic() - started_s < 3.0

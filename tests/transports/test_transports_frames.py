@@ -69,14 +69,6 @@ def test_each_bit_of_the_data_counts(length: int, place: int, bit: int) -> None:
         got.verify(data.data, WAY)
 
 
-@pytest.mark.parametrize("place", range(8))
-def test_each_byte_of_magic_version_kind_and_epoch_counts(place: int) -> None:
-    buffer = written(Frame(Kind.DATA, EPOCH, Key(1, 2, 3), 10, 0, 10))
-    buffer[place] ^= 0x40
-    with pytest.raises(PayloadError):
-        read_frame(buffer.data, EPOCH, MOST_BYTES, WAY)
-
-
 @pytest.mark.parametrize(
     ("message", "offset", "data"),
     [(10, 0, 11), (10, 5, 6), (10, 11, 0), (MOST_BYTES + 9, 0, MOST_BYTES + 1), (0, 2**32 - 1, 1)],

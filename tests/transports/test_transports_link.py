@@ -28,6 +28,7 @@ from _tcp_ends import (
 from compressa.errors import PayloadError, PeerLost
 from compressa.pacing import Pacer
 from compressa.transports.base import Key
+from compressa.transports.checks import Keys
 from compressa.transports.frames import FRAME_HEADER_BYTES, Frame, read_frame
 from compressa.transports.reactor import Reactor
 
@@ -68,12 +69,18 @@ def chunks(wire: bytes) -> list[tuple[Frame, bytes]]:
 # What is sent
 
 
-def test_messages_striped_both_ways_arrive_in_their_own_memory() -> None:
-    """Over the kernel's least buffers, so that all connections take part."""
-    reactor = Reactor()
-    pairs = [tcp_pair(4096) for _ in range(3)]
-    ends = [Side(reactor, *links) for links in zip(*pairs, strict=True)]
-    keys = [Key(2**32 + n % 3, n, n % 7) for n in range(60)]
+@pytest.mark.parametrize(
+    ("connections", "buffer_bytes", "secret"),
+    [(1, None, None), (1, None, b"secret"), (1, 4096, b"secret"), (3, 4096, None)],
+)
+def test_messages_both_ways_arrive_in_their_own_memory(
+    connections: int, buffer_bytes: int | None, secret: bytes | None
+) -> None:
+    """The kernel's least buffers take few frames whole, so that all connections take part."""
+    reactor, checks = Reactor(), Keys(PEER, secret)  # of one who speaks to itself
+    pairs = [tcp_pair(buffer_bytes) for _ in range(connections)]
+    ends = [Side(reactor, *links, keys=checks) for links in zip(*pairs, strict=True)]
+    keys = [Key(2**32 + n % 3, n, n % 7) for n in range(60)]  # steps wrap on the wire
     lengths = [1 + (n * 7919) % 60_000 for n in range(60)]
     buffers = [torch.zeros(length, dtype=torch.uint8) for length in lengths]
     for number, key in enumerate(keys):
@@ -158,16 +165,17 @@ def test_what_is_gathered_leaves_in_fewer_calls_the_most_urgent_first(
     assert len(bench.near.sent) == 4
 
 
+@pytest.mark.parametrize("connections", [1, 3])
 def test_a_goodbye_on_every_connection_comes_after_all_that_is_queued(
-    benches: Callable[..., Bench],
+    connections: int, benches: Callable[..., Bench]
 ) -> None:
-    bench, size = benches(buffer_bytes=4096), 300_000
+    bench, size = benches(connections, buffer_bytes=4096), 300_000
     data = content(KEY, size)
     bench.near.send(KEY, data)
     bench.near.link.finish()
     got = bytearray(size)
     seen: Counter[int] = Counter()
-    for number in range(3):
+    for number in range(connections):
         for frame, part in chunks(receive(bench, 1 << 30, number)):
             got[frame.offset_bytes : frame.offset_bytes + frame.data_bytes] = part
             seen[frame.offset_bytes] += 1
@@ -182,15 +190,18 @@ def test_a_goodbye_on_every_connection_comes_after_all_that_is_queued(
     assert not bench.near.failures
 
 
-def test_a_drop_ends_every_stream_between_two_frames(benches: Callable[..., Bench]) -> None:
-    bench = benches(buffer_bytes=4096, chunk_bytes=CHUNK_BYTES)
+@pytest.mark.parametrize("connections", [1, 3])
+def test_a_drop_ends_every_stream_between_two_frames(
+    connections: int, benches: Callable[..., Bench]
+) -> None:
+    bench = benches(connections, buffer_bytes=4096)
     data = content(KEY, 3 << 20)
     expected = data.numpy().tobytes()
     bench.near.send(KEY, data)
     bench.settle()
     bench.near.link.finish(drop=True)
     data.zero_()  # its owner has it back
-    for number in range(3):
+    for number in range(connections):
         came = chunks(receive(bench, 1 << 30, number))
         assert came
         for frame, part in came:
@@ -198,10 +209,13 @@ def test_a_drop_ends_every_stream_between_two_frames(benches: Callable[..., Benc
     assert not bench.near.sent
 
 
-def test_the_pacer_holds_all_connections_together(benches: Callable[..., Bench]) -> None:
+@pytest.mark.parametrize("connections", [1, 3])
+def test_the_pacer_holds_all_connections_together(
+    connections: int, benches: Callable[..., Bench]
+) -> None:
     """One frame has its turn reserved at a time, so that an urgent one comes right behind it."""
     rate_bits_per_s = 8e6
-    bench, urgent = benches(pacer=Pacer(rate_bits_per_s)), Key(0, 1, 0)
+    bench, urgent = benches(connections, pacer=Pacer(rate_bits_per_s)), Key(0, 1, 0)
     started_s = time.monotonic()
     bench.near.send(KEY, content(KEY, 10 * CHUNK_BYTES), priority=5)
     bench.near.send(urgent, content(urgent, 50), priority=0)
@@ -223,12 +237,15 @@ def test_a_goodbye_waits_for_the_paced_frame(benches: Callable[..., Bench]) -> N
     assert receive(bench, 1, 1) == b""
 
 
-def test_a_paced_frame_that_is_dropped_never_leaves(benches: Callable[..., Bench]) -> None:
-    bench = benches(pacer=Pacer(8e3))  # a frame takes 4 s
+@pytest.mark.parametrize("connections", [1, 3])
+def test_a_paced_frame_that_is_dropped_never_leaves(
+    connections: int, benches: Callable[..., Bench]
+) -> None:
+    bench = benches(connections, pacer=Pacer(8e3))  # a frame takes 4 s
     bench.near.send(KEY, content(KEY, CHUNK_BYTES))
     bench.near.link.finish(drop=True)
     started_s = time.monotonic()
-    assert [receive(bench, 1, number) for number in range(3)] == [b""] * 3
+    assert [receive(bench, 1, number) for number in range(connections)] == [b""] * connections
     assert time.monotonic() - started_s < 3.0
 
 

@@ -24,7 +24,7 @@ from compressa.transports.staged import Staged
 KEY = Key(3, 1, 0)
 
 
-@pytest.fixture(autouse=True, params=[None, 1, 2])
+@pytest.fixture(autouse=True, params=[None, 1])
 def emulated(request: pytest.FixtureRequest) -> Iterator[None]:
     with emulated_torch(request.param):
         yield

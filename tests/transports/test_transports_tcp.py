@@ -41,7 +41,6 @@ from compressa.transports.tcp import TcpTransport
 pytestmark = pytest.mark.ranks
 
 FRAME_HEADER_BYTES = 48
-HAS_LEFT = "rank 1 is lost: it has left the training"
 
 
 def trained(*, config: Any) -> dict[str, Any]:
@@ -102,7 +101,7 @@ def test_more_than_the_kernels_hold_crosses_in_both_directions(two: Group) -> No
         assert (result["wrong"], result["failures"]) == (0, 0)
 
 
-@pytest.mark.parametrize("connections", [1, 2, 16])
+@pytest.mark.parametrize("connections", [1, 16])
 def test_messages_are_striped_over_all_connections(connections: int, four: Group) -> None:
     sizes = [1, 511, 512, 513, 5000, 3 << 20]
     frames = sum(-(-length // 512) for length in sizes)
@@ -126,14 +125,13 @@ def test_training_has_the_same_bits_over_several_connections(two: Group) -> None
 
 
 def test_idle_ranks_are_not_lost_and_send_nothing(two: Group) -> None:
-    for result in two.run(idle, kind="tcp", seconds=1.5):
+    for result in two.run(idle, kind="tcp", seconds=1.2):
         assert result == {"failures": [], "sent_bytes": 0, "messages": 0}
 
 
-@pytest.mark.parametrize("connections", [1, 4])
-def test_a_rank_that_gives_up_lets_the_other_end(connections: int, two: Group) -> None:
+def test_a_rank_that_gives_up_lets_the_other_end(two: Group) -> None:
     """Rank 0 takes no more, and its memory is its own again; rank 1 hears that it left."""
-    first, second = two.run(fail_in_the_middle, kind="tcp", size=32 << 20, connections=connections)
+    first, second = two.run(fail_in_the_middle, kind="tcp", size=32 << 20, connections=4)
     assert first["untouched"]
     assert first["failures"] == []
     assert second["failures"] == ["rank 0 is lost: it has left the training"]
@@ -141,9 +139,7 @@ def test_a_rank_that_gives_up_lets_the_other_end(connections: int, two: Group) -
     assert max(first["seconds"], second["seconds"]) < 8.0
 
 
-@pytest.mark.parametrize(
-    ("number", "connections"), [(signal.SIGKILL, 1), (signal.SIGTERM, 1), (signal.SIGKILL, 4)]
-)
+@pytest.mark.parametrize(("number", "connections"), [(signal.SIGTERM, 1), (signal.SIGKILL, 4)])
 def test_a_rank_that_dies_ends_the_wait(
     number: signal.Signals, connections: int, fresh: Callable[[int], Group]
 ) -> None:
@@ -156,19 +152,15 @@ def test_a_rank_that_dies_ends_the_wait(
     assert outcome.value["left"] == 0
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_the_backend_sums_beside_named_messages(size: int, two: Group, four: Group) -> None:
-    group, elems = (two, 1000) if size == 2 else (four, 1000)
-    for result in group.run(all_reduces, kind="tcp", elems=elems):
-        assert result["sum"] == [size * (size + 1) / 2]
-        assert result["failures"] == 0
-        assert result["sent_bytes"] == 2 * 4 * elems * (size - 1) // size
+def test_the_backend_sums_beside_named_messages(four: Group) -> None:
+    for result in four.run(all_reduces, kind="tcp", elems=1000):
+        assert (result["sum"], result["failures"]) == ([10], 0)
+        assert result["sent_bytes"] == 2 * 4 * 1000 * 3 // 4
 
 
-@pytest.mark.parametrize("connections", [1, 4])
-def test_nothing_stays_open(connections: int, two: Group) -> None:
-    two.run(reopen, kind="tcp", times=2, connections=connections)
-    for files in two.run(reopen, kind="tcp", times=6, connections=connections):
+def test_nothing_stays_open(two: Group) -> None:
+    two.run(reopen, kind="tcp", times=2, connections=4)
+    for files in two.run(reopen, kind="tcp", times=6, connections=4):
         assert files[-1] <= files[0] + 1
 
 

@@ -94,7 +94,7 @@ class World:
                 self.links[number, target].append(message)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(data=st.data(), size=st.integers(2, 4))
 def test_after_any_calls_that_fail_the_next_one_of_all_works(
     data: st.DataObject, size: int

@@ -6,24 +6,11 @@ from typing import Any
 
 import pytest
 from _failing import train_with
-from _ranks import Group, same, settings
+from _ranks import Group, Pools, same, settings
 from _training import train
 from _transports import ON_HOST, TAGGED
 
 pytestmark = pytest.mark.ranks
-
-SPOILT = [
-    "one byte short",
-    "one byte long",
-    "only one byte",
-    "wrong magic",
-    "wrong version",
-    "wrong codec",
-    "wrong epoch",
-    "wrong step",
-    "wrong unit",
-    "wrong body length",
-]
 
 
 def quick(compressor: str, **exchange: Any) -> dict[str, Any]:
@@ -34,19 +21,25 @@ def quick(compressor: str, **exchange: Any) -> dict[str, Any]:
 def refusals(group: Group, config: dict[str, Any], mutation: str) -> list[dict[str, Any]]:
     outcomes = group.errors(train_with, config=config, mutation=mutation, deadline_s=30.0)
     assert max(outcome.seconds for outcome in outcomes) < 15.0
-    return [outcome.error for outcome in outcomes if outcome.error]
+    return [outcome.error for outcome in outcomes]
 
 
-@pytest.mark.parametrize("mutation", SPOILT)
 @pytest.mark.parametrize(
-    ("compressor", "transport"),
-    [("int8", "tcp"), ("topk", "gloo-group")],
+    ("mutation", "compressor", "transport", "size"),
+    [
+        ("one byte short", "int8", "tcp", 2),
+        ("one byte long", "topk", "gloo-group", 2),
+        ("only one byte", "topk", "tcp", 2),
+        ("wrong magic", "topk", "gloo-group", 2),
+        ("wrong body length", "int8", "gloo-group", 2),
+        ("wrong step", "int8", "tcp", 4),
+    ],
 )
 def test_a_spoilt_payload_is_refused_on_every_rank(
-    mutation: str, compressor: str, transport: str, two: Group
+    mutation: str, compressor: str, transport: str, size: int, pools: Pools
 ) -> None:
     kind = "scatter_reduce" if compressor == "int8" else "all_gather"
-    found = refusals(two, quick(compressor, transport=transport, kind=kind), mutation)
+    found = refusals(pools.get(size), quick(compressor, transport=transport, kind=kind), mutation)
     # Whoever looks first finds it: the receiver, or the sender that decodes its own.
     kinds = {error["type"] for error in found}
     assert "PayloadError" in kinds, found
@@ -54,13 +47,7 @@ def test_a_spoilt_payload_is_refused_on_every_rank(
     assert not any("it has left" in error["message"] for error in found), found
 
 
-def test_a_spoilt_payload_is_refused_on_four_ranks(four: Group) -> None:
-    config = quick("int8", kind="scatter_reduce", transport="tcp")
-    found = refusals(four, config, "wrong step")
-    assert "PayloadError" in {error["type"] for error in found}
-
-
-@pytest.mark.parametrize("compressor", ["topk", "int8", "powersgd", "none"])
+@pytest.mark.parametrize("compressor", ["int8", "none"])
 def test_units_in_another_order_on_one_rank_are_never_averaged(compressor: str, two: Group) -> None:
     config = quick(compressor, transport="gloo-group")
     for error in refusals(two, config, "swap two units on rank 1"):

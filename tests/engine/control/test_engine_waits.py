@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compressa.engine.control.inquest import Complaint, Inquest, heard, told
@@ -129,7 +129,8 @@ def test_what_makes_no_sense_is_refused(message: Mapping[str, Any]) -> None:
 # One verdict
 
 
-@pytest.mark.parametrize("seed", range(300))
+@settings(max_examples=300)
+@given(seed=st.integers(0, 2**32))
 def test_all_come_to_one_verdict_in_whatever_order_they_hear(seed: int) -> None:
     """One rank is dead, or late; any of the others complain, and hear each other in any order."""
     dice = random.Random(seed)

@@ -9,9 +9,6 @@ import os
 import random
 import signal
 import socket
-import struct
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -192,30 +189,46 @@ def leave_promptly(group: Group, ranks: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("transport", "phase", "culprit", "size"),
+    ("transport", "how", "phase", "culprit", "size", "close"),
     [
-        ("tcp", "forward", 2, 4),
-        ("tcp", "backward", 1, 4),
-        ("tcp", "backward", 0, 2),
-        ("gloo-group", "backward", 2, 4),
-        ("gloo-group", "forward", 0, 2),
+        ("tcp", "kill", "forward", 2, 4, False),
+        ("tcp", "kill", "backward", 0, 2, True),
+        ("tcp", "stop", "forward", 1, 3, True),
+        ("tcp", "exit", "forward", 1, 2, False),
+        ("gloo-group", "kill", "backward", 2, 4, True),
+        ("gloo-group", "stop", "forward", 1, 3, False),
     ],
 )
-def test_a_killed_rank_is_named_by_all_survivors(
-    transport: str, phase: str, culprit: int, size: int, fresh: Callable[[int], Group]
+def test_a_lost_rank_is_named_by_all_survivors(
+    transport: str,
+    how: str,
+    phase: str,
+    culprit: int,
+    size: int,
+    close: bool,
+    fresh: Callable[[int], Group],
 ) -> None:
+    """Killed, stopped for longer than the silence, or gone without a word; all can close."""
     group = fresh(size)
-    survivors = [rank for rank in range(size) if rank != culprit]
     started = group.start(
         train_until_failure,
         config=impatient(transport=transport),
         culprit=culprit,
-        how="kill",
+        how=how,
         phase=phase,
+        close=close,
     )
-    outcomes = group.collect(started, DEADLINE_S)
-    assert outcomes[culprit].exit_code == -signal.SIGKILL
-    check_survivors([outcomes[rank] for rank in survivors], culprit, 8.0)
+    if how != "stop":
+        code = {"kill": -signal.SIGKILL, "exit": 3}[how]
+        assert group.collect([started[culprit]], DEADLINE_S)[0].exit_code == code
+    survivors = [rank for rank in range(size) if rank != culprit]
+    outcomes = group.collect([started[rank] for rank in survivors], DEADLINE_S)
+    check_survivors(outcomes, culprit, 8.0)
+    for outcome in outcomes if close else ():
+        assert outcome.value["left"] == []
+        assert outcome.value["closing_s"] < 4.0
+        # What a step that failed has left behind is no state to go on from.
+        assert outcome.value["saved"] == outcome.value["message"]
     leave_promptly(group, survivors)
 
 
@@ -235,74 +248,14 @@ def test_a_static_graph_hears_of_a_loss_in_its_first_step(fresh: Callable[[int],
     assert "rank 1 is lost" in said, survivor.explain()
 
 
-@pytest.mark.parametrize("transport", ON_HOST)
-def test_a_stopped_rank_is_lost_after_its_silence(
-    transport: str, fresh: Callable[[int], Group]
-) -> None:
-    group = fresh(3)
-    started = group.start(
-        train_until_failure,
-        config=impatient(transport=transport),
-        culprit=1,
-        how="stop",
-    )
-    survivors = [started[0], started[2]]
-    outcomes = group.collect(survivors, DEADLINE_S)
-    check_survivors(outcomes, 1, 6.0)
-    leave_promptly(group, [0, 2])
-
-
-@pytest.mark.parametrize(
-    ("transport", "how"),
-    [("tcp", "kill"), ("tcp", "stop"), ("gloo-group", "kill")],
-)
-def test_a_handle_can_be_closed_after_a_loss(
-    transport: str, how: str, fresh: Callable[[int], Group]
-) -> None:
-    group = fresh(3)
-    started = group.start(
-        train_until_failure,
-        config=impatient(transport=transport),
-        culprit=1,
-        how=how,
-        close=True,
-    )
-    outcomes = group.collect([started[0], started[2]], DEADLINE_S)
-    check_survivors(outcomes, 1, 6.0)
-    for outcome in outcomes:
-        assert outcome.value["left"] == []
-        assert outcome.value["closing_s"] < 4.0
-        # What a step that failed has left behind is no state to go on from.
-        assert outcome.value["saved"] == outcome.value["message"]
-    leave_promptly(group, [0, 2])
-
-
-@pytest.mark.parametrize(
-    ("transport", "how"),
-    [
-        ("tcp", "raise"),
-        ("gloo-group", "raise"),
-        ("tcp", "exit"),
-    ],
-)
-def test_a_rank_that_gives_up_is_named(
-    transport: str, how: str, fresh: Callable[[int], Group]
-) -> None:
+def test_a_rank_that_gives_up_is_named(fresh: Callable[[int], Group]) -> None:
     group = fresh(2)
-    started = group.start(
-        train_until_failure,
-        config=impatient(transport=transport),
-        culprit=1,
-        how=how,
-    )
+    config = impatient(transport="gloo-group")
+    started = group.start(train_until_failure, config=config, culprit=1, how="raise")
     culprit = group.collect(started[1:], DEADLINE_S)[0]
-    if how == "raise":
-        assert culprit.error is not None
-        assert culprit.error["type"] == "ZeroDivisionError"
-        started[1].leave()
-        assert started[1].wait(15.0) == 0
-    else:
-        assert culprit.exit_code == 3
+    assert culprit.error["type"] == "ZeroDivisionError"
+    started[1].leave()
+    assert started[1].wait(15.0) == 0
     check_survivors(group.collect(started[:1], DEADLINE_S), 1, 15.0)
     leave_promptly(group, [0])
 
@@ -314,10 +267,8 @@ def test_a_closed_handle_ends_the_wait_of_the_others(
     """The culprit's process lives on, so nothing but its goodbye tells that it left."""
     config = impatient(transport=transport, deadline_s=3.0)
     outcomes = fresh(3).outcomes(train_and_raise, config=config, culprit=2)
-    assert outcomes[2].error is not None
     assert outcomes[2].error["type"] == "ZeroDivisionError"
     for outcome in outcomes[:2]:
-        assert outcome.error is not None
         assert outcome.error["type"] == "PeerLost", outcome.explain()
         assert outcome.error["rank"] == 2
         assert outcome.seconds < 15.0
@@ -326,7 +277,6 @@ def test_a_closed_handle_ends_the_wait_of_the_others(
 @pytest.mark.parametrize(
     ("transport", "keep", "destroy"),
     [
-        ("tcp", True, False),
         ("tcp", False, False),
         ("tcp", True, True),
         ("gloo-group", True, False),
@@ -362,53 +312,7 @@ def test_an_error_that_nobody_catches_ends_all_processes(fresh: Callable[[int], 
 
 
 def test_training_after_close_is_refused(two: Group) -> None:
-    for outcome in two.errors(train_after_close, config=impatient()):
-        assert outcome.error is not None
-        assert outcome.error["type"] == "StateError"
-
-
-SCRIPT = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-import compressa
-
-rank, path = int(sys.argv[1]), sys.argv[2]
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-net = torch.nn.Linear(32, 32)
-model = DistributedDataParallel(net)
-exchange = {"heartbeat_s": 0.3, "silence_s": 2.0, "deadline_s": 20.0}
-handle = compressa.register_comm_hook(model, {"compressor": {"name": "topk"}, "exchange": exchange})
-for step in range(6):
-    model(torch.randn(4, 32)).square().sum().backward()
-print("trained", handle.stats().steps)
-"""
-
-
-def test_a_plain_script_ends_promptly(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script), str(rank), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        texts = [rank.communicate(timeout=90)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-    assert [rank.returncode for rank in ranks] == [0, 0], texts
-    for text in texts:
-        assert "trained 6" in text
-        assert not any(noise in text for noise in NOISE), text
+    two.refused(train_after_close, "StateError", config=impatient())
 
 
 @pytest.mark.parametrize("transport", ON_HOST)
@@ -417,7 +321,7 @@ def test_nothing_is_left_behind(transport: str, fresh: Callable[[int], Group]) -
     config = impatient(transport=transport)
     group.run(train_uncollected, config=config)
     before = group.run(resources)
-    for _ in range(5):
+    for _ in range(3):
         for left in group.run(train_uncollected, config=config):
             assert left == []
     after = group.run(resources)
@@ -431,18 +335,10 @@ def test_a_model_that_is_dropped_is_freed(two: Group) -> None:
     assert two.run(train_and_drop_the_model, config=impatient()) == [True, True]
 
 
-@pytest.mark.parametrize(
-    "wire",
-    [
-        b"",
-        random.Random(3).randbytes(500),
-        struct.pack("<Q", 1 << 63) * 30,
-    ],
-    ids=["nothing", "random bytes", "a length of 2^63"],
-)
-def test_training_goes_on_among_strangers(wire: bytes, fresh: Callable[[int], Group]) -> None:
+def test_training_goes_on_among_strangers(fresh: Callable[[int], Group]) -> None:
+    wire = list(random.Random(3).randbytes(500))
     group, config = fresh(2), impatient(transport="tcp")
-    results = group.run(train_among_strangers, config=config, wire=list(wire), steps=20)
+    results = group.run(train_among_strangers, config=config, wire=wire, steps=20)
     plain = group.run(train, config=config, steps=20)
     assert same([r["parameters"] for r in results]) == same([r["parameters"] for r in plain])
     refused = results[0]["logged"]

@@ -68,8 +68,7 @@ def _fork(file: str | None) -> None:
     os._exit(0)
 
 
-@pytest.mark.parametrize("transport", ON_HOST)
-@pytest.mark.parametrize("culprit", [0, 1])
+@pytest.mark.parametrize(("transport", "culprit"), [("tcp", 0), ("gloo-group", 1)])
 def test_a_killed_rank_with_a_child_is_noticed_at_once(
     transport: str, culprit: int, fresh: Callable[[int], Group], tmp_path: Path
 ) -> None:

@@ -245,14 +245,14 @@ def reform_alone(*, config: Any) -> dict[str, Any]:
 def train_on_a_slow_link(*, config: Any, steps: int) -> dict[str, Any]:
     """Train a model whose gradients take the link for longer than a peer may be silent."""
     rank = dist.get_rank()
-    net = torch.nn.Linear(500, 500)
+    net = torch.nn.Linear(300, 300)
     wrapped = DistributedDataParallel(net, init_sync=False)
     handle = compressa.register_comm_hook(wrapped, config)
     began_s, error = time.monotonic(), None
     try:
         for step in range(steps):
             torch.manual_seed(10 * step + rank)
-            wrapped(torch.randn(4, 500)).square().sum().backward()
+            wrapped(torch.randn(4, 300)).square().sum().backward()
     except compressa.CompressaError as caught:
         error = caught
     seen = _seen(error, began_s)
@@ -270,7 +270,7 @@ def send_to_a_stopped_peer(*, silence_s: float, heartbeat_s: float) -> list[floa
     dist.barrier()
     began_s = time.monotonic()
     if dist.get_rank():
-        _stay_away("stop", 3 * silence_s)
+        _stay_away("stop", 2 * silence_s)
         return []
     time.sleep(0.2)
     control.exchange({1: bytes(1 << 24)}, {}, "much")
@@ -304,7 +304,7 @@ def check_verdict(seen: Sequence[dict[str, Any]], kind: str, ranks: list[int]) -
     assert [(s["type"], s["ranks"]) for s in seen] == [(kind, ranks)] * len(seen), seen
 
 
-@pytest.mark.parametrize("chain", [[0, 2, 1], [2, 0, 1], [3, 1, 2, 0], [0, 1, 3, 2]], ids=str)
+@pytest.mark.parametrize("chain", [[2, 0, 1], [3, 1, 2, 0]], ids=str)
 def test_the_end_of_a_chain_of_waits_is_named(chain: list[int], pools: Pools) -> None:
     group = pools.get(len(chain))
     seen = group.run(wait_in_a_chain, config=brisk(), chain=chain)
@@ -325,7 +325,7 @@ def test_a_cycle_of_waits_is_named_as_a_whole(
 def test_all_ranks_of_a_ring_name_the_one_that_does_not_come(transport: str, four: Group) -> None:
     """Each waits for its neighbour, most of which are healthy."""
     config = brisk("none", transport=transport, algorithm="ring", kind="all_reduce")
-    seen = four.run(be_late_for_a_step, config=config, culprit=1, how="sleep", seconds=5.0)
+    seen = four.run(be_late_for_a_step, config=config, culprit=1, how="sleep", seconds=3.5)
     check_verdict(seen, "Timeout", [1])
     for s in seen:
         assert "rank 1 is outside of the library, after step 1" in s["message"], s
@@ -335,8 +335,8 @@ def test_all_ranks_of_a_ring_name_the_one_that_does_not_come(transport: str, fou
 def test_who_was_away_for_longer_than_the_silence_says_so_of_itself(
     how: str, fresh: Callable[[int], Group]
 ) -> None:
-    config = brisk(silence_s=2.0, deadline_s=15.0)
-    seen = fresh(3).run(be_late_for_a_step, config=config, culprit=1, how=how, seconds=6.0)
+    config = brisk(silence_s=1.5, deadline_s=15.0)
+    seen = fresh(3).run(be_late_for_a_step, config=config, culprit=1, how=how, seconds=4.0)
     check_verdict(seen, "PeerLost", [1])
     assert "rank 1 was itself not running for" in seen[1]["message"], seen[1]
 
@@ -354,8 +354,9 @@ def test_who_was_away_for_less_than_the_silence_accuses_nobody(
     same([s["parameters"] for s in seen] + [p["parameters"] for p in plain])
 
 
-@pytest.mark.parametrize("others", ["sleep", "step"])
-@pytest.mark.parametrize("call", ["save", "load", "switch"])
+@pytest.mark.parametrize(
+    ("call", "others"), [("save", "sleep"), ("load", "step"), ("switch", "sleep")]
+)
 def test_a_lone_call_fails_alone_and_the_next_one_works(
     call: str, others: str, pools: Pools, tmp_path: Path
 ) -> None:
@@ -403,29 +404,35 @@ def test_a_lone_broadcast_fails_alone_and_the_next_one_works(fresh: Callable[[in
     assert [s["value"] for s in seen] == [[1.0]] * 3
 
 
-@pytest.fixture
-def slow_hosts(pools: Pools) -> Iterator[Group]:
-    """Three ranks on hosts of their own, with links on which a step takes seconds."""
+@pytest.fixture(scope="module")
+def slow_links(pools: Pools) -> Iterator[Arena]:
+    """Hosts with links on which a step takes seconds."""
     with contextlib.closing(Arena(zygote=pools.zygote, rate="1mbit")) as arena:
-        group = arena.network_group(3)
-        yield group
-        group.end()
+        yield arena
+
+
+@pytest.fixture
+def slow_hosts(slow_links: Arena) -> Iterator[Group]:
+    """Three ranks on hosts of their own."""
+    group = slow_links.network_group(3)
+    yield group
+    group.end()
 
 
 @pytest.mark.netns
 @pytest.mark.skipif("link" not in kinds_here(), reason="needs root, ip, tc and nsenter")
 def test_nobody_is_lost_while_bytes_move(slow_hosts: Group) -> None:
     """A step takes several times as long as a peer may be silent."""
-    config = brisk("none", silence_s=2.0, deadline_s=100.0)
+    config = brisk("none", silence_s=1.0, deadline_s=100.0)
     seen = slow_hosts.run(train_on_a_slow_link, config=config, steps=1)
-    assert min(s["seconds"] for s in seen) > 6.0, seen
+    assert min(s["seconds"] for s in seen) > 3.0, seen
     check_verdict(seen, "", [])
 
 
 @pytest.mark.netns
 @pytest.mark.skipif("link" not in kinds_here(), reason="needs root, ip, tc and nsenter")
 def test_a_deadline_that_a_slow_link_misses_accuses_nobody_alone(slow_hosts: Group) -> None:
-    config = brisk("none", silence_s=2.0, deadline_s=3.0)
+    config = brisk("none", silence_s=1.0, deadline_s=1.5)
     seen = slow_hosts.run(train_on_a_slow_link, config=config, steps=1)
     (named,) = {tuple(s["ranks"]) for s in seen}
     assert {s["type"] for s in seen} == {"Timeout"}
@@ -435,16 +442,16 @@ def test_a_deadline_that_a_slow_link_misses_accuses_nobody_alone(slow_hosts: Gro
 def test_silence_is_noticed_though_a_send_is_stuck(
     fresh: Callable[[int], Group],
 ) -> None:
-    (noticed_s,) = fresh(2).run(send_to_a_stopped_peer, silence_s=4.0, heartbeat_s=1.9)[0]
-    assert 2.0 < noticed_s < 6.0, noticed_s
+    (noticed_s,) = fresh(2).run(send_to_a_stopped_peer, silence_s=2.0, heartbeat_s=0.9)[0]
+    assert 1.0 < noticed_s < 3.5, noticed_s
 
 
 def test_a_rank_that_is_elsewhere_is_waited_for_with_a_word_in_the_log(
     fresh: Callable[[int], Group],
 ) -> None:
     """Longer than a dead or silent one would be."""
-    config = brisk(silence_s=2.0, deadline_s=60.0)
-    seen = fresh(3).run(wait_for_an_evaluation, config=config, seconds=6.0)
+    config = brisk(silence_s=1.5, deadline_s=60.0)
+    seen = fresh(3).run(wait_for_an_evaluation, config=config, seconds=4.0)
     check_verdict(seen, "", [])
     assert seen[0]["logged"] == []
     for rank in (1, 2):

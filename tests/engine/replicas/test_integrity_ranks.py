@@ -24,7 +24,6 @@ from compressa.overlap import model as overlap_model
 
 pytestmark = pytest.mark.ranks
 
-WAYS = ["hook", "overlapped"]
 PARAMETER = {"rank": 1, "step": 3, "what": "parameter", "name": "2.weight"}
 """Found by the comparison in step 4 if every second step has one, told when step 5 begins."""
 
@@ -202,8 +201,7 @@ def blamed(size: int, rank: int = 1) -> str:
     return f"rank {rank} holds other values" if size > 2 else "ranks 0 and 1 hold different values"
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize(("way", "size"), [("hook", 2), ("overlapped", 3)])
 def test_a_bit_flipped_in_a_weight_ends_the_training_and_is_named(
     way: str, size: int, pools: Pools
 ) -> None:
@@ -214,16 +212,14 @@ def test_a_bit_flipped_in_a_weight_ends_the_training_and_is_named(
     assert same([result["trained"] for result in results]) == 5
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_replicas_that_differ_are_not_saved(way: str, two: Group, tmp_path: Path) -> None:
-    arguments = {"way": way, "fault": PARAMETER, "save": str(tmp_path / "ckpt")}
+def test_replicas_that_differ_are_not_saved(two: Group, tmp_path: Path) -> None:
+    arguments = {"way": "hook", "fault": PARAMETER, "save": str(tmp_path / "ckpt")}
     results = run(two, config=config_of("raise"), steps=5, **arguments)
     assert f"step 4: {blamed(2)}" in same([result["why"] for result in results])
     assert not (tmp_path / "ckpt").exists()
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("way", "size"), [("hook", 3), ("overlapped", 2)])
 def test_it_is_only_told_if_that_is_wanted(way: str, size: int, pools: Pools) -> None:
     results = run(pools.get(size), config=config_of("warn"), way=way, fault=PARAMETER)
     (said,) = same([result["said"] for result in results])
@@ -232,8 +228,7 @@ def test_it_is_only_told_if_that_is_wanted(way: str, size: int, pools: Pools) ->
     assert len({result["parameters"] for result in results}) == 2
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("size", "odd"), [(3, 0), (3, 1), (4, 3)])
+@pytest.mark.parametrize(("way", "size", "odd"), [("hook", 3, 0), ("overlapped", 4, 3)])
 def test_a_majority_repairs_it_and_training_goes_on(
     way: str, size: int, odd: int, pools: Pools
 ) -> None:
@@ -246,16 +241,16 @@ def test_a_majority_repairs_it_and_training_goes_on(
     same([result["parameters"] for result in results])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_without_a_majority_nothing_is_repaired(way: str, two: Group) -> None:
-    results = run(two, config=config_of("repair"), way=way, fault=PARAMETER)
+def test_without_a_majority_nothing_is_repaired(two: Group) -> None:
+    results = run(two, config=config_of("repair"), way="overlapped", fault=PARAMETER)
     why = same([result["why"] for result in results])
     assert "ranks 0 and 1 hold different values of parameter '2.weight'" in why
     assert same([result["trained"] for result in results]) == 5
 
 
-@pytest.mark.parametrize(("way", "what"), [("hook", "buffer"), ("overlapped", "broadcast")])
-@pytest.mark.parametrize("odd", [0, 2])
+@pytest.mark.parametrize(
+    ("way", "what", "odd"), [("hook", "buffer", 0), ("overlapped", "broadcast", 2)]
+)
 def test_a_bit_flipped_in_a_buffer_is_named_and_repaired(
     way: str, what: str, odd: int, pools: Pools
 ) -> None:
@@ -271,13 +266,10 @@ def test_a_bit_flipped_in_a_buffer_is_named_and_repaired(
     same([result["parameters"] for result in results])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_bit_flipped_in_what_a_compressor_shares_is_named_and_repaired(
-    way: str, pools: Pools
-) -> None:
+def test_a_bit_flipped_in_what_a_compressor_shares_is_named_and_repaired(pools: Pools) -> None:
     three = pools.get(3)
     fault = {"rank": 2, "step": 4, "what": "state", "name": "powersgd_q/2.weight"}
-    arguments = {"way": way, "fault": fault}
+    arguments = {"way": "hook", "fault": fault}
     told = f"step 4: {blamed(3, 2)} of compressor state 'powersgd_q/2.weight'"
     results = run(three, config=config_of("raise", "powersgd"), **arguments)
     assert told in same([result["why"] for result in results])
@@ -287,11 +279,10 @@ def test_a_bit_flipped_in_what_a_compressor_shares_is_named_and_repaired(
     assert same([result["state"] for result in results])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_mean_that_ef21_keeps_is_compared(way: str, pools: Pools) -> None:
+def test_the_mean_that_ef21_keeps_is_compared(pools: Pools) -> None:
     fault = {"rank": 0, "step": 3, "what": "state", "name": "ef21_mean/2.weight"}
     config = config_of("repair", feedback={"kind": "ef21"})
-    results = run(pools.get(3), config=config, way=way, fault=fault, steps=8)
+    results = run(pools.get(3), config=config, way="overlapped", fault=fault, steps=8)
     said = same([result["said"] for result in results])
     assert "compressor state 'ef21_mean/2.weight'" in " ".join(said)
 
@@ -330,9 +321,8 @@ def test_a_compiled_model_is_compared_and_not_compiled_anew(how: str, two: Group
     assert runs[0] == runs[1]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_nothing_is_compared_if_that_is_not_wanted(way: str, two: Group) -> None:
+def test_nothing_is_compared_if_that_is_not_wanted(two: Group) -> None:
     config = settings("topk", integrity={"every": 0})
-    results = run(two, config=config, way=way, fault=PARAMETER)
+    results = run(two, config=config, way="hook", fault=PARAMETER)
     assert same([result["trained"] for result in results]) == 6
     assert len({result["parameters"] for result in results}) == 2

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from _between_hosts import MARKS
 
 from compressa.testbed import open_testbed
 
-missing = [program for program in ("ip", "tc", "nsenter") if shutil.which(program) is None]
-pytestmark = [
-    pytest.mark.netns,
-    pytest.mark.skipif(os.geteuid() != 0, reason="needs root for network namespaces"),
-    pytest.mark.skipif(bool(missing), reason=f"needs the programs {missing}"),
-]
+pytestmark = MARKS
 
 HOSTS = 3
 SIZE = 3 << 20

@@ -34,9 +34,6 @@ from compressa.transports.staged import Staged
 
 pytestmark = pytest.mark.ranks
 
-WAYS = ["auto", "ring", "k_nomial", "scatter", "multi_source", "multicast"]
-
-
 WINDOW_BYTES = 1 << 14
 _PIECE_BYTES = 600
 
@@ -131,9 +128,7 @@ def bring_to_gpu(*, sources: Sequence[int], exchange: Mapping[str, Any], seed: i
     """As `bring`, between emulated GPUs, where values come late; one tensor stays on the CPU."""
     holds = dist.get_rank() in sources
     on_host, due = tensors(7 if holds else 8), tensors(7)
-    on_host.pop(
-        "odd member"
-    )  # a view of a GPU's memory at such a member is refused by the emulation
+    on_host.pop("odd member")  # the emulation refuses such a view
     with (
         small(),
         emulated_torch(seed),
@@ -175,10 +170,6 @@ def bring_odd(*, what: str) -> None:
     sources, config = [0], settings()
     if odd and what == "shape":
         held["b"] = torch.zeros(4)
-    elif odd and what == "dtype":
-        held["b"] = held["b"].half()
-    elif odd and what == "name":
-        held["c"] = held.pop("b")
     elif odd and what == "order":
         held["a"] = held.pop("a")
     elif odd and what == "sources":
@@ -266,8 +257,17 @@ def bring_from_an_array_of_sources() -> bool:
     return all(bits_of(held[name]) == bits_of(due) for name, due in tensors(7).items())
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("sources", [[0], [3, 1]])
+@pytest.mark.parametrize(
+    ("way", "sources"),
+    [
+        ("auto", [3, 1]),
+        ("ring", [0]),
+        ("k_nomial", [3, 1]),
+        ("scatter", [0]),
+        ("multi_source", [3, 1]),
+        ("multicast", [0]),
+    ],
+)
 def test_all_ranks_hold_what_the_sources_hold(way: str, sources: list[int], four: Group) -> None:
     results = four.run(bring, sources=sources, exchange={"broadcast": way})
     assert results == [True] * 4
@@ -293,12 +293,10 @@ def test_ranks_join_others_that_have_done_more(four: Group) -> None:
         assert results == [True if rank in part else None for rank in range(4)]
 
 
-@pytest.mark.parametrize("exchange", [{"transport": "tcp"}, {"transport": "nccl"}], ids=str)
-@pytest.mark.parametrize("seed", [None, 1])
-def test_tensors_on_gpus_are_brought(
-    exchange: dict[str, Any], seed: int | None, two: Group
-) -> None:
-    assert two.run(bring_to_gpu, sources=[0], exchange=exchange, seed=seed) == [True] * 2
+@pytest.mark.parametrize(("transport", "seed"), [("tcp", 1), ("nccl", None), ("nccl", 1)])
+def test_tensors_on_gpus_are_brought(transport: str, seed: int | None, two: Group) -> None:
+    how: dict[str, Any] = {"exchange": {"transport": transport}, "seed": seed}
+    assert two.run(bring_to_gpu, sources=[0], **how) == [True] * 2
 
 
 def test_a_module_is_wrapped_without_another_synchronisation(two: Group) -> None:
@@ -309,8 +307,6 @@ def test_a_module_is_wrapped_without_another_synchronisation(two: Group) -> None
     ("what", "says"),
     [
         ("shape", "tensors.b.shape"),
-        ("dtype", "tensors.b.dtype"),
-        ("name", "tensors.b"),
         ("order", "tensors.a.place"),
         ("sources", "sources"),
         ("configuration", "configuration.exchange.broadcast"),
@@ -323,34 +319,26 @@ def test_a_module_is_wrapped_without_another_synchronisation(two: Group) -> None
     ],
 )
 def test_ranks_that_do_not_agree_are_told_how_they_differ(what: str, says: str, two: Group) -> None:
-    for outcome in two.errors(bring_odd, what=what):
-        assert outcome.error is not None
-        assert outcome.error["type"] == "ConfigError", outcome.explain()
-        assert says in outcome.error["message"]
+    for message in two.refused(bring_odd, "ConfigError", what=what):
+        assert says in message
 
 
 @pytest.mark.parametrize("sources", [[0, 2], [3, 1, 0]])
 def test_sources_that_hold_different_values_are_named(sources: list[int], four: Group) -> None:
-    for outcome in four.errors(
-        bring_from_unlike, sources=sources, exchange={"broadcast": "multi_source"}
-    ):
-        assert outcome.error is not None
-        assert outcome.error["type"] == "StateError", outcome.explain()
+    how: dict[str, Any] = {"sources": sources, "exchange": {"broadcast": "multi_source"}}
+    for message in four.refused(bring_from_unlike, "StateError", **how):
         said = f"rank {sources[-1]} and rank {sources[0]} are sources and hold different values of"
-        assert outcome.error["message"].startswith(said + " large")
+        assert message.startswith(said + " large")
 
 
 def test_what_arrives_otherwise_than_it_was_sent_is_found(two: Group) -> None:
-    for outcome in two.errors(spoil, culprit=1):
-        assert outcome.error is not None
-        assert outcome.error["type"] == "PayloadError", outcome.explain()
-        assert outcome.error["message"].startswith("what rank 1 received of ")
+    for message in two.refused(spoil, "PayloadError", culprit=1):
+        assert message.startswith("what rank 1 received of ")
 
 
 def test_multicast_that_does_not_get_through_is_an_error_that_names_the_fix(four: Group) -> None:
     outcomes = four.errors(bring_to_deaf, deaf=2)
     for outcome in outcomes:
-        assert outcome.error is not None
         assert "TransportError" in outcome.error["bases"], outcome.explain()
         assert "rank 2 heard nothing of 3 bursts" in outcome.error["message"]
         assert "GLOO_SOCKET_IFNAME" in outcome.error["message"]
@@ -362,7 +350,6 @@ def test_who_does_not_come_is_named_and_nobody_else(fresh: Callable[[int], Group
     outcomes = group.outcomes(bring_while_some_are_away, away=[1])
     assert outcomes[1].ok
     for outcome in (outcomes[0], outcomes[2]):
-        assert outcome.error is not None
         assert outcome.error["ranks"] == [1], outcome.explain()
         assert "waited in compressa.broadcast for" in outcome.error["message"]
 
@@ -371,7 +358,6 @@ def test_who_does_not_come_to_a_call_of_a_session_is_named_on_all_ranks(
     fresh: Callable[[int], Group],
 ) -> None:
     for outcome in fresh(3).errors(meet_while_one_is_away, away=2, seconds=4.5):
-        assert outcome.error is not None
         assert outcome.error["ranks"] == [2], outcome.explain()
 
 

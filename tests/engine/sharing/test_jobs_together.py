@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from _failing import train_until_failure
 from _ranks import Group, same, settings
-from _saving import save
 from _training import train
 
 pytestmark = pytest.mark.ranks
@@ -25,49 +24,20 @@ def together(groups: list[Group], function: str, **arguments: Any) -> list[list[
     return [[outcome.value for outcome in outcomes] for outcomes in ended]
 
 
-@pytest.mark.parametrize(
-    "sections",
-    [
-        {},
-        {"exchange": {"connections": 3}},
-        {"schedule": {"pace_bits_per_s": 2e7, "policy": "priority"}},
-    ],
-    ids=["tcp", "several connections", "paced"],
-)
+@pytest.mark.parametrize("schedule", ["", "paced", "in turns"])
 def test_two_jobs_of_one_configuration_train_as_alone(
-    sections: dict[str, Any], fresh: Callable[[int], Group]
+    schedule: str, fresh: Callable[[int], Group], tmp_path: Path
 ) -> None:
-    config = settings("topk", **sections)
+    sections: dict[str, dict[str, Any]] = {
+        "": {},
+        "paced": {"pace_bits_per_s": 2e7, "policy": "priority"},
+        "in turns": {"share": {"name": "uplink", "at": tmp_path.as_uri()}},
+    }
+    config = settings("topk", exchange={"connections": 3}, schedule=sections[schedule])
     groups = [fresh(2), fresh(2)]
     alone = groups[0].run(train, config=config)
     for results in together(groups, train, config=config, steps=4):
         assert same([r["parameters"] for r in results]) == alone[0]["parameters"]
-
-
-def test_two_jobs_on_one_link_take_turns_and_train_as_alone(
-    fresh: Callable[[int], Group], tmp_path: Path
-) -> None:
-    share = {"name": "uplink", "at": tmp_path.as_uri()}
-    config = settings("topk", schedule={"share": share})
-    groups = [fresh(2), fresh(2)]
-    alone = groups[0].run(train, config=config)
-    for results in together(groups, train, config=config, steps=4):
-        assert same([r["parameters"] for r in results]) == alone[0]["parameters"]
-
-
-def test_two_jobs_that_save_to_folders_of_their_own_do_not_meet(
-    fresh: Callable[[int], Group], tmp_path: Path
-) -> None:
-    config = settings("topk")
-    groups = [fresh(2), fresh(2)]
-    started = [
-        group.start(save, config=config, folder=str(tmp_path / name))
-        for group, name in zip(groups, ("one", "other"), strict=True)
-    ]
-    for group, processes in zip(groups, started, strict=True):
-        assert all(outcome.ok for outcome in group.collect(processes, 60.0))
-    for name in ("one", "other"):
-        assert len(list((tmp_path / name).iterdir())) == 3
 
 
 def test_a_job_that_dies_leaves_the_other_alone(fresh: Callable[[int], Group]) -> None:

@@ -98,21 +98,19 @@ def test_what_is_wrong_with_the_file_ends_the_start_on_every_rank(
 ) -> None:
     file = tmp_path / "link.json"
     file.write_text("{}")
-    outcomes = two.errors(train_with_link, config=dense(), first=str(file))
-    for outcome in outcomes:
-        assert outcome.error is not None
-        assert "exchange.link" in outcome.error["message"]
-        assert "compressa link" in outcome.error["message"]
+    how: dict[str, Any] = {"config": dense(), "first": str(file)}
+    for message in two.refused(train_with_link, "ConfigError", **how):
+        assert "exchange.link" in message
+        assert "compressa link" in message
     write_link(file, {**favouring("tree"), "transport": "mpi"})
-    outcomes = two.errors(train_with_link, config=dense(), first=str(file))
-    assert all("was measured over 'mpi'" in str(outcome.error) for outcome in outcomes)
+    for message in two.refused(train_with_link, "ConfigError", **how):
+        assert "was measured over 'mpi'" in message
 
 
 def test_a_missing_file_ends_the_first_step_on_every_rank(two: Group, tmp_path: Path) -> None:
-    outcomes = two.errors(train_with_link, config=dense(), first=str(tmp_path / "no.json"))
-    for outcome in outcomes:
-        assert outcome.error is not None
-        assert "no.json: there is no such file on rank 0" in outcome.error["message"]
+    how: dict[str, Any] = {"config": dense(), "first": str(tmp_path / "no.json")}
+    for message in two.refused(train_with_link, "ConfigError", **how):
+        assert "no.json: there is no such file on rank 0" in message
 
 
 def test_link_writes_what_it_has_measured(two: Group, tmp_path: Path) -> None:
