@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -24,6 +25,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, *command],
         capture_output=True,
         text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         timeout=100,
         cwd=TESTS,
         check=False,

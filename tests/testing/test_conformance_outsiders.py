@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,7 @@ def test_an_outsider_gets_one_sentence() -> None:
         [sys.executable, "-c", SCRIPT],
         capture_output=True,
         text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         timeout=100,
         cwd=Path(__file__).parents[1],
         check=False,
