@@ -24,7 +24,11 @@ _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 def as_array(x: torch.Tensor) -> npt.NDArray[Any]:
     """Return a tensor's memory as kernels take it: NumPy has no bfloat16, so its bits as uint16.
 
-    A tensor on the CPU becomes a NumPy array, and one on a GPU a `DeviceArray`.
+    A tensor on the CPU becomes a NumPy array, and one on a GPU a `DeviceArray`; both share its
+    memory.
+
+    Args:
+        x: Contiguous, of any shape.
 
     Raises:
         BackendUnavailable: It lies on another GPU than the current one, where kernels would run.
@@ -79,6 +83,9 @@ def scratch_tensor(name: str, elems: int, dtype: torch.dtype, device: torch.devi
         elems: Number of elements.
         dtype: A dtype that NumPy has; the same for every use of the name.
         device: Where it is.
+
+    Returns:
+        1-D and contiguous.
     """
     if device.type == "cpu":
         return torch.from_numpy(scratch(name, elems, _dtype_of(dtype)))
@@ -113,7 +120,7 @@ def copied(x: torch.Tensor, name: str) -> torch.Tensor:
 
     Args:
         x: 1-D, contiguous, float32.
-        name: Of the memory; see `compressa.kernels.scratch`.
+        name: Of the memory; see `compressa.kernels.scratch`. Its next use overwrites the copy.
     """
     return scratch_tensor(name, x.numel(), torch.float32, x.device).copy_(x)
 

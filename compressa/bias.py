@@ -14,7 +14,7 @@ SMALLEST = 2.0**-149
 class Range:
     """For which vectors an error bound holds: elements are 0, or have magnitudes in this range.
 
-    Outside of it, a narrower type overflows or has no precision left, or a unit is subnormal. What
+    Outside of it, a narrower type overflows or has no precision left, or a scale is subnormal. What
     a codec does not say it need not hold for the last powers of ten of float32.
     """
 

@@ -47,17 +47,26 @@ _MOST_MANIFEST_BYTES = 256 << 20
 
 
 def rank_file(rank: int, digest: str) -> str:
-    """Return the name of a rank's file with this SHA-256."""
+    """Return the name of a rank's file, within the checkpoint's folder, with this SHA-256."""
     return f"rank-{rank:05d}-{digest[:16]}.safetensors"
 
 
 def layout_of(parameters: Sequence[ParameterInfo]) -> dict[str, list[int]]:
-    """Return what identifies a model in a manifest."""
+    """Return what identifies a model in a manifest: shapes by name, in its order."""
     return {p.name: list(p.shape) for p in parameters}
 
 
 def write_rank(path: Path, rank: int, state: State) -> str:
-    """Write one rank's file, whole or not at all; return its SHA-256."""
+    """Write one rank's file, whole or not at all; return its SHA-256, as hex digits.
+
+    Args:
+        path: The checkpoint's folder, which is made if it is not there.
+        rank: This rank.
+        state: What is written; on a GPU it is waited for.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     path.mkdir(parents=True, exist_ok=True)
     merges = {key: merge.value for key, merge in state.merges.items()}
     data = save(state.vectors, metadata={"merges": json.dumps(merges)})
@@ -103,6 +112,9 @@ def write_manifest(
         digests: By rank, the SHA-256 of its file.
         parameters: The model's.
         link: The figures by which algorithms were chosen, as JSON; None if there were none.
+
+    Raises:
+        OSError: It cannot be written.
     """
     said = {
         "format": FORMAT,
@@ -130,6 +142,10 @@ def _checksum(said: Mapping[str, Any]) -> str:
 
 def read_manifest(path: Path, parameters: Sequence[ParameterInfo]) -> Manifest:
     """Read and check a manifest.
+
+    Args:
+        path: The checkpoint's folder.
+        parameters: The model's; names and shapes must be those that were saved.
 
     Raises:
         StateError: There is none, it cannot be read, is damaged, or is of another model.
@@ -194,12 +210,17 @@ def _read_rank(path: Path, rank: int, digest: str) -> dict[str, torch.Tensor]:
 
 
 def restore(path: Path, manifest: Manifest, state: State, rank: int, size: int) -> None:
-    """Fill this rank's state from a checkpoint of any number of ranks; see `read_state`."""
+    """Fill this rank's state from a checkpoint of any number of ranks; as `read_state`.
+
+    Raises:
+        StateError: A file cannot be read, or its vectors are not those of the state, which then
+            is as it was.
+    """
     fill(state, read_state(path, manifest, state, rank, size))
 
 
 def fill(state: State, values: Mapping[str, torch.Tensor]) -> None:
-    """Copy what `read_state` returned into the live state."""
+    """Copy what `read_state` returned into the live state, by name and in place."""
     for key, vector in values.items():
         state.vectors[key].copy_(vector)
 
@@ -227,8 +248,11 @@ def converted(key: str, saved: torch.Tensor, like: torch.Tensor) -> torch.Tensor
 def checked_step(saved: Any) -> int:
     """Return the step of a state dict.
 
+    Args:
+        saved: From outside; should be an int64 tensor of one element.
+
     Raises:
-        StateError: It is none.
+        StateError: It is something else, negative, or above 2^62.
     """
     whole = isinstance(saved, torch.Tensor) and saved.dtype is torch.int64 and saved.numel() == 1
     if not whole or not 0 <= int(saved) <= _MOST_STEP:

@@ -27,7 +27,10 @@ class Granularity(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Compressor(ABC):
-    """Hyper-parameters of one way to make gradients smaller."""
+    """Hyper-parameters of one way to make gradients smaller; what a configuration builds.
+
+    It keeps no state and may be shared: what does is the aggregator that is made for a unit.
+    """
 
     name: ClassVar[str]
 
@@ -65,15 +68,24 @@ class Compressor(ABC):
         return False
 
     def at(self, step: int) -> Compressor:
-        """Return the compressor in force at a step (a warm-up is dense at first)."""
+        """Return the compressor in force at a step (a warm-up is dense at first).
+
+        Args:
+            step: Number of the optimizer's step, from 0.
+        """
         return self
 
     def for_parameter(self, parameter: ParameterInfo) -> Compressor:
-        """Return the compressor for one parameter (small ones may be exempt)."""
+        """Return the compressor for one parameter: itself, unless small ones are exempt."""
         return self
 
     def exempt(self, parameter: ParameterInfo, dense: Compressor) -> Compressor:
-        """Return what carries a parameter that is too small to compress: `dense` for most."""
+        """Return what carries a parameter that is too small to compress: `dense` for most.
+
+        Args:
+            parameter: The small one.
+            dense: What carries others of its size.
+        """
         return dense
 
     def bias_of_mean(self, elems: int, size: int) -> Unbiased | Biased | None:
@@ -87,7 +99,11 @@ class Compressor(ABC):
 
     @abstractmethod
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """Return what a gradient of this shape has after compression, headers apart."""
+        """Return the most bytes of a gradient's payload, headers apart.
+
+        Args:
+            shape: Of the gradient; (elems,) of a part of one.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,43 +117,43 @@ class Wrapper(Compressor):
 
     @abstractmethod
     def around(self, inner: Compressor) -> Compressor:
-        """Return the same wrapper around another compressor."""
+        """Return the same wrapper, with its own settings, around another compressor."""
 
     @property
     def granularity(self) -> Granularity:
-        """The inner one's."""
+        """As the inner one says: what must be compressed together."""
         return self.inner.granularity
 
     @property
     def block_elems(self) -> int:
-        """The inner one's."""
+        """As the inner one says: cuts fall on multiples of it."""
         return self.inner.block_elems
 
     @property
     def breakpoints(self) -> tuple[int, ...]:
-        """The inner one's."""
+        """As the inner one says: steps at which `at` changes its answer, ascending."""
         return self.inner.breakpoints
 
     @property
     def shared_stream(self) -> bool:
-        """The inner one's."""
+        """As the inner one says: whether all ranks draw the same random bits."""
         return self.inner.shared_stream
 
     @property
     def conserves_mass(self) -> bool:
-        """The inner one's."""
+        """As the inner one says: whether its residuals hold all that it did not deliver."""
         return self.inner.conserves_mass
 
     def at(self, step: int) -> Compressor:
-        """Go round the one in force."""
+        """Return this wrapper around the inner one that is in force at a step."""
         now = self.inner.at(step)
         return self if now is self.inner else self.around(now)
 
     def for_parameter(self, parameter: ParameterInfo) -> Compressor:
-        """Go round the parameter's."""
+        """Return this wrapper around the inner one for a parameter."""
         own = self.inner.for_parameter(parameter)
         return self if own is self.inner else self.around(own)
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
-        """The inner one's."""
+        """Return the most bytes of the inner one's payload, headers apart."""
         return self.inner.payload_bytes(shape)

@@ -44,7 +44,7 @@ class CompressaError(Exception):
         return _made_again, (type(self), self.args), self.__dict__
 
     def locate(self, where: str) -> None:
-        """Add to the message what was going on, once."""
+        """Add to the message, behind a semicolon, what was going on, unless it says so already."""
         if escaped(where) not in str(self):
             self.args = (f"{self}; {where}", *self.args[1:])
 

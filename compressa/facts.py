@@ -84,7 +84,7 @@ class Facts:
 
     @property
     def bias_text(self) -> str:
-        """The bound that holds for every vector, with the last digit on the safe side."""
+        """The bound that holds for every vector, in words; its last digit is on the safe side."""
         if self.bound is None:
             return "exact" if self.bias == "exact" else "no stated bound"
         up, down = (_shown(_rounded(self.bound, way)) for way in (ROUND_CEILING, ROUND_FLOOR))
@@ -100,7 +100,7 @@ class Facts:
 
     @property
     def range_text(self) -> str:
-        """For which magnitudes the bound holds; empty if for all."""
+        """For which magnitudes the bound holds, for people; empty if for all."""
         if self.smallest is None or self.largest is None:
             return ""
         limits = [f"from {self.smallest:.3g}"] if self.smallest > EVERY.smallest else []
@@ -109,20 +109,20 @@ class Facts:
 
     @property
     def error_text(self) -> str:
-        """The bound, and what becomes of the error."""
+        """The bound, and what becomes of the error, for people."""
         words = {"none": "", "built in": "; error feedback built in"}
         return self.bias_text + words.get(self.feedback, f"; {self.feedback}")
 
     @property
     def busiest_text(self) -> str:
-        """One number for each of `BUSIEST_OF`; two digits at least."""
+        """One number for each of `BUSIEST_OF`, with " / " between; two digits at least."""
         return " / ".join(
             f"{ratio:.1f}" if ratio < 10 else f"{ratio:.0f}" for ratio in self.busiest
         )
 
     @property
     def summable_text(self) -> str:
-        """The dtypes in one word."""
+        """The dtypes in which an all-reduce may sum payloads, for people: "in float32", or "no"."""
         return f"in {', '.join(self.summable)}" if self.summable else "no"
 
 

@@ -22,6 +22,10 @@ Model = TypeVar("Model", bound=BaseModel)
 def read(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """Read a file.
 
+    Args:
+        path: Where it is.
+        most_bytes: What it may have; no more is read.
+
     Raises:
         OSError: It cannot be read.
         ValueError: It is larger, or there is no such path.
@@ -34,7 +38,7 @@ def read(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
 
 def reason(error: OSError | ValueError) -> str:
-    """Return why `read` has failed, in words."""
+    """Return why `read` has failed, in words, on one line."""
     return getattr(error, "strerror", None) or str(error)
 
 
@@ -43,7 +47,7 @@ def validated(model: type[Model], text: str | bytes, where: str, fix: str) -> Mo
 
     Args:
         model: What it must be.
-        text: JSON.
+        text: JSON, from outside.
         where: What messages call it.
         fix: What to do if it is wrong, for messages.
 
@@ -59,10 +63,14 @@ def validated(model: type[Model], text: str | bytes, where: str, fix: str) -> Mo
 
 
 def write(file: Path, data: bytes) -> None:
-    """Write a file so that it is never seen half written.
+    """Write a file so that it is never seen half written: its bytes are on disk before its name.
+
+    Args:
+        file: Where; one that is there is replaced.
+        data: All of it.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: It cannot be written; the folder is as it was.
     """
     while not _written(file, data):  # swept up before it was locked
         pass

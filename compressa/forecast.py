@@ -94,6 +94,9 @@ class Forecast:
         Args:
             parameters: In the model's order.
             compressors: By parameter name.
+
+        Raises:
+            ConfigError: No message can be as long as a round.
         """
         last = max((b for c in compressors.values() for b in c.breakpoints), default=0)
         now = {p.name: compressors[p.name].at(last).for_parameter(p) for p in parameters}
@@ -109,7 +112,10 @@ class Forecast:
         return found
 
     def candidates(self, size_bytes: int) -> list[Candidate]:
-        """Return what can sum so many bytes, the fastest first; nothing if no link is known."""
+        """Return what can sum so many bytes of plain values, the fastest first.
+
+        Nothing if no link is known.
+        """
         costs, ranks = self.costs, self.ranks
         if costs is None:
             return []
@@ -193,7 +199,11 @@ def _way(sums: Sums, round_: Round) -> str:
 
 
 def parameter_of(size_bytes: int) -> ParameterInfo:
-    """Return a parameter whose float32 gradient has so many bytes; a matrix, if it can be one."""
+    """Return a parameter whose float32 gradient has so many bytes; a matrix, if it can be one.
+
+    Args:
+        size_bytes: At least 4; rounded down to whole elements.
+    """
     elems = size_bytes // _DENSE_BYTES
     whole = elems % _COLUMNS == 0
     shape = (elems // _COLUMNS, _COLUMNS) if whole else (elems,)

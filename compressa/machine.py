@@ -34,7 +34,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Return what is true here and now."""
+    """Return what is true of this process's machine and installation now."""
     return Machine(
         cpu=_cpu(),
         cores=os.cpu_count() or 1,
@@ -46,12 +46,12 @@ def this_machine() -> Machine:
 
 
 def now() -> datetime:
-    """This moment, in UTC, to the second."""
+    """Return this moment, in UTC, to the second."""
     return datetime.now(UTC).replace(microsecond=0)
 
 
 def memory_bytes() -> int:
-    """Physical memory."""
+    """Return the size of physical memory, in bytes."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

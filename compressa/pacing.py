@@ -47,10 +47,14 @@ def default_burst_bytes(rate_bits_per_s: float) -> int:
 
 
 class EmptyAt(Protocol):
-    """Keeps the time at which a bucket would have been empty."""
+    """Keeps the time, of `time.monotonic`, at which a bucket would have been empty."""
 
     def change(self, change: Callable[[float], float]) -> float:
-        """Replace the time by what a function makes of it, one caller at a time; return it."""
+        """Replace the time by what a function makes of it, one caller at a time; return it.
+
+        Args:
+            change: Called once, with the time in seconds.
+        """
 
 
 @final
@@ -93,7 +97,7 @@ class SharedEmptyAt:
         weakref.finalize(self, os.close, self._file)
 
     def change(self, change: Callable[[float], float]) -> float:
-        """Change it under a lock of all processes."""
+        """Change it under a lock of all processes; without it, where that takes more than 20 ms."""
         with self._thread:
             locked = self._locked()
             try:
@@ -192,7 +196,10 @@ class Pacer:
         self.rate_bits_per_s = _rate(text)
 
     def wait(self, n_bytes: int) -> None:
-        """Block for as long as `n_bytes` need at the rate, behind all that was sent before."""
+        """Block for as long as `n_bytes` need at the rate, behind all that was sent before.
+
+        Other threads wait beside it, each in its turn. Returns at once without a rate.
+        """
         until_s = self.reserve(n_bytes)
         if until_s is not None:
             time.sleep(max(0.0, until_s - time.monotonic()))

@@ -30,7 +30,7 @@ _TYPES = {int: "a whole number", float: "a number", bool: "true or false", str: 
 
 
 def page(entry: Entry, own: Facts, heading: str = "##") -> str:
-    """Return all that is to be said about a compressor.
+    """Return all that is to be said about a compressor, as Markdown.
 
     Args:
         entry: Its row.
@@ -49,14 +49,14 @@ def page(entry: Entry, own: Facts, heading: str = "##") -> str:
 
 
 def example_toml(entry: Entry) -> str:
-    """Return the part of a configuration that chooses a compressor, defaults written out."""
+    """Return the lines of TOML that choose a compressor, defaults written out."""
     name = entry.compressor.name
     chosen = choice_model(name, entry).model_validate({"name": name})
     return table_toml("[compressor]", chosen.model_dump(mode="json"))
 
 
 def hyper_parameters(entry: Entry) -> Iterator[str]:
-    """Yield a line for each: its name and default, what it may be, and what it means."""
+    """Yield a line of Markdown for each: its name and default, what it may be, what it means."""
     fields = choice_model(entry.compressor.name, entry).model_fields
     for name, field in fields.items():
         if name != "name":
@@ -87,7 +87,7 @@ def type_text(annotation: Any) -> str:
 
 
 def described(of: type) -> str:
-    """Return a class's docstrings as Markdown: its module's, its own, and its settings."""
+    """Return a class's docstrings as Markdown: its module's, its own, and its settings'."""
     texts = field_texts(of.__doc__ or "")
     settings = (f"`{name}`: {_escaped(text)}" for name, text in texts.items())
     return "\n\n".join(filter(None, [*_docs(of), _listed("", settings)]))

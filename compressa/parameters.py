@@ -15,6 +15,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def as_real(values: torch.Tensor) -> torch.Tensor:
     """Return complex values, which are not lazily conjugated, as real ones; real ones as they are.
 
+    Args:
+        values: Of any shape; the result shares its memory, with a last dimension of 2 more.
+
     Example:
         >>> as_real(torch.zeros(3, dtype=torch.complex64)).shape
         torch.Size([3, 2])
@@ -52,7 +55,7 @@ class ParameterInfo:
 
     @property
     def elems(self) -> int:
-        """Number of elements."""
+        """Number of elements; of a complex parameter, two for each."""
         return math.prod(self.shape)
 
 
@@ -83,7 +86,7 @@ class Segment:
         return f"{self.parameter.name}[{self.start}:{self.stop}]"
 
     def part(self, start: int, stop: int) -> Segment:
-        """Return the sub-segment [start, stop), counted from this segment's first element."""
+        """Return the part [start, stop), counted in elements from this segment's first one."""
         return Segment(self.parameter, self.start + start, self.start + stop)
 
 
@@ -106,11 +109,11 @@ class Layout:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of the gradients."""
+        """Dtype of the gradients; the same for all segments."""
         return self.segments[0].parameter.dtype
 
     @property
     def name(self) -> str:
-        """Name for people and traces."""
+        """Name for people and traces: the first segment's, and how many more there are."""
         more = len(self.segments) - 1
         return self.segments[0].name + (f" (+{more})" if more else "")

@@ -57,12 +57,12 @@ class Plugin:
 
     @property
     def source(self) -> str:
-        """Distribution and version, for people."""
+        """Distribution and version, for people: "NAME VERSION"."""
         return f"{self.distribution} {self.version}"
 
     @property
     def title(self) -> str:
-        """What messages begin with."""
+        """What messages begin with: the compressor, and who provides it."""
         return f'compressor "{self.name}" of {self.source}'
 
 

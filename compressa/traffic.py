@@ -43,7 +43,7 @@ class Port:
 
     @property
     def busier_bytes(self) -> int:
-        """Of the busier direction: a port carries both at the same time."""
+        """Bytes of the busier direction: a port carries both at the same time."""
         return max(self.sent_bytes, self.received_bytes)
 
 
@@ -65,12 +65,23 @@ def busiest_bytes(rounds: Sequence[Round], ranks: int, algorithm: str = "auto") 
 
 
 def ports(rounds: Sequence[Round], ranks: int, algorithm: str = "auto") -> list[Port]:
-    """Return what passes the port of each rank; see `busiest_bytes`."""
+    """Return what passes the port of each rank, by rank.
+
+    Args:
+        rounds: What an aggregator asks for in a step.
+        ranks: How many ranks there are.
+        algorithm: That of sums, as in `exchange.algorithm`.
+    """
     return [_port(transport, rounds, algorithm) for transport in Loopback(ranks).transports]
 
 
 def dense_ring_bytes(elems: int, ranks: int) -> float:
-    """Return what a ring all-reduce of float32 sends from each rank: 2 (P - 1) / P times all."""
+    """Return what a ring all-reduce of float32 sends from each rank: 2 (P - 1) / P times all.
+
+    Args:
+        elems: Number of float32 values.
+        ranks: P, at least 1.
+    """
     return 2 * (ranks - 1) / ranks * _DENSE_BYTES * elems
 
 

@@ -40,6 +40,12 @@ def compile_together(
 
     No deadline passes meanwhile, but a rank that is lost is noticed.
 
+    Args:
+        session: Over which the ranks wait; where it works on a GPU, nothing is compiled.
+        parameters: The model's.
+        compressors: By parameter name.
+        config: Says how payloads are exchanged, and how long a start may take.
+
     Raises:
         TransportError: A rank is lost, or does not come so far within the time of a start.
     """
@@ -57,6 +63,9 @@ def compile_kernels(
     size: int,
 ) -> None:
     """Compile what the compressors need on a CPU; one process of a host does it for all.
+
+    Waits for another process that is at it. What can not be trained here fails in training, which
+    says where.
 
     Args:
         parameters: The model's.

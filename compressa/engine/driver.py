@@ -93,6 +93,8 @@ class _OrderedQueue:
 class Driver:
     """Carries out programs' operations.
 
+    Its methods are called one at a time, but for `waits`, which is for any thread.
+
     Where the transport is early, and a device still waits for what it has reported, programs take
     turns: what one makes of its result is given to the device before that waits for the next
     result. Else what has come would wait there for what has not.
@@ -150,17 +152,25 @@ class Driver:
         self._observe = carried
 
     def pass_through(self, gate: Gate | None) -> None:
-        """Have exchanges begin when a gate lets them."""
+        """Have exchanges begin when a gate lets them; None for at once. Before the first one."""
         self._gate = gate
 
     def start(self, task: Task) -> None:
-        """Begin a program."""
+        """Begin a program: its first operation is begun in this call.
+
+        Args:
+            task: `finished` may be called in this call. Several may have one unit and step if their
+                stages differ.
+        """
         self._tasks[task] = None
         self._step = task.step
         self._advance(task, None)
 
     def fail(self, error: BaseException) -> None:
-        """End all programs with an error."""
+        """End all programs: each is closed, and its `finished` called with the error.
+
+        The transport is not told; what it reports later of these programs counts for nothing.
+        """
         tasks, self._tasks = list(self._tasks), {}
         self._ordered.held.clear()
         self._gathered.clear()
@@ -172,7 +182,7 @@ class Driver:
 
     @property
     def position(self) -> str:
-        """Where this rank is, for people."""
+        """Where this rank is, for people: in which stage of which unit and step."""
         who = f"rank {self._transport.rank} was"
         # A server waits for requests without end, wherever it is.
         busy = [task for task in self._tasks if task.deadline_from_s != math.inf]
@@ -181,7 +191,7 @@ class Driver:
         return f"{who} {'before its first step' if self._step < 0 else f'after step {self._step}'}"
 
     def waits(self) -> list[Wait]:
-        """What exchanges under way wait for, the longest wait first; from any thread."""
+        """Return what exchanges under way wait for, the longest wait first; from any thread."""
         now = self._now_s()
         others = tuple(r for r in range(self._transport.size) if r != self._transport.rank)
         tasks = [(task, task.deadline_from_s) for task in list(self._tasks)]
@@ -197,13 +207,16 @@ class Driver:
         ]
 
     def excuse(self, seconds: float) -> None:
-        """Let all exchanges under way take longer: this process did not run for so long."""
+        """Let all exchanges under way take so many seconds longer: this process did not run."""
         for task in self._tasks:
             if task.deadline_from_s is not None:
                 task.deadline_from_s += seconds
 
     def expired(self) -> CompressaError | None:
-        """Return an error if an exchange has waited for longer than the deadline."""
+        """Return a `Timeout` if an exchange has waited for longer than the deadline; else None.
+
+        It names the ranks that are missing, or nobody where a backend's sum does not tell.
+        """
         now = self._now_s()
         for task in self._tasks:
             if task.deadline_from_s is not None and now - task.deadline_from_s > self._deadline_s:

@@ -129,15 +129,19 @@ def start_engine(
     """Open a session, compile what training will call, and start the engine. Collective.
 
     Args:
-        config: Settings.
+        config: Settings; all ranks' must be equal.
         group: Who takes part.
-        parameters: The model's.
+        parameters: The model's; the same on every rank.
         compressors: By parameter name.
         device_stream: Where gradients are; the CPU's if not given.
         failure: Why this rank can not, which the others are told.
         caller: The function that the user called, which an error names.
 
+    Returns:
+        The engine, which owns its session: `Engine.close` ends both.
+
     Raises:
+        BackendUnavailable: There is not enough memory for state.
         ConfigError: The ranks differ, or one of them can not take part; on every rank.
         TransportError: A rank is lost, or does not come in time.
         CompressaError: The failure that was given.

@@ -108,20 +108,32 @@ class Session:
             raise error
 
     def closed_on_error(self) -> contextlib.AbstractContextManager[None]:
-        """Close it if what is done meanwhile fails; then all ranks raise one verdict."""
+        """Return a context that closes the session if it is left by an error.
+
+        If the network has failed, all ranks raise one verdict; else the error itself.
+        """
         return given_up_on_error(self.config, self._groups, self.control, self._end)
 
     def keep(self, group: dist.ProcessGroup) -> None:
-        """Release a further process group with those that were made for the session."""
+        """Release a further process group when the session is closed, with those made for it."""
         self._groups.append(group)
 
     def describe(self, activity: Callable[[], Activity]) -> None:
-        """Have a function tell other ranks what this one is doing; from any thread."""
+        """Have a function tell other ranks what this one is doing.
+
+        Args:
+            activity: Called from any thread; must block nowhere.
+        """
         if self.control is not None:
             self.control.describe(activity, self._deadline_s)
 
     def follow(self, transfers: Sequence[Transfer], ordered: Sequence[int]) -> None:
-        """Plan the programs to come: their exchanges, and which stages are launched in order."""
+        """Plan the programs to come: their exchanges, and which stages are launched in order.
+
+        Args:
+            transfers: Of one program, in the order of their urgency; all of unit 0.
+            ordered: The stages that all ranks launch in one order.
+        """
         order = tuple((transfer.unit, transfer.stage) for transfer in transfers)
         plan = Plan(order, self._step + 1)
         self.communication.follow(plan, [(0, stage) for stage in ordered])
@@ -129,13 +141,16 @@ class Session:
     def start(
         self, program: Program[None], *, step: int, unit: int = 0, name: str = "session"
     ) -> Future[None]:
-        """Begin a program, beside others that are under way.
+        """Begin a program, beside others that are under way; from any thread.
 
         Args:
             program: All ranks that it exchanges with must begin its counterpart.
             step: With `unit`, what tells its messages from those of others.
             unit: As `step`.
             name: What messages of errors call it.
+
+        Returns:
+            A future for `wait`, done when the program has ended.
         """
         done: Future[None] = Future()
 
@@ -149,10 +164,14 @@ class Session:
         return done
 
     def wait(self, future: Future[None]) -> None:
-        """Wait for the end of a program.
+        """Wait for the end of a program, for as long as its exchanges take.
+
+        Args:
+            future: What `start` has returned.
 
         Raises:
-            CompressaError: It failed.
+            CompressaError: It failed; the verdict, if the network has.
+            Timeout: The communication thread answers nothing.
         """
         while True:  # every exchange of it has a deadline; how many there are is its own affair
             try:
@@ -167,7 +186,10 @@ class Session:
             raise Timeout((), f"rank {self.rank}: the communication thread does not answer")
 
     def run(self, program: Program[None]) -> None:
-        """Run a program as one step, and wait for its end.
+        """Run a program as the next step, and wait for its end; on one thread at a time.
+
+        Args:
+            program: All ranks must run its counterpart.
 
         Raises:
             CompressaError: It failed.
@@ -176,11 +198,11 @@ class Session:
         self.wait(self.start(program, step=self._step))
 
     def now_s(self) -> float:
-        """Tell the time of `call_at`."""
+        """Return the time of `call_at`, in seconds."""
         return time.monotonic()
 
     def call_at(self, time_s: float, event: Callable[[], None]) -> None:
-        """Have a function called on the communication thread at a time, or soon after it."""
+        """Have a function called on the communication thread at a time of `now_s`, or later."""
         self.communication.call_at(time_s, event)
 
     def fail(self, error: CompressaError) -> None:
@@ -191,11 +213,15 @@ class Session:
         self.communication.fail(error)
 
     def serve(self, attach: Callable[[Reactor], None]) -> None:
-        """Have the communication thread serve further sockets; `attach` is called on it."""
+        """Have the communication thread serve further sockets; from any thread.
+
+        Args:
+            attach: Called with the reactor, on that thread.
+        """
         self.communication.serve(attach)
 
     def agree(self, own: Mapping[str, Any], of: str = "") -> None:
-        """Compare what all ranks say, as JSON; within the time of a start.
+        """Compare what all ranks say, as JSON; within the time of a start. Collective.
 
         Args:
             own: What this rank says.
@@ -211,14 +237,17 @@ class Session:
         startup.check_alike([json.loads(text) for text in texts], whose, "give all ranks the same")
 
     def all_gather(self, data: bytes, what: str, deadline_s: float | None = None) -> list[bytes]:
-        """Bring every rank's bytes to every rank, over the control channel.
+        """Bring every rank's bytes to every rank, over the control channel. Collective.
 
         If a rank gives up, only this call has failed: nobody is to blame yet.
 
         Args:
             data: This rank's.
-            what: What messages of errors call it.
+            what: What messages of errors call it; calls of one name belong together.
             deadline_s: Longest wait; the configuration's if not given.
+
+        Returns:
+            By rank, its bytes.
 
         Raises:
             TransportError: Some rank did not call it in time, or is gone.
@@ -232,7 +261,10 @@ class Session:
 
         Args:
             what: The name of the call, for messages and for ranks that are in another one.
-            work: Done on this rank.
+            work: Done on this rank, in this call; may raise anything.
+
+        Returns:
+            By rank, its text.
 
         Raises:
             StateError: It failed on some rank; on every rank, with the first one's reason.
@@ -255,28 +287,39 @@ class Session:
 
     @property
     def link(self) -> Shared:
-        """What is known of the network."""
+        """What is known of the network: what `exchange.link` says on rank 0, for all ranks."""
         return Shared() if self.control is None else self.control.link
 
     @property
     def hosts(self) -> int:
-        """How many machines, or network namespaces, the ranks are on."""
+        """How many machines, or network namespaces, the ranks are on; 1 in a world of one."""
         places = [] if self.control is None else self.control.places
         return max(1, len({place.network for place in places}))
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
+        """Wait for all ranks, for as long as `exchange.deadline_s`. Collective.
+
+        Raises:
+            TransportError: Some rank did not call it in time, or is gone.
+        """
         self.all_gather(b"here", "barrier")
 
     def slowest(self, seconds: float) -> float:
-        """Return the largest number of all ranks."""
+        """Return the largest number of seconds of all ranks. Collective.
+
+        Raises:
+            TransportError: Some rank did not call it in time, or is gone.
+        """
         return max(float(text) for text in self.all_gather(repr(seconds).encode(), "time"))
 
     def close(self, wait_s: float = CLOSE_S) -> None:
-        """End threads and connections. Ranks may close at different times.
+        """End threads and connections. Ranks may close at different times; may be called again.
 
         Threads that wait for lost ranks in the network library are waited for `wait_s`, and may
         end later.
+
+        Args:
+            wait_s: Longest wait for the other ranks' goodbyes, in seconds.
 
         Raises:
             TransportError: The network library does not let go; what it holds stays.
@@ -314,7 +357,10 @@ def given_up_on_error(
         config: Settings.
         groups: What was made, and is given back.
         control: The control channel, if it is open.
-        close: Closes it, and all else, within a time.
+        close: Closes it, and all else, within a time in seconds.
+
+    Raises:
+        TransportError: The network has failed, which all ranks raise; any other error as it was.
     """
     try:
         yield

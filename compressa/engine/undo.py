@@ -30,7 +30,10 @@ class Undo:
         self._kept: dict[str, torch.Tensor] = {}
 
     def keep(self, step: int) -> None:
-        """Copy the state: `step` begins now. Memory is allocated once."""
+        """Copy the state: `step` begins now. Memory is allocated once.
+
+        On a GPU it is done on the current stream.
+        """
         live = self._state.vectors
         self._kept = {key: copy for key, copy in self._kept.items() if _alike(live.get(key), copy)}
         for key, vector in live.items():
@@ -41,7 +44,7 @@ class Undo:
         self.step = step
 
     def restore(self) -> None:
-        """Have the state as it was."""
+        """Put the state back as it was when `keep` was called, bit by bit."""
         for key, copy in self._kept.items():
             live = self._state.vectors.get(key)
             if live is not None and _alike(live, copy):

@@ -155,7 +155,7 @@ class Transport(ABC):
         """Return the ranks whose messages an unfinished exchange still waits for; from any thread.
 
         Args:
-            key: The exchange's; of one that is not under way, the answer is empty.
+            key: The exchange's. Where nobody can tell, all others are missing.
         """
 
     @property

@@ -82,7 +82,7 @@ class Frame(NamedTuple):
 
     @property
     def goes_on(self) -> bool:
-        """Whether more of its message comes behind it: this is not the message's last byte."""
+        """Whether more of its message comes behind it."""
         return self.offset_bytes + self.data_bytes < self.message_bytes
 
     def pack(self, data: memoryview = NO_DATA, check: Check = CHECKSUM) -> bytearray:

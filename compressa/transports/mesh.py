@@ -108,7 +108,7 @@ class MeshTransport(TaggedTransport):
     def abandon(self, key: Key) -> None:
         """Wait no longer for an exchange: its `done` is never called, and no peer owes it.
 
-        What still comes of it goes to its buffers, unseen; they must stay until `forget`.
+        What still comes of it goes to its buffers, which are kept until `forget`.
         """
         self.withdraw(key)
         for inbox in self.inboxes.values():

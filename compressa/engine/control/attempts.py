@@ -22,18 +22,18 @@ class Attempts:
         self._withdrawn: dict[str, int] = {}
 
     def begin(self, purpose: str) -> int:
-        """Return the number of a call that begins now."""
+        """Return the number of a call that begins now: one more than the last for this purpose."""
         with self._lock:
             self._latest[purpose] = number = self._latest.get(purpose, 0) + 1
         return number
 
     def withdraw(self, purpose: str, number: int) -> None:
-        """Note that a call of some rank has failed."""
+        """Note that a call of some rank has failed; this rank's next one has a higher number."""
         with self._lock:
             self._latest[purpose] = max(self._latest.get(purpose, 0), number)
             self._withdrawn[purpose] = max(self._withdrawn.get(purpose, 0), number)
 
     def is_withdrawn(self, purpose: str, number: int) -> bool:
-        """Whether some rank's call failed in this attempt, or in a later one."""
+        """Return whether some rank's call failed in this attempt, or in a later one."""
         with self._lock:
             return self._withdrawn.get(purpose, 0) >= number

@@ -21,16 +21,16 @@ class Caller(Protocol):
     """Who waits; see `Control`."""
 
     def look(self, what: str) -> None:
-        """Raise the first failure, if there is one."""
+        """Raise the first failure of the session, if there is one, saying what was waited for."""
 
     def ask(self) -> float:
-        """Ask all others what they are doing; return the time."""
+        """Ask all others what they are doing; return the time, of `time.monotonic`; no waiting."""
 
     def explained(self, awaited: Awaited, deadline_s: float, since_s: float) -> Timeout:
-        """Return why a call has taken longer than its deadline."""
+        """Return why a call has taken longer than its deadline; see `Control.explained`."""
 
     def withdraw(self, awaited: Awaited, *, told: bool) -> None:
-        """Wait no longer for a call."""
+        """Wait no longer for a call; tell the others of it, unless they have been `told`."""
 
 
 class Awaited:
@@ -40,6 +40,10 @@ class Awaited:
         caller: Waits for them.
         key: Their name.
         purpose: What they are for.
+
+    Attributes:
+        waited_since_s: Since when `wait` is called, of `time.monotonic`; None before.
+        stuck: What `wait` is to raise, where it would never end; None else.
     """
 
     def __init__(self, caller: Caller, key: Key, purpose: str) -> None:
@@ -53,17 +57,17 @@ class Awaited:
 
     @property
     def operation(self) -> str:
-        """Their name, the same on all ranks."""
+        """Their name, the same on all ranks: the purpose and the number of the attempt."""
         return f"{self.purpose}#{self.key.step}"
 
     def description(self, ranks: Sequence[int]) -> Wait:
-        """Describe the wait for some ranks."""
+        """Describe the wait for some ranks; 0 seconds long if nobody waits yet. From any thread."""
         since_s = self.waited_since_s
         seconds = 0.0 if since_s is None else time.monotonic() - since_s
         return Wait(self.operation, self.purpose, tuple(ranks), seconds)
 
     def done(self, result: Received | CompressaError) -> None:
-        """To be called once, from any thread, with what came."""
+        """Take what came, or the error; to be called once, from any thread."""
         self._answer.append(result)
         self._finished.set()
 
@@ -73,16 +77,20 @@ class Awaited:
         over: Callable[[], bool] = lambda: False,
         told_s: float | None = None,
     ) -> Received:
-        """Return what came, when all is here.
+        """Return what came, when all is here: by rank, uint8 of as many bytes as were sent.
+
+        Time in which this process did not run does not count.
 
         Args:
-            deadline_s: Longest wait.
+            deadline_s: Longest wait, in seconds.
             over: Whether another rank has withdrawn its call.
             told_s: The deadline that an error tells, if not this one.
 
         Raises:
             Timeout: Some rank has sent nothing in time.
             PeerLost: Some rank is gone.
+            CompressaError: The session has failed meanwhile.
+            Withdrawn: `over` says so.
         """
         self.waited_since_s = looked_s = time.monotonic()
         left_s, asked_s = deadline_s, -math.inf

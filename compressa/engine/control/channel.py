@@ -50,7 +50,7 @@ class Channel:
         self._thread = threading.Thread(target=self._run, name="compressa-control")
 
     def start(self, look: Callable[[], None]) -> None:
-        """Begin.
+        """Begin: the thread runs until `close`, or the end of the main thread.
 
         Args:
             look: Called a few times a second, on the channel's thread; it must block nowhere.
@@ -59,7 +59,11 @@ class Channel:
         self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """Say goodbye to everyone and wait for theirs; after this time, without the caller."""
+        """Say goodbye to everyone and wait for theirs, also on the channel's own thread.
+
+        Args:
+            timeout_s: Longest wait of the caller; the thread goes on for up to `silence_s`.
+        """
         self._reactor.post(self._closing.set)
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
@@ -68,7 +72,7 @@ class Channel:
 
     @property
     def peers(self) -> Iterable[int]:
-        """All other ranks."""
+        """All other ranks, also those that are gone."""
         return self._transport.inboxes.keys()
 
     @property
@@ -83,30 +87,39 @@ class Channel:
 
     @property
     def heard_s(self) -> Mapping[int, float]:
-        """By peer that is still there, when something was heard from it last."""
+        """By peer that is still there, when something came from it last, of `time.monotonic`."""
         return self._transport.heard_s
 
     @property
     def absence(self) -> Absence | None:
-        """When this process last did not run; it may have come back just now."""
+        """When this process last did not run for a second or more; None if it always did.
+
+        It may have come back just now.
+        """
         return self._hearing.absence_by(time.monotonic())
 
     def missing(self, key: Key) -> Sequence[int]:
-        """Return the ranks whose messages an unfinished exchange still waits for."""
+        """Return the ranks whose messages an unfinished exchange still waits for; else nobody."""
         return self._transport.missing(key)
 
     def report(self, error: CompressaError) -> None:
-        """Report a failure, if it is the first."""
+        """Report a failure to whoever the transport tells of failures, if it is the first."""
         self._transport.report(error)
 
     # Messages
 
     def send(self, peer: int, key: Key, data: torch.Tensor) -> None:
-        """Send a message to a peer, who must be there."""
+        """Send a message to a peer, who must be there: else its loss is reported.
+
+        Args:
+            peer: Rank.
+            key: The message's name.
+            data: uint8; must not change before it has left, which nobody is told.
+        """
         self._reactor.post(partial(self._send, peer, key, data))
 
     def tell(self, peer: int, key: Key, data: torch.Tensor) -> None:
-        """Send a message to a peer, unless it has left."""
+        """Send a message to a peer, unless it has left; as `send`."""
 
         def send() -> None:
             if peer not in self.gone:
@@ -117,11 +130,28 @@ class Channel:
     def listen(
         self, peer: int, key: Key, buffer: torch.Tensor, arrived: Callable[[torch.Tensor], None]
     ) -> None:
-        """Take a message that may never come."""
+        """Take a message that may never come.
+
+        Args:
+            peer: Who may send it.
+            key: Its name.
+            buffer: uint8, not empty; the most that it may have.
+            arrived: Called with the filled front of `buffer`, on the channel's thread, or in this
+                call if the message is here.
+
+        Raises:
+            PayloadError: It has come already and is longer than `buffer`.
+        """
         self._transport.listen(peer, key, buffer, arrived)
 
     def exchange(self, key: Key, exchange: Exchange, done: Done) -> None:
-        """Start an exchange; `done` is called once, with what was received or the error."""
+        """Start an exchange.
+
+        Args:
+            key: Its name.
+            exchange: What to send and receive.
+            done: Called once, on the channel's thread, with what was received or the error.
+        """
 
         def start() -> None:
             try:
@@ -133,11 +163,14 @@ class Channel:
         self._reactor.post(start)
 
     def abandon(self, key: Key) -> None:
-        """Wait no longer for an exchange."""
+        """Wait no longer for an exchange: its `done` is not called any more, or only just now."""
         self._reactor.post(partial(self._transport.abandon, key))
 
     def forget(self, unit: int, step: int) -> None:
-        """Free what came, or did not, of a unit's exchanges in steps up to this one."""
+        """Free what came, or did not, of a unit's exchanges in steps up to this one.
+
+        None of it may still be on its way.
+        """
         self._reactor.post(partial(self._transport.forget, unit, step))
 
     # On the thread

@@ -46,7 +46,7 @@ _ANSWERS_S = 0.4  # for the others to say what they are doing
 
 
 class Control:
-    """Small messages between all ranks.
+    """Small messages between all ranks; its calls are for any thread.
 
     Args:
         rank: This rank.
@@ -98,14 +98,14 @@ class Control:
         return [peer for peer in range(self.size) if peer != self.rank]
 
     def listen(self, listener: Callable[[CompressaError], None]) -> None:
-        """Have `listener` called, from any thread, with the first failure."""
+        """Have `listener` called, from any thread, with the verdict; now, if there is one."""
         self._verdicts.listen(listener)
 
     def describe(self, activity: Callable[[], Activity], deadline_s: float = math.inf) -> None:
         """Have a function say what this rank is doing but for calls of this; from any thread.
 
         Args:
-            activity: The function.
+            activity: The function; called from any thread, and must block nowhere.
             deadline_s: When its waits end: a moment before, all tell each other what they do.
         """
         self._describe, self._deadline_s = activity, deadline_s
@@ -127,13 +127,17 @@ class Control:
         call has failed: who comes later waits for its next one.
 
         Args:
-            data: This rank's.
+            data: This rank's; at most 64 MiB.
             what: The purpose, by which calls of all ranks belong together; for people, too.
-            deadline_s: Longest wait.
+            deadline_s: Longest wait, in seconds.
+
+        Returns:
+            By rank, its bytes.
 
         Raises:
             Timeout: Some rank did not call it in time; says what the ranks are doing instead.
             PeerLost: Some rank is gone.
+            CompressaError: The session has failed; the verdict.
         """
         end_s = time.monotonic() + deadline_s
         while True:
@@ -153,31 +157,45 @@ class Control:
             outgoing: By rank that is sent to; not empty.
             most_bytes: How much may come, by rank that is heard from.
             what: The purpose, by which calls of all ranks belong together; for people, too.
+
+        Returns:
+            What `Awaited.wait` is called of, for what came.
         """
         data = {peer: as_tensor(message) for peer, message in outgoing.items()}
         number = self._attempts.begin(what)
         return self._start(_key(what, number, 0), data, most_bytes, what)
 
     def signal(self, number: int) -> None:
-        """Send every other rank a signal, for which it may wait already, or will; from any thread.
+        """Send every other rank a signal, for which it may wait already, or will; never blocks.
 
         Args:
-            number: Each is sent once.
+            number: Each is sent once; modulo 2^32.
         """
         for peer in self._peers:
             self._channel.send(peer, _signal(number), as_tensor(b"\0"))
 
     def await_signal(self, peer: int, number: int, heard: Callable[[], None]) -> None:
-        """Have a function called, from any thread, when a rank's signal has come."""
+        """Have a function called, from any thread, when a rank's signal has come; once for each."""
         buffer = torch.zeros(1, dtype=torch.uint8)
         self._channel.listen(peer, _signal(number), buffer, lambda _: heard())
 
     def verdict(self, error: CompressaError) -> CompressaError:
-        """Say who is to blame for a failure, and tell the others; within a second."""
+        """Return what all ranks raise because of a failure here, and tell the others.
+
+        Blocks for a second at most, or up to 3 s more where a message takes long; see
+        `Verdicts.verdict`.
+        """
         return self._verdicts.verdict(error, explained=error is self._explained)
 
     def look(self, what: str) -> None:
-        """Raise the first failure, if there is one, to whoever waits for something."""
+        """Raise the first failure, if there is one, to whoever waits for something.
+
+        Args:
+            what: That, for the message.
+
+        Raises:
+            CompressaError: The verdict.
+        """
         first = self._verdicts.first
         if first is not None:
             first.locate(f"rank {self.rank} waited for the others' {what}")
@@ -186,7 +204,10 @@ class Control:
     def part(self, deadline_s: float) -> None:
         """Wait until every rank calls this, as the last thing before `close`; or is gone.
 
-        A rank that goes on for longer than the deadline is no error.
+        Raises nothing: a rank that goes on for longer is no error.
+
+        Args:
+            deadline_s: Longest wait, in seconds.
         """
         sizes = dict.fromkeys(self._peers, 1)
         outgoing = dict.fromkeys(self._peers, as_tensor(b"\0"))
@@ -196,7 +217,11 @@ class Control:
             awaited.wait(deadline_s, over=lambda: time.monotonic() > end_s)
 
     def close(self, timeout_s: float) -> None:
-        """Say goodbye and end the thread; later, if others take longer."""
+        """Say goodbye and end the thread; later, if others take longer.
+
+        Args:
+            timeout_s: Longest wait of the caller, in seconds.
+        """
         self._verdicts.close()
         self._channel.close(timeout_s)
 
@@ -213,13 +238,19 @@ class Control:
         self._notes.send_all("withdrawn", {"purpose": awaited.purpose, "attempt": number})
 
     def ask(self) -> float:
-        """Ask all others what they are doing; return the time."""
+        """Ask all others what they are doing; return the time, of `time.monotonic`."""
         return self._verdicts.ask()
 
     def explained(self, awaited: Awaited, deadline_s: float, since_s: float) -> Timeout:
         """Return why a call has taken longer than its deadline, by what the others are doing.
 
-        What they have answered since a time counts, if they do not answer again.
+        Waits 0.4 s at most for their answers.
+
+        Args:
+            awaited: The call.
+            deadline_s: What it was given, for the message.
+            since_s: What they have said since this time of `time.monotonic` counts, if they do not
+                answer again.
         """
         ranks = tuple(self._channel.missing(awaited.key))
         text = (

@@ -21,7 +21,10 @@ class DeferredError:
             self._target(error)
 
     def connect(self, target: Callable[[CompressaError], object]) -> None:
-        """Have `target` called with the failure, if there is one; twice, if it comes just now."""
+        """Have `target` called with the failure, if there is one; twice, if it comes just now.
+
+        From any thread; `target` is called on the thread that fails, or in this call.
+        """
         self._target = target
         if self._error is not None:
             target(self._error)

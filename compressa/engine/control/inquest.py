@@ -58,22 +58,28 @@ class Inquest:
     activities: dict[int, Activity] = field(default_factory=dict)
 
     def hear(self, rank: int, activity: Activity, complaint: Complaint | None) -> None:
-        """Take what a rank says; its first complaint counts."""
+        """Take what a rank says: its latest activity, and the first complaint that it has made.
+
+        Args:
+            rank: Who says it; may be this rank.
+            activity: What it is doing.
+            complaint: What it has noticed; None where it only answers.
+        """
         self.activities[rank] = activity
         if complaint is not None:
             self.complaints.setdefault(rank, complaint)
 
     def turn(self, unreachable: Collection[int]) -> int:
-        """Return how many ranks decide before this one, if they do."""
+        """Return how many ranks decide before this one: the lower ones that can be reached."""
         return sum(rank not in unreachable for rank in range(self.rank))
 
     def complete(self, unreachable: Collection[int]) -> bool:
-        """Whether everybody who can has said something of use."""
+        """Return whether all that can be reached have answered, and a complaint names a rank."""
         return not set(self.silent) - set(unreachable) and not self.nameless
 
     @property
     def silent(self) -> list[int]:
-        """Who has not answered."""
+        """Who has not answered, in ascending order."""
         return [rank for rank in range(self.size) if rank not in self.activities]
 
     @property
@@ -92,6 +98,10 @@ class Inquest:
         Args:
             alive: Who has given a sign of life just now, and so is not lost if it has not answered.
             before: What ranks have said of themselves a moment ago.
+
+        Returns:
+            A `PeerLost`, a `Timeout`, or, where all have answered and nobody is named, a
+            `TransportError`.
         """
         lost = [c.error for c in self.complaints.values() if isinstance(c.error, PeerLost)]
         if lost:
@@ -143,7 +153,9 @@ def cause_of_timeout(error: Timeout, activities: Mapping[int, Activity], rank: i
 
 
 def told(error: CompressaError, rank: int) -> dict[str, Any]:
-    """Return an error as JSON for the other ranks.
+    """Return an error as JSON for the other ranks; see `heard`.
+
+    What is not of the network, or of bytes that changed, becomes the loss of this rank.
 
     Args:
         error: Of the network, or the reason for which this rank gives up.
@@ -159,8 +171,12 @@ def told(error: CompressaError, rank: int) -> dict[str, Any]:
 def heard(message: Mapping[str, Any], size: int) -> CompressaError:
     """Return the error that another rank has `told`.
 
+    Args:
+        message: From outside.
+        size: Number of ranks.
+
     Raises:
-        ValueError: It is none.
+        ValueError: It is none, or names ranks that there are not.
     """
     try:
         kind, text = str(message["error"]), str(message["text"])

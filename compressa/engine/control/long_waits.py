@@ -58,7 +58,14 @@ class LongWaits:
         self._question: _Question | None = None
 
     def look(self, now_s: float, activity: Activity) -> None:
-        """Look at what this rank is doing; ask, or understand what was answered."""
+        """Look at what this rank is doing; ask, or understand what was answered.
+
+        To be called a few times a second. It logs a warning of each wait that grows long, once.
+
+        Args:
+            now_s: The time, of the same clock as `ask` returns.
+            activity: What this rank is doing.
+        """
         question = self._question or self._find(now_s, activity)
         if question is None:
             return

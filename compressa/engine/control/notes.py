@@ -35,7 +35,9 @@ class Notes:
         self._takers: dict[str, Take] = {}
 
     def take(self, takers: Mapping[str, Take]) -> None:
-        """Take notes from now on.
+        """Take notes from now on; once.
+
+        A note that makes no sense is reported as the loss of the rank that sent it.
 
         Args:
             takers: By kind, what is called with each sender and note, on the thread that receives;
@@ -46,12 +48,18 @@ class Notes:
             self._listen(peer, torch.zeros(_NOTE_BYTES, dtype=torch.uint8))
 
     def send(self, peer: int, kind: str, note: Mapping[str, Any]) -> None:
-        """Send a note to a rank, unless it has left; from any thread, and without waiting."""
+        """Send a note to a rank, unless it has left; from any thread, and without waiting.
+
+        Args:
+            peer: Rank.
+            kind: Which of its takers is called.
+            note: As JSON; at most 60 KiB.
+        """
         data = bytearray(json.dumps({"kind": kind, **note}).encode())
         self._channel.tell(peer, _KEY, torch.frombuffer(data, dtype=torch.uint8))
 
     def send_all(self, kind: str, note: Mapping[str, Any]) -> None:
-        """Send a note to all other ranks."""
+        """Send a note to all other ranks that have not left; as `send`."""
         for peer in self._channel.peers:
             self.send(peer, kind, note)
 
@@ -74,10 +82,10 @@ class Notes:
 
 
 def as_tensor(data: bytes) -> torch.Tensor:
-    """Return a copy of bytes as a tensor of uint8."""
+    """Return a copy of bytes as a 1-D tensor of uint8 on the CPU."""
     return torch.from_numpy(np.array(bytearray(data), np.uint8))
 
 
 def as_bytes(tensor: torch.Tensor) -> bytes:
-    """Return the bytes of a tensor of uint8."""
+    """Return the bytes of a 1-D tensor of uint8 on the CPU."""
     return tensor.numpy().tobytes()

@@ -31,7 +31,7 @@ _AWAKE_S = 1.0  # after an absence, what comes of it comes within this and two h
 
 
 class Verdicts:
-    """What this rank says and hears of a failure; the first verdict counts.
+    """What this rank says and hears of a failure; the first verdict counts. From any thread.
 
     Args:
         channel: The control channel.
@@ -65,7 +65,7 @@ class Verdicts:
 
     @property
     def takers(self) -> Mapping[str, Take]:
-        """What takes other ranks' notes."""
+        """By kind of note, what takes those of other ranks; for `Notes.take`."""
         return {
             "ask": self._answer,
             "prepare": self._tell_all,
@@ -75,7 +75,7 @@ class Verdicts:
         }
 
     def listen(self, listener: Callable[[CompressaError], None]) -> None:
-        """Have `listener` called, from any thread, with the verdict."""
+        """Have `listener` called, from any thread, with the verdict; now, if there is one."""
         with self._lock:
             self._listener = listener
             first = self.first
@@ -83,14 +83,24 @@ class Verdicts:
             listener(first)
 
     def fail(self, error: CompressaError) -> None:
-        """Take a failure of the control channel itself; from any thread, no waiting."""
+        """Take a failure of the control channel itself; from any thread, no waiting.
+
+        One of the network is complained of; any other is the verdict at once.
+        """
         if isinstance(error, TransportError):
             self.complain(error)
         else:
             self.settle(error)
 
     def complain(self, error: CompressaError, *, explained: bool = False) -> None:
-        """Tell the others of a failure that this rank has noticed; from any thread, no waiting."""
+        """Tell the others of a failure that this rank has noticed; from any thread, no waiting.
+
+        If this rank itself did not run for too long, the verdict is that, at once.
+
+        Args:
+            error: Of the network.
+            explained: Whether the chain of waits has been followed already.
+        """
         if self.first is not None:
             return
         absence = self._absence()
@@ -108,6 +118,10 @@ class Verdicts:
 
         That takes a second at most, or longer where a message does: on a link that is full. A
         failure of this rank's own is the verdict, unless there is one.
+
+        Args:
+            error: Of the network, for which the verdict is waited for; or of this rank.
+            explained: As for `complain`.
         """
         if isinstance(error, TransportError):
             self.complain(error, explained=explained)
@@ -119,7 +133,7 @@ class Verdicts:
     def settle(
         self, error: CompressaError, note: Mapping[str, Any] | None = None
     ) -> CompressaError:
-        """Have a verdict, unless there is one; return it, and tell all others.
+        """Have a verdict, unless there is one; return it, and tell all others; no waiting.
 
         Args:
             error: The verdict.
@@ -139,27 +153,31 @@ class Verdicts:
         return error
 
     def ask(self) -> float:
-        """Ask all others what they are doing; return the time."""
+        """Ask all others what they are doing; return the time, of `time.monotonic`; no waiting."""
         now_s = time.monotonic()
         self._notes.send_all("ask", {})
         return now_s
 
     def prepare(self) -> None:
-        """Have all tell all what they are doing, since a deadline is near."""
+        """Have all tell all what they are doing, since a deadline is near; no waiting."""
         self._notes.send_all("prepare", {})
         self._tell_all(self._rank, {})
 
     def answers(self, since_s: float) -> Mapping[int, Activity]:
-        """Return what has been answered since then, and what this rank is doing."""
+        """Return, by rank, what has been answered since a time, and what this rank is doing.
+
+        Args:
+            since_s: Of `time.monotonic`.
+        """
         known = {rank: said for rank, (s, said) in self._answers.copy().items() if s >= since_s}
         return {**known, self._rank: self._activity()}
 
     def answered(self, since_s: float) -> bool:
-        """Whether all have answered since then that can be reached."""
+        """Return whether all that can be reached have answered since a time; see `answers`."""
         return len(self.answers(since_s).keys() | self._unreachable) == self._channel.size
 
     def close(self) -> None:
-        """Decide nothing any more."""
+        """Decide nothing any more; waits for a decision that is being made."""
         with self._lock:
             timer = self._timer
         if timer is not None:

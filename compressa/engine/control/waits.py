@@ -55,7 +55,7 @@ class Activity:
     waits: tuple[Wait, ...] = ()
 
     def message(self) -> dict[str, Any]:
-        """Return it as JSON of bounded length."""
+        """Return it as JSON of bounded length: 8 waits at most, 256 ranks of each."""
         waits = [
             asdict(wait)
             | {"what": wait.what[:_MOST_CHARACTERS], "ranks": list(wait.ranks[:_MOST_RANKS])}
@@ -66,6 +66,10 @@ class Activity:
     @staticmethod
     def of(message: Mapping[str, Any], size: int) -> Activity:
         """Read what `message` returned, on another rank.
+
+        Args:
+            message: From outside.
+            size: Number of ranks.
 
         Raises:
             ValueError: It is none, or names ranks that there are not.
@@ -90,7 +94,11 @@ class Activity:
         return activity
 
     def held_up_in(self, operation: str) -> tuple[Wait, ...]:
-        """Return what keeps this rank from giving others what they wait for in an operation."""
+        """Return what keeps this rank from giving others what they wait for in an operation.
+
+        That is its waits in the operation, if it has begun it; else, if it is blocked, all of its
+        waits.
+        """
         same = tuple(wait for wait in self.waits if wait.operation == operation and wait.ranks)
         if same or not self.blocked:
             return same
@@ -119,7 +127,7 @@ class Doing:
         self._now = what, time.monotonic(), blocked
 
     def activity(self) -> Activity:
-        """Return it."""
+        """Return what it is doing, since when, and what it waits for; from any thread."""
         what, since_s, blocked = self._now
         return Activity(what, time.monotonic() - since_s, blocked, tuple(self._waits()))
 
@@ -145,7 +153,7 @@ def cause_of(activities: Mapping[int, Activity], rank: int, wait: Wait) -> Cause
     """Follow the chains of waits to their end.
 
     Args:
-        activities: By rank; who has not answered is missing.
+        activities: By rank; who has not answered is missing, and ends a chain.
         rank: Where to begin.
         wait: Which of its waits.
     """
@@ -245,6 +253,6 @@ def _clause(rank: int, activity: Activity | None, waits: Sequence[Wait]) -> str:
 
 
 def names(ranks: Sequence[int]) -> str:
-    """Name ranks, for people."""
+    """Name ranks, for people: "rank 2", or "ranks 0, 2" with "..." behind the sixth."""
     shown = ", ".join(map(str, ranks[:_MOST_CLAUSES])) + (", ..." * (len(ranks) > _MOST_CLAUSES))
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"

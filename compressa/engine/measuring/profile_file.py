@@ -48,7 +48,10 @@ class _Strict(BaseModel):
 
 
 class ParameterRow(_Strict):
-    """A parameter, when its gradient came, and when the next forward uses it (0: at once)."""
+    """A parameter, when its gradient came, and when the next forward uses it (0: at once).
+
+    Times are in seconds, from the beginning of backward and of forward.
+    """
 
     name: str
     shape: Annotated[tuple[_Extent, ...], Field(max_length=16)]
@@ -59,16 +62,16 @@ class ParameterRow(_Strict):
 
     @property
     def elems(self) -> int:
-        """Number of elements."""
+        """Number of elements of its shape."""
         return self.info(0).elems
 
     def info(self, index: int) -> ParameterInfo:
-        """Return the parameter at a place of the model."""
+        """Return the parameter, with its index in the model."""
         return ParameterInfo(index, self.name, self.shape, getattr(torch, self.dtype), self.role)
 
 
 class UnitRow(_Strict):
-    """A unit that was measured, and its times; see `compressa.schedulers.UnitTimes`."""
+    """A unit that was measured, and its times in seconds; see `compressa.schedulers.UnitTimes`."""
 
     name: str
     ready_s: Seconds
@@ -78,7 +81,7 @@ class UnitRow(_Strict):
 
     @property
     def times(self) -> UnitTimes:
-        """What schedulers take."""
+        """The same as schedulers take them."""
         return UnitTimes(self.ready_s, self.need_s, self.encode_s, self.decode_s)
 
 
@@ -139,7 +142,11 @@ class Measured(_Strict):
 
 
 def measured(profiler: Profiler, parameters: Sequence[ParameterInfo]) -> str:
-    """Return what this rank has measured, for `merged`.
+    """Return what this rank has measured, as JSON for `merged`.
+
+    Args:
+        profiler: Of the phase in force.
+        parameters: In the model's order.
 
     Raises:
         StateError: No step was measured from its beginning to the next.

@@ -45,11 +45,11 @@ class Profiler:
         self._begun_s = 0.0
 
     def backward(self) -> None:
-        """Note that backward begins; if nobody does, it begins with the first gradient."""
+        """Note that backward begins now; if nobody does, it begins with the first gradient."""
         self._backward_s = time.perf_counter()
 
     def forward(self, needs: Mapping[str, float], forward_s: float) -> None:
-        """Note when the forward needs parameters; see `Planning.forward`."""
+        """Note when the forward needs parameters, in seconds by name; see `Planning.forward`."""
         self._needs, self._forward_s = needs, forward_s
 
     def forward_ended(self) -> None:
@@ -57,7 +57,7 @@ class Profiler:
         self._forward_ended_s = time.perf_counter()
 
     def begin(self) -> None:
-        """Note that the first gradient of a step has come."""
+        """Note that the first gradient of a step has come now, and the step before is complete."""
         now_s = time.perf_counter()
         begun_s = now_s if self._backward_s is None else self._backward_s
         if self._row >= 0:
@@ -71,30 +71,36 @@ class Profiler:
         self._forward_ended_s = None
 
     def arrived(self, names: Iterable[str]) -> None:
-        """Note that gradients have come."""
+        """Note that the gradients of some parameters have come now."""
         after_s, row = time.perf_counter() - self._begun_s, self._came_s[self._row]
         for name in names:
             row[self._columns[name]] = after_s
 
     def waited(self, seconds: float) -> None:
-        """Note that the training has waited for gradients."""
+        """Note that the training has waited for gradients for so many seconds more."""
         self._waited_s[self._row] += seconds
 
     def ready(self, unit: int) -> None:
-        """Note that all gradients of a unit have come."""
+        """Note that all gradients of a unit, by its number, have come now."""
         self._ready_s[self._row, unit] = time.perf_counter() - self._begun_s
 
     def computed(self, unit: int, stage: str, seconds: float) -> None:
-        """Note that a unit's codec has computed."""
+        """Note that a unit's codec has computed; from any thread.
+
+        Args:
+            unit: Its number.
+            stage: "encode" or "decode".
+            seconds: For how long.
+        """
         self._codec_s[self._row, unit, _ENCODE if stage == "encode" else _DECODE] += seconds
 
     @property
     def needs_s(self) -> list[float]:
-        """By unit, when the forward needs it; 0 where nobody has said it."""
+        """By unit, seconds from the start of forward until its use; 0 where nobody said it."""
         return [self._need_s(unit) for unit in range(len(self._names))]
 
     def profile(self) -> Profile:
-        """Return the median of the steps that were kept, which are complete."""
+        """Return the median of the complete steps that were kept; zeros if there are none."""
         measured = ~np.isnan(self._ready_s).any(axis=1)
         if not measured.any():
             return Profile((UnitTimes(),) * len(self._names))
@@ -109,18 +115,21 @@ class Profiler:
     def steps(self) -> list[tuple[float, float]]:
         """Return how long each complete step took until the next began, and what of it was a wait.
 
-        A step lasts from the beginning of backward to that of the next.
+        Both in seconds. A step lasts from the beginning of backward to that of the next.
         """
         complete = ~(np.isnan(self._step_s) | np.isnan(self._ready_s).any(axis=1))
         pairs = zip(self._step_s[complete].tolist(), self._waited_s[complete].tolist(), strict=True)
         return [(step_s, min(waited_s, step_s)) for step_s, waited_s in pairs]
 
     def came_s(self, name: str) -> float:
-        """Return when a parameter's gradient comes, from the start of backward; 0 if unknown."""
+        """Return seconds from the start of backward to a parameter's gradient; 0 if unknown.
+
+        It is the median of the steps that were kept.
+        """
         return _median(self._came_s[:, self._columns[name]])
 
     def need_s(self, name: str) -> float:
-        """Return when the forward uses a parameter; 0 if nobody has said it."""
+        """Return seconds from the start of forward to a parameter's use; 0 if nobody said it."""
         return self._needs.get(name, 0.0)
 
     def _need_s(self, unit: int) -> float:

@@ -28,7 +28,7 @@ class CompressorStats:
 
     @property
     def ratio(self) -> float:
-        """Dense bytes over compressed bytes; larger is better."""
+        """Dense bytes over compressed bytes; larger is better. 1 if nothing was compressed yet."""
         return self.dense_bytes / self.payload_bytes if self.payload_bytes else 1.0
 
 
@@ -43,8 +43,8 @@ class Stats:
         sent_bytes: What this rank handed to the network: payloads as often as they travel,
             with all headers of ours.
         messages: How many messages that was.
-        codec_s: Time in encode and decode.
-        exposed_s: Time for which backward waited for communication and codecs.
+        codec_s: Time in encode and decode, in seconds, of all threads together.
+        exposed_s: Time for which backward waited for communication and codecs, in seconds.
         compressors: The same by compressor name.
     """
 
@@ -59,12 +59,17 @@ class Stats:
 
     @property
     def ratio(self) -> float:
-        """Dense bytes over compressed bytes; larger is better."""
+        """Dense bytes over compressed bytes; larger is better. 1 if nothing was compressed yet."""
         return self.dense_bytes / self.payload_bytes if self.payload_bytes else 1.0
 
 
 class Ledger:
-    """Adds up measurements from several threads."""
+    """Adds up measurements; `add_unit`, `add_time` and `snapshot` are for any thread.
+
+    Attributes:
+        steps: How many have begun; for one thread.
+        exposed_s: For how many seconds training has waited; for one thread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -73,20 +78,20 @@ class Ledger:
         self.exposed_s = 0.0
 
     def add_unit(self, compressor: str, dense_bytes: int, payload_bytes: int) -> None:
-        """Count one unit of one step."""
+        """Count one unit of one step, by the name of its compressor."""
         with self._lock:
             row = self._rows[compressor]
             row.dense_bytes += dense_bytes
             row.payload_bytes += payload_bytes
 
     def add_time(self, compressor: str, stage: str, seconds: float) -> None:
-        """Count time in "encode", "decode" or "wire"."""
+        """Count seconds of a compressor's units in a stage: "encode", "decode" or "wire"."""
         with self._lock:
             row = self._rows[compressor]
             setattr(row, f"{stage}_s", getattr(row, f"{stage}_s") + seconds)
 
     def snapshot(self, sent_bytes: int, messages: int) -> Stats:
-        """Return the sums so far."""
+        """Return the sums so far, with what the transport says that it has sent."""
         with self._lock:
             rows = {name: CompressorStats(**vars(row)) for name, row in self._rows.items()}
         return Stats(

@@ -35,16 +35,19 @@ class BroadcastBucket:
 
     @property
     def name(self) -> str:
-        """Name for people."""
+        """Name for people: the first tensor's, and how many more there are."""
         more = len(self._parts) - 1
         return self._parts[0][0] + (f" (+{more})" if more else "")
 
     def open(self, device: torch.device, *, fill: bool) -> torch.Tensor:
-        """Return uint8 memory for the bytes: that of the tensor itself, if it can be.
+        """Return memory for the bytes: that of the tensor itself, if it can be.
 
         Args:
             device: Where it has to be.
-            fill: Whether it has to hold the tensors' values.
+            fill: Whether it has to hold the tensors' values; else it is zero, or as it was.
+
+        Returns:
+            uint8, 1-D and contiguous, of `size_bytes`.
         """
         if self._lies_in_place(device):
             part = self._parts[0][1]
@@ -56,7 +59,7 @@ class BroadcastBucket:
         return memory
 
     def close(self, memory: torch.Tensor) -> None:
-        """Have the tensors hold what came into the memory that `open` returned."""
+        """Copy what came into the memory that `open` returned to the tensors it is not of."""
         if not self._lies_in_place(memory.device):
             for part, room in self._rooms(memory):
                 part.copy_(room)
@@ -74,10 +77,11 @@ class BroadcastBucket:
 
 
 def cut_into_buckets(tensors: Mapping[str, torch.Tensor], most_bytes: int) -> list[BroadcastBucket]:
-    """Cut tensors into buckets.
+    """Cut tensors into buckets; empty ones are left out.
 
     Args:
-        tensors: By name, in an order that all ranks share; dense, and without gradients.
+        tensors: By name, in an order that all ranks share; dense, and without gradients. Of any
+            dtype, shape and device; they are filled in place.
         most_bytes: Longest bucket, but for a single element.
     """
     buckets: list[BroadcastBucket] = []

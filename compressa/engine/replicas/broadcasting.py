@@ -52,7 +52,10 @@ class Sizes(NamedTuple):
 
     @classmethod
     def of(cls, config: Config) -> Sizes:
-        """Multicast asks what is missing after each bucket, and sends others meanwhile."""
+        """Return what suits a configuration.
+
+        Multicast asks what is missing after each bucket, and sends others meanwhile.
+        """
         if config.exchange.broadcast == "multicast":
             return cls(8 << 20, 24 << 20, 4)
         return cls(32 << 20, 64 << 20, 2)

@@ -9,7 +9,10 @@ from compressa.kernels.checksums import checksum as checksum_of_array
 
 
 def checksum(data: torch.Tensor) -> int:
-    """Return the checksum of uint8 memory; waits for the device.
+    """Return the 64-bit checksum of uint8 memory; waits for the device.
+
+    Args:
+        data: 1-D and contiguous, on a CPU or a GPU.
 
     Example:
         >>> same = torch.arange(20, dtype=torch.uint8)

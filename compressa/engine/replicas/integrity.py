@@ -51,6 +51,9 @@ def differences(tables: Sequence[Mapping[str, int]]) -> list[Difference]:
     Args:
         tables: By rank, checksums by name. A tensor that a rank lacks counts as a difference.
 
+    Returns:
+        One for each tensor of which not all are equal, by name.
+
     Example:
         >>> differences([{"w": 1}, {"w": 5}, {"w": 1}])
         [Difference(name='w', ranks=(1,), majority=(0, 2))]
@@ -91,11 +94,19 @@ class Check:
         self._told: Awaited | None = None
 
     def read(self, tensors: Tensors) -> None:
-        """Take checksums now; on a GPU on the current stream, for which this waits."""
+        """Take checksums now; on a GPU on the current stream, for which this waits.
+
+        Args:
+            tensors: By name, of any dtype, shape and device.
+        """
         self._table.update(_checksums(tensors))
 
     def begin(self, tensors: Tensors) -> None:
-        """Take checksums beside the caller; the tensors must stay as they are until `tell`."""
+        """Take checksums beside the caller, on a thread of its own; does not block.
+
+        Args:
+            tensors: By name; they must stay as they are until `tell` returns.
+        """
         self._device_stream = self._device_stream or device_stream_of(
             self._device
         )  # not the engine's, which is busy now
@@ -105,7 +116,10 @@ class Check:
         pool.shutdown(wait=False)  # the thread ends when it has read everything
 
     def tell(self) -> None:
-        """Wait until all checksums are taken; tell the others, without waiting for theirs."""
+        """Wait until all checksums are taken; tell the others, without waiting for theirs.
+
+        Nothing is told without a `begin`. What the reading thread has raised is raised here.
+        """
         if self._reading is None:
             return
         reading, self._reading = self._reading, None
@@ -132,14 +146,20 @@ class Check:
         return differences([json.loads(text) for text in texts])
 
     def forget(self) -> None:
-        """Have no check under way; on all ranks."""
+        """Have no check under way, on all ranks; waits for the reading thread."""
         reading, self._reading = self._reading, None
         if reading is not None:
             reading.exception()
         self._told, self._table = None, {}
 
     def part(self, timeout_s: float) -> None:
-        """Before this rank leaves: hear the others out, who could not tell anything afterwards."""
+        """Before this rank leaves: hear the others out, who could not tell anything afterwards.
+
+        Raises nothing, whatever they say.
+
+        Args:
+            timeout_s: Longest wait, in seconds.
+        """
         told, self._told = self._told, None
         if told is not None:
             with contextlib.suppress(CompressaError):

@@ -11,23 +11,28 @@ Callback = Callable[[], None]
 
 
 class Turns(Protocol):
-    """Says when a turn has come."""
+    """Says when a turn has come; for the communication thread."""
 
     def ask(self, turn: int, come: Callback) -> None:
-        """Have `come` called, once or more often, when a turn has come."""
+        """Have `come` called, once or more often, on the same thread, when a turn has come.
+
+        Args:
+            turn: Its number, which rises by one with each call.
+            come: Called in bounded time in any case.
+        """
 
     def over(self) -> None:
-        """The turn that was asked for last is over."""
+        """Note that the turn that was asked for last is over."""
 
     def close(self) -> None:
         """Free what is held."""
 
 
 class Gate:
-    """Holds a step's exchanges back until its turn has come.
+    """Holds a step's exchanges back until its turn has come; for the communication thread.
 
     Args:
-        turns: Says when.
+        turns: Says when; closed with this object.
     """
 
     def __init__(self, turns: Turns) -> None:
@@ -38,7 +43,12 @@ class Gate:
         self._held: deque[Callback] = deque()
 
     def enter(self, step: int, begin: Callback) -> None:
-        """Begin an exchange of a step now, or when its turn has come."""
+        """Begin an exchange of a step now, or when its turn has come, in the order of the calls.
+
+        Args:
+            step: Another one than before asks for a turn of its own.
+            begin: Called once; not after `close`.
+        """
         if step != self._step:
             self._step, self._open = step, False
             self._turn += 1
@@ -49,7 +59,7 @@ class Gate:
             self._held.append(begin)
 
     def over(self) -> None:
-        """All of the step has been exchanged."""
+        """Note that all of the step has been exchanged: its turn is over."""
         if self._step is not None:
             self._step = None
             self._turns.over()

@@ -35,10 +35,10 @@ class Clockwork(Protocol):
     """The communication thread."""
 
     def post(self, event: Callback) -> None:
-        """Have a function called on it."""
+        """Have a function called on it; from any thread."""
 
     def call_at(self, time_s: float, event: Callback) -> None:
-        """Have a function called on it at a time of `time.monotonic`."""
+        """Have a function called on it at a time of `time.monotonic`; from any thread."""
 
 
 class Leader:
@@ -63,7 +63,7 @@ class Leader:
         self._queueing = Queueing(lambda: open_cell(share.at, share.name), self._is_first)
 
     def ask(self, turn: int, come: Callback) -> None:
-        """Join the line; wait no longer than the rhythm of the steps says."""
+        """Join the line; wait no longer than the rhythm of the steps says; see `Turns.ask`."""
         now_s = time.monotonic()
         if self._asked_s > 0:
             waited_s = self._came_s - self._asked_s
@@ -74,12 +74,12 @@ class Leader:
         self._clockwork.call_at(now_s + patience_s, partial(self._go, turn, in_time=False))
 
     def over(self) -> None:
-        """Leave the line."""
+        """Leave the line until the next `ask`; what the turn took counts for the rhythm."""
         self._send_s = time.monotonic() - self._came_s
         self._queueing.leave()
 
     def close(self) -> None:
-        """Leave the line for good."""
+        """Leave the line for good, and end its thread, for which this waits 3 s at most."""
         self._waiting = None
         self._queueing.close(_CLOSE_S)
 
@@ -111,19 +111,25 @@ class Follower:
         self._longest_s = deadline_s / _DEADLINES
 
     def ask(self, turn: int, come: Callback) -> None:
-        """Wait for rank 0's word."""
+        """Wait for rank 0's word, or for half of the deadline; see `Turns.ask`."""
         self._control.await_signal(_LEADER, turn, partial(self._clockwork.post, come))
         self._clockwork.call_at(time.monotonic() + self._longest_s, come)
 
     def over(self) -> None:
-        """Rank 0 does what is to be done."""
+        """Do nothing: rank 0 leaves the line."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 def gate_for(config: Config, control: Control | None, clockwork: Clockwork) -> Gate | None:
-    """Return what holds exchanges back on this rank; None if the job has its link for itself."""
+    """Return what holds exchanges back on this rank; None if the job has its link for itself.
+
+    Args:
+        config: `schedule.share` says whether it shares one, and where the line is.
+        control: None in a world of one, which shares nothing.
+        clockwork: The communication thread.
+    """
     share, deadline_s = config.schedule.share, config.exchange.deadline_s
     if share is None or control is None:
         return None

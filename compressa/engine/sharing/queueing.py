@@ -32,13 +32,17 @@ _log = logging.getLogger(__name__)
 
 
 def encode_line(line: Line) -> bytes:
-    """Return a line as a cell keeps it: nothing if nobody is in it."""
+    """Return a line as a cell keeps it: ASCII JSON, or nothing if nobody is in it."""
     claims = [astuple(claim) for claim in line.claims]
     return json.dumps([_VERSION, claims]).encode() if claims else b""
 
 
 def decode_line(data: bytes) -> Line:
-    """Read a line; an empty one if that is none."""
+    """Read what `encode_line` wrote; an empty line if it is none.
+
+    Args:
+        data: From outside: whoever may change the cell has written it.
+    """
     try:
         version, claims = json.loads(data)
         line = Line(tuple(_claim(*claim) for claim in claims))
@@ -59,8 +63,10 @@ def _claim(job: Any, number: Any, send_s: Any) -> Claim:
 class Queueing:
     """Joins the line, and says when the job is first. Its methods are for one thread.
 
+    None of them waits but `close`; where the cell can not be reached, the job is first at once.
+
     Args:
-        open_cell: Opens the cell, on this object's thread.
+        open_cell: Opens the cell, on this object's thread; may raise what `open_cell` raises.
         first: Called there with the number of the turn that has come.
     """
 
@@ -80,8 +86,8 @@ class Queueing:
         """Join the line.
 
         Args:
-            turn: What `first` will be called with.
-            send_s: How long the job is likely to send.
+            turn: What `first` will be called with, once, unless `leave` comes before.
+            send_s: How many seconds the job is likely to send.
         """
         claim = Claim(self._job, turn, min(send_s, MOST_SEND_S))
         self._told.put(lambda: self._want(claim))
@@ -91,7 +97,7 @@ class Queueing:
         self._told.put(self._leave)
 
     def close(self, timeout_s: float) -> None:
-        """Leave, and end the thread."""
+        """Leave, and end the thread; without it, if that takes longer than `timeout_s` seconds."""
         self._told.put(self._end)
         self._thread.join(timeout_s)
 

@@ -50,12 +50,16 @@ class SharedCell(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it."""
+        """Let go of it; no `change` comes afterwards."""
 
 
 @final
 class FileCell(SharedCell):
-    """A file; a lock on it goes with the process that dies."""
+    """A file; a lock on it goes with the process that dies.
+
+    Args:
+        path: Of the file, in a folder that all can write to; it need not be there.
+    """
 
     def __init__(self, path: Path) -> None:
         import fcntl  # there is none on Windows
@@ -65,7 +69,12 @@ class FileCell(SharedCell):
         self._take = fcntl.LOCK_EX | fcntl.LOCK_NB
 
     def change(self, change: Change) -> None:
-        """Change it under a lock; no bytes, no file."""
+        """Change it under a lock; no bytes, no file; see `SharedCell.change`.
+
+        Raises:
+            OSError: The folder can not be written to, or the path is a link.
+            TransportError: Another process holds the lock for 2 s.
+        """
         end_s = time.monotonic() + _WAIT_S
         while True:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -96,12 +105,17 @@ class FileCell(SharedCell):
         return True
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: the file is closed after each change."""
 
 
 @final
 class StoreCell(SharedCell):
-    """A value in a TCPStore.
+    """A value in a TCPStore, which the first process on its host serves.
+
+    Args:
+        host: Whose store it is.
+        port: Where it listens.
+        key: Of the value.
 
     Raises:
         OSError: Nobody serves it, and it is not for this host to do so.
@@ -124,7 +138,12 @@ class StoreCell(SharedCell):
         self._store: TCPStore | None = served
 
     def change(self, change: Change) -> None:
-        """Change it unless somebody else has done so meanwhile; then try again."""
+        """Change it unless somebody else has done so meanwhile; then try again.
+
+        Raises:
+            RuntimeError: The store does not answer.
+            TransportError: Others have changed it a thousand times meanwhile.
+        """
         assert self._store is not None, "the cell is closed"
         for _ in range(_MOST_TRIES):
             # Two who write the same bytes must not both take the other's for their own.
@@ -145,10 +164,10 @@ class StoreCell(SharedCell):
 
 
 def open_cell(at: str, name: str) -> SharedCell:
-    """Open a cell.
+    """Open a cell; waits 2 s at most for whoever serves it.
 
     Args:
-        at: Where; see the module.
+        at: Where: "file:///folder" or "tcp://host:port".
         name: Which one there.
 
     Raises:

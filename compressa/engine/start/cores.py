@@ -41,18 +41,22 @@ class Place:
     network: str = ""
 
     def message(self) -> dict[str, Any]:
-        """Return it as JSON takes it."""
+        """Return it as JSON takes it, for `of` on another rank."""
         return {**asdict(self), "cores": sorted(self.cores)}
 
     @staticmethod
     def of(message: dict[str, Any]) -> Place:
-        """Return what `message` was made of."""
+        """Return what `message` was made of.
+
+        Raises:
+            KeyError: It is something else.
+        """
         cores = frozenset(message["cores"])
         return Place(message["machine"], cores, message["usable"], message["network"])
 
 
 def own_place() -> Place:
-    """Return where this process runs."""
+    """Return where this process runs: its cores, control groups and network namespace, as now."""
     cores = _own_cores()
     usable = max(1, math.floor(min(len(cores), *_quotas())))
     machine = _text(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
@@ -97,7 +101,10 @@ def _share(rank: int, places: Sequence[Place], launched: int) -> int:
 
 
 def launched_here() -> int:
-    """Return how many ranks a launcher such as torchrun says it started on this machine."""
+    """Return how many ranks a launcher such as torchrun says it started on this machine.
+
+    1 where LOCAL_WORLD_SIZE says nothing.
+    """
     count = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(count) if count.isdecimal() else 1
 

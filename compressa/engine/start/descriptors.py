@@ -31,7 +31,10 @@ def descriptors_needed(config: Config, ranks: int) -> int:
 
 
 def too_few_descriptors(needed: int) -> TransportError | None:
-    """Return what to raise if this process may not open so many more; None if it may."""
+    """Return what to raise if this process may not open so many more; None if it may.
+
+    Where nobody can tell, as outside of Linux, it may.
+    """
     if sys.platform != "linux":
         return None
     import resource  # there is none on Windows

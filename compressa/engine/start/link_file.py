@@ -47,7 +47,10 @@ class _Strict(BaseModel):
 
 
 class Measured(_Strict):
-    """How long one way of summing took: the median of several times, each of the slowest rank."""
+    """How long one way of summing took: the median of several times, each of the slowest rank.
+
+    Times are in seconds.
+    """
 
     algorithm: str
     size_bytes: Annotated[int, Field(ge=1, le=1 << 53)]
@@ -61,7 +64,7 @@ class Measured(_Strict):
 
 
 class Figures(_Strict):
-    """What was measured.
+    """What was measured, in seconds, and seconds per byte.
 
     `message_s`, `byte_s` and `reduce_s` are the a, b and g of the cost model, with all ranks at
     work at the same time; `pair_byte_s` is b between two ranks while the others are silent.
@@ -92,17 +95,17 @@ class Figures(_Strict):
 
     @property
     def link(self) -> Link:
-        """The link of the cost model."""
+        """The link of the cost model: a, b and g."""
         return Link(self.message_s, self.byte_s, self.reduce_s)
 
     @property
     def costs(self) -> Costs:
-        """What sums take."""
+        """What sums take by the link's formula, and by what was measured of each algorithm."""
         times = ((row.algorithm, row.size_bytes, row.median_s) for row in self.measured)
         return Costs(self.link, points(self.link, self.ranks, times))
 
     def costs_at(self, pace_bits_per_s: float | None) -> Costs:
-        """Return what sums take if each rank sends no faster than so."""
+        """Return what sums take if each rank sends no faster than so; None for no limit."""
         costs = self.costs
         if pace_bits_per_s is None:
             return costs
@@ -125,7 +128,15 @@ class LinkFile(Figures):
     timestamp: AwareDatetime
 
     def check_fits(self, transport: str, where: str) -> None:
-        """Raise ConfigError unless it was measured over this transport."""
+        """Check that it was measured over a transport.
+
+        Args:
+            transport: The one that these ranks use.
+            where: What messages call the file.
+
+        Raises:
+            ConfigError: It was measured over another; the message says how to measure this one.
+        """
         if transport == self.transport:
             return
         use = f"measure it with `{COMMAND} --transport {transport}`"
@@ -159,7 +170,7 @@ def read(path: str | Path, where: str = "") -> LinkFile:
         where: What messages say before the path.
 
     Raises:
-        ConfigError: It cannot be read, or is no such file.
+        ConfigError: It cannot be read, or is no such file; the message names the place.
     """
     try:
         text = files.read(path, _MOST_BYTES)
@@ -172,7 +183,11 @@ def read(path: str | Path, where: str = "") -> LinkFile:
 
 
 def write(path: Path, figures: LinkFile) -> None:
-    """Write a file whole, or not at all.
+    """Write a file whole, or not at all; folders that are missing are made.
+
+    Args:
+        path: Where; a file that is there is replaced.
+        figures: What it is to hold.
 
     Raises:
         OSError: It cannot be written.
@@ -195,7 +210,14 @@ class Shared:
 
     @classmethod
     def of(cls, message: Mapping[str, Any] | None) -> Shared:
-        """Return what rank 0 has told; see `offer`."""
+        """Return what rank 0 has told.
+
+        Args:
+            message: What `offer` returned there; None where no file is named.
+
+        Raises:
+            pydantic.ValidationError: It is none.
+        """
         if message is None:
             return cls()
         if "missing" in message:
@@ -205,6 +227,10 @@ class Shared:
     @classmethod
     def saved(cls, record: Mapping[str, Any] | None, where: Path) -> Shared:
         """Return what a checkpoint holds; see `record`.
+
+        Args:
+            record: As JSON; None where there were no figures.
+            where: The checkpoint, for messages.
 
         Raises:
             StateError: It holds something else.
@@ -217,15 +243,19 @@ class Shared:
             raise StateError(f"{where}: the link's figures are damaged: {error}") from error
 
     def record(self) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps, as JSON."""
+        """Return what a checkpoint keeps, as JSON; None if there are no figures."""
         return None if self.figures is None else self.figures.model_dump(mode="json")
 
     def costs(self, pace_bits_per_s: float | None) -> Costs | None:
-        """Return what sums take; see `Figures.costs_at`."""
+        """Return what sums take if each rank sends no faster than so; None without figures."""
         return None if self.figures is None else self.figures.costs_at(pace_bits_per_s)
 
     def check(self) -> None:
-        """Raise ConfigError if figures are due that nobody has."""
+        """Check that no figures are due that nobody has.
+
+        Raises:
+            ConfigError: A file was named that is not there, and no checkpoint has the figures.
+        """
         if self.missing is not None:
             raise ConfigError(
                 f"exchange.link: {self.missing}: there is no such file on rank 0; write it with "
@@ -237,6 +267,13 @@ def offer(config: Config, transport: str) -> dict[str, Any] | None:
     """Return what rank 0 tells the others of the link that its configuration names.
 
     A file that is not there is no error yet: a checkpoint that is loaded next may have its figures.
+
+    Args:
+        config: `exchange.link` names the file.
+        transport: The one that these ranks use.
+
+    Returns:
+        For `Shared.of`, as JSON; None if no file is named.
 
     Raises:
         ConfigError: The file is wrong, or of another transport.

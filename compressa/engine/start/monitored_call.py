@@ -35,12 +35,19 @@ _GAVE_UP = "gave up"
 class MonitoredCall:
     """One collective call of some ranks, which all name themselves alike.
 
+    They meet in the store of torch's default group, which must have been made.
+
     Args:
         name: Of those ranks.
         rank: This one's place among them.
         size: How many they are.
         deadline_s: Until when they must have come.
         caller: The function that the user called, for people.
+
+    Attributes:
+        rank: As given.
+        size: As given.
+        deadline_s: As given.
     """
 
     def __init__(self, name: str, rank: int, size: int, deadline_s: float, caller: str) -> None:
@@ -54,12 +61,16 @@ class MonitoredCall:
         self._met = False
 
     def run(self, call: Callable[[str, Store], T], failure: CompressaError | None = None) -> T:
-        """Make a call that returns when all ranks make it.
+        """Make a call that returns when all ranks make it; waits for the deadline at most.
 
         Args:
             call: Takes a name that all ranks share and nobody had before, and a part of the store
-                that is empty.
+                that is empty. It is called on a thread of its own, which is left behind where it
+                does not come back.
             failure: Why this rank can not make it, which the others are told.
+
+        Returns:
+            What `call` has returned.
 
         Raises:
             Timeout: They do not within the deadline, or one of them is lost.

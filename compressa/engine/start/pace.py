@@ -26,13 +26,18 @@ _NAME = re.compile(re.escape(_PREFIX) + r"\w+")
 
 
 def burst_bytes(schedule: Schedule) -> int:
-    """Return what a host may send at once, if it is paced."""
+    """Return what a host may send at once, if it is paced: as configured, or 1 ms of the rate."""
     rate = schedule.pace_bits_per_s
     return schedule.burst_bytes or default_burst_bytes(rate or 0.0)
 
 
 def paced_chunk_bytes(schedule: Schedule, chunk_bytes: int) -> int:
-    """Return the most bytes of data in a frame: with its header it must fit into a burst."""
+    """Return the most bytes of data in a frame: with its header it must fit into a burst.
+
+    Args:
+        schedule: The rate and the burst.
+        chunk_bytes: What it has without a pace.
+    """
     if schedule.pace_bits_per_s is None:
         return chunk_bytes
     return min(chunk_bytes, burst_bytes(schedule) - FRAME_HEADER_BYTES)

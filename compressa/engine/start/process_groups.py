@@ -35,6 +35,10 @@ _retired: list[dist.ProcessGroup] = []
 def group_or_world(group: dist.ProcessGroup | None, caller: str) -> dist.ProcessGroup:
     """Return a process group that the user has given, or that of all ranks.
 
+    Args:
+        group: The user's; None for all ranks.
+        caller: The function that the user called, which the error names.
+
     Raises:
         StateError: There is none, or this rank is not in it.
     """
@@ -57,6 +61,8 @@ def new_group(
 ) -> dist.ProcessGroup:
     """Create a process group of the ranks of `group`, who must all do so together.
 
+    It is none of torch's: `release_groups` ends it, and torch counts no group more.
+
     Args:
         config: How long to wait.
         group: Of whom.
@@ -72,7 +78,13 @@ def new_group(
 
 
 def call_of_all(group: dist.ProcessGroup, deadline_s: float, caller: str) -> MonitoredCall:
-    """Return a collective call of the ranks of a group; see `MonitoredCall`."""
+    """Return a collective call of the ranks of a group; see `MonitoredCall`.
+
+    Args:
+        group: Whose name and ranks it has.
+        deadline_s: How many seconds the ranks may take to come.
+        caller: The function that the user called, for people.
+    """
     return MonitoredCall(group.group_name, group.rank(), group.size(), deadline_s, caller)
 
 
@@ -172,7 +184,8 @@ def _nccl_options(timeout: timedelta) -> Any:
 def release_groups(groups: list[dist.ProcessGroup]) -> None:
     """Give the groups' threads and sockets back, and empty the list.
 
-    All that used them must have ended.
+    All that used them must have ended. A group that somebody else still holds is kept until the
+    next call.
     """
     _retired.extend(groups)
     groups.clear()

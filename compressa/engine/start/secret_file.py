@@ -23,7 +23,7 @@ _NONCE_BYTES = 32
 
 
 def read_secret(path: str) -> bytes:
-    """Read a secret's file.
+    """Read a secret's file: 16 bytes to 64 KiB, blanks at its ends apart.
 
     Raises:
         ConfigError: It is missing, too short or too long, or somebody else may read it.
@@ -48,6 +48,9 @@ def session_keys(config: Config, rank: int, all_gather: AllGather) -> Keys:
         config: Says whether they are, and where the secret is.
         rank: This rank.
         all_gather: Brings bytes of every rank to every rank, within a deadline.
+
+    Returns:
+        Keys that no other session has; those of checksums where nothing is authenticated.
 
     Raises:
         ConfigError: There is no secret; see `read_secret`.

@@ -49,6 +49,14 @@ _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the 
 def choose_transport(config: Config, group: dist.ProcessGroup, device: torch.device) -> str:
     """Return the transport that a configuration means for gradients on a device.
 
+    Args:
+        config: Names one, or "auto".
+        group: The model's; "auto" goes by its backends.
+        device: Of the gradients.
+
+    Returns:
+        A name of `TRANSPORTS`.
+
     Raises:
         ConfigError: There is no such transport there.
         BackendUnavailable: It needs what is not installed.
@@ -72,7 +80,11 @@ def _fits(row: Entry, config: Config, group: dist.ProcessGroup, device: torch.de
 
 
 def obstacle(config: Config, ranks: int) -> CompressaError | None:
-    """Return what keeps this rank from speaking to the others at all, or None."""
+    """Return what keeps this rank from speaking to the others at all, or None.
+
+    That is a secret that can not be read (`ConfigError`), or too few files that may be open
+    (`TransportError`).
+    """
     try:
         if config.exchange.secret_file is not None:
             read_secret(config.exchange.secret_file)
@@ -134,7 +146,14 @@ def digest(
     parameters: Sequence[ParameterInfo],
     transport: str | None,
 ) -> dict[str, Any]:
-    """Return what every rank must agree on before the first step."""
+    """Return what every rank must agree on before the first step, as JSON.
+
+    Args:
+        config: The configuration; None if it could not be read.
+        error: Why this rank can not take part; None if it can.
+        parameters: The model's, in its order.
+        transport: From `choose_transport`; None if there is none.
+    """
     return {
         "error": error,
         "library": {
@@ -218,7 +237,11 @@ def _reach(epoch: int) -> int:
 
 
 def threads_of(control: Control | None) -> int:
-    """Return how many threads encode and decode on this rank, which may share its host."""
+    """Return how many threads encode and decode on this rank, which may share its host.
+
+    Args:
+        control: Knows where all ranks run; None in a world of one.
+    """
     rank, places = (0, [own_place()]) if control is None else (control.rank, control.places)
     return default_threads(rank, places, launched_here())
 
@@ -229,7 +252,14 @@ def sums_of(
     control: Control | None,
     parameters: Sequence[ParameterInfo],
 ) -> Sums:
-    """Return what carries the rounds of this configuration's aggregators."""
+    """Return what carries the rounds of this configuration's aggregators.
+
+    Args:
+        config: Names the algorithm, and sizes.
+        transport: Carries the exchanges.
+        control: Knows where the ranks run, and the link; None in a world of one.
+        parameters: The model's; chunks go by them where none are configured.
+    """
     algorithm = config.exchange.algorithm
     if control is None:
         return Sums(transport, algorithm)
@@ -248,9 +278,14 @@ def _costs(config: Config, control: Control) -> Costs | None:
 def agree_on_order(
     all_gather: Callable[[bytes, str], list[bytes]], step: int, ordered: Sequence[tuple[int, int]]
 ) -> None:
-    """Compare the order in which all ranks will launch from a step on.
+    """Compare the order in which all ranks will launch from a step on. Collective.
 
     A backend without named messages would sum unrelated tensors, or abort the process.
+
+    Args:
+        all_gather: Brings bytes, for a purpose, of every rank to every rank.
+        step: The first step of the order.
+        ordered: (unit, stage) of what is launched in one order.
 
     Raises:
         ConfigError: They differ; on every rank.
@@ -285,6 +320,13 @@ def open_transport(
         failed: Called once, from any thread, when a peer is lost or sends nonsense.
         kind: From `choose_transport`.
         device_stream: Where payloads are made.
+
+    Returns:
+        It, with stages to and from a GPU around it if it needs them.
+
+    Raises:
+        TransportError: A rank did not come in time, or can not be reached.
+        ConfigError: The ranks do not agree.
     """
     row = TRANSPORTS[kind]
     stream = device_stream.stream if isinstance(device_stream, CudaDeviceStream) else None

@@ -68,8 +68,12 @@ class Lockstep:
         """Combine one step's gradients, in place.
 
         Args:
-            gradients: By rank and parameter name; hold the means afterwards.
-            touch: Does something to every message under way.
+            gradients: By rank and parameter name, each of its parameter's shape and dtype; hold the
+                means afterwards.
+            touch: Takes every message under way, uint8, and returns what arrives of it.
+
+        Returns:
+            The gradients that were given.
 
         Raises:
             CompressaError: What arrived was refused.

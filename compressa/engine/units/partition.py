@@ -89,7 +89,12 @@ def _payload_bytes(config: Config, parameters: Sequence[ParameterInfo]) -> int:
 
 
 def wire(costs: Costs | None, sizes: Sizes | None = None) -> Link | None:
-    """Return the network as schedulers see it; None if nothing was measured."""
+    """Return the network as schedulers see it; None if nothing was measured.
+
+    Args:
+        costs: Of the link.
+        sizes: Into what chunks the transport cuts messages, if it does.
+    """
     if costs is None:
         return None
     link = costs.link

@@ -47,6 +47,11 @@ class Phase:
         sizes: How large units are.
         world: What aggregators need.
         sums: What will carry the exchanges.
+
+    Attributes:
+        sums: As given.
+        units: In the order in which backward readies them, by number.
+        units_of: By parameter name, the numbers of the units that it has a part in.
     """
 
     def __init__(
@@ -69,16 +74,23 @@ class Phase:
                 self.units_of[name].append(index)
 
     def covers(self, step: int) -> bool:
-        """Whether a step belongs to this phase."""
+        """Return whether a step belongs to this phase: no compressor changes before it."""
         before_end = self._end_step is None or step < self._end_step
         return self._first_step <= step and before_end
 
     def end(self, step: int) -> None:
-        """End before a step, which something else is in force from."""
+        """End before a step, from which on something else is in force; or earlier, if it does."""
         self._end_step = step if self._end_step is None else min(step, self._end_step)
 
     def transfers(self, profile: Profile | None = None) -> list[Transfer]:
-        """List the exchanges of a step, with their times as far as they are known."""
+        """List the exchanges of a step, with their times as far as they are known.
+
+        Args:
+            profile: What steps were measured to be like; without it, times are 0.
+
+        Raises:
+            ConfigError: No message can be as long.
+        """
         result: list[Transfer] = []
         for index, unit in enumerate(self.units):
             stages = self.sums.transfers(index, unit.aggregator.rounds)
@@ -88,12 +100,15 @@ class Phase:
         return result
 
     def plan(self, policy: str, first_step: int, profile: Profile | None = None) -> StepPlan:
-        """Plan a step with one of the schedulers' policies.
+        """Plan a step with one of the schedulers' policies; a pure function of the arguments.
 
         Args:
-            policy: Which.
+            policy: A name of `POLICIES`.
             first_step: First step that follows the plan.
             profile: What steps were measured to be like; None if nothing was.
+
+        Raises:
+            ConfigError: No message can be as long as an exchange of it.
         """
         compute_s = profile.step_s if profile else 0.0
         conditions, transfers = Conditions(self.sums.wire, compute_s), self.transfers(profile)
@@ -103,7 +118,7 @@ class Phase:
         return StepPlan(plan, order)
 
     def ordered(self) -> set[Name]:
-        """Return the exchanges that all ranks must launch in one order."""
+        """Return (unit, stage) of the exchanges that all ranks must launch in one order."""
         return {
             (index, stage)
             for index, unit in enumerate(self.units)
@@ -123,5 +138,5 @@ def _timed(stages: list[Transfer], profile: Profile, times: UnitTimes) -> list[T
 
 
 def breakpoints(compressors: Mapping[str, Compressor]) -> set[int]:
-    """Return the steps at which one of several compressors changes."""
+    """Return the steps at which one of several compressors, by parameter name, changes."""
     return {step for compressor in compressors.values() for step in compressor.breakpoints}

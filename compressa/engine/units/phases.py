@@ -57,6 +57,9 @@ class Phases:
 
         What the new compressors would have kept in phases before the switch stays: a checkpoint
         holds what a fresh engine asks for.
+
+        Raises:
+            BackendUnavailable: There is not enough memory for state.
         """
         if self._switch_step is None or step < self._switch_step:
             return self._build(step, self.compressors)
@@ -72,12 +75,27 @@ class Phases:
         return phase
 
     def attempt(self, compressors: Mapping[str, Compressor]) -> None:
-        """Raise what would go wrong if other compressors were in force; change nothing."""
+        """Raise what would go wrong if other compressors were in force; change nothing.
+
+        Args:
+            compressors: By parameter name.
+
+        Raises:
+            BackendUnavailable: There is not enough memory for their state, beside what is kept.
+            ConfigError: They can not work on these parameters.
+        """
         for step in sorted({0, *breakpoints(compressors)}):
             self._build(step, compressors, State(self._device_stream.device))
 
     def switch(self, compressors: Mapping[str, Compressor], step: int) -> None:
-        """Have other compressors in force from a step on, which must not have begun."""
+        """Have other compressors in force from a step on, which must not have begun.
+
+        What is owed to parameters is handed over; see `Engine.switch`.
+
+        Args:
+            compressors: By parameter name.
+            step: The first that they are for.
+        """
         after = {name: Flushed(compressor=new) for name, new in compressors.items()}
         self.compressors = {
             name: Warmup(dense=before, compressor=after[name], steps=step)

@@ -92,7 +92,14 @@ class Sums:
         return wire(self.costs, self._sizes)
 
     def transfers(self, unit: int, rounds: Sequence[Round]) -> list[Transfer]:
-        """List the exchanges that a unit's program will launch, in order.
+        """List the exchanges that a unit's program will launch, in order; none in a world of one.
+
+        Args:
+            unit: Its number.
+            rounds: What its aggregator declares.
+
+        Returns:
+            Each with what one rank sends at most, and the stage that it waits for; times are 0.
 
         Raises:
             ConfigError: No message can be as long.
@@ -107,7 +114,14 @@ class Sums:
         return result
 
     def ordered(self, rounds: Sequence[Round]) -> list[int]:
-        """Return the stages of a unit's program that all ranks must launch in one order."""
+        """Return the stages of a unit's program that all ranks must launch in one order.
+
+        All of them, where the transport has no names of messages; else those that are left to the
+        backend. None in a world of one.
+
+        Args:
+            rounds: What the unit's aggregator declares.
+        """
         everything = self._transport.ordered(Exchange({}, {}))
         stages: list[int] = []
         first = 0
@@ -119,7 +133,16 @@ class Sums:
         return stages
 
     def run(self, request: Request, round_: Round) -> Program[Any]:
-        """Return the program of what an aggregator asks for, which ends with the answer to it."""
+        """Return the program of what an aggregator asks for, which ends with the answer to it.
+
+        Args:
+            request: The aggregator's.
+            round_: The round that it has declared for that.
+
+        Returns:
+            For a gather, one that ends with the bytes by rank; else with None, when the request's
+            own memory holds the result.
+        """
         if isinstance(request, Broadcast):
             row = self._broadcast(request.payload.numel())
             return row.broadcast(request.payload, self._group, [request.root])
@@ -140,9 +163,15 @@ class Sums:
     def algorithm(self, round_: Round) -> str:
         """Return the name of what carries a round.
 
+        Args:
+            round_: No broadcast.
+
         Returns:
             Of an all-gather, one of `ALL_GATHERS`; of an all-reduce "backend", "hierarchical", or
             one of `ALGORITHMS`.
+
+        Raises:
+            ConfigError: "backend" is configured, and the round sums what a codec makes.
         """
         if round_.verb is Verb.ALL_GATHER:
             return DIRECT if self.costs is None else self._fastest_gather(round_, self.costs)
@@ -155,7 +184,10 @@ class Sums:
         return self._fastest(round_.capacity_bytes) if self._chosen == "auto" else self._chosen
 
     def symmetric(self, round_: Round) -> bool:
-        """Return whether all ranks have the same to do in a round, but for some bytes."""
+        """Return whether all ranks have the same to do in a round, but for some bytes.
+
+        A simulation then runs one of them. A broadcast is never so.
+        """
         if round_.verb is Verb.BROADCAST:
             return False
         name = self.algorithm(round_)

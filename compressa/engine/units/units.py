@@ -40,7 +40,7 @@ _LEAST_PAYLOAD_BYTES = 8 << 10
 
 
 class UnitSizes(NamedTuple):
-    """How large units are.
+    """How large units are, in bytes.
 
     Attributes:
         unit_bytes: Least dense bytes of a full unit; None: 1/16 of what its compressor has left
@@ -56,7 +56,10 @@ class UnitSizes(NamedTuple):
 
     @classmethod
     def of(cls, config: Config) -> UnitSizes:
-        """Return what is configured, or usual for the configured policy."""
+        """Return what is configured, or usual for the configured policy.
+
+        Where what is urgent overtakes, sizes that are not configured stay None.
+        """
         exchange = config.exchange
         unit_bytes, dense_bytes = exchange.unit_bytes, exchange.unit_dense_bytes
         if not config.schedule.overtaking:
@@ -67,7 +70,7 @@ class UnitSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Unit:
-    """A layout and what compresses it."""
+    """A layout and what compresses it, as in force at some step."""
 
     layout: Layout
     compressor: Compressor
