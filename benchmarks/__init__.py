@@ -6,11 +6,10 @@
     torchrun --nproc-per-node 2 -m benchmarks.integrity    what it costs to compare replicas
     torchrun --nproc-per-node 2 -m benchmarks.frames       what it costs to check frames
 
-All have one framework: `records` (rows below a header, in a file that can be brought up to date),
-`targets` (verdicts on rows) and `runner` (settings, options, the run itself); `harness` has tables
-and the ranks on hosts. Of the first three each has a `command`, a `run` that measures, `records`,
-`targets` and `tables` of its own, and `page` writes docs/performance.md of what they leave. `hosts`
-has testbeds, `timing` and `paired` the clocks.
+All stand on `harness`: its rows, targets, tables, ranks and its runner. Each of the first three has
+a `command`, a `run` that measures, its `records`, and `tables`, whose `shown` says what is shown of
+a measurement, at the terminal and by `page`, which writes docs/performance.md. `hosts` has
+testbeds, `timing` and `paired` the clocks.
 
 To be run from the root of a clone. Unlike experiments they look into compressa, whose parts they
 measure; nothing of compressa knows them.

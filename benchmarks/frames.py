@@ -2,8 +2,10 @@
 
     torchrun --nproc-per-node 2 -m benchmarks.frames
 
-Without, nobody computes a checksum or compares one; all else is the same. A perceptron of 4.2
-million parameters. Where ranks are on hosts of their own, torchrun's variables say so as always.
+Without, a model's frames go by a transport whose data nobody checks: that is a row of the table of
+transports which only this process knows. Headers bear their checksums either way, 40 bytes each. A
+perceptron of 4.2 million parameters. Where ranks are on hosts of their own, torchrun's variables
+say so as always.
 """
 
 from __future__ import annotations
@@ -12,74 +14,72 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from typing import Any, ClassVar
 
 import torch.distributed as dist
-from compressa.kernels.checksums import checksum_of_memory
 
 from benchmarks.paired import Overhead, compared, perceptron, report
-from compressa.transports import checks, frames
+from compressa.transports.base import Transport
+from compressa.transports.checks import Check, Keys
+from compressa.transports.setup import Setup
+from compressa.transports.table import TRANSPORTS, USUAL
+from compressa.transports.tcp import open_tcp
 
 COMPRESSORS = ("none", "int8", "topk", "powersgd")
+UNCHECKED = f"{USUAL}-unchecked"
 _LAYERS = 4
 _PAIRS = 20
 _SECRET = "known to everybody who reads this"
 
 
-class _Unlike(int):
-    """A checksum that no comparison finds wrong, as the other end may send none."""
+class Unchecked:
+    """One end of a stream that lets all data pass; a `compressa.transports.checks.Check`."""
 
-    def __ne__(self, other: object) -> bool:
-        return False
+    wrong: ClassVar[str] = "never is"
 
-    __hash__ = int.__hash__
+    def of(self, front: memoryview, data: memoryview) -> int:
+        """Return what the header says of any data."""
+        return 0
+
+    def take_back(self, frames: int) -> None:
+        """Nothing was counted."""
 
 
-class Switch:
-    """Turns the checksums of this process's frames on and off.
+class NoKeys(Keys):
+    """Keys of streams that nobody checks."""
 
-    Attributes:
-        on: Whether they are computed.
-    """
+    def to(self, peer: int, number: int = 0) -> Check:
+        """Return what checks nothing."""
+        return Unchecked()
 
-    def __init__(self) -> None:
-        self.on = True
-        self._computed, self._none = checksum_of_memory, _Unlike(0)
+    def coming_from(self, peer: int, number: int = 0) -> Check:
+        """Return what checks nothing."""
+        return Unchecked()
 
-    def turn(self, on: bool) -> None:
-        """Turn them on or off."""
-        self.on = on
 
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Have frames ask this switch."""
-        with (
-            mock.patch.object(checks, "checksum_of_memory", self._checksum),
-            mock.patch.object(frames, "checksum_of_memory", self._checksum),
-        ):
-            yield
-
-    def _checksum(self, data: memoryview) -> int:
-        return _Unlike(self._computed(data)) if self.on else self._none
+def open_unchecked(setup: Setup) -> Transport:
+    """Open the usual transport without checks of data; see `Entry.open`."""
+    return open_tcp(replace(setup, settings=replace(setup.settings, keys=NoKeys())))
 
 
 def measured(exchange: Mapping[str, Any], compressor: str, pairs: int = _PAIRS) -> Overhead:
-    """Return what checksums add to a step.
+    """Return what checks of frames add to a step. Collective.
 
     Args:
-        exchange: Settings of a section; a model without MACs is trained beside one that has them,
-            if these say so.
+        exchange: Settings of a section, which say whether there are MACs.
         compressor: Its name.
         pairs: How often to compare times.
     """
-    switch = Switch()
-    with switch.installed():
-        off = perceptron(_settings({}, compressor), _LAYERS)
-        keyed = bool(exchange.get("authenticate"))
-        on = perceptron(_settings(exchange, compressor), _LAYERS) if keyed else off
-        return compared(off, on, switch.turn, pairs=pairs)
+    opener = f"{__name__}:{open_unchecked.__name__}"
+    TRANSPORTS[UNCHECKED] = replace(TRANSPORTS[USUAL], name=UNCHECKED, opener=opener)
+    try:
+        off = perceptron(_settings({"transport": UNCHECKED}, compressor), _LAYERS)
+        on = perceptron(_settings({"transport": USUAL, **exchange}, compressor), _LAYERS)
+        return compared(off, on, pairs=pairs)
+    finally:
+        del TRANSPORTS[UNCHECKED]
 
 
 def _settings(exchange: Mapping[str, Any], compressor: str) -> dict[str, Any]:

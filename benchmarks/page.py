@@ -7,94 +7,31 @@ Everything between `<!-- kernels:begin -->` and `<!-- kernels:end -->` comes fro
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from benchmarks.exchange import tables as exchange_tables
 from benchmarks.exchange.records import ExchangeMeasurement
-from benchmarks.kernels import CASES, Measurement, Row, scaling, targets
-from benchmarks.schedule import tables as schedule_tables
+from benchmarks.exchange.tables import shown as exchange_shown
+from benchmarks.kernels import Measurement
+from benchmarks.kernels.tables import shown as kernels_shown
 from benchmarks.schedule.records import ScheduleMeasurement
-from benchmarks.schedule.targets import LEAST_BOUND
-from harness.pages import with_block
-from harness.tables import Table, markdown, table_of
+from benchmarks.schedule.tables import shown as schedule_shown
+from harness import records
+from harness.runner import Shown, as_page
+from harness.tables import with_block
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "performance.md"
 MEASUREMENTS = DOCS / "measurements"
 NONE_YET = "No measurement is committed yet.\n"
 
-
-def kernels_block(folder: Path) -> list[str]:
-    """Return the paragraphs on kernels."""
-    measured = Measurement.read(folder / "kernels.json")
-    rows = measured.rows
-    parts = [f"{measured.when_and_where}\n", _yardstick(rows), _times(rows)]
-    more = (scaling.fixed_costs(rows), scaling.growth(rows))
-    parts += [markdown(table) for table in more if table.lines]
-    plot = folder / "kernels.png"
-    shown = f"![Time by number of elements]({folder.name}/{plot.name})\n"
-    return [*parts, *[shown] * plot.exists()]
-
-
-def _yardstick(rows: Sequence[Row]) -> str:
-    """Of the sizes that cases were measured at: smaller ones say more of caches than of memory."""
-    sizes = {row.elems for row in rows if row.benchmark == "kernels" and row.metric == "time"}
-    found = [row for row in rows if row.metric == "bandwidth" and row.elems in sizes]
-    columns: dict[str, Callable[[Row], str]] = {
-        "elements": lambda row: f"{row.elems:,}",
-        "threads": lambda row: str(row.threads),
-        "yardstick GB/s": lambda row: f"{row.median:.1f}",
-        "p20": lambda row: f"{row.p20:.1f}",
-        "p80": lambda row: f"{row.p80:.1f}",
-    }
-    found.sort(key=lambda row: row.elems)
-    return markdown(table_of("", found, columns, frozenset(columns)))
-
-
-def _times(rows: Sequence[Row]) -> str:
-    order = {case.name: place for place, case in enumerate(CASES)}
-    known = [row for row in rows if row.name in order]
-    known.sort(key=lambda row: (row.elems, order[row.name]))
-    return markdown(targets.table(known, CASES))
-
-
-def exchange_block(folder: Path) -> list[str]:
-    """Return the paragraphs on exchanges: targets, then a table for each place and part."""
-    measured = ExchangeMeasurement.read(folder / "exchange.json")
-    parts = [f"{measured.when_and_where}\n", markdown(exchange_tables.targets(measured))]
-    parts += _captioned(exchange_tables.tables(measured))
-    parts += [f"{exchange_tables.BUSY_NOTE}\n".replace("*", "\\*", 1)]
-    return parts + [f"Not measured, {line}\n" for line in exchange_tables.omissions(measured)]
-
-
-def schedule_block(folder: Path) -> list[str]:
-    """Return the paragraphs on schedules: a table for each case and part, then targets."""
-    measured = ScheduleMeasurement.read(folder / "schedule.json")
-    table = schedule_tables.targets(measured)
-    words = Counter(word for *_, word in table.lines)
-    counted = ", ".join(f"{words[word]} {word}" for word in ("met", "missed", "not judged"))
-    why = (
-        "Not judged is what could show nothing: units whose bound is below "
-        f"{LEAST_BOUND:.2f}, a trace where pairs of steps differ by more than is asked, turns of "
-        "jobs that do not disturb each other.\n"
-    )
-    parts = [f"{measured.when_and_where}\n", *_captioned(schedule_tables.tables(measured))]
-    parts += [f"Targets: {counted}.\n", markdown(table)]
-    return parts + [why] * bool(words["not judged"])
-
-
-def _captioned(tables: Sequence[Table]) -> list[str]:
-    return [f"{table.caption}.\n\n{markdown(table)}" for table in tables if table.lines]
-
-
-BLOCKS: dict[str, Callable[[Path], list[str]]] = {
-    "kernels": kernels_block,
-    "exchange": exchange_block,
-    "schedule": schedule_block,
+BLOCKS: dict[str, tuple[type[records.Measurement], Callable[[Any], Shown]]] = {
+    "kernels": (Measurement, kernels_shown),
+    "exchange": (ExchangeMeasurement, exchange_shown),
+    "schedule": (ScheduleMeasurement, schedule_shown),
 }
-"""By the name of its comments and of the file: what it consists of."""
+"""By the name of its comments and of the file: what is read, and what is shown of it."""
 
 
 def block_of(name: str, folder: Path = MEASUREMENTS) -> str:
@@ -102,17 +39,28 @@ def block_of(name: str, folder: Path = MEASUREMENTS) -> str:
 
     Args:
         name: Of `BLOCKS`.
-        folder: Holds the file; without it, the block says so.
+        folder: Holds the file, and a plot if there is one; without the file, the block says so.
 
     Raises:
         ConfigError: The file holds no such measurement.
     """
-    there = (folder / f"{name}.json").exists()
-    return "\n".join(BLOCKS[name](folder)) if there else NONE_YET
+    file, (kind, shown) = folder / f"{name}.json", BLOCKS[name]
+    if not file.exists():
+        return NONE_YET
+    measured, plot = kind.read(file), file.with_suffix(".png")
+    parts = [f"{measured.when_and_where}\n", *as_page(shown(measured))]
+    if plot.exists():
+        parts.append(f"![Time by number of elements]({folder.name}/{plot.name})\n")
+    return "\n".join(parts)
 
 
 def up_to_date(page: str, folder: Path = MEASUREMENTS) -> str:
-    """Return the page's text with the figures that a folder holds."""
+    """Return the page's text with the figures that a folder holds.
+
+    Raises:
+        ConfigError: A file there holds no such measurement.
+        ValueError: The page lacks the comments of a block.
+    """
     for name in BLOCKS:
         page = with_block(page, name, block_of(name, folder))
     return page

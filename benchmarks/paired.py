@@ -108,7 +108,12 @@ class Trained(NamedTuple):
 
 
 def perceptron(settings: Mapping[str, Any], layers: int) -> Trained:
-    """Return a perceptron of square layers with a hook of this configuration."""
+    """Return a perceptron of square layers with a hook of this configuration. Collective.
+
+    Args:
+        settings: The configuration.
+        layers: How many, of `WIDTH` x `WIDTH` weights each, float32.
+    """
     torch.manual_seed(0)
     model = DistributedDataParallel(
         nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(layers)))
@@ -125,19 +130,12 @@ def perceptron(settings: Mapping[str, Any], layers: int) -> Trained:
     return Trained(step, handle)
 
 
-def _nothing(on: bool) -> None:
-    """There is nothing else to be done."""
-
-
-def compared(
-    off: Trained, on: Trained, switch: Callable[[bool], object] = _nothing, *, pairs: int
-) -> Overhead:
-    """Compare the steps of two models, which are closed then; or of one with itself.
+def compared(off: Trained, on: Trained, *, pairs: int) -> Overhead:
+    """Compare the steps of two models, which are closed then. Collective.
 
     Args:
         off: What is trained without.
         on: What is trained with.
-        switch: What else is to be done before the next steps are with, or without.
         pairs: How often to compare times.
     """
     now = off
@@ -146,14 +144,12 @@ def compared(
         nonlocal now
         dist.barrier()
         now = on if with_it else off
-        switch(with_it)
 
-    both = [off] if on is off else [off, on]
-    for one in both:
+    for one in (off, on):
         for _ in range(_WARM_STEPS):
             one.step()
     found = overhead(lambda: now.step(), choose, pairs=pairs, steps=_STEPS)
-    for one in both:
+    for one in (off, on):
         one.handle.close()
     return found
 

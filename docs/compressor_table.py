@@ -9,6 +9,7 @@ in them is written by hand.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from compressa.page import described, page
 from compressa.transports.table import TRANSPORTS
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # last: an installed package goes first
+
+from harness.tables import Table, markdown, with_block  # noqa: E402
+
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "compressors.md"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
@@ -115,20 +120,6 @@ def with_tables(text: str) -> str:
     return with_block(text, "policies", policies_block())
 
 
-def with_block(text: str, name: str, block: str) -> str:
-    """Return a text with a block between the two comments of its name.
-
-    Raises:
-        ValueError: It does not have the comments.
-    """
-    opening, closing = f"<!-- {name}:begin -->", f"<!-- {name}:end -->"
-    before, begin, rest = text.partition(opening)
-    _, end, after = rest.partition(closing)
-    if not begin or not end:
-        raise ValueError(f"the file must hold {opening} and {closing}, in this order")
-    return f"{before}{opening}\n\n{block}\n{closing}{after}"
-
-
 def _overview_rows() -> Iterator[list[str]]:
     for family, entries in by_family():
         yield [f"**{family}**", *[_BLANK] * 8]
@@ -144,11 +135,8 @@ def _numbers(own: Facts) -> list[str]:
 
 
 def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    titles = list(titles)
-    right = {"ratio", _BUSIEST, "state"}
-    rule = ["---:" if title in right else "---" for title in titles]
-    escaped = ([cell.replace("|", "\\|") for cell in row] for row in (titles, rule, *rows))
-    return "".join("| " + " | ".join(row) + " |\n" for row in escaped)
+    numbers = frozenset({"ratio", _BUSIEST, "state"})
+    return markdown(Table("", tuple(titles), [tuple(row) for row in rows], numbers))
 
 
 def main() -> None:

@@ -24,10 +24,9 @@ from typing import Annotated, Any, Literal
 import torch
 import typer
 from lab.driver import Driver
-from lab.names import DDP_FLOAT32, TORCH_FP16, UNSHAPED
 from lab.plan import PLANS, Plan
 from lab.progress import LiveProgress
-from lab.records import CELLS_FILE
+from lab.records import CELLS_FILE, DDP_FLOAT32, TORCH_FP16, UNSHAPED
 from lab.report import render
 from lab.tasks import TASKS
 from pydantic import ValidationError

@@ -16,14 +16,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from lab.confirm import confirmations
 from lab.derive import Results, Row
 from lab.records import CELLS_FILE, FailedRecord, read
-from lab.report import MARKDOWN_FILE, sentence
+from lab.report import MARKDOWN_FILE
 from lab.table import COLUMNS, MISSING, Line, lines
 
-from harness.pages import with_block
-from harness.tables import markdown, table_of
+from harness.tables import markdown, table_of, with_block
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
@@ -115,7 +113,7 @@ def results_block(folder: Path = MEASUREMENT) -> str:
     records = read(folder)
     results = Results(records)
     parts = [_provenance(results.rows(), folder), _tables(results.rows())]
-    parts += [f"{sentence(confirmation)}.\n" for confirmation in confirmations(results)]
+    parts += [f"{confirmation}.\n" for confirmation in results.confirmations()]
     parts += [
         f"Failed: {failed.task}, {failed.compressor}, {failed.link or 'unshaped'}: "
         f"{' '.join(failed.error.split())}\n"

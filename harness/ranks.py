@@ -7,18 +7,15 @@ carries its last words; after any error the ranks have to be ended, since others
 from __future__ import annotations
 
 import contextlib
-import json
-import selectors
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NamedTuple
-
-from pydantic import BaseModel, ConfigDict, ValidationError
+from typing import Any, NamedTuple
 
 from compressa.errors import TransportError
 
@@ -29,7 +26,6 @@ _LAST_LINES = 20
 _POLL_S = 0.2
 _GRACE_S = 10.0
 _EPITAPH_S = 2.0  # a rank that has lost another says so before that one's end is seen
-_MOST_LINE_BYTES = 1 << 20
 
 
 class RankError(TransportError):
@@ -50,16 +46,18 @@ class Started(NamedTuple):
     log: Path
 
 
-class Reply(BaseModel):
-    """What a rank says."""
+class Reply(NamedTuple):
+    """What a rank says.
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    Attributes:
+        rank: Which.
+        kind: "hello", "note", "answer" or "failed".
+        told: The library's version, what it notes, the answer, or the error in words.
+    """
 
     rank: int
-    kind: Literal["hello", "note", "answer", "failed"]
-    version: str = ""
-    told: dict[str, Any] = {}
-    error: str = ""
+    kind: str
+    told: Any
 
 
 def _ignore(rank: int, told: dict[str, Any]) -> None:
@@ -93,8 +91,7 @@ class Ranks:
     ) -> None:
         self.count, self._deadline_s = count, deadline_s
         self._started: Sequence[Started] = ()
-        self._lines: dict[socket.socket, bytes] = {}
-        self._selector = selectors.DefaultSelector()
+        self._lines: list[Connection] = []
         self._temporary = tempfile.TemporaryDirectory(prefix="compressa-")
         self.folder = Path(self._temporary.name)
         path = self.folder / "driver"
@@ -102,15 +99,13 @@ class Ranks:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
                 door.bind(str(path))
                 door.listen(count)
-                self._selector.register(door, selectors.EVENT_READ)
                 self._started = start(path)
-                hellos = self._replies("hello", time.monotonic() + start_s, "did not start")
-                self._selector.unregister(door)
+                end_s = time.monotonic() + start_s
+                self.version: str = self._replies("hello", end_s, "did not start", door=[door])[0]
             path.unlink()
         except BaseException:
             self.close()
             raise
-        self.version = hellos[0].version
 
     def ask(self, what: str, patience_s: float | None = None, /, **given: Any) -> dict[str, Any]:
         """Have all ranks do something; see `tell` and `hear`."""
@@ -122,17 +117,17 @@ class Ranks:
 
         Args:
             what: A method of what is served there.
-            given: Its arguments, as JSON can hold them.
+            given: Its arguments.
         """
         for line in self._lines:
             with contextlib.suppress(OSError):  # it is dead, which is found out below
-                line.sendall(json.dumps([what, given]).encode() + b"\n")
+                line.send((what, given))
 
     def hear(self, what: str, patience_s: float | None = None) -> dict[str, Any]:
         """Wait until all have done what they were told; return what the slowest of them tells.
 
         Args:
-            what: They do, for messages.
+            what: They do, for messages; each must tell numbers, and lists of numbers, by name.
             patience_s: How long they may take, if not as long as for anything.
 
         Returns:
@@ -141,12 +136,12 @@ class Ranks:
         Raises:
             RankError: A rank died, failed, or did not answer in time.
         """
-        told = self.answers(what, patience_s)
+        told = [answer or {} for answer in self.answers(what, patience_s)]
         return {name: _largest([each[name] for each in told]) for name in told[0]}
 
     def answers(
         self, what: str, patience_s: float | None = None, noted: Noted = _ignore
-    ) -> list[dict[str, Any]]:
+    ) -> list[Any]:
         """Wait as `hear` does; return what each rank tells.
 
         Args:
@@ -154,54 +149,52 @@ class Ranks:
             patience_s: How long they may take, if not as long as for anything.
             noted: Is told what ranks say meanwhile.
         """
-        deadline_s = time.monotonic() + (patience_s or self._deadline_s)
-        replies = self._replies("answer", deadline_s, f"did not finish {what}", noted)
-        return [reply.told for reply in replies]
+        end_s = time.monotonic() + (patience_s or self._deadline_s)
+        return self._replies("answer", end_s, f"did not finish {what}", noted)
 
     def _replies(
-        self, kind: str, deadline_s: float, missing: str, noted: Noted = _ignore
-    ) -> list[Reply]:
-        """Wait for one of each rank, and return them by rank."""
-        found: dict[int, Reply] = {}
+        self,
+        kind: str,
+        end_s: float,
+        missing: str,
+        noted: Noted = _ignore,
+        door: Sequence[socket.socket] = (),
+    ) -> list[Any]:
+        """Wait for one of each rank, and return what they tell, by rank."""
+        found: dict[int, Any] = {}
         begin_s = time.monotonic()
         while len(found) < self.count:
-            if time.monotonic() > deadline_s:
+            if time.monotonic() > end_s:
                 late = ", ".join(str(r) for r in range(self.count) if r not in found)
                 waited_s = time.monotonic() - begin_s
                 raise RankError(
                     f"ranks {late} {missing} within {waited_s:.0f} s{self._last_words()}"
                 )
-            for reply in self._poll():
+            for reply in self._heard(door):
                 if reply.kind == "failed":
                     self._raise_if_dead(_EPITAPH_S)
-                    raise RankError(f"rank {reply.rank} {missing}: {reply.error}")
+                    raise RankError(f"rank {reply.rank} {missing}: {reply.told}")
                 if reply.kind == "note":
                     noted(reply.rank, reply.told)
                 elif reply.kind == kind:
-                    found[reply.rank] = reply
+                    found[reply.rank] = reply.told
             self._raise_if_dead()
         return [found[rank] for rank in sorted(found)]
 
-    def _poll(self) -> list[Reply]:
-        replies: list[Reply] = []
-        for key, _ in self._selector.select(_POLL_S):
-            ready = key.fileobj
-            assert isinstance(ready, socket.socket)
-            if ready not in self._lines:
-                self._admit(ready)
+    def _heard(self, door: Sequence[socket.socket]) -> list[Reply]:
+        """Return what has come within a moment; let in who is at the door."""
+        replies = []
+        for ready in wait([*self._lines, *door], _POLL_S):
+            if isinstance(ready, socket.socket):
+                self._lines.append(Connection(ready.accept()[0].detach()))
                 continue
-            data = ready.recv(1 << 16)
-            if not data or len(self._lines[ready]) > _MOST_LINE_BYTES:
+            assert isinstance(ready, Connection)
+            try:
+                replies.append(Reply(*ready.recv()))
+            except (EOFError, OSError) as error:
                 self._raise_if_dead(_EPITAPH_S)
-                raise RankError(f"a rank has closed its line{self._last_words()}")
-            *whole, self._lines[ready] = (self._lines[ready] + data).split(b"\n")
-            replies += map(_read, whole)
+                raise RankError(f"a rank has closed its line{self._last_words()}") from error
         return replies
-
-    def _admit(self, door: socket.socket) -> None:
-        line, _ = door.accept()
-        self._lines[line] = b""
-        self._selector.register(line, selectors.EVENT_READ)
 
     def _raise_if_dead(self, within_s: float = 0.0) -> None:
         """Raise if a process has ended, or does so very soon."""
@@ -224,10 +217,9 @@ class Ranks:
         Args:
             grace_s: How long they may take.
         """
-        self._selector.close()
         for line in self._lines:
             line.close()
-        self._lines = {}
+        self._lines = []
         end_s = time.monotonic() + grace_s
         for started in self._started:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -256,13 +248,6 @@ def _largest(told: Sequence[Any]) -> Any:
     if isinstance(told[0], list):
         return [max(several) for several in zip(*told, strict=True)]
     return max(told)
-
-
-def _read(line: bytes) -> Reply:
-    try:
-        return Reply.model_validate_json(line)
-    except ValidationError as error:
-        raise RankError(f"a rank said what cannot be read: {line[:100]!r}") from error
 
 
 def _tail(log: Path) -> str:

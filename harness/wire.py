@@ -2,51 +2,51 @@
 
 A Unix socket lives in the file system, so it joins processes in different network namespaces and
 puts no byte on the interfaces whose counters are read. Whatever a library prints cannot be taken
-for an answer.
+for an answer. What goes over it is pickled: both ends are ours, and its folder is the user's own.
 """
 
 from __future__ import annotations
 
-import json
-import socket
+from multiprocessing.connection import Client
 from typing import Any
 
 
 class Wire:
-    """Lines of JSON to the driver and from it.
+    """The line.
 
     Args:
         path: The driver's socket.
         rank: This rank.
+
+    Raises:
+        OSError: No driver listens there.
     """
 
     def __init__(self, path: str, rank: int) -> None:
         self._rank = rank
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.connect(path)
-        self._lines = self._socket.makefile("r", encoding="utf-8")
+        self._line = Client(path, "AF_UNIX")
 
     def serve(self, version: str, served: object) -> None:
         """Answer until the driver closes the line, which it also does when it dies.
 
         Args:
             version: Of the library that is measured.
-            served: Has a method for each thing that the driver may ask for, which returns what JSON
-                can hold, by name, or nothing; what it raises is told, and ends this rank.
+            served: Has a method for each thing that the driver may ask for; what it returns is the
+                answer, and what it raises is told, and ends this rank.
         """
-        self._say("hello", version=version)
-        while line := self._lines.readline():
-            what, given = json.loads(line)
+        self._say("hello", version)
+        while (asked := self._heard()) is not None:
+            what, given = asked
             try:
                 told = getattr(served, what)(**given)
             except Exception as error:
-                self._say("failed", error=f"{type(error).__name__}: {error}")
+                self._say("failed", f"{type(error).__name__}: {error}")
                 raise
-            self._say("answer", told=told or {})
+            self._say("answer", told)
 
     def note(self, **told: Any) -> None:
         """Tell the driver something before the answer."""
-        self._say("note", told=told)
+        self._say("note", told)
 
     def wait(self) -> None:
         """Wait, in the midst of what was asked for, until the driver says something.
@@ -54,9 +54,16 @@ class Wire:
         Raises:
             ConnectionError: It has closed the line.
         """
-        if not self._lines.readline():
+        if self._heard() is None:
             raise ConnectionError("the driver has closed the line")
 
-    def _say(self, kind: str, **fields: Any) -> None:
-        line = json.dumps({"rank": self._rank, "kind": kind, **fields})
-        self._socket.sendall(line.encode() + b"\n")
+    def _heard(self) -> tuple[str, dict[str, Any]] | None:
+        """Wait for what the driver says; None if it has closed the line."""
+        try:
+            asked: tuple[str, dict[str, Any]] = self._line.recv()
+        except (EOFError, ConnectionError):
+            return None
+        return asked
+
+    def _say(self, kind: str, told: Any) -> None:
+        self._line.send((self._rank, kind, told))

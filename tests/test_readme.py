@@ -29,7 +29,7 @@ from compressa.config.choices import choice_model
 from compressa.facts import facts
 from compressa.page import page
 from compressa.testing.codec_checks import encoded
-from harness.pages import with_block
+from harness.tables import with_block
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -5,16 +5,36 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from benchmarks.exchange import tables
-from benchmarks.exchange.parts import PARTS
-from benchmarks.exchange.plan import Settings
+from benchmarks.exchange.plan import PARTS, Settings
 from benchmarks.exchange.run import ExchangeBench
-from benchmarks.runner import JsonFile, Update, What, given, measure, parts_option, show
+from benchmarks.exchange.tables import shown
 from compressa.config.values import parse_bytes
 from compressa.errors import ConfigError
 from compressa.testbed import LinkSpec
+from harness.runner import JsonFile, Update, What, carry_out, given, parts_option
+
+Hosts = Annotated[
+    list[int] | None,
+    typer.Option(min=2, help="Hosts, several times, instead of those of the parts."),
+]
+Links = Annotated[
+    list[str] | None,
+    typer.Option(help="Speed of each link, several times, instead of those of the parts."),
+]
+Sizes = Annotated[
+    list[str] | None,
+    typer.Option(help='Bytes, several times, such as "64KiB" or 4e6, instead of the parts\'.'),
+]
+Quick = Annotated[
+    bool, typer.Option("--quick", help="2 hosts at 1 Gbit/s and three sizes: half a minute.")
+]
+Budget = Annotated[
+    float | None, typer.Option(min=0.01, help="Seconds for a row; long operations run once.")
+]
+Longest = Annotated[
+    float, typer.Option(min=0.1, help="Leave operations out that take more seconds.")
+]
 
 _QUICK: dict[str, Any] = {
     "parts": ["sums"],
@@ -27,30 +47,15 @@ _BUDGET_S, _QUICK_BUDGET_S = 0.5, 0.2
 
 def exchange(
     part: Annotated[list[str] | None, parts_option(PARTS)] = None,
-    hosts: Annotated[
-        list[int] | None,
-        typer.Option(min=2, help="Hosts, several times, instead of those of the parts."),
-    ] = None,
-    link: Annotated[
-        list[str] | None,
-        typer.Option(help="Speed of each link, several times, instead of those of the parts."),
-    ] = None,
-    size: Annotated[
-        list[str] | None,
-        typer.Option(help='Bytes, several times, such as "64KiB" or 4e6, instead of the parts\'.'),
-    ] = None,
+    hosts: Hosts = None,
+    link: Links = None,
+    size: Sizes = None,
     what: What = "*",
     json_file: JsonFile = None,
     update: Update = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="2 hosts at 1 Gbit/s and three sizes: half a minute.")
-    ] = False,
-    budget: Annotated[
-        float | None, typer.Option(min=0.01, help="Seconds for a row; long operations run once.")
-    ] = None,
-    longest: Annotated[
-        float, typer.Option(min=0.1, help="Leave operations out that take more seconds.")
-    ] = 10.0,
+    quick: Quick = False,
+    budget: Budget = None,
+    longest: Longest = 10.0,
 ) -> None:
     """Time collectives between hosts on shaped links, side by side in one run.
 
@@ -62,25 +67,19 @@ def exchange(
     Parts, and their minutes: sums (20), compressed (2), server (3), broadcast (3), transfer (3),
     striping (1), hosts (4). Needs network namespaces: Linux, and root or user namespaces.
     """
+    chosen = given(
+        parts=part,
+        hosts=hosts,
+        links=[str(LinkSpec.parse(text)) for text in link or ()],
+        sizes_bytes=[_bytes(text) for text in size or ()],
+    )
     settings = Settings(
         budget_s=budget or (_QUICK_BUDGET_S if quick else _BUDGET_S),
         longest_s=longest,
         pattern=what,
-        **(_QUICK if quick else {})
-        | given(
-            parts=part,
-            hosts=hosts,
-            links=link and [str(LinkSpec.parse(text)) for text in link],
-            sizes_bytes=size and [_bytes(text) for text in size],
-        ),
+        **(_QUICK if quick else {}) | chosen,
     )
-    bench, console = ExchangeBench(settings), Console()
-    measured = measure(bench.run(), lambda: bench.found, json_file, update)
-    show(console, tables.tables(measured))
-    console.print(f"\n{tables.BUSY_NOTE}", highlight=False)
-    show(console, [tables.targets(measured)])
-    for line in tables.omissions(measured):
-        console.print(f"Not measured, {line}", highlight=False, markup=False)
+    carry_out(ExchangeBench(settings), shown, json_file, update)
 
 
 def _bytes(text: str) -> int:

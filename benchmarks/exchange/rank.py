@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from benchmarks.exchange.parts import BY_NAME
+from benchmarks.exchange.plan import BY_NAME
 from benchmarks.exchange.sums import AUTO
 from compressa.config import load_config
 from compressa.engine.opening import open_session

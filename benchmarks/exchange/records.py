@@ -1,6 +1,6 @@
 """What `python -m benchmarks exchange` leaves behind: one JSON file, checked when it is read.
 
-Targets are not written down: `targets` works out what meets them.
+`targets` works out what meets the targets.
 """
 
 from __future__ import annotations
@@ -8,17 +8,12 @@ from __future__ import annotations
 from math import inf
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import (
-    AwareDatetime,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-)
+from pydantic import AwareDatetime, Field, NonNegativeInt, PositiveInt
 
-from benchmarks import records
 from benchmarks.exchange.method import Maker, Verb
-from benchmarks.records import NotNegative, Positive, Spread
 from compressa.collectives.cost import Link
+from harness import records
+from harness.records import NotNegative, Positive, Spread
 
 
 class Network(records.Row):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from benchmarks.exchange.parts import BROADCAST, BY_NAME, GLOO_SUM, METHODS
+from benchmarks.exchange.plan import BROADCAST, BY_NAME, GLOO_SUM, METHODS
 from benchmarks.exchange.records import ExchangeMeasurement, Network, Row, Simulated
 from benchmarks.exchange.targets import (
     BUSY_MARK,
@@ -16,10 +16,10 @@ from benchmarks.exchange.targets import (
     of_part,
     verdicts,
 )
-from benchmarks.targets import table as targets_table
 from compressa.link.texts import ms_text, size_text, spread_text
 from compressa.testbed import LinkSpec
-from harness.tables import Table, table_of
+from harness.runner import Shown
+from harness.tables import Table, table_of, verdicts_table
 
 BUSY_NOTE = f"{BUSY_MARK} the machine's processors were busy for 90 % of the time or more."
 
@@ -36,11 +36,6 @@ def describe(network: Network) -> str:
     )
 
 
-def targets(measurement: ExchangeMeasurement) -> Table:
-    """Show what was reached of what is asked."""
-    return targets_table(verdicts(measurement), "hosts", "link")
-
-
 def omissions(measurement: ExchangeMeasurement) -> list[str]:
     """Say what was not measured, a line for each reason."""
     reasons: dict[str, list[str]] = {}
@@ -53,10 +48,15 @@ def omissions(measurement: ExchangeMeasurement) -> list[str]:
     return [f"{reason}: {'; '.join(several)}." for reason, several in reasons.items()]
 
 
-def tables(measurement: ExchangeMeasurement) -> list[Table]:
-    """Return all of them; those of networks without lines if they had no sums."""
-    networks = measurement.from_slow_to_fast
-    return [*(times(network, measurement.rows) for network in networks), *part_tables(measurement)]
+def shown(measurement: ExchangeMeasurement) -> Shown:
+    """Yield what was reached of what is asked, a table for each network and part, and the notes."""
+    yield verdicts_table(verdicts(measurement), "hosts", "link")
+    for network in measurement.from_slow_to_fast:
+        yield times(network, measurement.rows)
+    yield from part_tables(measurement)
+    yield BUSY_NOTE
+    for line in omissions(measurement):
+        yield f"Not measured, {line}"
 
 
 def times(network: Network, rows: Sequence[Row]) -> Table:

@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from benchmarks.exchange.method import MAKERS, Maker, Verb
-from benchmarks.exchange.parts import BY_NAME, GLOO_SUM
+from benchmarks.exchange.plan import BY_NAME, GLOO_SUM
 from benchmarks.exchange.records import ExchangeMeasurement, Network, Row
 from benchmarks.exchange.sums import AUTO
-from benchmarks.targets import Verdict
 from compressa.link.texts import ms_text, size_text
+from harness.tables import Target, Verdict
 
 BUSY = 0.9
 """From this load on, the processors are the limit, and not the links."""
@@ -20,16 +20,24 @@ BUSY_MARK = "*"
 FAST_BITS_PER_S = 1e9
 _MANY_HOSTS = 8
 
-LEAST_LINE_SHARE, LINE_FROM_BYTES = 0.95, 4_000_000
+LINE_RATES = {
+    verb: Target(f"{verb}, of line rate", 0.95, least=True) for verb in ("all_reduce", "all_gather")
+}
 AT_LINE_RATE = {"ring", "round_robin", "halving_doubling", "scatter_reduce", "all_gather"}
-MOST_SLOWER, SLOWER_BELOW_BYTES = 2.0, 64 << 10
-MOST_AUTO_SLOWER = 1.1
-MOST_MEDIAN_ERROR, MOST_ERROR, ERROR_ABOVE_BYTES = 0.10, 0.25, 1_000_000
+LINE_FROM_BYTES = 4_000_000
+SMALL = Target("small, of Gloo and MPI", 2.0, asked="{:.1f}")
+SMALL_BELOW_BYTES = 64 << 10
+CHOSEN = Target("auto, of ours and Gloo", 1.1, asked="{:.1f}")
+MEDIAN_ERROR = Target("model, median error", 0.10, shown="{:.0%}", asked="< {:.0%}")
+WORST_ERROR = Target("model, worst error", 0.25, shown="{:.0%}", asked="< {:.0%}")
+ERROR_ABOVE_BYTES = 1_000_000
+SPEEDUP = Target("compressed, speed-up over Gloo", least=True)
 COMPRESSED = ("int8", "int4")
 LEAST_OF_RATIO, LEAST_OF_RATIO_FAST = 0.85, 0.7
-LEAST_FLOOR_SHARE, FLOOR_FROM_BYTES = 0.95, 100_000_000
+BROADCAST = Target("broadcast from 4, of the floor", 0.95, least=True)
+BROADCAST_FROM_BYTES = 100_000_000
 SEVERAL = "auto from 4"
-MOST_OF_FASTEST = 1.0
+TRANSFER = Target("transfer, of the fastest other", 1.0)
 
 
 def verdicts(measurement: ExchangeMeasurement) -> list[Verdict]:
@@ -52,29 +60,25 @@ def verdicts(measurement: ExchangeMeasurement) -> list[Verdict]:
 
 def _line_rate(network: Network, rows: Sequence[Row], verb: Verb) -> Iterator[Verdict]:
     """On shaped links; many hosts on fast ones count while the processors have time."""
-    if network.rate_bits_per_s is None:
-        return
     due = [
         row
         for row in rows
         if row.method in AT_LINE_RATE and row.verb == verb and row.size_bytes >= LINE_FROM_BYTES
     ]
-    if not due:
+    if network.rate_bits_per_s is None or not due:
         return
     counted = [row for row in due if not is_excused(network, row)]
     least = min(counted or due, key=lambda row: row.line_rate_share)
-    met = least.line_rate_share >= LEAST_LINE_SHARE if counted else None
     left_out = f"; processors busy in {len(due) - len(counted)} of {len(due)} rows"
     at = name_of(least) + (left_out if len(counted) < len(due) else "")
-    target = f"{verb}, of line rate"
-    asked = f"{LEAST_LINE_SHARE:.2f}"
-    yield Verdict(target, network.where, f"{least.line_rate_share:.2f}", asked, at, met)
+    verdict = LINE_RATES[verb].judged(network.where, least.line_rate_share, at)
+    yield verdict if counted else verdict._replace(met=None)
 
 
 def _small(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
     """Our own algorithms beside the best of the others."""
-    small = [row for row in rows if row.size_bytes < SLOWER_BELOW_BYTES and row.method != AUTO]
-    yield from worst(network, "small, of Gloo and MPI", beside_others(small), MOST_SLOWER)
+    small = [row for row in rows if row.size_bytes < SMALL_BELOW_BYTES and row.method != AUTO]
+    yield from _worst(network, SMALL, beside_others(small))
 
 
 def _auto(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
@@ -85,42 +89,34 @@ def _auto(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
         best = fastest((row for row in alike if row.method != AUTO), ["compressa", "gloo"])
         if chosen and best:
             pairs.append((chosen, best))
-    yield from worst(network, "auto, of ours and Gloo", pairs, MOST_AUTO_SLOWER)
+    yield from _worst(network, CHOSEN, pairs)
+
+
+def _worst(network: Network, target: Target, pairs: Sequence[tuple[Row, Row]]) -> Iterator[Verdict]:
+    """Judge the largest ratio of a row's time to that of the one it is compared with."""
+    if pairs:
+        row, other = max(pairs, key=lambda pair: pair[0].median_s / pair[1].median_s)
+        at = name_of(row, beside=other)
+        yield target.judged(network.where, row.median_s / other.median_s, at)
 
 
 def _model(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
-    errors = [
-        (row.error, row)
-        for row in rows
-        if row.error is not None and row.size_bytes > ERROR_ABOVE_BYTES
-    ]
-    if not errors:
-        return
-    middle = statistics.median(error for error, _ in errors)
-    largest, row = max(errors, key=lambda pair: pair[0])
-    for target, error, most, at in (
-        ("model, median error", middle, MOST_MEDIAN_ERROR, f"{len(errors)} rows"),
-        ("model, worst error", largest, MOST_ERROR, name_of(row)),
-    ):
-        yield Verdict(target, network.where, f"{error:.0%}", f"< {most:.0%}", at, error < most)
+    large = [row for row in rows if row.size_bytes > ERROR_ABOVE_BYTES]
+    errors = [(row.error, row) for row in large if row.error is not None]
+    if errors:
+        middle = statistics.median(error for error, _ in errors)
+        yield MEDIAN_ERROR.judged(network.where, middle, f"{len(errors)} rows")
+        largest, row = max(errors, key=lambda pair: pair[0])
+        yield WORST_ERROR.judged(network.where, largest, name_of(row))
 
 
 def _of_compressed(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
     """The time saved, as a share of the bytes saved."""
+    share = LEAST_OF_RATIO_FAST if is_fast(network) else LEAST_OF_RATIO
     for row, dense in beside_dense(rows):
         if row.method in COMPRESSED:
-            ratio = byte_ratio(row, dense)
-            asked = ratio * (LEAST_OF_RATIO_FAST if is_fast(network) else LEAST_OF_RATIO)
-            reached = dense.median_s / row.median_s
-            target = "compressed, speed-up over Gloo"
-            yield Verdict(
-                target,
-                network.where,
-                f"{reached:.2f}",
-                f"{asked:.2f}",
-                name_of(row),
-                reached >= asked,
-            )
+            reached, asked = dense.median_s / row.median_s, byte_ratio(row, dense) * share
+            yield SPEEDUP.judged(network.where, reached, name_of(row), asked)
 
 
 def beside_dense(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
@@ -140,13 +136,11 @@ def byte_ratio(row: Row, dense: Row) -> float:
 
 def _of_broadcast(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
     """What is chosen where there are several sources."""
-    large = [row for row in rows if row.size_bytes >= FLOOR_FROM_BYTES]
+    large = [row for row in rows if row.size_bytes >= BROADCAST_FROM_BYTES]
     best = fastest((row for row in large if row.method == SEVERAL), ["compressa"])
     if best is not None:
-        share = floor_share(best)
-        met = None if is_excused(network, best) else share >= LEAST_FLOOR_SHARE
-        asked, target = f"{LEAST_FLOOR_SHARE:.2f}", "broadcast from 4, of the floor"
-        yield Verdict(target, network.where, f"{share:.2f}", asked, name_of(best), met)
+        verdict = BROADCAST.judged(network.where, floor_share(best), name_of(best))
+        yield verdict._replace(met=None) if is_excused(network, best) else verdict
 
 
 def floor_share(row: Row) -> float:
@@ -159,9 +153,7 @@ def _of_transfer(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
     """Ours beside the fastest of the others, all with their default settings; to two digits."""
     for ours, theirs in beside_others(row for row in rows if not BY_NAME[row.method].exchange):
         ratio = round(ours.median_s / theirs.median_s, 2)
-        at = name_of(ours, beside=theirs)
-        target, asked = "transfer, of the fastest other", f"{MOST_OF_FASTEST:.2f}"
-        yield Verdict(target, network.where, f"{ratio:.2f}", asked, at, ratio <= MOST_OF_FASTEST)
+        yield TRANSFER.judged(network.where, ratio, name_of(ours, beside=theirs))
 
 
 def is_busy(row: Row) -> bool:
@@ -185,7 +177,7 @@ def of_part(part: str, rows: Iterable[Row]) -> list[Row]:
 
 
 def fastest(rows: Iterable[Row], makers: Sequence[Maker]) -> Row | None:
-    """Return the fastest row of some makers."""
+    """Return the fastest row of some makers; None if they have none."""
     found = [row for row in rows if row.by in makers]
     return min(found, key=lambda row: row.median_s, default=None)
 
@@ -205,17 +197,6 @@ def beside_others(rows: Iterable[Row]) -> list[tuple[Row, Row]]:
         for alike in by_size(rows)
     ]
     return [(ours, theirs) for ours, theirs in pairs if ours and theirs]
-
-
-def worst(
-    network: Network, target: str, pairs: Sequence[tuple[Row, Row]], most: float
-) -> Iterator[Verdict]:
-    """Judge the largest ratio of a row's time to that of the one it is compared with."""
-    if pairs:
-        row, other = max(pairs, key=lambda pair: pair[0].median_s / pair[1].median_s)
-        ratio = row.median_s / other.median_s
-        at = name_of(row, beside=other)
-        yield Verdict(target, network.where, f"{ratio:.2f}", f"{most:.1f}", at, ratio <= most)
 
 
 def name_of(row: Row, *, beside: Row | None = None) -> str:

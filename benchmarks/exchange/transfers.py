@@ -1,8 +1,8 @@
-"""Transfers: one message from the first host to the second; the others look on."""
+"""Bytes from ranks that have them to those that do not: one message, or a broadcast."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import final
@@ -12,8 +12,10 @@ import torch.distributed as dist
 
 from benchmarks.exchange.method import Method, Verb
 from compressa.collectives.base import Program
+from compressa.collectives.broadcast import BroadcastAlgorithm, Choice, chosen
 from compressa.collectives.cost import Stage
 from compressa.collectives.passing import pass_hop
+from compressa.collectives.rank_group import RankGroup
 from compressa.engine.session import Session
 from compressa.link.operations import Operation, nothing, repeated
 
@@ -27,7 +29,7 @@ _FRAME_BYTES, _UNSENT_BYTES = 4 << 20, 1 << 17
 @final
 @dataclass(frozen=True)
 class Transfer(Method):
-    """Bring bytes from one host to another."""
+    """Bring bytes from the first host to the second; the others look on."""
 
     verb: Verb = field(default="transfer", kw_only=True)
 
@@ -62,9 +64,8 @@ class Transfer(Method):
 
     def operation(self, size_bytes: int, session: Session) -> Operation:
         """Send a pattern."""
-        data, rank = pattern(size_bytes), session.rank
-        if rank == RECEIVER:
-            data.zero_()
+        rank = session.rank
+        data = pattern(size_bytes, known=rank != RECEIVER)
         call: Callable[[], object]
         if self.by == "compressa":
             call = repeated(session, partial(_program, data, rank))
@@ -84,13 +85,87 @@ def _program(data: torch.Tensor, rank: int) -> Program[None]:
         yield from pass_hop({}, {SENDER: data})
 
 
-def pattern(size_bytes: int) -> torch.Tensor:
-    """Return so many bytes, uint8."""
+@final
+@dataclass(frozen=True)
+class Broadcast(Method):
+    """Bring bytes from some ranks to all others.
+
+    Attributes:
+        choice: The algorithm; None where it is another's.
+        sources: How many ranks hold the bytes beforehand.
+    """
+
+    choice: Choice | None = None
+    sources: int = 1
+    verb: Verb = field(default="broadcast", kw_only=True)
+
+    @classmethod
+    def ours(cls, choice: Choice, sources: int) -> Broadcast:
+        """Name it after its algorithm."""
+        name = f"{choice} from {sources}"
+        return cls(name, "compressa", choice, sources, least_ranks=sources + 1)
+
+    def stages(self, size_bytes: int, ranks: int) -> list[Stage] | None:
+        """As the algorithm says."""
+        algorithm = self._algorithm(size_bytes, ranks)
+        return None if algorithm is None else algorithm.stages(size_bytes, ranks, self.sources)
+
+    def floor_bytes(self, size_bytes: int, ranks: int) -> float:
+        """Each receiver has to hear all of them."""
+        return size_bytes
+
+    def sent_bytes(self, size_bytes: int, ranks: int) -> int:
+        """Once to each receiver."""
+        return (ranks - self.sources) * size_bytes
+
+    def memory_bytes(self, size_bytes: int, ranks: int) -> int:
+        """The bytes, on every rank, and once more to compare them with."""
+        return (ranks + 2) * size_bytes
+
+    def operation(self, size_bytes: int, session: Session) -> Operation:
+        """Broadcast a pattern."""
+        rank, size = session.rank, session.size
+        sources = indices(self.sources, size)
+        data = pattern(size_bytes, known=rank in sources)
+        algorithm = self._algorithm(size_bytes, size)
+        call: Callable[[], object]
+        if algorithm is None:
+            call = partial(dist.broadcast, data, sources[0])
+        else:
+            program = partial(algorithm.broadcast, data, RankGroup.everyone(rank, size), sources)
+            call = repeated(session, program)
+        return Operation(call, lambda: check_pattern(self.name, data))
+
+    def _algorithm(self, size_bytes: int, ranks: int) -> BroadcastAlgorithm | None:
+        """Cut as its own choice says; None where it is another's."""
+        if self.choice is None:
+            return None
+        return chosen(self.choice, size_bytes, ranks, self.sources)
+
+
+def indices(sources: int, ranks: int) -> Sequence[int]:
+    """Spread the sources evenly over the ranks.
+
+    Example:
+        >>> indices(4, 8), indices(1, 4)
+        ([0, 2, 4, 6], [0])
+    """
+    return [ranks * i // sources for i in range(sources)]
+
+
+def pattern(size_bytes: int, *, known: bool = True) -> torch.Tensor:
+    """Return so many bytes, uint8: the pattern, or zeros where it is not known yet."""
+    if not known:
+        return torch.zeros(size_bytes, dtype=torch.uint8)
     period = torch.arange(_PERIOD, dtype=torch.uint8)
     return period.repeat(-(-size_bytes // _PERIOD))[:size_bytes].clone()
 
 
 def check_pattern(what: str, data: torch.Tensor) -> None:
-    """Raise ArithmeticError unless these bytes are a pattern."""
+    """Look whether bytes are the pattern.
+
+    Raises:
+        ArithmeticError: They are not.
+    """
     if not torch.equal(data, pattern(data.numel())):
         raise ArithmeticError(f"{what} has brought wrong bytes")

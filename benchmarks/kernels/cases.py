@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,6 +40,25 @@ class Operation(Enum):
     STEP = "whole step"  # Aggregator.run, in a world of one rank
 
 
+class Least(NamedTuple):
+    """The least that a figure should be, by device; None where nothing is asked.
+
+    Attributes:
+        cpu: On CPUs.
+        gpu: On GPUs.
+    """
+
+    cpu: float | None = None
+    gpu: float | None = None
+
+    def on(self, device: str) -> float | None:
+        """Return what is asked on a device, by the name that rows give it."""
+        return self.cpu if device == "cpu" else self.gpu
+
+
+NO_TARGET = Least()
+
+
 @dataclass(frozen=True)
 class Peer:
     """A plain implementation of the same operation.
@@ -48,22 +67,16 @@ class Peer:
         name: What it is.
         prepare: Makes a call of it, from the operands and the case's compressor; raises
             `PeerUnavailable` where there is none.
-        least_speedup: How many times faster than it the case should be, if a target says so.
-        least_speedup_on_gpu: The same on a GPU.
+        least_speedup: How many times faster than it the case should be.
         devices: Kinds of devices that it can be measured on.
         takes_half: Whether it is measured beside cases of gradients of 16 bits as well.
     """
 
     name: str
     prepare: Callable[[Operands, Any], Call]
-    least_speedup: float | None = None
-    least_speedup_on_gpu: float | None = None
+    least_speedup: Least = NO_TARGET
     devices: frozenset[str] = frozenset({"cpu", "cuda"})
     takes_half: bool = True
-
-    def least_on(self, device: str) -> float | None:
-        """Return the speed-up to be reached on a device, by the name that rows give it."""
-        return self.least_speedup if device == "cpu" else self.least_speedup_on_gpu
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +90,7 @@ class Case:
         hyper: Hyper-parameters that differ from their defaults.
         bus_bytes_per_elem: What must cross the memory bus where gradients have 32 bits, but for a
             whole step's result; None: follows from the operation.
-        least_limit_ratio: The target, if there is one.
-        least_on_gpu: The same on a GPU; a case without is not measured there.
+        least_share: Of the limit; a case without a target on GPUs is not measured there.
         peers: What it is compared with.
         shape: For compressors of matrices: the one shape that is measured.
         main: Whether it stands for its kind where every size is measured.
@@ -90,16 +102,11 @@ class Case:
     operation: Operation
     hyper: Mapping[str, Any] = field(default_factory=dict)
     bus_bytes_per_elem: float | None = None
-    least_limit_ratio: float | None = None
-    least_on_gpu: float | None = None
+    least_share: Least = NO_TARGET
     peers: tuple[Peer, ...] = ()
     shape: tuple[int, ...] = ()
     main: bool = False
     gradient: torch.dtype = torch.float32
-
-    def least_share(self, device: str) -> float | None:
-        """Return the target on a device, by the name that rows give it."""
-        return self.least_limit_ratio if device == "cpu" else self.least_on_gpu
 
     def build(self) -> Compressor | None:
         """Return the compressor; None while the contract table has none of its name."""

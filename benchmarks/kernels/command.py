@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from benchmarks.kernels import Bench, Case, Row, launches, scaling, targets
-from benchmarks.kernels.device import BenchDevice, device_named
+from benchmarks.kernels import Bench, Case, Measurement, launches, scaling
+from benchmarks.kernels.device import CPU, BenchDevice, current_gpu
 from benchmarks.kernels.launches import LAUNCHES, LaunchCase
 from benchmarks.kernels.table import cases_on
-from benchmarks.runner import JsonFile, Update, measure, refuse_unmatched, show
+from benchmarks.kernels.tables import shown
 from compressa.errors import ConfigError
+from harness.runner import JsonFile, Update, carry_out, refuse_unmatched
 
 
 class _Device(StrEnum):
@@ -56,20 +58,44 @@ def kernels(
 
     On a GPU also with gradients in bfloat16, and what launches cost.
     """
-    where = device_named(device)
+    where = CPU if device is _Device.CPU else current_gpu()
     sizes, (cases, small) = _sizes(elems, where), _matching(case, where.kind)
+    file = json_file or update
     if with_scaling:
-        _require_place(json_file or update)
+        _require_place(file)
     bench = Bench(threads=threads, repeats=repeats, device=where)
-    rows = _rows(bench, cases, small, sizes, with_scaling=with_scaling)
-    measure((f"measured {row.case}" for row in rows), bench.measurement, json_file, update)
-    tables = targets.table(bench.rows, cases), launches.table(bench.rows)
-    fixed, console = scaling.fixed_costs(bench.rows), Console()
-    show(console, [table for table in (*tables, fixed) if table.lines])
-    console.print(f"Targets hold at {where.default_elems[-1]:,} elements.")
-    if with_scaling and (file := json_file or update) is not None:
+    carry_out(_Run(bench, cases, small, sizes, with_scaling), shown, json_file, update)
+    if with_scaling and file is not None:
         scaling.save_plot(bench.rows, file.with_suffix(".png"))
-    _say_what_is_missing(console, bench, cases)
+    typer.echo(f"Targets hold at {where.default_elems[-1]:,} elements.")
+    lacking = {case.name for case in cases if case.build() is None} | bench.unavailable
+    if lacking:
+        known = [*(case.name for case in cases), *(case.name for case in LAUNCHES)]
+        typer.echo(f"Not there yet: {', '.join(name for name in known if name in lacking)}.")
+
+
+@dataclass(frozen=True)
+class _Run:
+    """All that was asked for, for the runner."""
+
+    bench: Bench
+    cases: Sequence[Case]
+    small: Sequence[LaunchCase]
+    sizes: Sequence[int]
+    with_scaling: bool
+
+    @property
+    def found(self) -> Measurement:
+        return self.bench.measurement()
+
+    def run(self) -> Iterator[str]:
+        rows = (
+            launches.run(self.bench, self.small),  # first: compiling peers may take minutes
+            self.bench.run(self.cases, self.sizes),
+            scaling.run(self.bench, self.cases) if self.with_scaling else (),
+        )
+        for row in chain.from_iterable(rows):
+            yield f"measured {row.case}"
 
 
 def _sizes(given: Sequence[float] | None, device: BenchDevice) -> list[int]:
@@ -93,26 +119,3 @@ def _require_place(json_file: Path | None) -> None:
     if json_file is None:
         raise ConfigError("--scaling draws a plot beside the JSON file; say where with --json")
     scaling.require_matplotlib()
-
-
-def _rows(
-    bench: Bench,
-    cases: Sequence[Case],
-    small: Sequence[LaunchCase],
-    sizes: Sequence[int],
-    *,
-    with_scaling: bool,
-) -> Iterator[Row]:
-    """Measure all; yield the rows as they come."""
-    yield from launches.run(bench, small)  # first: compiling peers may take minutes
-    yield from bench.run(cases, sizes)
-    if with_scaling:
-        yield from scaling.run(bench, cases)
-
-
-def _say_what_is_missing(console: Console, bench: Bench, cases: Sequence[Case]) -> None:
-    lacking = {case.name for case in cases if case.build() is None} | bench.unavailable
-    known = [*(case.name for case in cases), *(case.name for case in LAUNCHES)]
-    names = [name for name in known if name in lacking]
-    if names:
-        console.print(f"Not there yet: {', '.join(names)}.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,80 +24,63 @@ _SUFFIXES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 
 
-class BenchDevice(ABC):
+@dataclass(frozen=True)
+class BenchDevice:
     """A device.
 
     Attributes:
         kind: "cpu" or "cuda", as torch calls it.
+        name: What rows call it.
         yardstick: What the stream is called that its memory bus carries best.
         yardstick_bytes: What that moves for an element.
         store_bytes: What crosses the bus for each byte of a stream that is only written.
         default_elems: The sizes that are measured if none are named; targets hold at the last.
+        memory_bytes: How much it has.
+        watch: Makes what times calls there.
+        stream: Does the yardstick's work once, given what is updated and what is only read: two
+            float32 vectors as long.
     """
 
     kind: str
+    name: str
     yardstick: str
     yardstick_bytes: int
     store_bytes: int
     default_elems: tuple[int, ...]
-
-    @property
-    @abstractmethod
-    def name(self) -> str:
-        """What rows call it."""
-
-    @property
-    @abstractmethod
-    def memory_bytes(self) -> int:
-        """How much it has."""
-
-    @abstractmethod
-    def watch(self) -> Stopwatch:
-        """Return what times calls there."""
-
-    @abstractmethod
-    def stream(self, updated: torch.Tensor, source: torch.Tensor) -> None:
-        """Do the yardstick's work once."""
+    memory_bytes: int
+    watch: Callable[[], Stopwatch]
+    stream: Callable[[torch.Tensor, torch.Tensor], object]
 
 
-class Cpu(BenchDevice):
-    """The machine's own cores. A line that is only written is read first.
-
-    The yardstick is a[i] = a[i] + b[i]: two reads and a write per element, and nothing else. A
-    write-only stream would read its lines first, and a pure read leaves the bus's other direction
-    idle.
-    """
-
-    kind = "cpu"
-    yardstick = "in-place update"
-    yardstick_bytes = 12
-    store_bytes = 2
-    default_elems = (25_000_000, 200_000_000)
-
-    @property
-    def name(self) -> str:
-        """Short: the header of a measurement has its model."""
-        return self.kind
-
-    @property
-    def memory_bytes(self) -> int:
-        """Physical memory."""
-        return memory_bytes()
-
-    def watch(self) -> Stopwatch:
-        """Return one with the clock of the CPU."""
-        return Stopwatch()
-
-    def stream(self, updated: torch.Tensor, source: torch.Tensor) -> None:
-        """Add in place; the current thread's team shares the work as kernels share theirs."""
-        a, b = updated.numpy(), source.numpy()
-        over_slices(a.size, 16, lambda low, high: _update(a[low:high], b[low:high]))
+def _add(updated: torch.Tensor, source: torch.Tensor) -> None:
+    """Add in place; the current thread's team shares the work as kernels share theirs."""
+    a, b = updated.numpy(), source.numpy()
+    over_slices(a.size, 16, lambda low, high: _update(a[low:high], b[low:high]))
 
 
 @numba.njit(nogil=True, cache=True, error_model="numpy")
 def _update(a: F32, b: F32) -> None:
     for i in range(a.size):
         a[i] = a[i] + b[i]
+
+
+CPU = BenchDevice(
+    kind="cpu",
+    name="cpu",
+    yardstick="in-place update",
+    yardstick_bytes=12,
+    store_bytes=2,
+    default_elems=(25_000_000, 200_000_000),
+    memory_bytes=memory_bytes(),
+    watch=Stopwatch,
+    stream=_add,
+)
+"""The machine's own cores; the header of a measurement has their model.
+
+The yardstick is a[i] = a[i] + b[i]: two reads and a write per element, and nothing else. A line
+that is only written is read first: so would those of a write-only stream be, and a pure read leaves
+the bus's other direction idle.
+"""
 
 
 def caches_bytes() -> dict[str, int]:
@@ -115,43 +99,28 @@ def _cache_bytes(index: Path) -> int:
     return int(text.rstrip("KMG")) * _SUFFIXES.get(text[-1], 1)
 
 
-class Cuda(BenchDevice):
-    """The current GPU. What is written costs what is read does: the yardstick is a copy.
+def current_gpu() -> BenchDevice:
+    """Return the current GPU. What is written costs what is read does: the yardstick is a copy.
 
     Raises:
         BackendUnavailable: torch sees none.
     """
-
-    kind = "cuda"
-    yardstick = "copy"
-    yardstick_bytes = 8
-    store_bytes = 1
-    default_elems = (100_000_000,)
-
-    def __init__(self) -> None:
-        if not torch.cuda.is_available():
-            raise BackendUnavailable(
-                "--device cuda: torch sees no GPU here; look at nvidia-smi, and install a build of "
-                "torch for CUDA, or measure --device cpu"
-            )
-
-    @property
-    def name(self) -> str:
-        """The GPU's own."""
-        return torch.cuda.get_device_name()
-
-    @property
-    def memory_bytes(self) -> int:
-        """The GPU's."""
-        return int(torch.cuda.get_device_properties().total_memory)
-
-    def watch(self) -> Stopwatch:
-        """Return one with the GPU's own clock."""
-        return EventWatch()
-
-    def stream(self, updated: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy."""
-        updated.copy_(source)
+    if not torch.cuda.is_available():
+        raise BackendUnavailable(
+            "--device cuda: torch sees no GPU here; look at nvidia-smi, and install a build of "
+            "torch for CUDA, or measure --device cpu"
+        )
+    return BenchDevice(
+        kind="cuda",
+        name=torch.cuda.get_device_name(),
+        yardstick="copy",
+        yardstick_bytes=8,
+        store_bytes=1,
+        default_elems=(100_000_000,),
+        memory_bytes=int(torch.cuda.get_device_properties().total_memory),
+        watch=EventWatch,
+        stream=torch.Tensor.copy_,
+    )
 
 
 class EventWatch(Stopwatch):
@@ -200,8 +169,3 @@ def _enqueued(call: Call, loops: int) -> tuple[Any, Any]:
         call()
     end.record()
     return begin, end
-
-
-def device_named(kind: str) -> BenchDevice:
-    """Return "cpu" or "cuda"."""
-    return Cuda() if kind == "cuda" else Cpu()

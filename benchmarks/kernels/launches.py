@@ -26,11 +26,9 @@ from benchmarks.kernels.device import device_s
 from benchmarks.kernels.operands import Operands
 from benchmarks.kernels.records import Row, case_at
 from benchmarks.kernels.run import Bench
-from benchmarks.targets import WORDS
 from benchmarks.timing import Call, Clock, Samples
 from compressa.arrays import as_array
 from compressa.codecs import Codec, Int4, Int8
-from harness.tables import Table, table_of
 
 UNIT_ELEMS, UNITS = 1 << 18, 64  # of 1 MB
 BUCKET_ELEMS = 25_000_000  # 100 MB
@@ -188,20 +186,3 @@ def host_times(call: Call, wait: Call, clock: Clock = time.perf_counter) -> Samp
 def _device_times(call: Call, large: Operands, repeats: int) -> Samples:
     device_s(call, _LOOPS, large.stream)
     return Samples(tuple(device_s(call, _LOOPS, large.stream) for _ in range(repeats)))
-
-
-def table(rows: Sequence[Row]) -> Table:
-    """Show what small work costs."""
-    known = {case.name: case for case in LAUNCHES}
-    return table_of(
-        "",
-        [row for row in rows if row.benchmark == "kernels-launch" and row.name in known],
-        {
-            "case": lambda row: row.name,
-            "elements": lambda row: f"{row.elems:,}",
-            "us (p20 to p80)": lambda row: f"{row.median:.1f} ({row.p20:.1f} to {row.p80:.1f})",
-            "asked": lambda row: known[row.name].target(row),
-            "target": lambda row: WORDS[known[row.name].met(row)],
-        },
-        frozenset({"elements", "us (p20 to p80)"}),
-    )

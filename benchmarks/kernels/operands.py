@@ -14,7 +14,7 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from benchmarks.kernels.device import BenchDevice, Cpu
+from benchmarks.kernels.device import CPU, BenchDevice
 from compressa.codecs import Draw
 
 _SEED = 3
@@ -36,9 +36,9 @@ class Operands:
         out: float32.
     """
 
-    def __init__(self, elems: int, device: BenchDevice | None = None) -> None:
+    def __init__(self, elems: int, device: BenchDevice = CPU) -> None:
         self.elems = elems
-        self.device = device or Cpu()
+        self.device = device
         place = self.device.kind
         self._long = gaussian(elems + (_WINDOWS - 1) * _MOVE_ELEMS).to(place)
         self.gradient = self._copied = self._long[:elems]

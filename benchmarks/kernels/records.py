@@ -6,8 +6,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import AwareDatetime, Field, PositiveInt, model_validator
 
-from benchmarks import records
-from benchmarks.records import Positive
+from harness import records
+from harness.records import Positive
 
 Benchmark = Literal["kernels", "kernels-scaling", "kernels-fixed-cost", "kernels-launch"]
 
@@ -81,10 +81,9 @@ class Header(records.Header):
     caches_bytes: dict[str, PositiveInt] = Field(description="of one core; empty if not known")
 
     @property
-    def machine(self) -> str:
-        """With its caches."""
-        caches = "".join(f"{name} {_binary(size)}, " for name, size in self.caches_bytes.items())
-        return f"{self.cpu}, {self.cores} cores, {caches}{self.system}"
+    def details(self) -> str:
+        """Its caches."""
+        return "".join(f"{name} {_binary(size)}, " for name, size in self.caches_bytes.items())
 
 
 def _binary(size: int) -> str:

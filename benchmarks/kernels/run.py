@@ -6,23 +6,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from compressa.kernels import KernelUnavailable
 from compressa.kernels.threads import Team
 
 from benchmarks.kernels.cases import Case, Peer, PeerUnavailable
-from benchmarks.kernels.device import BenchDevice, Cpu, caches_bytes
+from benchmarks.kernels.device import CPU, BenchDevice, caches_bytes
 from benchmarks.kernels.operands import Operands
-from benchmarks.kernels.records import (
-    Benchmark,
-    Header,
-    Measurement,
-    Metric,
-    Row,
-    Unit,
-    case_at,
-)
+from benchmarks.kernels.records import Benchmark, Header, Measurement, Row, Unit, case_at
 from benchmarks.timing import (
     Call,
     Interleaved,
@@ -65,20 +58,25 @@ class Bench:
         threads: int,
         repeats: int,
         watch: Stopwatch | None = None,
-        device: BenchDevice | None = None,
+        device: BenchDevice = CPU,
     ) -> None:
         self.rows: list[Row] = []
         self.unavailable: set[str] = set()
         self._threads = threads
         self.repeats = repeats
-        self.device = device or Cpu()
+        self.device = device
         self._watch = watch or self.device.watch()
         self._yardstick_gb_per_s: dict[int, list[float]] = {}
 
     def measurement(self) -> Measurement:
         """Return all rows so far, with those of the yardstick, as they are written down."""
-        found = {n: Samples(tuple(values)) for n, values in self._yardstick_gb_per_s.items()}
-        yardsticks = [self._yardstick_row(elems, samples) for elems, samples in found.items()]
+        bandwidth: dict[str, Any] = {"metric": "bandwidth", "unit": "GB/s", "limit_ratio": None}
+        yardsticks = [
+            self._filled(
+                "kernels", case_at(self.device.yardstick, n), Samples(tuple(values)), **bandwidth
+            )
+            for n, values in self._yardstick_gb_per_s.items()
+        ]
         header = Header.here(caches_bytes=caches_bytes())
         return Measurement(header=header, rows=[*yardsticks, *self.rows])
 
@@ -153,39 +151,32 @@ class Bench:
         return times
 
     def row(self, benchmark: Benchmark, case: str, seconds: Samples, ratio: float | None) -> Row:
-        """Return a row of times, which is not kept."""
+        """Return a row of times, which is not kept.
+
+        Args:
+            benchmark: Which.
+            case: A name at a number of elements; see `case_at`.
+            seconds: Of a call.
+            ratio: Of the limit, if there is one.
+        """
         unit: Unit = "ms" if benchmark == "kernels" else "us"
         times = seconds.map(lambda second: _PER_SECOND[unit] * second)
-        return self._filled(benchmark, case, "time", unit, times, ratio)
+        return self._filled(benchmark, case, times, metric="time", unit=unit, limit_ratio=ratio)
 
-    def _yardstick_row(self, elems: int, bandwidth: Samples) -> Row:
-        case = case_at(self.device.yardstick, elems)
-        return self._filled("kernels", case, "bandwidth", "GB/s", bandwidth, None)
-
-    def _filled(
-        self,
-        benchmark: Benchmark,
-        case: str,
-        metric: Metric,
-        unit: Unit,
-        samples: Samples,
-        ratio: float | None,
-    ) -> Row:
+    def _filled(self, benchmark: Benchmark, case: str, samples: Samples, **more: Any) -> Row:
         return Row(
             benchmark=benchmark,
             case=case,
-            metric=metric,
-            unit=unit,
             median=samples.median,
             p20=samples.p20,
             p80=samples.p80,
-            limit_ratio=ratio,
             peer=None,
             peer_median=None,
             device=self.device.name,
             threads=self._threads,
             version=version("compressa"),
             timestamp=now(),
+            **more,
         )
 
     def _beside(self, row: Row, peer: Peer, compressor: Compressor, operands: Operands) -> Row:

@@ -11,9 +11,7 @@ from benchmarks.kernels.cases import Case
 from benchmarks.kernels.operands import Operands
 from benchmarks.kernels.records import Benchmark, Row
 from benchmarks.kernels.run import Bench
-from benchmarks.targets import WORDS
 from compressa.errors import BackendUnavailable
-from harness.tables import Table, table_of
 
 SIZES = tuple(round(10 ** (exponent / 2)) for exponent in range(8, 17))
 """10^4 to 10^8, two a decade."""
@@ -36,36 +34,6 @@ def _at(bench: Bench, cases: Sequence[Case], elems: int, benchmark: Benchmark) -
     operands = Operands(elems, bench.device)
     for case in cases:
         yield from bench.measure(case, operands, benchmark=benchmark, with_peers=False)
-
-
-def fixed_costs(rows: Sequence[Row]) -> Table:
-    """Show what a call on `SMALL_ELEMS` elements takes."""
-    what = f"microseconds on {SMALL_ELEMS:,} elements"
-    return table_of(
-        "Fixed cost of a call",
-        [row for row in rows if row.benchmark == "kernels-fixed-cost"],
-        {
-            "case": lambda row: row.name,
-            what: lambda row: f"{row.median:.1f}",
-            f"at most {MOST_FIXED_US:.0f}": lambda row: WORDS[row.median <= MOST_FIXED_US],
-        },
-        frozenset({what}),
-    )
-
-
-def growth(rows: Sequence[Row]) -> Table:
-    """Show nanoseconds per element, a line per case and a column per size: level if linear."""
-    found: dict[str, dict[int, float]] = {}
-    for row in rows:
-        if row.benchmark == "kernels-scaling":
-            found.setdefault(row.name, {})[row.elems] = 1e3 * row.median / row.elems
-    sizes = sorted({elems for line in found.values() for elems in line})
-    columns = [f"{elems:.0e}".replace("e+0", "e") for elems in sizes]
-    lines = [
-        (name, *(f"{line[elems]:.2f}" if elems in line else "-" for elems in sizes))
-        for name, line in found.items()
-    ]
-    return Table("How times grow", ("ns per element at", *columns), lines)
 
 
 def require_matplotlib() -> None:

@@ -17,7 +17,7 @@ from benchmarks.kernels import peers_bare as bare
 from benchmarks.kernels import peers_dense as dense
 from benchmarks.kernels import peers_sparse as sparse
 from benchmarks.kernels import peers_steps as steps
-from benchmarks.kernels.cases import SUMMED, Case, Operation, Peer
+from benchmarks.kernels.cases import SUMMED, Case, Least, Operation, Peer
 from benchmarks.kernels.peers import TorchPeer, bitsandbytes
 from compressa.codecs import Codec
 
@@ -44,8 +44,7 @@ CASTS = tuple(
             name=f"{name} cast",
             compressor=name,
             operation=Operation.ENCODE,
-            least_limit_ratio=0.85,
-            least_on_gpu=0.85,
+            least_share=Least(0.85, 0.85),
             peers=_torch(form.plain, "torch .to"),
             main=name == "bf16",
         ),
@@ -53,7 +52,7 @@ CASTS = tuple(
             name=f"{name} cast with residual",
             compressor=name,
             operation=Operation.FEEDBACK,
-            least_on_gpu=0.85,
+            least_share=Least(gpu=0.85),
             peers=_torch(form.feedback),
         ),
     )
@@ -79,8 +78,7 @@ def _quantiser(
             name=case,
             compressor=name,
             operation=operation,
-            least_limit_ratio=least,
-            least_on_gpu=0.85 if targets else None,
+            least_share=Least(least, 0.85 if targets else None),
             peers=peers,
             main=operation in main,
         )
@@ -113,7 +111,7 @@ FP8 = Case(
     name="fp8 with residual",
     compressor="fp8",
     operation=Operation.FEEDBACK,
-    least_on_gpu=0.85,
+    least_share=Least(gpu=0.85),
     peers=_torch(dense.Fp8().feedback),
 )
 
@@ -125,8 +123,7 @@ STOCHASTIC = tuple(
         name=name,
         compressor=name,
         operation=Operation.ENCODE,
-        least_limit_ratio=0.40,
-        least_on_gpu=0.70,
+        least_share=Least(0.40, 0.70),
         peers=_torch(peer),
         main=name == "qsgd",
     )
@@ -145,10 +142,9 @@ def _top_k(density: float, percent: str, least_speedup: float) -> Case:
         operation=Operation.FEEDBACK,
         hyper={"density": density},
         bus_bytes_per_elem=_TWO_PASSES,
-        least_limit_ratio=0.45,
-        least_on_gpu=0.60,
+        least_share=Least(0.45, 0.60),
         peers=(
-            Peer("torch.topk", sparse.topk_alone, least_speedup, least_speedup_on_gpu=10.0),
+            Peer("torch.topk", sparse.topk_alone, Least(least_speedup, 10.0)),
             *_torch(sparse.topk_feedback),
             Peer("numpy.argpartition", sparse.argpartition, devices=_CPU),
         ),
@@ -163,8 +159,7 @@ def _one_pass(name: str, compressor: str, peer: TorchPeer, least_on_gpu: float |
         compressor=compressor,
         operation=Operation.FEEDBACK,
         bus_bytes_per_elem=_ONE_PASS,
-        least_limit_ratio=0.50,
-        least_on_gpu=least_on_gpu,
+        least_share=Least(0.50, least_on_gpu),
         peers=_torch(peer) if least_on_gpu else (Peer("torch operations", peer),),
     )
 
@@ -192,8 +187,8 @@ POWERSGD = Case(
     hyper={"approx_rank": 4},
     shape=(4096, 4096),
     peers=(
-        Peer("torch add_, mm, mm, addmm_", steps.power_iteration, 1 / 1.2),
-        Peer("the same, factors transposed", steps.power_iteration_transposed, 1 / 1.2),
+        Peer("torch add_, mm, mm, addmm_", steps.power_iteration, Least(1 / 1.2)),
+        Peer("the same, factors transposed", steps.power_iteration_transposed, Least(1 / 1.2)),
     ),
 )
 
@@ -202,7 +197,7 @@ SUMS = tuple(
         name=f"{name} sum of {SUMMED}",
         compressor=name,
         operation=Operation.SUM,
-        least_on_gpu=0.85,
+        least_share=Least(gpu=0.85),
         peers=_torch(form.sum),
     )
     for name, form in (
@@ -219,7 +214,7 @@ THRESHOLD = Case(
     operation=Operation.FEEDBACK,
     hyper={"threshold": 3.0, "unit": "rms"},
     bus_bytes_per_elem=_TWO_PASSES,
-    least_on_gpu=0.70,
+    least_share=Least(gpu=0.70),
     peers=_torch(sparse.threshold_feedback(3.0)),
 )
 
@@ -243,7 +238,7 @@ def cases_on(kind: str) -> tuple[Case, ...]:
     """Return what is measured on a kind of device, "cpu" or "cuda"."""
     if kind == "cpu":
         return CASES
-    there = [case for case in (*CASES, *GPU_CASES) if case.least_on_gpu is not None]
+    there = [case for case in (*CASES, *GPU_CASES) if case.least_share.gpu is not None]
     return tuple(case for one in there for case in (one, *_of_half(one)))
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from benchmarks.runner import JsonFile, Update, What, given, measure, parts_option, show
-from benchmarks.schedule import tables
 from benchmarks.schedule.plan import LINKS, PARTS, RATIOS, Settings
 from benchmarks.schedule.run import ScheduleBench
+from benchmarks.schedule.tables import shown
 from compressa.testbed import LinkSpec
+from harness.runner import JsonFile, Update, What, carry_out, given, parts_option
 
 _QUICK: dict[str, Any] = {"parts": ["steps"], "compressors": ["int8"], "ratios": [1.0]}
 _BUDGET_S, _QUICK_BUDGET_S = 40.0, 15.0
+_RATIOS_TEXT = ", ".join(f"{ratio:g}" for ratio in RATIOS)
 
 
 def schedule(
@@ -26,8 +26,7 @@ def schedule(
     ratio: Annotated[
         list[float] | None,
         typer.Option(
-            help="Of communication to computing, several times; "
-            f"{', '.join(f'{r:g}' for r in RATIOS)} if left out."
+            help=f"Of communication to computing, several times; {_RATIOS_TEXT} if left out."
         ),
     ] = None,
     link: Annotated[
@@ -62,6 +61,4 @@ def schedule(
         budget_s=(_QUICK_BUDGET_S if quick else _BUDGET_S) if budget is None else budget,
         **(_QUICK if quick else {}) | given(parts=part, compressors=compressor, ratios=ratio),
     )
-    bench = ScheduleBench(settings)
-    measured = measure(bench.run(), lambda: bench.found, json_file, update)
-    show(Console(), [*tables.tables(measured), tables.targets(measured)])
+    carry_out(ScheduleBench(settings), shown, json_file, update)

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from benchmarks import runner
-from benchmarks.runner import refuse_strangers
 from compressa.errors import ConfigError
+from harness import runner
+from harness.runner import refuse_strangers
 
 Kind = Literal["ddp", "hook", "overlap"]
 

@@ -1,6 +1,6 @@
 """What `python -m benchmarks schedule` leaves behind: one JSON file, checked when it is read.
 
-Targets are not written down: `targets` works out what meets them.
+`tables` works out what meets the targets.
 """
 
 from __future__ import annotations
@@ -8,16 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal, Self
 
-from pydantic import (
-    AwareDatetime,
-    Field,
-    NonNegativeInt,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import AwareDatetime, Field, NonNegativeInt, PositiveInt, model_validator
 
-from benchmarks import records
-from benchmarks.records import NotNegative, Positive, Row, Spread
+from harness import records
+from harness.records import NotNegative, Positive, Row, Spread
 
 
 class Case(Row):

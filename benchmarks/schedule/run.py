@@ -6,21 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import get_args
 
 from benchmarks.hosts import Processors, opened_hosts
+from benchmarks.schedule.costs import CHUNKS, UNITS, chunk_costs
 from benchmarks.schedule.jobs import Port, two_jobs
-from benchmarks.schedule.overhead import CHUNKS, chunk_costs
-from benchmarks.schedule.pipeline import UNITS
 from benchmarks.schedule.plan import AUTO, Settings
 from benchmarks.schedule.pushes import four_workers
-from benchmarks.schedule.records import (
-    Header,
-    Overhead,
-    Pipelined,
-    ScheduleMeasurement,
-    Traced,
-)
+from benchmarks.schedule.records import Header, Overhead, Pipelined, ScheduleMeasurement, Traced
 from benchmarks.schedule.steps import Steps
-from benchmarks.schedule.trainers import ELEMS, LAYERS
-from benchmarks.schedule.training import started_trainers
+from benchmarks.schedule.training import ELEMS, LAYERS, started_trainers
 from compressa.machine import now
 from compressa.testbed import NetnsTestbed, check_links
 from harness.ranks import Ranks
@@ -112,14 +104,14 @@ class ScheduleBench:
 
 def _pipelined(bed: NetnsTestbed, ranks: Ranks) -> Pipelined:
     """Measure units at the rate at which the wire takes twice as long as the codec."""
-    tried = ranks.ask("pipeline", compressor=_PIPELINED, rounds=1)
+    tried = ranks.ask("units", compressor=_PIPELINED, rounds=1)
     rate = bed.link.rate_bits_per_s
     assert rate is not None
     codec_s = tried["encode_s"] + tried["decode_s"]
     rate *= tried["wire_s"] / (_WIRE_SHARE * codec_s)
     bed.set_link(f"{round(min(rate, _FASTEST_BITS_PER_S) / 1e6)}mbit")
     processors = Processors()
-    found = ranks.ask("pipeline", compressor=_PIPELINED, rounds=_PIPELINED_ROUNDS)
+    found = ranks.ask("units", compressor=_PIPELINED, rounds=_PIPELINED_ROUNDS)
     return Pipelined(
         compressor=_PIPELINED,
         link=str(bed.link),
@@ -133,12 +125,11 @@ def _pipelined(bed: NetnsTestbed, ranks: Ranks) -> Pipelined:
 def _traced(bed: NetnsTestbed, ranks: Ranks) -> Traced:
     """Measure steps of `auto`."""
     bed.set_link(_TRACED_LINK)
-    figures = str(ranks.folder / "link.json")
+    figures, trace = (str(ranks.folder / name) for name in ("link.json", "t.json"))
     ranks.ask("fit", path=figures)
     ranks.ask("open", compressor=_TRACED, methods=[AUTO], link=figures)
     ranks.ask("size", batch=_TRACED_BATCH)
     ranks.ask("warm", method=AUTO)
-    trace = str(ranks.folder / "t.json")
     found = ranks.ask("trace", method=AUTO, path=trace, pairs=_TRACED_PAIRS)
     ranks.ask("close")
     ratios = {name: found[name] for name in ("ratio", "ratio_low", "ratio_high", "cpu_ratio")}

@@ -10,8 +10,7 @@ from statistics import median
 from benchmarks.hosts import Processors
 from benchmarks.schedule.plan import Method, Settings
 from benchmarks.schedule.records import Case, Step
-from benchmarks.schedule.trainers import WIDTH
-from benchmarks.schedule.training import KEPT_BYTES
+from benchmarks.schedule.training import KEPT_BYTES, WIDTH
 from benchmarks.timing import Samples
 from compressa.engine.measuring import profile_file
 from compressa.errors import ConfigError

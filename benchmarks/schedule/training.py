@@ -1,32 +1,44 @@
-"""What a rank that trains can be asked for: trainers, side by side, on batches of one size."""
+"""What a rank that trains can be asked for: ways to train, side by side, each with its own model.
+
+The models are perceptrons of equal layers, as large as their communication should be, and all are
+trained on batches of one size.
+"""
 
 from __future__ import annotations
 
 import gc
 import statistics
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.paired import overhead
-from benchmarks.schedule.pipeline import measured
-from benchmarks.schedule.plan import EXCHANGED, METHODS
-from benchmarks.schedule.trainers import WIDTH, Alone, Overlapped, Trainer, trainer_of
+from benchmarks.schedule.costs import unit_costs
+from benchmarks.schedule.plan import EXCHANGED, METHODS, Method
 from compressa.config import load_config
 from compressa.engine.start import link_file
-from compressa.hooks import Handle
+from compressa.hooks import Handle, register_comm_hook
 from compressa.link.measure import opened
+from compressa.overlap import OverlappedDataParallel
 from compressa.testbed import Testbed
 from harness.rank import OWN_CORE
 from harness.ranks import Ranks
 from harness.start import started_ranks
 from harness.wire import Wire
 
-Told = dict[str, Any]
+LAYERS = 48
+WIDTH = 150
+ELEMS = LAYERS * WIDTH * (WIDTH + 1)
+"""Of a model's parameters: 4.3 MB of float32."""
 
 KEPT_BYTES = 1 << 25
 """Larger pieces of memory go back to the system in each step: the most that malloc can be told."""
@@ -34,20 +46,132 @@ KEPT_BYTES = 1 << 25
 # Memory that is given back and asked for again in each step takes the kernel a sixth of it, and
 # whether that happens depends on what else is allocated meanwhile: none is given back here.
 _KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES)}
+_RATE, _MOMENTUM = 0.01, 0.9
 _FIT_S = 0.01
 
 
 def started_trainers(bed: Testbed) -> Ranks:
-    """Start a rank that trains on each host, to be used as a context manager."""
+    """Start a rank that trains on each host, to be used as a context manager.
+
+    Raises:
+        RankError: They do not start.
+    """
     return started_ranks(bed, f"{__name__}:Training", OWN_CORE, env=_KEPT)
 
 
-def _nothing(text: str) -> None:
-    pass
+class Stepped(NamedTuple):
+    """How long a training step took, and its forward pass alone."""
+
+    step_s: float
+    forward_s: float
+
+
+class Trainer(ABC):
+    """Trains a model of its own.
+
+    Attributes:
+        handle: Of our engine, where there is one.
+    """
+
+    handle: Handle | None = None
+    _forward: Callable[[torch.Tensor], torch.Tensor]
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)  # the same values on every rank
+        layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+        self._module = nn.Sequential(*layers)
+        self._optimizer = torch.optim.SGD(self._module.parameters(), _RATE, _MOMENTUM)
+
+    def step(self, batch: torch.Tensor) -> Stepped:
+        """Do a training step; its communication may go on afterwards.
+
+        Args:
+            batch: float32, of `WIDTH` columns.
+        """
+        begin_s = time.perf_counter()
+        self._optimizer.zero_grad()
+        loss = self._forward(batch).square().mean()
+        forward_s = time.perf_counter() - begin_s
+        loss.backward()
+        self._optimizer.step()
+        return Stepped(time.perf_counter() - begin_s, forward_s)
+
+    def settle(self) -> None:  # noqa: B027 - most have nothing that goes on
+        """Wait for all that goes on."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what it has started."""
+
+
+@final
+class Alone(Trainer):
+    """Computes, and communicates nothing: the gradients are this rank's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forward = self._module
+
+    def close(self) -> None:
+        """Nothing was started."""
+
+
+@final
+class Distributed(Trainer):
+    """DistributedDataParallel, by itself or with our hook."""
+
+    def __init__(self, method: Method, compressor: str, link: str | None) -> None:
+        super().__init__()
+        self._forward = model = DistributedDataParallel(
+            self._module, bucket_cap_mb=method.bucket_cap_mb, init_sync=False
+        )
+        if method.kind == "hook":
+            self.handle = register_comm_hook(model, method.config(compressor, link))
+        elif compressor == "bf16":
+            # As many bytes: torch's hook for bf16 is for GPUs only.
+            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+
+    def close(self) -> None:
+        """End our engine."""
+        if self.handle is not None:
+            self.handle.close()
+
+
+@final
+class Overlapped(Trainer):
+    """OverlappedDataParallel, whose next step waits for what it uses."""
+
+    def __init__(self, method: Method, compressor: str, link: str | None) -> None:
+        super().__init__()
+        self._forward = self._model = OverlappedDataParallel(
+            self._module, self._optimizer, method.config(compressor, link)
+        )
+        self.handle = self._model.handle
+
+    def settle(self) -> None:
+        """Do all updates."""
+        self._model.flush()
+
+    def exchange(self) -> float:
+        """Exchange all gradients, all of which are there at once; return the seconds that takes."""
+        self.settle()
+        handle = self._model.handle
+        gradients = {p.name: torch.ones(p.shape) for p in handle.engine.parameters}
+        begin_s = time.perf_counter()
+        handle.wait([handle.submit(gradients)])
+        return time.perf_counter() - begin_s
+
+    def close(self) -> None:
+        """End our engine."""
+        self._model.close()
+
+
+Make = Callable[[Method, str, str | None], Trainer]
+"""Sets a method up, given a compressor and the file with the link's figures. Collective."""
 
 
 class Training:
-    """What such a rank can be asked for."""
+    """What a rank that trains can be asked for, each thing of all ranks together."""
 
     def __init__(self, wire: Wire) -> None:
         self._trainers: dict[str, Trainer] = {}
@@ -62,7 +186,8 @@ class Training:
 
     def fit(self, path: str) -> None:
         """Write what the link is like."""
-        with opened(load_config({"exchange": {"transport": "tcp"}}), _FIT_S, _nothing) as run:
+        config = load_config({"exchange": {"transport": "tcp"}})
+        with opened(config, _FIT_S, lambda text: None) as run:
             found = run.fit(candidates=())
         if run.rank == 0:
             link_file.write(Path(path), found)
@@ -71,14 +196,16 @@ class Training:
         """Set methods up, in place of those before."""
         self.close()
         for name in methods:
-            self._trainers[name] = trainer_of(METHODS[name], compressor, link)
+            method = METHODS[name]
+            made: Make = Overlapped if method.kind == "overlap" else Distributed
+            self._trainers[name] = made(method, compressor, link)
 
     def profile(self, method: str, path: str) -> None:
         """Write what the last steps of a method were like."""
         self._handle(method).save_profile(path)
 
-    def trace(self, method: str, path: str, pairs: int) -> Told:
-        """Tell what it costs to record a trace."""
+    def trace(self, method: str, path: str, pairs: int) -> dict[str, float]:
+        """Tell what it costs to record a trace: the fields of an `Overhead`."""
         trainer, handle = self._trainers[method], self._handle(method)
 
         def step() -> None:
@@ -91,32 +218,29 @@ class Training:
         trainer.settle()
         return asdict(found)
 
-    def pipeline(self, compressor: str, rounds: int) -> Told:
-        """Tell what units take, pipelined and one after the other."""
-        return measured(compressor, rounds)
+    def units(self, compressor: str, rounds: int) -> dict[str, float]:
+        """Tell what units take; see `unit_costs`."""
+        return unit_costs(compressor, rounds)
 
     def warm(self, method: str) -> None:
         """Train until a method is as it will be."""
         self._train(self._trainers[method], METHODS[method].warm_steps)
 
-    def train(self, method: str, steps: int) -> Told:
+    def train(self, method: str, steps: int) -> dict[str, float]:
         """Train, and tell how long a step took in the middle of it."""
         trainer = self._trainers[method]
         dist.barrier()
         trainer.step(self._batch)
         return {"step_s": self._train(trainer, steps)}
 
-    def compute(self, steps: int) -> Told:
-        """Tell how long a step and its forward pass take without communication."""
+    def compute(self, steps: int) -> dict[str, Any]:
+        """Tell how long a step and its forward pass take without communication, on average."""
         dist.barrier()
         self._alone.step(self._batch)
         stepped = [self._alone.step(self._batch) for _ in range(steps)]
-        return {
-            "step_s": statistics.fmean(step.step_s for step in stepped),
-            "forward_s": statistics.fmean(step.forward_s for step in stepped),
-        }
+        return Stepped(*map(statistics.fmean, zip(*stepped, strict=True)))._asdict()
 
-    def communicate(self, steps: int) -> Told:
+    def communicate(self, steps: int) -> dict[str, float]:
         """Tell how long communication takes without computing."""
         trainer = self._trainers[EXCHANGED]
         assert isinstance(trainer, Overlapped)

@@ -1,97 +1,40 @@
-"""What the driver asks of the ranks and what they answer, as JSON.
-
-A *train* cell gives quality: a task is trained under one compressor, and the ranks' parameters
-must be the same bits at the end. A *time* cell gives the parts of a step and the bytes of it.
-Both are validated on both ends, so a driver and a rank of different versions fail at once.
-"""
+"""What one rank can be asked for, which ``harness.rank`` runs: cells, one after the other."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import gc
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+import torch.distributed as dist
 
+from harness.wire import Wire
+from lab.records import TimeAnswer, TimeCell, TrainCell, Trained
+from lab.timing import measure
+from lab.training import train
 
-class Message(BaseModel):
-    """Base of everything that is asked and answered; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-Device = Literal["cpu", "cuda"]
-
-
-class CompressorSpec(Message):
-    """A compressor by name, with the compressa configuration that it stands for.
-
-    Attributes:
-        name: What tables show.
-        config: A configuration as a dict, or the path of a TOML file; None for the baselines,
-            which are PyTorch's own and are known by their name.
-    """
-
-    name: str
-    config: dict[str, Any] | str | None = None
+PROGRESS_EVERY = 10
 
 
-class TrainCell(Message):
-    """Train and report quality; ``eval_every`` steps apart the curve gets a point."""
+class Cells:
+    """What the driver can ask for."""
 
-    kind: Literal["train"] = "train"
-    task: str
-    compressor: CompressorSpec
-    seed: int
-    steps: int = Field(ge=1)
-    eval_every: int = Field(ge=1)
-    bucket_cap_mb: float = 25.0
-    device: Device = "cpu"
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
 
+    def train(self, cell: TrainCell) -> Trained:
+        """Run a train cell; notes say at which step it is."""
+        gc.collect()  # the model of the cell before must not be there in this one
+        return train(cell, self._progress)
 
-class TimeCell(Message):
-    """Time ``steps`` steps after ``warmup_steps``, on whatever link there is."""
+    def time(self, cell: TimeCell) -> TimeAnswer:
+        """Run a time cell; notes say that an edge is reached, and the driver lets the ranks go."""
+        gc.collect()
+        return measure(cell, self._edge)
 
-    kind: Literal["time"] = "time"
-    task: str
-    compressor: CompressorSpec
-    seed: int
-    steps: int = Field(ge=1)
-    warmup_steps: int = Field(ge=3)  # DDP rebuilds its buckets at step 1, PowerSGD starts at 2
-    bucket_cap_mb: float = 25.0
-    device: Device = "cpu"
+    def _progress(self, step: int) -> None:
+        if dist.get_rank() == 0 and step % PROGRESS_EVERY == 0:
+            self._wire.note(step=step)
 
-
-class CurvePoint(Message):
-    """Quality after ``step`` steps, ``elapsed_s`` seconds of training into the run."""
-
-    step: int
-    value: float | None  # None when it is not a number: the run has diverged
-    elapsed_s: float
-
-
-class TrainAnswer(Message):
-    """One rank's end of a train cell; the curve and the metrics come from rank 0 only."""
-
-    parameters_sha256: str
-    parameters_elems: int
-    dense_warmup_steps: int
-    elapsed_s: float
-    curve: list[CurvePoint] = []
-    metrics: dict[str, float | None] = {}
-    units: dict[str, str] = {}
-
-
-class TimeAnswer(Message):
-    """One rank's end of a time cell; times are medians over the steps, bytes are per step.
-
-    ``codec_s`` and ``bytes_*`` are None where the compressor does not account for them.
-    """
-
-    parameters_sha256: str
-    step_s: float
-    step_mean_s: float
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    codec_s: float | None
-    bytes_dense: int
-    bytes_accounted: float | None
+    def _edge(self, which: Literal["start", "end"]) -> None:
+        self._wire.note(edge=which)
+        self._wire.wait()

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import nn
 from torch.distributed import get_world_size
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from compressa import Config, load_config, register_comm_hook
 from compressa.testbed import Pacer
-from lab.cells import CompressorSpec
-from lab.names import BASELINES, DDP_FLOAT32, TORCH_FP16, TORCH_POWERSGD
+from lab.records import BASELINES, DDP_FLOAT32, TORCH_FP16, TORCH_POWERSGD, CompressorSpec
 
 ONE_BUCKET_MB = 4096.0
 TORCH_POWERSGD_APPROX_RANK = 2
@@ -109,17 +109,18 @@ def attach(model: DistributedDataParallel, spec: CompressorSpec, *, steady: bool
     return Attachment(totals=totals, close=handle.close)
 
 
-def _elems(model: DistributedDataParallel) -> int:
+def trained_elems(model: nn.Module) -> int:
+    """Number of parameters' elements that have gradients."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
 def _ddp_float32(model: DistributedDataParallel) -> Attachment:
-    return Attachment(bytes_per_step=ring_bytes(_elems(model), 4, get_world_size()))
+    return Attachment(bytes_per_step=ring_bytes(trained_elems(model), 4, get_world_size()))
 
 
 def _torch_fp16(model: DistributedDataParallel) -> Attachment:
     model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return Attachment(bytes_per_step=ring_bytes(_elems(model), 2, get_world_size()))
+    return Attachment(bytes_per_step=ring_bytes(trained_elems(model), 2, get_world_size()))
 
 
 def _torch_powersgd(model: DistributedDataParallel) -> Attachment:

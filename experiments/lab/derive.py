@@ -3,29 +3,42 @@
 One row per (task, link, compressor, seed). Time to target = steps x step time: the steps come from
 the unshaped quality run, the step time from the link. The target is float32's final quality with
 the task's tolerance. A compressor that begins with a warm-up pays DDP float32's price for those
-steps: what a dense warm-up costs, or more. :mod:`lab.steptime` has the speed-ups and their bounds.
+steps: what a dense warm-up costs, or more.
+
+With F and B the times of forward and backward pass and C the time that a step's bytes take, a dense
+step takes F + B + C_dense and no compressed one can take less than max(F + B, C_compressed), so
+
+    bound = (F + B + C_dense) / max(F + B, C_compressed).
+
+C_compressed is the busiest host's interface bytes at the link's rate: perfect overlap at line rate.
+C_dense is the larger of the same for the baseline and of what the baseline's step took beyond
+computing, so that a baseline which overlaps badly can not make a speed-up exceed its bound. The
+optimizer step, the same on both sides, is left out of it. F and B are what they cost while every
+rank computes (:mod:`lab.timing`); F has fetching the batch in it, which no compressor saves.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
-
-from lab.names import DDP_FLOAT32, TORCH_FP16
-from lab.quality import Quality
-from lab.records import Provenance, Record, TimeRecord, TrainRecord, read
-from lab.steptime import compared, compute_s, exposed_comm_s, sent_bytes
+from harness.records import Provenance, Strict
+from lab.records import DDP_FLOAT32, TORCH_FP16, Record, TimeRecord, TrainRecord, read
 
 RESULTS_FILE = "results.jsonl"
 
+Price = Callable[[TimeRecord], float | None]
+"""What each step of a timed cell costs; None if that is not known."""
 
-class Row(BaseModel):
+SECONDS: Price = attrgetter("step_s")
+SENT_BYTES: Price = attrgetter("sent_bytes")
+
+
+class Row(Strict):
     """One line of ``results.jsonl``; None where a partial result does not say yet."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     task: str
     link: str | None
@@ -70,34 +83,31 @@ class Row(BaseModel):
         speedups = (self.speedup_over_ddp_float32, self.speedup_over_torch_fp16)
         return any(speedup is not None and speedup < 1.0 for speedup in speedups)
 
-    @property
-    def quality(self) -> float | None:
-        """The final value of whichever of accuracy and loss the task is judged by."""
-        return self.final_loss if self.final_accuracy is None else self.final_accuracy
 
+class Confirmation(NamedTuple):
+    """An end-to-end run against what was predicted from parts, which are None where one is missing.
 
-def target_of(float32: TrainRecord) -> float | None:
-    """The quality that counts as reached, from float32's own run."""
-    return None if float32.final is None else _quality(float32).target(float32.final)
+    It trains on the shaped link and measures quality and time together; steps x step time, from an
+    unshaped quality run and a timing cell, must agree with it.
+    """
 
+    task: str
+    link: str
+    compressor: str
+    steps: int
+    predicted_training_time_s: float | None
+    measured_training_time_s: float
+    predicted_time_to_target_s: float | None
+    measured_time_to_target_s: float | None
+    same_bits_as_unshaped: bool | None
 
-def steps_to(record: TrainRecord, target: float) -> int | None:
-    """The first evaluated step at or beyond ``target``; None if there is none."""
-    quality = _quality(record)
-    for point in record.curve:
-        if point.value is not None and quality.reached(point.value, target):
-            return point.step
-    return None
-
-
-def _quality(record: TrainRecord) -> Quality:
-    return Quality(
-        name=record.quality_name,
-        unit=record.quality_unit,
-        larger_is_better=record.larger_is_better,
-        tolerance=record.tolerance,
-        relative=record.tolerance_relative,
-    )
+    def __str__(self) -> str:
+        text = (
+            f"End to end: {self.task}, {self.compressor}, {self.link}: "
+            f"{self.steps} steps took {self.measured_training_time_s:.1f} s"
+        )
+        predicted_s = self.predicted_training_time_s
+        return text if predicted_s is None else f"{text}, predicted {predicted_s:.1f} s"
 
 
 class Results:
@@ -112,78 +122,79 @@ class Results:
 
     @classmethod
     def load(cls, results_dir: Path) -> Results:
-        """The folder's ``cells.jsonl``; may be the partial one of an interrupted run."""
+        """The folder's ``cells.jsonl``; may be the partial one of an interrupted run.
+
+        Raises:
+            FileNotFoundError: If there is none.
+            ValueError: If a line of it is no record.
+        """
         return cls(read(results_dir))
 
     def rows(self) -> list[Row]:
         """All rows, in the order in which the cells were run."""
         rows: list[Row] = []
-        for (task, link, compressor), time in self.times.items():
+        for (task, _, compressor), time in self.times.items():
             seeds = [s for (t, c, s) in self.trains if (t, c) == (task, compressor)]
-            for seed in seeds or [time.seed]:
-                train = self.trains.get((task, compressor, seed))
-                rows.append(self._row(task, link, compressor, seed, train, time))
+            rows += [
+                self._row(seed, self.trains.get((task, compressor, seed)), time)
+                for seed in seeds or [time.seed]
+            ]
         timed = {(task, compressor) for (task, _, compressor) in self.times}
         for (task, compressor, seed), train in self.trains.items():
             if (task, compressor) not in timed:
-                rows.append(self._row(task, None, compressor, seed, train, None))
+                rows.append(self._row(seed, train, None))
         return rows
 
-    def _row(
-        self,
-        task: str,
-        link: str | None,
-        compressor: str,
-        seed: int,
-        train: TrainRecord | None,
-        time: TimeRecord | None,
-    ) -> Row:
+    def _row(self, seed: int, train: TrainRecord | None, time: TimeRecord | None) -> Row:
         cells = [cell for cell in (train, time) if cell is not None]
         latest = max(cells, key=lambda cell: cell.date)
-        provenance = {name: getattr(latest, name) for name in Provenance.model_fields}
+        where = time or latest
         return Row(
-            task=task,
-            link=link,
+            task=where.task,
+            link=where.link,
             hosts=latest.hosts,
-            compressor=compressor,
+            compressor=where.compressor,
             seed=seed,
-            testbed_kind=(time or latest).testbed_kind,
+            testbed_kind=where.testbed_kind,
             replicas_identical=all(cell.replicas_identical for cell in cells),
-            **(self._quality_columns(train) if train else {}),
+            **(self._quality_columns(train, time) if train else {}),
             **(self._time_columns(time) if time else {}),
-            **(self._joint_columns(train, time) if train and time else {}),
-            **provenance,
+            **{name: getattr(latest, name) for name in Provenance.model_fields},
         )
 
-    def _quality_columns(self, train: TrainRecord) -> dict[str, Any]:
+    def _quality_columns(self, train: TrainRecord, time: TimeRecord | None) -> dict[str, Any]:
         float32 = self.trains.get((train.task, DDP_FLOAT32, train.seed))
-        target = target_of(float32) if float32 else None
+        needed = train.steps_to(self._target(train))
         return {
             "steps": train.steps,
             f"final_{train.quality_name}": train.final,
             "quality_unit": train.quality_unit,
             "difference_from_float32": _difference(train, float32),
             "diverged": train.final is None,
-            "target": target,
-            "steps_to_target": None if target is None else steps_to(train, target),
+            "target": self._target(train),
+            "steps_to_target": needed,
+            "time_to_target_s": self.cost(train, time, needed, SECONDS),
+            "training_time_s": self.cost(train, time, train.steps, SECONDS),
         }
 
+    def _target(self, train: TrainRecord) -> float | None:
+        """The quality that counts as reached, from float32's own run of the same seed."""
+        float32 = self.trains.get((train.task, DDP_FLOAT32, train.seed))
+        if float32 is None or float32.final is None:
+            return None
+        return float32.target(float32.final)
+
     def _time_columns(self, time: TimeRecord) -> dict[str, Any]:
-        float32 = self._dense(time, DDP_FLOAT32)
-        fp16 = self._dense(time, TORCH_FP16)
+        float32, fp16 = (self._dense(time, baseline) for baseline in (DDP_FLOAT32, TORCH_FP16))
+        same = ("step_s", "forward_s", "backward_s", "codec_s", "bytes_accounted")
         return {
-            "step_s": time.step_s,
-            "compute_s": compute_s(time),
-            "forward_s": time.forward_s,
-            "backward_s": time.backward_s,
-            "codec_s": time.codec_s,
-            "exposed_comm_s": exposed_comm_s(time),
-            "bytes_accounted": time.bytes_accounted,
-            "bytes_interface": time.bytes_interface,
+            **{name: getattr(time, name) for name in (*same, "bytes_interface")},
+            "compute_s": time.compute_s,
+            "exposed_comm_s": time.exposed_comm_s,
             "ratio": _bytes_ratio(float32, time),
             "ratio_to_16_bit": _bytes_ratio(fp16, time),
-            **compared("ddp_float32", float32, time),
-            **compared("torch_fp16", fp16, time),
+            **_speedups("ddp_float32", float32, time),
+            **_speedups("torch_fp16", fp16, time),
         }
 
     def _dense(self, time: TimeRecord, baseline: str) -> TimeRecord | None:
@@ -196,31 +207,53 @@ class Results:
             return None
         return self.times.get((time.task, time.link, baseline))
 
-    def training_s(self, train: TrainRecord, time: TimeRecord, steps: int) -> float | None:
-        """Seconds for the first ``steps`` steps; None if the price of a warm-up is not known."""
-        warm = min(steps, train.dense_warmup_steps)
-        dense = self.times.get((time.task, time.link, DDP_FLOAT32))
-        if not warm:
-            return steps * time.step_s
-        return None if dense is None else warm * dense.step_s + (steps - warm) * time.step_s
+    def cost(
+        self, train: TrainRecord, time: TimeRecord | None, steps: int | None, price: Price
+    ) -> float | None:
+        """What the first ``steps`` steps cost, a dense warm-up included.
 
-    def training_bytes(self, train: TrainRecord, time: TimeRecord, steps: int) -> float | None:
-        """Bytes of the busiest host in the first ``steps`` steps, as :meth:`training_s`."""
-        warm = min(steps, train.dense_warmup_steps)
-        dense = self.times.get((time.task, time.link, DDP_FLOAT32))
-        price, dense_price = sent_bytes(time), sent_bytes(dense) if dense else None
-        if price is None or (warm and dense_price is None):
+        Args:
+            train: The run, which knows how long its warm-up is.
+            time: The timed cell of the same compressor, on the link in question.
+            steps: How many.
+            price: ``SECONDS``, or ``SENT_BYTES`` of the busiest host.
+
+        Returns:
+            None if any part of it is not known.
+        """
+        if time is None or steps is None:
             return None
-        return warm * (dense_price or 0.0) + (steps - warm) * price
+        warm = min(steps, train.dense_warmup_steps)
+        dense = self.times.get((time.task, time.link, DDP_FLOAT32))
+        each, dense_each = price(time), price(dense) if dense else None
+        if each is None or (warm and dense_each is None):
+            return None
+        return warm * (dense_each or 0.0) + (steps - warm) * each
 
-    def _joint_columns(self, train: TrainRecord, time: TimeRecord) -> dict[str, Any]:
-        float32 = self.trains.get((train.task, DDP_FLOAT32, train.seed))
-        target = target_of(float32) if float32 else None
-        needed = None if target is None else steps_to(train, target)
-        return {
-            "time_to_target_s": None if needed is None else self.training_s(train, time, needed),
-            "training_time_s": self.training_s(train, time, train.steps),
-        }
+    def confirmations(self) -> list[Confirmation]:
+        """One for every end-to-end run."""
+        return [self._confirmation(run) for run in self.end_to_end]
+
+    def _confirmation(self, run: TrainRecord) -> Confirmation:
+        time = self.times.get((run.task, run.link, run.compressor))
+        unshaped = self.trains.get((run.task, run.compressor, run.seed))
+        target = self._target(run)
+        needed, reached = unshaped.steps_to(target) if unshaped else None, run.steps_to(target)
+        return Confirmation(
+            task=run.task,
+            link=run.link or "",
+            compressor=run.compressor,
+            steps=run.steps,
+            predicted_training_time_s=self.cost(run, time, run.steps, SECONDS),
+            measured_training_time_s=run.elapsed_s,
+            predicted_time_to_target_s=self.cost(run, time, needed, SECONDS),
+            measured_time_to_target_s=next(
+                (point.elapsed_s for point in run.curve if point.step == reached), None
+            ),
+            same_bits_as_unshaped=(
+                None if unshaped is None else unshaped.parameters_sha256 == run.parameters_sha256
+            ),
+        )
 
 
 def _difference(train: TrainRecord, float32: TrainRecord | None) -> float | None:
@@ -233,6 +266,20 @@ def _bytes_ratio(dense: TimeRecord | None, time: TimeRecord) -> float | None:
     if dense is None or not dense.bytes_interface or not time.bytes_interface:
         return None
     return dense.bytes_interface / time.bytes_interface
+
+
+def _speedups(name: str, dense: TimeRecord | None, time: TimeRecord) -> dict[str, float]:
+    """The columns about one baseline: speed-up, bound and share of it; none without it."""
+    if dense is None:
+        return {}
+    gained = dense.step_s / time.step_s
+    dense_s = dense.forward_s + dense.backward_s + max(dense.wire_s, dense.exposed_comm_s)
+    most = dense_s / max(time.forward_s + time.backward_s, time.wire_s)
+    return {
+        f"speedup_over_{name}": gained,
+        f"bound_over_{name}": most,
+        f"share_of_bound_over_{name}": gained / most,
+    }
 
 
 def write_rows(results_dir: Path, rows: list[Row]) -> None:

@@ -11,19 +11,27 @@ import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from compressa.testbed import Counters, LinkSpec, Testbed, check_links
 from harness.ranks import RankError, Ranks
+from harness.records import Provenance
 from harness.start import started_ranks
 from lab import records
-from lab.cells import TimeAnswer, TimeCell, TrainAnswer, TrainCell
 from lab.compressors import bucket_caps_mb
 from lab.derive import Results, write_rows
-from lab.names import UNSHAPED
 from lab.plan import Job, Plan, jobs
-from lab.quality import Quality
-from lab.records import FailedRecord, Provenance, TimeRecord, TrainRecord
+from lab.progress import LiveProgress
+from lab.records import (
+    UNSHAPED,
+    FailedRecord,
+    TimeAnswer,
+    TimeCell,
+    TimeRecord,
+    TrainCell,
+    Trained,
+    TrainRecord,
+)
 from lab.tasks import load_task
 
 OpenTestbed = Callable[[int], AbstractContextManager[Testbed]]
@@ -32,30 +40,10 @@ Edge = Callable[[Literal["start", "end"]], None]
 GROUP_TIMEOUT_S = 600.0
 
 
-class Watcher(Protocol):
-    """Who is told how far the run is."""
-
-    def begin(self, total: int, note: str) -> None:
-        """The run starts, with that many jobs."""
-        ...
-
-    def job(self, title: str, steps: int) -> None:
-        """A job starts."""
-        ...
-
-    def step(self, step: int) -> None:
-        """The job is at this step."""
-        ...
-
-    def done(self, failure: str | None) -> None:
-        """The job has ended."""
-        ...
-
-
 class Driver:
     """One run of one plan into one results folder."""
 
-    def __init__(self, plan: Plan, results_dir: Path, watcher: Watcher) -> None:
+    def __init__(self, plan: Plan, results_dir: Path, watcher: LiveProgress) -> None:
         self._plan = plan
         self._results_dir = results_dir
         self._watcher = watcher
@@ -92,7 +80,7 @@ class Driver:
     def _run_job(self, job: Job) -> str | None:
         try:
             if self._ranks is None:
-                served = "lab.rank:Cells"
+                served = "lab.cells:Cells"
                 self._ranks = started_ranks(self._bed, served, deadline_s=GROUP_TIMEOUT_S)
             self._set_link(job.link)
             record = self._measure(self._ranks, job)
@@ -127,7 +115,7 @@ class Driver:
             "hosts": self._plan.hosts,
             "testbed_kind": self._bed.kind,
             "link": job.link,
-            **Provenance.now().model_dump(),
+            **dict(Provenance.now()),
         }
 
     def _answers(self, ranks: Ranks, cell: TrainCell | TimeCell, at_edge: Edge) -> list[Any]:
@@ -136,21 +124,15 @@ class Driver:
         return answers(ranks, cell, timeout_s, self._watcher.step, at_edge)
 
     def _train(self, ranks: Ranks, job: Job, cell: TrainCell) -> TrainRecord:
-        told = self._answers(ranks, cell, lambda edge: None)
-        trained = [TrainAnswer.model_validate(answer) for answer in told]
+        trained: list[Trained] = self._answers(ranks, cell, lambda edge: None)
         _check_identical([answer.parameters_sha256 for answer in trained])
+        slowest_s = max(answer.elapsed_s for answer in trained)
         return TrainRecord(
             **self._common(job),
-            **_quality_fields(load_task(cell.task).quality),
+            **dict(load_task(cell.task).quality),
+            **dict(trained[0]) | {"elapsed_s": slowest_s},
             steps=cell.steps,
-            parameters_elems=trained[0].parameters_elems,
-            dense_warmup_steps=trained[0].dense_warmup_steps,
-            metrics=trained[0].metrics,
-            units=trained[0].units,
-            curve=trained[0].curve,
-            elapsed_s=max(answer.elapsed_s for answer in trained),
             replicas_identical=True,
-            parameters_sha256=trained[0].parameters_sha256,
         )
 
     def _time(self, ranks: Ranks, job: Job, cell: TimeCell) -> TimeRecord:
@@ -185,8 +167,7 @@ class Driver:
         def at_edge(edge: Literal["start", "end"]) -> None:
             counted[edge] = self._bed.counters()
 
-        told = self._answers(ranks, cell, at_edge)
-        timed = [TimeAnswer.model_validate(answer) for answer in told]
+        timed: list[TimeAnswer] = self._answers(ranks, cell, at_edge)
         _check_identical([answer.parameters_sha256 for answer in timed])
         before, after = counted["start"], counted["end"]
         if before is None or after is None:
@@ -201,11 +182,11 @@ def answers(
     timeout_s: float,
     on_step: Callable[[int], None],
     at_edge: Edge,
-) -> list[dict[str, Any]]:
+) -> list[Any]:
     """Have all ranks run a cell; return their answers, by rank.
 
     Args:
-        ranks: They serve :class:`lab.rank.Cells`.
+        ranks: They serve :class:`lab.cells.Cells`.
         cell: What to run.
         timeout_s: How long it may take.
         on_step: Is told the step that rank 0 is at.
@@ -226,7 +207,7 @@ def answers(
             armed.clear()
             ranks.tell("go")
 
-    ranks.tell(cell.kind, cell=cell.model_dump(mode="json"))
+    ranks.tell(cell.kind, cell=cell)
     return ranks.answers("the cell", timeout_s, noted)
 
 
@@ -237,16 +218,6 @@ def _check_identical(hashes: list[str]) -> None:
         raise RankError(
             f"replicas differ: the parameters of ranks {differing} are not the bits of rank 0's"
         )
-
-
-def _quality_fields(quality: Quality) -> dict[str, Any]:
-    return {
-        "quality_name": quality.name,
-        "quality_unit": quality.unit,
-        "larger_is_better": quality.larger_is_better,
-        "tolerance": quality.tolerance,
-        "tolerance_relative": quality.relative,
-    }
 
 
 def _time_fields(answers: list[TimeAnswer]) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from compressa.errors import ConfigError
 from compressa.testbed import LinkSpec
-from lab.cells import CompressorSpec, Device, TimeCell, TrainCell
-from lab.names import BASELINES
+from harness.records import Strict
+from lab.records import BASELINES, CompressorSpec, Device, TimeCell, TrainCell
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 PLANS = Path(__file__).resolve().parents[1] / "plans"
@@ -31,11 +31,7 @@ def _plain_link(text: str) -> str:
         raise ValueError(str(error)) from error  # pydantic collects these
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class TaskPlan(_Strict):
+class TaskPlan(Strict):
     """A task and how long it is trained; ``train_steps = 0`` means timing only."""
 
     name: str
@@ -48,7 +44,7 @@ class TaskPlan(_Strict):
 Link = Annotated[str, AfterValidator(_plain_link)]
 
 
-class EndToEnd(_Strict):
+class EndToEnd(Strict):
     """One cell trained on the shaped link, quality and time measured together."""
 
     task: str
@@ -56,20 +52,20 @@ class EndToEnd(_Strict):
     link: Link
 
 
-class Plan(_Strict):
+class Plan(Strict):
     """A whole experiment."""
 
     tasks: list[TaskPlan] = Field(min_length=1)
     compressors: list[str] = Field(min_length=1)
-    links: list[Link] = []
+    links: list[Link] = Field(default_factory=list)
     seeds: list[int] = Field([0], min_length=1)
     hosts: int = Field(4, ge=1)
     time_steps: int = Field(10, ge=1)
     warmup_steps: int = Field(4, ge=3)
     ddp_bucket_caps_mb: list[float] = Field([25.0], min_length=1)
     bucket_tuning_steps: int = Field(3, ge=1)
-    end_to_end: list[EndToEnd] = []
-    configs: dict[str, dict[str, Any]] = {}
+    end_to_end: list[EndToEnd] = Field(default_factory=list)
+    configs: dict[str, dict[str, Any]] = Field(default_factory=dict)
     device: Device = Field("cpu", description="cuda: the GPUs in turn, or one that all ranks share")
     cell_timeout_s: float = Field(600.0, gt=0)
 

@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 class LiveProgress:
-    """A :class:`~lab.driver.Watcher` that draws; use as a context manager."""
+    """Draws what a :class:`~lab.driver.Driver` tells it; use as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,61 +1,144 @@
-"""What a run leaves on disk: ``cells.jsonl``, one line per cell, written when the cell ends.
+"""What the driver asks of the ranks, what they answer, and what a run leaves on disk.
 
-These are measurements only. Everything that compares one cell with another (difference from
-float32, speed-ups, bounds, time to target) is worked out from them in :mod:`lab.derive` and is
-never typed or stored by hand. Plain names, with units; every line stands for itself and carries
-machine, versions and date, so a partial file is as readable as a whole one.
+A *train* cell gives quality: a task is trained under one compressor, and the ranks' parameters
+must be the same bits at the end. A *time* cell gives the parts of a step and the bytes of it.
+
+``cells.jsonl`` has one line per cell, written when the cell ends: measurements only. Everything
+that compares one cell with another (difference from float32, speed-ups, bounds, time to target) is
+worked out from them in :mod:`lab.derive` and is never typed or stored by hand. Plain names, with
+units; every line stands for itself and carries machine, versions and date, so a partial file is as
+readable as a whole one.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
-from lab.cells import CurvePoint
+from harness.records import Provenance, Strict
 
+DDP_FLOAT32 = "ddp-float32"
+TORCH_FP16 = "torch-fp16"
+TORCH_POWERSGD = "torch-powersgd"
+BASELINES = (DDP_FLOAT32, TORCH_FP16, TORCH_POWERSGD)
+
+UNSHAPED = "unshaped"
 CELLS_FILE = "cells.jsonl"
 
-
-class Provenance(BaseModel):
-    """Where and when a number was measured."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    machine: str
-    versions: dict[str, str]
-    date: str = Field(description="UTC, ISO 8601")
-
-    @classmethod
-    def now(cls) -> Provenance:
-        """This machine, these versions, this moment."""
-        stamp = datetime.now(UTC).isoformat(timespec="seconds")
-        return cls(machine=_machine(), versions=_versions(), date=stamp)
+Device = Literal["cpu", "cuda"]
 
 
-@cache
-def _machine() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    models = [
-        line.partition(":")[2].strip()
-        for line in (cpuinfo.read_text().splitlines() if cpuinfo.exists() else [])
-        if line.startswith("model name")
-    ]
-    processor = models[0] if models else platform.processor() or platform.machine()
-    return f"{processor}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+class CompressorSpec(Strict):
+    """A compressor by name, with the compressa configuration that it stands for.
+
+    Attributes:
+        name: What tables show.
+        config: A configuration as a dict, or the path of a TOML file; None for the baselines,
+            which are PyTorch's own and are known by their name.
+    """
+
+    name: str
+    config: dict[str, Any] | str | None = None
 
 
-@cache
-def _versions() -> dict[str, str]:
-    packages = {name: version(name) for name in ("compressa", "torch", "numpy")}
-    return {"python": platform.python_version(), **packages}
+class _Cell(Strict):
+    """What is run, on every rank."""
+
+    task: str
+    compressor: CompressorSpec
+    seed: int
+    steps: int = Field(ge=1)
+    bucket_cap_mb: float = 25.0
+    device: Device = "cpu"
+
+
+class TrainCell(_Cell):
+    """Train and report quality; ``eval_every`` steps apart the curve gets a point."""
+
+    kind: Literal["train"] = "train"
+    eval_every: int = Field(ge=1)
+
+
+class TimeCell(_Cell):
+    """Time ``steps`` steps after ``warmup_steps``, on whatever link there is."""
+
+    kind: Literal["time"] = "time"
+    warmup_steps: int = Field(ge=3)  # DDP rebuilds its buckets at step 1, PowerSGD starts at 2
+
+
+class CurvePoint(Strict):
+    """Quality after ``step`` steps, ``elapsed_s`` seconds of training into the run."""
+
+    step: int
+    value: float | None  # None when it is not a number: the run has diverged
+    elapsed_s: float
+
+
+class Trained(Strict):
+    """What a train cell gives; of one rank's answer, curve and metrics are rank 0's only."""
+
+    parameters_sha256: str
+    parameters_elems: int
+    dense_warmup_steps: int = Field(description="of the compressor; sent in a denser way")
+    elapsed_s: float = Field(description="training only, evaluation left out")
+    curve: list[CurvePoint] = Field(default_factory=list)
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    units: dict[str, str] = Field(default_factory=dict)
+
+
+class Timed(Strict):
+    """What a time cell gives: seconds of a step and of its parts, and the step's bytes.
+
+    A rank answers with its median over the steps as ``step_s`` and means else; a record has means
+    over the ranks and the busiest rank's bytes. ``codec_s`` and ``bytes_accounted`` are None where
+    the compressor does not account for them.
+    """
+
+    step_s: float
+    step_mean_s: float
+    forward_s: float
+    backward_s: float
+    optimizer_s: float
+    codec_s: float | None
+    bytes_dense: int = Field(description="the gradient in float32")
+    bytes_accounted: float | None = Field(description="per step, busiest rank")
+
+
+class TimeAnswer(Timed):
+    """One rank's end of a time cell."""
+
+    parameters_sha256: str
+
+
+class Quality(Strict):
+    """What is measured on the validation split, and when it is as good as float32.
+
+    Attributes:
+        quality_name: Plain name, "accuracy" or "loss".
+        quality_unit: Unit of the value, e.g. "fraction" or "nats per character".
+        larger_is_better: True for an accuracy, False for a loss.
+        tolerance: How far from the final value of float32 still counts as reaching the target.
+        tolerance_relative: Whether that is a share of float32's value or an absolute distance.
+    """
+
+    quality_name: str
+    quality_unit: str
+    larger_is_better: bool
+    tolerance: float
+    tolerance_relative: bool
+
+    def target(self, final_float32: float) -> float:
+        """The value that has to be reached, given where float32 ends."""
+        slack = self.tolerance * (abs(final_float32) if self.tolerance_relative else 1.0)
+        return final_float32 - slack if self.larger_is_better else final_float32 + slack
+
+    def reached(self, value: float, target: float) -> bool:
+        """Whether ``value`` is at least as good as ``target`` (NaN never is)."""
+        return value >= target if self.larger_is_better else value <= target
 
 
 class _CellRecord(Provenance):
@@ -69,49 +152,59 @@ class _CellRecord(Provenance):
     link: str | None = Field(description="None: not shaped")
 
 
-class TrainRecord(_CellRecord):
+class TrainRecord(_CellRecord, Quality, Trained):
     """Quality of one (task, compressor, seed); on a link only for an end-to-end run."""
 
     kind: Literal["train"] = "train"
     steps: int
-    dense_warmup_steps: int = Field(description="of the compressor; sent in a denser way")
-    parameters_elems: int
-    quality_name: str
-    quality_unit: str
-    larger_is_better: bool
-    tolerance: float
-    tolerance_relative: bool
-    metrics: dict[str, float | None]
-    units: dict[str, str]
-    curve: list[CurvePoint]
-    elapsed_s: float = Field(description="training only, evaluation left out")
     replicas_identical: bool
-    parameters_sha256: str
 
     @property
     def final(self) -> float | None:
         """The quality at the end; None when the run has diverged."""
         return self.metrics[self.quality_name]
 
+    def steps_to(self, target: float | None) -> int | None:
+        """The first evaluated step at or beyond ``target``; None if there is none of either."""
+        if target is None:
+            return None
+        values = ((point.step, point.value) for point in self.curve)
+        found = (step for step, v in values if v is not None and self.reached(v, target))
+        return next(found, None)
 
-class TimeRecord(_CellRecord):
-    """Parts and bytes of one step of one (task, link, compressor); means over the ranks."""
+
+class TimeRecord(_CellRecord, Timed):
+    """Parts and bytes of one step of one (task, link, compressor)."""
 
     kind: Literal["time"] = "time"
     timed_steps: int
-    step_s: float
-    step_mean_s: float
-    forward_s: float
-    backward_s: float
-    optimizer_s: float
-    codec_s: float | None
-    bytes_dense: int = Field(description="the gradient in float32")
-    bytes_accounted: float | None = Field(description="per step, busiest rank")
     bytes_interface: float | None = Field(description="per step, busiest host, by its counter")
     link_bits_per_s: float | None
     bucket_cap_mb: float
-    bucket_caps_tried_step_s: dict[str, float] = {}
+    bucket_caps_tried_step_s: dict[str, float] = Field(default_factory=dict)
     replicas_identical: bool
+
+    @property
+    def compute_s(self) -> float:
+        """Forward, backward and optimizer step."""
+        return self.forward_s + self.backward_s + self.optimizer_s
+
+    @property
+    def exposed_comm_s(self) -> float:
+        """What a step took beyond computing and coding; never below zero."""
+        return max(0.0, self.step_s - self.compute_s - (self.codec_s or 0.0))
+
+    @property
+    def sent_bytes(self) -> float | None:
+        """Bytes per step: by the interface where it can tell, else as accounted."""
+        return self.bytes_accounted if self.bytes_interface is None else self.bytes_interface
+
+    @property
+    def wire_s(self) -> float:
+        """Seconds that the busiest host's bytes take at the link's rate; 0 when not shaped."""
+        if self.bytes_interface is None or self.link_bits_per_s is None:
+            return 0.0
+        return self.bytes_interface * 8.0 / self.link_bits_per_s
 
 
 class FailedRecord(_CellRecord):

@@ -10,7 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from lab.confirm import Confirmation, confirmations
 from lab.derive import Results, write_rows
 from lab.records import FailedRecord, read
 from lab.table import markdown_table, rich_table
@@ -19,19 +18,18 @@ HTML_FILE = "report.html"
 MARKDOWN_FILE = "table.md"
 
 
-def render(results_dir: Path, console: Console | None = None) -> None:
+def render(results_dir: Path, console: Console) -> None:
     """Prints the table and writes ``results.jsonl``, ``table.md``, plots and ``report.html``.
 
     Args:
         results_dir: A folder with a ``cells.jsonl``; everything is written beside it.
-        console: Where the table goes; standard output by default.
+        console: Where the table goes.
 
     Raises:
         FileNotFoundError: If the folder has no ``cells.jsonl``.
         ValueError: If a line of it is no record.
     """
-    from lab.html import save_html  # plotly and matplotlib are needed here only
-    from lab.plots import save_plots
+    from lab.plots import save_html, save_plots  # matplotlib and plotly are needed here only
 
     records = read(results_dir)
     results = Results(records)
@@ -41,26 +39,10 @@ def render(results_dir: Path, console: Console | None = None) -> None:
     (results_dir / MARKDOWN_FILE).write_text(markdown_table(rows), encoding="utf-8")
     save_plots(results, results_dir)
     save_html(results, failures, results_dir / HTML_FILE)
-    _show(console or Console(), results, failures, results_dir)
-
-
-def _show(
-    console: Console, results: Results, failures: list[FailedRecord], results_dir: Path
-) -> None:
-    console.print(rich_table(results.rows(), console.width))
-    for confirmation in confirmations(results):
-        console.print(sentence(confirmation))
+    console.print(rich_table(rows, console.width))
+    for confirmation in results.confirmations():
+        console.print(str(confirmation))
     for failure in failures:
         where = f"{failure.task}, {failure.compressor}, {failure.link or 'not shaped'}"
         console.print(f"[red]failed[/red] {where}: ", escape(failure.error.splitlines()[0]), sep="")
     console.print(f"Report: {results_dir / HTML_FILE}", highlight=False)
-
-
-def sentence(confirmation: Confirmation) -> str:
-    """One confirmation in words."""
-    predicted = confirmation.predicted_training_time_s
-    text = (
-        f"End to end: {confirmation.task}, {confirmation.compressor}, {confirmation.link}: "
-        f"{confirmation.steps} steps took {confirmation.measured_training_time_s:.1f} s"
-    )
-    return text if predicted is None else f"{text}, predicted {predicted:.1f} s"

@@ -17,7 +17,7 @@ from rich.table import Table
 from harness.tables import Table as Shown
 from harness.tables import markdown
 from lab.derive import Row
-from lab.names import BASELINES
+from lab.records import BASELINES
 
 MISSING = "-"
 LOSES = "loses"

@@ -35,12 +35,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
-from lab.cells import TimeAnswer, TimeCell
-from lab.compressors import Attachment, Totals, attach
-from lab.tasks import Task, load_task, placed
-from lab.training import parameters_sha256, wrap
+from lab.compressors import Attachment, Totals, attach, trained_elems
+from lab.records import TimeAnswer, TimeCell
+from lab.tasks import Task, load_task
+from lab.training import Stepper, build_model, parameters_sha256, wrap
 
 Edge = Callable[[Literal["start", "end"]], None]
 
@@ -79,10 +78,8 @@ class _Probe:
     """Forward, backward and optimizer step on a copy of the model, without communication."""
 
     def __init__(self, cell: TimeCell, task: Task, model: nn.Module) -> None:
-        self._task = task
-        self._seed = cell.seed
         self._model = copy.deepcopy(model)
-        self._optimizer, _ = task.optimizer(self._model, cell.steps)
+        self._stepper = Stepper(cell, task, self._model)
         self._step = 0
         self.parts = _Parts()
 
@@ -108,31 +105,22 @@ class _Probe:
 
     def _one_step(self) -> tuple[float, float, float]:
         """One step; the clock at the end of its forward, backward and optimizer part."""
-        inputs, targets = self._task.batch(
-            dist.get_rank(), dist.get_world_size(), self._step, self._seed
-        )
+        loss = self._stepper.loss(self._model, self._step)
         self._step += 1
-        self._optimizer.zero_grad(set_to_none=False)
-        loss = self._task.loss(self._model(inputs), targets)
         forward_end = _now_s()
         loss.backward()
         backward_end = _now_s()
-        self._optimizer.step()
+        self._stepper.optimizer.step()
         return forward_end, backward_end, _now_s()
 
 
-def _steps(
-    cell: TimeCell, task: Task, ddp: DistributedDataParallel, optimizer: Optimizer, steps: range
-) -> list[float]:
+def _steps(stepper: Stepper, ddp: DistributedDataParallel, steps: range) -> list[float]:
     """Seconds of each step, from the end of the one before it."""
-    rank, world = dist.get_rank(), dist.get_world_size()
     times: list[float] = []
     before = _now_s()
     for step in steps:
-        inputs, targets = task.batch(rank, world, step, cell.seed)
-        optimizer.zero_grad(set_to_none=False)
-        task.loss(ddp(inputs), targets).backward()
-        optimizer.step()
+        stepper.loss(ddp, step).backward()
+        stepper.optimizer.step()
         now = _now_s()
         times.append(now - before)
         before = now
@@ -146,19 +134,21 @@ def measure(cell: TimeCell, edge: Edge) -> TimeAnswer:
         cell: What to time.
         edge: Called before and behind the timed section, when every rank is there and nothing is
             on the wire; returns when the driver has read the interface counters.
+
+    Raises:
+        compressa.CompressaError: The compressor's configuration is wrong, or a rank was lost.
+        KeyError: There is no such task or compressor.
     """
-    task = placed(load_task(cell.task), cell.device)
-    model = task.build_model(cell.seed)
+    task, model = load_task(cell.task), build_model(cell)
     probe = _Probe(cell, task, model)
     ddp = wrap(model, cell.bucket_cap_mb)
     attachment = attach(ddp, cell.compressor, steady=True)
     try:
-        optimizer, _ = task.optimizer(model, cell.steps)
-        _steps(cell, task, ddp, optimizer, range(cell.warmup_steps))
+        stepper = Stepper(cell, task, model)
+        _steps(stepper, ddp, range(cell.warmup_steps))
         probe.stretch((cell.steps + 1) // 2)
-        timed = range(cell.warmup_steps, cell.warmup_steps + cell.steps)
         before = _at_edge(edge, "start", attachment)
-        times = _steps(cell, task, ddp, optimizer, timed)
+        times = _steps(stepper, ddp, range(cell.warmup_steps, cell.warmup_steps + cell.steps))
         after = _at_edge(edge, "end", attachment)
         probe.stretch((cell.steps + 1) // 2)
     finally:
@@ -193,14 +183,6 @@ def _answer(
         backward_s=parts.backward_s / parts.steps,
         optimizer_s=parts.optimizer_s / parts.steps,
         codec_s=codec_s,
-        bytes_dense=_dense_bytes(model),
+        bytes_dense=4 * trained_elems(model),
         bytes_accounted=accounted,
     )
-
-
-def _dense_bytes(model: nn.Module) -> int:
-    return 4 * sum(p.numel() for p in model.parameters() if p.requires_grad and _is_float(p))
-
-
-def _is_float(parameter: torch.Tensor) -> bool:
-    return parameter.is_floating_point()

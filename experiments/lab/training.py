@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import math
 import time
@@ -9,13 +10,13 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lab.cells import CurvePoint, TrainAnswer, TrainCell
 from lab.compressors import attach, dense_warmup_steps
-from lab.quality import Metric
-from lab.tasks import Task, load_task, placed
+from lab.records import CurvePoint, TimeCell, TrainCell, Trained
+from lab.tasks import Task, load_task
+from lab.tasks.task import Metric
 
 
 def parameters_sha256(model: nn.Module) -> str:
@@ -30,6 +31,41 @@ def parameters_sha256(model: nn.Module) -> str:
 def wrap(model: nn.Module, bucket_cap_mb: float) -> DistributedDataParallel:
     """DDP as both kinds of cell use it."""
     return DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True)
+
+
+def build_model(cell: TrainCell | TimeCell) -> nn.Module:
+    """A cell's model on its device: it begins with the same bits on every one."""
+    return load_task(cell.task).build_model(cell.seed).to(_device(cell.device))
+
+
+def _device(kind: str) -> torch.device:
+    """The CPU; or a GPU, which ranks take in turn."""
+    if kind == "cpu":
+        return torch.device(kind)
+    device = torch.device(kind, dist.get_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+class Stepper:
+    """What a cell's steps have in common, on one rank.
+
+    Args:
+        cell: Says which task, seed and device.
+        task: It.
+        model: Its parameters are updated.
+    """
+
+    def __init__(self, cell: TrainCell | TimeCell, task: Task, model: nn.Module) -> None:
+        self._task, self._seed, self._device = task, cell.seed, _device(cell.device)
+        self.optimizer, self.schedule = task.optimizer(model, cell.steps)
+
+    def loss(self, forward: nn.Module, step: int) -> Tensor:
+        """Fetch a step's batch, zero the gradients, and do the forward pass; the scalar loss."""
+        batch = self._task.batch(dist.get_rank(), dist.get_world_size(), step, self._seed)
+        inputs, targets = (part.to(self._device) for part in batch)
+        self.optimizer.zero_grad(set_to_none=False)
+        return self._task.loss(forward(inputs), targets)
 
 
 def _finite(value: float) -> float | None:
@@ -47,30 +83,39 @@ class _Curve:
         self.metrics: list[Metric] = []
 
     def pause_and_evaluate(self, step: int, model: nn.Module) -> None:
-        """Adds a point; all ranks wait meanwhile, and none of it counts as training."""
+        """Adds a point; all ranks wait meanwhile, and none of it counts as training.
+
+        Quality is measured on the CPU, whatever device the model is on.
+        """
         dist.barrier()
         self.elapsed_s += time.perf_counter() - self._started_s
         if dist.get_rank() == 0:
-            model.eval()
-            self.metrics = self._task.evaluate(model)
-            model.train()
+            self.metrics = self._task.evaluate(copy.deepcopy(model).cpu().eval())
             value = _finite(self.metrics[0].value)
             self.points.append(CurvePoint(step=step, value=value, elapsed_s=self.elapsed_s))
         dist.barrier()
         self._started_s = time.perf_counter()
 
 
-def train(cell: TrainCell, progress: Callable[[int], None]) -> TrainAnswer:
-    """Runs one train cell on this rank; every rank must call it with the same cell."""
-    task = placed(load_task(cell.task), cell.device)
-    model = task.build_model(cell.seed)
+def train(cell: TrainCell, progress: Callable[[int], None]) -> Trained:
+    """Runs one train cell on this rank; every rank must call it with the same cell.
+
+    Args:
+        cell: What to train.
+        progress: Is told each step that is done.
+
+    Raises:
+        compressa.CompressaError: The compressor's configuration is wrong, or a rank was lost.
+        KeyError: There is no such task or compressor.
+    """
+    task, model = load_task(cell.task), build_model(cell)
     ddp = wrap(model, cell.bucket_cap_mb)
     attachment = attach(ddp, cell.compressor, steady=False)
     try:
         curve = _run(cell, task, model, ddp, progress)
     finally:
         attachment.close()
-    return TrainAnswer(
+    return Trained(
         parameters_sha256=parameters_sha256(model),
         parameters_elems=sum(p.numel() for p in model.parameters()),
         elapsed_s=curve.elapsed_s,
@@ -88,15 +133,12 @@ def _run(
     ddp: DistributedDataParallel,
     progress: Callable[[int], None],
 ) -> _Curve:
-    rank, world = dist.get_rank(), dist.get_world_size()
-    optimizer, schedule = task.optimizer(model, cell.steps)
+    stepper = Stepper(cell, task, model)
     curve = _Curve(task)
     for step in range(cell.steps):
-        inputs, targets = task.batch(rank, world, step, cell.seed)
-        optimizer.zero_grad(set_to_none=False)
-        task.loss(ddp(inputs), targets).backward()
-        optimizer.step()
-        schedule.step()
+        stepper.loss(ddp, step).backward()
+        stepper.optimizer.step()
+        stepper.schedule.step()
         progress(step + 1)
         if (step + 1) % cell.eval_every == 0 or step + 1 == cell.steps:
             curve.pause_and_evaluate(step + 1, model)

@@ -10,15 +10,15 @@ import pytest
 import torch
 from compressa.kernels import KernelUnavailable
 
-from benchmarks.kernels import CASES, Bench, Case, Operation, targets
-from benchmarks.kernels.device import Cpu, Cuda, EventWatch, device_named
+from benchmarks.kernels import CASES, Bench, Case, Operation, tables
+from benchmarks.kernels.device import CPU, EventWatch, current_gpu
 from benchmarks.kernels.operands import Operands
 from benchmarks.kernels.table import GPU_CASES, cases_on
 from benchmarks.timing import Stopwatch
 from compressa.codecs import Codec
 from compressa.errors import BackendUnavailable
 
-ON_GPU = [case for case in (*CASES, *GPU_CASES) if case.least_on_gpu is not None]
+ON_GPU = [case for case in (*CASES, *GPU_CASES) if case.least_share.gpu is not None]
 
 
 ENCODES = (Operation.ENCODE, Operation.FEEDBACK)
@@ -47,7 +47,7 @@ def test_without_a_gpu_it_says_so_and_names_what_helps() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     with pytest.raises(BackendUnavailable, match=r"--device cuda: torch sees no GPU.*nvidia-smi"):
-        device_named("cuda")
+        current_gpu()
 
 
 def test_events_tell_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +62,7 @@ def test_a_gpu_is_told_by_its_name_and_memory(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA X")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: facts)
-    gpu = Cuda()
+    gpu = current_gpu()
     assert (gpu.name, gpu.memory_bytes, gpu.default_elems) == (
         "NVIDIA X",
         8_000_000_000,
@@ -78,21 +78,9 @@ def test_bytes_and_targets_are_those_of_the_device() -> None:
     (case,) = (case for case in CASES if case.name == "int8")
     codec: Any = case.build()
     gradient, payload = 4 * 1000, codec.wire_bytes(1000)
-    assert case.bus_bytes(codec, 1000, Cuda.store_bytes) == gradient + payload
-    assert case.bus_bytes(codec, 1000, Cpu.store_bytes) == gradient + 2 * payload
-    assert (case.least_share("cpu"), case.least_share("NVIDIA X")) == (0.75, 0.85)
-
-
-def test_the_targets_that_hold_on_a_gpu() -> None:
-    least = {case.name: case.least_on_gpu for case in ON_GPU}
-    assert least["qsgd"] == least["randomk 1 % with residual"] == 0.70
-    assert least["topk 1 % with residual"] == 0.60
-    assert least["threshold with residual"] == 0.70
-    assert {least[f"int{bits}{kind}"] for bits in (8, 4) for kind in ("", " with residual")} == {
-        0.85
-    }
-    topk = next(case for case in CASES if case.name == "topk 1 % with residual")
-    assert [peer.least_on("NVIDIA X") for peer in topk.peers] == [10.0, None, None, None]
+    assert case.bus_bytes(codec, 1000, 1) == gradient + payload
+    assert case.bus_bytes(codec, 1000, CPU.store_bytes) == gradient + 2 * payload
+    assert (case.least_share.on("cpu"), case.least_share.on("NVIDIA X")) == (0.75, 0.85)
 
 
 def test_peers_of_another_device_are_left_out_and_targets_are_those_of_the_rows() -> None:
@@ -103,8 +91,8 @@ def test_peers_of_another_device_are_left_out_and_targets_are_those_of_the_rows(
     (row,) = Bench(threads=1, repeats=7).run([replace(case, peers=(elsewhere, here))], [4096])
     assert (row.peer, row.device) == (here.name, "cpu")
     there = row.model_copy(update={"device": "NVIDIA X", "limit_ratio": 0.80})
-    assert targets.met(case, there) is False
-    assert targets.met(case, there.model_copy(update={"device": "cpu"})) is True
+    assert tables.met(case, there) is False
+    assert tables.met(case, there.model_copy(update={"device": "cpu"})) is True
 
 
 def test_a_gpu_also_measures_gradients_of_16_bits() -> None:
@@ -118,7 +106,7 @@ def test_a_gpu_also_measures_gradients_of_16_bits() -> None:
         assert (case.name in half) == (encodes and codec.takes_half)  # type: ignore[union-attr]
     for name in half:
         case, other = there[name], there[f"{name}, bfloat16 gradient"]
-        assert other.least_on_gpu == case.least_on_gpu
+        assert other.least_share == case.least_share
         whole, less = (c.bus_bytes(c.build(), 1000, 1) for c in (case, other))  # type: ignore[arg-type]
         assert whole is not None
         assert less == whole - 2 * 1000

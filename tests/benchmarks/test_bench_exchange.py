@@ -12,16 +12,16 @@ from typer.testing import CliRunner
 from benchmarks import hosts
 from benchmarks.__main__ import app
 from benchmarks.exchange import run, tables, targets
-from benchmarks.exchange.parts import BY_NAME, METHODS
+from benchmarks.exchange.plan import BY_NAME, METHODS
 from benchmarks.exchange.records import (
     ExchangeMeasurement,
     Header,
     Network,
     Row,
 )
-from benchmarks.targets import Verdict
 from compressa.errors import BackendUnavailable, ConfigError
 from compressa.link.chain import LEAST_CHAIN_S, timed
+from harness.tables import Verdict
 
 NETWORK = Network(
     hosts=4,
@@ -201,7 +201,9 @@ class TestTargets:
         shown = tables.times(NETWORK, measured.rows)
         assert shown.titles == ("ms (of line rate)", "1 KiB", "4 MB")
         assert shown.lines == [("ring", "1.23", "52.5 (0.96)*"), ("gloo all_reduce", "500", "-")]
-        assert ("ring, 4 MB", "met") in {line[-2:] for line in tables.targets(measured).lines}
+        assert ("ring, 4 MB", "met") in {
+            line[-2:] for line in next(iter(tables.shown(measured))).lines
+        }
 
 
 def command(*words: str) -> str:

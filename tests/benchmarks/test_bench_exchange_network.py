@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.exchange.others import missing_mpi, missing_ray
-from benchmarks.exchange.parts import BY_NAME, METHODS, PARTS
+from benchmarks.exchange.plan import BY_NAME, METHODS, PARTS
 from benchmarks.exchange.records import ExchangeMeasurement
 
 pytestmark = MARKS

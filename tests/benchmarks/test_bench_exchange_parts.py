@@ -12,11 +12,16 @@ from test_bench_exchange import NETWORK, verdict, whole
 from test_bench_exchange import row as row_of_sums
 
 from benchmarks.exchange import run, targets
-from benchmarks.exchange.broadcasts import indices
-from benchmarks.exchange.compressed import Compressed
+from benchmarks.exchange.means import Compressed
 from benchmarks.exchange.method import Method
-from benchmarks.exchange.parts import BY_NAME, GRADIENTS_BYTES, LARGE_BYTES, METHODS, PARTS
-from benchmarks.exchange.plan import Settings
+from benchmarks.exchange.plan import (
+    BY_NAME,
+    GRADIENTS_BYTES,
+    LARGE_BYTES,
+    METHODS,
+    PARTS,
+    Settings,
+)
 from benchmarks.exchange.records import (
     ExchangeMeasurement,
     Network,
@@ -26,7 +31,7 @@ from benchmarks.exchange.records import (
 )
 from benchmarks.exchange.simulate import LINK, simulated
 from benchmarks.exchange.tables import part_tables
-from benchmarks.exchange.transfers import check_pattern, pattern
+from benchmarks.exchange.transfers import check_pattern, indices, pattern
 from compressa.collectives.algorithms import ALGORITHMS
 from compressa.errors import ConfigError, TransportError
 

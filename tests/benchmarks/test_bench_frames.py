@@ -1,16 +1,16 @@
-"""What checks cost is told by steps in which nobody computes them."""
+"""What checks cost is told by steps in which nobody checks the data of frames."""
 
 from __future__ import annotations
 
 import pytest
 from _ranks import Group
-from compressa.kernels.checksums import checksum_of_memory
 
-from benchmarks.frames import Switch, measured
+from benchmarks.frames import UNCHECKED, NoKeys, measured
 from compressa.errors import PayloadError
-from compressa.transports import frames
 from compressa.transports.base import Key
+from compressa.transports.checks import CHECKSUMS
 from compressa.transports.frames import Frame, Kind, read_frame
+from compressa.transports.table import TRANSPORTS
 
 DATA = memoryview(b"some data")
 
@@ -18,31 +18,21 @@ DATA = memoryview(b"some data")
 def cost_of_checks() -> tuple[float, float]:
     """Return the seconds of a step without checks, and how many times as long one with them is."""
     found = measured({}, "int8", pairs=2)
-    assert frames.checksum_of_memory is checksum_of_memory, "frames are not checked any more"
+    assert UNCHECKED not in TRANSPORTS, "others could choose it"
     return found.off_s, found.ratio
 
 
-def sent(data: memoryview) -> bytes:
-    return bytes(Frame(Kind.DATA, 1, Key(0, 0, 0), len(data), 0, len(data)).pack(data))
-
-
-def taken(header: bytes, data: memoryview) -> None:
-    read_frame(memoryview(header), 1, 100, "here").verify(data, "here")
-
-
-def test_ends_that_check_and_ends_that_do_not_understand_each_other() -> None:
-    switch = Switch()
-    with switch.installed():
-        checked = sent(DATA)
-        switch.on = False
-        unchecked = sent(DATA)
-        taken(checked, DATA)
-        switch.on = True
-        taken(unchecked, DATA)
-    assert checked == sent(DATA)
-    assert checked != unchecked
+def test_without_checks_any_data_pass_and_headers_are_still_checked() -> None:
+    frame, none = Frame(Kind.DATA, 1, Key(0, 0, 0), len(DATA), 0, len(DATA)), NoKeys(0)
+    header = frame.pack(DATA, none.to(1))
+    read = read_frame(memoryview(header), 1, 100, "here")
+    for data in (DATA, memoryview(b"else data")):
+        read.verify(data, "here", none.named("it").coming_from(1))
     with pytest.raises(PayloadError):
-        taken(unchecked, DATA)
+        read.verify(DATA, "here", CHECKSUMS.coming_from(1))
+    header[20] += 1
+    with pytest.raises(PayloadError):
+        read_frame(memoryview(header), 1, 100, "here")
 
 
 @pytest.mark.ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,15 @@ from typing import Any
 import pytest
 import torch
 from compressa.kernels import KernelUnavailable
-from compressa.kernels.multi_tensor import multi_tensor_quantize
 from test_bench_records import row
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.kernels import Bench, Measurement, Row, command, launches
-from benchmarks.kernels.device import BenchDevice, Cpu, device_s
-from benchmarks.kernels.launches import LAUNCHES, UNITS, LaunchCase, as_list, host_times
+from benchmarks.kernels import Bench, Measurement, Row, command, launches, tables
+from benchmarks.kernels.device import CPU, BenchDevice, device_s
+from benchmarks.kernels.launches import LAUNCHES, UNITS, LaunchCase, host_times
 from benchmarks.kernels.operands import Operands
-from compressa.codecs import Draw, Int8
+from compressa.codecs import Draw
 from compressa.errors import ConfigError
 
 UNIT = 1000
@@ -100,17 +100,6 @@ def test_the_time_of_the_host_is_that_of_each_call_by_itself() -> None:
     assert [i for i, what in enumerate(did) if what == "wait"] == [20, len(did) - 1]
 
 
-def test_the_targets() -> None:
-    most = {case.name: case.most_us for case in LAUNCHES if case.most_us is not None}
-    assert {most[f"int{bits} with residual, one unit: host"] for bits in (8, 4)} == {15.0}
-    assert {most[f"int{bits} with residual, one unit: device"] for bits in (8, 4)} == {10.0}
-    assert most["int8 with residual, a bucket of 100 MB and back"] == 250.0
-    rates = [case for case in LAUNCHES if case.least_rate is not None]
-    assert [case.least_rate for case in rates] == [0.5, 0.5]
-    assert {4 * case.elems for case in rates} == {64 << 20}
-    assert 4 * BY_NAME["int8 with residual, one unit: host"].elems == 1 << 20
-
-
 @pytest.mark.parametrize("case", [c for c in LAUNCHES if c.least_rate], ids=lambda c: c.name)
 def test_a_list_gives_what_its_units_give_one_by_one(case: LaunchCase) -> None:
     operands, codec = Operands(UNITS * UNIT), case.codec
@@ -127,23 +116,11 @@ def test_a_list_gives_what_its_units_give_one_by_one(case: LaunchCase) -> None:
     assert torch.equal(operands.residual, residual)
 
 
-def test_a_list_is_one_launch() -> None:
-    batch = as_list(Int8(), Operands(UNITS * UNIT))
-    assert len(batch.vectors) == UNITS <= 64
-    multi_tensor_quantize(batch)
-
-
 def test_a_bucket_there_and_back_is_the_bucket() -> None:
     case = BY_NAME["int8 with residual, a bucket of 100 MB and back"]
     operands = Operands(10_000)
     case.prepare(case.codec, operands)()
     torch.testing.assert_close(2 * operands.out + operands.residual, operands.gradient)
-
-
-class Small(Cpu):
-    """A device whose large size is small."""
-
-    default_elems = (UNITS * UNIT,)
 
 
 @pytest.fixture
@@ -152,7 +129,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> BenchDevice:
     now = count()
     monkeypatch.setattr(launches, "device_s", lambda call, loops, other: 1e-6 * (1 + next(now) % 2))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    return Small()
+    return replace(CPU, default_elems=(UNITS * UNIT,))
 
 
 def smaller(case: LaunchCase) -> LaunchCase:
@@ -169,7 +146,7 @@ def test_every_case_gives_a_row(small: BenchDevice) -> None:
     assert beside == {
         case.name: f"{UNITS * UNIT:,} elements" for case in LAUNCHES if case.least_rate
     }
-    cells = launches.table(rows).lines
+    cells = tables.launches(rows).lines
     assert [line[0] for line in cells] == [case.name for case in LAUNCHES]
     assert {line[-1] for line in cells} <= {"met", "missed"}
     assert list(launches.run(bench, [])) == []
@@ -197,7 +174,7 @@ def test_the_command_line_shows_them_and_names_them(
         command._matching("int9", "cuda")
     found = [], [smaller(case) for case in few]
     monkeypatch.setattr(command, "_matching", lambda pattern, kind: found)
-    monkeypatch.setattr(command, "device_named", lambda kind: small)
+    monkeypatch.setattr(command, "CPU", small)
     file = tmp_path / "launches.json"
     said = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["kernels", "--json", str(file)])
     assert said.exit_code == 0
@@ -244,5 +221,5 @@ def launched(name: str, median: float, peer_median: float | None) -> Row:
 def test_a_row_says_what_was_wanted_and_whether_it_was_reached(
     name: str, median: float, peer_median: float | None, said: str, verdict: str
 ) -> None:
-    (cells,) = launches.table([launched(name, median, peer_median), row()]).lines
+    (cells,) = tables.launches([launched(name, median, peer_median), row()]).lines
     assert cells == (name, "1,000", f"{median:.1f} ({median:.1f} to {median:.1f})", said, verdict)

@@ -23,11 +23,11 @@ from test_bench_schedule import (
 
 from benchmarks.exchange.records import Omitted
 from benchmarks.page import BLOCKS, NONE_YET, PAGE, block_of, up_to_date
-from benchmarks.records import Measurement
 from benchmarks.schedule.plan import AUTO, DDP
 from benchmarks.schedule.records import Overhead
-from benchmarks.schedule.trainers import ELEMS, LAYERS
-from harness.pages import with_block
+from benchmarks.schedule.training import ELEMS, LAYERS
+from harness.records import Measurement
+from harness.tables import with_block
 
 
 def quoted(folder: Path, name: str, measured: Measurement) -> str:

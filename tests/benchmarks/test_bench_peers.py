@@ -12,7 +12,7 @@ import torch
 from test_bench_records import row
 from torch.overrides import TorchFunctionMode
 
-from benchmarks.kernels import Bench, Case, Peer, targets
+from benchmarks.kernels import Bench, Case, Peer, tables
 from benchmarks.kernels.cases import PeerUnavailable
 from benchmarks.kernels.operands import Operands
 from benchmarks.kernels.table import cases_on
@@ -105,7 +105,7 @@ def test_a_compiler_that_fails_is_named_and_nothing_else_is_lost(
 
 def test_the_table_says_why_a_peer_was_not_there() -> None:
     missing = row(case="int8 @ 1000", peer="bitsandbytes: not installed", peer_median=None)
-    (cells,) = targets.table([missing], [INT8]).lines
+    (cells,) = tables.times([missing], [INT8]).lines
     assert cells[4:7] == ("bitsandbytes: not installed", "-", "-")
 
 

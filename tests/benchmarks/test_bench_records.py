@@ -124,7 +124,7 @@ def test_what_is_cut_off_missing_or_of_a_later_format_is_refused(tmp_path: Path)
         Measurement.read(file)
     text = whole().model_dump_json()
     file.write_text(text[: len(text) // 2])
-    with pytest.raises(ConfigError, match="the file: Invalid JSON"):
+    with pytest.raises(ConfigError, match="the whole: Invalid JSON"):
         Measurement.read(file)
     file.write_text(text.replace('"format_version":1', '"format_version":2'))
     with pytest.raises(ConfigError, match=r"header\.format_version"):

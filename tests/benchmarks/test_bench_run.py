@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.kernels import CASES, Bench, Case, Operation, scaling
-from benchmarks.kernels.device import Cpu
+from benchmarks.kernels.device import CPU
 from benchmarks.kernels.operands import Operands, gaussian
 from benchmarks.kernels.run import require_memory
 from benchmarks.kernels.table import GPU_CASES
@@ -50,7 +50,7 @@ def test_the_yardstick_is_measured_at_every_size_and_written_down() -> None:
     sizes = [1000, 3000]
     assert len(list(bench.run([THERE[0]], sizes))) == 2
     measurement = bench.measurement()
-    yardsticks = [row for row in measurement.rows if row.name == Cpu.yardstick]
+    yardsticks = [row for row in measurement.rows if row.name == CPU.yardstick]
     assert [row.elems for row in yardsticks] == sizes
     for row in yardsticks:
         assert row.median > 0
@@ -191,7 +191,7 @@ def test_operands_are_as_good_as_new_after_a_reset() -> None:
 
 
 def test_a_size_that_does_not_fit_into_memory_is_refused_before_anything_is_measured() -> None:
-    require_memory(1000, Cpu())
+    require_memory(1000, CPU)
     bench = Bench(threads=1, repeats=7)
     with pytest.raises(ConfigError, match="GB with all peers, and cpu has"):
         next(bench.run([THERE[0]], [1000, 10**14]))

@@ -12,8 +12,7 @@ from compressa.schedulers import POLICIES
 from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
-from benchmarks.schedule import tables
-from benchmarks.schedule.overhead import chunk_costs
+from benchmarks.schedule.costs import chunk_costs
 from benchmarks.schedule.plan import AUTO, DDP, EXCHANGED, METHODS, Settings
 from benchmarks.schedule.records import (
     Case,
@@ -28,7 +27,7 @@ from benchmarks.schedule.records import (
 )
 from benchmarks.schedule.run import ScheduleBench
 from benchmarks.schedule.steps import Steps
-from benchmarks.schedule.targets import verdicts
+from benchmarks.schedule.tables import verdicts
 from compressa.errors import ConfigError
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -116,13 +115,6 @@ def measurement(**rows: Any) -> ScheduleMeasurement:
 
 def judged(found: ScheduleMeasurement) -> dict[str, bool | None]:
     return {verdict.target: verdict.met for verdict in verdicts(found)}
-
-
-def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    file = tmp_path / "schedule.json"
-    found = measurement(cases=[case()], steps=[step(AUTO, 0.33)], pipelined=[pipelined(0.04, 0.05)])
-    found.write(file)
-    assert ScheduleMeasurement.read(file) == found
 
 
 @pytest.mark.parametrize(
@@ -247,15 +239,6 @@ def test_turns_are_judged_where_jobs_disturb_each_other(
 ) -> None:
     jobs = two_jobs(unstaggered=(1.0, unstaggered), staggered=(1.0, staggered))
     assert judged(measurement(jobs=[jobs])) == {"staggered, of alone": met}
-
-
-def test_a_table_shows_each_step_beside_ideal_and_ddp() -> None:
-    found = measurement(
-        cases=[case()], steps=[step(DDP[0].name, 0.62), step(AUTO, 0.31, simulated_s=0.3)]
-    )
-    shown = tables.tables(found)[0]
-    assert shown.lines[1] == (AUTO, "310", "310 to 310", "1.00", "2.00", "300", "-3%")
-    assert "C 310 ms, that is 1.03 (F + B)" in shown.caption
 
 
 def test_what_there_is_not_is_refused() -> None:

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from benchmarks.__main__ import app
 from benchmarks.schedule.plan import EXCHANGED
 from benchmarks.schedule.records import ScheduleMeasurement
-from benchmarks.schedule.trainers import ELEMS
+from benchmarks.schedule.training import ELEMS
 
 pytestmark = MARKS
 __all__ = ["own_testbeds"]  # a fixture for every test here

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from benchmarks.kernels.device import Cpu
+from benchmarks.kernels.device import CPU
 from benchmarks.timing import (
     Interleaved,
     Samples,
@@ -105,5 +105,5 @@ def test_slow_peers_are_repeated_less_often_and_never_measured_cold() -> None:
 @pytest.mark.parametrize("elems", [0, 1, 17, 1000])
 def test_the_yardstick_adds_in_place(elems: int) -> None:
     updated = torch.arange(elems, dtype=torch.float32)
-    Cpu().stream(updated, torch.full((elems,), 2.0))
+    CPU.stream(updated, torch.full((elems,), 2.0))
     assert torch.equal(updated, torch.arange(elems) + 2.0)

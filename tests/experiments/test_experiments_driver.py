@@ -4,10 +4,12 @@ import os
 import signal
 import sys
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from compressa.testbed import Testbed, open_testbed
 from harness.ranks import RankError
@@ -15,11 +17,11 @@ from harness.start import started_ranks
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
-from lab.cells import CompressorSpec, TrainCell
 from lab.derive import RESULTS_FILE, Row
 from lab.driver import Driver, answers
 from lab.plan import PLANS, Plan, jobs
-from lab.records import TimeRecord, TrainRecord, read
+from lab.progress import LiveProgress
+from lab.records import CompressorSpec, TimeRecord, TrainCell, TrainRecord, read
 
 SMOKE: dict[str, Any] = {
     "hosts": 2,
@@ -35,31 +37,14 @@ SMOKE: dict[str, Any] = {
 open_loopback = partial(open_testbed, link="unshaped", kind="loopback", self_check=False)
 
 
-class Silent:
-    def __init__(self) -> None:
-        self.titles: list[str] = []
-        self.total = 0
-
-    def begin(self, total: int, note: str) -> None:
-        self.total = total
-
-    def job(self, title: str, steps: int) -> None:
-        self.titles.append(title)
-
-    def step(self, step: int) -> None:
-        pass
-
-    def done(self, failure: str | None) -> None:
-        assert failure is None, failure
-
-
 @pytest.mark.ranks
 def test_a_small_plan_runs_end_to_end(tmp_path: Path) -> None:
-    watcher = Silent()
-    driver = Driver(Plan.model_validate(SMOKE), tmp_path, watcher)
-    driver.run(open_loopback)
+    said = StringIO()
+    with LiveProgress(Console(file=said)) as progress:
+        driver = Driver(Plan.model_validate(SMOKE), tmp_path, progress)
+        driver.run(open_loopback)
     assert driver.failures == []
-    assert len(watcher.titles) == watcher.total == 6
+    assert "6/6" in said.getvalue()
     cells = read(tmp_path)
     trains = {cell.compressor: cell for cell in cells if isinstance(cell, TrainRecord)}
     assert [point.step for point in trains["ddp-float32"].curve] == [2, 4]
@@ -87,7 +72,7 @@ def test_a_killed_rank_ends_the_cell_and_is_named() -> None:
     )
 
     def run(bed: Testbed) -> None:
-        with started_ranks(bed, "lab.rank:Cells") as ranks:
+        with started_ranks(bed, "lab.cells:Cells") as ranks:
             victim = ranks._started[1].process.pid
             answers(ranks, cell, 60.0, lambda _: os.kill(victim, signal.SIGKILL), lambda _: None)
 

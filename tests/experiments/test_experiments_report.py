@@ -12,10 +12,8 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
 from lab import records
-from lab.cells import CurvePoint
-from lab.confirm import confirmations
 from lab.derive import Results, Row
-from lab.records import FailedRecord, Record, TimeRecord, TrainRecord
+from lab.records import CurvePoint, FailedRecord, Record, TimeRecord, TrainRecord
 from lab.report import render
 from lab.table import markdown_table, rich_table
 
@@ -192,7 +190,7 @@ def test_loopback_baselines_are_not_compared_on_a_shaped_link() -> None:
 
 
 def test_an_end_to_end_run_is_set_beside_its_prediction() -> None:
-    (confirmation,) = confirmations(Results(whole()))
+    (confirmation,) = Results(whole()).confirmations()
     assert confirmation.predicted_training_time_s == pytest.approx(50 * 2.1 + 250 * 0.2)
     assert confirmation.measured_training_time_s == 160.0
     assert confirmation.measured_time_to_target_s == pytest.approx(1.0)

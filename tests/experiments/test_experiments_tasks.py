@@ -9,11 +9,10 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
-from lab.quality import Quality
 from lab.tasks import TASKS, Task, load_task
 from lab.tasks.corpus import VOCABULARY, standard_library, tokens
 from lab.tasks.digits import split_indices
-from lab.tasks.order import EpochOrder
+from lab.tasks.task import EpochOrder
 
 NAMES = sorted(TASKS)
 
@@ -147,10 +146,7 @@ def test_digits_cnn_learns(one_thread: None) -> None:
 
 
 def test_targets_are_on_the_right_side_of_float32() -> None:
-    accuracy = Quality(
-        name="accuracy", unit="", larger_is_better=True, tolerance=0.01, relative=False
-    )
-    loss = Quality(name="loss", unit="", larger_is_better=False, tolerance=0.01, relative=True)
+    accuracy, loss = (load_task(name).quality for name in ("digits", "gpt-demo"))
     assert accuracy.target(0.95) == pytest.approx(0.94)
     assert loss.target(2.0) == pytest.approx(2.02)
     assert accuracy.reached(0.94, 0.94)

@@ -10,8 +10,8 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "experiments"))
 
-from lab import timing
-from lab.cells import CompressorSpec, TimeCell
+from lab import timing, training
+from lab.records import CompressorSpec, TimeCell
 
 FETCH_S, FORWARD_S, BACKWARD_S, OPTIMIZER_S = 0.01, 0.03, 0.06, 0.02
 STEP_S = FETCH_S + FORWARD_S + BACKWARD_S + OPTIMIZER_S
@@ -77,11 +77,11 @@ class Work:
     def zero_grad(self, set_to_none: bool) -> None:
         pass
 
-    def batch(self, rank: int, world: int, step: int, seed: int) -> tuple[torch.Tensor, None]:
+    def batch(self, rank: int, world: int, step: int, seed: int) -> tuple[torch.Tensor, ...]:
         self._machine.compute(FETCH_S)
-        return torch.zeros(1), None
+        return torch.zeros(2, 1).unbind()
 
-    def loss(self, outputs: torch.Tensor, targets: None) -> Work:
+    def loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> Work:
         late = self._machine.steps % self._every == 0
         self._machine.compute(FORWARD_S + late * self._slice_s)
         return self
@@ -96,6 +96,7 @@ class Work:
 
 def probe_on(machine: Machine, monkeypatch: pytest.MonkeyPatch, **work: Any) -> timing._Probe:
     monkeypatch.setattr(timing, "dist", machine)
+    monkeypatch.setattr(training, "dist", machine)
     monkeypatch.setattr(timing, "time", machine)
     cell = TimeCell(
         task="none", compressor=CompressorSpec(name="none"), seed=0, steps=4, warmup_steps=3

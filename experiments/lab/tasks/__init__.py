@@ -6,14 +6,12 @@ from collections.abc import Callable
 from functools import cache, partial
 
 from lab.tasks.char_gpt import CharGPT
-from lab.tasks.digits import Digits
-from lab.tasks.mlp import mlp_task
-from lab.tasks.placed import placed
+from lab.tasks.digits import Digits, Perceptron
 from lab.tasks.task import Batch, Task
 
 TASKS: dict[str, Callable[[], Task]] = {
     "digits": Digits,
-    "mlp": mlp_task,
+    "mlp": partial(Digits, Perceptron, name="mlp", batch=32, learning_rate=0.1),
     "gpt-demo": partial(CharGPT, "demo"),
     "gpt-full": partial(CharGPT, "full"),
 }
@@ -31,4 +29,4 @@ def load_task(name: str) -> Task:
     return TASKS[name]()
 
 
-__all__ = ["TASKS", "Batch", "Task", "load_task", "placed"]
+__all__ = ["TASKS", "Batch", "Task", "load_task"]

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lab.quality import Metric, Quality
+from lab.records import Quality
 from lab.tasks.corpus import VOCABULARY, standard_library
-from lab.tasks.order import EpochOrder, seeded, warmup_then_cosine
-from lab.tasks.task import Batch
+from lab.tasks.task import Batch, EpochOrder, Metric, seeded, warmup_then_cosine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,11 +103,11 @@ class CharGPT:
     """
 
     quality = Quality(
-        name="loss",
-        unit="nats per character",
+        quality_name="loss",
+        quality_unit="nats per character",
         larger_is_better=False,
         tolerance=0.01,
-        relative=True,
+        tolerance_relative=True,
     )
 
     def __init__(self, size: str) -> None:

@@ -1,21 +1,25 @@
-"""Runs a benchmark: what all of them do alike at the command line."""
+"""Runs a benchmark: what all of them do alike at the command line, and how results are shown."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, TypeVar
 
 import typer
 from rich.console import Console
 
-from benchmarks.records import Measurement
 from compressa.errors import ConfigError
-from harness.tables import Table, laid_out
+from harness.records import Measurement
+from harness.tables import Table, laid_out, markdown
 
+M_co = TypeVar("M_co", bound=Measurement, covariant=True)
 M = TypeVar("M", bound=Measurement)
+
+Shown = Iterable[Table | str]
+"""Tables and sentences, in the order in which they are shown; a table may have no lines."""
 
 JsonFile = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Write all rows to this file.")
@@ -29,6 +33,17 @@ Update = Annotated[
 What = Annotated[str, typer.Option(help="Only methods whose names match this pattern.")]
 
 
+class Bench(Protocol[M_co]):
+    """Measures one row after the other."""
+
+    @property
+    def found(self) -> M_co:
+        """What was measured so far."""
+
+    def run(self) -> Iterator[str]:
+        """Measure everything; say what comes next, each time that there is a row more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What is to be measured of a benchmark that has parts.
@@ -38,6 +53,9 @@ class Settings:
         parts: Of those that are wanted.
         pattern: That names of methods match.
         budget_s: Seconds for what is measured at a time.
+
+    Raises:
+        ConfigError: There is no such part.
     """
 
     known: ClassVar[Sequence[str]]
@@ -91,19 +109,41 @@ def refuse_unmatched(option: str, pattern: str, names: Iterable[str]) -> None:
         raise ConfigError(f"{option}: no name matches {pattern!r}; there are: {there}")
 
 
-def measure(
-    doing: Iterable[str],
-    measurement: Callable[[], M],
-    json_file: Path | None,
+def carry_out(
+    bench: Bench[M],
+    shown: Callable[[M], Shown],
+    json_file: Path | None = None,
     update: Path | None = None,
-) -> M:
+) -> None:
+    """Measure all and show it; what the file had before is shown too.
+
+    Args:
+        bench: What is measured.
+        shown: What is shown of it.
+        json_file: See `measure`.
+        update: See `measure`.
+
+    Raises:
+        ConfigError: See `measure`.
+    """
+    measured, console = measure(bench, json_file, update), Console()
+    for part in shown(measured):
+        text = part.caption if isinstance(part, Table) else part
+        console.print(f"\n{text}", highlight=False, markup=False)
+        if isinstance(part, Table) and part.lines:
+            console.print(laid_out(part))
+
+
+def measure(bench: Bench[M], json_file: Path | None = None, update: Path | None = None) -> M:
     """Measure all, and keep the file up to date, so that a run that is ended leaves a part.
 
     Args:
-        doing: Measures, and says what comes next each time that it has measured something.
-        measurement: Returns all of it so far.
+        bench: What is measured.
         json_file: Where it is written anew, if anywhere.
         update: A file whose rows stay where nothing newer is measured; written likewise.
+
+    Returns:
+        What the file has.
 
     Raises:
         ConfigError: Both files are given; or the older one can not be brought up to date here.
@@ -112,10 +152,10 @@ def measure(
         raise ConfigError("--json writes a new file and --update an older one: give one of them")
     file, known = json_file or update, None
     if update is not None and update.exists():
-        known = type(measurement()).read(update)
+        known = type(bench.found).read(update)
 
     def kept() -> M:
-        newer = measurement()
+        newer = bench.found
         found = newer if known is None else known.updated(newer)
         if file is not None and any(newer.kinds.values()):
             found.write(file)
@@ -123,15 +163,19 @@ def measure(
 
     kept()  # a file of another machine is refused before anything is measured
     with Console(stderr=True).status("measuring") as status:
-        for what in doing:
+        for what in bench.run():
             kept()
             status.update(what)
     return kept()
 
 
-def show(console: Console, tables: Iterable[Table]) -> None:
-    """Print tables below their captions."""
-    for table in tables:
-        console.print(f"\n{table.caption}", highlight=False, markup=False)
-        if table.lines:
-            console.print(laid_out(table))
+def as_page(shown: Shown) -> list[str]:
+    """Return the paragraphs of what is shown, in Markdown; tables without lines are left out."""
+    paragraphs = []
+    for part in shown:
+        if isinstance(part, str):
+            paragraphs.append(part.replace("*", "\\*") + "\n")
+        elif part.lines:
+            caption = f"{part.caption}.\n\n" if part.caption else ""
+            paragraphs.append(caption + markdown(part))
+    return paragraphs

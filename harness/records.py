@@ -1,7 +1,7 @@
-"""What a benchmark leaves behind: one JSON file of a header and rows, checked when it is read.
+"""Records: what was measured, as rows that are checked when they are read.
 
-A row stands for itself: it says what was measured and when, and the header on which machine.
-Targets are not written down: they belong to the cases, and what meets them is worked out.
+A row stands for itself: it says what was measured and when. Targets are not written down: they
+belong to what is measured, and what meets them is worked out from the rows.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from pydantic import (
     Field,
     FiniteFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
 
@@ -32,7 +31,7 @@ _MOST_BYTES = 64 << 20
 
 
 class Strict(BaseModel):
-    """What is written down: nothing else may stand there, and nothing changes."""
+    """What is written down or asked for: it has these fields and no others, and never changes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -47,7 +46,7 @@ class Row(Strict):
 
 
 class Spread(Row):
-    """The median of several times, and how far they lie apart."""
+    """The median of several times in seconds, and how far they lie apart."""
 
     median_s: Positive
     p20_s: Positive
@@ -58,6 +57,28 @@ class Spread(Row):
         if not self.p20_s <= self.median_s <= self.p80_s:
             raise ValueError("p20_s <= median_s <= p80_s does not hold")
         return self
+
+
+class Provenance(Strict):
+    """Where and when a record was measured that stands in no file with a header."""
+
+    machine: str
+    versions: dict[str, str]
+    date: str = Field(description="UTC, ISO 8601")
+
+    @classmethod
+    def now(cls) -> Self:
+        """Return this machine, these versions, this moment."""
+        facts = this_machine()
+        return cls(
+            machine=_machine(facts.cpu, facts.cores, facts.system),
+            versions=facts.versions,
+            date=facts.timestamp.isoformat(),
+        )
+
+
+def _machine(cpu: str, cores: int, rest: str) -> str:
+    return f"{cpu}, {cores} cores, {rest}"
 
 
 class Header(Strict):
@@ -78,9 +99,14 @@ class Header(Strict):
     timestamp: AwareDatetime
 
     @property
+    def details(self) -> str:
+        """What else the machine is known by, each followed by a comma; nothing if left out."""
+        return ""
+
+    @property
     def machine(self) -> str:
         """The machine, in words."""
-        return f"{self.cpu}, {self.cores} cores, {self.system}"
+        return _machine(self.cpu, self.cores, f"{self.details}{self.system}")
 
     @classmethod
     def here(cls, versions: dict[str, str] | None = None, **how: Any) -> Self:
@@ -115,17 +141,15 @@ class Measurement(Strict):
             data = files.read(path, _MOST_BYTES)
         except (OSError, ValueError) as error:
             raise ConfigError(f"{path} cannot be read: {files.reason(error)}") from error
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"]) or "the file"
-            raise ConfigError(
-                f"{path} is no measurement of `{cls.command}`: {place}: {first['msg']}"
-            ) from error
+        where = f"{path} is no measurement of `{cls.command}`"
+        return files.validated(cls, data, where, "measure it again, to another file")
 
     def write(self, path: Path) -> None:
-        """Write a file whole, or not at all."""
+        """Write a file whole, or not at all.
+
+        Raises:
+            OSError: It cannot be written.
+        """
         path.parent.mkdir(parents=True, exist_ok=True)
         files.write(path, f"{self.model_dump_json(indent=1)}\n".encode())
 
@@ -137,14 +161,13 @@ class Measurement(Strict):
     @property
     def when_and_where(self) -> str:
         """When, on what and with what, in words; rows may be of several days."""
+        head = self.header
         rows = [row for kind in self.kinds.values() for row in kind]
         stamps = [stamp for row in rows if (stamp := dict(row).get("timestamp"))]
-        times = stamps or [self.header.timestamp]
+        times = stamps or [head.timestamp]
         period = " to ".join(sorted({f"{t:%Y-%m-%d}" for t in (min(times), max(times))}))
-        versions = ", ".join(
-            f"{name} {text}" for name, text in sorted(self.header.versions.items())
-        )
-        return f"Measured {period} on {self.header.machine}; {versions}."
+        versions = ", ".join(f"{name} {text}" for name, text in sorted(head.versions.items()))
+        return f"Measured {period} on {head.machine}; {versions}."
 
     def updated(self, newer: Self) -> Self:
         """Return this measurement with what a newer one has measured again, or in addition.
