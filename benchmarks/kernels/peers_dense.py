@@ -7,8 +7,9 @@ four and two bits are packed; signs and levels are left a byte each, as GRACE le
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from typing import Any, final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,25 +32,30 @@ def whole_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
     return x[: x.numel() // block * block].view(-1, block)
 
 
-class Format(ABC):
-    """Codes and what they are multiplied with; and the peers that make and read them."""
+def _whole(x: torch.Tensor, codec: Any) -> torch.Tensor:
+    return x
 
-    def rows(self, x: torch.Tensor, codec: Any) -> torch.Tensor:
-        """Return what is encoded, a block in a row."""
-        return whole_blocks(x, codec.block)
 
-    @abstractmethod
-    def encode(self, p: torch.Tensor) -> Payload:
-        """Return codes, and scales if there are any."""
+def _blocks(x: torch.Tensor, codec: Any) -> torch.Tensor:
+    return whole_blocks(x, codec.block)
 
-    @abstractmethod
-    def decode(self, *payload: torch.Tensor) -> torch.Tensor:
-        """Return what a payload stands for."""
 
-    def sent(self, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encode; return the codes, and what they stand for."""
-        payload = self.encode(p)
-        return payload[0], self.decode(*payload)
+@dataclass(frozen=True)
+class Format:
+    """Codes and what they are multiplied with; and the peers that make and read them.
+
+    Attributes:
+        encode: Returns codes of float32 values, and scales if there are any.
+        decode: Returns what a payload stands for, float32 or what can be added to it.
+        rows: Returns what is encoded, a block in a row, of a vector and the case's codec.
+        encode_sent: Encodes, and returns the codes and what they stand for; None for one after the
+            other.
+    """
+
+    encode: Callable[[torch.Tensor], Payload]
+    decode: Callable[..., torch.Tensor]
+    rows: Callable[[torch.Tensor, Any], torch.Tensor] = _blocks
+    encode_sent: Callable[[torch.Tensor], Payload] | None = None
 
     @property
     def plain(self) -> TorchPeer:
@@ -59,19 +65,24 @@ class Format(ABC):
     @property
     def feedback(self) -> TorchPeer:
         """The same of gradient and residual, and the new residual."""
+        encode_sent = self.encode_sent or self._one_after_the_other
 
         def begin(operands: Operands, codec: Any) -> Operate:
             residual = self.rows(operands.residual, codec)
 
             def operate(x: torch.Tensor) -> torch.Tensor:
                 p = self.rows(x, codec) + residual
-                codes, sent = self.sent(p)
+                codes, sent = encode_sent(p)
                 torch.sub(p, sent, out=residual)
                 return codes
 
             return operate
 
         return TorchPeer(begin)
+
+    def _one_after_the_other(self, p: torch.Tensor) -> Payload:
+        payload = self.encode(p)
+        return payload[0], self.decode(*payload)
 
     @property
     def addition(self) -> TorchPeer:
@@ -103,98 +114,66 @@ class Format(ABC):
         return TorchPeer(begin)
 
 
-@final
-class Cast(Format):
-    """One `Tensor.to`."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def rows(self, x: torch.Tensor, codec: Any) -> torch.Tensor:
-        """There are no blocks."""
-        return x
-
-    def encode(self, p: torch.Tensor) -> Payload:
-        """Cast."""
-        return (p.to(self._dtype, copy=True),)
-
-    def decode(self, *payload: torch.Tensor) -> torch.Tensor:
-        """Adding casts back."""
-        return payload[0]
+def cast(dtype: torch.dtype) -> Format:
+    """One `Tensor.to`; adding casts back."""
+    return Format(lambda p: (p.to(dtype, copy=True),), lambda codes: codes, _whole)
 
 
-@final
-class Blockwise(Format):
+def blockwise(bits: int) -> Format:
     """Scale by the block's maximum, round, pack several codes in a byte."""
 
-    def __init__(self, bits: int) -> None:
-        self._bits = bits
-
-    def encode(self, p: torch.Tensor) -> Payload:
-        """Quantise and pack."""
-        q, scales = self._quantize(p.float())
-        return self._pack(q), scales
-
-    def decode(self, *payload: torch.Tensor) -> torch.Tensor:
-        """Unpack and multiply."""
-        packed, scales = payload
-        return self._unpack(packed).mul_(scales)
-
-    def sent(self, p: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What was not packed yet need not be unpacked."""
-        q, scales = self._quantize(p)
-        return self._pack(q), q.mul_(scales)
-
-    def _quantize(self, p: torch.Tensor) -> Payload:
-        scales = p.abs().amax(dim=1, keepdim=True) / (2 ** (self._bits - 1) - 1)
+    def quantize(p: torch.Tensor) -> Payload:
+        scales = p.abs().amax(dim=1, keepdim=True) / (2 ** (bits - 1) - 1)
         return (p / scales).round_(), scales
 
-    def _pack(self, q: torch.Tensor) -> torch.Tensor:
-        per_byte = 8 // self._bits
-        if per_byte == 1:
-            return q.to(torch.int8)
-        parts = (q + 2 ** (self._bits - 1)).to(torch.uint8).chunk(per_byte, dim=1)
-        packed: torch.Tensor = parts[0]
-        for i, part in enumerate(parts[1:], 1):
-            packed = packed | (part << self._bits * i)
-        return packed
+    def encode(p: torch.Tensor) -> Payload:
+        q, scales = quantize(p.float())
+        return _pack(q, bits), scales
 
-    def _unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        if self._bits == 8:
-            return packed.float()
-        mask, middle = (1 << self._bits) - 1, 2 ** (self._bits - 1)
-        parts = [(packed >> self._bits * i & mask) for i in range(8 // self._bits)]
-        codes: torch.Tensor = torch.cat(parts, dim=1).float() - middle
-        return codes
+    def decode(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        return _unpack(packed, bits).mul_(scales)
+
+    def encode_sent(p: torch.Tensor) -> Payload:
+        """What was not packed yet need not be unpacked."""
+        q, scales = quantize(p)
+        return _pack(q, bits), q.mul_(scales)
+
+    return Format(encode, decode, encode_sent=encode_sent)
 
 
-@final
-class Fp8(Format):
-    """A cast to e4m3 over the block's scale."""
-
-    def encode(self, p: torch.Tensor) -> Payload:
-        """Scale and cast."""
-        scales = p.abs().amax(dim=1, keepdim=True) / _LARGEST_E4M3
-        return (p / scales).to(torch.float8_e4m3fn), scales
-
-    def decode(self, *payload: torch.Tensor) -> torch.Tensor:
-        """Cast back and multiply."""
-        codes, scales = payload
-        return codes.float().mul_(scales)
+def _pack(q: torch.Tensor, bits: int) -> torch.Tensor:
+    per_byte = 8 // bits
+    if per_byte == 1:
+        return q.to(torch.int8)
+    parts = (q + 2 ** (bits - 1)).to(torch.uint8).chunk(per_byte, dim=1)
+    packed: torch.Tensor = parts[0]
+    for i, part in enumerate(parts[1:], 1):
+        packed = packed | (part << bits * i)
+    return packed
 
 
-@final
-class OneBit(Format):
-    """Signs and mean magnitudes."""
+def _unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
+    if bits == 8:
+        return packed.float()
+    mask, middle = (1 << bits) - 1, 2 ** (bits - 1)
+    parts = [(packed >> bits * i & mask) for i in range(8 // bits)]
+    codes: torch.Tensor = torch.cat(parts, dim=1).float() - middle
+    return codes
 
-    def encode(self, p: torch.Tensor) -> Payload:
-        """Take signs and means."""
-        return (p >= 0).to(torch.uint8), p.abs().mean(dim=1, keepdim=True)
 
-    def decode(self, *payload: torch.Tensor) -> torch.Tensor:
-        """Signs times scales."""
-        signs, scales = payload
-        return signs.float().mul_(2).sub_(1).mul_(scales)
+def _to_e4m3(p: torch.Tensor) -> Payload:
+    scales = p.abs().amax(dim=1, keepdim=True) / _LARGEST_E4M3
+    return (p / scales).to(torch.float8_e4m3fn), scales
+
+
+FP8 = Format(_to_e4m3, lambda codes, scales: codes.float().mul_(scales))
+"""A cast to e4m3 over the block's scale."""
+
+ONE_BIT = Format(
+    lambda p: ((p >= 0).to(torch.uint8), p.abs().mean(dim=1, keepdim=True)),
+    lambda signs, scales: signs.float().mul_(2).sub_(1).mul_(scales),
+)
+"""Signs and mean magnitudes."""
 
 
 @TorchPeer

@@ -1,13 +1,14 @@
 """Peers of sparsifiers: selection in plain torch and NumPy operations, as GRACE does it.
 
-`with_residual` variants add the residual first and zero it where values were sent. The bare
-calls `torch.topk` and `numpy.argpartition` only find the places, and are given the magnitudes'
-array for nothing else to do.
+Each chooses what to send of the gradient and the residual; what was not sent is the new residual.
+The bare calls `torch.topk` and `numpy.argpartition` only find the places, and are given the
+magnitudes' array for nothing else to do.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ import torch
 from benchmarks.kernels.operands import Operands
 from benchmarks.kernels.peers import Operate, TorchPeer
 from benchmarks.timing import Call
+
+Choose = Callable[[torch.Tensor], torch.Tensor]
+"""Returns the indices of what is sent, of gradient and residual together."""
 
 _DGC_SAMPLE = 0.01
 _DGC_ADJUSTMENTS = 10
@@ -26,12 +30,33 @@ def _kept(density: float, elems: int) -> int:
     return max(1, round(density * elems))
 
 
-def _send(p: torch.Tensor, indices: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
-    """Gather what is sent; the rest is the new residual."""
-    values = p[indices]
-    residual.copy_(p)
-    residual[indices] = 0.0
-    return values
+def _feedback(begin: Callable[[Operands, Any], Choose], chunked: bool = False) -> TorchPeer:
+    """Send what is chosen, and keep the rest.
+
+    Args:
+        begin: Makes the choice, of the operands and the case's compressor.
+        chunked: Whether whole chunks of the compressor's are sent: they are in rows then.
+    """
+
+    def operation(operands: Operands, compressor: Any) -> Operate:
+        choose, chunk = begin(operands, compressor), 1
+        if chunked:
+            chunk = min(compressor.chunk, operands.elems)
+        whole = operands.elems // chunk * chunk
+        shape = (-1, chunk) if chunked else (-1,)
+        residual = operands.residual[:whole].view(shape)
+
+        def operate(x: torch.Tensor) -> torch.Tensor:
+            p = x[:whole].view(shape) + residual
+            indices = choose(p)
+            values = p[indices]
+            residual.copy_(p)
+            residual[indices] = 0.0
+            return values
+
+        return operate
+
+    return TorchPeer(operation)
 
 
 @TorchPeer
@@ -47,85 +72,58 @@ def argpartition(operands: Operands, codec: Any) -> Call:
     return lambda: np.argpartition(np.abs(next(turns)[0].numpy()), first)[first:]
 
 
-@TorchPeer
-def topk_feedback(operands: Operands, codec: Any) -> Operate:
-    """The largest of gradient and residual by `torch.topk`."""
-    residual, kept = operands.residual, _kept(codec.density, operands.elems)
-
-    def operate(x: torch.Tensor) -> torch.Tensor:
-        p = x + residual
-        return _send(p, torch.topk(p.abs(), kept, sorted=False).indices, residual)
-
-    return operate
+@_feedback
+def topk_feedback(operands: Operands, codec: Any) -> Choose:
+    """The largest by `torch.topk`."""
+    kept = _kept(codec.density, operands.elems)
+    return lambda p: torch.topk(p.abs(), kept, sorted=False).indices
 
 
-@TorchPeer
-def randomk_feedback(operands: Operands, codec: Any) -> Operate:
+@_feedback
+def randomk_feedback(operands: Operands, codec: Any) -> Choose:
     """The first of a random permutation."""
-    residual, kept = operands.residual, _kept(codec.density, operands.elems)
-
-    def operate(x: torch.Tensor) -> torch.Tensor:
-        p = x + residual
-        return _send(p, torch.randperm(p.numel(), device=p.device)[:kept], residual)
-
-    return operate
+    kept = _kept(codec.density, operands.elems)
+    return lambda p: torch.randperm(p.numel(), device=p.device)[:kept]
 
 
 def threshold_feedback(threshold: float) -> TorchPeer:
     """All that exceeds so many root mean squares."""
 
-    def begin(operands: Operands, _: Any) -> Operate:
-        residual = operands.residual
+    def choose(p: torch.Tensor) -> torch.Tensor:
+        least = threshold * p.square().mean().sqrt()
+        return (p.abs() >= least).nonzero().view(-1)
 
-        def operate(x: torch.Tensor) -> torch.Tensor:
-            p = x + residual
-            least = threshold * p.square().mean().sqrt()
-            return _send(p, (p.abs() >= least).nonzero().view(-1), residual)
-
-        return operate
-
-    return TorchPeer(begin)
+    return _feedback(lambda _, __: choose)
 
 
 def chunked_topk_feedback(density: float) -> TorchPeer:
     """The chunks of largest norm."""
 
-    def begin(operands: Operands, compressor: Any) -> Operate:
-        chunk = min(compressor.chunk, operands.elems)
-        whole = operands.elems // chunk * chunk
-        residual = operands.residual[:whole].view(-1, chunk)
-        kept = _kept(density, len(residual))
+    def choose(p: torch.Tensor) -> torch.Tensor:
+        norms = p.square().sum(dim=1)
+        return torch.topk(norms, _kept(density, len(p)), sorted=False).indices
 
-        def operate(x: torch.Tensor) -> torch.Tensor:
-            p = x[:whole].view(-1, chunk) + residual
-            norms = p.square().sum(dim=1)
-            return _send(p, torch.topk(norms, kept, sorted=False).indices, residual)
-
-        return operate
-
-    return TorchPeer(begin)
+    return _feedback(lambda _, __: choose, chunked=True)
 
 
 def dgc_feedback(density: float) -> TorchPeer:
     """A threshold from a sample, adjusted until about the right number is above it."""
 
-    def begin(operands: Operands, _: Any) -> Operate:
-        residual, elems = operands.residual, operands.elems
-        random = torch.Generator(residual.device).manual_seed(0)
+    def begin(operands: Operands, _: Any) -> Choose:
+        elems = operands.elems
+        random = torch.Generator(operands.residual.device).manual_seed(0)
         sampled = max(1, round(_DGC_SAMPLE * elems))
 
-        def operate(x: torch.Tensor) -> torch.Tensor:
-            p = x + residual
+        def choose(p: torch.Tensor) -> torch.Tensor:
             magnitude = p.abs()
             places = torch.randint(0, elems, (sampled,), device=p.device, generator=random)
             sample = magnitude[places]
             threshold = torch.topk(sample, _kept(density, sampled)).values.min().item()
-            indices = _about(magnitude, threshold, density * elems)
-            return _send(p, indices, residual)
+            return _about(magnitude, threshold, density * elems)
 
-        return operate
+        return choose
 
-    return TorchPeer(begin)
+    return _feedback(begin)
 
 
 def _about(magnitude: torch.Tensor, threshold: float, wanted: float) -> torch.Tensor:
@@ -142,20 +140,14 @@ def _about(magnitude: torch.Tensor, threshold: float, wanted: float) -> torch.Te
 def sidco_feedback(density: float) -> TorchPeer:
     """A threshold from an exponential fit, and a second one on what survives the first."""
 
-    def begin(operands: Operands, _: Any) -> Operate:
-        residual = operands.residual
+    def choose(p: torch.Tensor) -> torch.Tensor:
+        magnitude = p.abs()
+        first = -magnitude.mean().item() * math.log(_SIDCO_FIRST)
+        survivors = magnitude[magnitude >= first]
+        if survivors.numel():
+            least = survivors.min().item()
+            beyond = survivors.mean().item() - least
+            first = least - beyond * math.log(density / _SIDCO_FIRST)
+        return (magnitude >= first).nonzero().view(-1)
 
-        def operate(x: torch.Tensor) -> torch.Tensor:
-            p = x + residual
-            magnitude = p.abs()
-            first = -magnitude.mean().item() * math.log(_SIDCO_FIRST)
-            survivors = magnitude[magnitude >= first]
-            if survivors.numel():
-                least = survivors.min().item()
-                beyond = survivors.mean().item() - least
-                first = least - beyond * math.log(density / _SIDCO_FIRST)
-            return _send(p, (magnitude >= first).nonzero().view(-1), residual)
-
-        return operate
-
-    return TorchPeer(begin)
+    return _feedback(lambda _, __: choose)

@@ -36,8 +36,8 @@ def _torch(operations: TorchPeer, name: str = "torch operations") -> tuple[Peer,
 CASTS = tuple(
     case
     for name, form in (
-        ("bf16", dense.Cast(torch.bfloat16)),
-        ("fp16", dense.Cast(torch.float16)),
+        ("bf16", dense.cast(torch.bfloat16)),
+        ("fp16", dense.cast(torch.float16)),
     )
     for case in (
         Case(
@@ -90,7 +90,7 @@ def _quantiser(
 LINEAR = (
     *_quantiser(
         "int8",
-        dense.Blockwise(8),
+        dense.blockwise(8),
         (0.75, 0.85, 0.85),
         Peer("bare loop, 1 byte", bare.one_byte, devices=_CPU),
         Peer("bitsandbytes", bitsandbytes, devices=_GPU),
@@ -98,13 +98,13 @@ LINEAR = (
     ),
     *_quantiser(
         "int4",
-        dense.Blockwise(4),
+        dense.blockwise(4),
         (0.75, 0.85, 0.85),
         Peer("bare loop, 1/2 byte", bare.half_a_byte, devices=_CPU),
         Peer("bare loop, only reads", bare.read, devices=_CPU),
         main=(Operation.FEEDBACK,),
     ),
-    *_quantiser("int2", dense.Blockwise(2), None),
+    *_quantiser("int2", dense.blockwise(2), None),
 )
 
 FP8 = Case(
@@ -112,10 +112,10 @@ FP8 = Case(
     compressor="fp8",
     operation=Operation.FEEDBACK,
     least_share=Least(gpu=0.85),
-    peers=_torch(dense.Fp8().feedback),
+    peers=_torch(dense.FP8.feedback),
 )
 
-ONEBIT = _quantiser("onebit", dense.OneBit(), (0.85, 0.85, 0.85), main=(Operation.FEEDBACK,))[1:]
+ONEBIT = _quantiser("onebit", dense.ONE_BIT, (0.85, 0.85, 0.85), main=(Operation.FEEDBACK,))[1:]
 """Its signs without a residual are of no use."""
 
 STOCHASTIC = tuple(
@@ -201,10 +201,10 @@ SUMS = tuple(
         peers=_torch(form.sum),
     )
     for name, form in (
-        ("bf16", dense.Cast(torch.bfloat16)),
-        ("int8", dense.Blockwise(8)),
-        ("int4", dense.Blockwise(4)),
-        ("onebit", dense.OneBit()),
+        ("bf16", dense.cast(torch.bfloat16)),
+        ("int8", dense.blockwise(8)),
+        ("int4", dense.blockwise(4)),
+        ("onebit", dense.ONE_BIT),
     )
 )
 
