@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.schedule.costs import chunk_costs
+from benchmarks.schedule.jobs import Steps as JobSteps
+from benchmarks.schedule.jobs import of_alone, waits_s
 from benchmarks.schedule.plan import AUTO, DDP, EXCHANGED, METHODS, Settings
 from benchmarks.schedule.records import (
     Case,
@@ -194,26 +197,18 @@ def test_the_worst_of_the_simulated_steps_counts() -> None:
     assert (found.met, found.reached, found.at) == (False, "25%", EXCHANGED)
 
 
-@pytest.mark.parametrize(
-    ("wire_s", "taken_s", "met"), [(0.04, 0.044, True), (0.04, 0.046, False), (0.1, 0.1, None)]
-)
-def test_pipelined_units_are_judged_where_there_is_something_to_gain(
-    wire_s: float, taken_s: float, met: bool | None
-) -> None:
-    found = measurement(pipelined=[pipelined(wire_s, taken_s)])
-    assert judged(found) == {"pipelined units, of the bound": met}
-
-
 def test_costs_and_shares_are_judged() -> None:
     found = measurement(
+        pipelined=[pipelined(0.04, 0.046)],
         overhead=[Overhead(what="plan", chunks=10, chunk_us=21.0, timestamp=NOW)],
         traced=[traced(1.005, 1.1)],
         jobs=[two_jobs()],
         pushes=[pushes()],
     )
     assert judged(found) == {
+        "pipelined units, of the bound": False,
         "scheduling a chunk": False,
-        "step with a trace": None,  # pairs of steps differ by more than is asked
+        "step with a trace": None,
         "staggered, of alone": False,
         "fewer sent again, in slots": True,
         "smaller backlog, in slots": False,
@@ -222,23 +217,23 @@ def test_costs_and_shares_are_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ratio", "ratio_high", "met"), [(1.0, 1.01, True), (1.0, 1.02, None), (1.02, 1.03, False)]
+    ("rows", "met"),
+    [
+        # Units can gain something only where their bound is large enough.
+        ({"pipelined": [pipelined(0.04, 0.044)]}, True),
+        ({"pipelined": [pipelined(0.1, 0.1)]}, None),
+        # A trace proves something where steps differ by less than is asked.
+        ({"traced": [traced(1.0, 1.01)]}, True),
+        ({"traced": [traced(1.0, 1.02)]}, None),
+        ({"traced": [traced(1.02, 1.03)]}, False),
+        # Turns help where jobs disturb each other.
+        ({"jobs": [two_jobs(unstaggered=(1.0, 1.5), staggered=(1.0, 1.0))]}, True),
+        ({"jobs": [two_jobs(unstaggered=(1.0, 1.02), staggered=(1.0, 1.0))]}, None),
+        ({"jobs": [two_jobs(unstaggered=(1.0, 1.02), staggered=(1.0, 1.2))]}, False),
+    ],
 )
-def test_a_trace_is_judged_where_steps_differ_by_less_than_is_asked(
-    ratio: float, ratio_high: float, met: bool | None
-) -> None:
-    found = measurement(traced=[traced(ratio, ratio_high)])
-    assert judged(found) == {"step with a trace": met}
-
-
-@pytest.mark.parametrize(
-    ("unstaggered", "staggered", "met"), [(1.5, 1.0, True), (1.02, 1.0, None), (1.02, 1.2, False)]
-)
-def test_turns_are_judged_where_jobs_disturb_each_other(
-    unstaggered: float, staggered: float, met: bool | None
-) -> None:
-    jobs = two_jobs(unstaggered=(1.0, unstaggered), staggered=(1.0, staggered))
-    assert judged(measurement(jobs=[jobs])) == {"staggered, of alone": met}
+def test_what_can_show_nothing_is_not_judged(rows: dict[str, Any], met: bool | None) -> None:
+    assert list(judged(measurement(**rows)).values()) == [met]
 
 
 def test_what_there_is_not_is_refused() -> None:
@@ -312,3 +307,42 @@ def test_each_policy_and_each_chunk_that_leaves_have_a_cost() -> None:
     planned = {f"plan by {name}" for name in POLICIES}
     assert set(costs) == planned | {"choose, cut and hand over"}
     assert all(seconds > 0 for seconds in costs.values())
+
+
+def job_steps(*times_s: float) -> JobSteps:
+    return JobSteps(times_s, tuple(seconds / 2 for seconds in times_s))
+
+
+def test_a_jobs_usual_step_leaves_out_those_in_which_it_settled() -> None:
+    assert job_steps(9.0, 9.0, *[1.0] * 8).usual_s == pytest.approx(1.0)
+
+
+def test_slowdowns_are_multiples_of_each_jobs_own_step_alone() -> None:
+    alone, slow = job_steps(*[1.0] * 10), job_steps(*[2.0] * 10)
+    uneven = job_steps(*[9.0] * 2, *[1.0] * 5, *[2.0] * 3)
+    found = [
+        of_alone(of, (uneven, slow), (alone, slow))
+        for of in (statistics.fmean, statistics.median, max)
+    ]
+    assert found == [(1.375, 1.0), (1.0, 1.0), (2.0, 1.0)]
+    assert of_alone(statistics.fmean, (alone, alone), (alone, slow)) == (1.0, 0.5)
+
+
+def test_the_share_of_communication_is_that_of_the_whole_time() -> None:
+    assert JobSteps((1.0, 3.0), (0.5, 0.5)).communication == pytest.approx(0.25)
+
+
+def test_in_slots_nothing_sent_again_counts_as_once() -> None:
+    found = pushes(retransmitted=(200, 0), peak_bytes=(300_000, 50_000))
+    assert found.fewer_retransmitted == 200
+    assert found.smaller_peak == pytest.approx(6.0)
+    assert found.slowdown == pytest.approx(1.01)
+
+
+def test_jittered_steps_compute_about_as_long_as_asked_and_alike_on_all_ranks() -> None:
+    first, second = (list(waits_s(2.0, 400, 0.1, seed)) for seed in range(2))
+    assert first == list(waits_s(2.0, 400, 0.1, 0)) != second
+    assert list(waits_s(0.5, 4, 0.0, 1)) == [0.5] * 4
+    assert len(first) == 400
+    assert 1.8 <= min(first) < 1.82 < 2.18 < max(first) <= 2.2
+    assert sum(first) / 400 == pytest.approx(2.0, rel=0.02)
