@@ -40,11 +40,11 @@ DENSE = [DDP_FLOAT32, TORCH_FP16]
 
 
 def _plan(plan: str | None, overrides: dict[str, Any]) -> Plan:
-    """The plan file, if there is one, with the options over it and the baselines in it."""
+    """The plan file, if there is one, with the options that are given over it."""
+    given = {name: value for name, value in overrides.items() if value not in (None, [])}
     if plan is not None:
         named = PLANS / f"{plan}.toml"
-        return Plan.load(named if named.is_file() else Path(plan), **overrides)
-    given = {name: value for name, value in overrides.items() if value not in (None, [])}
+        return Plan.load(named if named.is_file() else Path(plan), **given)
     return Plan.model_validate({"tasks": [{"name": "digits"}], "compressors": ["int8"]} | given)
 
 

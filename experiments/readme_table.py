@@ -10,7 +10,6 @@ machine, versions and date. `--check` changes nothing and fails if the README sa
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +18,7 @@ import typer
 from lab.derive import Results, Row
 from lab.records import CELLS_FILE, FailedRecord, read
 from lab.report import MARKDOWN_FILE
-from lab.table import COLUMNS, MISSING, Line, lines
+from lab.table import COLUMNS, MISSING, Cell, Line, lines
 
 from harness.tables import markdown, table_of, with_block
 
@@ -34,8 +33,6 @@ NONE_YET = (
     "--out experiments/results/full` makes one, and `python experiments/readme_table.py` puts "
     "it here.\n"
 )
-
-Cell = Callable[[Line], str]
 
 
 def _of_bound(baseline: str) -> Cell:

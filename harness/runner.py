@@ -129,7 +129,8 @@ def carry_out(
     measured, console = measure(bench, json_file, update), Console()
     for part in shown(measured):
         text = part.caption if isinstance(part, Table) else part
-        console.print(f"\n{text}", highlight=False, markup=False)
+        if text:
+            console.print(f"\n{text}", highlight=False, markup=False)
         if isinstance(part, Table) and part.lines:
             console.print(laid_out(part))
 

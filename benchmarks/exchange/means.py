@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import compressa
-from benchmarks.exchange.method import Method, Verb
+from benchmarks.exchange.method import Method, Needs, Verb
 from compressa.compressors import COMPRESSORS
 from compressa.engine.session import Session
 from compressa.link.operations import Operation, nothing
@@ -37,10 +37,6 @@ class ToMeans(Method):
     """
 
     compressor: str
-
-    def floor_bytes(self, size_bytes: int, ranks: int) -> float:
-        """What the formula says: what is sent is the point of it."""
-        return self.formula_bytes(size_bytes, ranks)
 
     def check(self, mean: torch.Tensor | None, ranks: Sequence[int], session: Session) -> None:
         """Compare a mean with the true one, and with that of the other ranks. Collective.
@@ -86,13 +82,13 @@ class Compressed(ToMeans):
         share = ranks - 1 if self.kind == "all_gather" else 2 * (ranks - 1) / ranks
         return share * self.wire_bytes(size_bytes)
 
-    def sent_bytes(self, size_bytes: int, ranks: int) -> int:
-        """From all ranks."""
-        return int(ranks * self.formula_bytes(size_bytes, ranks))
+    def needs(self, size_bytes: int, ranks: int) -> Needs:
+        """What the formula says, of all ranks: what is sent is the point of it.
 
-    def memory_bytes(self, size_bytes: int, ranks: int) -> int:
-        """Gradients, residuals, payloads, and what the first mean is compared with."""
-        return 6 * ranks * size_bytes
+        Memory holds gradients, residuals, payloads, and what the first mean is compared with.
+        """
+        busiest_bytes = self.formula_bytes(size_bytes, ranks)
+        return Needs(busiest_bytes, int(ranks * busiest_bytes), 6 * ranks * size_bytes)
 
     def operation(self, size_bytes: int, session: Session) -> Operation:
         """Combine random gradients, each rank's its own."""
@@ -144,13 +140,13 @@ class Served(ToMeans):
             return 2 * (ranks - 1) / ranks * self.wire_bytes(size_bytes)
         return max(1.0, self.workers / self.servers) * self.wire_bytes(size_bytes)
 
-    def sent_bytes(self, size_bytes: int, ranks: int) -> int:
-        """A payload each way for every worker, but for what stays on its host."""
-        return 2 * (self.workers or ranks - 1) * self.wire_bytes(size_bytes)
+    def needs(self, size_bytes: int, ranks: int) -> Needs:
+        """A payload each way for every worker, but for what stays on its host.
 
-    def memory_bytes(self, size_bytes: int, ranks: int) -> int:
-        """Values, means, residuals, and payloads of two steps at both ends."""
-        return 10 * ranks * size_bytes
+        Memory holds values, means, residuals, and payloads of two steps at both ends.
+        """
+        sent_bytes = 2 * (self.workers or ranks - 1) * self.wire_bytes(size_bytes)
+        return Needs(self.formula_bytes(size_bytes, ranks), sent_bytes, 10 * ranks * size_bytes)
 
     def operation(self, size_bytes: int, session: Session) -> Operation:
         """Push random values, each worker's its own."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from compressa.collectives.cost import Link, Stage
 from compressa.engine.session import Session
@@ -18,9 +18,26 @@ Verb = Literal["all_reduce", "all_gather", "broadcast", "transfer", "push_pull"]
 MAKERS: tuple[Maker, ...] = ("compressa", "gloo", "mpi", "ray")
 
 
+class Needs(NamedTuple):
+    """What something takes, whatever is done.
+
+    Attributes:
+        floor_bytes: That the busiest port has to carry.
+        sent_bytes: That all ranks together send at least.
+        memory_bytes: That all ranks together need, nearly.
+    """
+
+    floor_bytes: float
+    sent_bytes: int
+    memory_bytes: int
+
+
 @dataclass(frozen=True)
 class Method(ABC):
     """One way to do something.
+
+    Everywhere `size_bytes` is the size of what is summed, or of what each rank gives, as the method
+    says, and `ranks` is how many take part, one on each host.
 
     Attributes:
         name: What rows call it.
@@ -37,20 +54,17 @@ class Method(ABC):
     least_ranks: int = field(default=2, kw_only=True)
 
     @abstractmethod
-    def floor_bytes(self, size_bytes: int, ranks: int) -> float:
-        """Bytes that the busiest port has to carry, whatever is done."""
-
-    @abstractmethod
-    def sent_bytes(self, size_bytes: int, ranks: int) -> int:
-        """Bytes that all ranks together send at least."""
-
-    @abstractmethod
-    def memory_bytes(self, size_bytes: int, ranks: int) -> int:
-        """Memory that all ranks together need, nearly."""
+    def needs(self, size_bytes: int, ranks: int) -> Needs:
+        """Return what it takes at least."""
 
     @abstractmethod
     def operation(self, size_bytes: int, session: Session) -> Operation:
-        """Make ready on a rank of ours, which all must do; others' ranks do as their names say."""
+        """Make ready on a rank of ours; others' ranks do as their names say. Collective.
+
+        Args:
+            size_bytes: Of what is done.
+            session: Of all ranks; its transport is set as `exchange` says.
+        """
 
     def stages(self, size_bytes: int, ranks: int) -> list[Stage] | None:
         """What each hop costs; None where that is not known."""
@@ -73,5 +87,5 @@ class Method(ABC):
         """
         stages = self.stages(size_bytes, ranks)
         if stages is None:
-            return self.floor_bytes(size_bytes, ranks)
+            return self.needs(size_bytes, ranks).floor_bytes
         return sum(stage.port_bytes for stage in stages)

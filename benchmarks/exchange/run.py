@@ -232,10 +232,11 @@ def too_much(method: Method, size_bytes: int, network: Network, longest_s: float
     if hosts < method.least_ranks:
         return f"it takes {method.least_ranks} hosts"
     room_bytes = _MEMORY_SHARE * machine_memory_bytes()
-    if method.memory_bytes(size_bytes, hosts) > room_bytes:
+    needs = method.needs(size_bytes, hosts)
+    if needs.memory_bytes > room_bytes:
         return "more memory than this machine can spare"
     formula_bytes = method.formula_bytes(size_bytes, hosts)
-    excess = formula_bytes / method.floor_bytes(size_bytes, hosts)
+    excess = formula_bytes / needs.floor_bytes
     expected_s = formula_bytes / network.line_bytes_per_s
     return f"{expected_s:.0f} s for one operation" if expected_s > longest_s / excess else ""
 
@@ -246,7 +247,7 @@ def check_counted(method: Method, size_bytes: int, ranks: int, counted_bytes: fl
     Raises:
         TransportError: They have not: the ranks have found a shorter way.
     """
-    sent_bytes = method.sent_bytes(size_bytes, ranks)
+    sent_bytes = method.needs(size_bytes, ranks).sent_bytes
     if counted_bytes < _LEAST_COUNTED * sent_bytes:
         raise TransportError(
             f"{method.name} of {size_bytes} bytes on {ranks} hosts has to send {sent_bytes} bytes, "

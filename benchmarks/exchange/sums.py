@@ -10,7 +10,7 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-from benchmarks.exchange.method import Method, Verb
+from benchmarks.exchange.method import Method, Needs, Verb
 from compressa.aggregators.base import AllGather, Round
 from compressa.aggregators.base import Verb as RoundVerb
 from compressa.collectives.algorithms import ALGORITHMS, segments_of
@@ -46,11 +46,16 @@ class Sum(Method):
         """As the engine cuts sums."""
         return segments_of(size_bytes, ranks) if self.name in ALGORITHMS else 1
 
-    def floor_bytes(self, size_bytes: int, ranks: int) -> float:
-        """Each rank's values leave it but for a part, and the sum comes back likewise."""
-        return 2 * (ranks - 1) / ranks * size_bytes
+    def needs(self, size_bytes: int, ranks: int) -> Needs:
+        """Each rank's values leave it but for a part, and the sum comes back likewise.
 
-    def sent_bytes(self, size_bytes: int, ranks: int) -> int:
+        Memory holds the values, what comes in, and what a library makes of them.
+        """
+        copies = ranks + 1 if self.name == "all_to_all" else 3
+        floor_bytes = 2 * (ranks - 1) / ranks * size_bytes
+        return Needs(floor_bytes, self._sent_bytes(size_bytes, ranks), ranks * size_bytes * copies)
+
+    def _sent_bytes(self, size_bytes: int, ranks: int) -> int:
         """As the algorithm does; or the fewest."""
         if self.name == "all_to_all":
             return ranks * (ranks - 1) * size_bytes
@@ -59,10 +64,6 @@ class Sum(Method):
             core = 1 << doublings
             return (core * doublings + 2 * (ranks - core)) * size_bytes
         return 2 * (ranks - 1) * size_bytes
-
-    def memory_bytes(self, size_bytes: int, ranks: int) -> int:
-        """The values, what comes in, and what a library makes of them."""
-        return ranks * size_bytes * (ranks + 1 if self.name == "all_to_all" else 3)
 
     def operation(self, size_bytes: int, session: Session) -> Operation:
         """Sum rank + 1 in every element."""
@@ -85,17 +86,10 @@ class Gather(Method):
         direct = ALL_GATHERS[DIRECT]
         return direct.stages(size_bytes, ranks) if self.by == "compressa" else None
 
-    def floor_bytes(self, size_bytes: int, ranks: int) -> float:
-        """What all others have."""
-        return (ranks - 1) * size_bytes
-
-    def sent_bytes(self, size_bytes: int, ranks: int) -> int:
-        """What all others have, for each."""
-        return ranks * (ranks - 1) * size_bytes
-
-    def memory_bytes(self, size_bytes: int, ranks: int) -> int:
-        """Everything, on every rank, and its own."""
-        return ranks * size_bytes * (ranks + 1)
+    def needs(self, size_bytes: int, ranks: int) -> Needs:
+        """What all others have, for each; memory holds everything, on every rank, and its own."""
+        others_bytes = (ranks - 1) * size_bytes
+        return Needs(others_bytes, ranks * others_bytes, ranks * size_bytes * (ranks + 1))
 
     def operation(self, size_bytes: int, session: Session) -> Operation:
         """Gather vectors of rank + 1."""

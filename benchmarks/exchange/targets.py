@@ -145,7 +145,7 @@ def _of_broadcast(network: Network, rows: Sequence[Row]) -> Iterator[Verdict]:
 
 def floor_share(row: Row) -> float:
     """The time of the fewest bytes at line rate, over the time taken."""
-    floor_bytes = BY_NAME[row.method].floor_bytes(row.size_bytes, row.hosts)
+    floor_bytes = BY_NAME[row.method].needs(row.size_bytes, row.hosts).floor_bytes
     return row.line_rate_share * floor_bytes / row.formula_bytes
 
 

@@ -10,7 +10,7 @@ from typing import final
 import torch
 import torch.distributed as dist
 
-from benchmarks.exchange.method import Method, Verb
+from benchmarks.exchange.method import Method, Needs, Verb
 from compressa.collectives.base import Program
 from compressa.collectives.broadcast import BroadcastAlgorithm, Choice, chosen
 from compressa.collectives.cost import Stage
@@ -50,17 +50,9 @@ class Transfer(Method):
         known = self.by == "compressa" and "connections" not in dict(self.exchange)
         return [Stage(1, size_bytes)] if known else None
 
-    def floor_bytes(self, size_bytes: int, ranks: int) -> float:
-        """The message."""
-        return size_bytes
-
-    def sent_bytes(self, size_bytes: int, ranks: int) -> int:
-        """The message."""
-        return size_bytes
-
-    def memory_bytes(self, size_bytes: int, ranks: int) -> int:
-        """The message at both ends, and what a library keeps of it."""
-        return 5 * size_bytes
+    def needs(self, size_bytes: int, ranks: int) -> Needs:
+        """The message; memory holds it at both ends, and what a library keeps of it."""
+        return Needs(size_bytes, size_bytes, 5 * size_bytes)
 
     def operation(self, size_bytes: int, session: Session) -> Operation:
         """Send a pattern."""
@@ -110,17 +102,10 @@ class Broadcast(Method):
         algorithm = self._algorithm(size_bytes, ranks)
         return None if algorithm is None else algorithm.stages(size_bytes, ranks, self.sources)
 
-    def floor_bytes(self, size_bytes: int, ranks: int) -> float:
-        """Each receiver has to hear all of them."""
-        return size_bytes
-
-    def sent_bytes(self, size_bytes: int, ranks: int) -> int:
-        """Once to each receiver."""
-        return (ranks - self.sources) * size_bytes
-
-    def memory_bytes(self, size_bytes: int, ranks: int) -> int:
-        """The bytes, on every rank, and once more to compare them with."""
-        return (ranks + 2) * size_bytes
+    def needs(self, size_bytes: int, ranks: int) -> Needs:
+        """Each receiver hears all of it; memory holds it on every rank, and to compare it with."""
+        receivers = ranks - self.sources
+        return Needs(size_bytes, receivers * size_bytes, (ranks + 2) * size_bytes)
 
     def operation(self, size_bytes: int, session: Session) -> Operation:
         """Broadcast a pattern."""

@@ -84,9 +84,14 @@ class Plan(Strict):
 
     @classmethod
     def load(cls, path: Path, **overrides: Any) -> Plan:
-        """The plan in a TOML file, with the ``overrides`` that are not None put over it."""
+        """The plan in a TOML file, with ``overrides`` put over it.
+
+        Raises:
+            OSError: If the file cannot be read.
+            ValueError: If it is no TOML, or no plan.
+        """
         values = tomllib.loads(path.read_text(encoding="utf-8"))
-        return cls.model_validate(values | _given(overrides))
+        return cls.model_validate(values | overrides)
 
     def spec(self, name: str) -> CompressorSpec:
         """The compressor of that name, with its configuration.
@@ -104,37 +109,6 @@ class Plan(Strict):
         known = [*BASELINES, *self.configs, *(p.stem for p in sorted(CONFIGS.glob("*.toml")))]
         raise ValueError(f"no compressor is called {name!r}; there are: {', '.join(known)}")
 
-    def compressors_of(self, task: TaskPlan) -> list[str]:
-        """The compressors that a task is run with."""
-        return task.compressors or self.compressors
-
-    def seeds_of(self, task: TaskPlan) -> list[int]:
-        """The seeds that a task is trained with."""
-        return task.seeds or self.seeds
-
-    def train_cell(self, task: TaskPlan, compressor: str, seed: int) -> TrainCell:
-        """The train cell of one (task, compressor, seed)."""
-        return TrainCell(
-            task=task.name,
-            compressor=self.spec(compressor),
-            seed=seed,
-            steps=task.train_steps,
-            eval_every=max(1, task.train_steps // task.evaluations),
-            device=self.device,
-        )
-
-    def time_cell(self, task: str, compressor: str, bucket_cap_mb: float, steps: int) -> TimeCell:
-        """A time cell; times do not depend on the seed, so the first one is taken."""
-        return TimeCell(
-            task=task,
-            compressor=self.spec(compressor),
-            seed=self.seeds[0],
-            steps=steps,
-            warmup_steps=self.warmup_steps,
-            bucket_cap_mb=bucket_cap_mb,
-            device=self.device,
-        )
-
 
 @dataclass(frozen=True)
 class Job:
@@ -147,26 +121,38 @@ class Job:
 
 def jobs(plan: Plan) -> list[Job]:
     """Every cell in the order of the run: per task, quality first, then the links."""
-    return [job for task in plan.tasks for job in _jobs_of(plan, task.name)]
+    return [job for task in plan.tasks for job in _jobs_of(plan, task)]
 
 
-def _jobs_of(plan: Plan, name: str) -> Iterator[Job]:
-    task = next(task for task in plan.tasks if task.name == name)
-    compressors = plan.compressors_of(task)
+def _jobs_of(plan: Plan, task: TaskPlan) -> Iterator[Job]:
+    name, compressors = task.name, task.compressors or plan.compressors
     if task.train_steps:
-        for seed in plan.seeds_of(task):
+        for seed in task.seeds or plan.seeds:
             for compressor in compressors:
                 title = f"{name}: train, {compressor}, seed {seed}"
-                yield Job(plan.train_cell(task, compressor, seed), None, title)
+                yield Job(_train_cell(plan, task, compressor, seed), None, title)
     for link in plan.links:
         for compressor in compressors:
-            timing = plan.time_cell(name, compressor, 25.0, plan.time_steps)
-            yield Job(timing, link, f"{name}: time, {compressor}, {link}")
+            cell = TimeCell(
+                task=name,
+                compressor=plan.spec(compressor),
+                seed=plan.seeds[0],  # times do not depend on it
+                steps=plan.time_steps,
+                warmup_steps=plan.warmup_steps,
+                device=plan.device,
+            )
+            yield Job(cell, link, f"{name}: time, {compressor}, {link}")
     for extra in (extra for extra in plan.end_to_end if extra.task == name):
-        cell = plan.train_cell(task, extra.compressor, plan.seeds[0])
         title = f"{name}: end to end, {extra.compressor}, {extra.link}"
-        yield Job(cell, extra.link, title)
+        yield Job(_train_cell(plan, task, extra.compressor, plan.seeds[0]), extra.link, title)
 
 
-def _given(overrides: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in overrides.items() if value not in (None, [], ())}
+def _train_cell(plan: Plan, task: TaskPlan, compressor: str, seed: int) -> TrainCell:
+    return TrainCell(
+        task=task.name,
+        compressor=plan.spec(compressor),
+        seed=seed,
+        steps=task.train_steps,
+        eval_every=max(1, task.train_steps // task.evaluations),
+        device=plan.device,
+    )

@@ -14,8 +14,7 @@ from itertools import groupby
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from harness.tables import Table as Shown
-from harness.tables import markdown
+from harness import tables
 from lab.derive import Row
 from lab.records import BASELINES
 
@@ -47,6 +46,10 @@ class Line:
         return LOSES if self.first.loses else ""
 
 
+Cell = Callable[[Line], str]
+"""What stands in a line under a heading."""
+
+
 @dataclass(frozen=True)
 class Column:
     """A heading and what stands under it.
@@ -60,7 +63,7 @@ class Column:
 
     title: str
     short: str
-    cell: Callable[[Line], str]
+    cell: Cell
     spare: int = 0
 
 
@@ -96,24 +99,8 @@ def _difference(line: Line) -> str:
     return MISSING if not float32 else f"{difference / float32:+.2%}"
 
 
-def _times(attribute: str) -> Callable[[Line], str]:
-    return lambda line: _number(line.mean(attribute), 2)
-
-
-def _percent(attribute: str) -> Callable[[Line], str]:
-    return lambda line: _number(line.mean(attribute), 0, 1e2, "%")
-
-
-def _seconds_to_target(line: Line) -> str:
-    return _number(line.mean("time_to_target_s"), 1)
-
-
-def _milliseconds(attribute: str) -> Callable[[Line], str]:
-    return lambda line: _number(line.mean(attribute), 1, 1e3)
-
-
-def _megabytes(attribute: str) -> Callable[[Line], str]:
-    return lambda line: _number(line.mean(attribute), 3, 1e-6)
+def _figure(attribute: str, digits: int, scale: float = 1.0, suffix: str = "") -> Cell:
+    return lambda line: _number(line.mean(attribute), digits, scale, suffix)
 
 
 COLUMNS = (
@@ -122,20 +109,20 @@ COLUMNS = (
     Column("compressor", "", lambda line: line.first.compressor),
     Column("final quality", "quality", _quality),
     Column("vs float32", "vs f32", _difference),
-    Column("step ms", "step ms", _milliseconds("step_s")),
-    Column("compute ms", "compute", _milliseconds("compute_s"), spare=3),
-    Column("codec ms", "codec", _milliseconds("codec_s"), spare=4),
-    Column("exposed comm. ms", "comm.", _milliseconds("exposed_comm_s"), spare=5),
-    Column("MB/step accounted", "MB acc.", _megabytes("bytes_accounted"), spare=11),
-    Column("MB/step interface", "MB sent", _megabytes("bytes_interface"), spare=10),
-    Column("ratio", "ratio", lambda line: _number(line.mean("ratio"), 1), spare=1),
-    Column("speed-up over DDP float32", "x DDP", _times("speedup_over_ddp_float32")),
-    Column("its bound", "bound", _times("bound_over_ddp_float32"), spare=7),
-    Column("of bound", "of bound", _percent("share_of_bound_over_ddp_float32"), spare=6),
-    Column("speed-up over torch fp16", "x fp16", _times("speedup_over_torch_fp16")),
-    Column("its bound", "bound", _times("bound_over_torch_fp16"), spare=9),
-    Column("of bound", "of bound", _percent("share_of_bound_over_torch_fp16"), spare=8),
-    Column("time to target s", "target s", _seconds_to_target, spare=2),
+    Column("step ms", "step ms", _figure("step_s", 1, 1e3)),
+    Column("compute ms", "compute", _figure("compute_s", 1, 1e3), spare=3),
+    Column("codec ms", "codec", _figure("codec_s", 1, 1e3), spare=4),
+    Column("exposed comm. ms", "comm.", _figure("exposed_comm_s", 1, 1e3), spare=5),
+    Column("MB/step accounted", "MB acc.", _figure("bytes_accounted", 3, 1e-6), spare=11),
+    Column("MB/step interface", "MB sent", _figure("bytes_interface", 3, 1e-6), spare=10),
+    Column("ratio", "ratio", _figure("ratio", 1), spare=1),
+    Column("speed-up over DDP float32", "x DDP", _figure("speedup_over_ddp_float32", 2)),
+    Column("its bound", "bound", _figure("bound_over_ddp_float32", 2), spare=7),
+    Column("of bound", "of bound", _figure("share_of_bound_over_ddp_float32", 0, 1e2, "%"), 6),
+    Column("speed-up over torch fp16", "x fp16", _figure("speedup_over_torch_fp16", 2)),
+    Column("its bound", "bound", _figure("bound_over_torch_fp16", 2), spare=9),
+    Column("of bound", "of bound", _figure("share_of_bound_over_torch_fp16", 0, 1e2, "%"), 8),
+    Column("time to target s", "target s", _figure("time_to_target_s", 1), spare=2),
     Column("", "", lambda line: line.verdict),
 )
 _NAMING = 3  # the columns that say which cell it is
@@ -190,4 +177,4 @@ def markdown_table(rows: Iterable[Row]) -> str:
     """The table for a README."""
     titles = tuple(column.title or "note" for column in COLUMNS)
     cells = [tuple(column.cell(line) for column in COLUMNS) for line in lines(rows)]
-    return markdown(Shown("", titles, cells, frozenset(titles[_NAMING:])))
+    return tables.markdown(tables.Table("", titles, cells, frozenset(titles[_NAMING:])))

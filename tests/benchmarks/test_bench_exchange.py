@@ -188,16 +188,17 @@ class TestMethods:
     def test_no_formula_is_below_what_has_to_be_sent(self, method: Any) -> None:
         n = 1 << 20
         for ranks in range(method.least_ranks, 10):
-            least = method.floor_bytes(n, ranks)
+            needs = method.needs(n, ranks)
+            least = needs.floor_bytes
             assert method.formula_bytes(n, ranks) >= least * (1 - 1e-9)
             serve = getattr(method, "servers", 0) or ranks
             alike = {"all_reduce": ranks, "all_gather": ranks, "transfer": 1, "push_pull": serve}
             hear = alike.get(method.verb, ranks - getattr(method, "sources", 0))
-            assert method.sent_bytes(n, ranks) >= hear * least * (1 - 1e-6)
+            assert needs.sent_bytes >= hear * least * (1 - 1e-6)
 
     def test_what_passes_the_interfaces_by_is_found_out(self) -> None:
         for method in METHODS:
-            sent_bytes = method.sent_bytes(LARGE_BYTES, 8)
+            sent_bytes = method.needs(LARGE_BYTES, 8).sent_bytes
             run.check_counted(method, LARGE_BYTES, 8, 0.98 * sent_bytes)
             said = rf"{sent_bytes} bytes, and .* counted {0.9 * sent_bytes:.0f}: it does not use"
             with pytest.raises(TransportError, match=said):
