@@ -96,7 +96,14 @@ class Interleaved:
 
 
 def interleave(watch: Stopwatch, call: Call, yardstick: Call, repeats: int) -> Interleaved:
-    """Time a call and its yardstick in turns, so that a noisy machine disturbs both alike."""
+    """Time a call and its yardstick in turns, so that a noisy machine disturbs both alike.
+
+    Args:
+        watch: Tells the time.
+        call: What is timed.
+        yardstick: What it is compared with.
+        repeats: Samples of the call; the yardstick gets one more.
+    """
     loops, yard_loops = watch.loops(call), watch.loops(yardstick)
     call_s: list[float] = []
     yardstick_s: list[float] = []
@@ -112,6 +119,12 @@ def affordable(watch: Stopwatch, call: Call, repeats: int, budget_s: float) -> i
     """Warm a call up, and return how often it can be repeated: at most `repeats`, once at least.
 
     The first call never counts: memory that is new to the process is slow.
+
+    Args:
+        watch: Tells the time.
+        call: It is called once here.
+        repeats: So often at most.
+        budget_s: Seconds for all of them.
     """
     return max(1, min(repeats, int(budget_s / max(watch.sample(call), watch.least_s))))
 
@@ -129,5 +142,5 @@ def limit_ratio(bus_bytes: float, yardstick_bytes: float, times: Interleaved) ->
 
 
 def as_bandwidth(call_bytes: float, seconds: Sequence[float]) -> Samples:
-    """Return GB/s."""
+    """Return GB/s, for each time that a call took which moves so many bytes."""
     return Samples(tuple(call_bytes / second / 1e9 for second in seconds))

@@ -21,7 +21,14 @@ OWN_CORE = "own-core"
 
 
 def main(path: str, served: str, deadline_s: float, *options: str) -> None:
-    """Do what the driver asks for until it has no more."""
+    """Do what the driver asks for until it has no more.
+
+    Args:
+        path: The driver's socket.
+        served: A class that is made of the `Wire`, as MODULE:CLASS.
+        deadline_s: Longest wait of the process group.
+        options: `OWN_CORE`, or nothing.
+    """
     module, _, name = served.partition(":")
     make = getattr(importlib.import_module(module), name)
     if OWN_CORE in options:

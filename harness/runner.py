@@ -88,6 +88,11 @@ def given(**options: Sequence[Any] | None) -> dict[str, Any]:
 def refuse_strangers(option: str, given: Iterable[str], known: Iterable[str]) -> None:
     """Refuse a name that there is not.
 
+    Args:
+        option: Where it was given, for the message.
+        given: Names.
+        known: Those that there are.
+
     Raises:
         ConfigError: There is one.
     """
@@ -99,6 +104,11 @@ def refuse_strangers(option: str, given: Iterable[str], known: Iterable[str]) ->
 
 def refuse_unmatched(option: str, pattern: str, names: Iterable[str]) -> None:
     """Refuse a pattern that no name matches.
+
+    Args:
+        option: Where it was given, for the message.
+        pattern: As `fnmatch` has it.
+        names: Those that there are.
 
     Raises:
         ConfigError: It is such a one.

@@ -62,7 +62,16 @@ def spawn(
     *,
     isolate: bool = False,
 ) -> subprocess.Popen[Any]:
-    """Start a process on a host that reads nothing and writes to a file."""
+    """Start a process on a host that reads nothing and writes to a file.
+
+    Args:
+        bed: The hosts.
+        host: Which of them.
+        words: The command.
+        env: What the environment holds besides this process's own.
+        log: Where it writes; replaced.
+        isolate: See `Testbed.spawn`.
+    """
     with log.open("wb") as stream:
         return bed.spawn(
             host,

@@ -156,6 +156,11 @@ def with_block(page: str, name: str, block: str) -> str:
 
     All else on the page is written by hand.
 
+    Args:
+        page: Its text.
+        name: Of the comments.
+        block: What comes between them, and ends a line.
+
     Raises:
         ValueError: It does not have each comment once, in order.
 

@@ -119,6 +119,11 @@ class Case:
         A write-only stream counts `store_bytes` times: twice on a CPU, whose cache lines are read
         before they are written. A residual or an output is updated in place: read once and
         written once. A whole step also writes its result to the gradient.
+
+        Args:
+            compressor: From `build`.
+            elems: Elements of the gradient.
+            store_bytes: Of the device.
         """
         gradient, update = self.gradient.itemsize * elems, _FLOAT_BYTES * elems
         if self.bus_bytes_per_elem is not None:
@@ -135,7 +140,15 @@ class Case:
         }.get(self.operation)
 
     def prepare(self, compressor: Compressor, operands: Operands) -> Call:
-        """Return a function that does the operation once more each time it is called."""
+        """Return a function that does the operation once more each time it is called.
+
+        Args:
+            compressor: From `build`.
+            operands: Gradients of the case's dtype, and all else that it works on.
+
+        Raises:
+            KernelUnavailable: There is no such kernel for the operands' device.
+        """
         if isinstance(compressor, Codec) and self.operation is not Operation.STEP:
             return _PREPARE[self.operation](compressor, operands)
         return _step(compressor, self.shape or (operands.elems,), operands)

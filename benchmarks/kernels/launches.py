@@ -77,19 +77,19 @@ class LaunchCase:
 
 
 def encode_unit(codec: Codec, operands: Operands) -> Call:
-    """Encode a unit with residual."""
+    """Return a call that encodes the operands' gradient with residual, as one unit."""
     feedback = Case(name="", compressor=codec.name, operation=Operation.FEEDBACK)
     return feedback.prepare(codec, operands)
 
 
 def encode_units(codec: Int8 | Int4, operands: Operands) -> Call:
-    """Encode all units with residual, as a list."""
+    """Return a call that encodes the operands' gradient with residual, as a list of `UNITS`."""
     batch = as_list(codec, operands)
     return lambda: multi_tensor_quantize(batch)
 
 
 def there_and_back(codec: Codec, operands: Operands) -> Call:
-    """Encode a bucket with residual, decode the payload and add it to another bucket."""
+    """Return a call that encodes a bucket with residual, decodes it, and adds that to another."""
     encode = encode_unit(codec, operands)
     payload, out = operands.payload(codec.wire_bytes(operands.elems)), operands.out
     _, draw = next(operands.turns())
@@ -136,7 +136,13 @@ LAUNCHES = (
 
 
 def run(bench: Bench, cases: Sequence[LaunchCase]) -> Iterator[Row]:
-    """Measure all; yield the rows."""
+    """Measure all on the bench's device; yield the rows, which the bench keeps.
+
+    What has no kernel there is named among the bench's `unavailable`.
+
+    Raises:
+        RuntimeError: A call waits for the GPU; see `device_s`.
+    """
     if cases:
         large = Operands(bench.device.default_elems[-1], bench.device)
         with bench.hired():

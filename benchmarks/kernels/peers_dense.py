@@ -27,7 +27,10 @@ Payload = tuple[torch.Tensor, ...]
 
 
 def whole_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
-    """Leave out a last block that is not full: a ten-thousandth of the work at most."""
+    """Return a vector's whole blocks as a view of shape (blocks, block).
+
+    A last block that is not full is left out: a ten-thousandth of the work at most.
+    """
     block = min(block, x.numel())
     return x[: x.numel() // block * block].view(-1, block)
 

@@ -85,6 +85,10 @@ class Bench:
 
         A case of one shape is measured once.
 
+        Args:
+            cases: What.
+            sizes: Numbers of elements.
+
         Raises:
             ConfigError: The machine has not enough memory for a size.
         """
@@ -115,7 +119,17 @@ class Bench:
         benchmark: Benchmark = "kernels",
         with_peers: bool = True,
     ) -> list[Row]:
-        """Measure one case; return a row per peer, or one without; none if nothing is there."""
+        """Measure one case.
+
+        Args:
+            case: What.
+            operands: On the bench's device; float32, and taken in the case's dtype.
+            benchmark: What rows are called.
+            with_peers: Whether the case's peers are measured beside it.
+
+        Returns:
+            A row per peer, or one without; none if there is no such compressor or kernel.
+        """
         compressor = case.build()
         if compressor is None:
             return []

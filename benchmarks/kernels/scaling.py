@@ -22,7 +22,10 @@ MOST_FIXED_US = 30.0
 
 
 def run(bench: Bench, cases: Sequence[Case]) -> Iterator[Row]:
-    """Measure all cases at `SMALL_ELEMS`, and the main ones at `SIZES`; yield the rows."""
+    """Measure all cases at `SMALL_ELEMS`, and the main ones at `SIZES`, without peers.
+
+    Yields the rows, in microseconds. Cases of one shape are left out.
+    """
     free = [case for case in cases if not case.shape]
     with bench.hired():
         yield from _at(bench, free, SMALL_ELEMS, "kernels-fixed-cost")

@@ -41,7 +41,16 @@ GROUP_TIMEOUT_S = 600.0
 
 
 class Driver:
-    """One run of one plan into one results folder."""
+    """One run of one plan into one results folder.
+
+    Args:
+        plan: What is run.
+        results_dir: Where ``cells.jsonl`` and ``results.jsonl`` are written; made if need be.
+        watcher: Is told how far the run is.
+
+    Attributes:
+        failures: What has failed, in words.
+    """
 
     def __init__(self, plan: Plan, results_dir: Path, watcher: LiveProgress) -> None:
         self._plan = plan
@@ -53,7 +62,15 @@ class Driver:
         self.failures: list[str] = []
 
     def run(self, open_testbed: OpenTestbed) -> None:
-        """Runs all cells; failures of single cells are recorded and counted, not raised."""
+        """Runs all cells; failures of single cells are recorded and counted, not raised.
+
+        Args:
+            open_testbed: Opens so many hosts.
+
+        Raises:
+            compressa.CompressaError: The testbed cannot be opened, or its links do not hold their
+                rate.
+        """
         self._results_dir.mkdir(parents=True, exist_ok=True)
         with open_testbed(self._plan.hosts) as bed:
             self._bed = bed

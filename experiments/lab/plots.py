@@ -81,7 +81,7 @@ class Bars:
 
 
 def save_plots(results: Results, folder: Path) -> None:
-    """Writes all plots that the results allow."""
+    """Writes all plots that the results allow, as PNGs into ``folder``, by names of their own."""
     for spent in ("bytes", "time"):
         for panel in panels(results, spent):
             _save(_drawn_panel(panel), folder / panel.file)
@@ -90,7 +90,13 @@ def save_plots(results: Results, folder: Path) -> None:
 
 
 def save_html(results: Results, failures: list[FailedRecord], path: Path) -> None:
-    """Writes the report to ``path``, with whatever the results allow."""
+    """Writes the HTML report.
+
+    Args:
+        results: Whatever of them there is.
+        failures: Cells that gave none.
+        path: Where to; replaced.
+    """
     rows = results.rows()
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),

@@ -42,12 +42,12 @@ class LiveProgress:
         self._bars.stop()
 
     def begin(self, total: int, note: str) -> None:
-        """The run starts, with that many jobs."""
+        """The run starts, with ``total`` jobs; ``note`` says where it runs."""
         self._console.print(note, highlight=False)
         self._bars.update(self._cells, total=total)
 
     def job(self, title: str, steps: int) -> None:
-        """A job starts."""
+        """A job of so many steps starts."""
         self._title, self._started_s = title, time.monotonic()
         self._bars.reset(self._steps, total=steps, description=title)
 

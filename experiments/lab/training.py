@@ -29,7 +29,7 @@ def parameters_sha256(model: nn.Module) -> str:
 
 
 def wrap(model: nn.Module, bucket_cap_mb: float) -> DistributedDataParallel:
-    """DDP as both kinds of cell use it."""
+    """DDP as both kinds of cell use it; ``bucket_cap_mb`` is in MiB, as torch has it."""
     return DistributedDataParallel(model, bucket_cap_mb=bucket_cap_mb, gradient_as_bucket_view=True)
 
 

@@ -14,7 +14,6 @@ from benchmarks.kernels.operands import Operands, gaussian
 from benchmarks.kernels.run import require_memory
 from benchmarks.kernels.table import GPU_CASES
 from compressa.codecs import Codec
-from compressa.compressors import COMPRESSORS, Entry
 from compressa.errors import ConfigError
 
 ELEMS = 20_480
@@ -56,16 +55,6 @@ def test_the_yardstick_is_measured_at_every_size_and_written_down() -> None:
         assert row.median > 0
         assert (row.metric, row.unit, row.peer) == ("bandwidth", "GB/s", None)
     assert measurement.rows[2:] == bench.rows
-
-
-def test_a_case_whose_compressor_is_missing_waits_and_appears_with_its_row(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    entry = COMPRESSORS["int8"]
-    case = replace(next(c for c in CASES if c.name == "int8 with residual"), compressor="later")
-    assert list(Bench(threads=1, repeats=7).run([case], [1000])) == []
-    monkeypatch.setitem(COMPRESSORS, "later", Entry(entry.compressor, "", ""))
-    assert len(list(Bench(threads=1, repeats=7).run([case], [1000]))) == 1
 
 
 def test_threads_come_and_go_and_torch_keeps_its_own() -> None:

@@ -108,12 +108,9 @@ def pushes(**given: Any) -> Pushes:
     return row.model_copy(update=given)
 
 
-def head(parameters: int) -> Header:
-    return Header.here({"torch": "2"}, parameters=parameters, layers=20, budget_s=40.0)
-
-
 def measurement(**rows: Any) -> ScheduleMeasurement:
-    return ScheduleMeasurement(header=head(1000), **rows)
+    header = Header.here({"torch": "2"}, parameters=1000, layers=20, budget_s=40.0)
+    return ScheduleMeasurement(header=header, **rows)
 
 
 def judged(found: ScheduleMeasurement) -> dict[str, bool | None]:
@@ -164,15 +161,18 @@ def test_rows_of_a_case_that_is_measured_again_go_and_others_stay() -> None:
     assert new.pipelined == old.pipelined
 
 
-def test_a_file_of_another_model_is_refused_before_anything_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("other", [{"parameters": 999}, {"cpu": "another"}])
+def test_a_file_of_another_model_or_machine_is_refused_before_anything_is_measured(
+    other: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "older.json"
-    ScheduleMeasurement(header=head(999)).write(file)
+    header = ScheduleBench(Settings()).found.header.model_copy(update=other)
+    ScheduleMeasurement(header=header).write(file)
     monkeypatch.setattr(ScheduleBench, "run", lambda bench: iter(lambda: pytest.fail("it did"), 0))
     done = CliRunner().invoke(app, ["schedule", "--update", str(file)])
     assert isinstance(done.exception, ConfigError)
     assert "write another file" in str(done.exception)
+    assert f"{next(iter(other))} is {next(iter(other.values()))}" in str(done.exception)
 
 
 def test_a_step_is_judged_by_its_ideal_and_by_the_fastest_of_ddp() -> None:

@@ -94,20 +94,3 @@ def test_a_row_meets_the_targets_that_apply_to_it(
     (cells,) = tables.times([measured], CASES).lines
     assert cells[0] == name
     assert cells[-1] == said
-
-
-def test_a_share_above_one_is_called_cache_resident() -> None:
-    name = "int8 with residual"
-    (cells,) = tables.times([row(case=f"{name} @ 1000", limit_ratio=1.01)], CASES).lines
-    assert cells[3] == "1.01 of 0.85 cache-resident"
-    (cells,) = tables.times([row(case=f"{name} @ 1000", limit_ratio=0.99)], CASES).lines
-    assert "resident" not in cells[3]
-
-
-def test_what_belongs_to_the_case_is_said_once() -> None:
-    name = "topk 1 % with residual"
-    rows = [row(case=f"{name} @ 1000", peer=peer) for peer in ("torch.topk", "torch operations")]
-    first, second = tables.times(rows, CASES).lines
-    assert first[:2] == (name, "1,000")
-    assert second[:4] == ("",) * 4
-    assert second[4] == "torch operations"

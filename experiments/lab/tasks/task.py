@@ -43,15 +43,24 @@ class Task(Protocol):
         ...
 
     def build_model(self, seed: int) -> nn.Module:
-        """A fresh model; equal seeds give equal bits. The caller's generators are untouched."""
+        """A fresh model on the CPU; equal seeds give equal bits.
+
+        The caller's generators are untouched.
+        """
         ...
 
     def batch(self, rank: int, world: int, step: int, seed: int) -> Batch:
-        """The batch of one rank at one step; ranks of one step share no example."""
+        """The batch of one rank at one step; ranks of one step share no example.
+
+        Inputs and targets are on the CPU; a task says their shapes and dtypes.
+
+        Raises:
+            ValueError: If one step of all ranks needs more examples than there are.
+        """
         ...
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The scalar training loss (mean over the batch)."""
+        """The training loss of the model's outputs, the mean over the batch; of shape ()."""
         ...
 
     def optimizer(self, model: nn.Module, steps: int) -> tuple[Optimizer, LRScheduler]:
@@ -59,7 +68,10 @@ class Task(Protocol):
         ...
 
     def evaluate(self, model: nn.Module) -> list[Metric]:
-        """Metrics on the validation split; the first is the one that ``quality`` describes."""
+        """Metrics on the validation split; the first is the one that ``quality`` describes.
+
+        The model is on the CPU, and in evaluation mode.
+        """
         ...
 
 
