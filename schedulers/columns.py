@@ -81,7 +81,7 @@ class Columns:
 
     @cached_property
     def generations(self) -> list[Integers]:
-        """Rows that wait for none, then those that wait for one of these, and so on."""
+        """Rows, in int64, that wait for none, then those that wait for one of these, and so on."""
         found = [np.flatnonzero(self.before < 0)]
         waiting = np.flatnonzero(self.before >= 0)
         while len(waiting):
@@ -92,7 +92,7 @@ class Columns:
 
     @cached_property
     def depth(self) -> Integers:
-        """By row: how many come before it, one after the other."""
+        """int64[rows]: how many come before it, one after the other."""
         depth = np.zeros(len(self), dtype=np.int64)
         for generation, rows in enumerate(self.generations):
             depth[rows] = generation
@@ -100,14 +100,14 @@ class Columns:
 
     @cached_property
     def is_last(self) -> npt.NDArray[np.bool_]:
-        """By row: whether none waits for it."""
+        """bool[rows]: whether none waits for it."""
         last = np.ones(len(self), dtype=np.bool_)
         last[self.before[self.before >= 0]] = False
         return last
 
     @cached_property
     def shapes(self) -> Integers:
-        """By row: equal for units whose stages have the same numbers and wait alike."""
+        """int64[rows]: equal for units whose stages have the same numbers and wait alike."""
         begins = np.unique(self.first)
         if len(begins) == len(self):
             return self.stage

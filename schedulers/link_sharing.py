@@ -93,11 +93,11 @@ class Watch:
     since_s: float = 0.0
 
     def saw(self, line: Line, now_s: float) -> Watch:
-        """What is known after another look."""
+        """Return what is known after another look at the line, by the watcher's clock."""
         return self if line.first == self.first else Watch(line.first, now_s)
 
     def moved(self, line: Line, now_s: float) -> Line:
-        """The line without its first, if that has been there for longer than it may."""
+        """Return the line, without its first if that has been there for longer than it may."""
         first = line.first
         late = first is not None and first == self.first and now_s - self.since_s > first.hold_s
         return Line(line.claims[1:]) if late else line

@@ -64,6 +64,10 @@ class Draft:
     def of(cls, plan: Plan, columns: Columns) -> Draft:
         """Read a plan.
 
+        Args:
+            plan: Names transfers by (unit, stage).
+            columns: All transfers of its step.
+
         Raises:
             ValueError: It is not a plan for these transfers.
         """
@@ -82,7 +86,12 @@ class Draft:
         )
 
     def plan(self, columns: Columns, first_step: int) -> Plan:
-        """Write it out."""
+        """Write it out.
+
+        Args:
+            columns: What its rows are of.
+            first_step: First step that follows the plan.
+        """
         names = columns.names
         return Plan(
             tuple([names[row] for row in self.rows.tolist()]),

@@ -121,7 +121,17 @@ def launches(
 
 
 def outlook(columns: Columns, draft: Draft, link: Link, compute_s: float) -> Prediction:
-    """Predict a step with a plan in the making; arguments as of `predict`."""
+    """Predict a step with a plan in the making.
+
+    Args:
+        columns: All transfers of the step.
+        draft: How they go.
+        link: On what.
+        compute_s: B + F; see `Conditions`.
+
+    Raises:
+        ValueError: Groups of the draft wait for each other.
+    """
     message = _message_of(draft)
     sent, wire_s = _send(columns, draft, link, message)
     could_s, began_s, ended_s = (

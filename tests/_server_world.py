@@ -15,9 +15,8 @@ from compressa.config import load_config
 from compressa.engine.driver import Driver, Task
 from compressa.errors import CompressaError, StateError
 from compressa.parameter_server import Server, Worker
-from compressa.parameter_server.job import plan_job
+from compressa.parameter_server.job import place, plan_job
 from compressa.parameter_server.opening import begin
-from compressa.parameter_server.placement import place
 from compressa.testing.rank import compute_now
 from compressa.transports.loopback import Loopback
 

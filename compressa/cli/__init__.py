@@ -17,26 +17,17 @@ from compressa.errors import CompressaError
 if TYPE_CHECKING:
     import typer
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "config": ("compressa.cli.config:config_app", "Check, show and describe configurations."),
-    "explain": (
-        "compressa.cli.explain:explain_app",
-        "Which exchanges a configuration means, and how long they should take.",
-    ),
-    "link": ("compressa.cli.link:link_app", "What this network is like, for exchange.link."),
-    "trace": ("compressa.cli.trace:trace_app", "What a recorded trace of training amounts to."),
-    "simulate": (
-        "compressa.cli.simulate:simulate_app",
-        "How long a measured step would take on other networks, by other schedules.",
-    ),
-    "compressors": (
-        "compressa.cli.compressors:compressors_app",
-        "What there is to choose from, and the page of each.",
-    ),
-    "testbed": ("compressa.cli.testbed:testbed_app", "Hosts on a shaped network, on one machine."),
-    "info": ("compressa.cli.info:info_app", "What this machine and installation can do."),
+COMMANDS = {
+    "config": "Check, show and describe configurations.",
+    "explain": "Which exchanges a configuration means, and how long they should take.",
+    "link": "What this network is like, for exchange.link.",
+    "trace": "What a recorded trace of training amounts to.",
+    "simulate": "How long a measured step would take on other networks, by other schedules.",
+    "compressors": "What there is to choose from, and the page of each.",
+    "testbed": "Hosts on a shaped network, on one machine.",
+    "info": "What this machine and installation can do.",
 }
-"""Where each subcommand's Typer app is, and what `--help` says of it."""
+"""What `--help` says of each subcommand; `NAME.py` here has its Typer app, `NAME_app`."""
 
 _EPILOG = "Example: compressa config check compressa.toml"
 
@@ -89,9 +80,10 @@ def build_app(arguments: Sequence[str]) -> typer.Typer:
     # Without a callback of its own, Typer would fold a lone subcommand into the program.
     app.callback()(_nothing)
     asked = next((word for word in arguments if not word.startswith("-")), None)
-    for name, (place, text) in COMMANDS.items():
+    for name, text in COMMANDS.items():
         if name == asked:
-            _add(app, name, _load(place))
+            module = importlib.import_module(f"compressa.cli.{name}")
+            _add(app, name, getattr(module, f"{name}_app"))
         else:
             app.command(name, help=text)(_nothing)
     return app
@@ -106,12 +98,6 @@ def _add(app: typer.Typer, name: str, inner: typer.Typer) -> None:
         app.registered_commands.append(command)
     else:
         app.add_typer(inner, name=name)
-
-
-def _load(place: str) -> typer.Typer:
-    module, _, attribute = place.partition(":")
-    app: typer.Typer = getattr(importlib.import_module(module), attribute)
-    return app
 
 
 def _nothing() -> None:

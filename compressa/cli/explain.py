@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from compressa.cli._tables import figures_table, say
 from compressa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from compressa.config import Config
     from compressa.engine.start.link_file import LinkFile
     from compressa.forecast import Exchange, Forecast
@@ -62,29 +63,31 @@ def explain(
 
     Predicted is the network's part: encoding and decoding come on top.
     """
-    from rich.console import Console
-
     from compressa.config import load_config
     from compressa.forecast import Forecast
 
     config = load_config(file)
     figures = _figures(config, link)
+    count = _count(ranks, figures)
+    costs = None if figures is None else figures.costs_at(config.schedule.pace_bits_per_s)
+    forecast = Forecast(config, count, costs)
+    exchanges = _exchanges(forecast, model, size)
+    say(_headline(figures, count))
+    console = Console()
+    console.print(_exchange_table(exchanges))
+    for size_bytes in sorted({exchange.size_bytes for exchange in exchanges if exchange.plain}):
+        if costs is not None:
+            console.print(_candidate_table(forecast, size_bytes))
+
+
+def _count(ranks: int | None, figures: LinkFile | None) -> int:
+    """Return how many ranks there are to be."""
     count = ranks or (figures.ranks if figures is not None else None)
     if count is None:
         raise ConfigError("--ranks is needed where no link is measured: say how many there will be")
     if count > _MOST_RANKS:
         raise ConfigError(f"{count} ranks were measured: give --ranks, at most {_MOST_RANKS}")
-    costs = None
-    if figures is not None:
-        costs = figures.costs_at(config.schedule.pace_bits_per_s)
-    forecast = Forecast(config, count, costs)
-    exchanges = _exchanges(forecast, model, size)
-    console = Console()
-    console.print(_headline(figures, count), highlight=False, soft_wrap=True, markup=False)
-    console.print(_exchange_table(exchanges))
-    for size_bytes in sorted({exchange.size_bytes for exchange in exchanges if exchange.plain}):
-        if costs is not None:
-            console.print(_candidate_table(forecast, size_bytes))
+    return count
 
 
 def _figures(config: Config, link: Path | None) -> LinkFile | None:
@@ -144,11 +147,8 @@ def _headline(figures: LinkFile | None, ranks: int) -> str:
 
 
 def _exchange_table(exchanges: Counter[Exchange]) -> Table:
-    from rich.table import Table
-
-    table = Table("compressor", "exchange", box=None, pad_edge=False)
-    for title in ("rounds", "gradient", "payload", "ms each", "dense ms", "gain"):
-        table.add_column(title, justify="right")
+    titles = ("rounds", "gradient", "payload", "ms each", "dense ms", "gain")
+    table = figures_table(["compressor", "exchange"], titles)
     for exchange, count in exchanges.items():
         gain = "-"
         if exchange.seconds and exchange.dense_s:
@@ -167,11 +167,8 @@ def _exchange_table(exchanges: Counter[Exchange]) -> Table:
 
 
 def _candidate_table(forecast: Forecast, size_bytes: int) -> Table:
-    from rich.table import Table
-
-    table = Table(f"\nsum of {_size(size_bytes)}", box=None, pad_edge=False)
-    for title in ("messages", "bytes", "ms by a, b, g", "measured over it", "ms"):
-        table.add_column(f"\n{title}", justify="right")
+    titles = ("\nmessages", "\nbytes", "\nms by a, b, g", "\nmeasured over it", "\nms")
+    table = figures_table([f"\nsum of {_size(size_bytes)}"], titles)
     for candidate in forecast.candidates(size_bytes):
         own = candidate.messages is None or candidate.port_bytes is None
         table.add_row(

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from compressa.cli._tables import figures_table, say
 from compressa.config import load_config
 from compressa.engine.start.link_file import LinkFile, write
 from compressa.link.measure import Check, opened
@@ -56,7 +57,6 @@ def link(
     """
     exchange = {"transport": transport, "connections": connections, "deadline_s": deadline}
     config = load_config({"exchange": exchange})
-    console = Console()
     with (
         Console(stderr=True).status("waiting for all ranks") as status,
         opened(config, budget, status.update) as run,
@@ -67,16 +67,11 @@ def link(
             return
         if out is not None:
             write(out, figures)
-    console.print(describe(figures), highlight=False, soft_wrap=True)
-    console.print(_table(checks))
-    console.print(_errors(checks), highlight=False, soft_wrap=True)
+    say(describe(figures))
+    Console().print(_table(checks))
+    say(_errors(checks))
     if out is not None:
-        console.print(
-            f'Written to {out}; name it in [exchange] as link = "{out}".',
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        say(f'Written to {out}; name it in [exchange] as link = "{out}".')
 
 
 def describe(figures: LinkFile) -> str:
@@ -91,9 +86,8 @@ def describe(figures: LinkFile) -> str:
 
 
 def _table(checks: list[Check]) -> Table:
-    table = Table("algorithm", box=None, pad_edge=False)
-    for title in ("size", "measured ms", "by a, b, g", "error", "as corrected", "error"):
-        table.add_column(title, justify="right")
+    titles = ("size", "measured ms", "by a, b, g", "error", "as corrected", "error")
+    table = figures_table(["algorithm"], titles)
     for check in checks:
         table.add_row(
             check.algorithm,

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from compressa.cli._tables import figures_table, ms, say
 from compressa.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from compressa.engine.measuring.profile_file import ProfileFile
     from compressa.simulation import Scenario, Simulated
 
 simulate_app = typer.Typer()
@@ -25,56 +25,70 @@ _TIME = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(ns|us|ms|s)\s*", re.IGNORECASE)
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
+_Profile = Annotated[
+    Path, typer.Option(metavar="FILE", help="What `handle.save_profile` has written.")
+]
+_Hosts = Annotated[
+    int | None,
+    typer.Option(min=1, help="How many, with a rank each; as many ranks as were measured."),
+]
+_Bandwidth = Annotated[
+    str | None,
+    typer.Option(help='Of each host, such as "10gbit"; that of the measured link, if known.'),
+]
+_Latency = Annotated[
+    str | None,
+    typer.Option(help='From host to host, such as "50us", as it is if no link was measured.'),
+]
+_Policies = Annotated[
+    list[str] | None,
+    typer.Option(help="As schedule.policy; several times. All of them if not given."),
+]
+_Compressor = Annotated[
+    str | None,
+    typer.Option(help="Exchange what this one makes. What its codec computes is not known."),
+]
+_Overlap = Annotated[
+    bool | None,
+    typer.Option(
+        help="Whether the next forward waits for each parameter where it is used; as measured if "
+        "not given.",
+    ),
+]
+_Jitter = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="By how much computing varies, as a share.")
+]
+_Seed = Annotated[int, typer.Option(help="Of the jitter.")]
+_Steps = Annotated[int, typer.Option(min=2, help="How many steps in a row are run.")]
+_Json = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
+]
+_Trace = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write a trace of the first host for each policy, for ui.perfetto.dev and "
+        "`compressa trace summary`; the policy is put into the name.",
+    ),
+]
+
+
 @simulate_app.command(
     epilog="Example: compressa simulate --profile profile.json --hosts 64 --bandwidth 10gbit"
 )
 def simulate(
-    profile: Annotated[
-        Path, typer.Option(metavar="FILE", help="What `handle.save_profile` has written.")
-    ],
-    hosts: Annotated[
-        int | None,
-        typer.Option(min=1, help="How many, with a rank each; as many ranks as were measured."),
-    ] = None,
-    bandwidth: Annotated[
-        str | None,
-        typer.Option(help='Of each host, such as "10gbit"; that of the measured link, if known.'),
-    ] = None,
-    latency: Annotated[
-        str | None,
-        typer.Option(help='From host to host, such as "50us", as it is if no link was measured.'),
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(help="As schedule.policy; several times. All of them if not given."),
-    ] = None,
-    compressor: Annotated[
-        str | None,
-        typer.Option(help="Exchange what this one makes. What its codec computes is not known."),
-    ] = None,
-    overlap: Annotated[
-        bool | None,
-        typer.Option(
-            help="Whether the next forward waits for each parameter where it is used; as measured "
-            "if not given.",
-        ),
-    ] = None,
-    jitter: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="By how much computing varies, as a share.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the jitter.")] = 0,
-    steps: Annotated[int, typer.Option(min=2, help="How many steps in a row are run.")] = 2,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write a trace of the first host for each policy, for ui.perfetto.dev and "
-            "`compressa trace summary`; the policy is put into the name.",
-        ),
-    ] = None,
+    profile: _Profile,
+    hosts: _Hosts = None,
+    bandwidth: _Bandwidth = None,
+    latency: _Latency = None,
+    policy: _Policies = None,
+    compressor: _Compressor = None,
+    overlap: _Overlap = None,
+    jitter: _Jitter = 0.0,
+    seed: _Seed = 0,
+    steps: _Steps = 2,
+    json_file: _Json = None,
+    trace: _Trace = None,
 ) -> None:
     """Predict how long a step takes on another network, policy by policy.
 
@@ -84,12 +98,7 @@ def simulate(
     ideal is max(F + B, C): computing, or the time for which the busiest port is occupied. exposed
     is how long the training waits; idle, how long that port has nothing to carry.
     """
-    from rich.console import Console
-
-    from compressa.engine.measuring.profile_file import read
-
-    file = read(profile, "--profile: ")
-    conditions: dict[str, Any] = {
+    conditions = {
         "hosts": hosts,
         "bandwidth_bits_per_s": None if bandwidth is None else _bits_per_s(bandwidth),
         "latency_s": None if latency is None else _seconds(latency),
@@ -99,13 +108,7 @@ def simulate(
         "seed": seed,
         "steps": steps,
     }
-    scenarios = _scenarios(file, policy, conditions)
-    console = Console()
-    console.print(_headline(scenarios[0]), highlight=False, soft_wrap=True, markup=False)
-    results = _run(scenarios)
-    console.print(_table(results))
-    for note in _notes(scenarios[0], results):
-        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    results = _compared(_scenarios(profile, policy, conditions))
     if trace is not None:
         _write_traces(results, trace)
     if json_file is not None:
@@ -113,21 +116,27 @@ def simulate(
 
 
 def _scenarios(
-    file: ProfileFile, policies: list[str] | None, conditions: dict[str, Any]
+    profile: Path, policies: list[str] | None, conditions: dict[str, Any]
 ) -> list[Scenario]:
+    from compressa.engine.measuring.profile_file import read
     from compressa.schedulers import POLICIES
     from compressa.simulation import Scenario
 
+    file = read(profile, "--profile: ")
     return [Scenario.of(file, policy=name, **conditions) for name in policies or POLICIES]
 
 
-def _run(scenarios: Sequence[Scenario]) -> list[Simulated]:
-    from rich.console import Console
-
+def _compared(scenarios: Sequence[Scenario]) -> list[Simulated]:
+    """Run scenarios that differ in their policy, and print what comes of them."""
     from compressa.simulation import compare
 
+    say(_headline(scenarios[0]))
     with Console(stderr=True).status("simulating"):
-        return list(compare(scenarios))
+        results = list(compare(scenarios))
+    Console().print(_table(results))
+    for note in _notes(scenarios[0], results):
+        say(note)
+    return results
 
 
 def _headline(scenario: Scenario) -> str:
@@ -143,21 +152,18 @@ def _headline(scenario: Scenario) -> str:
 
 
 def _table(results: Sequence[Simulated]) -> Table:
-    from rich.table import Table
-
-    table = Table("\npolicy", box=None, pad_edge=False)
-    for title in ("step ms", "ideal", "over it", "exposed", "link idle", "inversions", "ms"):
-        table.add_column(f"\n{title}", justify="right")
+    titles = ("step ms", "ideal", "over it", "exposed", "link idle", "inversions", "ms")
+    table = figures_table(["\npolicy"], [f"\n{title}" for title in titles])
     for one in results:
         table.add_row(
             one.policy,
-            _ms(one.step_s),
-            _ms(one.ideal_s),
+            ms(one.step_s),
+            ms(one.ideal_s),
             f"{one.step_s / one.ideal_s:.2f}" if one.ideal_s else "-",
-            _ms(one.exposed_s),
-            _ms(one.idle_s),
+            ms(one.exposed_s),
+            ms(one.idle_s),
             f"{one.inversions:.4g}",
-            _ms(one.inverted_s),
+            ms(one.inverted_s),
         )
     return table
 
@@ -165,7 +171,7 @@ def _table(results: Sequence[Simulated]) -> Table:
 def _notes(scenario: Scenario, results: Sequence[Simulated]) -> list[str]:
     first = results[0]
     said = [
-        f"F + B = {_ms(first.compute_s)} ms, C = {_ms(first.wire_s)} ms, {len(first.units)} units."
+        f"F + B = {ms(first.compute_s)} ms, C = {ms(first.wire_s)} ms, {len(first.units)} units."
     ]
     if scenario.recompressed:
         said.append(
@@ -179,10 +185,7 @@ def _notes(scenario: Scenario, results: Sequence[Simulated]) -> list[str]:
 
 
 def _plain(one: Simulated) -> dict[str, Any]:
-    names = [
-        field.name for field in dataclasses.fields(one) if field.name not in ("trace", "units")
-    ]
-    figures = {name: getattr(one, name) for name in names}
+    figures = {name: value for name, value in vars(one).items() if name not in ("trace", "units")}
     units = [dataclasses.asdict(unit) for unit in one.units]
     return {**figures, "ideal_s": one.ideal_s, "idle_s": one.idle_s, "units": units}
 
@@ -219,7 +222,3 @@ def _seconds(text: str) -> float:
     if match is None:
         raise ConfigError(f'--latency: give a time such as "50us" or "1.5ms", not "{text}"')
     return float(match[1]) * _SECONDS[match[2].lower()]
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.2f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -45,7 +45,7 @@ def up(
     Example: compressa testbed up --hosts 4 --link 100mbit
     """
     _report_swept(sweep_testbeds())
-    with start_testbed(hosts, link, _kind(kind), name, self_check=check) as bed:
+    with start_testbed(hosts, link, cast(Kind, kind), name, self_check=check) as bed:
         typer.echo(f"Testbed {bed.name} is up: {hosts} hosts ({bed.kind}), link {bed.link}.")
         for host in bed.hosts:
             typer.echo(f"  {host.name}  {host.address}  {host.interface}")
@@ -117,13 +117,6 @@ def _traffic(name: str) -> list[str] | None:
     if counters is None:
         return None
     return [f"  sent {c.tx_bytes} bytes, received {c.rx_bytes} bytes" for c in counters]
-
-
-def _kind(text: str) -> Kind:
-    kinds: dict[str, Kind] = {"auto": "auto", "netns": "netns", "loopback": "loopback"}
-    if text not in kinds:
-        raise ConfigError(f'"{text}" is no kind of testbed; choose auto, netns or loopback.')
-    return kinds[text]
 
 
 def _host_index(bed: Testbed, text: str) -> int:

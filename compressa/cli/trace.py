@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich import markup
+from rich.console import Console
+from rich.table import Table
 
+from compressa.cli._tables import figures_table, ms, say
 from compressa.errors import escaped
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from compressa.tracing.summary import Figures, Summary
 
 trace_app = typer.Typer(
@@ -72,13 +74,11 @@ def _as_json(summary: Summary) -> dict[str, Any]:
 
 
 def _print(files: Sequence[Path], summaries: Sequence[Summary]) -> None:
-    from rich.console import Console
-
     console = Console()
     rows = [(f"{s.rank}", len(s.steps), s.total) for s in summaries]
     console.print(_figures_table("rank, mean of its steps", rows))
     for file, each in zip(files, summaries, strict=True):
-        console.print(f"\n{_headline(file, each)}", highlight=False, soft_wrap=True, markup=False)
+        say(f"\n{_headline(file, each)}")
         shown = each.steps[-_MOST_STEPS:]
         console.print(_figures_table("step", [(f"{step}", 1, figures) for step, figures in shown]))
         console.print(_queueing_table(each.total))
@@ -100,9 +100,8 @@ def _headline(file: Path, summary: Summary) -> str:
 
 def _figures_table(title: str, rows: Sequence[tuple[str, int, Figures]]) -> Table:
     """Milliseconds, and a number of inversions, per step."""
-    table = _table(
-        title, "step ms", "compute", "exposed", "idle", "idle, ready", "inversions", "ms"
-    )
+    titles = ("step ms", "compute", "exposed", "idle", "idle, ready", "inversions", "ms")
+    table = figures_table([title], titles)
     for name, steps, figures in rows:
         times = (
             figures.seconds,
@@ -111,37 +110,22 @@ def _figures_table(title: str, rows: Sequence[tuple[str, int, Figures]]) -> Tabl
             figures.idle_s,
             figures.idle_ready_s,
         )
-        each = [_ms(seconds / max(steps, 1)) for seconds in times]
+        each = [ms(seconds / max(steps, 1)) for seconds in times]
         inverted = f"{figures.inversions / max(steps, 1):.4g}"
-        table.add_row(name, *each, inverted, _ms(figures.inverted_s / max(steps, 1)))
+        table.add_row(name, *each, inverted, ms(figures.inverted_s / max(steps, 1)))
     return table
 
 
 def _queueing_table(total: Figures) -> Table:
-    table = _table("\nqueued for", "\ntimes", "\nsum ms", "\n95 % within ms")
+    table = figures_table(["\nqueued for"], ["\ntimes", "\nsum ms", "\n95 % within ms"])
     for what, queueing in total.queueing.items():
-        table.add_row(what, f"{queueing.waits}", _ms(queueing.total_s), _ms(queueing.p95_s))
+        table.add_row(what, f"{queueing.waits}", ms(queueing.total_s), ms(queueing.p95_s))
     return table
 
 
 def _exposed_table(summary: Summary) -> Table:
-    from rich import markup
-
-    table = _table("\nwaited for", "\nms in all", "\nper step")
+    table = figures_table(["\nwaited for"], ["\nms in all", "\nper step"])
     for name, seconds in summary.exposed:
         plain = markup.escape(escaped(name))
-        table.add_row(plain, _ms(seconds), _ms(seconds / max(len(summary.steps), 1)))
+        table.add_row(plain, ms(seconds), ms(seconds / max(len(summary.steps), 1)))
     return table
-
-
-def _table(first: str, *others: str) -> Table:
-    from rich.table import Table
-
-    table = Table(first, box=None, pad_edge=False)
-    for title in others:
-        table.add_column(title, justify="right")
-    return table
-
-
-def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:,.2f}"

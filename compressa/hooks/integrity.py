@@ -70,7 +70,12 @@ class Integrity:
             self._first = (step, self._writes())
 
     def keep(self, step: int, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Copy buffers that were just brought to all ranks."""
+        """Copy buffers that were just brought to all ranks.
+
+        Args:
+            step: The step under way; nothing is copied unless it is `due`.
+            buffers: By name, of any shape and dtype; those that no exchange can carry are left out.
+        """
         if self.due(step):
             kept = {name: b.detach().clone() for name, b in buffers.items() if not fault_of(b)}
             self._kept = _called(_BUFFER, kept)

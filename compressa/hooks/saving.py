@@ -21,7 +21,15 @@ _STEP = "step"
 
 
 def state_dict(engine: Engine, step: int) -> dict[str, torch.Tensor]:
-    """Return this rank's state under keys that begin with the rank, and the next step."""
+    """Return this rank's state under keys that begin with the rank, and the next step.
+
+    Args:
+        engine: Whose state.
+        step: The next step.
+
+    Returns:
+        The live 1-D tensors, in the dtypes in which they are kept, and the step as int64[].
+    """
     prefix = f"rank{engine.session.rank}/"
     state = {prefix + key: vector for key, vector in engine.state.vectors.items()}
     return {**state, prefix + _STEP: torch.tensor(step)}
@@ -29,6 +37,10 @@ def state_dict(engine: Engine, step: int) -> dict[str, torch.Tensor]:
 
 def load_state_dict(engine: Engine, saved: Mapping[str, Any]) -> int:
     """Take back what `state_dict` gave; return the next step.
+
+    Args:
+        engine: Whose state; it is written in place.
+        saved: Residuals may be in another dtype than they are kept in now.
 
     Raises:
         StateError: It is another rank's, or another model's; nothing has changed.
@@ -78,6 +90,10 @@ def save(engine: Engine, folder: Path, step: int, link: Shared) -> None:
 
 def load(engine: Engine, folder: Path) -> tuple[int, Shared | None]:
     """Read a checkpoint of any number of ranks. Collective.
+
+    Args:
+        engine: Whose state; it is written in place.
+        folder: Of the checkpoint.
 
     Returns:
         The next step; and by whose figures to choose algorithms, if it was saved by as many ranks.

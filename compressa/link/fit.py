@@ -92,7 +92,15 @@ def fitted(
 
 
 def sums(link: Link, ranks: int) -> Iterator[tuple[str, str, int]]:
-    """Yield the candidates, the methods that they are, and the sizes at which they are timed."""
+    """Yield the candidates, the methods that they are, and the sizes at which they are timed.
+
+    Args:
+        link: As fitted; what it predicts to take longer than 0.4 s is left out.
+        ranks: How many they are.
+
+    Yields:
+        Name of a candidate, name of the method that times it, bytes of the sum.
+    """
     for size_bytes in SIZES_BYTES:
         for name in CANDIDATES:
             if size_bytes == SIZES_BYTES[0] or (
@@ -132,7 +140,11 @@ def byte_spread(rounds: Sequence[Times]) -> float:
 
 
 def line_through(small: tuple[int, float], large: tuple[int, float]) -> tuple[float, float]:
-    """Return the seconds of a message and of a byte, from the times of two sizes.
+    """Return the seconds of a message, at least 0, and of a byte, from the times of two sizes.
+
+    Args:
+        small: Bytes and seconds.
+        large: Bytes, more than those, and seconds.
 
     Example:
         >>> line_through((1000, 0.002), (2000, 0.003))

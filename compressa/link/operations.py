@@ -168,6 +168,11 @@ def carried(sums: Sums, request: Request, round_: Round, session: Session) -> Ca
 def verify(what: str, values: torch.Tensor, size: int) -> None:
     """Look at all elements; and make them zero, so that many sums in a row do not overflow.
 
+    Args:
+        what: What has summed them, for the message.
+        values: float32[n], from `values_of`, summed over all ranks.
+        size: Number of ranks.
+
     Raises:
         ArithmeticError: An element is wrong.
     """

@@ -62,12 +62,22 @@ def guard_class(base: type[torch.Tensor], read: Read) -> type[torch.Tensor]:
 
 
 def guard(tensor: torch.Tensor, guarded: type[torch.Tensor]) -> None:
-    """Have a tensor tell when it is read."""
+    """Have a tensor tell when it is read.
+
+    Args:
+        tensor: Of the class that `guarded` was made for; its values are not touched.
+        guarded: From `guard_class`.
+    """
     tensor.__class__ = guarded
 
 
 def release(tensor: torch.Tensor, base: type[torch.Tensor]) -> None:
-    """Have a tensor be an ordinary one again."""
+    """Have a tensor be an ordinary one again.
+
+    Args:
+        tensor: Guarded or not.
+        base: The class that it has then.
+    """
     tensor.__class__ = base
 
 

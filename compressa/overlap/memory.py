@@ -28,7 +28,12 @@ class Memory:
         self._kept = {name: torch.empty_like(p.detach()) for name, p in parameters.items()}
 
     def moved(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Return a gradient in its parameter's memory, where it may be already."""
+        """Return a gradient in its parameter's memory, where it may be already.
+
+        Args:
+            name: The parameter's.
+            gradient: Of any strides; copied, in its dtype and memory order, if it is elsewhere.
+        """
         kept = self._kept[name]
         if gradient.untyped_storage().data_ptr() == kept.untyped_storage().data_ptr():
             return gradient
@@ -39,6 +44,13 @@ class Memory:
 
         Who still has the tensor of an earlier step keeps that memory, and there is other from now
         on.
+
+        Args:
+            name: The parameter's.
+            like: Has the shape, dtype and strides.
+
+        Returns:
+            A tensor of its own over that memory; what is in it is not defined.
         """
         kept = self._kept[name]
         same = (like.shape, like.dtype) == (kept.shape, kept.dtype)
@@ -50,8 +62,12 @@ class Memory:
 def check_kind(name: str, gradient: torch.Tensor) -> None:
     """Refuse gradients that can not be combined.
 
+    Args:
+        name: The parameter's, for the message.
+        gradient: As backward has left it.
+
     Raises:
-        StateError: It is one.
+        StateError: It is sparse, or part of a graph.
     """
     if gradient.layout is not torch.strided:
         raise StateError(

@@ -43,6 +43,13 @@ def open_overlap(
 ) -> Handle:
     """Open an engine, and bring rank 0's parameters and buffers to all. Collective.
 
+    Args:
+        module: What is trained.
+        optimizer: Of its parameters.
+        source: Of the configuration.
+        group: Who takes part; None for all ranks.
+        options: Must be the same on every rank.
+
     Raises:
         CompressaError: As `OverlappedDataParallel`.
     """

@@ -16,8 +16,8 @@ from compressa.aggregators.base import StepContext
 from compressa.collectives.base import Compute, Exchange, Program
 from compressa.errors import PayloadError
 from compressa.parameter_server.coding import ShardCoder
+from compressa.parameter_server.job import Placement
 from compressa.parameter_server.keys import Shard
-from compressa.parameter_server.placement import Placement
 from compressa.parameter_server.programs import Programs
 from compressa.parameter_server.protocol import LEAD_STEPS, REMEMBERED_STEPS, Units, unwrapped
 
@@ -74,7 +74,14 @@ class ShardAggregation:
         self._busy = False
 
     def announce(self, worker: int, wired_step: int) -> int:
-        """A worker will push a step, which is returned: with the first one's begins the wait.
+        """A worker will push a step: with the first one's begins the wait for the others.
+
+        Args:
+            worker: Number of the worker.
+            wired_step: The step, modulo 2^32.
+
+        Returns:
+            The step.
 
         Raises:
             PayloadError: It is not the step that is due from it.
@@ -93,12 +100,22 @@ class ShardAggregation:
         return due
 
     def take(self, worker: int, step: int, payload: torch.Tensor) -> None:
-        """Take what a worker has pushed; the memory is lent until the step is complete."""
+        """Take what a worker has pushed.
+
+        Args:
+            worker: Number of the worker.
+            step: As `announce` returned it.
+            payload: uint8[length]; lent until the step is complete.
+        """
         self._open[step].pushed[worker] = payload
         self._go_on()
 
     def ask(self, worker: int, wired_step: int) -> None:
         """Answer a pull, now or when its step is complete.
+
+        Args:
+            worker: Number of the worker.
+            wired_step: The step, modulo 2^32.
 
         Raises:
             PayloadError: The worker can not ask for that step, or not any more.

@@ -64,8 +64,11 @@ class ShardClient:
 
         Args:
             step: The step.
-            values: 1-D; the whole key.
+            values: float32, 1-D; the whole key, unchanged until the future is done.
             own: The server, if it is in this process.
+
+        Returns:
+            A future, done when the payload has left, or the server of this process has it.
         """
         before, self._encoded = self._encoded, Future()
         encoded, done = self._encoded, self._programs.promise()
@@ -80,7 +83,7 @@ class ShardClient:
             task.add_done_callback(lambda _: _release(encoded))
 
         def send(payload: torch.Tensor, begin_s: float) -> None:
-            self._programs.call_at(begin_s, lambda: start(self._sending(payload)))
+            self._programs.session.call_at(begin_s, lambda: start(self._sending(payload)))
 
         def start(program: Program[None]) -> None:
             task = self._programs.start(program, name, step=step, unit=self._push_unit)
@@ -99,8 +102,11 @@ class ShardClient:
 
         Args:
             step: The step.
-            out: 1-D; the whole key.
+            out: float32, 1-D; the whole key.
             own: The server, if it is in this process.
+
+        Returns:
+            A future, done when `out` has been written.
         """
         if own is not None:
             promise = self._programs.promise()
@@ -111,7 +117,12 @@ class ShardClient:
         return self._programs.start(program, name, step=step, unit=self._answer_unit)
 
     def deliver(self, step: int, payload: torch.Tensor) -> None:
-        """Take the answer of the server in this process; on the driver's thread."""
+        """Take the answer of the server in this process; on the driver's thread.
+
+        Args:
+            step: One that was pulled.
+            payload: uint8[length]; not written to.
+        """
         out, promise = self._expected.pop(step)
 
         def program() -> Program[None]:
@@ -143,7 +154,7 @@ class ShardClient:
         rank = self._server_rank
         word = torch.empty(WORD_BYTES, dtype=torch.uint8)
         received = yield Exchange({}, {rank: word}, grace_s=_GRACE_S)
-        send(payload, self._server_time.begin_s(received[rank], self._programs.now_s()))
+        send(payload, self._server_time.begin_s(received[rank], self._programs.session.now_s()))
 
     def _encode(self, step: int, values: torch.Tensor) -> Compute:
         room, context = self._push_rooms[step % _ROOMS], StepContext(step, self._epoch)

@@ -52,6 +52,10 @@ class Coding:
 def coding_of(compressor: Compressor, key: ParameterInfo) -> Coding:
     """Resolve the compressor of a key.
 
+    Args:
+        compressor: As a configuration assigns it.
+        key: The key.
+
     Raises:
         ConfigError: A server can not sum what it sends.
     """
@@ -108,7 +112,7 @@ class ShardCoder:
         return self._payload.exact
 
     def buffer(self) -> torch.Tensor:
-        """Allocate room for one payload."""
+        """Allocate room for one payload: uint8[wire_bytes]."""
         return self._payload.buffer()
 
     def encode(
@@ -131,7 +135,15 @@ class ShardCoder:
     def aggregate(
         self, pushed: Sequence[torch.Tensor], context: StepContext, room: torch.Tensor
     ) -> torch.Tensor:
-        """Check all workers' payloads, given by worker, and encode their mean.
+        """Check all workers' payloads and encode their mean.
+
+        Args:
+            pushed: By worker, uint8 of at most `wire_bytes`.
+            context: The step.
+            room: From `buffer`.
+
+        Returns:
+            The filled front of `room`.
 
         Raises:
             PayloadError: One of them is not what is due.
@@ -151,7 +163,7 @@ class ShardCoder:
         """Check a server's payload and write it to the shard's part of `out`.
 
         Args:
-            answer: The payload.
+            answer: The payload, uint8 of at most `wire_bytes`.
             context: The step.
             server: The rank that sent it, for messages.
             out: 1-D, contiguous, float32; the whole key.

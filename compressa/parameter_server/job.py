@@ -1,4 +1,9 @@
-"""Job: what all ranks of a parameter server have agreed upon."""
+"""Job: what all ranks of a parameter server have agreed upon, and which ranks do what.
+
+Colocated servers share ranks with workers, so that every port sends and receives alike: with a
+server on each of P ranks, n bytes that are pushed and pulled cost each port 2 (P-1) n b / P.
+Dedicated servers have ranks of their own; k of them take max(n b, P n b / k) each way.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +18,69 @@ from compressa.config import Config, assign
 from compressa.errors import ConfigError
 from compressa.parameter_server.coding import coding_of
 from compressa.parameter_server.keys import MOST_SHARDS, KeyTable, describe, shard_keys
-from compressa.parameter_server.placement import Placement
 from compressa.parameter_server.protocol import Units
 from compressa.schedulers import Transfer
 from compressa.transports.table import AUTO, TRANSPORTS, meant
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Who does what.
+
+    Attributes:
+        workers: Their ranks, ascending; a worker's number is its place here.
+        servers: Their ranks, ascending; a server's number is its place here.
+    """
+
+    workers: tuple[int, ...]
+    servers: tuple[int, ...]
+
+    def worker_at(self, rank: int) -> int | None:
+        """Return the number of a rank's worker, if it has one."""
+        return self.workers.index(rank) if rank in self.workers else None
+
+    def server_at(self, rank: int) -> int | None:
+        """Return the number of a rank's server, if it has one."""
+        return self.servers.index(rank) if rank in self.servers else None
+
+
+def place(size: int, servers: int | Sequence[int] | None, *, colocated: bool) -> Placement:
+    """Choose ranks.
+
+    Args:
+        size: Number of ranks.
+        servers: Ranks; or how many, which then are the last ones. None: all ranks if colocated,
+            else the last one.
+        colocated: Whether servers are workers, too.
+
+    Raises:
+        ConfigError: There are no such ranks, or nobody is left to work.
+
+    Example:
+        >>> place(3, 1, colocated=False)
+        Placement(workers=(0, 1), servers=(2,))
+    """
+    ranks = _ranks(size, servers, colocated)
+    if not ranks or not set(ranks) <= set(range(size)) or len(set(ranks)) != len(ranks):
+        raise ConfigError(
+            f"servers = {servers!r} does not name servers among {size} ranks; give distinct ranks "
+            f"from 0 to {size - 1}, or a number of servers from 1 to {size}"
+        )
+    workers = range(size) if colocated else sorted(set(range(size)) - set(ranks))
+    if not workers:
+        raise ConfigError(
+            f"all {size} ranks would be dedicated servers, and none a worker; name fewer servers, "
+            "or say colocated = True"
+        )
+    return Placement(tuple(workers), tuple(ranks))
+
+
+def _ranks(size: int, servers: int | Sequence[int] | None, colocated: bool) -> list[int]:
+    if servers is None:
+        servers = size if colocated else 1
+    if isinstance(servers, int):
+        return list(range(max(0, size - servers), size)) if 0 < servers <= size else []
+    return sorted(servers)
 
 
 @dataclass(frozen=True)
@@ -81,8 +145,14 @@ def plan_job(
 ) -> Job:
     """Resolve a configuration for keys.
 
+    Args:
+        config: The configuration.
+        keys: Shapes, or float32 tensors on the CPU that have them, by name.
+        placement: Workers and servers.
+        first_step: Number of the first step that is pushed.
+
     Raises:
-        ConfigError: It can not be had from a parameter server.
+        ConfigError: It can not be had from a parameter server, or a key is not one.
     """
     _check(config, first_step)
     infos = describe(keys)

@@ -10,10 +10,10 @@ import torch.distributed as dist
 
 from compressa.config import Config, Source, load_config
 from compressa.engine.opening import open_session
+from compressa.engine.session import Session
 from compressa.errors import CompressaError
-from compressa.parameter_server.job import Job, plan_job
-from compressa.parameter_server.placement import place
-from compressa.parameter_server.programs import Programs, Runs
+from compressa.parameter_server.job import Job, place, plan_job
+from compressa.parameter_server.programs import Programs
 from compressa.parameter_server.server import Server
 from compressa.parameter_server.worker import Worker
 
@@ -66,8 +66,16 @@ def open_parameter_server(
         return begin(replace(job, epoch=session.transport.epoch), session)
 
 
-def begin(job: Job, session: Runs) -> Worker | Server:
-    """Begin what this rank does of a job."""
+def begin(job: Job, session: Session) -> Worker | Server:
+    """Begin what this rank does of a job.
+
+    Args:
+        job: What all ranks have agreed upon.
+        session: Carries it out; closed with what is returned.
+
+    Returns:
+        A `Worker`; or on the rank of a dedicated server a `Server`.
+    """
     session.follow(list(job.transfers(session.rank)), [])
     programs = Programs(session)
     worker = job.placement.worker_at(programs.rank)

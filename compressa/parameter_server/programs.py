@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
-from compressa.collectives.base import Program
+import torch
+
+from compressa.collectives.base import Exchange, Program
+from compressa.engine.session import Session
 from compressa.errors import CompressaError
-from compressa.schedulers import Transfer
-
-
-class Runs(Protocol):
-    """What carries programs out: a `Session`, or a stand-in for it on a virtual clock."""
-
-    rank: int
-    size: int
-
-    def start(
-        self, program: Program[None], *, step: int, unit: int = 0, name: str = ""
-    ) -> Future[None]:
-        """Begin a program."""
-
-    def follow(self, transfers: Sequence[Transfer], ordered: Sequence[int]) -> None:
-        """Say which exchanges are the most urgent."""
-
-    def now_s(self) -> float:
-        """Tell the time of `call_at`."""
-
-    def call_at(self, time_s: float, event: Callable[[], None]) -> None:
-        """Have a function called at a time, or soon after it."""
-
-    def wait(self, future: Future[None]) -> None:
-        """Wait for the end of a program."""
-
-    def fail(self, error: CompressaError) -> None:
-        """End everything under way, on all ranks."""
-
-    def close(self) -> None:
-        """End threads and connections."""
 
 
 class Programs:
@@ -52,14 +23,15 @@ class Programs:
         session: Carries them out.
 
     Attributes:
+        session: As given.
         rank: Of the session.
         error: The first failure.
     """
 
-    def __init__(self, session: Runs) -> None:
+    def __init__(self, session: Session) -> None:
         self.rank = session.rank
         self.error: CompressaError | None = None
-        self._session = session
+        self.session = session
         self._promises: set[Future[None]] = set()
         self._lock = threading.Lock()
 
@@ -73,27 +45,43 @@ class Programs:
             name: What messages of errors call it.
             step: With `unit`, the name of its messages.
             unit: As `step`.
+
+        Returns:
+            A future, done at its end; its CompressaError is the first failure, unless there is one.
         """
-        future = self._session.start(program, step=step, unit=unit, name=name)
+        future = self.session.start(program, step=step, unit=unit, name=name)
         future.add_done_callback(self._note)
         return future
 
-    def call(self, function: Callable[[], None], name: str) -> None:
-        """Have a function called on the driver's thread, after what was begun before."""
+    def send(
+        self,
+        rank: int,
+        payload: torch.Tensor,
+        name: str,
+        *,
+        unit: int,
+        step: int = 0,
+        capacity_bytes: int | None = None,
+    ) -> Future[None]:
+        """Begin to send one message.
+
+        Args:
+            rank: To whom.
+            payload: uint8[length]; not to be changed until the future is done.
+            name: What messages of errors call it.
+            unit: With `step`, its name.
+            step: As `unit`.
+            capacity_bytes: The most that is expected there; as long as it is unless given.
+
+        Returns:
+            As `start`.
+        """
 
         def program() -> Program[None]:
-            function()
-            yield from ()
+            most = {} if capacity_bytes is None else {rank: capacity_bytes}
+            yield Exchange({rank: payload}, {}, capacity_bytes=most)
 
-        self.start(program(), name)
-
-    def now_s(self) -> float:
-        """Tell the time of `call_at`."""
-        return self._session.now_s()
-
-    def call_at(self, time_s: float, function: Callable[[], None]) -> None:
-        """Have a function called on the driver's thread at a time, or soon after it."""
-        self._session.call_at(time_s, function)
+        return self.start(program(), name, step=step, unit=unit)
 
     def promise(self) -> Future[None]:
         """Return a future that somebody will complete; or the first failure."""
@@ -121,7 +109,7 @@ class Programs:
             CompressaError: The first failure of this rank.
         """
         try:
-            self._session.wait(future)
+            self.session.wait(future)
         except CompressaError as error:
             raise self.error or error from None
 
@@ -137,13 +125,9 @@ class Programs:
                 return
             self.error = error
             broken, self._promises = self._promises, set()
-        self._session.fail(error)
+        self.session.fail(error)
         for promise in broken:
             promise.set_exception(error)
-
-    def close(self) -> None:
-        """End the session."""
-        self._session.close()
 
     def _note(self, future: Future[Any]) -> None:
         error = future.exception()

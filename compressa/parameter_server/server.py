@@ -46,9 +46,9 @@ class Server:
         self.closed: Future[None] = programs.promise()
         self._job, self._number, self._programs = job, number, programs
         self._own_answer = own_answer
-        rate = job.server_bits_per_s
+        rate, session = job.server_bits_per_s, programs.session
         far = [worker for worker in job.placement.workers if worker != programs.rank]
-        self._slots = Slots(rate, len(far), programs.now_s, programs.call_at) if rate else None
+        self._slots = Slots(rate, len(far), session.now_s, session.call_at) if rate else None
         world = World(0, len(job.placement.workers), job.seed, "scatter_reduce", self.state)
         self._coders = {
             shard.number: ShardCoder(
@@ -100,10 +100,14 @@ class Server:
 
     def close(self) -> None:
         """End threads and connections; workers that are not done yet lose their server."""
-        self._programs.close()
+        self._programs.session.close()
 
     def heed(self, worker: int, request: Request) -> None:
         """Take the next request of a worker; on the driver's thread.
+
+        Args:
+            worker: Number of the worker.
+            request: What it is about to do.
 
         Raises:
             PayloadError: It asks for what can not be.
@@ -124,7 +128,14 @@ class Server:
                     shard.ask(worker, request.step)
 
     def take(self, shard: Shard, worker: int, step: int, payload: torch.Tensor) -> None:
-        """Take what the worker of the same rank pushes; on the driver's thread."""
+        """Take what the worker of the same rank pushes; on the driver's thread.
+
+        Args:
+            shard: One of this server's.
+            worker: Number of the worker.
+            step: One that was announced.
+            payload: uint8[length]; lent until the step is complete.
+        """
         self._shards[shard.number].take(worker, step, payload)
 
     def _listen(self, worker: int, number: int) -> None:
@@ -152,14 +163,10 @@ class Server:
 
     def _give_slot(self, shard: Shard, worker: int, step: int, wait_s: float) -> None:
         rank = self._job.placement.workers[worker]
-        word = write_word(self._programs.now_s(), wait_s)
-
-        def program() -> Program[None]:
-            yield Exchange({rank: word}, {})
-
+        word = write_word(self._programs.session.now_s(), wait_s)
         unit = self._job.units.slot(shard, worker)
         name = f"slot for key {shard.segment.name!r}"
-        self._programs.start(program(), name, step=step, unit=unit)
+        self._programs.send(rank, word, name, unit=unit, step=step)
 
     def _answer(self, shard: Shard, worker: int, step: int, payload: torch.Tensor) -> None:
         rank = self._job.placement.workers[worker]
@@ -167,13 +174,9 @@ class Server:
             assert self._own_answer is not None  # a rank with a worker was given one
             self._own_answer(shard, step, payload)
             return
-        capacity_bytes = self._coders[shard.number].wire_bytes
         if self._slots is not None:
             self._slots.note_answer(payload.numel())
-
-        def program() -> Program[None]:
-            yield Exchange({rank: payload}, {}, capacity_bytes={rank: capacity_bytes})
-
         name = f"answer to a pull of key {shard.segment.name!r}"
         unit = self._job.units.answer(shard, worker)
-        self._programs.start(program(), name, step=step, unit=unit)
+        most_bytes = self._coders[shard.number].wire_bytes
+        self._programs.send(rank, payload, name, unit=unit, step=step, capacity_bytes=most_bytes)

@@ -39,7 +39,12 @@ _PAYLOAD = 0.94  # of what a port carries: headers of frames of 1,500 bytes, and
 
 
 def write_word(now_s: float, wait_s: float) -> torch.Tensor:
-    """Return what tells a worker of its slot: the server's time, and how long after it to begin."""
+    """Return what tells a worker of its slot, uint8[16].
+
+    Args:
+        now_s: The server's time.
+        wait_s: How long after it to begin.
+    """
     return torch.frombuffer(bytearray(_WORD.pack(now_s, wait_s)), dtype=torch.uint8)
 
 
@@ -63,8 +68,8 @@ class ServerTime:
         """Return when a slot begins, or has begun, on the worker's clock.
 
         Args:
-            word: What came.
-            now_s: When it came.
+            word: What came, uint8[16], from `write_word`.
+            now_s: When it came, on the worker's clock.
 
         Raises:
             PayloadError: It is none, or the slot is too far away.

@@ -17,10 +17,9 @@ from compressa.parameter_server.coding import ShardCoder
 from compressa.parameter_server.job import Job
 from compressa.parameter_server.keys import Shard
 from compressa.parameter_server.programs import Programs
-from compressa.parameter_server.protocol import Kind, Request
+from compressa.parameter_server.protocol import Kind, Request, Window
 from compressa.parameter_server.server import Server
 from compressa.parameter_server.slots import ServerTime
-from compressa.parameter_server.window import Window
 
 
 @dataclass(eq=False)
@@ -215,7 +214,7 @@ class Worker:
     def _end(self) -> None:
         if not self._closed:
             self._closed = True
-            self._programs.close()
+            self._programs.session.close()
 
     def _client(self, shard: Shard, world: World) -> ShardClient:
         coding = self._job.table.codings[shard.key]

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from compressa.aggregators.base import Round, State, Verb, World
+from compressa.aggregators.base import Round, Verb
 from compressa.engine.device_stream import resources_for
 from compressa.engine.measuring.profile_file import ParameterRow, ProfileFile
 from compressa.engine.units.phase import Phase, StepPlan
 from compressa.engine.units.sums import Sums
 from compressa.engine.units.units import UnitSizes
 from compressa.schedulers import Profile, UnitTimes
-from compressa.simulation.loads import Rates, rates_of
 from compressa.simulation.network import Network
+from compressa.simulation.phantoms import Rates, rates_of
 from compressa.simulation.scenario import Scenario
 from compressa.simulation.times import compressors_of, unit_times
-from compressa.transports.base import Transport
 
 _LEAST_PART_BYTES = 256  # parts are multiples of 64
 
@@ -80,17 +79,9 @@ class Job:
         count = range(len(self.units))
         return sorted(count, key=lambda unit: (self.units[unit].times.need_s, -unit))
 
-    def sums(self, transport: Transport) -> Sums:
-        """Return what carries a rank's exchanges."""
-        return _sums(self.scenario, transport)
-
     def network(self) -> Network:
         """Return a new network of these hosts."""
-        return _network(self.scenario, self.hosts, alike=self.alike)
-
-    def world(self, rank: int) -> World:
-        """Return a rank's place."""
-        return _world(self.scenario, rank, self.hosts)
+        return self.scenario.network(self.hosts, alike=self.alike)
 
 
 def job_of(scenario: Scenario) -> Job:
@@ -106,7 +97,7 @@ def job_of(scenario: Scenario) -> Job:
     times = unit_times(scenario, [unit.layout for unit in phase.units], needs)
     profile = Profile(tuple(times), forward_s, file.backward_s)
     step_plan = phase.plan(scenario.config.schedule.policy, 0, profile)
-    world = _world(scenario, 0, file.ranks)
+    world = scenario.world(0, file.ranks)
     units = tuple(
         Unit(
             unit.layout.name,
@@ -148,33 +139,10 @@ def _phase(scenario: Scenario, hosts: int) -> Phase:
     step = file.step
     if scenario.recompressed:
         step = max([step, *(b for c in compressors.values() for b in c.breakpoints)])
-    sums = _sums(scenario, _network(scenario, hosts, alike=True).ends[0])
+    sums = scenario.sums(scenario.network(hosts, alike=True).ends[0])
     with resources_for("the state of one rank"):
-        world = _world(scenario, 0, hosts)
+        world = scenario.world(0, hosts)
         return Phase(infos, compressors, step, UnitSizes.of(config), world, sums)
-
-
-def _sums(scenario: Scenario, transport: Transport) -> Sums:
-    config = scenario.config
-    overtaking = config.schedule.overtaking
-    sizes, costs = scenario.sizes, scenario.costs
-    algorithm = config.exchange.algorithm
-    return Sums(transport, algorithm, costs=costs, sizes=sizes, overtaking=overtaking)
-
-
-def _world(scenario: Scenario, rank: int, size: int) -> World:
-    config = scenario.config
-    kind, inside = config.exchange.kind, config.exchange.inside
-    return World(rank, size, config.engine.seed, kind, State(), inside)
-
-
-def _network(scenario: Scenario, hosts: int, *, alike: bool) -> Network:
-    file, sizes = scenario.file, scenario.sizes
-    backend = file.backend_sums and scenario.config.schedule.pace_bits_per_s is None
-    reduce_s = 0.0 if file.link is None else file.link.reduce_s
-    chunk_bytes, credit_bytes = sizes
-    link = replace(scenario.link, chunk_bytes=chunk_bytes, credit_bytes=credit_bytes)
-    return Network(hosts, link, reduce_s, backend=backend, alike=alike)
 
 
 def _needs(scenario: Scenario) -> tuple[float, Mapping[str, float]]:

@@ -86,7 +86,14 @@ class Network(Loopback):
         super().carry(sender, receiver, size_bytes, on_sent, arrive)
 
     def deliver(self, sender: int, receiver: int, key: Key, size_bytes: int) -> None:
-        """Hand a message over that has arrived."""
+        """Hand a message over that has arrived.
+
+        Args:
+            sender: Its rank.
+            receiver: The rank that it is for.
+            key: Its name.
+            size_bytes: Of the payload.
+        """
         if not self._alike:
             self.ends[receiver].deliver(sender, key, size_bytes)
             return

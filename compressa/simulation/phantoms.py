@@ -3,14 +3,19 @@
 A unit's program here asks for the same rounds as its aggregator, so that the real collectives carry
 them: through the same exchanges, of the same sizes, with the same computing in between. Tensors
 have a size only. Codecs whose payloads vary in length send the longest that they may.
+
+A profile knows how long each unit's codec computes in all, on as many ranks as there were. Shared
+out to the bytes that were made and worked on, it says what other numbers of ranks take.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 
@@ -24,12 +29,16 @@ from compressa.aggregators.base import (
     World,
 )
 from compressa.collectives.accumulator import Accumulator, Author, Span
-from compressa.collectives.base import Compute, Program
+from compressa.collectives.base import Compute, Exchange, Program, Together
 from compressa.collectives.choice import ROUND_ROBIN
 from compressa.collectives.scratch import Scratch
 from compressa.engine.units.sums import Sums
+from compressa.schedulers import UnitTimes
 
 META = torch.device("meta")
+
+Rates = Mapping[str, float]
+"""By stage, "encode" and "decode": seconds for each byte."""
 
 _ALIGN_BYTES = 64
 _QUICK_BYTES = 1 << 17
@@ -49,7 +58,7 @@ class Work(Compute):
 
 @lru_cache(maxsize=1 << 14)
 def room(size_bytes: int) -> torch.Tensor:
-    """Return so many bytes that take no memory."""
+    """Return uint8[size_bytes] without memory, on the device meta; the same for each size."""
     return torch.empty(size_bytes, dtype=torch.uint8, device=META)
 
 
@@ -89,7 +98,12 @@ def _nothing() -> None:
 
 
 def phantom_request(round_: Round, world: World) -> Request:
-    """Return what an aggregator would ask for in a round."""
+    """Return what an aggregator would ask for in a round.
+
+    Args:
+        round_: The round.
+        world: Where: rank and size count only.
+    """
     size = round_.capacity_bytes
     if round_.verb is Verb.ALL_GATHER:
         incoming = {peer: room(size) for peer in world.peers}
@@ -175,3 +189,43 @@ def load_of(operation: Compute, value: object, received_bytes: int) -> int:
         return received_bytes
     messages = value.values() if isinstance(value, Mapping) else [value]
     return sum(m.numel() for m in messages if isinstance(m, torch.Tensor))
+
+
+def rates_of(rounds: Sequence[Round], times: UnitTimes, world: World, sums: Sums) -> Rates:
+    """Return what each byte takes of a unit with these times.
+
+    Args:
+        rounds: The unit's.
+        times: As measured.
+        world: On how many ranks.
+        sums: What carried it there.
+    """
+    loads = loads_of(phantom_program(rounds, world, sums))
+    seconds = {"encode": times.encode_s, "decode": times.decode_s}
+    return {stage: seconds[stage] / loads[stage] if loads[stage] else 0.0 for stage in seconds}
+
+
+def loads_of(program: Program[None]) -> Counter[str]:
+    """Run a program to its end, with whatever it wants; return the bytes of each stage."""
+    loads: Counter[str] = Counter()
+    received_bytes, answer = 0, None
+    while True:
+        try:
+            operation = program.send(answer)
+        except StopIteration:
+            return loads
+        answer = None
+        if isinstance(operation, Together):
+            for part in operation.programs:
+                loads += loads_of(part)
+        elif isinstance(operation, Compute):
+            answer = made(operation)
+            loads[operation.stage] += load_of(operation, answer, received_bytes)
+        elif isinstance(operation, Exchange):
+            answer = dict(operation.incoming)
+            received_bytes = sum(buffer.numel() for buffer in answer.values())
+
+
+def made(operation: Compute) -> Any:
+    """Return what a computation makes: messages, if it encodes."""
+    return operation.work() if operation.stage == "encode" else None

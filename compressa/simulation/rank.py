@@ -6,20 +6,19 @@ engine's does; its codec threads encode and decode, one thing at a time each.
 
 from __future__ import annotations
 
+import heapq
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
 from compressa.collectives.base import Compute, Operation
 from compressa.engine.driver import ComputeDone, Driver, Task
 from compressa.simulation.job import Job
-from compressa.simulation.loads import made
 from compressa.simulation.network import PhantomTransport, received_bytes
-from compressa.simulation.phantoms import load_of, phantom_program
+from compressa.simulation.phantoms import load_of, made, phantom_program
 from compressa.simulation.spans import Spans
-from compressa.simulation.threads import Threads
 from compressa.transports.loopback import VirtualClock
 
 _LEAST_PACE = 0.1
@@ -36,6 +35,30 @@ class Waiting(NamedTuple):
 
     unit: int
     name: str
+
+
+class Threads:
+    """The codec threads of a rank: so many computations at a time, in the order of submission.
+
+    Args:
+        clock: The clock.
+        count: How many there are.
+    """
+
+    def __init__(self, clock: VirtualClock, count: int) -> None:
+        self._clock = clock
+        self._free_s = [0.0] * count
+
+    def submit(self, seconds: float, ended: Callable[[float], None]) -> None:
+        """Have a thread compute for so long; call back at its end with when it began.
+
+        Args:
+            seconds: For how long.
+            ended: Called on the clock at its end, with the time in seconds at which it began.
+        """
+        started_s = max(self._clock.now_s, self._free_s[0])
+        heapq.heapreplace(self._free_s, started_s + seconds)
+        self._clock.at(started_s + seconds, partial(ended, started_s))
 
 
 class SimulatedRank:
@@ -63,8 +86,8 @@ class SimulatedRank:
         self._clock = clock
         self._spans = spans
         self._rank = transport.rank
-        self._world = job.world(transport.rank)
-        self._sums = job.sums(transport)
+        self._world = job.scenario.world(transport.rank, job.hosts)
+        self._sums = job.scenario.sums(transport)
         self._threads = Threads(clock, job.scenario.file.threads)
         self._pace = 1.0
         self._unfinished: set[int] = set()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
+from compressa.aggregators.base import State, World
 from compressa.collectives.choice import Costs
 from compressa.collectives.cost import Link as CostLink
 from compressa.config import Config, load_config, recompressed
@@ -12,8 +13,11 @@ from compressa.config.load import Source
 from compressa.engine.measuring.profile_file import ProfileFile
 from compressa.engine.start.link_file import LinkFile
 from compressa.engine.units.partition import Sizes, partition
+from compressa.engine.units.sums import Sums
 from compressa.errors import ConfigError
 from compressa.schedulers import Link
+from compressa.simulation.network import Network
+from compressa.transports.base import Transport
 
 DEFAULT_LATENCY_S = 50e-6
 DEFAULT_OVERHEAD_S = 20e-6
@@ -102,6 +106,26 @@ class Scenario:
             seed=seed,
             steps=steps,
         )
+
+    def world(self, rank: int, hosts: int) -> World:
+        """Return where a rank of so many is, with no state."""
+        exchange, seed = self.config.exchange, self.config.engine.seed
+        return World(rank, hosts, seed, exchange.kind, State(), exchange.inside)
+
+    def sums(self, transport: Transport) -> Sums:
+        """Return what carries a rank's exchanges over its end of a network."""
+        overtaking = self.config.schedule.overtaking
+        algorithm, costs = self.config.exchange.algorithm, self.costs
+        return Sums(transport, algorithm, costs=costs, sizes=self.sizes, overtaking=overtaking)
+
+    def network(self, hosts: int, *, alike: bool) -> Network:
+        """Return a new network of so many hosts; `alike` as of `Network`."""
+        file = self.file
+        backend = file.backend_sums and self.config.schedule.pace_bits_per_s is None
+        reduce_s = 0.0 if file.link is None else file.link.reduce_s
+        chunk_bytes, credit_bytes = self.sizes
+        link = replace(self.link, chunk_bytes=chunk_bytes, credit_bytes=credit_bytes)
+        return Network(hosts, link, reduce_s, backend=backend, alike=alike)
 
     @property
     def sizes(self) -> Sizes:

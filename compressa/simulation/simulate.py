@@ -105,7 +105,11 @@ def compare(scenarios: Sequence[Scenario]) -> Iterator[Simulated]:
 
 
 def run(job: Job) -> Simulated:
-    """Run what was worked out; see `simulate`."""
+    """Run what was worked out, as `simulate` does.
+
+    Raises:
+        StateError: Ranks wait for each other without end.
+    """
     scenario, network = job.scenario, job.network()
     spans = Spans(job, 0)
     ranks = [

@@ -14,7 +14,7 @@ _STAGES = {"encode": "compress", "decode": "decompress"}
 
 
 class Spans:
-    """Notes one rank's spans.
+    """Notes one rank's spans; times are seconds on the virtual clock.
 
     Args:
         job: What is simulated.
@@ -41,9 +41,8 @@ class Spans:
 
     def computed(self, task: Task, stage: str, started_s: float, ended_s: float) -> None:
         """A task has computed, after it had waited for a thread."""
-        self._queued(task, started_s, _STAGES[stage])
-        where = {"unit": task.unit, "number": task.stage}
-        self._add(_STAGES[stage], task.name, task.step, started_s, ended_s, **where)
+        self._of(task, "queued", task.idle_since_s, started_s, waits_for=_STAGES[stage])
+        self._of(task, _STAGES[stage], started_s, ended_s)
 
     def on_sent(self, key: Key, first_s: float, last_s: float) -> None:
         """A message has left."""
@@ -53,28 +52,13 @@ class Spans:
 
     def carried(self, task: Task, operation: Operation, launched_s: float, seconds: float) -> None:
         """An exchange is done, after it had waited to be launched, and then to leave."""
-        ended_s = launched_s + seconds
-        self._queued(task, launched_s, "turn")
-        sent = self._sent.pop((task.step, task.unit, task.stage), None)
-        where = {"unit": task.unit, "number": task.stage}
-        began_s = launched_s
-        if sent is not None:
-            began_s = sent[0]
-            self._add(
-                "queued", task.name, task.step, launched_s, began_s, **where, waits_for="outbox"
-            )
+        self._of(task, "queued", task.idle_since_s, launched_s, waits_for="turn")
+        began_s, sent_s = self._sent.pop((task.step, task.unit, task.stage), (launched_s, None))
+        if sent_s is not None:
+            self._of(task, "queued", launched_s, began_s, waits_for="outbox")
         size_bytes, peers = _load(operation, self._job.hosts - 1)
-        self._add(
-            "wire",
-            task.name,
-            task.step,
-            began_s,
-            ended_s,
-            **where,
-            size_bytes=size_bytes,
-            peers=peers,
-            sent_s=None if sent is None else sent[1],
-        )
+        load = {"size_bytes": size_bytes, "peers": peers, "sent_s": sent_s}
+        self._of(task, "wire", began_s, launched_s + seconds, **load)
 
     def waited(self, step: int, name: str, started_s: float, ended_s: float) -> None:
         """The training has waited for parameters."""
@@ -87,18 +71,9 @@ class Spans:
             self._rank, self._job.hosts, 0.0, tuple(self._spans), tuple(self._steps), ended_s
         )
 
-    def _queued(self, task: Task, until_s: float, waits_for: str) -> None:
-        since_s = task.idle_since_s
-        self._add(
-            "queued",
-            task.name,
-            task.step,
-            since_s,
-            until_s,
-            unit=task.unit,
-            number=task.stage,
-            waits_for=waits_for,
-        )
+    def _of(self, task: Task, stage: str, began_s: float, ended_s: float, **more: Any) -> None:
+        more |= {"unit": task.unit, "number": task.stage}
+        self._add(stage, task.name, task.step, began_s, ended_s, **more)
 
     def _add(
         self, stage: str, name: str, step: int, began_s: float, ended_s: float, **more: Any

@@ -71,7 +71,10 @@ def _measured_layouts(scenario: Scenario) -> list[Layout]:
 
 
 def compressors_of(config: Config, parameters: Sequence[ParameterInfo]) -> dict[str, Compressor]:
-    """Return the compressor of each parameter; of rules without effect was told when measured."""
+    """Return the compressor of each parameter, by name.
+
+    Of rules without effect nothing is said: that was told when steps were measured.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConfigWarning)
         return assign(config, parameters)

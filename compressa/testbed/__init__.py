@@ -15,8 +15,7 @@ processes on loopback and `bed.notice` says what that means for results.
 from compressa.pacing import Pacer
 from compressa.testbed._probing import Probes
 from compressa.testbed._records import sweep as sweep_testbeds
-from compressa.testbed.base import Testbed
-from compressa.testbed.host import Counters, Host
+from compressa.testbed.base import Counters, Host, Testbed
 from compressa.testbed.link import LinkSpec
 from compressa.testbed.loopback import LoopbackTestbed
 from compressa.testbed.manage import (

@@ -8,8 +8,7 @@ import subprocess
 from dataclasses import dataclass
 
 from compressa.errors import BackendUnavailable
-from compressa.testbed._processes import MARK_VARIABLE, ProcessId
-from compressa.testbed._scripts import script_argv
+from compressa.testbed._processes import MARK_VARIABLE, ProcessId, script_argv
 
 _PATIENCE_S = 15.0
 

@@ -7,10 +7,9 @@ import selectors
 import subprocess
 import time
 from collections.abc import Sequence
-from types import TracebackType
 
 from compressa.errors import TransportError
-from compressa.testbed._scripts import script_argv
+from compressa.testbed._processes import script_argv
 from compressa.testbed.base import Testbed
 
 _START_S = 20.0
@@ -118,11 +117,6 @@ class Probes:
         """Return the probes."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End the probes."""
         self.close()

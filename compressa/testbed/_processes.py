@@ -1,4 +1,4 @@
-"""Finds and ends the processes of a testbed, whoever started them.
+"""Starts programs of a testbed, and finds and ends its processes, whoever started them.
 
 A process belongs to a testbed when its environment carries the testbed's mark, which children
 inherit, or when it sits in one of the testbed's network namespaces. Process numbers are used
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -17,6 +18,27 @@ from pathlib import Path
 
 MARK_VARIABLE = "COMPRESSA_TESTBED"
 _PATIENCE_S = 5.0
+_BOOTSTRAP = """
+import runpy, sys, types
+folder, module = sys.argv[1:3]
+for name, path in (("compressa", folder), ("compressa.testbed", folder + "/testbed")):
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [path]
+del sys.argv[1:3]
+runpy.run_module("compressa.testbed." + module, run_name="__main__", alter_sys=True)
+"""
+
+
+def script_argv(module: str, *arguments: str) -> list[str]:
+    """Give the command line that runs `compressa.testbed.<module>` with the arguments.
+
+    `python -m compressa.testbed._keeper` would run `compressa/__init__.py` first, and whatever that
+    imports. These programs run on every host for every rank, so they see empty stand-ins for both
+    packages instead, and start in some 20 ms. They may import only the standard library,
+    `compressa.errors`, `compressa.pacing` and their neighbours here.
+    """
+    folder = str(Path(__file__).resolve().parent.parent)
+    return [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, folder, module, *arguments]
 
 
 @dataclass(frozen=True)

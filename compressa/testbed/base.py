@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Literal, Self
 
 from compressa.errors import ConfigError, StateError
@@ -18,11 +19,51 @@ from compressa.pacing import PACE_FILE_VARIABLE, PACE_VARIABLE
 from compressa.testbed._keeper_client import Keeper
 from compressa.testbed._processes import MARK_VARIABLE
 from compressa.testbed._records import Record
-from compressa.testbed.host import Counters, Host
 from compressa.testbed.link import LinkSpec
 
 Stream = int | IO[Any] | None
 HOST_VARIABLE = "COMPRESSA_TESTBED_HOST"
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a testbed.
+
+    Attributes:
+        name: Its name; on a netns testbed also its hostname when a process runs isolated.
+        address: Its IPv4 address, as the other hosts reach it.
+        interface: The network interface that has the address.
+    """
+
+    name: str
+    address: str
+    interface: str
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What one host's interface has carried, as the kernel counts it.
+
+    Bytes include Ethernet, IP and TCP headers and acknowledgements, but a packet that segmentation
+    offload has merged counts its headers once: 1 MB of payload reads about 0.5 % more. Subtract an
+    earlier reading to get the traffic in between.
+
+    Attributes:
+        tx_bytes: Bytes sent.
+        rx_bytes: Bytes received.
+        tx_packets: Packets sent.
+        rx_packets: Packets received.
+    """
+
+    tx_bytes: int
+    rx_bytes: int
+    tx_packets: int
+    rx_packets: int
+
+    def __sub__(self, earlier: Counters) -> Counters:
+        """Traffic since `earlier`."""
+        pairs = zip(dataclasses.astuple(self), dataclasses.astuple(earlier), strict=True)
+        return Counters(*(now - then for now, then in pairs))
 
 
 class Testbed(ABC):
@@ -75,7 +116,14 @@ class Testbed(ABC):
     def command(
         self, host_index: int, argv: Sequence[str], *, cwd: str | Path | None, isolate: bool
     ) -> list[str]:
-        """Give the command line that runs `argv` on a host, to be started with `environment`."""
+        """Give the command line that runs `argv` on a host, to be started with `environment`.
+
+        Args:
+            host_index: Which host, from 0.
+            argv: The command and its arguments.
+            cwd: Working directory; None for that of this process.
+            isolate: As of `spawn`.
+        """
 
     def environment(self, host_index: int) -> dict[str, str]:
         """Give this process's environment with what a process on that host needs added."""
@@ -166,7 +214,7 @@ class Testbed(ABC):
         """Let go of what a subclass holds open."""
 
     def end(self, child: subprocess.Popen[Any]) -> None:
-        """Kill a process that `spawn` started, if it still runs, and close its pipes."""
+        """Kill a process that `spawn` of this testbed started, if it runs, and close its pipes."""
         _reap(child)
         self._children.remove(child)
 
@@ -178,12 +226,7 @@ class Testbed(ABC):
         """Return the testbed itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close, however the block ended."""
         self.close()
 

@@ -139,7 +139,12 @@ class LinkSpec:
         return max(_QUEUE_LEAST_BYTES, round((self.rate_bits_per_s or 0.0) / 8 * _QUEUE_S))
 
     def seconds_for(self, n_bytes: float, connections: int = 1) -> float:
-        """Time that `n_bytes` take over so many connections; 0 on an unshaped link."""
+        """Return seconds that bytes take on an idle link; 0 on an unshaped one.
+
+        Args:
+            n_bytes: On the wire, headers included.
+            connections: Over how many connections, which share it equally.
+        """
         if self.rate_bits_per_s is None:
             return 0.0
         limit = self.connection_bits_per_s or self.rate_bits_per_s

@@ -14,10 +14,9 @@ from typing import Literal, final
 from compressa.errors import BackendUnavailable
 from compressa.testbed import _network
 from compressa.testbed._keeper_client import Keeper, enter_argv, start_keeper
+from compressa.testbed._processes import script_argv
 from compressa.testbed._records import Record
-from compressa.testbed._scripts import script_argv
-from compressa.testbed.base import Testbed
-from compressa.testbed.host import Counters
+from compressa.testbed.base import Counters, Testbed
 from compressa.testbed.link import LinkSpec
 from compressa.testbed.watch import QueueReader
 

@@ -13,7 +13,6 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from types import TracebackType
 from typing import Generic, NamedTuple, Self, TypeVar
 
 from compressa.errors import BackendUnavailable
@@ -50,12 +49,7 @@ class Watch(Generic[Reading]):
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """End."""
         self._over.set()
         self._thread.join(_JOIN_S)
@@ -101,9 +95,6 @@ class QueueReader:
     Args:
         enter: Words that run a command where the device is.
         device: Its name.
-
-    Raises:
-        BackendUnavailable: `tc` says nothing of it.
     """
 
     def __init__(self, enter: Sequence[str], device: str) -> None:
@@ -114,7 +105,11 @@ class QueueReader:
         )
 
     def read(self) -> Queue:
-        """Read it, in some 20 microseconds."""
+        """Read it, in some 20 microseconds.
+
+        Raises:
+            BackendUnavailable: `tc` says nothing of it.
+        """
         assert self._tc.stdin is not None
         assert self._tc.stdout is not None
         self._tc.stdin.write(self._line)

@@ -122,7 +122,16 @@ def allocations() -> Iterator[Allocations]:
 
 @contextmanager
 def allocates_at_most(most_bytes: int, name: str, what: str) -> Iterator[None]:
-    """Require that a block allocates no more, also if it ends by an error."""
+    """Require that a block allocates no more, also if it ends by an error.
+
+    Args:
+        most_bytes: In NumPy, torch and Python together.
+        name: Of what is checked, for the message.
+        what: What the block does, for the message.
+
+    Raises:
+        AssertionError: It allocates more.
+    """
     seen = Allocations()
     try:
         with allocations() as seen:
@@ -151,7 +160,15 @@ def check_codec_allocations(codec: Codec) -> None:
 
 
 def check_allocations(compressor: Compressor, exchange: str = "auto") -> None:
-    """Once warm, a step of three ranks allocates nothing in proportion to the gradient."""
+    """Once warm, a step of three ranks allocates nothing in proportion to the gradient.
+
+    Args:
+        compressor: What is checked, on a float32 gradient of 4 MiB.
+        exchange: As in `compressa.aggregators.base.World`.
+
+    Raises:
+        AssertionError: A step allocates 192 KiB or more; the message says what does.
+    """
     own = [{"w": torch.randn(_SHAPE, generator=generator(seed))} for seed in range(3)]
     _after(_LOADING_STEPS, own, compressor, exchange)
     ranks = _after(_WARM_UP_STEPS, own, compressor, exchange)

@@ -41,7 +41,15 @@ _FLOAT = 4 * 2.0**-24  # of a value that passes a product and a quotient
 
 
 def check_bias(codec: Codec, elems: int) -> None:
-    """The error is as small as declared, on vectors of every shape, and unbiased if declared."""
+    """The error is as small as declared, on vectors of every shape, and unbiased if declared.
+
+    Args:
+        codec: What is checked.
+        elems: Length n of the float32 vectors; fewer than 64 are not judged for bias.
+
+    Raises:
+        AssertionError: It is not; the message has what was found and what is declared.
+    """
     samples = vectors(elems)
     random = is_random(codec)
     for what, x in samples.items():
@@ -66,7 +74,13 @@ def is_random(codec: Codec) -> bool:
 
 
 def errors(codec: Codec, x: torch.Tensor, draws: int) -> torch.Tensor:
-    """Return float64[draws, n]: decode(encode(x)) - x for as many counters."""
+    """Return float64[draws, n]: decode(encode(x)) - x for as many counters.
+
+    Args:
+        codec: What is looked at.
+        x: float32[n], contiguous.
+        draws: How many steps, from 0 on.
+    """
     trips = torch.stack([_round_trip(codec, x, step) for step in range(draws)])
     return trips.double() - x.double()
 
@@ -79,13 +93,26 @@ def share(bound: Bias) -> float:
 
 
 def holds_for(bound: Bias, x: torch.Tensor) -> bool:
-    """Whether all elements that are not 0 are within the bound's range."""
+    """Whether all elements that are not 0 are within the bound's range.
+
+    Args:
+        bound: As declared.
+        x: Of any shape, floating point.
+    """
     sizes = x[x != 0].double().abs()
     return bool(((sizes >= bound.range.smallest) & (sizes <= bound.range.largest)).all())
 
 
 def check_range(codec: Codec, elems: int) -> None:
-    """The bound holds where the smallest element, or the largest, is just within its range."""
+    """The bound holds where the smallest element, or the largest, is just within its range.
+
+    Args:
+        codec: What is checked.
+        elems: Length of the float32 vectors.
+
+    Raises:
+        AssertionError: It does not.
+    """
     draws = _DRAWS if is_random(codec) else 1
     declared = codec.bias(elems)
     for what, x in vectors(elems).items():
@@ -159,7 +186,17 @@ class _Trial:
 
 
 def check_error(codec: Codec, x: torch.Tensor, what: str, drawn: torch.Tensor) -> None:
-    """The mean square of the drawn errors is within the declared bound."""
+    """The mean square of the drawn errors is within the declared bound.
+
+    Args:
+        codec: Declares it.
+        x: float32[n].
+        what: Kind of vector, for the message.
+        drawn: float64[draws, n], from `errors`.
+
+    Raises:
+        AssertionError: It exceeds the bound by more than chance and rounding explain.
+    """
     _codec_trial(codec, x, what, drawn).check_error()
 
 
@@ -168,12 +205,30 @@ def check_unbiased(codec: Codec, x: torch.Tensor, what: str, drawn: torch.Tensor
 
     Over all: the mean of R unbiased draws has an expected square of at most omega ||x||^2 / R, and
     where 64 elements or more contribute alike, three times that is beyond six sigma.
+
+    Args:
+        codec: Declares it.
+        x: float32[n].
+        what: Kind of vector, for the message.
+        drawn: float64[draws, n], from `errors`.
+
+    Raises:
+        AssertionError: It is more.
     """
     _codec_trial(codec, x, what, drawn).check_unbiased()
 
 
 def check_bias_of_mean(compressor: Compressor, elems: int, size: int) -> None:
-    """The mean over ranks errs as declared, whether their gradients are alike or not."""
+    """The mean over ranks errs as declared, whether their gradients are alike or not.
+
+    Args:
+        compressor: What is checked, if it declares a bound of the mean.
+        elems: Length of each rank's float32 gradient.
+        size: Number of ranks.
+
+    Raises:
+        AssertionError: It errs more, or is biased where it says that it is not.
+    """
     declared = compressor.bias_of_mean(elems, size)
     if declared is None:
         return

@@ -22,6 +22,17 @@ def encoded(codec: Codec, x: torch.Tensor, draw: Draw = DRAW) -> torch.Tensor:
 
     It has the declared size and nothing is written past it; every byte is written, so that it
     does not depend on what was in memory; `x` stays as it is.
+
+    Args:
+        codec: Encodes it.
+        x: float32[n], contiguous.
+        draw: Counter of the random bits.
+
+    Returns:
+        uint8[length], a copy.
+
+    Raises:
+        AssertionError: Encoding owes one of these.
     """
     name, elems = codec.name, x.numel()
     payloads = []
@@ -41,7 +52,21 @@ def encoded(codec: Codec, x: torch.Tensor, draw: Draw = DRAW) -> torch.Tensor:
 
 
 def decoded(codec: Codec, payload: torch.Tensor, elems: int, draw: Draw = DRAW) -> torch.Tensor:
-    """Return the decoded vector, having checked that it does not depend on `out`'s contents."""
+    """Return the decoded vector, having checked that it does not depend on `out`'s contents.
+
+    Args:
+        codec: Decodes it.
+        payload: uint8[length], as `encoded` gives it.
+        elems: n.
+        draw: The counter that it was encoded with.
+
+    Returns:
+        float32[n].
+
+    Raises:
+        AssertionError: It does, or something else was written to.
+        PayloadError: The codec refuses the payload.
+    """
     results = []
     for fill in _FILLS:
         out = Guarded(elems, torch.float32, fill)
@@ -54,7 +79,16 @@ def decoded(codec: Codec, payload: torch.Tensor, elems: int, draw: Draw = DRAW) 
 
 
 def check_stays_small(codec: Codec, x: torch.Tensor, what: str) -> None:
-    """Zero decodes to zero, and subnormal numbers are not amplified."""
+    """Zero decodes to zero, and subnormal numbers are not amplified.
+
+    Args:
+        codec: What is checked.
+        x: float32[n], from `inputs.tiny_vectors`.
+        what: Its name, for the message.
+
+    Raises:
+        AssertionError: The error is larger than what the declared bound leaves of such numbers.
+    """
     out = decoded(codec, encoded(codec, x), x.numel()).double()
     # Random rounding may take a subnormal number up to what its format can hold.
     step = _SMALLEST if isinstance(codec.bias(x.numel()), Contraction) else _SMALLEST_NORMAL
@@ -74,7 +108,15 @@ def _gain(codec: Codec, elems: int) -> float:
 
 
 def check_nonfinite(codec: Codec, elems: int) -> None:
-    """A NaN or an infinity reaches the decoder, and no residual."""
+    """A NaN or an infinity reaches the decoder, and no residual.
+
+    Args:
+        codec: What is checked.
+        elems: Length of the float32 vectors.
+
+    Raises:
+        AssertionError: It is lost on the way, or stays in the residual.
+    """
     for value in (torch.nan, torch.inf, -torch.inf):
         for place in {0, elems // 2, elems - 1}:
             x = torch.randn(elems, generator=generator(place))
@@ -101,6 +143,15 @@ def check_feedback(codec: Codec, x: torch.Tensor, residual: torch.Tensor, scale:
     """Check p = x + scale * residual = decoded + scale * residual afterwards, and encode agrees.
 
     Each of p, the error and the two products is rounded once or twice in float32.
+
+    Args:
+        codec: What is checked.
+        x: float32[n], contiguous; the gradient, multiplied by the loss scale.
+        residual: float32[n], contiguous; unscaled. It stays as it is.
+        scale: The loss scale.
+
+    Raises:
+        AssertionError: Something is lost between payload and residual.
     """
     name, elems = codec.name, x.numel()
     kept = Guarded(elems, torch.float32, 0)
@@ -126,7 +177,15 @@ def check_feedback(codec: Codec, x: torch.Tensor, residual: torch.Tensor, scale:
 
 
 def check_decode_sum(codec: Codec, x: torch.Tensor) -> None:
-    """Check that decode_sum gives the bits of decode_add, once for each payload, from zeros on."""
+    """Check that decode_sum gives the bits of decode_add, once for each payload, from zeros on.
+
+    Args:
+        codec: What is checked.
+        x: float32[n], contiguous.
+
+    Raises:
+        AssertionError: It gives others.
+    """
     elems, weight = x.numel(), 1.0 / 3.0
     draws = [DRAW, replace(DRAW, rank=1), replace(DRAW, rank=2)]
     vectors = zip((x, x.flip(0), -0.3 * x), draws, strict=True)
@@ -143,7 +202,15 @@ def check_decode_sum(codec: Codec, x: torch.Tensor) -> None:
 
 
 def check_decode_add(codec: Codec, x: torch.Tensor) -> None:
-    """Check decode_add = out + weight * decode, to the rounding of one product and one sum."""
+    """Check decode_add = out + weight * decode, to the rounding of one product and one sum.
+
+    Args:
+        codec: What is checked.
+        x: float32[n], contiguous.
+
+    Raises:
+        AssertionError: It is something else.
+    """
     elems, weight = x.numel(), 1.0 / 3.0
     payload = encoded(codec, x)
     plain = decoded(codec, payload, elems).double()

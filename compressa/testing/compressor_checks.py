@@ -1,4 +1,8 @@
-"""What every compressor owes among several ranks; `conformance.check_compressor` runs them all."""
+"""What every compressor owes among several ranks; `conformance.check_compressor` runs them all.
+
+Each runs some steps of `inputs.MODEL` in a `LoopbackWorld`; the message of what does not hold names
+the compressor and the exchange.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +48,16 @@ def exchanges_of(compressor: Compressor) -> list[str]:
 
 
 def check_replicas(compressor: Compressor, exchange: str, size: int) -> None:
-    """Every rank gets the same bits."""
+    """Every rank gets the same bits.
+
+    Args:
+        compressor: What is checked.
+        exchange: As in `compressa.aggregators.base.World`.
+        size: Number of ranks.
+
+    Raises:
+        AssertionError: The property does not hold.
+    """
     for step, means in enumerate(_first_steps(compressor, exchange, size)):
         for rank in range(size):
             sentence = f"{compressor.name}, {exchange}, step {step}: of {size} ranks, rank {rank}"
@@ -52,7 +65,15 @@ def check_replicas(compressor: Compressor, exchange: str, size: int) -> None:
 
 
 def check_repeats(compressor: Compressor, exchange: str) -> None:
-    """A second run gives the same bits."""
+    """A second run gives the same bits.
+
+    Args:
+        compressor: What is checked.
+        exchange: As in `compressa.aggregators.base.World`.
+
+    Raises:
+        AssertionError: The property does not hold.
+    """
     runs = (_first_steps(compressor, exchange, 3) for _ in range(2))
     for first, second in zip(*runs, strict=True):
         _require_same(first[0], second[0], f"{compressor.name}, {exchange}: a second run differs")
@@ -64,7 +85,15 @@ def _first_steps(compressor: Compressor, exchange: str, size: int) -> list[list[
 
 
 def check_order(compressor: Compressor, exchange: str) -> None:
-    """Neither the order in which gradients become ready nor the network changes a bit."""
+    """Neither the order in which gradients become ready nor the network changes a bit.
+
+    Args:
+        compressor: What is checked.
+        exchange: As in `compressa.aggregators.base.World`.
+
+    Raises:
+        AssertionError: The property does not hold.
+    """
     plain = LoopbackWorld(3, MODEL, compressor, exchange=exchange)
     slow = Loopback(3, latency_s=1e-3, bandwidth_bytes_per_s=1e5)
     other = LoopbackWorld(3, MODEL, compressor, exchange=exchange, loopback=slow, policy="priority")
@@ -81,7 +110,15 @@ def check_order(compressor: Compressor, exchange: str) -> None:
 
 
 def check_overflow(compressor: Compressor, exchange: str) -> None:
-    """What is not finite on one rank is seen by all, and is gone after the skipped step."""
+    """What is not finite on one rank is seen by all, and is gone after the skipped step.
+
+    Args:
+        compressor: What is checked.
+        exchange: As in `compressa.aggregators.base.World`.
+
+    Raises:
+        AssertionError: The property does not hold.
+    """
     name = f"{compressor.name}, {exchange}"
     for value in (torch.nan, -torch.inf):
         world = LoopbackWorld(3, MODEL, compressor, exchange=exchange)
@@ -100,7 +137,15 @@ def check_overflow(compressor: Compressor, exchange: str) -> None:
 
 
 def check_hold_zeros(compressor: Compressor, exchange: str) -> None:
-    """A parameter that may be unused keeps its residual, and its gradient stays zero."""
+    """A parameter that may be unused keeps its residual, and its gradient stays zero.
+
+    Args:
+        compressor: What is checked.
+        exchange: As in `compressa.aggregators.base.World`.
+
+    Raises:
+        AssertionError: The property does not hold.
+    """
     world = LoopbackWorld(3, MODEL, compressor, exchange=exchange)
     for step in range(3):
         world.step(model_gradients(3, step))
@@ -117,7 +162,15 @@ def check_hold_zeros(compressor: Compressor, exchange: str) -> None:
 
 
 def check_state(compressor: Compressor, exchange: str) -> None:
-    """All state is there before the first step, so that checkpoints of any step fit."""
+    """All state is there before the first step, so that checkpoints of any step fit.
+
+    Args:
+        compressor: What is checked.
+        exchange: As in `compressa.aggregators.base.World`.
+
+    Raises:
+        AssertionError: The property does not hold.
+    """
     name = f"{compressor.name}, {exchange}"
     world = LoopbackWorld(3, MODEL, compressor, exchange=exchange)
     with tempfile.TemporaryDirectory() as folder:
@@ -135,7 +188,15 @@ def check_state(compressor: Compressor, exchange: str) -> None:
 
 
 def check_layouts(compressor: Compressor, exchange: str) -> None:
-    """Gradients in another memory order come out with the same values, in that order."""
+    """Gradients in another memory order come out with the same values, in that order.
+
+    Args:
+        compressor: What is checked.
+        exchange: As in `compressa.aggregators.base.World`.
+
+    Raises:
+        AssertionError: The property does not hold.
+    """
     plain, other = (LoopbackWorld(2, MODEL, compressor, exchange=exchange) for _ in range(2))
     for step in range(2):
         gradients = model_gradients(2, step)
@@ -150,7 +211,15 @@ def check_layouts(compressor: Compressor, exchange: str) -> None:
 
 
 def check_dtypes(compressor: Compressor, exchange: str) -> None:
-    """Gradients of every dtype come out in it, with what float32 gives, rounded once."""
+    """Gradients of every dtype come out in it, with what float32 gives, rounded once.
+
+    Args:
+        compressor: What is checked.
+        exchange: As in `compressa.aggregators.base.World`.
+
+    Raises:
+        AssertionError: The property does not hold.
+    """
     # One unit, so that all dtypes are cut alike.
     whole = partial(LoopbackWorld, exchange=exchange, unit_bytes=1 << 20)
     for dtype in DTYPES:

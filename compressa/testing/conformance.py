@@ -92,6 +92,10 @@ def check_among_ranks(compressor: Compressor, *, most_ranks: int = 4) -> None:
     for those with error feedback: no mass is lost in the long run, by skipped steps, by changes of
     world size or of the compressor; residuals of unused parameters wait.
 
+    Args:
+        compressor: What to check.
+        most_ranks: Largest world.
+
     Raises:
         AssertionError: A property does not hold; the message says which.
     """
@@ -135,7 +139,15 @@ def check_hostile(codec: Codec) -> None:
 
 
 def check_hostile_rounds(compressor: Compressor, exchange: str) -> None:
-    """Hostile messages are refused, or lead to a step like any other."""
+    """Hostile messages are refused, or lead to a step like any other.
+
+    Args:
+        compressor: What is checked.
+        exchange: As in `compressa.aggregators.base.World`.
+
+    Raises:
+        AssertionError: The property does not hold.
+    """
     RoundFuzz(compressor, _SEED, exchange).run(_ROUNDS)
 
 

@@ -76,7 +76,7 @@ class Arena:
         self._array: Bytes = self.memory.tensor.numpy()
 
     def put(self, payload: Bytes) -> torch.Tensor:
-        """Copy a payload to the end."""
+        """Copy a payload, uint8[n], to the end of the memory; return the tensor of that."""
         start = (self._array.size - payload.size) // 8 * 8
         stop = start + payload.size
         self._array[start:stop] = payload

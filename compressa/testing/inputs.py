@@ -27,7 +27,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def vectors(elems: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Return finite vectors of ordinary size, by name."""
+    """Return finite float32[elems] of ordinary size, by name; the same for the same seed."""
     random = generator(seed)
     gaussian = torch.randn(elems, generator=random)
     uniform = torch.rand(elems, generator=random).clamp(1e-6, 1 - 1e-6) - 0.5
@@ -45,7 +45,7 @@ def vectors(elems: int, seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def tiny_vectors(elems: int, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Return zeros and vectors of subnormal numbers, by name."""
+    """Return float32[elems] of zeros and of subnormal numbers, by name."""
     random = generator(seed)
     steps = torch.randint(-2, 3, (elems,), generator=random)
     return {
@@ -59,7 +59,17 @@ def tiny_vectors(elems: int, seed: int = 0) -> dict[str, torch.Tensor]:
 def model_gradients(
     size: int, step: int, loss_scale: float = 1.0, *, seed: int = 0
 ) -> list[dict[str, torch.Tensor]]:
-    """Return each rank's gradients of `MODEL`: a direction that all share, and noise."""
+    """Return each rank's gradients of `MODEL`: a direction that all share, and noise.
+
+    Args:
+        size: Number of ranks.
+        step: Other steps have other gradients.
+        loss_scale: What they are multiplied by.
+        seed: Other seeds have others.
+
+    Returns:
+        By rank and parameter name, float32 of the parameter's shape.
+    """
     random = generator(1_000_003 * seed + step)
     result: list[dict[str, torch.Tensor]] = [{} for _ in range(size)]
     for parameter in MODEL:

@@ -47,8 +47,9 @@ class MassLedger:
 
         Args:
             world: Its ranks.
-            gradients: By rank; a parameter with a value that is not finite must have one on
-                every rank, since what the others give would come back to them only.
+            gradients: By rank and parameter name, of the parameter's shape; a parameter with a
+                value that is not finite must have one on every rank, since what the others give
+                would come back to them only.
             loss_scale: What they were multiplied by.
             skipped: Roll it back: what has a residual gets all of it back.
             hold_zeros: As in `compressa.aggregators.base.StepContext`.
@@ -69,7 +70,15 @@ class MassLedger:
         self._roundings += 3 * world.size + 6
 
     def check(self, world: LoopbackWorld, when: str) -> None:
-        """Require that given = delivered + mean residual, for every parameter."""
+        """Require that given = delivered + mean residual, for every parameter.
+
+        Args:
+            world: Whose residuals count: the one that went on last.
+            when: Begins the message.
+
+        Raises:
+            AssertionError: More is missing than rounding explains.
+        """
         tolerance = self._roundings * _ROUNDING * self._largest
         for name, given in self._given.items():
             kept = torch.zeros_like(given)

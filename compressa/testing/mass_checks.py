@@ -25,7 +25,15 @@ _SWITCHES = (55, 61, 67, 70, 77)
 
 
 def check_mass(compressor: Compressor, exchange: str) -> None:
-    """Nothing is lost in 40 steps, two of them skipped, on two sizes of world."""
+    """Nothing is lost in 40 steps, two of them skipped, on two sizes of world.
+
+    Args:
+        compressor: What is checked.
+        exchange: As in `compressa.aggregators.base.World`.
+
+    Raises:
+        AssertionError: The property does not hold.
+    """
     _follow(compressor, exchange, f"{compressor.name}, {exchange}", ((3, 20), (2, 40)))
 
 

@@ -46,7 +46,10 @@ class Guarded:
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two contiguous tensors hold the same bytes; tells -0 from 0, and NaN equals NaN."""
+    """Whether two tensors have one shape, one dtype and the same bytes.
+
+    Tells -0 from 0, and a NaN equals one of the same bits. Any strides: elements are compared.
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     parts = (part.reshape(-1).view(torch.uint8) for part in (a, b))

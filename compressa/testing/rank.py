@@ -103,7 +103,13 @@ class LoopbackRank:
     def starter(
         self, gradients: Mapping[str, torch.Tensor], context: StepContext, order: Sequence[int]
     ) -> Callable[[], None]:
-        """Return the event that submits a step's units in some order."""
+        """Return the event that submits a step's units in some order.
+
+        Args:
+            gradients: By parameter name, of the parameter's shape and dtype; copied now.
+            context: The step.
+            order: Numbers of the units, as they become ready.
+        """
         self.gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         self._unfinished, self.error = set(order), None
 
@@ -153,7 +159,13 @@ def _waiting(clock: VirtualClock) -> When:
 
 
 def compute_now(task: Task, operation: Compute, done: ComputeDone) -> None:
-    """Compute where it is asked for; what the engine would call an error, is one here."""
+    """Compute where it is asked for; what the engine would call an error, is one here.
+
+    Args:
+        task: Whose computation, of no account here.
+        operation: What is computed.
+        done: Called before this returns, with the value or a CompressaError; others are raised.
+    """
     try:
         value = operation.work()
     except CompressaError as error:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 
@@ -72,21 +73,9 @@ class LoopbackWorld:
     ) -> None:
         if isinstance(compressors, Compressor):
             compressors = {parameter.name: compressors for parameter in parameters}
-        self.size = size
         self.parameters = tuple(parameters)
-        self.loopback = loopback or Loopback(size)
         self.next_step = 0
-        self._settings: dict[str, Any] = {
-            "exchange": exchange,
-            "algorithm": algorithm,
-            "hosts": hosts,
-            "inside": inside,
-            "unit_bytes": unit_bytes,
-            "policy": policy,
-            "seed": seed,
-            "deadline_s": deadline_s,
-            "device": device,
-        }
+        self._context = StepContext(0)
         ways = {"kind": exchange, "algorithm": algorithm, "inside": inside}
         self._rules = Rules(
             self.parameters,
@@ -100,10 +89,13 @@ class LoopbackWorld:
             hosts,
             replan,
         )
-        self._context = StepContext(0)
-        clock = self.loopback.clock
-        transports = self.loopback.transports
-        self._ranks = [LoopbackRank(transport, clock, self._rules) for transport in transports]
+        self._connect(loopback or Loopback(size))
+
+    def _connect(self, loopback: Loopback) -> None:
+        """Begin anew, with a rank at each end of a network."""
+        self.loopback, self.size = loopback, loopback.size
+        ends, clock = loopback.transports, loopback.clock
+        self._ranks = [LoopbackRank(end, clock, self._rules) for end in ends]
         self.prepare()
 
     @property
@@ -142,7 +134,7 @@ class LoopbackWorld:
         """Combine one step's gradients.
 
         Args:
-            gradients: By rank and parameter name; they are copied first.
+            gradients: By rank and parameter name, of the parameter's shape; they are copied first.
             loss_scale: What they were multiplied by.
             hold_zeros: As in `StepContext`.
             ready: By rank, the order in which its units become ready.
@@ -179,9 +171,12 @@ class LoopbackWorld:
         return [rank.error for rank in self._ranks]
 
     def resized(self, size: int) -> Self:
-        """Return a world of another size that goes on from here, through a checkpoint."""
-        world = type(self)(size, self.parameters, self._rules.compressors, **self._settings)
-        world.next_step = self.next_step
+        """Return a world of another size that goes on from here, through a checkpoint.
+
+        Its network is ideal; all else is as it is here.
+        """
+        world = copy(self)
+        world._connect(Loopback(size))
         with tempfile.TemporaryDirectory() as folder:
             self.save(Path(folder))
             world.load(Path(folder))

@@ -12,7 +12,6 @@ import itertools
 import time
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from compressa.errors import ConfigError, StateError
@@ -59,12 +58,7 @@ class Recording:
         """Return it."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End and write it, unless another one has begun meanwhile."""
         self._tracer.stop(self)
 

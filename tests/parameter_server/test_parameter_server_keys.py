@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from compressa.config import load_config
 from compressa.errors import ConfigError
-from compressa.parameter_server.job import Job, plan_job
+from compressa.parameter_server.job import Job, place, plan_job
 from compressa.parameter_server.keys import MOST_SHARDS, SHARD_BYTES, Shard
-from compressa.parameter_server.placement import place
 from compressa.parameter_server.protocol import Kind, Request, Units, unwrapped
 
 COMPRESSORS: list[dict[str, Any]] = [

@@ -21,9 +21,8 @@ from compressa.engine.units.sums import Sums
 from compressa.errors import ConfigError
 from compressa.simulation import Scenario, Simulated, compare, simulate, simulated_step_s
 from compressa.simulation.job import job_of
-from compressa.simulation.loads import loads_of, rates_of
 from compressa.simulation.network import Network
-from compressa.simulation.phantoms import phantom_program
+from compressa.simulation.phantoms import loads_of, phantom_program, rates_of
 from compressa.simulation.simulate import run as run_job
 from compressa.transports.frames import FRAME_HEADER_BYTES
 
@@ -77,7 +76,9 @@ def test_on_one_wire_it_is_what_schedulers_predict(
     transfers = [
         transfer
         for index, unit in enumerate(job.units)
-        for transfer in _timed(job.sums(job.network().ends[0]).transfers(index, unit.rounds), times)
+        for transfer in _timed(
+            job.scenario.sums(job.network().ends[0]).transfers(index, unit.rounds), times
+        )
     ]
     plan = replace(job.step_plan.plan, chunk_bytes=None, credit_bytes=None)
     predicted = predict(transfers, plan, wire, compute_s=times.step_s)
@@ -204,7 +205,7 @@ def test_every_compressor_is_simulated(name: str) -> None:
     file = profile(layers, backward_s=0.0, forward_s=0.1, compressor=name)
     asked = scenario(file, Link(BYTES_PER_S), hosts=4)
     job, found = job_of(asked), simulate(asked)
-    sums = job.sums(job.network().ends[0])
+    sums = job.scenario.sums(job.network().ends[0])
     sent_bytes = sum(
         transfer.wire_bytes
         for index, unit in enumerate(job.units)

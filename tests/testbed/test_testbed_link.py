@@ -20,9 +20,8 @@ from compressa.testbed import (
     list_testbeds,
     open_testbed,
 )
-from compressa.testbed._processes import find_processes
+from compressa.testbed._processes import find_processes, script_argv
 from compressa.testbed._records import directory
-from compressa.testbed._scripts import script_argv
 
 
 @pytest.fixture(autouse=True)
