@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from compressa.aggregators.base import Round, Verb
+from compressa.compressor import Compressor
+from compressa.config import Config, ConfigWarning, assign, load_config
 from compressa.engine.device_stream import resources_for
 from compressa.engine.measuring.profile_file import ParameterRow, ProfileFile
 from compressa.engine.units.phase import Phase, StepPlan
 from compressa.engine.units.sums import Sums
-from compressa.engine.units.units import UnitSizes
+from compressa.engine.units.units import UnitSizes, build_units
+from compressa.parameters import Layout, ParameterInfo
 from compressa.schedulers import Profile, UnitTimes
 from compressa.simulation.network import Network
 from compressa.simulation.phantoms import Rates, rates_of
 from compressa.simulation.scenario import Scenario
-from compressa.simulation.times import compressors_of, unit_times
 
 _LEAST_PART_BYTES = 256  # parts are multiples of 64
 
@@ -94,7 +98,7 @@ def job_of(scenario: Scenario) -> Job:
     file = scenario.file
     phase, measured = (_phase(scenario, hosts) for hosts in (scenario.hosts, file.ranks))
     forward_s, needs = _needs(scenario)
-    times = unit_times(scenario, [unit.layout for unit in phase.units], needs)
+    times = _unit_times(scenario, [unit.layout for unit in phase.units], needs)
     profile = Profile(tuple(times), forward_s, file.backward_s)
     step_plan = phase.plan(scenario.config.schedule.policy, 0, profile)
     world = scenario.world(0, file.ranks)
@@ -135,7 +139,7 @@ def _alike(scenario: Scenario, sums: Sums, rounds: Sequence[Round]) -> bool:
 def _phase(scenario: Scenario, hosts: int) -> Phase:
     """Return the units, and what carries them, on so many hosts."""
     file, config, infos = scenario.file, scenario.config, scenario.file.infos
-    compressors = compressors_of(config, infos)
+    compressors = _compressors_of(config, infos)
     step = file.step
     if scenario.recompressed:
         step = max([step, *(b for c in compressors.values() for b in c.breakpoints)])
@@ -166,3 +170,64 @@ def _needs(scenario: Scenario) -> tuple[float, Mapping[str, float]]:
 def _early(row: ParameterRow, file: ProfileFile) -> float:
     ready_s = min(row.ready_s, file.backward_s)
     return 1 - ready_s / file.backward_s if file.backward_s else 0.0
+
+
+def _unit_times(
+    scenario: Scenario, layouts: Sequence[Layout], needs: Mapping[str, float]
+) -> list[UnitTimes]:
+    """Return each unit's times: those that were measured, or what follows from them for others.
+
+    Where units are cut in another way, a codec's time goes to parameters by their elements, and
+    from there to the units that hold them; these are ready when the last of their parameters is.
+    Of another compression nothing is known of codecs.
+
+    Args:
+        scenario: What was measured, and what is to be simulated.
+        layouts: The units.
+        needs: By parameter name, when the forward uses it; those that are missing, at once.
+    """
+    file = scenario.file
+    known = {row.name: row.times for row in file.units}
+    same = not scenario.recompressed and [each.name for each in layouts] == [*known]
+    ready = {row.name: row.ready_s for row in file.parameters}
+    codecs = {} if same or scenario.recompressed else _codec_times(scenario)
+    found = []
+    for layout in layouts:
+        names = [segment.parameter.name for segment in layout.segments]
+        need_s = min(needs.get(name, 0.0) for name in names)
+        if same:
+            found.append(replace(known[layout.name], need_s=need_s))
+            continue
+        shares = [(codecs.get(s.parameter.name, (0.0, 0.0)), s.elems) for s in layout.segments]
+        encode_s, decode_s = (sum(each[i] * elems for each, elems in shares) for i in (0, 1))
+        found.append(UnitTimes(max(ready[name] for name in names), need_s, encode_s, decode_s))
+    return found
+
+
+def _codec_times(scenario: Scenario) -> dict[str, tuple[float, float]]:
+    """By parameter: seconds of encoding and of decoding for each element, as measured."""
+    file = scenario.file
+    known = {row.name: row.times for row in file.units}
+    sums: defaultdict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for layout in _measured_layouts(scenario):
+        times = known.get(layout.name, UnitTimes())
+        for segment in layout.segments:
+            share = segment.elems / layout.elems / segment.parameter.elems
+            sums[segment.parameter.name][0] += times.encode_s * share
+            sums[segment.parameter.name][1] += times.decode_s * share
+    return {name: (encode_s, decode_s) for name, (encode_s, decode_s) in sums.items()}
+
+
+def _measured_layouts(scenario: Scenario) -> list[Layout]:
+    file = scenario.file
+    config, infos = load_config(file.configuration), file.infos
+    compressors = _compressors_of(config, infos)
+    now = {p.name: compressors[p.name].at(file.step).for_parameter(p) for p in infos}
+    return [unit.layout for unit in build_units(infos, now, UnitSizes.of(config))]
+
+
+def _compressors_of(config: Config, parameters: Sequence[ParameterInfo]) -> dict[str, Compressor]:
+    """Return the compressor of each parameter; of rules without effect was told when measured."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConfigWarning)
+        return assign(config, parameters)

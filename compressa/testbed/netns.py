@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, final
@@ -21,6 +22,14 @@ from compressa.testbed.link import LinkSpec
 from compressa.testbed.watch import QueueReader
 
 _STATISTICS = ("tx_bytes", "rx_bytes", "tx_packets", "rx_packets")
+# A file of /sys that was opened inside a namespace keeps showing that namespace. So a process there
+# opens the counters and hands the files over; from then on a reading starts no process.
+_SEND_COUNTERS = """
+import os, socket, sys
+fds = [os.open(path, os.O_RDONLY) for path in sys.argv[1:]]
+with socket.socket(fileno=0) as channel:
+    socket.send_fds(channel, [b"c"], fds)
+"""
 
 
 @final
@@ -100,7 +109,8 @@ class NetnsTestbed(Testbed):
 
     def _open_statistics(self, host_index: int) -> list[int]:
         folder = f"/sys/class/net/{self.hosts[host_index].interface}/statistics"
-        sender = script_argv("_send_counters", *(f"{folder}/{name}" for name in _STATISTICS))
+        paths = (f"{folder}/{name}" for name in _STATISTICS)
+        sender = [sys.executable, "-I", "-S", "-c", _SEND_COUNTERS, *paths]
         ours, theirs = socket.socketpair()
         with ours:
             with theirs:

@@ -19,15 +19,19 @@ from compressa.compressor import Compressor
 from compressa.testing import (
     bias_checks,
     codec_checks,
-    compressor_checks,
     fact_checks,
-    mass_checks,
+    mass,
     size_checks,
     stream_checks,
     thread_checks,
 )
+from compressa.testing.compressor_checks import (
+    RankChecks,
+    exchanges_of,
+    is_exact,
+    keeps_residuals,
+)
 from compressa.testing.hostile import CodecFuzz, UnitFuzz
-from compressa.testing.hostile_rounds import RoundFuzz
 from compressa.testing.inputs import SIZES, tiny_vectors, vectors
 from compressa.testing.memory import generators_untouched
 from compressa.wrappers import ErrorFeedback
@@ -35,7 +39,7 @@ from compressa.wrappers import ErrorFeedback
 _SEED = 20
 _RANGE_ELEMS = 256
 _MEAN_RANKS = 3
-_PAYLOADS, _MEASURED_PAYLOADS, _UNITS, _ROUNDS = 600, 60, 200, 100
+_PAYLOADS, _MEASURED_PAYLOADS, _UNITS = 600, 60, 200
 
 
 def check_compressor(compressor: Compressor | type[Compressor], *, most_ranks: int = 4) -> None:
@@ -99,20 +103,21 @@ def check_among_ranks(compressor: Compressor, *, most_ranks: int = 4) -> None:
     Raises:
         AssertionError: A property does not hold; the message says which.
     """
-    name, checks = compressor.name, compressor_checks
+    name = compressor.name
     settled = compressor.at(max(compressor.breakpoints, default=0))
     with generators_untouched(name):
         _check_declared(compressor)
-        exchanges = checks.exchanges_of(compressor)
+        exchanges = exchanges_of(compressor)
         for exchange in exchanges:
+            whole, last = RankChecks(compressor, exchange), RankChecks(settled, exchange)
             for size in range(1, most_ranks + 1):
-                _do(name, checks.check_replicas, compressor, exchange, size)
-            for check in (checks.check_repeats, checks.check_order):
-                _do(name, check, compressor, exchange)
-            for check in (checks.check_overflow, checks.check_state, check_hostile_rounds):
-                _do(name, check, settled, exchange)
-        for check in (checks.check_layouts, checks.check_dtypes):
-            _do(name, check, settled, "auto")
+                _do(name, whole.replicas, size)
+            for check in (whole.repeats, whole.order):
+                _do(name, check)
+            for check in (last.overflow, last.state, last.hostile_rounds):
+                _do(name, check)
+        for check in (RankChecks(settled).layouts, RankChecks(settled).dtypes):
+            _do(name, check)
         _do(name, thread_checks.check_threads, settled)
         random = isinstance(settled, Codec) and bias_checks.is_random(settled)
         if random and not settled.shared_stream:
@@ -136,19 +141,6 @@ def check_hostile(codec: Codec) -> None:
     fuzz.run(_PAYLOADS)
     fuzz.run_measured(_MEASURED_PAYLOADS)
     UnitFuzz(codec, _SEED).run(_UNITS)
-
-
-def check_hostile_rounds(compressor: Compressor, exchange: str) -> None:
-    """Hostile messages are refused, or lead to a step like any other.
-
-    Args:
-        compressor: What is checked.
-        exchange: As in `compressa.aggregators.base.World`.
-
-    Raises:
-        AssertionError: The property does not hold.
-    """
-    RoundFuzz(compressor, _SEED, exchange).run(_ROUNDS)
 
 
 def _built(compressor: Compressor | type[Compressor]) -> Compressor:
@@ -189,14 +181,14 @@ def _check_vectors(codec: Codec, elems: int) -> None:
 
 def _check_memory(compressor: Compressor, settled: Compressor, exchanges: list[str]) -> None:
     """Check what is kept from step to step."""
-    name, feedback = compressor.name, compressor_checks.keeps_residuals(settled)
+    name, feedback = compressor.name, keeps_residuals(settled)
     if feedback:
         for exchange in exchanges:
-            _do(name, compressor_checks.check_hold_zeros, settled, exchange)
-    if compressor.conserves_mass and (feedback or compressor_checks.is_exact(settled)):
+            _do(name, RankChecks(settled, exchange).hold_zeros)
+    if compressor.conserves_mass and (feedback or is_exact(settled)):
         for exchange in exchanges:
-            _do(name, mass_checks.check_mass, compressor, exchange)
-        _do(name, mass_checks.check_mass_of_run, compressor)
+            _do(name, mass.check_mass, compressor, exchange)
+        _do(name, mass.check_mass_of_run, compressor)
 
 
 def _do(name: str, check: Callable[..., None], *arguments: Any) -> None:

@@ -74,7 +74,6 @@ class LoopbackWorld:
         if isinstance(compressors, Compressor):
             compressors = {parameter.name: compressors for parameter in parameters}
         self.parameters = tuple(parameters)
-        self.next_step = 0
         self._context = StepContext(0)
         ways = {"kind": exchange, "algorithm": algorithm, "inside": inside}
         self._rules = Rules(
@@ -92,8 +91,8 @@ class LoopbackWorld:
         self._connect(loopback or Loopback(size))
 
     def _connect(self, loopback: Loopback) -> None:
-        """Begin anew, with a rank at each end of a network."""
-        self.loopback, self.size = loopback, loopback.size
+        """Begin anew, at step 0 and with a rank at each end of a network."""
+        self.loopback, self.size, self.next_step = loopback, loopback.size, 0
         ends, clock = loopback.transports, loopback.clock
         self._ranks = [LoopbackRank(end, clock, self._rules) for end in ends]
         self.prepare()
@@ -177,6 +176,7 @@ class LoopbackWorld:
         """
         world = copy(self)
         world._connect(Loopback(size))
+        world.next_step = self.next_step
         with tempfile.TemporaryDirectory() as folder:
             self.save(Path(folder))
             world.load(Path(folder))

@@ -20,7 +20,7 @@ from compressa.schedulers import (
     predict,
     priority,
 )
-from compressa.schedulers.bound import least_step_s
+from compressa.schedulers.auto import least_step_s
 from compressa.schedulers.columns import Columns
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -34,20 +34,10 @@ from compressa.testing import (
 )
 from compressa.testing.allocation import check_codec_allocations
 from compressa.testing.bias_checks import check_bias, check_bias_of_mean
-from compressa.testing.compressor_checks import (
-    check_dtypes,
-    check_hold_zeros,
-    check_layouts,
-    check_order,
-    check_overflow,
-    check_repeats,
-    check_replicas,
-    check_state,
-)
-from compressa.testing.conformance import check_hostile_rounds
+from compressa.testing.compressor_checks import RankChecks
 from compressa.testing.hostile import UnitFuzz
 from compressa.testing.inputs import MODEL, model_gradients
-from compressa.testing.mass_checks import check_mass, check_mass_of_run
+from compressa.testing.mass import check_mass, check_mass_of_run
 from compressa.testing.stream_checks import (
     check_mean_of_ranks,
     check_ranks_apart,
@@ -239,28 +229,40 @@ def test_mass_check_finds_a_lossy_codec_without_feedback() -> None:
         run_with_ledger(Int8(block=32))
 
 
+def mass(ranks: RankChecks) -> None:
+    check_mass(ranks.compressor, ranks.exchange)
+
+
 @pytest.mark.parametrize(
     ("check", "kind", "finding"),
     [
-        (check_mass, aggregators.DoesNotRollBack, r"after a skipped step: .* neither delivered"),
-        (check_mass, aggregators.LeaksATenThousandth, "neither delivered"),
-        (check_state, aggregators.MakesItsStateLate, r"there before the first step: .*late/"),
-        (check_dtypes, aggregators.RoundsTwice, "float16: is not what float32 gives"),
-        (check_hostile_rounds, aggregators.KeepsWhatOthersSend, r"leaves residual/.* not finite"),
-        (check_hostile_rounds, aggregators.RaisesTheWrongError, "raised KeyError"),
-        (partial(check_replicas, size=3), aggregators.PrefersItself, "rank 1 differs from rank 0"),
-        (check_repeats, aggregators.SumsAsTheyCome, "a second run differs"),
-        (check_order, aggregators.SumsAsTheyCome, "depend on the order of arrival"),
-        (check_overflow, aggregators.KeepsNanToItself, "rank 0 does not see"),
-        (check_hold_zeros, aggregators.IgnoresHoldZeros, "was used up"),
+        (mass, aggregators.DoesNotRollBack, r"after a skipped step: .* neither delivered"),
+        (mass, aggregators.LeaksATenThousandth, "neither delivered"),
+        (RankChecks.state, aggregators.MakesItsStateLate, r"there before the first step: .*late/"),
+        (RankChecks.dtypes, aggregators.RoundsTwice, "float16: is not what float32 gives"),
+        (
+            RankChecks.hostile_rounds,
+            aggregators.KeepsWhatOthersSend,
+            r"leaves residual/.* not finite",
+        ),
+        (RankChecks.hostile_rounds, aggregators.RaisesTheWrongError, "raised KeyError"),
+        (
+            partial(RankChecks.replicas, size=3),
+            aggregators.PrefersItself,
+            "rank 1 differs from rank 0",
+        ),
+        (RankChecks.repeats, aggregators.SumsAsTheyCome, "a second run differs"),
+        (RankChecks.order, aggregators.SumsAsTheyCome, "depend on the order of arrival"),
+        (RankChecks.overflow, aggregators.KeepsNanToItself, "rank 0 does not see"),
+        (RankChecks.hold_zeros, aggregators.IgnoresHoldZeros, "was used up"),
     ],
 )
 def test_a_check_among_ranks_finds(
-    check: Callable[[Compressor, str], None], kind: type[Gathered], finding: str
+    check: Callable[[RankChecks], None], kind: type[Gathered], finding: str
 ) -> None:
-    check(Gathers(), "auto")
+    check(RankChecks(Gathers()))
     with pytest.raises(AssertionError, match=finding):
-        check(Gathers(kind=kind), "auto")
+        check(RankChecks(Gathers(kind=kind)))
 
 
 def test_the_check_of_a_long_run_finds_a_residual_lost_in_a_switch() -> None:
@@ -270,10 +272,10 @@ def test_the_check_of_a_long_run_finds_a_residual_lost_in_a_switch() -> None:
 
 
 def test_layout_check_finds_values_in_the_wrong_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_layouts(Gathers(), "auto")
+    RankChecks(Gathers()).layouts()
     monkeypatch.setattr("compressa.engine.units.unit_runtime._put_back", lambda *arguments: None)
     with pytest.raises(AssertionError, match="not contiguous come out wrong"):
-        check_layouts(Gathers(), "auto")
+        RankChecks(Gathers()).layouts()
 
 
 def test_thread_checks_find_bits_that_depend_on_slices() -> None:
