@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
+from vector_world import VectorWorld
 
 from compressa.aggregators import State, World
 from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.parameters import Layout, ParameterInfo, Segment
-from compressa.testing import LoopbackWorld
 from compressa.testing.inputs import generator
 from compressa.testing.memory import same_bits
 
 CHUNK = 64
 ELEMS = 9 * CHUNK + 17
-VECTOR = ParameterInfo(0, "w", (ELEMS,))
 HYPER = ChunkedTopK(density=0.3, chunk=CHUNK)
-
-
-def residual(world: LoopbackWorld, rank: int = 0) -> torch.Tensor:
-    return world.states[rank].vectors["residual/w"]
 
 
 def gradients(size: int, seed: int = 0) -> list[torch.Tensor]:
@@ -35,24 +30,24 @@ def squared_norms(p: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_the_chunks_of_largest_summed_norm_arrive_and_the_others_are_kept(size: int) -> None:
-    world = LoopbackWorld(size, [VECTOR], HYPER)
+    world = VectorWorld(size, ELEMS, HYPER)
     kept = [torch.zeros(ELEMS) for _ in range(size)]
     for step in range(4):
         given = gradients(size, step)
         corrected = [g + e for g, e in zip(given, kept, strict=True)]
         largest = torch.stack([squared_norms(p) for p in corrected]).sum(dim=0).topk(3).indices
         chosen = torch.isin(torch.arange(ELEMS) // CHUNK, largest)
-        means = world.step([{"w": g} for g in given])
+        means = world.means(given)
         due = torch.where(chosen, torch.stack(corrected).mean(dim=0), 0.0)
         for rank, mean in enumerate(means):
-            torch.testing.assert_close(mean["w"], due, rtol=1e-6, atol=1e-7)
+            torch.testing.assert_close(mean, due, rtol=1e-6, atol=1e-7)
             kept[rank] = torch.where(chosen, 0.0, corrected[rank])
-            assert torch.equal(residual(world, rank), kept[rank])
+            assert torch.equal(world.residual(rank), kept[rank])
 
 
 def test_ties_go_to_the_lowest_chunk() -> None:
-    world = LoopbackWorld(2, [VECTOR], HYPER)
-    mean = world.step([{"w": torch.ones(ELEMS)}] * 2)[0]["w"]
+    world = VectorWorld(2, ELEMS, HYPER)
+    mean = world.means([torch.ones(ELEMS)] * 2)[0]
     assert mean.nonzero().ravel().tolist() == list(range(3 * CHUNK))
 
 
@@ -66,17 +61,17 @@ def test_bytes_are_those_of_norms_and_values() -> None:
 
 
 def test_where_nothing_was_taken_a_skipped_step_changes_no_bit() -> None:
-    world = LoopbackWorld(2, [VECTOR], HYPER)
-    before = residual(world).fill_(-0.0).clone()
+    world = VectorWorld(2, ELEMS, HYPER)
+    before = world.residual().fill_(-0.0).clone()
     world.rollback()  # before any step
-    assert same_bits(residual(world), before)
+    assert same_bits(world.residual(), before)
     overflowing = torch.full((ELEMS,), torch.inf)
-    world.step([{"w": overflowing.clone()} for _ in range(2)])
+    world.means([overflowing] * 2)
     world.rollback()
-    assert same_bits(residual(world), before)
+    assert same_bits(world.residual(), before)
 
 
 def test_large_finite_gradients_do_not_count_as_an_overflow() -> None:
-    world = LoopbackWorld(3, [VECTOR], HYPER)
-    means = world.step([{"w": torch.full((ELEMS,), 3e38)}] * 3)
-    assert all(bool(mean["w"].isfinite().all()) for mean in means)
+    world = VectorWorld(3, ELEMS, HYPER)
+    means = world.means([torch.full((ELEMS,), 3e38)] * 3)
+    assert all(bool(mean.isfinite().all()) for mean in means)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from compressa.kernels import bitpack
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vector_world import VectorWorld, gaussians
 
 from compressa.aggregators import State, World
 from compressa.aggregators.base import StepContext
@@ -26,8 +28,7 @@ from compressa.collectives.cost import Link
 from compressa.engine.units.lockstep import Lockstep
 from compressa.errors import PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
-from compressa.testing import LoopbackWorld, MassLedger
-from compressa.testing.inputs import generator
+from compressa.testing import MassLedger
 from compressa.transports.frames import FRAME_HEADER_BYTES
 from compressa.transports.loopback import Loopback
 from compressa.wrappers import MomentumCorrection
@@ -36,24 +37,9 @@ F32 = npt.NDArray[np.float32]
 
 ELEMS = 400
 VECTOR = ParameterInfo(0, "w", (ELEMS,))
+gradients = partial(gaussians, elems=ELEMS)
 sizes, densities = st.integers(1, 9), st.sampled_from((0.004, 0.05, 0.3, 0.7, 1.0))
 dtypes = st.sampled_from(("float32", "float16", "bfloat16"))
-
-
-def vector_of(elems: int) -> list[ParameterInfo]:
-    return [ParameterInfo(0, "w", (elems,))]
-
-
-def residual(world: LoopbackWorld, rank: int = 0) -> torch.Tensor:
-    return world.states[rank].vectors["residual/w"]
-
-
-def gradients(size: int, seed: int = 0, elems: int = ELEMS) -> list[torch.Tensor]:
-    return [torch.randn(elems, generator=generator(100 * seed + rank)) for rank in range(size)]
-
-
-def step(world: LoopbackWorld, given: list[torch.Tensor], **options: float) -> list[torch.Tensor]:
-    return [mean["w"] for mean in world.step([{"w": g} for g in given], **options)]  # type: ignore[arg-type]
 
 
 class Held(NamedTuple):
@@ -98,17 +84,17 @@ def merge_up_a_tree(p: list[F32], k: int) -> tuple[F32, list[F32]]:
 def test_it_is_the_merge_up_a_tree_bit_for_bit(
     size: int, density: float, elems: int, seed: int, rounded: bool
 ) -> None:
-    world = LoopbackWorld(size, vector_of(elems), GTopK(density=density))
+    world = VectorWorld(size, elems, GTopK(density=density))
     kept = [np.zeros(elems, np.float32) for _ in range(size)]
     for number in range(3):
-        given = gradients(size, seed + number, elems)
+        given = gaussians(size, seed + number, elems=elems)
         if rounded:  # many ties
             given = [g.round() for g in given]
         p = [g.numpy() + e for g, e in zip(given, kept, strict=True)]
         due, kept = merge_up_a_tree(p, TopK(density=density).kept(elems))
-        for rank, mean in enumerate(step(world, given)):
+        for rank, mean in enumerate(world.means(given)):
             np.testing.assert_array_equal(mean.numpy(), due)
-            np.testing.assert_array_equal(residual(world, rank).numpy(), kept[rank])
+            np.testing.assert_array_equal(world.residual(rank).numpy(), kept[rank])
 
 
 @settings(max_examples=30)
@@ -117,38 +103,38 @@ def test_no_mass_is_lost_and_replicas_are_identical(
     size: int, density: float, value_dtype: ValueDtype, seed: int, loss_scale: float
 ) -> None:
     hyper = GTopK(density=density, value_dtype=value_dtype)
-    world = LoopbackWorld(size, vector_of(97), hyper)
+    world = VectorWorld(size, 97, hyper)
     ledger = MassLedger(world)
     for number in range(5):
-        given = [{"w": g * loss_scale} for g in gradients(size, seed + number, 97)]
+        given = [{"w": g * loss_scale} for g in gaussians(size, seed + number, elems=97)]
         ledger.step(world, given, loss_scale=loss_scale, skipped=number == 2)
         ledger.check(world, f"after step {number}")
-    means = step(world, gradients(size, seed + 5, 97))
+    means = world.means(gaussians(size, seed + 5, elems=97))
     assert all(torch.equal(mean, means[0]) for mean in means)
     assert int(means[0].count_nonzero()) <= hyper.messages.kept(97)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8])
 def test_of_integers_on_a_power_of_two_of_ranks_nothing_at_all_is_missing(size: int) -> None:
-    world = LoopbackWorld(size, [VECTOR], GTopK(density=0.02))
+    world = VectorWorld(size, ELEMS, GTopK(density=0.02))
     given_total, out_total = torch.zeros(ELEMS), torch.zeros(ELEMS)
     for number in range(12):
         given = [(8 * g).round() for g in gradients(size, number)]
         given_total += torch.stack(given).sum(0)
-        out_total += step(world, given)[0]
-        kept = torch.stack([residual(world, rank) for rank in range(size)]).sum(0)
+        out_total += world.means(given)[0]
+        kept = torch.stack([world.residual(rank) for rank in range(size)]).sum(0)
         assert torch.equal(size * out_total + kept, given_total)
     assert out_total.any()
 
 
 def test_what_one_branch_leaves_out_is_kept_though_another_brings_it_back() -> None:
     """The paper's rule loses the 3 of rank 1: its index is in the final mask."""
-    world = LoopbackWorld(4, vector_of(3), GTopK(density=1 / 3))
+    world = VectorWorld(4, 3, GTopK(density=1 / 3))
     given = [[4.0, 0, 0], [0, 3.0, 0], [0, 5.0, 0], [0, 5.0, 0]]
-    means = step(world, [torch.tensor(own) for own in given])
+    means = world.means([torch.tensor(own) for own in given])
     assert [mean.tolist() for mean in means] == 4 * [[0.0, 10 / 4, 0.0]]
-    assert residual(world, 0).tolist() == [4.0, 3.0, 0.0]
-    assert not any(residual(world, rank).any() for rank in (1, 2, 3))
+    assert world.residual(0).tolist() == [4.0, 3.0, 0.0]
+    assert not any(world.residual(rank).any() for rank in (1, 2, 3))
 
 
 @pytest.mark.parametrize("size", range(2, 10))
@@ -156,8 +142,8 @@ def test_no_rank_sends_or_receives_more_than_a_message_a_hop(size: int) -> None:
     """2 lg P k values and indices at the busiest rank; together two messages for each but one."""
     hyper, link = GTopK(density=0.05), Link(message_s=1e-5, byte_s=1e-6)
     loopback = Loopback(size, message_s=link.message_s, bandwidth_bytes_per_s=1 / link.byte_s)
-    world = LoopbackWorld(size, [VECTOR], hyper, loopback=loopback)
-    step(world, gradients(size))
+    world = VectorWorld(size, ELEMS, hyper, loopback=loopback)
+    world.means(gradients(size))
     hops, message = tree.hops(size), HEADER_BYTES + -(-hyper.payload_bytes((ELEMS,)) // 8) * 8
     sent = [transport.traffic for transport in loopback.transports]
     for traffic in sent:
@@ -170,9 +156,9 @@ def test_no_rank_sends_or_receives_more_than_a_message_a_hop(size: int) -> None:
 
 
 def test_sums_overflow_only_where_the_mean_does() -> None:
-    world = LoopbackWorld(4, [VECTOR], GTopK(density=0.05))
+    world = VectorWorld(4, ELEMS, GTopK(density=0.05))
     given = [torch.full((ELEMS,), 3e38)] * 4
-    for mean in step(world, given):
+    for mean in world.means(given):
         assert mean[:20].tolist() == 20 * [float(np.float32(3e38))]
 
 
@@ -180,21 +166,21 @@ def test_sums_overflow_only_where_the_mean_does() -> None:
 def test_with_momentum_it_sums_velocities_and_masks_none(size: int) -> None:
     hyper, factor = GTopK(density=0.05), 0.5
     ours, plain = (
-        LoopbackWorld(size, [VECTOR], compressor)
+        VectorWorld(size, ELEMS, compressor)
         for compressor in (MomentumCorrection(compressor=hyper, factor=factor), hyper)
     )
     velocities = [torch.zeros(ELEMS) for _ in range(size)]
     for number in range(5):
         given = gradients(size, number)
         velocities = [factor * u + g for u, g in zip(velocities, given, strict=True)]
-        means = step(ours, [512 * g for g in given], loss_scale=512.0)
-        due = step(plain, [512 * u for u in velocities], loss_scale=512.0)
+        means = ours.means([512 * g for g in given], loss_scale=512.0)
+        due = plain.means([512 * u for u in velocities], loss_scale=512.0)
         assert all(torch.equal(*pair) for pair in zip(means, due, strict=True))
         if number == 2:
             ours.rollback()
             plain.rollback()
         for rank in range(size):
-            assert torch.equal(residual(ours, rank), residual(plain, rank))
+            assert torch.equal(ours.residual(rank), plain.residual(rank))
 
 
 def with_indices(indices: list[int]) -> Callable[[torch.Tensor], torch.Tensor]:

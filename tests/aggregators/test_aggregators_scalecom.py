@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from compressa.kernels import bitpack
+from vector_world import VectorWorld, gaussians
 
 from compressa.aggregators import Broadcast, State, World
 from compressa.aggregators.base import StepContext
@@ -15,23 +17,12 @@ from compressa.aggregators.scalecom import ScaleCom, ScaleComAggregator
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.errors import PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
-from compressa.testing import LoopbackWorld
-from compressa.testing.inputs import generator
-from compressa.transports.base import Traffic
-from compressa.transports.frames import FRAME_HEADER_BYTES
 
 ELEMS = 400
 VECTOR = ParameterInfo(0, "w", (ELEMS,))
 HYPER = ScaleCom(density=0.05)
 KEPT = 20
-
-
-def residual(world: LoopbackWorld, rank: int = 0) -> torch.Tensor:
-    return world.states[rank].vectors["residual/w"]
-
-
-def gradients(size: int, seed: int = 0) -> list[torch.Tensor]:
-    return [torch.randn(ELEMS, generator=generator(100 * seed + rank)) for rank in range(size)]
+gradients = partial(gaussians, elems=ELEMS)
 
 
 def largest(p: torch.Tensor) -> torch.Tensor:
@@ -44,19 +35,19 @@ def largest(p: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("beta", [1.0, 0.25])
 def test_each_rank_in_turn_chooses_for_all(size: int, beta: float) -> None:
-    world = LoopbackWorld(size, [VECTOR], ScaleCom(density=0.05, beta=beta))
+    world = VectorWorld(size, ELEMS, ScaleCom(density=0.05, beta=beta))
     kept = [torch.zeros(ELEMS) for _ in range(size)]
     for step in range(2 * size):
         given = gradients(size, step)
         corrected = [g + e for g, e in zip(given, kept, strict=True)]
         chosen = largest(corrected[step % size])
-        means = world.step([{"w": g} for g in given])
+        means = world.means(given)
         due = torch.where(chosen, torch.stack(corrected).mean(dim=0), 0.0)
         for rank, mean in enumerate(means):
-            torch.testing.assert_close(mean["w"], due, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(mean, due, rtol=1e-5, atol=1e-6)
             sent = torch.where(chosen, corrected[rank], 0.0)
             kept[rank] = kept[rank] + beta * (given[rank] - sent)
-            torch.testing.assert_close(residual(world, rank), kept[rank], rtol=1e-5, atol=2e-6)
+            torch.testing.assert_close(world.residual(rank), kept[rank], rtol=1e-5, atol=2e-6)
 
 
 def test_units_have_different_leaders() -> None:
@@ -72,18 +63,14 @@ def test_units_have_different_leaders() -> None:
 
 @pytest.mark.parametrize("size", [2, 4, 7])
 def test_indices_come_to_each_rank_once_and_are_passed_on(size: int) -> None:
-    world = LoopbackWorld(size, [VECTOR], HYPER)
-    world.step([{"w": g} for g in gradients(size)])
-    sent = [payload_bytes(transport.traffic) for transport in world.loopback.transports]
+    world = VectorWorld(size, ELEMS, HYPER)
+    world.means(gradients(size))
+    sent = [world.payload_bytes(rank) for rank in range(size)]
     message = HEADER_BYTES + bitpack.packed_bytes(KEPT, 9)
     assert sum(sent) == (size - 1) * message + 2 * (size - 1) * 4 * KEPT
     # 20 values are shared out in multiples of 16, so shards differ; their sum does not.
     assert sent[0] <= (size - 1).bit_length() * message + 2 * (size - 1) * 4 * KEPT
     assert HYPER.payload_bytes((ELEMS,)) == bitpack.packed_bytes(KEPT, 9) // 2 + 4 * KEPT
-
-
-def payload_bytes(traffic: Traffic) -> int:
-    return traffic.sent_bytes - FRAME_HEADER_BYTES * traffic.messages
 
 
 def payload_of(indices: list[int]) -> Callable[[torch.Tensor], None]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from vector_world import VectorWorld, gaussians
 
 from compressa.aggregators import State, World
 from compressa.aggregators.base import AllReduce, StepContext
@@ -18,22 +20,13 @@ from compressa.codecs.payload import HEADER_BYTES
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.errors import ConfigError, PayloadError
 from compressa.parameters import Layout, ParameterInfo, Segment
-from compressa.testing import LoopbackWorld
-from compressa.testing.inputs import generator, vectors
-from compressa.transports.frames import FRAME_HEADER_BYTES
+from compressa.testing.inputs import vectors
 
 CHUNK = 256
 ELEMS = 4 * CHUNK + 100
 VECTOR = ParameterInfo(0, "w", (ELEMS,))
 LAYOUT = Layout(0, (Segment(VECTOR, 0, ELEMS),))
-
-
-def residual(world: LoopbackWorld, rank: int = 0) -> torch.Tensor:
-    return world.states[rank].vectors["residual/w"]
-
-
-def gradients(size: int, seed: int = 0) -> list[torch.Tensor]:
-    return [torch.randn(ELEMS, generator=generator(100 * seed + rank)) for rank in range(size)]
+gradients = partial(gaussians, elems=ELEMS)
 
 
 class Rank(NamedTuple):
@@ -99,30 +92,30 @@ def test_sums_of_integers_are_exact_and_decode_to_the_sum_of_the_decodes(size: i
 @pytest.mark.parametrize("what", ["gaussian", "spiky", "constant", "one-hot"])
 def test_the_error_of_one_step_is_a_few_percent_whatever_the_gradient(what: str, size: int) -> None:
     x = vectors(ELEMS)[what]
-    world = LoopbackWorld(size, [VECTOR], THC(chunk=CHUNK))
-    mean = world.step([{"w": x}] * size)[0]["w"]
+    world = VectorWorld(size, ELEMS, THC(chunk=CHUNK))
+    mean = world.means([x] * size)[0]
     assert float((mean - x).square().sum()) <= 0.05 * float(x.square().sum())
     for rank in range(size):
-        assert float(residual(world, rank).square().sum()) <= 0.05 * float(x.square().sum())
+        assert float(world.residual(rank).square().sum()) <= 0.05 * float(x.square().sum())
 
 
 def test_ranks_round_with_bits_of_their_own() -> None:
     errors = []
     for size in (1, 8):
-        world = LoopbackWorld(size, [VECTOR], THC(chunk=CHUNK, clip=4.0, feedback=False))
+        world = VectorWorld(size, ELEMS, THC(chunk=CHUNK, clip=4.0, feedback=False))
         x = gradients(1)[0]
         total = 0.0
         for _ in range(15):
-            mean = world.step([{"w": x}] * size)[0]["w"]
+            mean = world.means([x] * size)[0]
             total += float((mean - x).square().sum())
         errors.append(total)
     assert errors[1] == pytest.approx(errors[0] / 8, rel=0.1)
 
 
 def test_without_clipping_the_mean_over_steps_is_unbiased() -> None:
-    world = LoopbackWorld(2, [VECTOR], THC(chunk=CHUNK, clip=6.0, feedback=False))
+    world = VectorWorld(2, ELEMS, THC(chunk=CHUNK, clip=6.0, feedback=False))
     given, count = gradients(2), 200
-    means = [world.step([{"w": g} for g in given])[0]["w"].double() for _ in range(count)]
+    means = [world.means(given)[0].double() for _ in range(count)]
     exact = torch.stack(given).double().mean(dim=0)
     errors = torch.stack(means) - exact
     spread = float(errors.square().sum(dim=1).mean())
@@ -132,12 +125,12 @@ def test_without_clipping_the_mean_over_steps_is_unbiased() -> None:
 
 
 def test_residuals_stay_bounded_when_ranks_differ() -> None:
-    world = LoopbackWorld(2, [VECTOR], THC(chunk=CHUNK))
+    world = VectorWorld(2, ELEMS, THC(chunk=CHUNK))
     given = [gradients(1)[0], 1e-3 * gradients(1, 1)[0]]
     sizes = []
     for _ in range(60):
-        world.step([{"w": g} for g in given])
-        sizes.append(max(float(residual(world, rank).norm()) for rank in range(2)))
+        world.means(given)
+        sizes.append(max(float(world.residual(rank).norm()) for rank in range(2)))
     assert max(sizes[30:]) <= 1.3 * max(sizes[:30])
     assert max(sizes) <= 0.5 * float(given[0].norm())
 
@@ -145,24 +138,22 @@ def test_residuals_stay_bounded_when_ranks_differ() -> None:
 @pytest.mark.parametrize("size", [2, 4, 9])
 def test_codes_have_four_bits_and_sums_eight_while_they_fit(size: int) -> None:
     chunks, hyper = 36, THC(chunk=CHUNK)
-    whole = ParameterInfo(0, "w", (chunks * CHUNK,))
-    world = LoopbackWorld(size, [whole], hyper, unit_bytes=1 << 20)
-    world.step([{"w": torch.randn(whole.elems, generator=generator(r))} for r in range(size)])
-    sent = sum(transport.traffic.sent_bytes for transport in world.loopback.transports)
-    messages = sum(transport.traffic.messages for transport in world.loopback.transports)
-    norms, codes = 2 * 4 * chunks, whole.elems // 2
-    sums = whole.elems * (1 if size * hyper.levels <= 255 else 2)
-    headers = FRAME_HEADER_BYTES * messages + 2 * size * (size - 1) * HEADER_BYTES
-    assert sent - headers == (size - 1) * (norms + codes + sums)
+    elems = chunks * CHUNK
+    world = VectorWorld(size, elems, hyper, unit_bytes=1 << 20)
+    world.means(gaussians(size, elems=elems))
+    sent = sum(map(world.payload_bytes, range(size)))
+    norms, codes = 2 * 4 * chunks, elems // 2
+    sums = elems * (1 if size * hyper.levels <= 255 else 2)
+    assert sent - 2 * size * (size - 1) * HEADER_BYTES == (size - 1) * (norms + codes + sums)
     if size <= 8:
-        assert 2 * hyper.payload_bytes(whole.shape) == norms + codes + sums
+        assert 2 * hyper.payload_bytes((elems,)) == norms + codes + sums
 
 
 def test_very_small_gradients_wait_in_the_residual() -> None:
-    world = LoopbackWorld(2, [VECTOR], THC(chunk=CHUNK))
+    world = VectorWorld(2, ELEMS, THC(chunk=CHUNK))
     given = [1e-35 * g for g in gradients(2)]
-    assert not world.step([{"w": g} for g in given])[0]["w"].any()
-    assert torch.equal(residual(world), given[0])
+    assert not world.means(given)[0].any()
+    assert torch.equal(world.residual(), given[0])
 
 
 def test_hostile_sums_and_headers_are_refused() -> None:
