@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 from compressa import plugins
+from compressa.config.choices import CHOICES
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs" / "compressors.md").read_text(encoding="utf-8")
 
@@ -37,12 +38,17 @@ def install(
 
 @contextmanager
 def on_the_path(site: Path) -> Iterator[None]:
-    """Have Python find the packages of a folder for a while, and the library look for them anew."""
+    """Have Python find the packages of a folder for a while, and the library look for them anew.
+
+    A configuration knows those only that were there when the first one was read.
+    """
     before = set(sys.modules)
     with mock.patch.object(sys, "path", [str(site), *sys.path]):
         importlib.invalidate_caches()
         _forget()
         yield
+        for name in plugins.plugins():
+            CHOICES._models.pop(name, None)
     _forget()
     for name in {file.stem for file in site.glob("*.py")} - before:
         sys.modules.pop(name, None)

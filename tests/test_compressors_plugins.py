@@ -277,12 +277,9 @@ def test_the_page_s_example_conforms_and_trains(tmp_path: Path) -> None:
     # Fewer ranks than by default, for time.
     check = page_block("python", "check_compressor(").replace("16()))", "16()), most_ranks=2)")
     assert "most_ranks" in check
-    names: dict[str, Any] = {}
-    with on_the_path(tmp_path):
-        exec(check, names)
-        exec(page_block("python", "LoopbackWorld("), names)
-    assert names["world"].next_step == 2
-    assert names["world"].states[0].vectors["residual/weight"].any()
+    train = page_block("python", "LoopbackWorld(")
+    last = "answer = [world.next_step, world.states[0].vectors['residual/weight'].any().item()]"
+    assert answers(tmp_path, f"{check}\n{train}\n{last}") == [2, True]
 
 
 BROKEN = """
