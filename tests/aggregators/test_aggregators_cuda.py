@@ -17,7 +17,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from compressor_cases import with_feedback
+from compressor_cases import ALL, with_feedback
 from emulated_streams import DEVICE, Stream
 from emulated_torch import StreamedEmulated, emulated_torch, on_cpu, on_gpu
 
@@ -26,10 +26,8 @@ from compressa.aggregators.base import CPU, Aggregator, AllReduce, State, StepCo
 from compressa.aggregators.chunked_topk import ChunkedTopK
 from compressa.aggregators.factors import LowRank
 from compressa.aggregators.gtopk import GTopK
-from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.powersgd import PowerSGD
-from compressa.aggregators.scalecom import ScaleCom
-from compressa.aggregators.signsgd import Signs, SignSGD
+from compressa.aggregators.signsgd import Signs
 from compressa.aggregators.single import choose_exchange
 from compressa.aggregators.thc import THC, THCAggregator
 from compressa.codecs import (
@@ -182,17 +180,14 @@ RULES = {
     "peers": FeedbackRule(owner=False),
 }
 FORMS: dict[str, Compressor] = {
-    "chunked_topk-many": ChunkedTopK(density=0.3, chunk=64),
-    "gtopk-float16": GTopK(density=0.2, value_dtype="float16", indices="elias_fano"),
+    name: ALL[name]
+    for name in (
+        *("chunked-topk-small-chunks", "gtopk-float16", "gtopk-all", "intsgd-32"),
+        *("scalecom-filtered", "signsgd-alternate", "thc-without-feedback"),
+    )
+} | {
     "gtopk-bits": GTopK(density=0.1, indices="bits"),
-    "gtopk-all": GTopK(density=1.0),
-    "intsgd-wide": IntSGD(bits=32),
-    "scalecom-filtered": ScaleCom(density=0.2, beta=0.3),
-    "signsgd-alternate": SignSGD(ties="alternate"),
     "thc-wide": THC(levels=120, chunk=256),
-    "thc-forgetful": THC(chunk=256, feedback=False),
-}
-WRAPPED: dict[str, Compressor] = {
     "scaled": ErrorFeedback(codec=Natural(), scaled=True),
     "scaled-sum": ErrorFeedback(codec=RandomK(density=0.3, unbiased=True), scaled=True),
     "ef21": EF21(codec=TopK(density=0.05)),
@@ -254,7 +249,7 @@ def test_residuals_are_kept_alike(codec: str, rule: str) -> None:
     check(ErrorFeedback(codec=CODECS[codec], rule=RULES[rule]))
 
 
-@pytest.mark.parametrize("compressor", [*FORMS.values(), *WRAPPED.values()], ids=[*FORMS, *WRAPPED])
+@pytest.mark.parametrize("compressor", FORMS.values(), ids=FORMS)
 def test_other_forms_and_wrappers_do_alike(compressor: Compressor) -> None:
     check(compressor)
 
