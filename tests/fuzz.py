@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import multiprocessing
 import os
 import resource
 import secrets
@@ -23,7 +24,9 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import IO
 
 import torch
 from _pages import Fenced
@@ -96,57 +99,47 @@ def limit_memory() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
 
 
-class Child:
-    """A forked process that fuzzes one compressor.
-
-    Args:
-        name: The compressor's.
-        work: What it does; returns what it has to say.
-    """
-
-    def __init__(self, name: str, work: Callable[[], str]) -> None:
-        self.name = name
-        self._report = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `outcome`
-        self.pid = os.fork()
-        if self.pid == 0:
-            self._run(work)
-
-    def outcome(self, status: int) -> tuple[bool, str]:
-        """Return whether all is well, and the report; it has ended with a status."""
-        code = os.waitstatus_to_exitcode(status)
-        self._report.seek(0)
-        text = self._report.read().decode(errors="replace").strip()
-        self._report.close()
-        if code < 0:
-            text += f"\nended by signal {-code}: it touched memory that is not its own"
-        return code == 0, text
-
-    def _run(self, work: Callable[[], str]) -> None:
-        """In the child: write what comes of it, and end."""
-        os.dup2(self._report.fileno(), 2)
-        faulthandler.enable()
-        code = 1
-        try:
-            text = work()
-            code = 0
-        except BaseException:
-            text = traceback.format_exc()
-        os.write(2, text.encode())
-        os._exit(code)
-
-
 def in_children(
     works: Mapping[str, Callable[[], str]], jobs: int
 ) -> Iterator[tuple[str, bool, str]]:
     """Run `jobs` at a time; yield name, whether all is well and the report as they end."""
+    fork = multiprocessing.get_context("fork")
     waiting, running = list(works.items())[::-1], {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            child = Child(*waiting.pop())
-            running[child.pid] = child
-        pid, status = os.wait()
-        child = running.pop(pid)
-        yield child.name, *child.outcome(status)
+            name, work = waiting.pop()
+            report = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `_outcome`
+            child = fork.Process(target=_run, args=(work, report))
+            child.start()
+            running[child.sentinel] = name, child, report
+        for sentinel in wait(running):
+            name, child, report = running.pop(sentinel)
+            child.join()
+            yield name, *_outcome(child.exitcode, report)
+
+
+def _run(work: Callable[[], str], report: IO[bytes]) -> None:
+    """In the child: write what comes of it, and end."""
+    os.dup2(report.fileno(), 2)
+    faulthandler.enable()
+    code = 1
+    try:
+        text = work()
+        code = 0
+    except BaseException:
+        text = traceback.format_exc()
+    os.write(2, text.encode())
+    os._exit(code)
+
+
+def _outcome(code: int, report: IO[bytes]) -> tuple[bool, str]:
+    """Return whether all is well, and the report."""
+    with report:
+        report.seek(0)
+        text = report.read().decode(errors="replace").strip()
+    if code < 0:
+        text += f"\nended by signal {-code}: it touched memory that is not its own"
+    return code == 0, text
 
 
 def main() -> int:
