@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compressa.aggregators import State, narrow
-from compressa.codecs import QSGD, Bf16, Int4, Int8, RandomK, TernGrad, TopK
+from compressa.codecs import QSGD, Bf16, Int4, Int8, RandomK, TopK
 from compressa.codecs.shrunk import Shrunk
 from compressa.compressor import Compressor, Granularity
 from compressa.parameters import ParameterInfo
@@ -230,7 +230,7 @@ def test_only_whole_residuals_conserve_mass() -> None:
 
 @pytest.mark.parametrize(
     "codec",
-    [QSGD(levels=16, block=64), RandomK(density=0.3, unbiased=True), TernGrad(block=64, clip=0.0)],
+    [QSGD(levels=16, block=64), RandomK(density=0.3, unbiased=True)],
 )
 def test_a_shrunk_quantiser_is_the_contraction_that_it_says(codec: Any) -> None:
     check_codec(Shrunk(codec=codec))
