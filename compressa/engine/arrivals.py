@@ -35,7 +35,7 @@ class Arrivals:
 
     @property
     def open(self) -> bool:
-        """Whether a unit of the step is not done."""
+        """Whether the step is not over: a gradient has not come, or a unit is not done."""
         return bool(self.missing or self._tickets)
 
     def begin(self, phase: Phase) -> None:
@@ -49,6 +49,11 @@ class Arrivals:
         self, gradients: Mapping[str, torch.Tensor], mark: Mark, ticket: Ticket
     ) -> list[int]:
         """Note gradients; return the numbers of the units that are complete now.
+
+        Args:
+            gradients: By parameter name, each of its parameter's shape.
+            mark: When they are ready, on their device.
+            ticket: What is owed to whoever brought them, until all of their units are done.
 
         Raises:
             StateError: One is unknown, has come before, or has another shape.
@@ -76,11 +81,11 @@ class Arrivals:
         return ready
 
     def owes(self, ticket: Ticket) -> bool:
-        """Whether a unit with what it brought is not done."""
+        """Return whether a unit with what a ticket's gradients belong to is not done."""
         return ticket in self._tickets
 
     def take(self, index: int) -> tuple[Gradients, set[Mark]]:
-        """Return a complete unit's gradients, and the marks of those who brought them."""
+        """Return a complete unit's gradients, by name, and the marks of who brought them; once."""
         assert self._phase is not None, "no step has begun"
         names = self._phase.units[index].names
         gradients = {name: self._gradients[name] for name in names}

@@ -91,20 +91,27 @@ class Communication:
         """Have a function called once with the verdict, when nothing is under way any more.
 
         It is called on the communication thread; or now, if everything has been ended already.
+
+        Args:
+            failed: Must block nowhere.
         """
         self._failed.connect(failed)
 
     def pass_through(self, gate: Gate | None) -> None:
-        """Have exchanges begin when a gate lets them; owned from now on, before the first one."""
+        """Have exchanges begin when a gate lets them, if there is one; before the first exchange.
+
+        Args:
+            gate: Owned from now on, and closed with this object; None to hold nothing back.
+        """
         self._gate = gate
         self._driver.pass_through(gate)
 
     def waits(self) -> list[Wait]:
-        """What exchanges under way wait for; from any thread."""
+        """Return what exchanges under way wait for, the longest wait first; from any thread."""
         return self._driver.waits()
 
     def step_over(self) -> None:
-        """All of a step has been exchanged; on the communication thread."""
+        """Note that all of a step has been exchanged: a gate lets others go; on this thread."""
         if self._gate is not None:
             self._gate.over()
 
@@ -117,9 +124,13 @@ class Communication:
         self.post(partial(attach, self._reactor))
 
     def wait(self, tickets: Sequence[Ticket]) -> list[Mark]:
-        """Wait for tickets, and return their marks.
+        """Wait for tickets, and return their marks, in their order.
 
-        Meanwhile, and not while the caller computes, its core is free.
+        Meanwhile, and not while the caller computes, its core is free. Every exchange has its
+        deadline, so the wait ends.
+
+        Raises:
+            CompressaError: The verdict, if it came before one of them was done.
         """
         self._reactor.core_free = True
         try:
@@ -132,12 +143,19 @@ class Communication:
         self.post(partial(self._driver.follow, plan, ordered))
 
     def start(self, task: Task) -> None:
-        """Begin a program."""
+        """Begin a program; from any thread, and without waiting.
+
+        Args:
+            task: Its `finished` is called on the communication thread, with None or the error.
+        """
         task.idle_since_s = time.perf_counter()
         self.post(partial(self._start, task))
 
     def fail(self, error: CompressaError) -> None:
-        """End everything under way with an error; only the first one counts."""
+        """End everything under way with an error; only the first one counts.
+
+        From any thread, and without waiting: `when_failed` tells the verdict.
+        """
         self._reason = self._reason or error  # at once: what it ends may look like another fault
         self.post(partial(self._fail, error))
 
@@ -160,17 +178,24 @@ class Communication:
             raise
 
     def idle(self, timeout_s: float) -> bool:
-        """Wait until no worker thread computes anything; return whether that is so in time."""
+        """Wait until no worker thread computes anything.
+
+        Args:
+            timeout_s: Longest wait, in seconds.
+
+        Returns:
+            Whether that is so in time.
+        """
         meeting = threading.Barrier(self._threads + 1)
         for _ in range(self._threads):  # who comes has finished what it did before
             self._pool.submit(_meet, meeting, timeout_s)
         return _meet(meeting, timeout_s)
 
     def close(self, wait_s: float) -> None:
-        """End the threads and the transport.
+        """End the threads and the transport; not from one of these threads.
 
         Args:
-            wait_s: Longest wait for the other ranks to end theirs.
+            wait_s: Longest wait for the other ranks to end theirs, in seconds.
 
         Raises:
             TransportError: Some of it does not end; what it uses must be left as it is.
@@ -285,7 +310,7 @@ def _meet(meeting: threading.Barrier, timeout_s: float) -> bool:
 
 
 def wrapped(error: BaseException) -> CompressaError:
-    """Give an unforeseen error a type that every caller of the engine handles."""
+    """Return an error itself if it is of this package, else as the cause of a `CompressaError`."""
     if isinstance(error, CompressaError):
         return error
     known = CompressaError(f"an internal error ended the communication: {error!r}")

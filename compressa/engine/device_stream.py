@@ -38,7 +38,7 @@ LACKS = (KernelUnavailable, MemoryError, torch.OutOfMemoryError)
 
 
 class DeviceStream:
-    """The CPU's: nothing to order.
+    """The CPU's: nothing to order. Calls are for any thread.
 
     Attributes:
         device: Where gradients are.
@@ -49,7 +49,14 @@ class DeviceStream:
     threads: int | None = None
 
     def check(self, gradients: Mapping[str, torch.Tensor]) -> None:
-        """Raise StateError unless gradients, by parameter name, are on the device."""
+        """Check where gradients are.
+
+        Args:
+            gradients: By parameter name.
+
+        Raises:
+            StateError: One is on another device; the message names it.
+        """
         for name, gradient in gradients.items():
             if gradient.device != self.device:
                 raise StateError(
@@ -66,24 +73,30 @@ class DeviceStream:
         return _NOTHING
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> Mark:
-        """Note that tensors are ready, in the order of the caller's work, and will be used here."""
+        """Note that tensors are ready, in the order of the caller's work, and will be used here.
+
+        Returns:
+            For `after`: what the caller's stream was given until now.
+        """
         return None
 
     def after(self, marks: Collection[Mark]) -> None:
-        """What is given to this device stream from now on comes after what was marked."""
+        """Have what is given to this device stream from now on come after marks; nobody waits."""
 
     def note(self) -> Mark:
-        """Mark what this device stream was given until now."""
+        """Return a mark of what this device stream was given until now."""
         return None
 
     def follow(self, marks: Collection[Mark]) -> None:
-        """What the caller does from now on comes after what was marked here, and no more."""
+        """Have what the caller does from now on come after marks of `note`, and after no more."""
 
     def join(self) -> None:
-        """What the caller does from now on comes after all that this device stream was given."""
+        """Have what the caller does from now on come after all that was given here until now."""
 
     def checking(self, what: str) -> AbstractContextManager[Any]:
         """Have checks of what arrived meanwhile answered when it suits the device.
+
+        On a CPU a check raises at once, as without this.
 
         Args:
             what: Whatever is decoded, for the message of `check_received`.
@@ -139,6 +152,9 @@ class CudaDeviceStream(DeviceStream):
     Args:
         device: The GPU.
 
+    Attributes:
+        stream: It, as torch's.
+
     Raises:
         BackendUnavailable: Kernels can not run there; the message names the fix.
     """
@@ -155,48 +171,54 @@ class CudaDeviceStream(DeviceStream):
         self._free: list[_Answer] = []
 
     def adopt(self) -> None:
-        """Besides, make the stream the thread's current one."""
+        """Make the device and the stream the thread's current ones, and use no further threads."""
         work_alone()
         torch.cuda.set_device(self.device)
         torch.cuda.set_stream(self.stream)
 
     def current(self) -> AbstractContextManager[Any]:
-        """The stream is the caller's current one meanwhile."""
+        """Return a context in which the stream is the caller's current one."""
         context: AbstractContextManager[Any] = torch.cuda.stream(self.stream)
         return context
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> Mark:
-        """Record an event, and have torch's allocator know that the stream uses their memory."""
+        """Record an event on the caller's current stream; see `DeviceStream.mark`.
+
+        torch's allocator is told that this stream uses the tensors' memory, too.
+        """
         for tensor in tensors:
             tensor.record_stream(self.stream)
         event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
         return event
 
     def after(self, marks: Collection[Mark]) -> None:
-        """The stream waits for events."""
+        """Have the stream wait for events; the host does not."""
         for mark in marks:
             if mark is not None:
                 self.stream.wait_event(mark)
 
     def note(self) -> Mark:
-        """Record an event."""
+        """Record an event on the stream."""
         event: torch.cuda.Event = self.stream.record_event()
         return event
 
     def follow(self, marks: Collection[Mark]) -> None:
-        """The caller's current stream waits for events."""
+        """Have the caller's current stream wait for events; the host does not."""
         stream = torch.cuda.current_stream(self.device)
         for mark in marks:
             if mark is not None:
                 stream.wait_event(mark)
 
     def join(self) -> None:
-        """The caller's current stream waits for this one."""
+        """Have the caller's current stream wait for this one; the host does not."""
         torch.cuda.current_stream(self.device).wait_stream(self.stream)
 
     @contextmanager
     def checking(self, what: str) -> Iterator[None]:
-        """No check of this thread, one of the engine's, waits; all of them share an answer."""
+        """Have no check of this thread, one of the engine's, wait; all of them share an answer.
+
+        A check's kernels set a number on the GPU; `check_received` looks at it.
+        """
         made: list[_Answer] = []
 
         def make() -> Any:
@@ -213,7 +235,14 @@ class CudaDeviceStream(DeviceStream):
                     self._due.append(answer)
 
     def check_received(self, *, wait: bool = False) -> None:
-        """Look at the answers in the order in which they come."""
+        """Look at the answers in the order in which they come; from any thread.
+
+        Args:
+            wait: For the GPU to have come to all of them; else to those that it has come to.
+
+        Raises:
+            PayloadError: A check has found a fault; the message says in what.
+        """
         while (answer := self._next_due()) is not None:
             if not answer.has_come(wait):  # not under the lock: others must go on meanwhile
                 with self._lock:
@@ -239,13 +268,16 @@ class CudaDeviceStream(DeviceStream):
 
 
 def reached(mark: Mark) -> bool:
-    """Whether the device has come to a mark; nobody waits."""
+    """Return whether the device has come to a mark; nobody waits."""
     return mark is None or bool(mark.query())
 
 
 @contextmanager
 def resources_for(what: str) -> Iterator[None]:
     """Have what a device lacks meanwhile be told as an error that names the fix.
+
+    Args:
+        what: What memory is needed for, for the message.
 
     Raises:
         BackendUnavailable: There is not enough memory, or no kernel.
@@ -274,6 +306,9 @@ def lacking(error: Exception, what: str) -> BackendUnavailable:
 
 def device_stream_of(device: torch.device) -> DeviceStream:
     """Return a new device stream on a device.
+
+    Args:
+        device: A CPU, or one GPU by its number.
 
     Raises:
         BackendUnavailable: Kernels can not run there, or there are none for such a device.

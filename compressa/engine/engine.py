@@ -116,10 +116,11 @@ class Engine:
         loss_scale: float | None = None,
         hold_zeros: bool = False,
     ) -> Ticket:
-        """Combine some of a step's gradients over the ranks, in place.
+        """Combine some of a step's gradients over the ranks, in place; does not wait for them.
 
         Args:
-            gradients: By parameter name. They must stay untouched until the future is done.
+            gradients: By parameter name, each of its parameter's shape and dtype, on the engine's
+                device. They must stay untouched until the future is done.
             step: Optimizer step; all its gradients must be submitted before the next begins.
             loss_scale: What the gradients were multiplied by; None without loss scaling.
             hold_zeros: Keep the residual of a parameter back whose gradient is all zero.
@@ -156,15 +157,25 @@ class Engine:
         return not self._arrivals.missing
 
     def check(self) -> None:
-        """Raise the error that ended this engine, or ends it now: an arrival that is not due."""
+        """Raise the error that ended this engine, or ends it now: an arrival that is not due.
+
+        From any thread, and without waiting; the same `CompressaError` in every call.
+        """
         if self._error is not None:
             raise self._error
         self._communication.check_received()
 
     def wait(self, tickets: Sequence[Ticket], name: str = "all gradients") -> None:
-        """Block until all are done, or raise the engine's error; a trace says for what, by name.
+        """Block until all are done; on one thread at a time.
 
         On a GPU, what the caller enqueues next comes after these, and not after what follows them.
+
+        Args:
+            tickets: What `submit` has returned.
+            name: For what, in a trace.
+
+        Raises:
+            CompressaError: The engine has failed; the same error on every rank.
         """
         started_s = time.perf_counter()
         self._doing.begin(f"in step {self.step}", blocked=True)
@@ -179,7 +190,7 @@ class Engine:
             self._timeline.waited(name, self.step, started_s, seconds)
 
     def stats(self) -> Stats:
-        """Return what was measured since the start."""
+        """Return what was measured since the start, on this rank; from any thread."""
         traffic = self.transport.traffic
         return self._ledger.snapshot(traffic.sent_bytes, traffic.messages)
 
@@ -203,7 +214,7 @@ class Engine:
         self.device_stream.join()
 
     def attempt(self, compressors: Mapping[str, Compressor]) -> None:
-        """Raise what would go wrong if other compressors were in force; change nothing."""
+        """Raise what would go wrong with other compressors; see `Phases.attempt`."""
         self._phases.attempt(compressors)
 
     def switch(self, compressors: Mapping[str, Compressor], step: int) -> None:
@@ -231,12 +242,14 @@ class Engine:
         self._phases.succeed(old._phases)
 
     def adopt(self, costs: Costs | None) -> None:
-        """Choose algorithms by these figures from the next step on, the same on every rank."""
+        """Choose algorithms by these figures from the next step on, alike on every rank."""
         self._sums.costs = costs
         self._expected = -1  # whichever step is next is planned anew
 
     def retire(self) -> None:
         """Have the state as it was before the step that is not complete, if one is.
+
+        For an engine that has failed. Waits for worker threads, for as long as a start may take.
 
         Raises:
             StateError: A worker thread goes on for too long.

@@ -33,7 +33,7 @@ class Timeline:
         self._first_s: dict[int, float] = {}  # of the step's units
 
     def enter(self, phase: Phase) -> None:
-        """Have units of a phase from now on, between two steps."""
+        """Have units of a phase from now on, between two steps; before the first as well."""
         self._phase, self._step = phase, -1
         layouts = [unit.layout for unit in phase.units]
         self._names = [tuple(s.parameter.name for s in layout.segments) for layout in layouts]
@@ -95,7 +95,14 @@ class Timeline:
             self.tracer.add(Span(LEFT, "", key.step, first_s, seconds, key.unit, key.stage))
 
     def waited(self, name: str, step: int, started_s: float, seconds: float) -> None:
-        """Note that the training thread has waited."""
+        """Note that the training thread has waited.
+
+        Args:
+            name: For what.
+            step: In which step.
+            started_s: Since when, on `time.perf_counter`.
+            seconds: For how long.
+        """
         self.tracer.span("wait", name, step, started_s, seconds)
 
     def _order(self) -> dict[int, int]:

@@ -81,6 +81,10 @@ class Planning:
         """Begin a phase, or a stretch of steps that follows on none; return its first plan.
 
         What was under way is forgotten, on all ranks at the same step.
+
+        Args:
+            phase: To plan for.
+            step: Its first.
         """
         steps = self._schedule.profile_steps
         self.profiler = Profiler([unit.names for unit in phase.units], steps)
@@ -153,10 +157,14 @@ class Planning:
 
 
 def written(step_plan: StepPlan, names: Sequence[Name]) -> bytes:
-    """Write a step plan for transfers that all ranks know, as 32-bit numbers.
+    """Write a step plan for transfers that all ranks know, as 32-bit numbers; see `read`.
 
     For each place of the plan: which transfer it is of these; then, for each place, that of the
     first that leaves in one message with it; then the launches.
+
+    Args:
+        step_plan: Of all of these transfers.
+        names: (unit, stage) of each transfer of a step, in an order that all ranks share.
     """
     plan, number = step_plan.plan, {name: i for i, name in enumerate(names)}
     heads = np.arange(len(plan.order))

@@ -39,7 +39,15 @@ class UnitRuntime:
         self._sources: list[torch.Tensor] = []
 
     def collect(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-        """Return each segment's values as the aggregator wants them."""
+        """Return each segment's values as the aggregator wants them.
+
+        Args:
+            gradients: By parameter name, of its shape; lent until `deliver` returns.
+
+        Returns:
+            By segment, 1-D and contiguous, of `aggregator.values_dtype`, or of 16 bits where it
+            takes these: a view of the gradient where that can be.
+        """
         self._values, self._sources = [], []
         for segment in self.layout.segments:
             gradient = gradients[segment.parameter.name]
@@ -49,7 +57,12 @@ class UnitRuntime:
         return self._values
 
     def deliver(self, gradients: Mapping[str, torch.Tensor], check_finite: bool) -> None:
-        """Copy the mean back where it passed through staging memory."""
+        """Copy the mean back where it passed through staging memory, after `collect`.
+
+        Args:
+            gradients: Those of `collect`; hold the mean afterwards, in their own dtype.
+            check_finite: Whether `finite` is to know of it.
+        """
         for segment, value, source in zip(
             self.layout.segments, self._values, self._sources, strict=True
         ):
@@ -87,7 +100,7 @@ class UnitRuntime:
 
 
 def all_delivered_finite(units: Iterable[UnitRuntime]) -> bool:
-    """Whether each unit is `finite`; waits for a GPU once for all of them."""
+    """Return whether each unit is `finite`; waits for a GPU once for all of them."""
     largest = [unit._largest for unit in units]
     known = [x for x in largest if not isinstance(x, torch.Tensor)]
     on_gpu = [x for x in largest if isinstance(x, torch.Tensor)]
