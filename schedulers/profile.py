@@ -66,7 +66,10 @@ class Profile:
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Self:
-        """Make a profile of `numbers`.
+        """Make a profile of what its `numbers` returned.
+
+        Args:
+            numbers: Seconds: forward, backward, and four of each unit.
 
         Raises:
             ValueError: They are not as many, or not finite, or negative.

@@ -41,6 +41,7 @@ class Handle:
         group: Who takes part.
 
     Attributes:
+        engine: Combines tensors; another one after `reform`.
         config: The settings in force.
         group: Who takes part now; another one after `reform`.
         next_step: Number of the step whose tensors are submitted next.
@@ -51,7 +52,7 @@ class Handle:
         self.config = engine.session.config
         self.group = group
         self.next_step = 0
-        self._engine = engine
+        self.engine = engine
         self._model: weakref.ref[Any] | None = None
         self._quiesce: Callable[[], None] | None = None
         self._retired = False
@@ -69,7 +70,7 @@ class Handle:
                 two steps.
         """
         self._model, self._quiesce = weakref.ref(model), quiesce
-        self.integrity = Integrity(self._engine, self.config, self._model)
+        self.integrity = Integrity(self.engine, self.config, self._model)
 
     def __enter__(self) -> Self:
         """Return the handle."""
@@ -86,7 +87,7 @@ class Handle:
 
     def closed_on_error(self) -> AbstractContextManager[None]:
         """Close it if what is done meanwhile fails; then all ranks raise one verdict."""
-        return self._engine.session.closed_on_error()
+        return self.engine.session.closed_on_error()
 
     def submit(
         self,
@@ -118,7 +119,7 @@ class Handle:
         """
         if self._link.missing is not None:
             self._link.check()
-        engine = self._engine
+        engine = self.engine
         ticket = engine.submit(
             tensors, step=self.next_step, loss_scale=loss_scale, hold_zeros=hold_zeros
         )
@@ -140,16 +141,11 @@ class Handle:
             Timeout: A rank has not submitted its part within `exchange.deadline_s`.
             CompressaError: The engine has failed otherwise.
         """
-        self._engine.wait(futures, name)
-
-    @property
-    def engine(self) -> Engine:
-        """What combines the gradients."""
-        return self._engine
+        self.engine.wait(futures, name)
 
     def stats(self) -> Stats:
         """Return what was measured on this rank since registration."""
-        return self._engine.stats()
+        return self.engine.stats()
 
     def trace(
         self, path: str | Path | None, steps: tuple[int, int] | None = None
@@ -175,7 +171,7 @@ class Handle:
             >>> with handle.trace("trace.json"):  # doctest: +SKIP
             ...     train(steps=20)
         """
-        tracer = self._engine.tracer
+        tracer = self.engine.tracer
         if path is None:
             tracer.stop()
             return nullcontext()
@@ -195,16 +191,22 @@ class Handle:
         Example:
             >>> handle.save_profile("profile.json")  # doctest: +SKIP
         """
-        saving.save_profile(self._engine, self.config, self.next_step, self._link, Path(path))
+        saving.save_profile(self.engine, self.config, self.next_step, self._link, Path(path))
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's state: residuals, factors and the step.
 
         It is rank-local: the keys begin with the rank, so that torch's distributed checkpoint
-        keeps every rank's part (this object is a `Stateful`). The tensors are the live ones.
+        keeps every rank's part (this object is a `Stateful`).
+
+        Returns:
+            The live tensors, 1-D and in the dtypes in which they are kept, and the step as int64[].
+
+        Raises:
+            CompressaError: The engine has failed.
         """
         self._settle()
-        return saving.state_dict(self._engine, self.next_step)
+        return saving.state_dict(self.engine, self.next_step)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take back what this rank's `state_dict` gave; residuals may be kept in another dtype now.
@@ -213,7 +215,7 @@ class Handle:
             StateError: It is another rank's, or another model's.
         """
         self._settle()
-        self.next_step = saving.load_state_dict(self._engine, state_dict)
+        self.next_step = saving.load_state_dict(self.engine, state_dict)
 
     def save(self, path: str | Path) -> None:
         """Write a checkpoint: one file per rank and a manifest. Collective.
@@ -226,7 +228,7 @@ class Handle:
         """
         self._settle()
         self.integrity.settle(self.next_step)
-        saving.save(self._engine, Path(path), self.next_step, self._link)
+        saving.save(self.engine, Path(path), self.next_step, self._link)
 
     def load(self, path: str | Path) -> None:
         """Read a checkpoint of this model, of any number of ranks. Collective.
@@ -238,7 +240,7 @@ class Handle:
             StateError: It cannot be read, or is of another model or compressor; on every rank.
         """
         self._settle()
-        self.next_step, link = saving.load(self._engine, Path(path))
+        self.next_step, link = saving.load(self.engine, Path(path))
         if link is not None:
             self._go_on_with(link)
 
@@ -268,7 +270,7 @@ class Handle:
         if self._quiesce is not None:
             self._quiesce()
         step = self.next_step + STEPS_AHEAD if at_step is None else at_step
-        self.config = switch(self._engine, self.config, source, self.next_step, step)
+        self.config = switch(self.engine, self.config, source, self.next_step, step)
         return step
 
     def reform(self, survivors: dist.ProcessGroup | Sequence[int]) -> int | None:
@@ -304,15 +306,15 @@ class Handle:
         model = None if self._model is None else self._model()
         if self._model is not None and model is None:
             raise StateError("handle.reform: the model does not exist any more")
-        check_recoverable(self._engine)
+        check_recoverable(self.engine)
         if not self._retired:
-            self._engine.retire()
+            self.engine.retire()
             self._retired = True
             self._end(GIVE_UP_S)  # the other survivors wait for this rank
-        made = reform(self._engine, self.config, self.next_step, survivors)
-        self._engine, self.group, self.next_step = made.engine, made.ranks, made.step
+        made = reform(self.engine, self.config, self.next_step, survivors)
+        self.engine, self.group, self.next_step = made.engine, made.ranks, made.step
         self.integrity = Integrity(made.engine, self.config, self._model)
-        self._engine.adopt(self._link.costs(self.config.schedule.pace_bits_per_s))
+        self.engine.adopt(self._link.costs(self.config.schedule.pace_bits_per_s))
         self._retired = False
         self._close_at_exit()
         if model is not None:
@@ -327,12 +329,12 @@ class Handle:
                 holds stays until the process ends.
         """
         self._end(CLOSE_S)
-        self._engine.tracer.stop()
+        self.engine.tracer.stop()
 
     def _end(self, wait_s: float) -> None:
         atexit.unregister(self._at_exit)
         self.integrity.part()
-        self._engine.close(wait_s)
+        self.engine.close(wait_s)
 
     def _close_at_exit(self) -> None:
         """Threads that wait inside the network library must end before the interpreter does."""
@@ -348,7 +350,7 @@ class Handle:
             CompressaError: The engine has failed.
         """
         self._link.check()
-        self._engine.check()
+        self.engine.check()
 
     def _go_on_with(self, link: Shared) -> None:
         """Choose algorithms by the figures of a checkpoint."""
@@ -362,13 +364,13 @@ class Handle:
                 ConfigWarning,
                 stacklevel=3,
             )
-        self._engine.adopt(link.costs(self.config.schedule.pace_bits_per_s))
+        self.engine.adopt(link.costs(self.config.schedule.pace_bits_per_s))
 
     def _settle(self) -> None:
         """Have state be final: nothing is under way, and what a skipped step sent is back."""
         if self._quiesce is not None:
             self._quiesce()
-        self._engine.settle()
+        self.engine.settle()
 
 
 def _close_at_exit(reference: weakref.ref[Handle], process: int) -> None:

@@ -96,7 +96,7 @@ class Integrity:
         self._check.begin({**_called("parameter", self._parameters()), **kept})
 
     def tell(self) -> None:
-        """Tell the others, before the optimizer's step."""
+        """Wait until all is read, and send checksums to the others, before the optimizer's step."""
         if self._check is not None:
             self._check.tell()
 

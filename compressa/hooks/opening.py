@@ -62,10 +62,6 @@ def open_engine(
     return open_handle(_CALLER, config, tensors, group_or_world(group, _CALLER))
 
 
-def _nothing_to_refuse(config: Config) -> None:
-    """Whatever the configuration says."""
-
-
 def open_handle(
     caller: str,
     source: Source,
@@ -74,7 +70,7 @@ def open_handle(
     *,
     policy: str | None = None,
     exact: Mapping[str, int] | None = None,
-    refuse: Callable[[Config], CompressaError | None] = _nothing_to_refuse,
+    check: Callable[[Config], None] = lambda config: None,
 ) -> Handle:
     """Open an engine as `open_engine` does, for a client of this package.
 
@@ -86,9 +82,10 @@ def open_handle(
         policy: `schedule.policy` where the source does not say it; None for the usual one.
         exact: By name, how many float32 values are submitted besides; never compressed, and first
             in the order of parameters.
-        refuse: Returns why this rank can not take part after all, which the others are told.
+        check: Raises a CompressaError if this rank can not take part after all, of which the others
+            are told.
     """
-    config, infos, compressors, device_stream, failure = _load(source, tensors, policy)
+    config, infos, compressors, device_stream, failure = _load(source, tensors, policy, check)
     for name, elems in (exact or {}).items():
         infos = (ParameterInfo(0, name, (elems,)), *(replace(p, index=p.index + 1) for p in infos))
         compressors |= assign(load_config({"compressor": "none"}), infos[:1])
@@ -98,7 +95,7 @@ def open_handle(
         infos,
         compressors,
         device_stream=device_stream,
-        failure=failure or refuse(config),
+        failure=failure,
         caller=caller,
     )
     with engine.session.closed_on_error():
@@ -106,7 +103,7 @@ def open_handle(
 
 
 def _load(
-    source: Source, tensors: Tensors, policy: str | None
+    source: Source, tensors: Tensors, policy: str | None, check: Callable[[Config], None]
 ) -> tuple[
     Config, tuple[ParameterInfo, ...], dict[str, Compressor], DeviceStream, CompressaError | None
 ]:
@@ -126,7 +123,9 @@ def _load(
         if config.trace.path is not None:
             place_of(config.trace.path)  # where nothing can be written, nothing begins
         device_stream = device_stream_of(_device(config, _values(tensors)))
-        return config, infos, assign(config, infos), device_stream, None
+        compressors = assign(config, infos)
+        check(config)
+        return config, infos, compressors, device_stream, None
     except CompressaError as error:
         return config, infos, {}, DeviceStream(), error
 

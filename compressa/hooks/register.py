@@ -50,7 +50,7 @@ def register_comm_hook(
         config,
         model.module,
         model.process_group,
-        refuse=lambda _: _refusal(model),
+        check=lambda _: _check_combined_by_hook(model),
     )
     with handle.closed_on_error():
         handle.attach(model)
@@ -74,13 +74,9 @@ def _check_model(model: DistributedDataParallel) -> None:
         )
 
 
-def _refusal(model: DistributedDataParallel) -> StateError | None:
-    try:
-        check_reducer(model)
-        check_inputs(model)
-    except StateError as error:
-        return error
-    return None
+def _check_combined_by_hook(model: DistributedDataParallel) -> None:
+    check_reducer(model)
+    check_inputs(model)
 
 
 def _install(model: DistributedDataParallel, handle: Handle, scaler: Any) -> None:

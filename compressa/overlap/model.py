@@ -13,7 +13,6 @@ from torch._C._distributed_c10d import _broadcast_coalesced
 from torch._compile import _disable_dynamo
 
 from compressa.config import Source
-from compressa.engine.engine import Engine
 from compressa.errors import CompressaError, StateError
 from compressa.overlap.arrivals import Gradient
 from compressa.overlap.opening import Options, open_overlap, trained
@@ -136,13 +135,16 @@ class OverlappedDataParallel(nn.Module):
         with self._uses.forward(self._updates.due) as watched:
             output = self.module(*inputs, **kwargs)
         if watched:
-            self._engine().planning.forward(self._uses.need_s, self._uses.forward_s)
+            self.handle.engine.planning.forward(self._uses.need_s, self._uses.forward_s)
         self.flush()  # what this pass did not use must not be due when backward begins
         return output
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Gradients of forward passes meanwhile stay local, and add up."""
+        """Have gradients of forward passes meanwhile stay local, and add up in `p.grad`.
+
+        The first forward pass afterwards has its gradients combined with them.
+        """
         before, self.require_backward_grad_sync = self.require_backward_grad_sync, False
         try:
             yield
@@ -225,9 +227,6 @@ class OverlappedDataParallel(nn.Module):
             "the state_dict of that"
         )
 
-    def _engine(self) -> Engine:
-        return self.handle.engine
-
     def _quiesce(self) -> None:
         """Wait for all that is under way."""
         self.flush()
@@ -241,7 +240,7 @@ class OverlappedDataParallel(nn.Module):
             self.handle.integrity.settle(self.handle.next_step, self._quiesce)
         if trains and self.require_backward_grad_sync:
             self._reducer.expect()
-            self._engine().tracer.begin_step(self.handle.next_step)
+            self.handle.engine.tracer.begin_step(self.handle.next_step)
         elif trains:
             self._reducer.stay_local()
         else:

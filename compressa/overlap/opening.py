@@ -12,7 +12,7 @@ from torch import nn
 
 from compressa.config import Config, Source
 from compressa.engine.start.process_groups import group_or_world
-from compressa.errors import CompressaError, StateError
+from compressa.errors import StateError
 from compressa.hooks import Handle, broadcast
 from compressa.hooks.opening import open_handle
 from compressa.overlap.reducer import USED
@@ -61,7 +61,7 @@ def open_overlap(
         ranks,
         policy=_POLICY,
         exact={USED: len(named)} if options.find_unused_parameters else {},
-        refuse=partial(_refusal, optimizer),
+        check=partial(_check, optimizer),
     )
     with handle.closed_on_error():
         told = {**asdict(options), **_described(optimizer, named)}
@@ -76,7 +76,7 @@ def trained(module: nn.Module) -> dict[str, nn.Parameter]:
     return {n: p for n, p in module.named_parameters() if p.requires_grad and p.numel()}
 
 
-def _refusal(optimizer: torch.optim.Optimizer, config: Config) -> CompressaError | None:
+def _check(optimizer: torch.optim.Optimizer, config: Config) -> None:
     fault = fault_of(optimizer)
     if not fault and config.engine.recover:
         fault = (
@@ -84,7 +84,8 @@ def _refusal(optimizer: torch.optim.Optimizer, config: Config) -> CompressaError
             "partly done; train with DistributedDataParallel and compressa.register_comm_hook, or "
             "go on from checkpoints"
         )
-    return StateError(fault) if fault else None
+    if fault:
+        raise StateError(fault)
 
 
 def _described(optimizer: torch.optim.Optimizer, named: dict[str, nn.Parameter]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Steps:
             optimizer,
             self._takeover.step,
             reducer,
-            lambda: handle.engine,
+            handle.engine,
             options.clip_each,
             uses.updated,
         )

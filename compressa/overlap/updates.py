@@ -33,7 +33,7 @@ class Updates:
         optimizer: Whose updates.
         step: Its own `step`, as it was before anybody took it over.
         reducer: Brings gradients.
-        engine: Returns the engine in use.
+        engine: Waits for them.
         clip_norm: Norm to which each parameter's gradient is cut before its update; None: not cut.
         updated: Told which parameters have been updated that were due.
 
@@ -47,7 +47,7 @@ class Updates:
         optimizer: torch.optim.Optimizer,
         step: Callable[[], Any],
         reducer: Reducer,
-        engine: Callable[[], Engine],
+        engine: Engine,
         clip_norm: float | None,
         updated: Callable[[Iterable[torch.nn.Parameter]], None],
     ) -> None:
@@ -93,7 +93,7 @@ class Updates:
             if gradient.combined.done():
                 self._apply(self._take(gradient) or [gradient])
             else:
-                self._engine().wait([self._reducer.arrivals.next()], gradient.name)
+                self._engine.wait([self._reducer.arrivals.next()], gradient.name)
 
     def flush(self) -> None:
         """Do all due updates."""
@@ -134,7 +134,7 @@ class Updates:
     def _apply(self, gradients: Sequence[Gradient]) -> None:
         if not gradients:
             return
-        self._engine().wait([gradient.combined for gradient in gradients])
+        self._engine.wait([gradient.combined for gradient in gradients])
         shares: list[Share] = []
         shown: list[tuple[torch.nn.Parameter, torch.Tensor | None]] = []
         for gradient in gradients:
@@ -164,7 +164,7 @@ class Updates:
         first, more = gradients[0], len(gradients) - 1
         name = f"{first.name} (+{more})" if more else first.name
         seconds = time.perf_counter() - began_s
-        self._engine().tracer.span("apply", name, first.step, began_s, seconds)
+        self._engine.tracer.span("apply", name, first.step, began_s, seconds)
 
     @contextlib.contextmanager
     def _restricted(self, groups: list[dict[str, Any]]) -> Iterator[None]:

@@ -161,7 +161,7 @@ class Units:
         return shard.number
 
     def answer(self, shard: Shard, worker: int) -> int:
-        """What the server of a shard answers to a worker."""
+        """What the server of a shard answers to a worker: the mean, encoded."""
         return self.shards + shard.number * self.workers + worker
 
     def slot(self, shard: Shard, worker: int) -> int:

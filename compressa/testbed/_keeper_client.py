@@ -85,7 +85,13 @@ def start_keeper(
 
 
 def enter_argv(process: ProcessId, net_fd: int, *, user_namespace: bool) -> list[str]:
-    """Give the words that, put before a command, run it inside a keeper's namespace."""
+    """Give the words that, put before a command, run it inside a keeper's namespace.
+
+    Args:
+        process: The keeper.
+        net_fd: Number of its file of the namespace.
+        user_namespace: Whether the namespace is inside a user namespace.
+    """
     words = ["nsenter", f"--net=/proc/{process.pid}/fd/{net_fd}"]
     if user_namespace:
         words[1:1] = ["--preserve-credentials", f"--user=/proc/{process.pid}/ns/user"]

@@ -139,7 +139,8 @@ def read_records() -> list[Record]:
     """Read the records of all testbeds of this user, in the order of their names.
 
     Raises:
-        StateError: A record cannot be read.
+        StateError: A record cannot be read; the message names the file.
+        BackendUnavailable: Their directory belongs to somebody else.
     """
     records = [_read(file) for file in directory().glob("*.json")]
     return sorted((r for r in records if r is not None), key=lambda r: (r.name, r.mark))
@@ -160,7 +161,12 @@ def _read(file: Path) -> Record | None:
 
 
 def sweep() -> list[str]:
-    """End all abandoned testbeds and return their names."""
+    """End all abandoned testbeds and return their names.
+
+    Raises:
+        StateError: A record cannot be read, or a process of one cannot be ended.
+        BackendUnavailable: The directory of records belongs to somebody else.
+    """
     with locked():
         abandoned = [record for record in read_records() if record.abandoned()]
         for record in abandoned:

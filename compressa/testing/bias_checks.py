@@ -61,9 +61,10 @@ def check_bias(codec: Codec, elems: int) -> None:
             require(honest, f"{codec.name}: says that it is unbiased, but errs in the same way")
             continue
         drawn = errors(codec, x, _DRAWS if elems >= _MANY_ELEMS else _FEW_DRAWS)
-        check_error(codec, x, what, drawn)
+        trial = _codec_trial(codec, x, what, drawn)
+        trial.check_error()
         if elems >= _MANY_ELEMS and what in _DENSE and isinstance(codec.bias(elems), Unbiased):
-            check_unbiased(codec, x, what, drawn)
+            trial.check_unbiased()
 
 
 def is_random(codec: Codec) -> bool:
@@ -167,6 +168,11 @@ class _Trial:
         require(mean <= self.declared * self.square + SIGMAS * spread + rounding, sentence)
 
     def check_unbiased(self) -> None:
+        """Look at the mean error along some directions and over all.
+
+        Over all: the mean of R unbiased draws has an expected square of at most omega ||x||^2 / R,
+        and where 64 elements or more contribute alike, three times that is beyond six sigma.
+        """
         for along, direction in _directions(self.exact).items():
             parts = self.errors @ (direction / direction.square().sum())
             mean, spread = float(parts.mean()), float(parts.std()) / len(parts) ** 0.5
@@ -198,24 +204,6 @@ def check_error(codec: Codec, x: torch.Tensor, what: str, drawn: torch.Tensor) -
         AssertionError: It exceeds the bound by more than chance and rounding explain.
     """
     _codec_trial(codec, x, what, drawn).check_error()
-
-
-def check_unbiased(codec: Codec, x: torch.Tensor, what: str, drawn: torch.Tensor) -> None:
-    """The mean error is what chance leaves of it, along some directions and over all.
-
-    Over all: the mean of R unbiased draws has an expected square of at most omega ||x||^2 / R, and
-    where 64 elements or more contribute alike, three times that is beyond six sigma.
-
-    Args:
-        codec: Declares it.
-        x: float32[n].
-        what: Kind of vector, for the message.
-        drawn: float64[draws, n], from `errors`.
-
-    Raises:
-        AssertionError: It is more.
-    """
-    _codec_trial(codec, x, what, drawn).check_unbiased()
 
 
 def check_bias_of_mean(compressor: Compressor, elems: int, size: int) -> None:

@@ -73,14 +73,24 @@ class Mutator:
         return length
 
     def set_word(self, room: Bytes, length: int) -> int:
-        """Set one word to a number that would hurt as a count or an index; return the length."""
+        """Set one word to a number that would hurt as a count or an index; return the length.
+
+        Args:
+            room: uint8; its first `length` bytes are the payload.
+            length: Unchanged if less than 4.
+        """
         if length >= 4:
             values = (*_WORDS, length, length - 1, length + 1, self.below(1 << 32))
             self._write(room, self._word(length), values[self.below(len(values))])
         return length
 
     def poison(self, room: Bytes, length: int) -> int:
-        """Set one word to a float32 that would hurt as a scale; return the length."""
+        """Set one word to a float32 that would hurt as a scale; return the length.
+
+        Args:
+            room: uint8; its first `length` bytes are the payload.
+            length: Unchanged if less than 4.
+        """
         if length >= 4:
             self._write(room, self._word(length), _FLOAT_WORDS[self.below(len(_FLOAT_WORDS))])
         return length

@@ -29,7 +29,11 @@ _FAR = (1 << 32, 1 << 34)  # where an element's number, and its block's, leave 3
 
 
 def check_streams(codec: Codec) -> None:
-    """Random bits depend on all that they should depend on, and on nothing else."""
+    """Random bits depend on all that they should depend on, and on nothing else.
+
+    Raises:
+        AssertionError: They do not, with a probability of error of some 2e-9 for each comparison.
+    """
     if not is_random(codec):
         return
     x = vectors(_ELEMS)["gaussian"]
@@ -43,7 +47,14 @@ def check_streams(codec: Codec) -> None:
 
 
 def check_mean_of_ranks(compressor: Compressor) -> None:
-    """The mean that four ranks arrive at has a fourth of the variance that one rank has alone."""
+    """The mean that four ranks arrive at has a fourth of the variance that one rank has alone.
+
+    Args:
+        compressor: A codec that draws private random bits.
+
+    Raises:
+        AssertionError: It has another.
+    """
     alone, together = (_squares(compressor, [1] * ranks) for ranks in (1, _RANKS))
     spread = (alone.var() + (_RANKS * together).var()).sqrt() / len(alone) ** 0.5
     found, due = float(together.mean()), float(alone.mean()) / _RANKS
@@ -60,6 +71,9 @@ def check_ranks_apart(compressor: Compressor) -> None:
     If ranks drew alike, errors of x would add up, and errors of x and -x would not, or less. This
     compares worlds of one size, and so holds where rounding depends on the number of ranks. It is
     for unbiased compressors: errors that do not average out differ for x and -x.
+
+    Raises:
+        AssertionError: It varies otherwise.
     """
     alike, opposite = (
         _squares(compressor, signs) for signs in ([1] * _RANKS, [1, -1] * (_RANKS // 2))

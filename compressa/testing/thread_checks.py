@@ -26,7 +26,11 @@ _THREADS = (2, 3)
 
 
 def check_codec_threads(codec: Codec) -> None:
-    """One thread and several encode to the same payload, and decode to the same vector."""
+    """One thread and several encode to the same payload, and decode to the same vector.
+
+    Raises:
+        AssertionError: They do not; the message says what differs, and on how many threads.
+    """
     x = torch.randn(_ELEMS, generator=generator(1))
     alone = _all_ways(codec, x)
     for threads in _THREADS:
@@ -38,7 +42,11 @@ def check_codec_threads(codec: Codec) -> None:
 
 
 def check_threads(compressor: Compressor) -> None:
-    """One thread and several come to the same mean, two steps long."""
+    """One thread and several come to the same mean, two steps long.
+
+    Raises:
+        AssertionError: They do not.
+    """
     alone = _two_steps(compressor)
     for threads in _THREADS:
         with team(threads):

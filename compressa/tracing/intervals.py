@@ -51,7 +51,12 @@ class Intervals:
         return Intervals(left)
 
     def within(self, begin: float, end: float) -> float:
-        """How much of them lies between two times."""
+        """How much of them lies between two times.
+
+        Args:
+            begin: No later than `end`.
+            end: In the unit of the pieces, as is what is returned.
+        """
         return self._until(end) - self._until(begin)
 
     def _until(self, time: float) -> float:

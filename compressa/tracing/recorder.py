@@ -66,7 +66,7 @@ class Recording:
         return len(self._events)
 
     def add(self, span: Span) -> None:
-        """Keep a span, if there is room."""
+        """Keep a span, from any thread, if there is room; else it is counted."""
         if len(self._events) < self._most_events:
             self._events.append(span)
         else:
@@ -82,7 +82,15 @@ class Recording:
             self._drop_first_step()
 
     def end(self, rank: int, size: int) -> Trace:
-        """Return what was recorded, once."""
+        """Return what was recorded, once.
+
+        Args:
+            rank: This rank.
+            size: Of how many ranks.
+
+        Returns:
+            What there was room for of the steps of interest; nothing is kept here.
+        """
         ended_s = time.perf_counter()
         spans = _assembled(self._drain())
         begun = tuple((step, at_s) for step, at_s, _ in self._begun)
@@ -213,6 +221,10 @@ class Tracer:
 
 def place_of(path: str | Path, rank: int = 0) -> Path:
     """Return where a rank's trace is to be written, and make the folder.
+
+    Args:
+        path: As the user has given it.
+        rank: Its number is put into the name.
 
     Raises:
         ConfigError: It can not be made.

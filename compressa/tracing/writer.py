@@ -29,6 +29,10 @@ _MOST_LANES = 10_000
 def write(trace: Trace, path: Path) -> None:
     """Write a trace, whole or not at all.
 
+    Args:
+        trace: Of one rank.
+        path: Of a JSON file, which is replaced.
+
     Raises:
         OSError: It can not be written.
     """
