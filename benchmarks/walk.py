@@ -111,7 +111,8 @@ class Recorder:
 
     def walk(self, step: Callable[[], object]) -> Walk:
         """Note the calls of one step."""
-        self._calls = calls = []
+        calls: list[tuple[int, CodeType]] = []
+        self._calls = calls
         step()
         time.sleep(_REST_S)
         self._calls = None

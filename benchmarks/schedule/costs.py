@@ -139,4 +139,4 @@ def _hand_over() -> None:
     while outbox:
         item = outbox.next_frame()
         item.frame.pack()
-        item.sent()
+        item.message.handed_over()

@@ -36,7 +36,7 @@ from benchmarks.exchange.transfers import check_pattern, indices, pattern
 from compressa.collectives.algorithms import ALGORITHMS
 from compressa.errors import BackendUnavailable, ConfigError, TransportError
 from compressa.link.chain import LEAST_CHAIN_S, timed
-from harness.tables import Verdict
+from harness.tables import Table, Verdict
 
 LINE = 1.19e8
 MEGABYTES = 4_000_000
