@@ -48,7 +48,7 @@ def forget_residuals_on_load() -> Iterator[None]:
 
     def broken(self: Handle, path: str) -> None:
         load(self, path)
-        for vector in self._engine.state.vectors.values():
+        for vector in self.engine.state.vectors.values():
             vector.zero_()
 
     with mock.patch.object(Handle, "load", broken):
