@@ -42,13 +42,13 @@ class Owned(NamedTuple):
         residual: float32[n]; added to the values, and then what the mean lost.
         kept: float32[n], overwritten; see `absorb_residual`.
         loss_scale: Loss scale that the values carry, and neither of the two does.
-        mean_scale: What the mean carries and its error, as it is kept, does not.
+        mean_loss_scale: What the mean carries and its error, as it is kept, does not.
     """
 
     residual: F32
     kept: F32
     loss_scale: float
-    mean_scale: float
+    mean_loss_scale: float
 
 
 def average_blockwise(
@@ -93,7 +93,7 @@ def average_blockwise(
     if owned is not None:
         check_feedback(owned.residual, x.size, owned.loss_scale)
         check_array("kept", owned.kept, np.float32, x.shape, writable=True)
-        check_loss_scale(owned.mean_scale)
+        check_loss_scale(owned.mean_loss_scale)
     arrays = [array for packed in (mean, *sent) for array in packed]
     if kernel := backend("blockwise_mean", x, *arrays, *(owned[:2] if owned else ())):
         kernel.average_blockwise(x, sent, mean, form=form, weight=weight, noise=noise, owned=owned)
@@ -112,7 +112,7 @@ def average_blockwise(
         offsets=mean.offsets,
         noise=noise,
         residual=None if owned is None else owned.residual,
-        loss_scale=1.0 if owned is None else owned.mean_scale,
+        loss_scale=1.0 if owned is None else owned.mean_loss_scale,
     )
     if owned is not None:
         np.copyto(owned.residual, owned.kept, where=~np.isfinite(x))

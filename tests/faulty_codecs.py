@@ -100,10 +100,10 @@ class DecodesByItself(FaultyInt8):
 
 class Allocates(KeepsResiduals):
     def feed_back(
-        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, scale: float
+        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, loss_scale: float
     ) -> int:
-        effective = residual.mul(scale).add_(x)
-        return self.sound.encode_feedback(effective, residual.zero_(), payload, draw, scale)
+        effective = residual.mul(loss_scale).add_(x)
+        return self.sound.encode_feedback(effective, residual.zero_(), payload, draw, loss_scale)
 
 
 class DropsOneElement(FaultyInt8):
@@ -200,28 +200,28 @@ class HidesNan(FaultyInt8):
 
 class PoisonsItsResidual(KeepsResiduals):
     def feed_back(
-        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, scale: float
+        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, loss_scale: float
     ) -> int:
-        corrected = x + scale * residual
+        corrected = x + loss_scale * residual
         length = self.encode(corrected, payload, draw)
         decoded = torch.empty_like(x)
         self.decode(payload, decoded, draw)
-        residual.copy_((corrected - decoded) / scale)
+        residual.copy_((corrected - decoded) / loss_scale)
         return length
 
 
 class ResetsItsResidual(KeepsResiduals):
     def feed_back(
-        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, scale: float
+        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, loss_scale: float
     ) -> int:
-        length = self.sound.encode_feedback(x, residual, payload, draw, scale)
+        length = self.sound.encode_feedback(x, residual, payload, draw, loss_scale)
         residual.zero_()
         return length
 
 
 class ForgetsTheLossScale(KeepsResiduals):
     def feed_back(
-        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, scale: float
+        self, x: Tensor, residual: Tensor, payload: Tensor, draw: Draw, loss_scale: float
     ) -> int:
         return self.sound.encode_feedback(x, residual, payload, draw, 1.0)
 

@@ -33,7 +33,7 @@ class FeedbackRule:
 
     Args:
         owner: In a scatter-reduce, also keep the error of the owner's encode of the mean.
-        dtype: What residuals are kept as: "float32", "bfloat16" or "int8" (with a unit for each
+        dtype: What residuals are kept as: "float32", "bfloat16" or "int8" (with a scale for each
             block of 256).
         decay: What a residual is multiplied by before it is added.
         beta: Share of the new error in the residual; 1 for all of it.

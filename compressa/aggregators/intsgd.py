@@ -36,7 +36,7 @@ class IntSGD(AggregatingCompressor):
 
     Bias: unbiased, with a variance of at most 1 / (4 alpha^2) = (s / (2 levels))^2 per coordinate
     and rank, so 1/P of that for the mean: omega = (sqrt(1 + (P d - 1) / levels^2) - 1) / 2 for
-    parameters of d elements, reached by one element beside others of 1 / (2 (1 + omega)) units.
+    parameters of d elements, reached by one element beside others of 1 / (2 (1 + omega)) steps.
 
     Args:
         bits: Of an integer on the wire, 8, 16 or 32. P ranks have (2^(bits-1) - 1) // P levels:

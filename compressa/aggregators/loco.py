@@ -29,7 +29,7 @@ from compressa.parameters import Layout
 
 @dataclass(frozen=True, kw_only=True)
 class LoCo(AggregatingCompressor):
-    """Four bits and a unit per block, with a residual of eight bits in a moving average.
+    """Four bits and a scale per block, with a residual of eight bits in a moving average.
 
     Each rank sends its shards as int4, their owner adds them in float32, and shares the mean as
     int4: two quantisations, whatever the number of ranks. The owner keeps the error of the mean in
@@ -43,7 +43,7 @@ class LoCo(AggregatingCompressor):
     mass is conserved only about.
 
     Args:
-        block: Elements that share a unit on the wire.
+        block: Elements that share a scale on the wire.
         beta: Share of the new error in the residual.
         reset_steps: The residual is dropped in every so manieth step; 0 for never.
 

@@ -39,7 +39,7 @@ class _Remembered(Generic[T]):
 
 
 class MultiTensor:
-    """Knows what encodes and decodes all scopes of a payload at once, wherever they lie.
+    """Knows what encodes and decodes all scopes of a payload in one call, wherever they lie.
 
     Args:
         codec: The codec; its size is Fixed.

@@ -5,10 +5,10 @@ kept as     tensor of n elements                                                
 ==========  =====================================================================  =============
 "float32"   float32[n]                                                             4
 "bfloat16"  bfloat16[n], rounded to nearest, half to even                          2
-"int8"      uint8[4 b + n], b = ceil(n / 256): b float32 units, then n int8 codes  1.016
+"int8"      uint8[4 b + n], b = ceil(n / 256): b float32 scales, then n int8 codes  1.016
 ==========  =====================================================================  =============
 
-"int8" is the blockwise code of `compressa.kernels.blockwise`, to nearest: 8 bits and a unit of
+"int8" is the blockwise code of `compressa.kernels.blockwise`, to nearest: 8 bits and a scale of
 max / 127 for each block of 256. What is read or written begins at a block.
 """
 
@@ -26,7 +26,7 @@ Width = Literal["float32", "bfloat16", "int8"]
 
 BLOCK_ELEMS = 256
 _FORM = Form(bits=8, block=BLOCK_ELEMS)
-_UNIT_BYTES = 4
+_SCALE_BYTES = 4
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.uint8}
 _LARGEST = torch.finfo(torch.bfloat16).max
 
@@ -38,8 +38,8 @@ def zeros(elems: int, width: Width, device: torch.device | str = "cpu") -> torch
         >>> zeros(300, "int8").numel()
         308
     """
-    units = _UNIT_BYTES * _blocks(elems) if width == "int8" else 0
-    return torch.zeros(units + elems, dtype=_DTYPES[width], device=device)
+    scales = _SCALE_BYTES * _blocks(elems) if width == "int8" else 0
+    return torch.zeros(scales + elems, dtype=_DTYPES[width], device=device)
 
 
 def width_of(vector: torch.Tensor) -> Width:
@@ -59,15 +59,15 @@ def elems_of(vector: torch.Tensor) -> int:
     length = vector.numel()
     if vector.dtype is not torch.uint8:
         return length
-    return length - _UNIT_BYTES * -(-length // (BLOCK_ELEMS + _UNIT_BYTES))
+    return length - _SCALE_BYTES * -(-length // (BLOCK_ELEMS + _SCALE_BYTES))
 
 
 def read(vector: torch.Tensor, start: int, out: torch.Tensor) -> None:
     """Write a part of a residual to `out`, in float32."""
     stop = start + out.numel()
     if vector.dtype is torch.uint8:
-        units, codes = _parts(vector, start, stop)
-        dequantize_blockwise(as_array(codes), as_array(units), as_array(out), form=_FORM)
+        scales, codes = _parts(vector, start, stop)
+        dequantize_blockwise(as_array(codes), as_array(scales), as_array(out), form=_FORM)
     else:
         out.copy_(vector[start:stop])
 
@@ -76,8 +76,8 @@ def write(vector: torch.Tensor, start: int, values: torch.Tensor) -> None:
     """Replace a part of a residual by float32 values, all finite; they may be changed."""
     stop = start + values.numel()
     if vector.dtype is torch.uint8:
-        units, codes = _parts(vector, start, stop)
-        quantize_blockwise(as_array(values), as_array(codes), as_array(units), form=_FORM)
+        scales, codes = _parts(vector, start, stop)
+        quantize_blockwise(as_array(values), as_array(codes), as_array(scales), form=_FORM)
     elif vector.dtype is torch.bfloat16:
         # The largest float32 values would be rounded to infinity.
         vector[start:stop].copy_(values.clamp_(-_LARGEST, _LARGEST))
@@ -115,7 +115,7 @@ def _blocks(elems: int) -> int:
 
 
 def _parts(vector: torch.Tensor, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
-    units_bytes = _UNIT_BYTES * _blocks(elems_of(vector))
-    units = vector[:units_bytes].view(torch.float32)
+    scales_bytes = _SCALE_BYTES * _blocks(elems_of(vector))
+    scales = vector[:scales_bytes].view(torch.float32)
     first, last = start // BLOCK_ELEMS, _blocks(stop)
-    return units[first:last], vector[units_bytes + start : units_bytes + stop]
+    return scales[first:last], vector[scales_bytes + start : scales_bytes + stop]

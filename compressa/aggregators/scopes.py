@@ -111,7 +111,7 @@ def _in_pieces(codec: Codec, out: torch.Tensor, work: Callable[[Cut, torch.Tenso
 class ScopePayload:
     """Encodes and decodes a fixed list of scopes; offsets are worked out once.
 
-    On a GPU all scopes go at once where the codec can do that and nothing else is done to a scope.
+    On a GPU all scopes go in one call where the codec can do that and nothing else is done to them.
 
     Args:
         codec: The codec of all scopes.
@@ -284,7 +284,7 @@ class ScopePayload:
     def _decoder(
         self, gradients: Sequence[torch.Tensor], payloads: Sequence[torch.Tensor]
     ) -> Decoder | None:
-        """What decodes all scopes of payloads at once; None if each has to go by itself."""
+        """What decodes all scopes of payloads in one call; None if each has to go by itself."""
         decoder = self._multi_tensor.decoder(gradients) if self._multi_tensor else None
         if decoder:
             for payload in payloads:

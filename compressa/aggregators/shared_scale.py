@@ -109,8 +109,8 @@ class SharedScale(Aggregator):
         yield AllReduce(DenseValues(self._integers), self._scratch)
         for scope, place, scale in zip(self._scopes, self._parts, scales, strict=True):
             # In float64, where neither the smallest scale nor the largest integer is rounded.
-            unit = scale / (self._levels * self._world.size) if math.isfinite(scale) else math.nan
-            scale_integers(as_array(place), unit, as_array(scope.of(gradients)))
+            step = scale / (self._levels * self._world.size) if math.isfinite(scale) else math.nan
+            scale_integers(as_array(place), step, as_array(scope.of(gradients)))
 
     def rollback(self, context: StepContext) -> None:
         """There is no residual."""

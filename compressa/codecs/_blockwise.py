@@ -1,4 +1,4 @@
-"""What all linear quantisers share: one unit per block, packed integers, one kernel."""
+"""What all linear quantisers share: one scale per block, packed integers, one kernel."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from compressa.kernels.philox import Noise
 
 @dataclass(frozen=True, kw_only=True)
 class Blockwise(KernelCodec):
-    """Units first (float32, one per block), offsets if there are any, then the packed codes.
+    """Scales first (float32, one per block), offsets if there are any, then the packed codes.
 
     Subclasses give the form of the codes and say how they round; everything else follows.
     """
@@ -51,7 +51,7 @@ class Blockwise(KernelCodec):
 
     @property
     def block_elems(self) -> int:
-        """Elements that share a unit."""
+        """Elements that share a scale."""
         return self.block
 
     @property
@@ -60,10 +60,10 @@ class Blockwise(KernelCodec):
         return isinstance(self.bias(1 << 20), Contraction)
 
     def arrays(self, elems: int) -> tuple[int, ...]:
-        """Units, offsets if there are any, codes."""
+        """Scales, offsets if there are any, codes."""
         heads = 2 if self.form.statistic == "range" else 1
-        units = 4 * math.ceil(elems / self.block)
-        return (*[units] * heads, self.form.code_bytes(elems))
+        scales = 4 * math.ceil(elems / self.block)
+        return (*[scales] * heads, self.form.code_bytes(elems))
 
     @property
     def block_form(self) -> blockwise.Form:
@@ -144,4 +144,6 @@ class Blockwise(KernelCodec):
 
 
 def _owned(kept: Kept) -> Owned:
-    return Owned(as_array(kept.residual), as_array(kept.undo), kept.loss_scale, kept.mean_scale)
+    return Owned(
+        as_array(kept.residual), as_array(kept.undo), kept.loss_scale, kept.mean_loss_scale
+    )

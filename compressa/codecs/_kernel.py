@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from compressa.arrays import as_array
-from compressa.codecs._blockwise_list import decoder_of, encoder_of, goes_at_once
+from compressa.codecs._multi_tensor import decoder_of, encoder_of, fits_one_call
 from compressa.codecs.base import Codec, Draw, Granularity
 from compressa.codecs.fused import Decoder, Encoder, Fused, Item
 from compressa.kernels.multi_tensor import BlockForm
@@ -141,10 +141,10 @@ class KernelCodec(Codec):
         residual: torch.Tensor,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float,
+        loss_scale: float,
     ) -> int:
         parts = self.split(payload, x.numel())
-        self.quantize(as_array(x), parts, draw, as_array(residual), scale)
+        self.quantize(as_array(x), parts, draw, as_array(residual), loss_scale)
         return payload.numel()
 
     def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
@@ -160,12 +160,12 @@ class KernelCodec(Codec):
 
     def _encoder(self, items: Sequence[Item], payload: torch.Tensor) -> Encoder | None:
         form = self.block_form
-        if form is None or not goes_at_once(items):
+        if form is None or not fits_one_call(items):
             return None
         return encoder_of(self, items, payload, form, self.noise)
 
     def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
         form = self.block_form
-        if form is None or not goes_at_once(items):
+        if form is None or not fits_one_call(items):
             return None
         return decoder_of(self, items, payload_bytes, form)

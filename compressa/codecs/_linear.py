@@ -1,4 +1,4 @@
-"""What int8, int4 and int2 share: units from the block's extremes, to nearest or stochastic."""
+"""What int8, int4 and int2 share: scales from the block's extremes, to nearest or stochastic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from compressa.kernels import blockwise
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Blockwise):
-    """Integers of `bits` bits times the block's unit, symmetric or between its two extremes."""
+    """Integers of `bits` bits times the block's scale, symmetric or between its two extremes."""
 
     bits: ClassVar[int]
 
@@ -28,8 +28,8 @@ class Linear(Blockwise):
     def bias(self, elems: int) -> Bias:
         """See `bounds` for "symmetric". With "maxmin", both extremes are exact.
 
-        The other b - 2 elements err by half a unit, to nearest, or have a variance of 1/4, and
-        min^2 + max^2 >= (max - min)^2 / 2 = (unit L)^2 / 2: (b - 2) / (2 L^2), reached by
+        The other b - 2 elements err by half a step, to nearest, or have a variance of 1/4, and
+        min^2 + max^2 >= (max - min)^2 / 2 = (scale L)^2 / 2: (b - 2) / (2 L^2), reached by
         -1, 0, ..., 0, 1, as L is odd.
         """
         block, levels = self._in_block(elems), self.form.top

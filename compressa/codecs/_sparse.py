@@ -245,9 +245,9 @@ class BoundedSparse(Codec):
 
     @abstractmethod
     def select(
-        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float
+        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, loss_scale: float
     ) -> int:
-        """Choose some of x + scale * residual, and leave the others in the residual.
+        """Choose some of x + loss_scale * residual, and leave the others in the residual.
 
         What is on a GPU is waited for: how many are chosen decides the layout.
 
@@ -256,7 +256,7 @@ class BoundedSparse(Codec):
             indices: Receives increasing indices; has room for `most` of them.
             values: Receives the values.
             residual: Receives what is not chosen, unscaled; or None.
-            scale: The loss scale.
+            loss_scale: The loss scale.
 
         Returns:
             How many were chosen. A NaN must be among them if anything is not finite.
@@ -314,7 +314,7 @@ class BoundedSparse(Codec):
         residual: torch.Tensor | None,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float,
+        loss_scale: float,
     ) -> int:
         elems, kept = x.numel(), None if residual is None else as_array(residual)
         whole = as_array(payload)
@@ -322,11 +322,11 @@ class BoundedSparse(Codec):
         indices = scratch("sparse.indices", most, np.uint32, beside=whole)
         values = self.form.values(body, most)
         if elems:
-            count = self.select(as_array(x), indices, values, kept, scale)
+            count = self.select(as_array(x), indices, values, kept, loss_scale)
         indices, values, length = indices[:count], values[:count], self.form.bytes(count, elems)
         sent = self.form.write(body[:length], elems, indices, values)
         if kept is not None and not self.form.lossless:
-            topk.return_unsent(kept, indices, values, sent, loss_scale=scale)
+            topk.return_unsent(kept, indices, values, sent, loss_scale=loss_scale)
         _count_of(payload).fill_(count)
         return _COUNT_BYTES + length
 

@@ -72,9 +72,9 @@ class AdaComp(BoundedSparse):
         )
 
     def select(
-        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float
+        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, loss_scale: float
     ) -> int:
         """Compare with the largest of each bin."""
         return adacomp.select_adacomp(
-            x, self.bin_elems, indices, values, residual=residual, loss_scale=scale
+            x, self.bin_elems, indices, values, residual=residual, loss_scale=loss_scale
         )

@@ -150,9 +150,11 @@ class Codec(Compressor):
         residual: torch.Tensor,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float = 1.0,
+        loss_scale: float = 1.0,
     ) -> int:
-        """Encode p = x + scale * residual, and set residual = (p - decode(payload)) / scale.
+        """Encode p = x + loss_scale * residual, and keep in the residual what that loses.
+
+        It becomes (p - decode(payload)) / loss_scale.
 
         Where the error is not finite, the residual is left as it was; but if `p` is finite, so
         that only the payload's dtype was too small for it, `p` is kept whole.
@@ -162,23 +164,23 @@ class Codec(Compressor):
             residual: What was not sent so far, unscaled; updated in place.
             payload: Receives the payload.
             draw: Counter of the random bits.
-            scale: The loss scale.
+            loss_scale: The loss scale.
 
         Returns:
             The payload's length in bytes.
         """
         if self.fused.encode_feedback is not None:
-            return self.fused.encode_feedback(x, residual, payload, draw, scale)
+            return self.fused.encode_feedback(x, residual, payload, draw, loss_scale)
         room = scratch_tensor("codec.feedback", 2 * x.numel(), torch.float32, x.device)
         corrected, decoded = room.view(2, x.numel())
-        torch.add(x, residual, alpha=scale, out=corrected)
+        torch.add(x, residual, alpha=loss_scale, out=corrected)
         length = self.encode(corrected, payload, draw)
         self.decode(payload[:length], decoded, draw)
-        error = torch.sub(corrected, decoded, out=decoded).mul_(1.0 / scale)
+        error = torch.sub(corrected, decoded, out=decoded).mul_(1.0 / loss_scale)
         if surely_finite(error):
             residual.copy_(error)
         else:
-            kept = torch.where(corrected.isfinite().all(), corrected.div_(scale), residual)
+            kept = torch.where(corrected.isfinite().all(), corrected.div_(loss_scale), residual)
             torch.where(error.isfinite(), error, kept, out=residual)
         return length
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from compressa.bias import SMALLEST_NORMAL, Range
 
 ROUNDING = 1 + 1e-5
-LARGEST_BLOCK = 2.0**126  # of elements whose block has a unit of float32, extremes far apart too
+LARGEST_BLOCK = 2.0**126  # of elements whose block has a scale of float32, extremes far apart too
 
 _ANGLES = 4096  # of the scan in `clipped`: what lies between two is within 1e-6
 _F64 = npt.NDArray[np.float64]
@@ -24,12 +24,12 @@ _F64 = npt.NDArray[np.float64]
 def to_nearest(others: int, levels: int) -> float:
     """Of rounding to multiples of max|x| / levels.
 
-    The largest element is exact. Another one, of e units, errs by at most min(e, 1/2), so that the
-    bound is r / (1 + r), r = others / (4 levels^2); reached where each is half a unit.
+    The largest element is exact. Another one, of e steps, errs by at most min(e, 1/2), so that the
+    bound is r / (1 + r), r = others / (4 levels^2); reached where each is half a step.
 
     Args:
-        others: Elements that share the unit, but for the largest.
-        levels: Units of the largest element.
+        others: Elements that share the scale, but for the largest.
+        levels: Steps of the largest element.
     """
     ratio = others / (4.0 * levels**2)
     return ratio / (1.0 + ratio) * ROUNDING
@@ -38,7 +38,7 @@ def to_nearest(others: int, levels: int) -> float:
 def at_random(others: int, levels: float) -> float:
     """Of unbiased rounding to multiples of max|x| / levels.
 
-    The largest element is exact. Another one, of t units, has a variance of t (1 - t) or less, so
+    The largest element is exact. Another one, of t steps, has a variance of t (1 - t) or less, so
     that omega is the least w with others t (1 - t) <= w (levels^2 + others t^2) for all t. Reached
     at t = 1 / (2 (1 + w)).
     """
@@ -48,7 +48,7 @@ def at_random(others: int, levels: float) -> float:
 def of_length(elems: int, levels: int) -> float:
     """Of unbiased rounding to multiples of ||x||_2 / levels.
 
-    In units, sum t^2 = levels^2. Up to a mean t of 1/2, sum t (1 - t) is largest where all are
+    In steps, sum t^2 = levels^2. Up to a mean t of 1/2, sum t (1 - t) is largest where all are
     equal; beyond, each has a variance of at most 1/4, which multiples of 1/2 reach.
     """
     if elems < 4 * levels**2:

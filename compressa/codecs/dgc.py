@@ -81,11 +81,13 @@ class DGC(BoundedSparse):
         return Contraction(kept * (1.0 - self.form.rounding**2), self.form.range)
 
     def select(
-        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float
+        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, loss_scale: float
     ) -> int:
         """Look at a sample, and compare with the threshold."""
         k, sample = self.kept(x.size), self._sample(x.size)
-        return dgc.select_dgc(x, k, sample, indices, values, residual=residual, loss_scale=scale)
+        return dgc.select_dgc(
+            x, k, sample, indices, values, residual=residual, loss_scale=loss_scale
+        )
 
     def _sample(self, elems: int) -> int:
         wanted = max(self.sample * elems, _FEWEST / self.density)

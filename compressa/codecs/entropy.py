@@ -129,10 +129,10 @@ class Entropy(Codec, AroundCodec):
         residual: torch.Tensor,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float,
+        loss_scale: float,
     ) -> int:
         """Encode with the residual, and shorten."""
-        length = self.codec.encode_feedback(x, residual, payload[:-1], draw, scale)
+        length = self.codec.encode_feedback(x, residual, payload[:-1], draw, loss_scale)
         return self._shorten(payload, length)
 
     def _decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:

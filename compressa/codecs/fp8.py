@@ -19,18 +19,19 @@ from compressa.kernels import block_count, fp8
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8(KernelCodec):
-    """Per block: unit = max|x| / T, decode = unit * fp8(x / unit), T the format's largest number.
+    """Per block: scale = max|x| / T, decode = scale * fp8(x / scale).
 
-    Small values keep their relative precision, where those of a linear code vanish.
+    T is the largest number of the format. Small values keep their relative precision, where those
+    of a linear code vanish.
 
-    Wire format: ceil(n / block) little-endian float32 units, then n bytes as in
+    Wire format: ceil(n / block) little-endian float32 scales, then n bytes as in
     `torch.float8_e4m3fn` or `torch.float8_e5m2`. Bias: relative error at most 1 / 17 (e4m3) or
     1 / 9 (e5m2) in the normal range, which begins 2^-15 (e4m3) or 2^-30 (e5m2) below the block's
     maximum; a contraction. A block with a NaN or an infinity decodes to NaN.
 
     Args:
         format: e4m3: three bits of mantissa; e5m2: two, and more range.
-        block: Elements that share a unit.
+        block: Elements that share a scale.
 
     Example:
         >>> Fp8(block=128).wire_bytes(1000)
@@ -51,7 +52,7 @@ class Fp8(KernelCodec):
 
     @property
     def block_elems(self) -> int:
-        """Elements that share a unit."""
+        """Elements that share a scale."""
         return self.block
 
     def arrays(self, elems: int) -> tuple[int, int]:

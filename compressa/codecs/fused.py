@@ -24,13 +24,13 @@ class Kept:
         residual: float32; added to the own values, and then the error of the mean.
         undo: As long; receives what is to be kept if the step fails.
         loss_scale: What the values carry, and neither of the two does.
-        mean_scale: What the mean carries, and its error as it is kept does not.
+        mean_loss_scale: What the mean carries, and its error as it is kept does not.
     """
 
     residual: torch.Tensor
     undo: torch.Tensor
     loss_scale: float
-    mean_scale: float
+    mean_loss_scale: float
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Averaging:
 
 @dataclass(frozen=True)
 class Item:
-    """One scope of several that are worked on at once.
+    """One scope of several that are worked on in one call.
 
     Attributes:
         values: What is encoded, or overwritten; float32, float16 or bfloat16.
@@ -74,23 +74,23 @@ class Item:
 
 
 class Encoder(ABC):
-    """Encodes scopes of one payload at once, where they were when it was made.
+    """Encodes scopes of one payload in one call, where they were when it was made.
 
     It keeps the addresses of their values, not the memory: that is the caller's to keep.
     """
 
     @abstractmethod
-    def encode(self, draw: Draw, scale: float) -> None:
+    def encode(self, draw: Draw, loss_scale: float) -> None:
         """Write every scope's payload, as `Codec.encode` and `encode_feedback` do.
 
         Args:
             draw: Of any of the scopes.
-            scale: The loss scale.
+            loss_scale: The loss scale.
         """
 
 
 class Decoder(ABC):
-    """Decodes payloads of several scopes at once, to where these were when it was made.
+    """Decodes payloads of several scopes in one call, to where these were when it was made.
 
     It keeps the addresses of their values, not the memory: that is the caller's to keep. Payloads
     are of the length that it was made for.
@@ -114,7 +114,8 @@ class Fused:
     """What a codec does in one pass; None where it takes the ways of its core.
 
     Attributes:
-        encode_feedback: (x, residual, payload, draw, scale) -> bytes, as `Codec.encode_feedback`.
+        encode_feedback: (x, residual, payload, draw, loss_scale) -> bytes, as
+            `Codec.encode_feedback`.
         splits_feedback: Whether `encode_feedback` chooses by gradient, residual and loss scale
             apart. Its payload is then not what `encode` makes of their sum.
         decode: (payload, out, draw), as `Codec.decode`; it checks the payload itself.
@@ -122,11 +123,11 @@ class Fused:
             and also writes float16 and bfloat16, each sum rounded once.
         average: (share) -> bytes of the mean's payload: decode, average, encode the mean and decode
             it.
-        encoder: (items, payload) -> what encodes these scopes to this payload at once; None if each
-            goes by itself. To find out where all arrays of a small scope lie takes Python longer
-            than their kernel, and to start that takes a GPU longer.
-        decoder: (items, payload_bytes) -> what decodes payloads of so many bytes to these scopes at
-            once; None if each goes by itself. Only for a codec whose `size` is Fixed, and whose
+        encoder: (items, payload) -> what encodes these scopes to this payload in one call; None if
+            each goes by itself. To find out where all arrays of a small scope lie takes Python
+            longer than their kernel, and to start that takes a GPU longer.
+        decoder: (items, payload_bytes) -> what decodes payloads of so many bytes to these scopes in
+            one call; None if each goes by itself. Only for a codec whose `size` is Fixed, and whose
             decoding takes no draw.
     """
 

@@ -12,18 +12,18 @@ from compressa.codecs._linear import Linear
 
 @dataclass(frozen=True, kw_only=True)
 class Int8(Linear):
-    """Per block: q = round(x / unit), decode = q * unit, unit = max|x| / 127.
+    """Per block: q = round(x / scale), decode = q * scale, scale = max|x| / 127.
 
-    With `mapping = "maxmin"`: q = round((x - min) / unit), decode = q * unit + min,
-    unit = (max - min) / 255.
+    With `mapping = "maxmin"`: q = round((x - min) / scale), decode = q * scale + min,
+    scale = (max - min) / 255.
 
-    Wire format: ceil(n / block) little-endian float32 units; as many minima with "maxmin"; then
+    Wire format: ceil(n / block) little-endian float32 scales; as many minima with "maxmin"; then
     n bytes, two's complement where symmetric.
-    Bias: |error| <= unit / 2 to nearest (ties to even), a contraction; Stochastic: unbiased,
-    with a variance of at most unit^2 / 4. A block with a NaN or an infinity decodes to NaN.
+    Bias: |error| <= scale / 2 to nearest (ties to even), a contraction; Stochastic: unbiased,
+    with a variance of at most scale^2 / 4. A block with a NaN or an infinity decodes to NaN.
 
     Args:
-        block: Elements that share a unit.
+        block: Elements that share a scale.
         mapping: symmetric: around 0; maxmin: between the block's two extremes.
         rounding: nearest, with error feedback; or stochastic, without.
 

@@ -21,7 +21,7 @@ class QSGD(Blockwise):
     The paper's norm is the Euclidean one; with the largest magnitude instead this is linear
     dithering (as in BytePS), which errs less and sends more that is not zero.
 
-    Wire format: ceil(n / block) little-endian float32 units norm / s; then, with b the least of
+    Wire format: ceil(n / block) little-endian float32 scales norm / s; then, with b the least of
     2, 4 and 8 bits that hold -s to s, the codes l sign(x) as in int2, int4 and int8. Bias:
     unbiased; with "l2" omega = sqrt(d) / s - 1 for blocks of d >= 4 s^2 elements, reached by equal
     ones, and d / (4 s^2) for shorter ones; with "max" (sqrt(1 + (d - 1) / s^2) - 1) / 2. A block

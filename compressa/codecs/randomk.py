@@ -133,16 +133,16 @@ class RandomK(Codec):
         residual: torch.Tensor,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float,
+        loss_scale: float,
     ) -> int:
         """Add the residual, gather, and leave in the residual what was not sent, in one pass."""
         values, kept = as_array(payload).view(np.float32), as_array(residual)
         indices = self._indices(x.numel(), draw, values)
-        select.select_at(as_array(x), indices, values, residual=kept, loss_scale=scale)
+        select.select_at(as_array(x), indices, values, residual=kept, loss_scale=loss_scale)
         if self.unbiased:
             exact = as_array(copied(payload.view(torch.float32), "randomk.exact"))
             strata.multiply_by_strata(values, x.numel())
-            topk.return_unsent(kept, indices, exact, values, loss_scale=scale)
+            topk.return_unsent(kept, indices, exact, values, loss_scale=loss_scale)
         return payload.numel()
 
     def _indices(

@@ -106,7 +106,7 @@ class Shrunk(Codec, AroundCodec):
         residual: torch.Tensor,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float,
+        loss_scale: float,
     ) -> int:
         """Encode with the residual, in memory that the thread keeps."""
         corrected, kept, decoded = (
@@ -114,12 +114,12 @@ class Shrunk(Codec, AroundCodec):
             for what in ("corrected", "kept", "decoded")
         )
         arrays = as_array(corrected.copy_(x)), as_array(residual), as_array(kept)
-        absorb_residual(*arrays, scale)
+        absorb_residual(*arrays, loss_scale)
         length = self.encode(corrected, payload, draw)
         self.decode(payload[:length], decoded, draw)
         if not surely_finite(corrected):
             kept = torch.where(corrected.isfinite().all(), kept, residual)
-        error = corrected.sub_(decoded).mul_(1.0 / scale)
+        error = corrected.sub_(decoded).mul_(1.0 / loss_scale)
         if surely_finite(error):
             residual.copy_(error)
         else:

@@ -71,10 +71,10 @@ class SIDCo(BoundedSparse):
         return Contraction((1.0 - self.form.rounding**2) * kept, self.form.range)
 
     def select(
-        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float
+        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, loss_scale: float
     ) -> int:
         """Fit, and compare with the threshold."""
         k = self.kept(x.size)
         return sidco.select_sidco(
-            x, k, self.stages, indices, values, residual=residual, loss_scale=scale
+            x, k, self.stages, indices, values, residual=residual, loss_scale=loss_scale
         )

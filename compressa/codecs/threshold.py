@@ -43,7 +43,7 @@ class Threshold(BoundedSparse):
     Args:
         value_dtype: Dtype of the values on the wire; what a cast loses stays in the residual.
         indices: Format of the indices.
-        threshold: The smallest magnitude that is sent, in units.
+        threshold: The smallest magnitude that is sent, in multiples of `unit`.
         unit: What the threshold is a multiple of: 1, or a statistic of the parameter's gradient.
         max_density: Largest share of the elements that is sent.
 
@@ -98,10 +98,10 @@ class Threshold(BoundedSparse):
         return Contraction(kept * (1.0 - self.form.rounding**2), self.form.range)
 
     def select(
-        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, scale: float
+        self, x: Gradient, indices: U32, values: F32, residual: F32 | None, loss_scale: float
     ) -> int:
         """Compare with the threshold."""
         unit = _KERNEL_UNITS[self.unit]
         return select.select_above(
-            x, self.threshold, indices, values, unit=unit, residual=residual, loss_scale=scale
+            x, self.threshold, indices, values, unit=unit, residual=residual, loss_scale=loss_scale
         )

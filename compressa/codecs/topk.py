@@ -108,14 +108,14 @@ class TopK(Codec):
         residual: torch.Tensor | None,
         payload: torch.Tensor,
         draw: Draw,
-        scale: float,
+        loss_scale: float,
     ) -> int:
         k, kept = self.kept(x.numel()), None if residual is None else as_array(residual)
         packed = as_array(payload)
         indices = scratch("sparse.indices", k, np.uint32, beside=packed)
         values = self.form.values(packed, k)
-        topk.select_top_k(as_array(x), k, indices, values, residual=kept, loss_scale=scale)
+        topk.select_top_k(as_array(x), k, indices, values, residual=kept, loss_scale=loss_scale)
         sent = self.form.write(packed, x.numel(), indices, values)
         if kept is not None and not self.form.lossless:
-            topk.return_unsent(kept, indices, values, sent, loss_scale=scale)
+            topk.return_unsent(kept, indices, values, sent, loss_scale=loss_scale)
         return payload.numel()

@@ -183,12 +183,12 @@ def cut_lists(lists: Lists, threshold: np.uint32, ties: int, cuts: I64, offsets:
 
 
 @lean
-def send(indices: U32, values: F32, scale: np.float32, residual: F32 | None) -> None:
+def send(indices: U32, values: F32, loss_scale: np.float32, residual: F32 | None) -> None:
     """Multiply by the loss scale; what stays finite by that leaves nothing behind."""
     for i in range(values.size):
         if residual is not None:
             prefetch(residual, np.int64(indices[min(i + _ENTRIES_AHEAD, values.size - 1)]))
-        values[i] *= scale
+        values[i] *= loss_scale
         if residual is not None and magnitude_bits(values[i]) < _INFINITY:
             residual[indices[i]] = _NOTHING
 
@@ -200,7 +200,7 @@ def emit(
     threshold: np.uint32,
     cuts: I64,
     offsets: I64,
-    scale: np.float32,
+    loss_scale: np.float32,
     residual: F32 | None,
     out: Entries,
 ) -> None:
@@ -215,7 +215,7 @@ def emit(
             some, their = lists[0][0][start:stop], lists[0][1][start:stop]
             extent = np.uint32(LARGEST - np.int64(least))
             found = append(some, their, least, extent, base, indices, values, found)
-        send(indices, values, scale, residual)
+        send(indices, values, loss_scale, residual)
 
 
 @jit

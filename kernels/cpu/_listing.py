@@ -88,15 +88,15 @@ class _Cut(NamedTuple):
         return low // self.piece, -(-high // self.piece)
 
 
-def source_of(x: Gradient, residual: F32 | None, scale: float) -> Source:
+def source_of(x: Gradient, residual: F32 | None, loss_scale: float) -> Source:
     """Return what the kernels make q of."""
-    return Source(bits_of(x), residual, factors_of(scale))
+    return Source(bits_of(x), residual, factors_of(loss_scale))
 
 
-def guessed(x: Gradient, residual: F32 | None, scale: float, k: int) -> Guess:
+def guessed(x: Gradient, residual: F32 | None, loss_scale: float, k: int) -> Guess:
     """Return a guess at the magnitude of the k-th largest."""
     sample = scratch("listing.sample", sample_size(x.size), np.float32)
-    return Guess(*guess(*source_of(x, residual, scale), k, sample))
+    return Guess(*guess(*source_of(x, residual, loss_scale), k, sample))
 
 
 def room_for(elems: int) -> Entries:
@@ -128,7 +128,7 @@ class Listing:
     Args:
         x: The vector.
         residual: Added to it; receives what is not chosen.
-        scale: The loss scale.
+        loss_scale: The loss scale.
         hint: Where candidates begin.
         bases: Magnitude bits; what reaches each is counted and added up on the way. If there are
             none, all squares are added up. Or None.
@@ -138,11 +138,11 @@ class Listing:
         self,
         x: Gradient,
         residual: F32 | None,
-        scale: float,
+        loss_scale: float,
         hint: Guess,
         bases: U32 | None = None,
     ) -> None:
-        self._source, self._scale = source_of(x, residual, scale), np.float32(scale)
+        self._source, self._loss_scale = source_of(x, residual, loss_scale), np.float32(loss_scale)
         piece = max(LEAST_PIECE, -(-x.size // _PIECES))
         self._cut = cut = _Cut(x.size, -(-piece // BLOCK) * BLOCK)
         self._least, self._likely = hint.least, hint.likely
@@ -263,7 +263,7 @@ class Listing:
 
         def work(low: int, high: int) -> None:
             numbers = self._cut.numbers(low, high)
-            places = bits, cuts, offsets, self._scale
+            places = bits, cuts, offsets, self._loss_scale
             candidates.emit(self._lists, numbers, *places, residual, out)
 
         self._cut.over(work)

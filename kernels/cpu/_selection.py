@@ -37,7 +37,7 @@ def select_largest(
     indices: U32,
     values: F32,
     residual: F32 | None,
-    scale: float,
+    loss_scale: float,
 ) -> int:
     """Find the ``most`` largest elements whose magnitude bits are at least ``floor``.
 
@@ -51,7 +51,7 @@ def select_largest(
         indices: Receives the indices.
         values: Receives the values, times the loss scale.
         residual: Added to the vector; receives what was not chosen.
-        scale: The loss scale.
+        loss_scale: The loss scale.
 
     Returns:
         How many were chosen; -1 if anything is not finite.
@@ -59,19 +59,19 @@ def select_largest(
     out = indices, values
     if x.size <= LEAST_PIECE:
         sample = scratch("listing.sample", sample_size(x.size), np.float32)
-        source, room = source_of(x, residual, scale), room_for(x.size)
+        source, room = source_of(x, residual, loss_scale), room_for(x.size)
         return int(select_short(*source, most, floor, sample, room, out))
-    hint = guessed(x, residual, scale, most)
-    listing = Listing(x, residual, scale, hint._replace(least=max(hint.least, floor)))
+    hint = guessed(x, residual, loss_scale, most)
+    listing = Listing(x, residual, loss_scale, hint._replace(least=max(hint.least, floor)))
     return listing.choose(most, floor, out) if listing.finite else -1
 
 
 def listing_of(
-    x: Gradient, residual: F32 | None, scale: float, hint: Guess, bases: U32 | None = None
+    x: Gradient, residual: F32 | None, loss_scale: float, hint: Guess, bases: U32 | None = None
 ) -> Short | Listing:
     """Look at q once; see `Listing` for the arguments."""
     kind = Short if x.size <= LEAST_PIECE else Listing
-    return kind(x, residual, scale, hint, bases)
+    return kind(x, residual, loss_scale, hint, bases)
 
 
 class Short:
@@ -81,11 +81,11 @@ class Short:
         self,
         x: Gradient,
         residual: F32 | None,
-        scale: float,
+        loss_scale: float,
         hint: Guess,
         bases: U32 | None = None,
     ) -> None:
-        self._source, self._room = source_of(x, residual, scale), room_for(x.size)
+        self._source, self._room = source_of(x, residual, loss_scale), room_for(x.size)
         self._least = hint.least
         self._measured = None if bases is None else room_for_sums(x.size, bases)
         self._found, self.top = begin(*self._source, hint.least, self._measured, self._room)

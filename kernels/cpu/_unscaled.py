@@ -1,6 +1,6 @@
 """What a sparse selection compares, and keeps until it is sent, in one look at the vector.
 
-    q = (x + scale * residual) * (1 / scale)
+    q = (x + loss_scale * residual) * (1 / loss_scale)
 
 ``x`` is float32, or the bits of 16-bit floats; it is None where the residual holds q already.
 """
@@ -41,7 +41,7 @@ def _look(
     typing: Any,
     x: Any,
     residual: Any,
-    scale: Any,
+    loss_scale: Any,
     back: Any,
     room: Any,
     sizes: Any,
@@ -81,7 +81,7 @@ def _look(
         for_rows(builder, size, row, hints_of(context, builder, signature, arguments))
         return largest.result()
 
-    arguments = x, residual, scale, back, room, sizes, flags, least, now, left, position
+    arguments = x, residual, loss_scale, back, room, sizes, flags, least, now, left, position
     return types.uint32(*arguments), generate
 
 
@@ -115,6 +115,6 @@ def look(
         The bits of the largest magnitude.
     """
     here, left, ahead = view(x, low, high), view(residual, low, high), low + _AHEAD
-    q, (scale, back) = only_without(residual, view(room, 0, high - low)), factors
-    top = _look(here, left, scale, back, q, sizes, flags, least, x, residual, ahead)
+    q, (loss_scale, back) = only_without(residual, view(room, 0, high - low)), factors
+    top = _look(here, left, loss_scale, back, q, sizes, flags, least, x, residual, ahead)
     return np.uint32(top)

@@ -125,8 +125,8 @@ def average_blockwise(
     owned: Owned | None = None,
 ) -> None:
     shape, begins = shape_of(form), _addresses(sent, mean)
-    loss_scale, mean_scale = (1.0, 1.0) if owned is None else owned[2:]
-    factors = np.float32(loss_scale), np.float32(weight), factors_of(mean_scale)[1]
+    loss_scale, mean_loss_scale = (1.0, 1.0) if owned is None else owned[2:]
+    factors = np.float32(loss_scale), np.float32(weight), factors_of(mean_loss_scale)[1]
 
     def work(low: int, high: int) -> None:
         blocks = slice(low // form.block, -(-high // form.block))

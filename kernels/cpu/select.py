@@ -62,11 +62,11 @@ def _give_back(indices: U32, values: F32, residual: F32 | None) -> None:
 
 
 @lean
-def _rescale(indices: U32, values: F32, scale: np.float32, residual: F32 | None) -> None:
+def _rescale(indices: U32, values: F32, loss_scale: np.float32, residual: F32 | None) -> None:
     """Multiply by the loss scale; keep what that makes infinite."""
     for j in range(indices.size):
         q = values[j]
-        values[j] = q * scale
+        values[j] = q * loss_scale
         if residual is not None and magnitude_bits(values[j]) >= INFINITY:
             residual[indices[j]] = q
 

@@ -27,5 +27,5 @@ def test_half_precision_overflow_is_seen_and_bfloat16_has_the_range_of_float32()
 def test_what_only_the_loss_scale_makes_too_large_for_the_payload_is_kept_whole() -> None:
     x, residual = torch.tensor([1.0, 1e6, -1e6, 1e7]), torch.tensor([0.0, 5.0, 0.0, 7.0])
     payload = torch.zeros(8, dtype=torch.uint8)
-    Fp16().encode_feedback(x, residual, payload, DRAW, scale=32.0)
+    Fp16().encode_feedback(x, residual, payload, DRAW, loss_scale=32.0)
     assert residual.tolist() == [0.0, (1e6 + 160.0) / 32.0, -1e6 / 32.0, 7.0]

@@ -129,7 +129,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ("residual must have shape", owned._replace(residual=x[:4])),
         ("kept must have shape", owned._replace(kept=x[:4])),
         ("scale must lie", owned._replace(loss_scale=0.0)),
-        ("scale must lie", owned._replace(mean_scale=0.0)),
+        ("scale must lie", owned._replace(mean_loss_scale=0.0)),
     )
     for message, given_owned in wrong:
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Codecs with a unit per block: all scopes of a unit at once, on a GPU by one launch."""
+"""Codecs with a scale per block: all scopes of a unit in one call, on a GPU by one launch."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class BlockwiseEncoder(Encoder):
         self._batch = batch
         self._noise = noise
 
-    def encode(self, draw: Draw, scale: float) -> None:
+    def encode(self, draw: Draw, loss_scale: float) -> None:
         """Quantise."""
-        multi_tensor_quantize(self._batch, noise=self._noise(draw), loss_scale=scale)
+        multi_tensor_quantize(self._batch, noise=self._noise(draw), loss_scale=loss_scale)
 
 
 class BlockwiseDecoder(Decoder):
@@ -57,7 +57,7 @@ class BlockwiseDecoder(Decoder):
         self._batch = batch
 
     def decode(self, payload: torch.Tensor) -> None:
-        """Unpack and multiply by the units."""
+        """Unpack and multiply by the scales."""
         multi_tensor_dequantize(self._batch, as_array(payload))
 
     def decode_add(self, payload: torch.Tensor, weight: float) -> None:
@@ -69,7 +69,7 @@ class BlockwiseDecoder(Decoder):
         multi_tensor_sum(self._batch, [as_array(p) for p in payloads], weight=weight)
 
 
-def goes_at_once(items: Sequence[Item]) -> bool:
+def fits_one_call(items: Sequence[Item]) -> bool:
     """Whether scopes can be taken by one call."""
     fit = all(_fits(x.values) for x in items)
     return fit and len({x.values.dtype for x in items}) == 1
@@ -87,7 +87,7 @@ def encoder_of(
     form: BlockForm,
     noise: Callable[[Draw], Noise | None],
 ) -> BlockwiseEncoder:
-    """Return what encodes scopes whose payloads are units, offsets if there are any, and codes."""
+    """Return what encodes scopes whose payloads are scales, offsets if there are any, and codes."""
     vectors = []
     for item in items:
         ends = list(accumulate(codec.sections(item.values.numel()), initial=0))
