@@ -8,9 +8,9 @@ A compressor is a frozen, keyword-only dataclass of hyper-parameters. Codecs
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from compressa.bias import Biased, Unbiased
 from compressa.parameters import ParameterInfo
@@ -110,14 +110,19 @@ class Compressor(ABC):
 class Wrapper(Compressor):
     """A compressor around another: what it does not say itself is as the inner one says."""
 
+    wraps: ClassVar[str] = "compressor"
+    """The hyper-parameter that it is around: a "compressor" of any kind, or a "codec"."""
+
     @property
-    @abstractmethod
     def inner(self) -> Compressor:
         """What it is around."""
+        inner: Compressor = getattr(self, self.wraps)
+        return inner
 
-    @abstractmethod
     def around(self, inner: Compressor) -> Compressor:
         """Return the same wrapper, with its own settings, around another compressor."""
+        changed: dict[str, Any] = {self.wraps: inner}
+        return replace(self, **changed)
 
     @property
     def granularity(self) -> Granularity:

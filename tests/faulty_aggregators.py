@@ -22,8 +22,8 @@ from compressa.aggregators.gather import Gathered
 from compressa.aggregators.intsgd import IntSGD
 from compressa.aggregators.powersgd import PowerSGD, PowerSGDAggregator
 from compressa.codecs import Codec, Unbiased
-from compressa.codecs.around import AroundCodec
 from compressa.codecs.payload import HEADER_BYTES
+from compressa.compressor import Wrapper
 from compressa.parameters import Layout
 
 
@@ -56,10 +56,11 @@ class KeptOnRebuild(PowerSGD):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class Gathers(AroundCodec, AggregatingCompressor):
+class Gathers(Wrapper, AggregatingCompressor):
     """A sound compressor with an aggregator to be broken."""
 
     name: ClassVar[str] = "gathers"
+    wraps: ClassVar[str] = "codec"
     kind: type[Gathered] = Gathered
     codec: Codec = field(default_factory=FaultyInt8)
 

@@ -19,7 +19,7 @@ from compressa.arrays import scratch_tensor, surely_finite
 from compressa.bias import Bias, Biased, Contraction, Range, Unbiased
 from compressa.codecs.draw import Draw
 from compressa.codecs.fused import NOTHING_FUSED, Fused
-from compressa.compressor import Compressor, Granularity
+from compressa.compressor import Compressor, Granularity, Wrapper
 from compressa.errors import PayloadError
 
 _CORE = ("encode", "decode_add")
@@ -264,6 +264,13 @@ class Codec(Compressor):
             )
 
 
+def codec_of(compressor: Compressor) -> Codec | None:
+    """Return the codec that a compressor is, or is around; None if it exchanges in another way."""
+    while isinstance(compressor, Wrapper) and not isinstance(compressor, Codec):
+        compressor = compressor.inner
+    return compressor if isinstance(compressor, Codec) else None
+
+
 __all__ = [
     "Bias",
     "Biased",
@@ -276,4 +283,5 @@ __all__ = [
     "Range",
     "Reduction",
     "Unbiased",
+    "codec_of",
 ]

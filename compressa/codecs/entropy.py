@@ -20,10 +20,10 @@ from annotated_types import Ge, Le
 
 from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs._zstandard import code, decoded, missing_library
-from compressa.codecs.around import AroundCodec
 from compressa.codecs.base import Bias, Bounded, Codec, Draw
 from compressa.codecs.fused import Fused
 from compressa.codecs.none import NoCompression
+from compressa.compressor import Wrapper
 from compressa.errors import ConfigError, PayloadError
 from compressa.kernels.scratch import scratch
 
@@ -34,7 +34,7 @@ _RAW, _CODED = 0, 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entropy(Codec, AroundCodec):
+class Entropy(Codec, Wrapper):
     """The payload of `codec` as a Zstandard frame where that is shorter, and as it is elsewhere.
 
     Wire format: the frame, or the codec's payload; then one byte, 1 for a frame, 0 for the payload.
@@ -65,7 +65,9 @@ class Entropy(Codec, AroundCodec):
 
     name: ClassVar[str] = "entropy"
     wire_id: ClassVar[int] = 25
+    wraps: ClassVar[str] = "codec"
 
+    codec: Codec
     level: Annotated[int, Ge(1), Le(MOST_LEVEL)] = 1
 
     def __post_init__(self) -> None:

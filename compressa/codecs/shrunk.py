@@ -16,7 +16,6 @@ from typing import ClassVar
 import torch
 
 from compressa.arrays import as_array, scratch_tensor, surely_finite
-from compressa.codecs.around import AroundCodec
 from compressa.codecs.base import (
     Bounded,
     Codec,
@@ -28,12 +27,13 @@ from compressa.codecs.base import (
     Unbiased,
 )
 from compressa.codecs.fused import Fused
+from compressa.compressor import Wrapper
 from compressa.errors import ConfigError
 from compressa.kernels.feedback import absorb_residual
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shrunk(Codec, AroundCodec):
+class Shrunk(Codec, Wrapper):
     """The payload of an unbiased codec; what it decodes to, times 1 / (1 + omega).
 
     Wire format: the codec's.
@@ -54,6 +54,9 @@ class Shrunk(Codec, AroundCodec):
 
     name: ClassVar[str] = "shrunk"
     wire_id: ClassVar[int] = 24
+    wraps: ClassVar[str] = "codec"
+
+    codec: Codec
 
     def __post_init__(self) -> None:
         if not isinstance(self.codec.bias(1 << 20), Unbiased):

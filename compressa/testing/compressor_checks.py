@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from compressa.codecs.around import codec_of
-from compressa.codecs.base import Contraction
+from compressa.codecs.base import Contraction, codec_of
 from compressa.compressor import Compressor
 from compressa.errors import ConfigError
 from compressa.parameters import ParameterInfo

@@ -12,13 +12,12 @@ from typing import ClassVar
 from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.single import build_aggregator
 from compressa.codecs.none import NoCompression
-from compressa.compressor import Compressor
+from compressa.compressor import Compressor, Wrapper
 from compressa.parameters import Layout, ParameterInfo
-from compressa.wrappers.around import AroundCompressor
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseBelow(AroundCompressor, AggregatingCompressor):
+class DenseBelow(Wrapper, AggregatingCompressor):
     """`dense` for parameters of fewer than `elems` elements, `compressor` for the others.
 
     Args:
@@ -29,6 +28,7 @@ class DenseBelow(AroundCompressor, AggregatingCompressor):
 
     name: ClassVar[str] = "dense_below"
 
+    compressor: Compressor
     elems: int
     dense: Compressor = field(default_factory=NoCompression)
 

@@ -16,11 +16,10 @@ from annotated_types import Ge
 from compressa.compressor import Compressor, Wrapper
 from compressa.errors import ConfigError
 from compressa.parameters import ParameterInfo
-from compressa.wrappers.around import AroundCompressor
 
 
 @dataclass(frozen=True, kw_only=True)
-class DensitySchedule(AroundCompressor):
+class DensitySchedule(Wrapper):
     """`compressor` with each of `densities` in turn for the first `steps` steps, then as it is.
 
     The steps are shared out equally; residuals are handed on.
@@ -36,6 +35,7 @@ class DensitySchedule(AroundCompressor):
 
     name: ClassVar[str] = "density_schedule"
 
+    compressor: Compressor
     steps: Annotated[int, Ge(1)]
     densities: tuple[float, ...] = (0.25, 0.063, 0.015, 0.004)
 

@@ -14,15 +14,15 @@ from typing import ClassVar
 
 from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.ef21 import Estimated
-from compressa.codecs.around import AroundCodec
 from compressa.codecs.base import Codec, Contraction, Unbiased
 from compressa.codecs.shrunk import Shrunk
+from compressa.compressor import Wrapper
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class EF21(AroundCodec, AggregatingCompressor):
+class EF21(Wrapper, AggregatingCompressor):
     """A codec whose payloads change an estimate of the gradient, by all-gather.
 
     Each rank keeps 8 bytes per element: its own estimate, and the mean of all. No mass is
@@ -38,6 +38,9 @@ class EF21(AroundCodec, AggregatingCompressor):
     """
 
     name: ClassVar[str] = "ef21"
+    wraps: ClassVar[str] = "codec"
+
+    codec: Codec
 
     def __post_init__(self) -> None:
         if not isinstance(self.codec.bias(1 << 20), Contraction | Unbiased):

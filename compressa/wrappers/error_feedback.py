@@ -14,16 +14,15 @@ from typing import ClassVar
 from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.single import single
-from compressa.codecs.around import AroundCodec
 from compressa.codecs.base import Biased, Codec, Unbiased
 from compressa.codecs.shrunk import Shrunk
-from compressa.compressor import Granularity
+from compressa.compressor import Granularity, Wrapper
 from compressa.errors import ConfigError
 from compressa.parameters import Layout
 
 
 @dataclass(frozen=True, kw_only=True)
-class ErrorFeedback(AroundCodec, AggregatingCompressor):
+class ErrorFeedback(Wrapper, AggregatingCompressor):
     """A codec with residuals, unscaled, one per parameter and rank.
 
     Args:
@@ -39,7 +38,9 @@ class ErrorFeedback(AroundCodec, AggregatingCompressor):
     """
 
     name: ClassVar[str] = "error_feedback"
+    wraps: ClassVar[str] = "codec"
 
+    codec: Codec
     rule: FeedbackRule = field(default_factory=FeedbackRule)
     scaled: bool = False
 

@@ -12,12 +12,12 @@ from typing import ClassVar
 from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.flush import Flush, stale_residuals
 from compressa.aggregators.single import build_aggregator
+from compressa.compressor import Compressor, Wrapper
 from compressa.parameters import Layout
-from compressa.wrappers.around import AroundCompressor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flushed(AroundCompressor, AggregatingCompressor):
+class Flushed(Wrapper, AggregatingCompressor):
     """`compressor`, and before its first payload what another one left and it does not keep.
 
     `handle.switch` puts it around what comes into force, and `Warmup` around what comes second.
@@ -27,6 +27,8 @@ class Flushed(AroundCompressor, AggregatingCompressor):
     """
 
     name: ClassVar[str] = "flushed"
+
+    compressor: Compressor
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """The compressor's, after what is left of residuals that it does not keep."""

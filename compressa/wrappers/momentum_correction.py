@@ -18,14 +18,13 @@ from compressa.aggregators.accelerated import Accelerated
 from compressa.aggregators.base import AggregatingCompressor, Aggregator, World
 from compressa.aggregators.momentum import Momentum
 from compressa.aggregators.single import build_aggregator, single
-from compressa.compressor import Granularity
+from compressa.compressor import Compressor, Granularity, Wrapper
 from compressa.parameters import Layout
-from compressa.wrappers.around import AroundCompressor
 from compressa.wrappers.error_feedback import ErrorFeedback
 
 
 @dataclass(frozen=True, kw_only=True)
-class MomentumCorrection(AroundCompressor, AggregatingCompressor):
+class MomentumCorrection(Wrapper, AggregatingCompressor):
     """Error feedback that accumulates velocities instead of gradients.
 
     What is sent and what is kept add up to the sum of the velocities. A skipped step brings back
@@ -46,6 +45,7 @@ class MomentumCorrection(AroundCompressor, AggregatingCompressor):
 
     name: ClassVar[str] = "momentum_correction"
 
+    compressor: Compressor
     factor: Annotated[float, Gt(0), Lt(1)] = 0.9
     masking: bool = True
     clip_norm: Annotated[float, Gt(0)] | None = None

@@ -12,15 +12,14 @@ from typing import ClassVar
 
 from compressa.codecs.base import Codec
 from compressa.codecs.none import NoCompression
-from compressa.compressor import Compressor
+from compressa.compressor import Compressor, Wrapper
 from compressa.errors import ConfigError
 from compressa.parameters import ParameterInfo
-from compressa.wrappers.around import AroundCompressor
 from compressa.wrappers.flushed import Flushed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Warmup(AroundCompressor):
+class Warmup(Wrapper):
     """`dense` for steps 0 to `steps` - 1, then `compressor`.
 
     Args:
@@ -31,6 +30,7 @@ class Warmup(AroundCompressor):
 
     name: ClassVar[str] = "warmup"
 
+    compressor: Compressor
     steps: int
     dense: Compressor = field(default_factory=NoCompression)
 

@@ -42,7 +42,7 @@ from compressa.codecs import (
     RandomK,
     TopK,
 )
-from compressa.codecs.around import codec_of
+from compressa.codecs.base import codec_of
 from compressa.codecs.fused import Fused
 from compressa.codecs.payload import HEADER_BYTES
 from compressa.compressor import Compressor

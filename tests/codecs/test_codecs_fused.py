@@ -21,7 +21,7 @@ from compressa.codecs import (
     OneBit,
     OneBitSGD,
 )
-from compressa.codecs.around import codec_of
+from compressa.codecs.base import codec_of
 from compressa.codecs.fused import Fused
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import PayloadError

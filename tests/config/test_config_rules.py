@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from compressa.codecs import Int8, NoCompression, OneBit, RandomK, TopK
-from compressa.codecs.around import codec_of
+from compressa.codecs.base import codec_of
 from compressa.config import ConfigWarning, assign, load_config
 from compressa.config.rules import matcher
 from compressa.config.settings import Match

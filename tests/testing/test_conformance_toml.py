@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from compressor_cases import ALL
 
-from compressa.codecs.around import codec_of
+from compressa.codecs.base import codec_of
 from compressa.compressor import Compressor
 from compressa.config import assign, config_toml, load_config
 from compressa.parameters import ParameterInfo
