@@ -7,7 +7,7 @@ optimizer step is even:
     P = M Q               one round: the mean over the ranks takes its place
     out = mean(P) Q^T,    e = M - P Q^T with the rank's own P
 
-and where it is odd the same with P and Q in each other's place: P = orthonormalise(P),
+and where it is odd the same with P and Q exchanged: P = orthonormalise(P),
 Q = M^T P, out = P mean(Q)^T, e = M - P Q^T. Vectors, and matrices that would gain too little,
 travel dense in the same round. A step sends approx_rank n or approx_rank m numbers a matrix, half
 of PowerSGD's, and waits for the network once instead of twice; the factors follow the gradient
@@ -77,16 +77,16 @@ class ACPSGDAggregator(Aggregator):
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Half a power iteration."""
         fixed, moving = self._sides(context)
-        for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
-            place.copy_(gradients[i])
+        for i, vector in zip(self._vectors, moving.sums.vectors, strict=True):
+            vector.copy_(gradients[i])
         views = [matrix.begin(gradients, context) for matrix in self._matrices]
         for i, g in enumerate(views):
             matrix = self._matrices[i]
             multiply = matrix.left if fixed is self._right else matrix.right
             multiply(g, fixed.begin(i), moving.own[i], context)
         yield moving.mean()
-        for i, place in zip(self._vectors, moving.sums.vectors, strict=True):
-            gradients[i].copy_(place)
+        for i, vector in zip(self._vectors, moving.sums.vectors, strict=True):
+            gradients[i].copy_(vector)
         for i, m in enumerate(views):
             self._finish(i, m, context)
 

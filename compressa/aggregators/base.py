@@ -21,7 +21,7 @@ from compressa.codecs.payload import check_countable
 from compressa.collectives.accumulator import Accumulator
 from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor
-from compressa.parameters import Layout, ParameterInfo
+from compressa.parameters import Layout, ParameterInfo, Segment
 
 CPU = torch.device("cpu")
 _EXACT_IN_BFLOAT16 = 256  # all smaller integers are, too
@@ -215,6 +215,38 @@ class State:
         for key in self.vectors.keys() - self.claimed:
             if not key.startswith("residual/"):
                 del self.vectors[key], self.merges[key]
+
+
+@dataclass(frozen=True)
+class Scope:
+    """Part of one of the unit's gradients, compressed alone.
+
+    Attributes:
+        gradient: Index of the gradient in the unit.
+        start: First element in that gradient.
+        segment: The same part as a segment of its parameter.
+    """
+
+    gradient: int
+    start: int
+    segment: Segment
+
+    def of(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return this scope's values."""
+        whole = gradients[self.gradient]
+        if whole.numel() == self.segment.elems:
+            return whole
+        return whole[self.start : self.start + self.segment.elems]
+
+    def residual(self, state: State) -> torch.Tensor:
+        """Return this scope's part of its parameter's residual."""
+        whole = state.residual(self.segment.parameter)
+        return whole[self.segment.start : self.segment.stop]
+
+
+def whole_scopes(layout: Layout) -> tuple[Scope, ...]:
+    """One scope for each segment."""
+    return tuple(Scope(i, 0, segment) for i, segment in enumerate(layout.segments))
 
 
 @dataclass(frozen=True)

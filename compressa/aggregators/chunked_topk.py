@@ -7,7 +7,7 @@
     e_i = p_i where it was not chosen, 0 where it was
 
 Plain top-k sends indices, and its payloads grow together when they are added up; here the ranks
-agree on the places first, for 4 bytes a chunk, and then any all-reduce can sum the values. What it
+agree on the chunks first, for 4 bytes a chunk, and then any all-reduce can sum the values. What it
 costs is that a chunk goes whole: gradients whose large elements lie alone are served better by
 `topk`.
 
@@ -37,9 +37,9 @@ from compressa.aggregators.base import (
     StepContext,
     Verb,
     World,
+    whole_scopes,
 )
 from compressa.aggregators.residuals import ChunkResiduals
-from compressa.aggregators.scope import whole_scopes
 from compressa.arrays import as_array
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch

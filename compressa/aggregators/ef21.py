@@ -20,11 +20,12 @@ from compressa.aggregators.base import (
     Merge,
     Round,
     Rounds,
+    Scope,
     StepContext,
     Verb,
     World,
+    whole_scopes,
 )
-from compressa.aggregators.scope import Scope, whole_scopes
 from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor, surely_finite
 from compressa.codecs.base import Codec

@@ -16,9 +16,8 @@ from itertools import accumulate
 
 import torch
 
-from compressa.aggregators.base import StepContext, World
+from compressa.aggregators.base import Scope, StepContext, World
 from compressa.aggregators.hop_residuals import HopResiduals
-from compressa.aggregators.scope import Scope
 from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor
 from compressa.codecs.base import Codec, Contraction, Draw, Fixed
@@ -186,16 +185,16 @@ class EncodedSum(Accumulator):
         offset = HEADER_BYTES
         for scope in part.scopes:
             draw = part.draw(scope, context, owner=shared, rank=rank)
-            place = part.place(payload, offset, scope)
-            offset = part.advance(payload, offset, self._encode_scope(scope, place, draw, keeps))
+            room = part.room(payload, offset, scope)
+            offset = part.advance(payload, offset, self._encode_scope(scope, room, draw, keeps))
         return part.seal(payload, context, offset - HEADER_BYTES)
 
-    def _encode_scope(self, scope: Scope, place: torch.Tensor, draw: Draw, keeps: bool) -> int:
+    def _encode_scope(self, scope: Scope, room: torch.Tensor, draw: Draw, keeps: bool) -> int:
         """Encode a scope in one pass with what that loses; all who share go the same way."""
         assert self._residuals is not None
         x = scope.of(self._values)
         lost = scratch_tensor("encoded sum", x.numel(), torch.float32, x.device).zero_()
-        length = self._codec.encode_feedback(x, lost, place, draw, self._context.loss_scale)
+        length = self._codec.encode_feedback(x, lost, room, draw, self._context.loss_scale)
         if keeps:
             self._residuals.keep(scope, lost)
         return length

@@ -139,11 +139,18 @@ class Matrix:
         return self.approx_rank, self.columns if right else self.rows
 
     def left(self, g: F32, q: F32, p: F32, context: StepContext) -> None:
-        """Set g = M, and P = M Q."""
+        """Set g = M = g + e, and P = M Q.
+
+        Args:
+            g: float32[rows, columns], overwritten.
+            q: float32[approx_rank, columns], Q transposed.
+            p: float32[approx_rank, rows], P transposed; overwritten.
+            context: The step.
+        """
         lowrank.left_factor(g, q, p, **self._added(context))
 
     def right(self, g: F32, p: F32, q: F32, context: StepContext) -> None:
-        """Set g = M, and Q = M^T P."""
+        """Set g = M = g + e, and Q = M^T P; shapes as in `left`, Q overwritten."""
         lowrank.right_factor(g, p, q, **self._added(context))
 
     def keep_rest(
@@ -154,6 +161,13 @@ class Matrix:
         The own one: what other ranks have more or less of would add up in the residual for ever.
         A residual that waits stays, and takes it in. Where a mean is spoiled, `m` becomes NaN:
         some rank overflowed, and every rank must see it.
+
+        Args:
+            m: float32[rows, columns], what `left` or `right` made of the gradient.
+            own: This rank's P and Q, transposed.
+            mean: What arrives: the same with the mean of one of them.
+            verdicts: uint32[approx_rank], of the mean's rows; see `FactorSum.judge`.
+            context: The step.
         """
         given = m, *own, self.residual, context.loss_scale
         lowrank.split_low_rank(*given, held=self.held, verdicts=verdicts, out=mean)
@@ -235,8 +249,8 @@ class FactorSum:
         self._world = world
         self._buffer = torch.zeros(sum(sizes) + sum(vectors), device=world.device)
         views = torch.split(self._buffer, [*(sizes[i] for i in order), *vectors])
-        places = dict(zip(order, views, strict=False))
-        self.values = [places[i] for i in range(len(sizes))]
+        view_of = dict(zip(order, views, strict=False))
+        self.values = [view_of[i] for i in range(len(sizes))]
         self.factors = [as_array(x).reshape(*s) for x, s in zip(self.values, shapes, strict=True)]
         self.vectors = views[len(sizes) :]
         self._verdicts = [_verdicts(shape[0], world.device) for shape in shapes]
@@ -310,6 +324,6 @@ class Side:
 
     def mean(self) -> AllReduce:
         """Copy the own factors to where they are averaged; return the request that adds up."""
-        for place, own in zip(self.sums.values, self._sent, strict=True):
-            place.copy_(own)
+        for mean, own in zip(self.sums.values, self._sent, strict=True):
+            mean.copy_(own)
         return self.sums.mean()

@@ -98,22 +98,39 @@ class Residual:
         return self._state.device
 
     def encode(
-        self, codec: Codec, x: torch.Tensor, place: torch.Tensor, draw: Draw, context: StepContext
+        self, codec: Codec, x: torch.Tensor, room: torch.Tensor, draw: Draw, context: StepContext
     ) -> int:
-        """Encode a gradient with what was kept, and keep what is lost now."""
+        """Encode a gradient with what was kept, and keep what is lost now.
+
+        Args:
+            codec: What encodes.
+            x: The scope's gradient, times the loss scale; float32, or 16 bits if the codec takes
+                them and there is no momentum. A velocity overwrites it.
+            room: uint8, `codec.wire_bytes` long; receives the payload.
+            draw: Counter of the random bits.
+            context: The step.
+
+        Returns:
+            The payload's length in bytes.
+        """
         if self._velocity:
             self._velocity.accumulate(x, context)
         values = self.open(context)
         before = self.before(values)
-        length = codec.encode_feedback(x, values, place, draw, context.loss_scale)
+        length = codec.encode_feedback(x, values, room, draw, context.loss_scale)
         self.blend(before, values)
         self.close(values)
         if self._velocity:
-            self._velocity.mask(codec, place[:length], draw)
+            self._velocity.mask(codec, room[:length], draw)
         return length
 
     def give_back(self, sent: torch.Tensor, context: StepContext) -> None:
-        """Add decoded values that were sent; what overflowed was never kept. Changes `sent`."""
+        """Add decoded values that were sent; what overflowed was never kept.
+
+        Args:
+            sent: float32, as decoded, times the loss scale; overwritten.
+            context: The step that is undone.
+        """
         if self._velocity:
             self._velocity.give_back(sent)
         sent.mul_(self.rule.beta / context.loss_scale)
@@ -221,21 +238,33 @@ class OwnedResidual:
         self,
         codec: Codec,
         mean: torch.Tensor,
-        place: torch.Tensor,
+        room: torch.Tensor,
         draw: Draw,
         context: StepContext,
         ranks: int,
     ) -> int:
-        """Encode the mean, and keep its error times the number of ranks, unscaled."""
+        """Encode the mean, and keep its error times the number of ranks, unscaled.
+
+        Args:
+            codec: What encodes.
+            mean: float32, times the loss scale.
+            room: uint8, `codec.wire_bytes` long; receives the payload.
+            draw: Counter of the random bits.
+            context: The step.
+            ranks: How many they are.
+
+        Returns:
+            The payload's length in bytes.
+        """
         residual, before = self._residual, None
         if residual.rule.beta < 1.0:
             before = residual.before(residual.reopen(context, raw=self._held))
         values = residual.blank()
         if residual.rule.owner:
             # (mean - decoded) * P / loss_scale
-            length = codec.encode_feedback(mean, values, place, draw, context.loss_scale / ranks)
+            length = codec.encode_feedback(mean, values, room, draw, context.loss_scale / ranks)
         else:
-            length = codec.encode(mean, place, draw)
+            length = codec.encode(mean, room, draw)
         if self._held:
             values.add_(self._kept)
         residual.blend(before, values)

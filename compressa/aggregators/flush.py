@@ -68,7 +68,12 @@ class Flush(Aggregator):
 
 
 def stale_residuals(layout: Layout, state: State) -> dict[int, torch.Tensor]:
-    """Return the residuals that no aggregator has asked for, by segment of a unit."""
+    """Return the residuals that no aggregator has asked for, float32, by segment of a unit.
+
+    Args:
+        layout: The unit.
+        state: This rank's; names in `claimed` have an owner, and stay there.
+    """
     stale = {}
     for i, segment in enumerate(layout.segments):
         key = f"residual/{segment.parameter.name}"

@@ -14,9 +14,9 @@ from compressa.aggregators.base import (
     StepContext,
     Verb,
     World,
+    whole_scopes,
 )
 from compressa.aggregators.feedback import FeedbackRule
-from compressa.aggregators.scope import whole_scopes
 from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs.base import Codec
 from compressa.collectives.scratch import Scratch

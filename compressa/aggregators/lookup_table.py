@@ -82,8 +82,8 @@ def largest_error(table: tuple[int, ...], levels: int, clip: float, ranks: int) 
     """
     z = np.arange(0.0, clip + 20.0, 2.0**-9)
     codes, inside = (2.0 * np.array(table) / levels - 1.0) * clip, np.minimum(z, clip)
-    place = np.clip(np.searchsorted(codes, inside, side="right"), 1, CODES - 1)
-    rounded, lost = (inside - codes[place - 1]) * (codes[place] - inside), (z - inside) ** 2
+    above = np.clip(np.searchsorted(codes, inside, side="right"), 1, CODES - 1)
+    rounded, lost = (inside - codes[above - 1]) * (codes[above] - inside), (z - inside) ** 2
     others, alone = ranks - 1, _most_of_sums(z, lost)
     bounds = []
     for share in _SHARES if others else (1.0,):

@@ -11,31 +11,30 @@ from typing import Generic, TypeVar
 
 import torch
 
-from compressa.aggregators.base import State, StepContext
+from compressa.aggregators.base import Scope, State, StepContext
 from compressa.aggregators.feedback import FeedbackRule
-from compressa.aggregators.scope import Scope
 from compressa.codecs.base import Codec
 from compressa.codecs.fused import Decoder, Encoder, Item
 
 T = TypeVar("T")
 
-_MOST_PLACES = 4  # where one unit's values may lie in turn
+_MOST_ADDRESSES = 4  # where one unit's values may lie in turn
 
 
 class _Remembered(Generic[T]):
-    """What was made for memory of the last few places."""
+    """What was made for memory of the last few addresses."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, T] = {}
 
-    def at(self, place: Hashable, make: Callable[[], T]) -> T:
-        """Return what was made for a place; make it if it is a new one."""
+    def at(self, where: Hashable, make: Callable[[], T]) -> T:
+        """Return what was made for an address; make it if it is a new one."""
         try:
-            return self._made[place]
+            return self._made[where]
         except KeyError:
-            while len(self._made) >= _MOST_PLACES:
+            while len(self._made) >= _MOST_ADDRESSES:
                 del self._made[next(iter(self._made))]
-            return self._made.setdefault(place, make())
+            return self._made.setdefault(where, make())
 
 
 class MultiTensor:
@@ -78,7 +77,7 @@ class MultiTensor:
             return None
         residuals = [] if rule is None else self._residuals()
         return self._encoders.at(
-            (payload.data_ptr(), *_place(gradients), *[x.data_ptr() for x in residuals]),
+            (payload.data_ptr(), *_addresses(gradients), *[x.data_ptr() for x in residuals]),
             lambda: make(self._items(gradients, rule is not None), payload),
         )
 
@@ -88,7 +87,7 @@ class MultiTensor:
         if make is None:
             return None
         return self._decoders.at(
-            tuple(_place(gradients)),
+            tuple(_addresses(gradients)),
             lambda: make(self._items(gradients, False), self._payload_bytes),
         )
 
@@ -114,7 +113,7 @@ def _adds_all(rule: FeedbackRule, context: StepContext) -> bool:
     return whole and not rule.resets(context)
 
 
-def _place(gradients: Sequence[torch.Tensor]) -> list[Hashable]:
+def _addresses(gradients: Sequence[torch.Tensor]) -> list[Hashable]:
     """What is not the same again unless all lie where they lay, and are what they were."""
     where, sizes = [x.data_ptr() for x in gradients], [x.numel() for x in gradients]
     return [*where, *sizes, *[x.dtype for x in gradients]]

@@ -32,7 +32,7 @@ _LARGEST = torch.finfo(torch.bfloat16).max
 
 
 def zeros(elems: int, width: Width, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return a residual that is zero.
+    """Return a residual of so many elements that is zero, as the table above says.
 
     Example:
         >>> zeros(300, "int8").numel()
@@ -63,7 +63,13 @@ def elems_of(vector: torch.Tensor) -> int:
 
 
 def read(vector: torch.Tensor, start: int, out: torch.Tensor) -> None:
-    """Write a part of a residual to `out`, in float32."""
+    """Write a part of a residual to `out`.
+
+    Args:
+        vector: The whole residual, in any of the three forms.
+        start: First element of the part; of "int8", a multiple of 256.
+        out: float32, as long as the part.
+    """
     stop = start + out.numel()
     if vector.dtype is torch.uint8:
         scales, codes = _parts(vector, start, stop)
@@ -73,7 +79,13 @@ def read(vector: torch.Tensor, start: int, out: torch.Tensor) -> None:
 
 
 def write(vector: torch.Tensor, start: int, values: torch.Tensor) -> None:
-    """Replace a part of a residual by float32 values, all finite; they may be changed."""
+    """Replace a part of a residual.
+
+    Args:
+        vector: The whole residual, in any of the three forms.
+        start: First element of the part; of "int8", a multiple of 256.
+        values: float32, all finite, as long as the part; they may be changed.
+    """
     stop = start + values.numel()
     if vector.dtype is torch.uint8:
         scales, codes = _parts(vector, start, stop)

@@ -7,7 +7,7 @@ For each matrix M = g + e of shape [n, m] (a convolution is [c_out, c_in * kh * 
     Q = M^T P                       round 2: mean over the ranks
     out = P mean(Q)^T,  e = M - P Q^T with the rank's own Q
 
-mean(Q) is kept for the next step. Where n > m, P and Q are in each other's place: Q is
+mean(Q) is kept for the next step. Where n > m, P and Q are exchanged: Q is
 orthonormal, and P is kept. Vectors, and matrices that would gain too little, travel dense in
 round 1. Both rounds are sums of float32 factors, so the bytes are approx_rank (n + m) a
 matrix, for any number of ranks and any number of buckets.
@@ -83,15 +83,15 @@ class PowerSGDAggregator(Aggregator):
 
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Two power-iteration half steps, a mean after each."""
-        for i, place in zip(self._vectors, self._basis.vectors, strict=True):
-            place.copy_(gradients[i])
+        for i, vector in zip(self._vectors, self._basis.vectors, strict=True):
+            vector.copy_(gradients[i])
         views = [matrix.begin(gradients, context) for matrix in self._matrices]
         for i, g in enumerate(views):
             multiply = self._matrices[i].right if self._tall[i] else self._matrices[i].left
             multiply(g, self._other.begin(i), self._basis.factors[i], context)
         yield self._basis.mean()
-        for i, place in zip(self._vectors, self._basis.vectors, strict=True):
-            gradients[i].copy_(place)
+        for i, vector in zip(self._vectors, self._basis.vectors, strict=True):
+            gradients[i].copy_(vector)
         if self._matrices:
             yield from self._second_half(views, context)
 

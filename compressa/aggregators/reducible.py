@@ -14,9 +14,9 @@ from compressa.aggregators.base import (
     StepContext,
     Verb,
     World,
+    whole_scopes,
 )
 from compressa.aggregators.feedback import FeedbackRule
-from compressa.aggregators.scope import whole_scopes
 from compressa.aggregators.scopes import decode, encode, residuals_of
 from compressa.codecs.base import Codec, Draw
 from compressa.collectives.dense import DenseValues
@@ -69,23 +69,23 @@ class Reducible(Aggregator):
 
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Encode, sum, decode."""
-        places = torch.split(self._payload, self._sizes)
-        for scope, residual, place in zip(self._scopes, self._residuals, places, strict=True):
+        rooms = torch.split(self._payload, self._sizes)
+        for scope, residual, room in zip(self._scopes, self._residuals, rooms, strict=True):
             x, draw = scope.of(gradients), self._draw(scope.segment, context)
-            encode(self._codec, x, residual, place, draw, context)
+            encode(self._codec, x, residual, room, draw, context)
         self._sent.copy_(self._payload)
         self._world.divide(self._values)
         yield AllReduce(DenseValues(self._values), self._scratch)
-        for scope, place in zip(self._scopes, places, strict=True):
-            decode(self._codec, place, scope.of(gradients), self._draw(scope.segment, context))
+        for scope, room in zip(self._scopes, rooms, strict=True):
+            decode(self._codec, room, scope.of(gradients), self._draw(scope.segment, context))
 
     def rollback(self, context: StepContext) -> None:
         """Decode what was sent and add it back."""
-        places = torch.split(self._sent, self._sizes)
-        for scope, residual, place in zip(self._scopes, self._residuals, places, strict=True):
+        rooms = torch.split(self._sent, self._sizes)
+        for scope, residual, room in zip(self._scopes, self._residuals, rooms, strict=True):
             if residual is not None:
-                sent = torch.empty(scope.segment.elems, device=place.device)
-                self._codec.decode(place, sent, self._draw(scope.segment, context))
+                sent = torch.empty(scope.segment.elems, device=room.device)
+                self._codec.decode(room, sent, self._draw(scope.segment, context))
                 residual.give_back(sent, context)
 
     def _draw(self, segment: Segment, context: StepContext) -> Draw:

@@ -2,7 +2,7 @@
 
 DDP lays the gradients of a bucket side by side, in the order in which they became ready. A unit's
 own order is static, since sums must not depend on DDP's. The two are mostly the same, but for
-a few small neighbours, such as the two vectors of a layer norm. Those change places, and the
+a few small neighbours, such as the two vectors of a layer norm. Those are exchanged, and the
 large ones are worked on where they are.
 """
 
@@ -37,8 +37,8 @@ class Region:
             tensors: 1-D, contiguous. They hold nothing of use until `split`.
         """
         flat = _span(tensors)
-        places = None if flat is None else torch.split(flat, _lengths(tensors))
-        self._apart = places is None or not self._change_places(tensors, places)
+        slices = None if flat is None else torch.split(flat, _lengths(tensors))
+        self._apart = slices is None or not self._move_few(tensors, slices)
         if self._apart:
             flat = self._copy(tensors)
             self._moved = list(zip(tensors, torch.split(flat, _lengths(tensors)), strict=True))
@@ -46,23 +46,21 @@ class Region:
         return flat
 
     def split(self) -> None:
-        """Bring the vector's elements back to the tensors that were joined."""
-        sources = [place if self._apart else place.clone() for _, place in self._moved]
+        """Bring the vector's elements back to the tensors of the last `join`; once for each."""
+        sources = [part if self._apart else part.clone() for _, part in self._moved]
         for (tensor, _), source in zip(self._moved, sources, strict=True):
             tensor.copy_(source)
         self._moved = []
 
-    def _change_places(
-        self, tensors: Sequence[torch.Tensor], places: Sequence[torch.Tensor]
-    ) -> bool:
-        """Bring the few that lie elsewhere to their places; return whether they are few."""
-        pairs = zip(tensors, places, strict=True)
-        moved = [(t, place) for t, place in pairs if t.data_ptr() != place.data_ptr()]
+    def _move_few(self, tensors: Sequence[torch.Tensor], slices: Sequence[torch.Tensor]) -> bool:
+        """Bring the few that lie elsewhere to their slices; return whether they are few."""
+        pairs = zip(tensors, slices, strict=True)
+        moved = [(t, part) for t, part in pairs if t.data_ptr() != part.data_ptr()]
         if sum(tensor.numel() for tensor, _ in moved) > _MOST_MOVED * self._elems:
             return False
         values = [tensor.clone() for tensor, _ in moved]
-        for (_, place), value in zip(moved, values, strict=True):
-            place.copy_(value)
+        for (_, part), value in zip(moved, values, strict=True):
+            part.copy_(value)
         self._moved = moved
         return True
 

@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import StepContext
-from compressa.aggregators.scope import Scope
+from compressa.aggregators.base import Scope, StepContext
 from compressa.aggregators.scopes import held_back
 from compressa.arrays import as_array
 from compressa.kernels import block_count

@@ -1,19 +1,27 @@
-"""RotatedScope: a scope in THC's rotated coordinates, and its place in payloads and sums."""
+"""THC on the wire: scopes in rotated coordinates, payloads of their codes, and a step's sum."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from compressa.aggregators.scope import Scope
+from compressa.aggregators.base import Scope, StepContext
+from compressa.aggregators.shards import ShardSum
 from compressa.arrays import as_array
-from compressa.codecs.payload import HEADER_BYTES
+from compressa.codecs.payload import HEADER_BYTES, Header, check_header, write_header
+from compressa.collectives.accumulator import Span
+from compressa.errors import PayloadError
 from compressa.kernels import block_count
 from compressa.kernels.hadamard import Codebook, rotate_back, rotate_quantize, sum_codes
 from compressa.kernels.philox import Noise
+
+WIRE_ID = 20
+"""Of THC's payloads."""
 
 Sums = npt.NDArray[Any]
 
@@ -45,15 +53,15 @@ class RotatedScope:
         self._signs = as_array(signs[start // 32 : (start + size) // 32])
 
     def encode(self, p: torch.Tensor, payload: torch.Tensor, noise: Noise) -> None:
-        """Write the codes of `p` to their place in a payload."""
+        """Write the codes of `p` to where they are in a payload."""
         arrays = as_array(p), self._norms, self._signs, self._codes(payload)
         rotate_quantize(*arrays, book=self._book, noise=noise)
 
     def look_up(self, payload: torch.Tensor, sums: Sums, *, add: bool) -> None:
         """Write the integers of a payload's codes to the shard's sums, or add them."""
-        place = sums[self.low : self.high]
+        own = sums[self.low : self.high]
         elems = self.scope.segment.elems
-        sum_codes(self._codes(payload), elems, place, book=self._book, add=add)
+        sum_codes(self._codes(payload), elems, own, book=self._book, add=add)
 
     def decode(
         self, sums: Sums, out: torch.Tensor, count: int, weight: float, *, add: bool = False
@@ -66,3 +74,127 @@ class RotatedScope:
         first = HEADER_BYTES + self.low // 2
         codes: npt.NDArray[np.uint8] = as_array(payload)
         return codes[first : first + (self.high - self.low) // 2]
+
+
+class RotatedPayloads:
+    """The payloads of a unit's shards: of codes to the owner, of sums of integers from there.
+
+    Args:
+        unit: Number of the unit.
+        shards: The parts of each.
+        levels: The largest integer.
+        size: Number of ranks.
+        dtype: What integers are summed in: uint8 or uint16.
+
+    Attributes:
+        size: As given.
+        shards: As given.
+        coordinates: How many each shard has.
+        sent_bytes: Of the codes of each shard.
+        sealed_bytes: Of the sums of each shard: more.
+    """
+
+    def __init__(
+        self,
+        unit: int,
+        shards: Sequence[Sequence[RotatedScope]],
+        levels: int,
+        size: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.size = size
+        self.shards = shards
+        self.coordinates = [shard[-1].high if shard else 0 for shard in shards]
+        self.sent_bytes = [HEADER_BYTES + n // 2 for n in self.coordinates]
+        self.sealed_bytes = [HEADER_BYTES + n * dtype.itemsize for n in self.coordinates]
+        self._dtype = np.dtype(np.uint8 if dtype is torch.uint8 else np.uint16)
+        self._elems = [sum(part.scope.segment.elems for part in shard) for shard in shards]
+        self._unit = unit
+        self._most = size * levels
+
+    def seal(self, shard: int, payload: torch.Tensor, context: StepContext) -> None:
+        """Write the header."""
+        write_header(payload, self._header(shard, payload.numel(), context))
+
+    def check_codes(
+        self, shard: int, payload: torch.Tensor, context: StepContext, sender: int
+    ) -> None:
+        """Raise PayloadError unless they are what `sender` owes the owner."""
+        header = self._header(shard, self.sent_bytes[shard], context)
+        check_header(payload, header, sender, exact=True)
+
+    def check_sums(self, shard: int, payload: torch.Tensor, context: StepContext) -> None:
+        """Raise PayloadError unless they are what the owner owes."""
+        header = self._header(shard, self.sealed_bytes[shard], context)
+        check_header(payload, header, shard, exact=True)
+        if self._largest(payload) > self._most:
+            raise PayloadError(
+                f"thc: a sum from rank {shard} is above {self._most}, the most possible"
+            )
+
+    def sums(self, payload: torch.Tensor) -> Sums:
+        """See the body of a payload as integers."""
+        body: npt.NDArray[np.uint8] = as_array(payload)[HEADER_BYTES:]
+        return body.view(self._dtype)
+
+    def _largest(self, payload: torch.Tensor) -> int:
+        """Return the largest of a payload's integers; waits for a GPU."""
+        body = payload[HEADER_BYTES:]
+        if not body.is_cuda:
+            return int(self.sums(payload).max(initial=0))
+        if not body.numel():
+            return 0
+        if self._dtype.itemsize == 1:
+            return int(body.max())
+        # torch does not compare uint16; as int16 with their highest bits turned they compare alike.
+        return int(body.view(torch.int16).bitwise_xor(-32768).max()) + 32768
+
+    def _header(self, shard: int, size_bytes: int, context: StepContext) -> Header:
+        """The header of a payload of some size, itself included."""
+        elems, body_bytes = self._elems[shard], size_bytes - HEADER_BYTES
+        return Header(WIRE_ID, context.epoch, context.step, self._unit, elems, body_bytes)
+
+
+@dataclass(eq=False)
+class RotatedSum(ShardSum):
+    """The sum of one step's codes, as the integers that they stand for.
+
+    The owner of a shard adds them up, and sends all the sums, without decoding, encoding or
+    rounding again.
+
+    Attributes:
+        wire: The payloads.
+        sealed: Memory for the sums of the own shard.
+    """
+
+    wire: RotatedPayloads
+    sealed: torch.Tensor
+
+    exact = False  # sums are longer than codes
+
+    def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
+        """Raise PayloadError unless it is what `sender` owes for the step."""
+        owner = self.shards.owners[span]
+        if owner == sender:
+            self.wire.check_sums(owner, message, self.context)
+        else:
+            self.wire.check_codes(owner, message, self.context, sender)
+
+    def add(
+        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
+    ) -> None:
+        """Add up the integers of all ranks' codes."""
+        owner, sums = self.shards.owners[span], self.wire.sums(self.sealed)
+        for i, payload in enumerate((*before, self.give(span), *after)):
+            for part in self.wire.shards[owner]:
+                part.look_up(payload, sums, add=i > 0)
+        self.wire.seal(owner, self.sealed, self.context)
+        self.result = self.sealed
+        self.take(span, self.result)
+
+    def take(self, span: Span, message: torch.Tensor) -> None:
+        """Write the mean of a shard to the gradients."""
+        sums = self.wire.sums(message)
+        for part in self.wire.shards[self.shards.owners[span]]:
+            out = part.scope.of(self.gradients)
+            part.decode(sums, out, self.wire.size, self.context.loss_scale)

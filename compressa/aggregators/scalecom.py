@@ -35,13 +35,15 @@ from compressa.aggregators.base import (
     Broadcast,
     Round,
     Rounds,
+    Scope,
     StepContext,
     Verb,
     World,
+    whole_scopes,
 )
 from compressa.aggregators.residuals import ChunkResiduals
-from compressa.aggregators.scope import Scope, whole_scopes
 from compressa.arrays import as_array, scratch_tensor
+from compressa.codecs._sparse import share
 from compressa.codecs.payload import (
     HEADER_BYTES,
     Header,
@@ -107,7 +109,7 @@ class ScaleCom(AggregatingCompressor):
 
     def kept(self, elems: int) -> int:
         """Return k for a parameter of `elems` elements."""
-        return min(elems, max(1, round(self.density * elems)))
+        return share(self.density, elems)
 
     def index_bytes(self, elems: int) -> int:
         """Return the bytes of a parameter's indices."""
@@ -140,17 +142,17 @@ class _Selection:
         self.mean = mean
         self.sent = torch.zeros_like(mean)
         self.taken = False
-        self._places = torch.zeros_like(self._bits, dtype=torch.int64)
+        self._positions = torch.zeros_like(self._bits, dtype=torch.int64)
 
     @property
-    def places(self) -> torch.Tensor:
+    def positions(self) -> torch.Tensor:
         """The indices as torch takes them.
 
         Where a GPU's answers come later, they may not be what they should be, and torch would write
         beside the array.
         """
         last = self.scope.segment.elems - 1
-        return self._places.copy_(self._bits).bitwise_and_(0xFFFFFFFF).clamp_(max=last)
+        return self._positions.copy_(self._bits).bitwise_and_(0xFFFFFFFF).clamp_(max=last)
 
 
 class ScaleComAggregator(Aggregator):
@@ -212,7 +214,7 @@ class ScaleComAggregator(Aggregator):
         for i, chosen in enumerate(self._selections):
             if chosen.taken:
                 beta = self._hyper.beta
-                self._residuals[i].index_add_(0, chosen.places, chosen.sent, alpha=beta)
+                self._residuals[i].index_add_(0, chosen.positions, chosen.sent, alpha=beta)
 
     def _finite(self) -> list[bool]:
         """Whether this rank's part of each scope is; waits for a GPU, once for all scopes."""
@@ -225,10 +227,10 @@ class ScaleComAggregator(Aggregator):
     def _pick(self, gradients: Sequence[torch.Tensor], context: StepContext) -> None:
         """Choose the indices, and write the payload."""
         body = self._payload[HEADER_BYTES:]
-        for i, place in enumerate(torch.split(body, self._index_bytes)):
+        for i, packed in enumerate(torch.split(body, self._index_bytes)):
             self._select(i, gradients)
             width = bitpack.index_width(self._selections[i].scope.segment.elems)
-            bitpack.pack_bits(self._selections[i].indices, width, as_array(place))
+            bitpack.pack_bits(self._selections[i].indices, width, as_array(packed))
         write_header(self._payload, self._header(context))
 
     def _select(self, i: int, gradients: Sequence[torch.Tensor]) -> None:
@@ -262,10 +264,10 @@ class ScaleComAggregator(Aggregator):
         chosen, residual = self._selections[i], self._residuals[i]
         chosen.taken = finite and not self._residuals.held[i]
         if chosen.taken:
-            places = chosen.places
-            torch.index_select(residual, 0, places, out=chosen.sent)
+            positions = chosen.positions
+            torch.index_select(residual, 0, positions, out=chosen.sent)
             left = torch.mul(chosen.sent, 1.0 - self._hyper.beta, out=chosen.mean)
-            residual.index_copy_(0, places, left)
+            residual.index_copy_(0, positions, left)
             chosen.mean.copy_(chosen.sent)
         else:
             chosen.mean.fill_(0.0 if self._residuals.held[i] else torch.nan)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -99,37 +100,38 @@ class Scattered(Aggregator):
         self._own.restore()
 
 
+@dataclass(eq=False)
 class _Means(ShardSum):
-    """The means of one step: the own shard's is encoded when it is summed."""
+    """The means of one step: the own shard's is encoded when it is summed.
 
-    def __init__(
-        self,
-        spans: ShardSpans,
-        given: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        context: StepContext,
-        shards: Sequence[ScopePayload],
-        own: _OwnShard,
-    ) -> None:
-        super().__init__(spans, given, gradients, context, exact=own.payload.exact)
-        self._shards = shards
-        self._own = own
+    Attributes:
+        payloads: By owner, what encodes and decodes a shard.
+        own: Averages and encodes the own one.
+    """
+
+    payloads: Sequence[ScopePayload]
+    own: _OwnShard
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.exact = self.own.payload.exact
 
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
         """Raise PayloadError unless it is what `sender` owes for the step."""
-        self._shards[self._owners[span]].check(message, self._context, sender)
+        self.payloads[self.shards.owners[span]].check(message, self.context, sender)
 
     def add(
         self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
     ) -> None:
-        """Average the own values and what others gave; encode the mean."""
-        arrived = self.by_rank(span, after, before)
-        self._result = self._own.encode_means(arrived, self._gradients, self._context)
+        """Average the own values and what others gave, in the order of ranks; encode the mean."""
+        own = self.shards.owners[span]
+        arrived = dict(enumerate(before)) | dict(enumerate(after, own + 1))
+        self.result = self.own.encode_means(arrived, self.gradients, self.context)
 
     def take(self, span: Span, message: torch.Tensor) -> None:
         """Decode another owner's mean."""
-        owner = self._owners[span]
-        self._shards[owner].decode(message, self._gradients, self._context, owner)
+        owner = self.shards.owners[span]
+        self.payloads[owner].decode(message, self.gradients, self.context, owner)
 
 
 class _OwnShard:
@@ -176,10 +178,10 @@ class _OwnShard:
         offset = HEADER_BYTES
         for i, scope in enumerate(own.scopes):  # one by one, so that each stays in the cache
             sent = {sender: part[i][1] for sender, part in parts.items()}
-            place = own.place(payload, offset, scope)
-            length = self._average_in_one_pass(i, sent, place, gradients, context)
+            room = own.room(payload, offset, scope)
+            length = self._average_in_one_pass(i, sent, room, gradients, context)
             if length is None:
-                length = self._average(i, sent, place, gradients, context)
+                length = self._average(i, sent, room, gradients, context)
             offset = own.advance(payload, offset, length)
         return own.seal(payload, context, offset - HEADER_BYTES)
 
@@ -187,7 +189,7 @@ class _OwnShard:
         self,
         i: int,
         sent: Mapping[int, torch.Tensor],
-        place: torch.Tensor,
+        room: torch.Tensor,
         gradients: Sequence[torch.Tensor],
         context: StepContext,
     ) -> int | None:
@@ -201,13 +203,13 @@ class _OwnShard:
             kept = owned.lent(context, ranks, held=held_back(x, context))
             if kept is None:
                 return None
-        return average(Averaging(x, list(sent.values()), place, draw, 1.0 / ranks, kept))
+        return average(Averaging(x, list(sent.values()), room, draw, 1.0 / ranks, kept))
 
     def _average(
         self,
         i: int,
         sent: Mapping[int, torch.Tensor],
-        place: torch.Tensor,
+        room: torch.Tensor,
         gradients: Sequence[torch.Tensor],
         context: StepContext,
     ) -> int:
@@ -216,9 +218,9 @@ class _OwnShard:
         scope, mean = own.scopes[i], self._own_share(i, gradients, context)
         for sender, payload in sent.items():
             own.codec.decode_add(payload, mean, weight, own.draw(scope, context, rank=sender))
-        length = self._encode_mean(i, mean, place, context)
+        length = self._encode_mean(i, mean, room, context)
         draw = own.draw(scope, context, owner=True)
-        decode(own.codec, place[:length], scope.of(gradients), draw)
+        decode(own.codec, room[:length], scope.of(gradients), draw)
         return length
 
     def _encode_all(
@@ -246,8 +248,8 @@ class _OwnShard:
         """Encode means with what is kept of them; return the filled payload."""
         own, payload, offset = self.payload, self.buffer, HEADER_BYTES
         for i, scope in enumerate(own.scopes):
-            place = own.place(payload, offset, scope)
-            length = self._encode_mean(i, means[scope.gradient], place, context)
+            room = own.room(payload, offset, scope)
+            length = self._encode_mean(i, means[scope.gradient], room, context)
             offset = own.advance(payload, offset, length)
         return own.seal(payload, context, offset - HEADER_BYTES)
 
@@ -263,11 +265,11 @@ class _OwnShard:
         return mean.mul_(1.0 / self._world.size)
 
     def _encode_mean(
-        self, i: int, mean: torch.Tensor, place: torch.Tensor, context: StepContext
+        self, i: int, mean: torch.Tensor, room: torch.Tensor, context: StepContext
     ) -> int:
         """Encode the mean of scope i; return its length."""
         own, owned = self.payload, self._owned[i]
         draw = own.draw(own.scopes[i], context, owner=True)
         if owned is None:
-            return own.codec.encode(mean, place, draw)
-        return owned.encode(own.codec, mean, place, draw, context, self._world.size)
+            return own.codec.encode(mean, room, draw)
+        return owned.encode(own.codec, mean, room, draw, context, self._world.size)

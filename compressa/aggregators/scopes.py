@@ -12,10 +12,9 @@ from itertools import accumulate
 
 import torch
 
-from compressa.aggregators.base import StepContext, World
+from compressa.aggregators.base import Scope, StepContext, World
 from compressa.aggregators.feedback import FeedbackRule, Residual
 from compressa.aggregators.multi_tensor import MultiTensor
-from compressa.aggregators.scope import Scope
 from compressa.arrays import put, scratch_tensor, widened
 from compressa.codecs.base import Bounded, Codec, Draw
 from compressa.codecs.fused import Decoder
@@ -49,7 +48,7 @@ def encode(
     codec: Codec,
     x: torch.Tensor,
     residual: Residual | None,
-    place: torch.Tensor,
+    room: torch.Tensor,
     draw: Draw,
     context: StepContext,
 ) -> int:
@@ -57,8 +56,8 @@ def encode(
     if not codec.takes_half:
         x = widened(x, "scope")
     if residual is None or held_back(x, context):
-        return codec.encode(x, place, draw)
-    return residual.encode(codec, x, place, draw, context)
+        return codec.encode(x, room, draw)
+    return residual.encode(codec, x, room, draw, context)
 
 
 def decode(codec: Codec, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
@@ -119,6 +118,17 @@ class ScopePayload:
         scopes: What the payload holds.
         world: Rank, seed and state.
         feedback: How encoding adds and keeps residuals; None if it does not.
+
+    Attributes:
+        codec: As given.
+        scopes: As given.
+        elems: Elements of all scopes.
+        body_bytes: Bytes that follow the header, at most.
+        wire_bytes: Bytes of the whole payload, at most.
+        residuals: By scope; None for each without feedback.
+
+    Raises:
+        ConfigError: They are more elements or bytes than a header can count.
     """
 
     def __init__(
@@ -161,7 +171,14 @@ class ScopePayload:
     def draw(
         self, scope: Scope, context: StepContext, *, owner: bool = False, rank: int = -1
     ) -> Draw:
-        """Return the counter of the random bits for a scope."""
+        """Return the counter of the random bits for a scope.
+
+        Args:
+            scope: The scope.
+            context: The step.
+            owner: Whether it is the mean, which the owner of a shard encodes.
+            rank: Whose random bits are drawn; this rank's own if not given.
+        """
         segment = scope.segment
         sender = self._world.rank if rank < 0 else rank
         index = segment.parameter.index
@@ -193,13 +210,13 @@ class ScopePayload:
             return self.seal(payload, context, self.body_bytes)
         offset = HEADER_BYTES
         for scope, residual in zip(self.scopes, self.residuals, strict=True):
-            place = self.place(payload, offset, scope)
+            room = self.room(payload, offset, scope)
             x, draw = scope.of(gradients), self.draw(scope, context, owner=owner, rank=rank)
-            length = encode(self.codec, x, residual, place, draw, context)
+            length = encode(self.codec, x, residual, room, draw, context)
             offset = self.advance(payload, offset, length)
         return self.seal(payload, context, offset - HEADER_BYTES)
 
-    def place(self, payload: torch.Tensor, offset: int, scope: Scope) -> torch.Tensor:
+    def room(self, payload: torch.Tensor, offset: int, scope: Scope) -> torch.Tensor:
         """Return the memory for a scope's bytes that begin at `offset`."""
         start = offset + (_LENGTH_BYTES if self._bounded else 0)
         return payload[start : start + self.codec.wire_bytes(scope.segment.elems)]
@@ -212,12 +229,18 @@ class ScopePayload:
         return offset + _aligned(length)
 
     def seal(self, payload: torch.Tensor, context: StepContext, body_bytes: int) -> torch.Tensor:
-        """Write the header; return the filled front of `payload`."""
+        """Write the header for a body of so many bytes; return the filled front of `payload`."""
         write_header(payload, self._header(context, body_bytes))
         return payload[: HEADER_BYTES + body_bytes]
 
     def check(self, payload: torch.Tensor, context: StepContext, sender: int) -> None:
-        """Raise PayloadError unless the payload is what `sender` owes for `context`."""
+        """Raise PayloadError unless the payload is what `sender` owes for `context`.
+
+        Args:
+            payload: uint8, as it came.
+            context: The step.
+            sender: Rank.
+        """
         check_header(payload, self._header(context, self.body_bytes), sender, self.exact)
         if self._lengths_tell_all:
             return
@@ -232,7 +255,15 @@ class ScopePayload:
         context: StepContext,
         sender: int,
     ) -> None:
-        """Add `weight` times the decoded scopes to `gradients`, which are float32."""
+        """Add `weight` times the decoded scopes to `gradients`.
+
+        Args:
+            payload: uint8, checked.
+            gradients: The unit's, float32; updated in place.
+            weight: Factor on what is decoded.
+            context: The step.
+            sender: The rank whose random bits were drawn.
+        """
         decoder = self._decoder(gradients, [payload])
         if decoder:
             decoder.decode_add(payload, weight)
@@ -247,7 +278,13 @@ class ScopePayload:
         gradients: Sequence[torch.Tensor],
         context: StepContext,
     ) -> None:
-        """Write the mean of what all ranks sent, given by rank, to `gradients`."""
+        """Write the mean of what all ranks sent, in float32, to `gradients`.
+
+        Args:
+            payloads: By rank, checked, this rank's own included.
+            gradients: The unit's, float32 or of 16 bits, rounded to once.
+            context: The step.
+        """
         decoder = self._decoder(gradients, payloads)
         if decoder:
             decoder.decode_sum(payloads, 1.0 / len(payloads))
@@ -264,7 +301,14 @@ class ScopePayload:
         context: StepContext,
         sender: int,
     ) -> None:
-        """Write the decoded scopes to `gradients`."""
+        """Write the decoded scopes to `gradients`.
+
+        Args:
+            payload: uint8, checked; of a mean, if random bits were drawn for it.
+            gradients: The unit's, float32 or of 16 bits, rounded to once.
+            context: The step.
+            sender: The rank that encoded it.
+        """
         decoder = self._decoder(gradients, [payload])
         if decoder:
             decoder.decode(payload)
@@ -274,7 +318,12 @@ class ScopePayload:
             decode(self.codec, part, scope.of(gradients), draw)
 
     def give_back(self, payload: torch.Tensor, context: StepContext) -> None:
-        """Add to the residuals what an encoded payload took from them."""
+        """Add to the residuals what an encoded payload took from them.
+
+        Args:
+            payload: This rank's own, as `encode` returned it.
+            context: The step in which it did.
+        """
         for (scope, part), residual in zip(self.parts(payload), self.residuals, strict=True):
             if residual is not None:
                 sent = torch.empty(scope.segment.elems, device=payload.device)
@@ -296,7 +345,11 @@ class ScopePayload:
         return Header(wire_id, context.epoch, context.step, self._unit, self.elems, body_bytes)
 
     def parts(self, payload: torch.Tensor) -> list[tuple[Scope, torch.Tensor]]:
-        """Return each scope with its bytes."""
+        """Return each scope with its bytes.
+
+        Raises:
+            PayloadError: The lengths in the payload do not add up to its own.
+        """
         offset = HEADER_BYTES
         parts = []
         for scope, size in zip(self.scopes, self._sizes, strict=True):

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from compressa.aggregators.base import StepContext
-from compressa.aggregators.scope import Scope
+from compressa.aggregators.base import Scope, StepContext
 from compressa.collectives.accumulator import Accumulator, Author, Span
 from compressa.parameters import Layout
 
@@ -22,6 +22,11 @@ def cut_shards(layout: Layout, shards: int, block_elems: int) -> list[list[Scope
 
     Cuts fall on multiples of `block_elems` within each segment, or between segments, so that
     blocks are the same whatever the number of ranks.
+
+    Args:
+        layout: The unit.
+        shards: How many ranks.
+        block_elems: Elements that must stay together.
     """
     edges = _edges(layout, shards, block_elems)
     result: list[list[Scope]] = []
@@ -74,38 +79,29 @@ class ShardSpans:
         self.sizes_bytes = dict(zip(self.spans, sizes_bytes, strict=True))
 
 
+@dataclass(eq=False)
 class ShardSum(Accumulator):
     """One step's sum, a shard to each of all ranks, by `round_robin`.
 
-    Args:
+    Attributes:
         shards: Where it is cut.
         given: By owner, the message with what this rank contributes, made beforehand.
         gradients: The unit's; they hold the result when it is done.
         context: The step.
-        exact: Whether messages have as many bytes as they may have.
+        result: The message of the own shard, once `add` has made it.
     """
 
-    ready = True  # what is given before the sum begins, what is shared when it is added up
-    _result: torch.Tensor
+    shards: ShardSpans
+    given: Sequence[torch.Tensor]
+    gradients: Sequence[torch.Tensor]
+    context: StepContext
+    result: torch.Tensor = field(init=False)
 
-    def __init__(
-        self,
-        shards: ShardSpans,
-        given: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        context: StepContext,
-        *,
-        exact: bool,
-    ) -> None:
-        self.span = shards.span
+    ready = True  # what is given before the sum begins, what is shared when it is added up
+
+    def __post_init__(self) -> None:
+        self.span = self.shards.span
         self.align_elems = self.span.elems  # it is cut nowhere but into shards
-        self.exact = exact
-        self._owners = shards.owners
-        self._spans = shards.spans
-        self._sizes_bytes = shards.sizes_bytes
-        self._given = given
-        self._gradients = gradients
-        self._context = context
 
     def cut(self, span: Span, parts: int) -> tuple[Span, ...]:
         """Return the shards.
@@ -113,13 +109,14 @@ class ShardSum(Accumulator):
         Raises:
             ValueError: It is not all of them, or not one for each rank.
         """
-        if span != self.span or parts != len(self._spans):
-            raise ValueError(f"a sum over {len(self._spans)} ranks was cut into {parts} parts")
-        return self._spans
+        spans = self.shards.spans
+        if span != self.span or parts != len(spans):
+            raise ValueError(f"a sum over {len(spans)} ranks was cut into {parts} parts")
+        return spans
 
     def capacity_bytes(self, span: Span) -> int:
         """Most bytes of a message of a shard."""
-        return self._sizes_bytes[span]
+        return self.shards.sizes_bytes[span]
 
     def quick(self, elems: int) -> bool:
         """Never: others' payloads are decoded."""
@@ -127,14 +124,8 @@ class ShardSum(Accumulator):
 
     def give(self, span: Span) -> torch.Tensor:
         """The own contribution to a shard."""
-        return self._given[self._owners[span]]
+        return self.given[self.shards.owners[span]]
 
     def share(self, span: Span, author: Author) -> torch.Tensor:
         """The result of the own shard, which `add` has made."""
-        return self._result
-
-    def by_rank(
-        self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor]
-    ) -> dict[int, torch.Tensor]:
-        """Return what came for the own shard, by sender, in the order of ranks."""
-        return dict(enumerate(before)) | dict(enumerate(after, self._owners[span] + 1))
+        return self.result

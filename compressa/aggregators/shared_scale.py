@@ -23,11 +23,12 @@ from compressa.aggregators.base import (
     AllReduce,
     Round,
     Rounds,
+    Scope,
     StepContext,
     Verb,
     World,
+    whole_scopes,
 )
-from compressa.aggregators.scope import Scope, whole_scopes
 from compressa.arrays import as_array
 from compressa.codecs.base import Draw
 from compressa.collectives.choice import ROUND_ROBIN
@@ -104,13 +105,13 @@ class SharedScale(Aggregator):
             self._scales[i] = self._measure(scope.of(gradients))
         yield AllReduce(DenseValues(self._scales, maximum=True), self._scratch)
         scales = self._agreed()
-        for scope, place, scale in zip(self._scopes, self._parts, scales, strict=True):
-            self._round(scope, scope.of(gradients), scale, place, context)
+        for scope, integers, scale in zip(self._scopes, self._parts, scales, strict=True):
+            self._round(scope, scope.of(gradients), scale, integers, context)
         yield AllReduce(DenseValues(self._integers), self._scratch)
-        for scope, place, scale in zip(self._scopes, self._parts, scales, strict=True):
+        for scope, integers, scale in zip(self._scopes, self._parts, scales, strict=True):
             # In float64, where neither the smallest scale nor the largest integer is rounded.
             step = scale / (self._levels * self._world.size) if math.isfinite(scale) else math.nan
-            scale_integers(as_array(place), step, as_array(scope.of(gradients)))
+            scale_integers(as_array(integers), step, as_array(scope.of(gradients)))
 
     def rollback(self, context: StepContext) -> None:
         """There is no residual."""
@@ -126,13 +127,18 @@ class SharedScale(Aggregator):
         return scales
 
     def _round(
-        self, scope: Scope, x: torch.Tensor, scale: float, place: torch.Tensor, context: StepContext
+        self,
+        scope: Scope,
+        x: torch.Tensor,
+        scale: float,
+        integers: torch.Tensor,
+        context: StepContext,
     ) -> None:
         if not math.isfinite(scale) or scale == 0.0:
-            place.zero_()
+            integers.zero_()
             return
         segment = scope.segment
         index, rank = segment.parameter.index, self._world.rank
         draw = Draw(self._world.seed, context.step, index, segment.start, rank)
         noise, levels = draw.private_noise(self._stream), self._levels
-        round_to_integers(as_array(x), levels / scale, levels, as_array(place), noise)
+        round_to_integers(as_array(x), levels / scale, levels, as_array(integers), noise)

@@ -88,7 +88,7 @@ class SignSGD(AggregatingCompressor):
 
     def payload_bytes(self, shape: tuple[int, ...]) -> int:
         """A bit per element, and the flags."""
-        return Signs().wire_bytes(math.prod(shape))
+        return _SIGNS.wire_bytes(math.prod(shape))
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         """One vote for the unit."""
@@ -165,6 +165,9 @@ class Signs(Codec):
         return payload[:flags], bits
 
 
+_SIGNS = Signs()
+
+
 class MajorityVote(Aggregator):
     """Counts signs in place of the gradients."""
 
@@ -173,7 +176,7 @@ class MajorityVote(Aggregator):
         self._world = world
         cut = cut_shards(layout, world.size, BLOCK)
         self._shards = [
-            ScopePayload(Signs(), layout.unit, scopes, world, feedback=None) for scopes in cut
+            ScopePayload(_SIGNS, layout.unit, scopes, world, feedback=None) for scopes in cut
         ]
         self._spans = ShardSpans(cut, [shard.wire_bytes for shard in self._shards])
         self._sent = [shard.buffer() for shard in self._shards]
@@ -202,48 +205,36 @@ class MajorityVote(Aggregator):
         """There is no residual."""
 
 
+@dataclass(eq=False)
 class _Votes(ShardSum):
     """The votes of one step, in place of the gradients; the own shard's are counted as they come.
 
-    Args:
-        spans: Where the unit is cut.
-        given: By owner, this rank's signs; what the own shard's become takes their place.
-        gradients: The unit's.
-        context: The step.
-        shards: Encode and check signs.
+    What is given for the own shard becomes the message of its result.
+
+    Attributes:
+        payloads: By owner, what encodes and checks a shard's signs.
         lean: Is added to each sum, so that no vote is a tie; or 0.
     """
 
-    def __init__(
-        self,
-        spans: ShardSpans,
-        given: Sequence[torch.Tensor],
-        gradients: Sequence[torch.Tensor],
-        context: StepContext,
-        shards: Sequence[ScopePayload],
-        lean: float,
-    ) -> None:
-        super().__init__(spans, given, gradients, context, exact=True)
-        self._shards = shards
-        self._lean = lean
-        self._signs = Signs()
+    payloads: Sequence[ScopePayload]
+    lean: float
 
     def check(self, span: Span, message: torch.Tensor, sender: int) -> None:
         """Raise PayloadError unless it is what `sender` owes for the step."""
-        self._shards[self._owners[span]].check(message, self._context, sender)
+        self.payloads[self.shards.owners[span]].check(message, self.context, sender)
 
     def add(
         self, span: Span, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor] = ()
     ) -> None:
         """Count the votes; they are whole numbers, which float32 adds exactly in any order."""
-        own, signs = self._shards[self._owners[span]], self.give(span)
+        own, signs = self.payloads[self.shards.owners[span]], self.give(span)
         self._count(span, signs, add=False)
         for message in (*before, *after):
             self._count(span, message, add=True)
-        if self._lean:
+        if self.lean:
             for scope in own.scopes:
-                scope.of(self._gradients).add_(self._lean)
-        self._result = own.encode(self._gradients, self._context, signs)
+                scope.of(self.gradients).add_(self.lean)
+        self.result = own.encode(self.gradients, self.context, signs)
         self._count(span, signs, add=False)
 
     def take(self, span: Span, message: torch.Tensor) -> None:
@@ -252,5 +243,5 @@ class _Votes(ShardSum):
 
     def _count(self, span: Span, message: torch.Tensor, *, add: bool) -> None:
         """Write a shard's signs in place of its gradients, or add them; they have been checked."""
-        for scope, part in self._shards[self._owners[span]].parts(message):
-            self._signs.count(part, scope.of(self._gradients), add=add)
+        for scope, part in self.payloads[self.shards.owners[span]].parts(message):
+            _SIGNS.count(part, scope.of(self.gradients), add=add)

@@ -22,7 +22,7 @@ from compressa.parameters import Layout
 def choose_exchange(codec: Codec, size: int, wanted: str = "auto") -> str:
     """Choose how a codec's payloads are combined; depends on nothing that timing changes.
 
-    - Values at places that every rank knows, and no lossy cast: sum them on the way.
+    - Values at indices that every rank knows, and no lossy cast: sum them on the way.
     - Codecs that can be cut anywhere, from three ranks on: scatter-reduce, whose bytes do not
       grow with the number of ranks, and which sums casts in float32.
     - Else all-gather: one stage, one loss.

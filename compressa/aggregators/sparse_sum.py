@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from compressa.aggregators.base import StepContext, World
-from compressa.aggregators.scope import Scope, whole_scopes
+from compressa.aggregators.base import Scope, StepContext, World, whole_scopes
 from compressa.aggregators.scopes import ScopePayload, held_back
 from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs import TopK
@@ -54,7 +53,12 @@ class SparseUnit:
         self.message = self.payload.buffer()
 
     def begin(self, gradients: Sequence[torch.Tensor], context: StepContext) -> SparseSum:
-        """Begin the sum of a step: select, and leave the rest in the residuals."""
+        """Begin the sum of a step: select, and leave the rest in the residuals.
+
+        Args:
+            gradients: The unit's, float32 or of 16 bits.
+            context: The step.
+        """
         for part in self.parts:
             part.begin(gradients, context)
         return SparseSum(self, context)
@@ -106,9 +110,9 @@ class SparseSum(Accumulator):
         """Encode."""
         offset = HEADER_BYTES
         for part in self._parts:
-            place = self._payload.place(self._message, offset, part.scope)
-            part.encode(place)
-            offset = self._payload.advance(self._message, offset, place.numel())
+            room = self._payload.room(self._message, offset, part.scope)
+            part.encode(room)
+            offset = self._payload.advance(self._message, offset, room.numel())
         return self._payload.seal(self._message, self._context, offset - HEADER_BYTES)
 
     def share(self, span: Span, author: Author) -> torch.Tensor:
@@ -167,7 +171,7 @@ class _Part:
         self._world = world
         self._residual = scope.residual(world.state)
         self._own, self._sum = self._new_note(self._kept), self._new_note(self._kept)
-        self._places = torch.arange(self._kept, dtype=torch.int32, device=world.device)
+        self._in_order = torch.arange(self._kept, dtype=torch.int32, device=world.device)
         self._notes: list[_Note] = []
         self._noted = 0
         self._scale = self._share_scale = 1.0
@@ -206,19 +210,19 @@ class _Part:
         torch.index_select(note.bits, 0, chosen, out=own.bits)
         self._return(note, self._share_scale)
 
-    def encode(self, place: torch.Tensor) -> None:
+    def encode(self, room: torch.Tensor) -> None:
         """Write the payload, and return what it loses."""
-        packed, total = as_array(place), self._sum
+        packed, total = as_array(room), self._sum
         values = self._form.values(packed, self._kept)
         if self._form.lossless:
-            place[: 4 * self._kept].view(torch.float32).copy_(total.values)
+            room[: 4 * self._kept].view(torch.float32).copy_(total.values)
             self._form.write(packed, self._elems, total.indices, values)
             return
         exact = as_array(total.values)
         sent = self._form.write(packed, self._elems, total.indices, exact)
         note = self._note(self._kept)
         note.bits.copy_(total.bits)
-        in_order = as_array(self._places).view(np.uint32)
+        in_order = as_array(self._in_order).view(np.uint32)
         return_unsent(as_array(note.values.zero_()), in_order, exact, sent)
         self._return(note, self._share_scale)
 

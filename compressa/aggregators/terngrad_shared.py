@@ -45,7 +45,7 @@ class SharedTernGrad(AggregatingCompressor):
     (1 / P^2) sum_i (s ||g_i||_1 - ||g_i||_2^2) exactly: without clipping omega is
     (sqrt(P d) - 1) / 2 for parameters of d elements. What is clipped off is lost, and does not
     average out: the squared error is up to about P (||g_1||^2 + ...) / P^2, where all ranks have
-    one large element at the same place. There is no residual. A parameter with a NaN or an infinity
+    one large element at the same index. There is no residual. A parameter with a NaN or an infinity
     on some rank becomes NaN on all.
 
     Args:

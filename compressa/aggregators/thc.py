@@ -38,12 +38,17 @@ from compressa.aggregators.base import (
     StepContext,
     Verb,
     World,
+    whole_scopes,
 )
 from compressa.aggregators.lookup_table import best_table, largest_error
 from compressa.aggregators.residuals import ChunkResiduals
-from compressa.aggregators.rotated import RotatedScope, Sums
-from compressa.aggregators.rotated_sum import WIRE_ID, RotatedPayloads, RotatedSum
-from compressa.aggregators.scope import whole_scopes
+from compressa.aggregators.rotated import (
+    WIRE_ID,
+    RotatedPayloads,
+    RotatedScope,
+    RotatedSum,
+    Sums,
+)
 from compressa.aggregators.shards import ShardSpans, cut_shards
 from compressa.arrays import as_array
 from compressa.codecs.base import Biased, Draw, Range

@@ -7,12 +7,15 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import ClassVar, Literal
 
 import torch
 
 from compressa.arrays import as_array
+from compressa.bias import SMALLEST_NORMAL, Bias, Biased, Contraction, Range, Unbiased
+from compressa.codecs import bounds
 from compressa.codecs._kernel import Array, KernelCodec, Parts
-from compressa.codecs.base import Contraction, Draw
+from compressa.codecs.base import Draw
 from compressa.codecs.fused import Averaging, Fused, Kept
 from compressa.errors import ConfigError
 from compressa.kernels import blockwise
@@ -141,6 +144,46 @@ class Blockwise(KernelCodec):
     def _in_block(self, elems: int) -> int:
         """Elements of the largest block."""
         return min(self.block, max(elems, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Blockwise):
+    """What int8, int4 and int2 share: integers of `bits` bits times the block's scale.
+
+    The block's extremes give the scale, and rounding is to nearest or stochastic.
+    """
+
+    bits: ClassVar[int]
+
+    mapping: Literal["symmetric", "maxmin"] = "symmetric"
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+
+    @property
+    def stochastic(self) -> bool:
+        """As the rounding says."""
+        return self.rounding == "stochastic"
+
+    def bias(self, elems: int) -> Bias:
+        """See `bounds` for "symmetric". With "maxmin", both extremes are exact.
+
+        The other b - 2 elements err by half a step, to nearest, or have a variance of 1/4, and
+        min^2 + max^2 >= (max - min)^2 / 2 = (scale L)^2 / 2: (b - 2) / (2 L^2), reached by
+        -1, 0, ..., 0, 1, as L is odd.
+        """
+        block, levels = self._in_block(elems), self.form.top
+        range_ = Range(levels * SMALLEST_NORMAL, bounds.LARGEST_BLOCK)
+        if self.mapping == "symmetric":
+            if self.stochastic:
+                return Unbiased(bounds.at_random(block - 1, levels), range_)
+            return Contraction(1.0 - bounds.to_nearest(block - 1, levels), range_)
+        error = max(block - 2, 0) / (2.0 * levels**2) * bounds.ROUNDING
+        if self.stochastic:
+            return Unbiased(error, range_)
+        return Contraction(1.0 - error, range_) if error < 1 else Biased(error, range_)
+
+    def _make_form(self) -> blockwise.Form:
+        statistic: blockwise.Statistic = "max" if self.mapping == "symmetric" else "range"
+        return blockwise.Form(bits=self.bits, block=self.block, statistic=statistic)
 
 
 def _owned(kept: Kept) -> Owned:

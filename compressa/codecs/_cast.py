@@ -21,7 +21,7 @@ def rounding_of(dtype: torch.dtype) -> float:
 
 
 def range_of(dtype: torch.dtype) -> Range:
-    """Return the normal range of a dtype."""
+    """Return the magnitudes for which `rounding_of` holds: the normal numbers of a dtype."""
     limits = torch.finfo(dtype)
     return Range(limits.tiny, limits.max)
 

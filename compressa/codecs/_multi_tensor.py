@@ -91,8 +91,8 @@ def encoder_of(
     vectors = []
     for item in items:
         ends = list(accumulate(codec.sections(item.values.numel()), initial=0))
-        place = unowned(payload[item.start : item.start + ends[-1]])
-        *heads, codes = [place[low:high] for low, high in pairwise(ends)]
+        own = unowned(payload[item.start : item.start + ends[-1]])
+        *heads, codes = [own[low:high] for low, high in pairwise(ends)]
         scales, *offsets = [head.view(np.float32) for head in heads]
         vector = BlockwiseVector(
             x=unowned(item.values),

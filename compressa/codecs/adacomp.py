@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient
+from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient, share
 from compressa.codecs.base import Contraction
 from compressa.errors import ConfigError
 from compressa.kernels import adacomp
@@ -57,7 +57,7 @@ class AdaComp(BoundedSparse):
 
     def most(self, elems: int) -> int:
         """Return max_density * n, at least one."""
-        return min(elems, max(1, round(self.max_density * elems)))
+        return share(self.max_density, elems)
 
     def bias(self, elems: int) -> Contraction:
         """Of each bin, all are sent that reach half the largest, or the k = `most` largest of all.

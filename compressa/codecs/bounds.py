@@ -64,7 +64,7 @@ def clipped(elems: int, clip: float, ranks: int = 1) -> float:
     of s |x| - x^2, one beyond it loses |x| - s, and where all ranks lose, they lose it in the same
     direction. The first is concave in x^2 and the second convex. So in a worst case one rank, which
     sets s, has a single large element and all others alike; and so have the other ranks, at the
-    same place, if any. With r = 1 and many elements that is 1 + clip^2 / 8 up to clip = 4, then
+    same index, if any. With r = 1 and many elements that is 1 + clip^2 / 8 up to clip = 4, then
     clip - 1. With few elements, there is no closed form: the large element's share of its rank is
     scanned, the other ranks follow from it, and Dinkelbach's iteration finds the largest quotient.
 

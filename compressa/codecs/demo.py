@@ -42,7 +42,7 @@ class DeMo(KernelCodec):
     that sent it, here over all.
 
     Wire format: per tile k little-endian float32 coefficients, in the order of their j; after all
-    of them, per tile their places, in whichever takes fewer bytes: k numbers of log2 n bits each,
+    of them, per tile their indices, in whichever takes fewer bytes: k numbers of log2 n bits each,
     one little-endian bit stream filled up to a byte, or a bitmap of n bits (bit j % 8 of byte
     j // 8), where n is N^2 for tiles and N for chunks. Tiles follow each other from left to right,
     then downwards. Bias: a contraction with delta = k / n but for rounding, reached by a tile whose
@@ -94,7 +94,7 @@ class DeMo(KernelCodec):
         return replace(self, columns=min(columns, parameter.elems))
 
     def arrays(self, elems: int) -> tuple[int, int]:
-        """Four bytes per coefficient, and its place."""
+        """Four bytes per coefficient, and its index."""
         values, place_bytes = self.form.sizes(elems)
         return 4 * values, place_bytes
 
@@ -108,27 +108,27 @@ class DeMo(KernelCodec):
         self, x: Array, parts: Parts, draw: Draw, residual: Array | None, loss_scale: float
     ) -> None:
         """Transform, and keep the largest; the residual loses what is sent, tile by tile."""
-        values, places = parts
+        values, indices = parts
         dct.keep_coefficients(
-            x, values, places, form=self.form, residual=residual, loss_scale=loss_scale
+            x, values, indices, form=self.form, residual=residual, loss_scale=loss_scale
         )
 
     def dequantize(self, parts: Parts, out: Array, weight: float, *, add: bool) -> None:
-        """Check all places and transform back."""
-        values, places = parts
-        try:  # the kernel checks all places first
-            dct.add_coefficients(values, places, out, form=self.form, weight=weight, add=add)
+        """Check all indices and transform back."""
+        values, indices = parts
+        try:  # the kernel checks all indices first
+            dct.add_coefficients(values, indices, out, form=self.form, weight=weight, add=add)
         except ValueError as error:
             raise self._refusal(out.size) from error
 
     def check_content(self, payload: torch.Tensor, elems: int) -> None:
-        """Check every place; those that a GPU has are waited for."""
-        _, places = self.split(payload, elems)
-        if not dct.are_places(places, form=self.form):
+        """Check every index; those that a GPU has are waited for."""
+        _, indices = self.split(payload, elems)
+        if not dct.are_places(indices, form=self.form):
             raise self._refusal(elems)
 
     def _refusal(self, elems: int) -> PayloadError:
         return PayloadError(
             f"demo: a payload of {elems} elements has a tile without {self.form.kept} different "
-            "places in order"
+            "indices in order"
         )

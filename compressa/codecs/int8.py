@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Le, MultipleOf
 
-from compressa.codecs._linear import Linear
+from compressa.codecs._blockwise import Linear
 
 
 @dataclass(frozen=True, kw_only=True)

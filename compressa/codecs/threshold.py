@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal, get_args
 
 from annotated_types import Ge, Gt, Le
 
-from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient
+from compressa.codecs._sparse import F32, U32, BoundedSparse, Gradient, share
 from compressa.codecs.base import Contraction
 from compressa.codecs.bounds import ROUNDING
 from compressa.errors import ConfigError
@@ -81,7 +81,7 @@ class Threshold(BoundedSparse):
 
     def most(self, elems: int) -> int:
         """Return max_density * n, at least one."""
-        return min(elems, max(1, round(self.max_density * elems)))
+        return share(self.max_density, elems)
 
     def bias(self, elems: int) -> Contraction:
         """All are sent that reach t, or the k = `most` largest, where k may be all that there is.

@@ -19,18 +19,24 @@ from compressa.collectives import (
 )
 from compressa.collectives.accumulator import Accumulator, Span
 from compressa.collectives.base import Program, Together
-from compressa.collectives.cost import Stage
+from compressa.collectives.cost import Stage, Symmetry, always, in_pairs, never
 from compressa.collectives.rank_group import RankGroup
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.symmetry import Symmetry, always, in_pairs, never
 
 _SEGMENT_BYTES = 256 << 10  # of a rank's part: what goes in one message
 _MOST_SEGMENTS = 8
 
 AllReduce = Callable[[Accumulator, Span, RankGroup, Scratch], Program[None]]
-"""Sums a span over a group; every rank of it ends with the same bits.
+"""(values, span, group, scratch) -> program: sums a span over a group, in place.
 
-On every rank it asks for the same number of exchanges: as many as it has stages.
+    values: What this rank contributes; holds the sum when the program has ended, with the same bits
+        on every rank of the group.
+    span: Which of its elements; it begins at a multiple of `values.align_elems`.
+    group: Who takes part, and which of them this rank is.
+    scratch: Memory for what comes in, which no other program uses meanwhile.
+
+On every rank it asks for the same number of exchanges: as many as it has stages. What `check` of
+the values refuses raises PayloadError in the program.
 """
 
 
@@ -62,12 +68,22 @@ ALGORITHMS = {
 
 
 def segments_of(size_bytes: int, ranks: int) -> int:
-    """Return into how many segments a sum is best cut."""
+    """Return into how many segments a sum is best cut, 1 to 8.
+
+    Args:
+        size_bytes: Of the whole sum.
+        ranks: How many they are.
+    """
     return max(1, min(size_bytes // ranks // _SEGMENT_BYTES, _MOST_SEGMENTS))
 
 
 def segmented(algorithm: Algorithm, segments: int) -> AllReduce:
-    """Cut what is summed into several: while one is on the wire, another is added up."""
+    """Cut what is summed into several: while one is on the wire, another is added up.
+
+    Args:
+        algorithm: Sums each of them.
+        segments: How many; 1 for the algorithm as it is.
+    """
     if segments == 1:
         return algorithm.all_reduce
 

@@ -15,10 +15,9 @@ from compressa.collectives import (
     all_gather_ring,
 )
 from compressa.collectives.base import Exchange, Program
-from compressa.collectives.cost import Stage, Way
+from compressa.collectives.cost import Stage, Symmetry, Way, always, in_pairs
 from compressa.collectives.hop import Hop
 from compressa.collectives.scratch import Scratch
-from compressa.collectives.symmetry import Symmetry, always, in_pairs
 
 DIRECT = "direct"
 """What needs no figures of the link: one hop, whatever the payloads."""

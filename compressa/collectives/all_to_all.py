@@ -27,6 +27,6 @@ def all_reduce(
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs, for a sum of `size_bytes` over so many `ranks`."""
     others = ranks - 1
     return [Stage(others, others * size_bytes, others * size_bytes)] if others else []

@@ -30,5 +30,5 @@ def barrier(group: RankGroup, device: torch.device) -> Program[None]:
 
 
 def stages(ranks: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs: a message of one byte."""
     return [Stage(1, 1)] * hops(ranks)

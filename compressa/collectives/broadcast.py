@@ -28,7 +28,10 @@ ASSUMED = Link(message_s=3e-4, byte_s=8e-9)
 """1 Gbit/s, and what a message takes beside its bytes; what is chosen must not be measured."""
 
 Broadcast = Callable[[torch.Tensor, RankGroup, Sequence[int]], Program[None]]
-"""Brings uint8 memory from some members of a group (not ranks) to the others, in place.
+"""(data, group, sources) -> program: brings 1-D uint8 memory from some to all, in place.
+
+`sources` are indices in the group, not ranks; others than its members, or one twice, raise
+ValueError. `data` is as long on every rank.
 
 On every rank it asks for the same number of exchanges: as many as it has stages.
 """

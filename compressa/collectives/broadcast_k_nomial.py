@@ -30,7 +30,7 @@ def broadcast(data: torch.Tensor, group: RankGroup, k: int) -> Program[None]:
 
 
 def stages(size_bytes: int, ranks: int, k: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs, for a broadcast of `size_bytes` to so many `ranks`."""
     messages = [min(k - 1, (ranks - 1) // width) for width in _widths(ranks, k)]
     return [Stage(count, count * size_bytes) for count in messages]
 

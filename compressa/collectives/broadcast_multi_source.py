@@ -82,7 +82,17 @@ class _Ring(NamedTuple):
 def broadcast(
     data: torch.Tensor, group: RankGroup, sources: Sequence[int], rounds: int
 ) -> Program[None]:
-    """Bring the sources' bytes to all of the group."""
+    """Bring the sources' bytes to all of the group.
+
+    Args:
+        data: 1-D uint8, as long on every rank; overwritten where this rank is no source.
+        group: Who takes part.
+        sources: Their indices in the group.
+        rounds: G, 1 at least.
+
+    Raises:
+        ValueError: The sources are not different members.
+    """
     check_sources(group, sources)
     receivers = [index for index in range(group.size) if index not in sources]
     ring = _Ring.of(group.size, len(sources), rounds)
@@ -137,7 +147,7 @@ def _feed(
 
 
 def stages(size_bytes: int, ranks: int, sources: int, rounds: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs, for a broadcast of `size_bytes` to so many `ranks`."""
     ring = _Ring.of(ranks, sources, rounds)
     chunk = size_bytes / max(1, rounds * ring.receivers)
     plain, last = Stage(1, chunk), Stage(2, chunk + 1)
@@ -145,7 +155,17 @@ def stages(size_bytes: int, ranks: int, sources: int, rounds: int) -> list[Stage
 
 
 def best_rounds(size_bytes: int, ranks: int, sources: int, link: Link) -> int:
-    """How many rounds cost least."""
+    """Return how many rounds cost least.
+
+    Args:
+        size_bytes: Of what is brought.
+        ranks: How many they are.
+        sources: How many of them hold it.
+        link: Between them.
+
+    Raises:
+        ValueError: Its messages cost nothing.
+    """
     if not link.message_s:
         raise ValueError("without a cost for each message, ever smaller chunks cost ever less")
     ring = _Ring.of(ranks, sources, 1)

@@ -77,11 +77,16 @@ class Receiver(ABC):
 
     @abstractmethod
     def expect(self, bucket: int, data: torch.Tensor) -> None:
-        """Have what comes of a bucket written to memory from now on."""
+        """Have what comes of a bucket written to memory from now on, until `forget`.
+
+        Args:
+            bucket: Tells these bytes from others.
+            data: 1-D uint8 on the host, as long as the sender's.
+        """
 
     @abstractmethod
     def missing(self, bucket: int) -> Bits:
-        """Take what has come by now; return which packets have not."""
+        """Take what has come by now; return bool[packets], True where a packet has not."""
 
     @abstractmethod
     def forget(self, bucket: int) -> None:
@@ -136,7 +141,19 @@ def send(
 def receive(
     data: torch.Tensor, bucket: int, size: int, source: int, receiver: Receiver
 ) -> Program[None]:
-    """Hear bytes that another rank sends; see `send`."""
+    """Hear bytes that another rank sends; see `send`.
+
+    Args:
+        data: uint8, on the host; overwritten.
+        bucket: As the source's.
+        size: Number of ranks.
+        source: The rank that sends.
+        receiver: Takes the packets.
+
+    Raises:
+        TransportError: Somebody hears nothing.
+        PayloadError: The source says that it is done, and packets are missing.
+    """
     receiver.expect(bucket, data)
     try:
         yield from pass_hop({source: torch.zeros(1, dtype=torch.uint8)}, {})

@@ -32,12 +32,21 @@ def broadcast(data: torch.Tensor, group: RankGroup, chunks: int) -> Program[None
 
 
 def stages(size_bytes: int, ranks: int, chunks: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs, for a broadcast of `size_bytes` to so many `ranks`."""
     return [Stage(1, size_bytes / chunks)] * (ranks - 2 + chunks if ranks > 1 else 0)
 
 
 def best_chunks(size_bytes: int, ranks: int, link: Link) -> int:
-    """How many chunks cost least."""
+    """Return how many chunks cost least.
+
+    Args:
+        size_bytes: Of what is brought.
+        ranks: How many they are.
+        link: Between them.
+
+    Raises:
+        ValueError: Its messages cost nothing.
+    """
     if not link.message_s:
         raise ValueError("without a cost for each message, ever smaller chunks cost ever less")
     return max(1, round(math.sqrt(size_bytes * link.byte_s * max(ranks - 2, 0) / link.message_s)))

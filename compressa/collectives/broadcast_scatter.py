@@ -53,7 +53,7 @@ def _all_gather(data: torch.Tensor, group: RankGroup) -> Program[None]:
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs, for a broadcast of `size_bytes` to so many `ranks`."""
     part = size_bytes / ranks
     widths = [1 << bit for bit in reversed(range(hops(ranks)))]
     scatter = [Stage(1, min(width, ranks - width) * part) for width in widths]

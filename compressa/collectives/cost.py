@@ -22,7 +22,7 @@ takes up to 1.25 times as long with 8 ranks, and 1.4 with 32.)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -95,3 +95,25 @@ class Link:
                 came_s.append(ready_s + own_s + min(begun * own_s, left_s))
                 before_s += own_s
         return max(max(came_s) - before_s, 0.0)
+
+
+Symmetry = Callable[[int], bool]
+"""Of a number of ranks: whether all have the same to do, but for whom they do it with.
+
+What one of them takes, all of them take then: a simulation needs only one.
+"""
+
+
+def always(ranks: int) -> bool:
+    """Ranks differ by a shift around the ring only."""
+    return True
+
+
+def in_pairs(ranks: int) -> bool:
+    """Ranks swap in pairs; those beyond a power of two fold, which is a part of its own."""
+    return ranks.bit_count() == 1
+
+
+def never(ranks: int) -> bool:
+    """There is a root, or ranks that speak for others."""
+    return False

@@ -57,7 +57,7 @@ def _aligned(spans: Sequence[Span], index: int, width: int) -> Sequence[Span]:
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs, for a sum of `size_bytes` over so many `ranks`."""
     parts = [size_bytes / (2 << hop) for hop in range(lg_core(ranks))]
     halving = [Stage(1, part, part) for part in parts]
     doubling = [Stage(1, part) for part in reversed(parts)]

@@ -36,7 +36,7 @@ class Topology:
         hosts: The ranks of each; at least one.
 
     Raises:
-        ValueError: A host without ranks, or a rank in two places.
+        ValueError: A host without ranks, or a rank on two of them.
     """
 
     hosts: tuple[tuple[int, ...], ...]
@@ -45,7 +45,7 @@ class Topology:
         if not self.hosts or not all(self.hosts):
             raise ValueError("a topology needs hosts, and each of them a rank")
         if len(set(self)) < len(list(self)):
-            raise ValueError(f"a rank is in two places: {self.hosts}")
+            raise ValueError(f"a rank is on two hosts: {self.hosts}")
 
     @classmethod
     def of(cls, hosts: Sequence[str]) -> Topology:
@@ -126,11 +126,11 @@ def by_host(
         topology: Which ranks share a host.
         across: Sums between hosts.
     """
-    way = _by_places if topology.equal else _by_leaders
+    way = _by_index if topology.equal else _by_leaders
     return way(inside, outside, span, rank, scratch, topology, across)
 
 
-def _by_places(
+def _by_index(
     inside: Accumulator,
     outside: Accumulator,
     span: Span,
@@ -174,7 +174,12 @@ def _by_leaders(
 def stages(
     size_bytes: int, topology: Topology, across: Algorithm
 ) -> tuple[list[Stage], list[Stage]]:
-    """What the hops within a host cost, and those between hosts.
+    """Return what the hops within a host cost, and what those between hosts do.
+
+    Args:
+        size_bytes: Of the sum.
+        topology: Which ranks share a host.
+        across: Sums between hosts.
 
     Hosts of unequal size are not in step, so that the time of both is only near what it takes.
     """
@@ -186,6 +191,6 @@ def stages(
 
 
 def in_order(inside: Sequence[Stage], outside: Sequence[Stage]) -> list[Stage]:
-    """All hops as they come: half of those within a host, those between hosts, the other half."""
+    """Return all hops as they come: half of those inside, those between hosts, the other half."""
     half = len(inside) // 2
     return [*inside[:half], *outside, *inside[half:]]

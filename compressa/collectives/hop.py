@@ -60,7 +60,7 @@ def idle(hops: int = 1) -> Program[None]:
 
 
 def give_hop(values: Accumulator, scratch: Scratch, peer: int, span: Span) -> Program[None]:
-    """Give partial sums away, and hear nothing."""
+    """Give the partial sum of a span to a rank, and hear nothing."""
     return reduce_hop(values, scratch, {peer: span}, span)
 
 
@@ -109,6 +109,17 @@ def swap_hop(
     """Add others' partial sums while they add this rank's: all hold the same bits afterwards.
 
     Where more than two swap, `before` and `after` are to name the same order on each.
+
+    Args:
+        values: What is summed.
+        scratch: Memory for what comes in.
+        span: Which of it.
+        author: In whose name this rank's message is made.
+        after: Ranks whose values come after this rank's own in the sum, in order.
+        before: Those whose values come before.
+
+    Raises:
+        PayloadError: What came is not what is due.
     """
     finals = yield from seal(values, span, author)
     messages = dict.fromkeys([*after, *before], finals[span])
@@ -118,7 +129,13 @@ def swap_hop(
 
 
 def seal(values: Accumulator, span: Span, author: Author) -> Program[Finals]:
-    """Declare what this rank holds to be the result."""
+    """Declare what this rank holds of a span to be the result; return its message, by span.
+
+    Args:
+        values: What was summed; where its messages are lossy, it goes on with what they decode to.
+        span: Which of it.
+        author: In whose name: the same on all ranks that hold the same bits.
+    """
     if values.ready:
         return {span: values.share(span, author)}
     share = partial(values.share, span, author)

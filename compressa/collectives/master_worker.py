@@ -30,7 +30,7 @@ def all_reduce(
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs, for a sum of `size_bytes` over so many `ranks`."""
     workers = ranks - 1
     port = workers * size_bytes
     return [Stage(workers, port, port, "in"), Stage(workers, port, way="out")] if workers else []

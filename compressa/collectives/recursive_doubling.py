@@ -37,6 +37,6 @@ def all_reduce(
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs, for a sum of `size_bytes` over so many `ranks`."""
     core = [Stage(1, size_bytes, size_bytes)] * lg_core(ranks)
     return folded(size_bytes, ranks, core)

@@ -66,6 +66,6 @@ def all_gather(
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs, for a sum of `size_bytes` over so many `ranks`."""
     part = size_bytes / ranks
     return [Stage(1, part, part)] * (ranks - 1) + [Stage(1, part)] * (ranks - 1)

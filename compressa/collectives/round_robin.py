@@ -33,7 +33,7 @@ def all_reduce(
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs, for a sum of `size_bytes` over so many `ranks`."""
     others = ranks - 1
     port = size_bytes * others / ranks
     return [Stage(others, port, port), Stage(others, port)] if others else []

@@ -27,7 +27,7 @@ def all_reduce(
 
 
 def reduce(values: Accumulator, span: Span, group: RankGroup, scratch: Scratch) -> Program[None]:
-    """Sum over the group: its first member holds the sum afterwards."""
+    """Sum a span over the group: its first member holds the sum afterwards, the others a part."""
     for bit in range(hops(group.size)):
         mask = 1 << bit
         if group.index % mask:
@@ -75,7 +75,7 @@ def hops(ranks: int) -> int:
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What each hop costs."""
+    """Return what each hop costs, for a sum of `size_bytes` over so many `ranks`."""
     branches = [min(1 << hop, ranks - (1 << hop)) for hop in range(hops(ranks))]
     reducing = [Stage(1, size_bytes, size_bytes, "in", hops(branch)) for branch in branches]
     return reducing + [Stage(1, size_bytes, way="out")] * len(branches)

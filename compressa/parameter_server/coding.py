@@ -18,9 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from compressa.aggregators.base import StepContext, World
+from compressa.aggregators.base import Scope, StepContext, World
 from compressa.aggregators.feedback import FeedbackRule, Residual
-from compressa.aggregators.scope import Scope
 from compressa.aggregators.scopes import ScopePayload, encode
 from compressa.arrays import scratch_tensor
 from compressa.codecs.base import Codec
@@ -126,7 +125,7 @@ class ShardCoder:
             room: From `buffer`.
         """
         payload, scope = self._payload, self._scope
-        place = payload.place(room, HEADER_BYTES, scope)
+        place = payload.room(room, HEADER_BYTES, scope)
         draw = payload.draw(scope, context, owner=self._serves)
         length = encode(self._codec, scope.of([values]), self._residual, place, draw, context)
         end = payload.advance(room, HEADER_BYTES, length)

@@ -13,8 +13,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from compressa.aggregators.base import State, StepContext, World
-from compressa.aggregators.scope import whole_scopes
+from compressa.aggregators.base import State, StepContext, World, whole_scopes
 from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs.base import Codec
 from compressa.errors import PayloadError

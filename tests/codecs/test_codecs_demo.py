@@ -98,6 +98,6 @@ def test_hostile_places_are_refused_and_nothing_is_written(kept: int, places: in
         lambda: codec.decode(payload, out, DRAW),
         lambda: codec.decode_add(payload, out, 0.5, DRAW),
     ):
-        with pytest.raises(PayloadError, match="different places in order"):
+        with pytest.raises(PayloadError, match="different indices in order"):
             call()
     assert (out == 7.0).all()

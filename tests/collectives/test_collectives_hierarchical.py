@@ -91,7 +91,7 @@ def test_it_takes_as_long_as_its_stages_say(across: str, topology: Topology) -> 
 
 
 def test_a_topology_has_every_rank_once() -> None:
-    with pytest.raises(ValueError, match="two places"):
+    with pytest.raises(ValueError, match="two hosts"):
         Topology(((0, 1), (1, 2)))
     with pytest.raises(ValueError, match="each of them a rank"):
         Topology(((0,), ()))

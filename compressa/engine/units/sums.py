@@ -29,11 +29,10 @@ from compressa.collectives.algorithms import (
 from compressa.collectives.all_gather import ALL_GATHERS, DIRECT, all_gather
 from compressa.collectives.base import Exchange, Program
 from compressa.collectives.choice import BACKEND, ROUND_ROBIN, Costs
-from compressa.collectives.cost import Stage
+from compressa.collectives.cost import Stage, always
 from compressa.collectives.hierarchical import Topology, hierarchical, in_order
 from compressa.collectives.hierarchical import stages as by_host_stages
 from compressa.collectives.rank_group import RankGroup
-from compressa.collectives.symmetry import always
 from compressa.engine.units.partition import Sizes, wire
 from compressa.errors import ConfigError
 from compressa.schedulers import Link, Transfer

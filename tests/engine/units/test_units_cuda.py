@@ -20,11 +20,10 @@ import torch
 from emulated_streams import DEVICE
 from emulated_torch import StreamedEmulated, as_cuda, emulated_torch, on_cpu, on_gpu
 
-from compressa.aggregators.base import CPU, State, StepContext, World
+from compressa.aggregators.base import CPU, State, StepContext, World, whole_scopes
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.aggregators.momentum import Momentum
 from compressa.aggregators.multi_tensor import MultiTensor
-from compressa.aggregators.scope import whole_scopes
 from compressa.aggregators.scopes import ScopePayload
 from compressa.codecs import QSGD, Codec, Int2, Int4, Int8, Natural, OneBit, TernGrad
 from compressa.codecs.fused import Fused
