@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _rank_models import build, loss_of
-from _training import _optimizer, alive_threads, digest, lasting_threads, registered
+from _training import _optimizer, digest, lasting_threads, registered
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
@@ -96,9 +96,8 @@ def _close(handle: compressa.Handle) -> dict[str, Any]:
     handle.close()
     handle.close()
     closing_s = time.monotonic() - started_s
-    while alive_threads() and time.monotonic() < started_s + closing_s + 2.0:
-        time.sleep(0.01)  # a worker may have been in the middle of something
-    return {"closing_s": closing_s, "left": alive_threads(), "saved": saved}
+    left = lasting_threads(2.0)  # a worker may have been in the middle of something
+    return {"closing_s": closing_s, "left": left, "saved": saved}
 
 
 def _report(

@@ -29,6 +29,7 @@ class Meeting:
     Args:
         size: Number of ranks.
         before: Called with all that the ranks said of themselves, before any of them knows it.
+        beside: As `before`, on a thread that has ended when the meeting has.
         said: What some ranks say instead of what they would; they do not take part otherwise.
         connections: How many between every two ranks.
     """
@@ -37,13 +38,14 @@ class Meeting:
         self,
         size: int,
         before: Callable[[Seats], None] | None = None,
+        beside: Callable[[Seats], None] | None = None,
         said: dict[int, bytes] | None = None,
         connections: int = 1,
     ) -> None:
-        self.size = size
-        self.connections = connections
-        self.before = before
+        self.size, self.connections = size, connections
+        self.before, self.beside = before, beside
         self.absent = said or {}
+        self._threads: list[threading.Thread] = []
         self._texts: dict[int, bytes] = dict(self.absent)
         self._met = threading.Barrier(size - len(self.absent), self._tell)
 
@@ -51,7 +53,10 @@ class Meeting:
         """Have all present ranks meet; return what became of them."""
         present = [rank for rank in range(self.size) if rank not in self.absent]
         with ThreadPoolExecutor(len(present)) as pool:
-            return {rank: pool.submit(self._attend, rank, deadline_s) for rank in present}
+            outcomes = {rank: pool.submit(self._attend, rank, deadline_s) for rank in present}
+        for thread in self._threads:
+            thread.join(5.0)
+        return outcomes
 
     def _attend(self, rank: int, deadline_s: float) -> Links:
         def all_gather(data: bytes, what: str, within_s: float) -> list[bytes]:
@@ -64,7 +69,13 @@ class Meeting:
 
     def _tell(self) -> None:
         if self.before is not None:
-            self.before([json.loads(self._texts[rank]) for rank in range(self.size)])
+            self.before(self._seats())
+        if self.beside is not None:
+            self._threads.append(threading.Thread(target=self.beside, args=(self._seats(),)))
+            self._threads[0].start()
+
+    def _seats(self) -> Seats:
+        return [json.loads(self._texts[rank]) for rank in range(self.size)]
 
 
 def knock(seat: dict[str, Any]) -> socket.socket:

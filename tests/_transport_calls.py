@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from _until import until
 
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.engine.start.process_groups import release_groups
@@ -223,14 +224,9 @@ def urgent_overtakes(*, kind: str = "tcp", frames: int = 600) -> list[int]:
             dist.barrier()
         else:
             dist.barrier()
-            for place, (key, size) in reversed(list(enumerate(zip(keys, sizes, strict=True)))):
-                exchange = Exchange({1: message(0, 1, place, size)}, {})
-                # The long one is queued while its first frames are under way.
-                if key == keys[1]:
-                    continue
-                transport.exchange(key, exchange, 9, answers.done(key))
-            urgent = Exchange({1: message(0, 1, 1, sizes[1])}, {})
-            transport.exchange(keys[1], urgent, 0, answers.done(keys[1]))
+            for unit, (key, priority) in enumerate(zip(keys, (9, 0), strict=True)):
+                exchange = Exchange({1: message(0, 1, unit, sizes[unit])}, {})
+                transport.exchange(key, exchange, priority, answers.done(key))
         for key in keys:
             answers.wait(key)
         dist.barrier()
@@ -244,9 +240,7 @@ def too_much_early(*, limit_bytes: int, size: int, kind: str = "tcp", within_s: 
         if transport.rank == 0:
             exchange = Exchange({1: message(0, 1, 0, size)}, {})
             transport.exchange(Key(0, 0, 0), exchange, 0, answers.done(Key(0, 0, 0)))
-        end_s = time.monotonic() + within_s
-        while transport.rank == 1 and not failures and time.monotonic() < end_s:
-            time.sleep(0.01)
+        until(lambda: failures or transport.rank == 0, within_s)
         dist.barrier()
         return str(failures[0]) if failures and transport.rank == 1 else ""
 
@@ -267,9 +261,7 @@ def wrong_length(*, kind: str, sent: int, due: int) -> str:
         except PayloadError as error:
             said = str(error)  # it had come before it was asked for
         if transport.rank == 1 and not said:
-            end_s = time.monotonic() + 3.0
-            while not failures and key not in answers.order and time.monotonic() < end_s:
-                time.sleep(0.01)
+            until(lambda: failures or key in answers.order)
             said = str(failures[0]) if failures else str(answers.wait(key))
         dist.barrier()
         return said
@@ -286,13 +278,6 @@ def idle(*, seconds: float, kind: str = "tcp") -> dict[str, Any]:
         "sent_bytes": traffic.sent_bytes,
         "messages": traffic.messages,
     }
-
-
-def until(what: Callable[[], Any], timeout_s: float = 5.0) -> None:
-    """Wait for something, for a while."""
-    end_s = time.monotonic() + timeout_s
-    while not what() and time.monotonic() < end_s:
-        time.sleep(0.01)
 
 
 def all_reduces(*, kind: str, elems: int) -> dict[str, Any]:
@@ -331,9 +316,7 @@ def leave_early(*, kind: str = "tcp") -> str:
                 Key(0, 0, 0), Exchange({}, {1: buffer}), 0, Answers().done(Key(0, 0, 0))
             )
             assert list(transport.missing(Key(0, 0, 0))) == [1]
-            end_s = time.monotonic() + 5.0
-            while not failures and time.monotonic() < end_s:
-                time.sleep(0.01)
+            until(lambda: failures)
     return str(failures[0]) if failures else ""
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from _until import until
 from compressa.kernels import check_indices
 from compressa.kernels.cuda import answers_come_later
 from emulated_streams import DEVICE, Event, Stream
@@ -185,9 +185,7 @@ def train_and_wait(engine: Engine) -> None:
     """Train the step with the fault, and wait until it is known, in that call or later."""
     do(engine, 0)
     do(engine, 1)
-    end_s = time.monotonic() + 10.0
-    while engine._error is None and time.monotonic() < end_s:
-        time.sleep(0.01)
+    until(lambda: engine._error is not None)
     engine.check()
 
 

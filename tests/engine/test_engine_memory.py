@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
 import torch
+from _until import until
 from compressor_cases import ALL, with_feedback
 from engines import engine_over
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -44,10 +44,7 @@ def storages(gradients: Mapping[str, torch.Tensor]) -> list[StorageWeakRef]:
 
 def all_are_freed(storages: list[StorageWeakRef]) -> bool:
     """The thread that ended the step may hold them for a moment."""
-    end_s = time.monotonic() + 2.0
-    while not all(x.expired() for x in storages) and time.monotonic() < end_s:
-        time.sleep(0.001)
-    return all(x.expired() for x in storages)
+    return until(lambda: all(x.expired() for x in storages))
 
 
 def cases() -> list[object]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from _mass import LR, Balance, check_state, gradients
 from _rank_models import Linear
 from _rank_strikes import in_encode, in_exchange
 from _ranks import Group, same, settings
-from _training import alive_threads, digest
+from _training import digest, lasting_threads
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
@@ -93,10 +92,7 @@ def go_on_without(
         "steps": handle.next_step,
     }
     handle.close()
-    end_s = time.monotonic() + 2.0
-    while alive_threads() and time.monotonic() < end_s:
-        time.sleep(0.01)  # a worker may have been in the middle of something
-    return result | {"left": alive_threads()}
+    return result | {"left": lasting_threads(2.0)}  # a worker may be in the middle of something
 
 
 def one_is_ahead(*, config: Any, begun: bool) -> dict[str, Any]:

@@ -7,13 +7,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from _between_hosts import MARKS
+from _until import until
 
 import compressa
 from compressa.errors import BackendUnavailable, StateError
@@ -45,13 +44,6 @@ OWNER = textwrap.dedent(
 @pytest.fixture(autouse=True)
 def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COMPRESSA_TESTBED_DIR", str(tmp_path))
-
-
-def wait_until(condition: Callable[[], bool], patience_s: float = 10.0) -> bool:
-    deadline_s = time.monotonic() + patience_s
-    while not condition() and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return condition()
 
 
 def assert_nothing_left(mark: str, *pids: int) -> None:
@@ -120,7 +112,7 @@ def test_processes_end_at_once_when_the_owner_is_killed() -> None:
     owner, mark, pids = start_owner()
     owner.kill()
     owner.communicate(timeout=20)
-    assert wait_until(lambda: all(ProcessId.of(pid) is None for pid in pids))
+    assert until(lambda: all(ProcessId.of(pid) is None for pid in pids))
     assert (directory() / f"{mark}.json").exists()
     open_testbed(2, link="unshaped", kind="netns").close()
     assert_nothing_left(mark, *pids)

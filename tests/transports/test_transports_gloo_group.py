@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 from unittest import mock
 
@@ -10,12 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from _ranks import Group
-from _transport_calls import (
-    Answers,
-    message,
-    opened,
-    wrong_length,
-)
+from _transport_calls import Answers, message, opened, wrong_length
+from _until import until
 
 from compressa.collectives.base import Exchange
 from compressa.errors import PayloadError
@@ -64,9 +59,7 @@ def refused_at_once() -> bool:
         buffer[0] ^= 1
 
     def when_done(self: GlooGroupTransport, work: dist.Work, *rest: Any) -> None:
-        end_s = time.monotonic() + 10.0
-        while not work.is_completed() and time.monotonic() < end_s:
-            time.sleep(0.01)
+        until(work.is_completed)
         late(self, work, *rest)
 
     write, key, answers = Frame.write, Key(0, 0, 0), Answers()

@@ -28,10 +28,10 @@ from _transport_calls import (
     send_to_who_left,
     shorter_than_capacity,
     too_much_early,
-    until,
     urgent_overtakes,
     wrong_length,
 )
+from _until import until
 
 from compressa.collectives.base import BackendAllReduce, Exchange
 from compressa.errors import BackendUnavailable, ConfigError, Timeout

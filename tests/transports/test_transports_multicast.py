@@ -5,12 +5,12 @@ from __future__ import annotations
 import hmac
 import socket
 import struct
-import time
 from collections.abc import Iterator
 from unittest import mock
 
 import pytest
 import torch
+from _until import until
 
 from compressa.engine.replicas import broadcasting
 from compressa.errors import PeerLost, TransportError
@@ -58,10 +58,8 @@ def some_bytes() -> torch.Tensor:
 
 def missing(receiver: MulticastReceiver, due: int) -> list[bool]:
     """What is missing, once so few are."""
-    end_s = time.monotonic() + 5.0
-    while (left := receiver.missing(3)).sum() > due and time.monotonic() < end_s:
-        time.sleep(0.005)
-    return [bool(bit) for bit in left]
+    until(lambda: receiver.missing(3).sum() <= due)
+    return [bool(bit) for bit in receiver.missing(3)]
 
 
 def test_packets_land_where_they_belong(

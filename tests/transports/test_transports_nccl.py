@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -11,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from _until import until
 from emulated_streams import DEVICE, UNFINISHED, Event, Stream, current_stream
 from emulated_torch import emulated_torch, on_cpu, on_gpu
 
@@ -132,9 +132,7 @@ class Owner:
 
     def error(self) -> Any:
         """The one that it is told within a moment."""
-        end_s = time.monotonic() + 5.0
-        while not self.errors and time.monotonic() < end_s:
-            time.sleep(0.01)
+        until(lambda: self.errors)
         (error,) = self.errors
         return error
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from _meetings import EPOCH, HELLO, MAGIC, NONCE, Links, Meeting, Seats, knock
+from _tcp_ends import reset
 
 from compressa.errors import Timeout
 from compressa.transports import handshake as handshake_module
@@ -66,6 +67,8 @@ def test_all_ranks_meet_several_times(size: int, connections: int) -> None:
 
 # Strangers
 
+SEAT = json.dumps({"address": "127.0.0.1", "port": 9, "secret": ""}).encode()
+
 
 def hello(
     link: socket.socket, seats: Seats, *, caller: int = 1, callee: int = 0, **lie: Any
@@ -107,25 +110,16 @@ def test_who_lies_is_sent_away_and_the_others_meet(
     strangers: list[socket.socket] = []
     answers: list[bytes] = []
 
-    def before(seats: Seats) -> None:
-        # It is first in the queue, but is served only when the ranks are.
-        link = knock(seats[0])
-        strangers.append(link)
-        talk = threading.Thread(target=lambda: lie_to(link, seats))
-        talk.start()
-        threads.append(talk)
-
-    def lie_to(link: socket.socket, seats: Seats) -> None:
+    def lie_to(seats: Seats) -> None:
         with contextlib.suppress(ConnectionError):
-            link.sendall(hello(link, seats, **LIES[lie]))
-            answers.append(link.recv(1))
+            strangers[0].sendall(hello(strangers[0], seats, **LIES[lie]))
+            answers.append(strangers[0].recv(1))
 
-    threads: list[threading.Thread] = []
-    check_mesh(Meeting(3, before, connections=2).hold(), 2)
-    for thread in threads:
-        thread.join(5.0)
-    for link in strangers:
-        link.close()
+    def queue_up(seats: Seats) -> None:
+        strangers.append(knock(seats[0]))  # first, but served only when the ranks are
+
+    check_mesh(Meeting(3, queue_up, lie_to, connections=2).hold(), 2)
+    strangers[0].close()
     assert answers in ([b""], [])
     (record,) = caplog.records
     assert record.name == "compressa.transports.handshake"
@@ -145,15 +139,7 @@ def test_nobody_is_let_in_twice_in_one_place() -> None:
                 link.sendall(hello(link, seats, number=number))
                 answers.append(link.recv(handshake_module._PROOF_BYTES, socket.MSG_WAITALL))
 
-    talks: list[threading.Thread] = []
-
-    def before(seats: Seats) -> None:
-        talks.append(threading.Thread(target=attend, args=(seats,)))
-        talks[0].start()
-
-    seat = json.dumps({"address": "127.0.0.1", "port": 9, "secret": ""}).encode()
-    mesh = Meeting(2, before, said={1: seat}, connections=2).hold()[0].result()
-    talks[0].join(5.0)
+    mesh = Meeting(2, beside=attend, said={1: SEAT}, connections=2).hold()[0].result()
     assert [len(answer) for answer in answers if answer] == [handshake_module._PROOF_BYTES] * 2
     assert [link.getpeername() for link in mesh[1]] == [links[n].getsockname() for n in (0, 2)]
     for link in (*mesh[1], *links):
@@ -171,64 +157,34 @@ def test_what_is_told_without_a_lie_is_let_in() -> None:
         link.sendall(hello(link, seats))
         proofs.append(link.recv(handshake_module._PROOF_BYTES, socket.MSG_WAITALL))
 
-    talks: list[threading.Thread] = []
-
-    def before(seats: Seats) -> None:
-        talks.append(threading.Thread(target=attend, args=(seats,)))
-        talks[0].start()
-
-    seat = json.dumps({"address": "127.0.0.1", "port": 9, "secret": ""}).encode()
-    mesh = Meeting(2, before, said={1: seat}).hold()[0].result()
-    talks[0].join(5.0)
+    mesh = Meeting(2, beside=attend, said={1: SEAT}).hold()[0].result()
     assert sorted(mesh) == [1]
     assert len(proofs[0]) == handshake_module._PROOF_BYTES
     for link in (*mesh[1], *links):
         link.close()
 
 
-def send_nothing(link: socket.socket) -> None:
-    pass
-
-
-def send_random_bytes(link: socket.socket) -> None:
-    link.sendall(random.Random(0).randbytes(1000))
-
-
-def send_an_absurd_length(link: socket.socket) -> None:
-    link.sendall(struct.pack("<Q", 1 << 63) * 20)
-
-
-def send_half_a_hello(link: socket.socket) -> None:
-    link.sendall(MAGIC)
-
-
-def send_garbage(link: socket.socket) -> None:
-    link.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
-
-
 def hang_up(link: socket.socket) -> None:
     link.close()
 
 
-def reset(link: socket.socket) -> None:
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    link.close()
+SENT = {
+    "nothing": b"",
+    "half a hello": MAGIC,
+    "garbage": b"GET / HTTP/1.1\r\n\r\n" * 100,
+    "random bytes": random.Random(0).randbytes(1000),
+    "an absurd length": struct.pack("<Q", 1 << 63) * 20,
+}
+CONDUCTS: dict[str, Callable[[socket.socket], None]] = {
+    **{what: lambda link, data=data: link.sendall(data) for what, data in SENT.items()},
+    "hang up": hang_up,
+    "reset": reset,
+}
 
 
-@pytest.mark.parametrize(
-    "conduct",
-    [
-        send_nothing,
-        send_half_a_hello,
-        send_garbage,
-        send_random_bytes,
-        send_an_absurd_length,
-        hang_up,
-        reset,
-    ],
-)
+@pytest.mark.parametrize("conduct", CONDUCTS)
 def test_strangers_delay_nobody_and_are_logged(
-    conduct: Callable[[socket.socket], None], caplog: pytest.LogCaptureFixture
+    conduct: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Two of them are at every rank's handshake before the ranks themselves."""
     strangers: list[socket.socket] = []
@@ -237,7 +193,7 @@ def test_strangers_delay_nobody_and_are_logged(
         for seat in seats * 2:
             link = knock(seat)
             strangers.append(link)
-            conduct(link)
+            CONDUCTS[conduct](link)
 
     started_s = time.monotonic()
     check_mesh(Meeting(3, before).hold())
@@ -248,7 +204,7 @@ def test_strangers_delay_nobody_and_are_logged(
     # Rank 2 waits for nobody, and opens its handshake for nobody; who has hung up may be gone
     # unseen.
     assert {text.split(" refused")[0] for text in said} <= {"rank 0", "rank 1"}
-    assert said or conduct in (hang_up, reset)
+    assert said or conduct not in SENT
 
 
 def test_a_flood_of_silent_strangers_keeps_nobody_out(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,10 +6,8 @@ import contextlib
 import json
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from _meetings import (
@@ -55,27 +53,17 @@ def test_a_rank_that_never_comes_is_named_within_the_deadline() -> None:
 
 def test_strangers_do_not_put_off_the_deadline() -> None:
     """Somebody who sends a byte now and then is no reason to wait for longer."""
-    over = threading.Event()
 
-    def dribble(seat: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError), knock(seat) as link:
+    def dribble(seats: Seats) -> None:
+        with contextlib.suppress(OSError), knock(seats[0]) as link:
             for byte in MAGIC * 4:
                 link.sendall(bytes([byte]))
-                if over.wait(0.1):
-                    return
-
-    threads: list[threading.Thread] = []
-
-    def before(seats: Seats) -> None:
-        threads.append(threading.Thread(target=dribble, args=(seats[0],)))
-        threads[0].start()
+                time.sleep(0.1)
 
     with somebody_else(None) as seat:
         started_s = time.monotonic()
-        found = failures(Meeting(2, before, said={1: seat}).hold(deadline_s=0.7))
+        found = failures(Meeting(2, beside=dribble, said={1: seat}).hold(deadline_s=0.7))
         assert time.monotonic() - started_s < 3.0
-    over.set()
-    threads[0].join(5.0)
     assert isinstance(found[0], Timeout)
 
 

@@ -27,8 +27,8 @@ from _transport_calls import (
     idle,
     opened,
     reopen,
-    until,
 )
+from _until import until
 
 from compressa.collectives.base import Exchange
 from compressa.engine.start.process_groups import release_groups

@@ -13,6 +13,7 @@ import torch
 from _ranks import Group, settings
 from _tcp_ends import tcp_pair
 from _training import registered
+from _until import until
 
 from compressa.collectives.base import Exchange
 from compressa.engine.control.channel import Channel
@@ -59,13 +60,6 @@ def world() -> Iterator[list[Rank]]:
     assert not [each for each in threading.enumerate() if each.name == "compressa-control"]
 
 
-def until(what: Callable[[], object]) -> None:
-    end_s = time.monotonic() + 10.0
-    while not what():
-        assert time.monotonic() < end_s, "it did not happen"
-        time.sleep(0.01)
-
-
 def test_an_exchange_brings_everything_to_everybody(world: list[Rank]) -> None:
     received: list[Any] = [None] * 3
     for number, rank in enumerate(world):
@@ -74,7 +68,7 @@ def test_an_exchange_brings_everything_to_everybody(world: list[Rank]) -> None:
         incoming = {peer: torch.zeros_like(own) for peer in others}
         exchange = Exchange(dict.fromkeys(others, own), incoming, True)
         rank.channel.exchange(KEY, exchange, lambda got, n=number: received.__setitem__(n, got))
-    until(lambda: None not in received)
+    assert until(lambda: None not in received)
     for number, got in enumerate(received):
         assert got.keys() == {0, 1, 2} - {number}
         assert all(bool((data == peer).all()) for peer, data in got.items())
@@ -82,11 +76,11 @@ def test_an_exchange_brings_everything_to_everybody(world: list[Rank]) -> None:
 
 def test_what_is_longer_than_is_due_is_told_to_who_waits(world: list[Rank]) -> None:
     world[0].channel.send(1, KEY, torch.ones(9, dtype=torch.uint8))
-    until(lambda: world[1].transport.inboxes[0]._messages)
+    assert until(lambda: world[1].transport.inboxes[0]._messages)
     got: list[Any] = []
     due = Exchange({}, {0: torch.zeros(5, dtype=torch.uint8)}, True)
     world[1].channel.exchange(KEY, due, got.append)
-    until(lambda: got)
+    assert until(lambda: got)
     assert "sends 9 bytes for unit 2, stage 3 of step 1, where 5 are due" in str(got[0])
 
 
@@ -100,18 +94,18 @@ def test_idle_peers_give_signs_of_life(world: list[Rank]) -> None:
 
 def test_who_says_goodbye_is_gone_and_not_lost(world: list[Rank]) -> None:
     world[2].channel.close(5.0)
-    until(lambda: all(rank.channel.gone == {2} for rank in world[:2]))
+    assert until(lambda: all(rank.channel.gone == {2} for rank in world[:2]))
     assert [dict(rank.channel.lost) for rank in world] == [{}, {}, {}]
     assert [rank.failures for rank in world] == [[], [], []]
 
 
 def test_a_note_to_who_has_left_is_dropped_and_a_message_is_a_loss(world: list[Rank]) -> None:
     world[2].channel.close(5.0)
-    until(lambda: all(rank.channel.gone == {2} for rank in world[:2]))
+    assert until(lambda: all(rank.channel.gone == {2} for rank in world[:2]))
     data = torch.ones(1, dtype=torch.uint8)
     world[0].channel.tell(2, KEY, data)
     world[1].channel.send(2, KEY, data)
-    until(lambda: world[1].failures)
+    assert until(lambda: world[1].failures)
     assert str(world[1].failures[0]) == "rank 2 is lost: it has left the training"
     assert world[0].failures == []
 
@@ -119,7 +113,7 @@ def test_a_note_to_who_has_left_is_dropped_and_a_message_is_a_loss(world: list[R
 def test_a_stream_that_ends_without_a_goodbye_was_cut(world: list[Rank]) -> None:
     """As the kernel ends those of a process that is killed between two frames."""
     world[2].on_thread(world[2].cut)
-    until(lambda: all(2 in rank.channel.lost for rank in world[:2]))
+    assert until(lambda: all(2 in rank.channel.lost for rank in world[:2]))
     for rank in world[:2]:
         assert str(rank.channel.lost[2]).startswith("rank 2 is lost: its connection was closed")
         assert len(rank.failures) == 1
@@ -131,7 +125,7 @@ def test_who_falls_silent_is_lost_though_its_connection_stands(world: list[Rank]
     over, began_s = threading.Event(), time.monotonic()
     world[2].on_thread(lambda: over.wait(10.0))
     world[0].channel.send(2, KEY, torch.zeros(1 << 24, dtype=torch.uint8))
-    until(lambda: all(rank.failures for rank in world[:2]))
+    assert until(lambda: all(rank.failures for rank in world[:2]))
     assert time.monotonic() - began_s < HOW.silence_s + 2.0
     over.set()
     for rank, other in ((world[0], 1), (world[1], 0)):

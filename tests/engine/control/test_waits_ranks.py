@@ -25,6 +25,7 @@ from _saving import _steps
 from _stress_arena import Arena, kinds_here
 from _training import _optimizer, digest, registered, train
 from _transports import ON_HOST
+from _until import until
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
@@ -274,8 +275,7 @@ def send_to_a_stopped_peer(*, silence_s: float, heartbeat_s: float) -> list[floa
         return []
     time.sleep(0.2)
     control.exchange({1: bytes(1 << 24)}, {}, "much")
-    while not noticed and time.monotonic() < began_s + 3 * silence_s:
-        time.sleep(0.01)
+    until(lambda: noticed, 3 * silence_s)
     return [seen_s - began_s for seen_s in noticed]
 
 

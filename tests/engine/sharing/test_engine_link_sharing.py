@@ -15,6 +15,7 @@ from typing import cast
 import pytest
 from _ranks import Group, same, settings
 from _training import train
+from _until import until
 from compressa.schedulers.link_sharing import MOST_CLAIMS, Claim, Line
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,13 +29,6 @@ from compressa.engine.sharing.shared_cell import FileCell, SharedCell, StoreCell
 from compressa.errors import TransportError
 
 PATIENCE_S = 10.0
-
-
-def until(condition: Callable[[], object]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.001)
 
 
 # --- cells --------------------------------------------------------------------------------------
@@ -203,32 +197,32 @@ def place(tmp_path: Path) -> Iterator[Callable[[], Place]]:
 def test_jobs_are_first_in_the_order_in_which_they_came(place: Callable[[], Place]) -> None:
     a, b, c = place(), place(), place()
     a.queueing.join(1, 0.1)
-    until(lambda: a.turns == [1])
+    assert until(lambda: a.turns == [1])
     b.queueing.join(1, 0.1)
     time.sleep(0.05)
     c.queueing.join(1, 0.1)
     time.sleep(0.05)
     assert not b.turns + c.turns
     a.queueing.leave()
-    until(lambda: b.turns == [1])
+    assert until(lambda: b.turns == [1])
     a.queueing.join(2, 0.1)
     time.sleep(0.05)
     assert not c.turns
     b.queueing.leave()
-    until(lambda: c.turns == [1])
+    assert until(lambda: c.turns == [1])
     c.queueing.leave()
-    until(lambda: a.turns == [1, 2])
+    assert until(lambda: a.turns == [1, 2])
 
 
 def test_who_leaves_before_its_turn_does_not_get_it(place: Callable[[], Place]) -> None:
     a, b = place(), place()
     a.queueing.join(1, 0.1)
-    until(lambda: a.turns == [1])
+    assert until(lambda: a.turns == [1])
     b.queueing.join(1, 0.1)
     b.queueing.leave()
     a.queueing.leave()
     a.queueing.join(2, 0.1)
-    until(lambda: a.turns == [1, 2])
+    assert until(lambda: a.turns == [1, 2])
     assert not b.turns
 
 
@@ -240,7 +234,7 @@ def test_a_job_that_died_first_in_the_line_is_forgotten(
     begin_s = time.monotonic()
     alive = place()
     alive.queueing.join(1, 0.1)
-    until(lambda: alive.turns == [1])
+    assert until(lambda: alive.turns == [1])
     assert time.monotonic() - begin_s >= 0.25
 
 
@@ -251,7 +245,7 @@ def test_a_job_does_not_wait_for_a_line_that_is_full(
     FileCell(tmp_path / "link.line").change(lambda data: full)
     late = place()
     late.queueing.join(1, 0.1)
-    until(lambda: late.turns == [1])
+    assert until(lambda: late.turns == [1])
     FileCell(tmp_path / "link.line").change(lambda data: b"")
 
 
@@ -268,12 +262,12 @@ def test_a_job_that_cannot_reach_the_others_does_not_wait(
     for turn in range(1, 4):
         alone.queueing.join(turn, 0.1)
         alone.queueing.leave()
-    until(lambda: alone.turns == [1, 2, 3])
+    assert until(lambda: alone.turns == [1, 2, 3])
     assert len(tries) == 1  # and it is not asked for in every step
     assert "no such folder" in caplog.text
     alone.queueing._retry_s = 0.0
     alone.queueing.join(4, 0.1)
-    until(lambda: len(tries) == 2)
+    assert until(lambda: len(tries) == 2)
     alone.queueing.close(PATIENCE_S)
 
 
