@@ -7,7 +7,7 @@ from typing import Any
 from numba.core import event
 
 
-class Compilations(event.Listener):  # type: ignore[misc]
+class Compilations(event.Listener):
     """Names the functions that numba compiles."""
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from typing import Any
 
@@ -9,6 +10,8 @@ import torch
 import torch.distributed as dist
 from _training import registered
 from torch import nn
+
+from compressa.compressor import Compressor
 
 SHAPE = (40, 33)
 
@@ -23,6 +26,12 @@ class ManyWeights(nn.Module):
     def forward(self, *factors: torch.Tensor) -> torch.Tensor:
         parts = [(f * w).sum() for f, w in zip(factors, self.weights, strict=True)]
         return torch.stack(parts).sum()
+
+
+def section(compressor: Compressor) -> dict[str, Any]:
+    """Return what a configuration says of a compressor."""
+    fields = {f.name: getattr(compressor, f.name) for f in dataclasses.fields(compressor)}
+    return {"name": compressor.name, **fields}
 
 
 def gradients(count: int, rank: int, step: int) -> list[torch.Tensor]:

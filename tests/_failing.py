@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _rank_models import build, loss_of
-from _training import _optimizer, digest, lasting_threads, registered
+from _training import _optimizer, digest, lasting_threads, registered, run_steps
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
@@ -71,7 +71,7 @@ def train_until_failure(
         if step == at and rank == culprit and phase == "backward":
             misbehave(how)
 
-    net[2].weight.register_hook(in_backward)  # type: ignore[index,union-attr]
+    net[2].weight.register_hook(in_backward)
     while True:
         if step == at and rank == culprit and phase == "forward":
             misbehave(how)
@@ -126,12 +126,7 @@ def _report(
 
 def train_with(*, config: Any, mutation: str, steps: int = 4) -> dict[str, Any]:
     """Train with a fault inside the library; raises what the user would see."""
-    rank = dist.get_rank()
-    net = build("mlp", rank)
+    net = build("mlp", dist.get_rank())
     with registered(net, config, mutation=mutation) as (wrapped, _):
-        optimizer = _optimizer(net)
-        for step in range(steps):
-            optimizer.zero_grad()
-            loss_of(wrapped, rank, step, torch.float32).backward()
-            optimizer.step()
+        run_steps(wrapped, _optimizer(net), 0, steps)
     return {"parameters": digest(net)}

@@ -82,7 +82,7 @@ def gradients_on_gpu(seed: int | None) -> Iterator[None]:
 
     def submit_on_gpu(hook: DDPHook, bucket: Any) -> Any:
         make_late(bucket.buffer())
-        return submit(hook, BucketOnGpu(bucket))  # type: ignore[arg-type]
+        return submit(hook, BucketOnGpu(bucket))
 
     def wait_for_gpu(hook: DDPHook) -> None:
         wait(hook)

@@ -22,37 +22,6 @@ def gradients(rank: int, step: int) -> Vectors:
     ]
 
 
-class Scales:
-    """A mass balance, in float64: what went in, what came out, what is kept."""
-
-    def __init__(self) -> None:
-        self.given = [torch.zeros(shape, dtype=torch.float64) for shape in Linear.SHAPES]
-        self.got = [torch.zeros_like(total) for total in self.given]
-
-    def give(self, vectors: Sequence[torch.Tensor]) -> None:
-        for total, vector in zip(self.given, vectors, strict=True):
-            total += vector
-
-    def get(self, model: torch.nn.Module, scale: float = 1.0) -> None:
-        for total, parameter in zip(self.got, model.parameters(), strict=True):
-            assert parameter.grad is not None
-            total += parameter.grad.double() / scale
-
-    def errors(self, handle: compressa.Handle) -> list[float]:
-        """Return sum out + mean residual - mean gradient, relative, for each parameter."""
-        size = dist.get_world_size()
-        result = []
-        kept = residuals(handle)
-        for i, (given, got) in enumerate(zip(self.given, self.got, strict=True)):
-            residual = kept.get(f"weights.{i}", torch.zeros(given.numel()))
-            balance = (residual.double().view_as(given) - given) / size
-            dist.all_reduce(balance)
-            total = given.clone()
-            dist.all_reduce(total)
-            result.append(float((balance + got).norm() / (total / size).norm()))
-        return result
-
-
 def residuals(handle: compressa.Handle) -> dict[str, torch.Tensor]:
     """Return this rank's residuals by parameter name."""
     parts = {
@@ -66,28 +35,42 @@ LR = 0.1
 
 
 class Balance:
-    """What came in and out since some step, beside what was owed then."""
+    """What came in and out since some step, in float64, beside what was owed then.
 
-    def __init__(self, handle: compressa.Handle, group: dist.ProcessGroup | None = None) -> None:
-        self._handle, self._group = handle, group
-        self._scales = Scales()
-        self._owed = {name: kept.clone() for name, kept in residuals(handle).items()}
+    Args:
+        handle: Of the model; nothing is owed if not given.
+        group: The ranks; all unless given.
+    """
 
-    def count(self, vectors: list[torch.Tensor], net: torch.nn.Module) -> None:
-        self._scales.give(vectors)
-        self._scales.get(net)
+    def __init__(
+        self, handle: compressa.Handle | None = None, group: dist.ProcessGroup | None = None
+    ) -> None:
+        self.given = [torch.zeros(shape, dtype=torch.float64) for shape in Linear.SHAPES]
+        self.got = [torch.zeros_like(total) for total in self.given]
+        owed = {} if handle is None else residuals(handle)
+        self._owed, self._group = {name: kept.double() for name, kept in owed.items()}, group
 
-    def errors(self) -> list[float]:
-        """Return sum out + mean residual - mean of what was owed and given, for each parameter."""
-        size = dist.get_world_size(self._group)
-        kept, result = residuals(self._handle), []
-        for i, (given, got) in enumerate(zip(self._scales.given, self._scales.got, strict=True)):
-            nothing = torch.zeros(given.numel())
-            name = f"weights.{i}"
-            more = kept.get(name, nothing).double() - self._owed.get(name, nothing).double()
-            balance = (more.view_as(given) - given) / size
+    def give(self, vectors: Sequence[torch.Tensor]) -> None:
+        for total, vector in zip(self.given, vectors, strict=True):
+            total += vector
+
+    def get(self, model: torch.nn.Module) -> None:
+        for total, parameter in zip(self.got, model.parameters(), strict=True):
+            total += parameter.grad.double()
+
+    def errors(self, handle: compressa.Handle) -> list[float]:
+        """Return sum out + mean residual - mean of what was owed and given, for each parameter.
+
+        Relative to the mean of what was given.
+        """
+        size, kept, result = dist.get_world_size(self._group), residuals(handle), []
+        for i, (given, got) in enumerate(zip(self.given, self.got, strict=True)):
+            name, nothing = f"weights.{i}", torch.zeros(given.numel(), dtype=torch.float64)
+            more = kept.get(name, nothing).double() - self._owed.get(name, nothing)
+            balance, total = (more.view_as(given) - given) / size, given.clone()
             dist.all_reduce(balance, group=self._group)
-            result.append(float((balance + got).norm() / got.norm()))
+            dist.all_reduce(total, group=self._group)
+            result.append(float((balance + got).norm() / (total / size).norm()))
         return result
 
 

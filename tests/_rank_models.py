@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -144,30 +145,10 @@ class Linear(nn.Module):
         return torch.stack(parts).sum()
 
 
-class SwappedNames(nn.Module):
-    """The same shapes in the same order as a plain model, under other names."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alpha = nn.Linear(16, 16)
-        self.omega = nn.Linear(16, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.omega(self.alpha(x).relu())
-        return result
-
-
-class PlainNames(nn.Module):
-    """See `SwappedNames`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(16, 16)
-        self.second = nn.Linear(16, CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = self.second(self.first(x).relu())
-        return result
+def named(*names: str) -> nn.Module:
+    """A plain model whose layers have these names."""
+    layers = (nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+    return nn.Sequential(OrderedDict(zip((names[0], "relu", names[1]), layers, strict=True)))
 
 
 def mlp() -> nn.Module:
@@ -215,13 +196,13 @@ def normed_cnn() -> nn.Module:
 
 def channels_last_cnn() -> nn.Module:
     """Its convolutions' gradients are not in row-major order."""
-    return cnn().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return cnn().to(memory_format=torch.channels_last)
 
 
 def frozen_mlp() -> nn.Module:
     """Its first layer is not trained."""
     model = mlp()
-    for parameter in model[0].parameters():  # type: ignore[index]
+    for parameter in model[0].parameters():
         parameter.requires_grad_(False)
     return model
 
@@ -249,8 +230,8 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
     "complex64": lambda rank: Complex(torch.complex64),
     "complex128": lambda rank: Complex(torch.complex128),
     "linear": lambda rank: Linear(),
-    "plain_names": lambda rank: PlainNames(),
-    "swapped_names": lambda rank: SwappedNames(),
+    "plain_names": lambda rank: named("first", "last"),
+    "swapped_names": lambda rank: named("alpha", "omega"),
     "float64": lambda rank: mlp().double(),
     "float16": lambda rank: mlp().half(),
     "float8": lambda rank: scaled_in_8_bits(),

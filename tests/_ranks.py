@@ -206,9 +206,13 @@ class Group:
         self.jobs = 0
         self.suspect = False
         self.processes = [Process(zygote, rank) for rank in range(size)]
-        port = self.run(host_store, ranks=[0])[0]
-        per_rank = [{"rank": rank} for rank in range(size)]
-        self.run(join, per_rank=per_rank, size=size, port=port)
+        self._meet()
+
+    def _meet(self, address: str = "127.0.0.1") -> None:
+        """Have all join the default process group, by a store at an address of rank 0's."""
+        port = self.run(host_store, ranks=[0], address=address)[0]
+        per_rank = [{"rank": rank} for rank in range(self.size)]
+        self.run(join, per_rank=per_rank, size=self.size, address=address, port=port)
 
     def start(
         self,

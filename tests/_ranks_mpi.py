@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from _ranks import MESSAGE_BYTES, Group, Process
-from _training import host_store, join
 
 _START_S = 60.0
 _BESIDE = Path(sys.executable).with_name("mpiexec")
@@ -94,9 +93,7 @@ class MpiGroup(Group):
                 self.end()
                 raise AssertionError(f"mpiexec starts nothing: {output.read_text()}") from None
         self.processes.sort(key=lambda process: process.rank)
-        port = self.run(host_store, ranks=[0])[0]
-        per_rank = [{"rank": rank} for rank in range(size)]
-        self.run(join, per_rank=per_rank, size=size, port=port)
+        self._meet()
 
     def leave_all(self, timeout_s: float) -> int:
         """End all ranks that live the ordinary way; return mpiexec's own code."""

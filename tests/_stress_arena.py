@@ -14,7 +14,7 @@ from _ranks import Group, Process, Zygote
 from _ranks_mpi import MpiGroup
 from _ranks_mpi import missing as missing_mpi
 from _stress_invariants import Invariants
-from _stress_ranks import enter_network, host_store_at, join_at
+from _stress_ranks import enter_network
 from _stress_schedules import KINDS, TRANSPORTS, Schedule
 from _stress_trial import Trial
 
@@ -40,10 +40,7 @@ class NetworkGroup(Group):
         hosts = bed.hosts
         places = [{"pid": pids[r], "interface": hosts[r].interface} for r in range(size)]
         self.run(enter_network, per_rank=places)
-        address = hosts[0].address
-        port = self.run(host_store_at, ranks=[0], address=address)[0]
-        per_rank = [{"rank": rank} for rank in range(size)]
-        self.run(join_at, per_rank=per_rank, size=size, address=address, port=port)
+        self._meet(hosts[0].address)
 
 
 class Arena:

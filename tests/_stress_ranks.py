@@ -10,7 +10,6 @@ import signal
 import time
 import weakref
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from _mass import Balance, check_state, gradients
 from _rank_strikes import in_encode, in_exchange, in_registration, on_frames, on_payloads
 from _stress_faults import Run, descend, frame_is_due, payload_is_due, seeing, train_a_part
 from _stress_schedules import LONE, STEPS, Fault
-from _training import _stores, alive_threads, digest, state_digest
+from _training import alive_threads, digest, state_digest
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
@@ -39,22 +38,6 @@ def enter_network(*, pid: int, interface: str) -> None:
     assert libc.setns(fd, _CLONE_NEWNET) == 0, os.strerror(ctypes.get_errno())
     os.close(fd)
     os.environ["GLOO_SOCKET_IFNAME"] = interface
-
-
-def host_store_at(*, address: str) -> int:
-    """On rank 0: open the rendezvous store on one of its addresses; return the port."""
-    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
-    _stores.append(store)
-    return store.port
-
-
-def join_at(*, rank: int, size: int, address: str, port: int) -> None:
-    """Join the default process group over a network."""
-    torch.set_num_threads(1)
-    store = _stores[0] if rank == 0 else dist.TCPStore(address, port, is_master=False)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=30)
-    )
 
 
 _runs: list[Run] = []
@@ -116,7 +99,8 @@ def _train(run: Run) -> None:
         loss = run.wrapped(*vectors)
         _between(run)
         loss.backward()
-        run.balance.count(vectors, run.net)
+        run.balance.give(vectors)
+        run.balance.get(run.net)
         descend(run.net)
         run.digests[step] = digest(run.net)
         _remember(run)
@@ -169,7 +153,7 @@ def finish() -> dict[str, Any]:
     run = _runs[0]
     run.strike("finish")
     return {
-        "errors": run.balance.errors(),
+        "errors": run.balance.errors(run.handle),
         "parameters": digest(run.net),
         "calls": run.calls,
         "steps": run.handle.next_step,

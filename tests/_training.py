@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import sys
 import threading
 import time
@@ -26,17 +27,17 @@ import compressa
 _stores: list[dist.TCPStore] = []
 
 
-def host_store() -> int:
-    """On rank 0: open the rendezvous store on a free port; return the port."""
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+def host_store(*, address: str) -> int:
+    """On rank 0: open the rendezvous store on a free port of an address; return the port."""
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
     _stores.append(store)
     return store.port
 
 
-def join(rank: int, size: int, port: int) -> None:
+def join(*, rank: int, size: int, address: str, port: int) -> None:
     """Join the default process group."""
     torch.set_num_threads(1)
-    store = _stores[0] if rank == 0 else dist.TCPStore("127.0.0.1", port, is_master=False)
+    store = _stores[0] if rank == 0 else dist.TCPStore(address, port, is_master=False)
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60)
     )
@@ -168,20 +169,44 @@ def _backward(
     return total
 
 
+def run_steps(wrapped: Any, optimizer: torch.optim.Optimizer, first: int, count: int) -> None:
+    """Train some steps, on the batches of these."""
+    dtype = next(wrapped.parameters()).dtype
+    for step in range(first, first + count):
+        optimizer.zero_grad()
+        loss_of(wrapped, dist.get_rank(), step, dtype).backward()
+        optimizer.step()
+
+
 def train_plain(
     *, model: str = "mlp", steps: int = 4, ddp: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Train with plain DistributedDataParallel."""
-    rank = dist.get_rank()
-    net = build(model, rank)
-    dtype = next(net.parameters()).dtype
-    wrapped = DistributedDataParallel(net, **(ddp or {}))
-    optimizer = _optimizer(net)
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss_of(wrapped, rank, step, dtype).backward()
-        optimizer.step()
+    net = build(model, dist.get_rank())
+    run_steps(DistributedDataParallel(net, **(ddp or {})), _optimizer(net), 0, steps)
     return {"parameters": digest(net)}
+
+
+class Logged(logging.Handler):
+    """What the library logs while it is entered.
+
+    Attributes:
+        texts: Each with the name of its logger.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(f"{record.name}: {record.getMessage()}")
+
+    def __enter__(self) -> Logged:
+        logging.getLogger("compressa").addHandler(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("compressa").removeHandler(self)
 
 
 def lasting_threads(patience_s: float = 5.0) -> list[str]:

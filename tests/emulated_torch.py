@@ -51,11 +51,11 @@ class CudaTensor(torch.Tensor):
     """A tensor that says it is on a GPU."""
 
     @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
+    def is_cuda(self) -> bool:
         return True
 
     @property
-    def device(self) -> torch.device:  # type: ignore[override]
+    def device(self) -> torch.device:
         return DEVICE
 
     def get_device(self) -> int:

@@ -104,9 +104,7 @@ class DrawsAsRankZero(Gathered):
     ) -> None:
         super().__init__(codec, layout, world, feedback=None)
         draw = self._scopes.draw
-        self._scopes.draw = (  # type: ignore[method-assign]
-            lambda *arguments, **more: replace(draw(*arguments, **more), rank=0)
-        )
+        self._scopes.draw = lambda *arguments, **more: replace(draw(*arguments, **more), rank=0)
 
 
 class PromisesTooMuch(IntSGD):
@@ -145,7 +143,7 @@ class SumsAsRankZero(IntSGD):
 
     def aggregator(self, layout: Layout, world: World) -> Aggregator:
         aggregator = super().aggregator(layout, world)
-        aggregator._world = replace(world, rank=0)  # type: ignore[attr-defined]
+        aggregator._world = replace(world, rank=0)
         return aggregator
 
 

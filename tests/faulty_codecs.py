@@ -161,7 +161,7 @@ class ForgetsWhatFloat16Holds(Fp16):
 
 
 class SaysThatItIsUnbiased(Bf16):
-    def bias(self, elems: int) -> Unbiased:  # type: ignore[override]
+    def bias(self, elems: int) -> Unbiased:
         return Unbiased(1.0)
 
 
@@ -376,7 +376,7 @@ class CountsInFloat32(FaultyInt8):
 
 class CountsInNumpy(FaultyInt8):
     def wire_bytes(self, elems: int) -> int:
-        return np.int64(super().wire_bytes(elems))  # type: ignore[return-value]
+        return np.int64(super().wire_bytes(elems))
 
 
 class SendsMoreThanTheGradient(FaultyInt8):
@@ -515,7 +515,7 @@ class PromisesTooLittleNoise(Dithers):
 
 
 class PromisesTooSmallABias(OneBit):
-    def bias(self, elems: int) -> Biased:  # type: ignore[override]
+    def bias(self, elems: int) -> Biased:
         return Biased(0.3)
 
     @property

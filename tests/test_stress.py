@@ -62,12 +62,6 @@ def schedule(transport: str, compressor: str, *faults: Fault, network: bool = Fa
             Fault("broadcast", 1, 3, "between", 0),
         ),
         schedule("tcp", "int8", Fault("kill", 1, -1, "registration", 2)),
-        schedule(
-            "tcp",
-            "int8",
-            Fault("away", 2, -1, "registration", 1),
-            Fault("late", 1, -1, "registration", 1),
-        ),
         schedule("tcp", "topk", Fault("kill", 0, STEPS, "close", 0)),
     ],
     ids=str,

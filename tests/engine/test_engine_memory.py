@@ -14,7 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from compressa.codecs import Codec, Int8, NoCompression
 from compressa.compressor import Compressor, Granularity
-from compressa.config import Config, load_config
+from compressa.config import load_config
 from compressa.engine.engine import Engine
 from compressa.errors import StateError
 from compressa.parameters import ParameterInfo
@@ -28,7 +28,6 @@ CUT = {"unit_bytes": 512, "unit_dense_bytes": 512, "unit_payload_bytes": 1}
 @contextmanager
 def engine_of(compressor: Compressor, **exchange: object) -> Iterator[Engine]:
     config = load_config({"compressor": "none", "exchange": {**CUT, **exchange}})
-    assert isinstance(config, Config)
     engine = engine_over(INFOS, dict.fromkeys(SHAPES, compressor), config=config)
     yield engine
     engine.close()

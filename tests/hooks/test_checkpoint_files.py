@@ -15,8 +15,8 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from _rank_models import build
 from _ranks import Group, same, settings
-from _saving import _steps, load, save
-from _training import _optimizer, digest, registered, state_digest, train
+from _saving import load, save
+from _training import _optimizer, digest, registered, run_steps, state_digest, train
 
 import compressa
 from compressa.aggregators import narrow
@@ -29,7 +29,7 @@ def load_then_train(*, config: Any, folder: str) -> dict[str, Any]:
     net = build("mlp", dist.get_rank())
     with registered(net, config) as (wrapped, handle):
         optimizer = _optimizer(net)
-        _steps(wrapped, optimizer, 0, 3)
+        run_steps(wrapped, optimizer, 0, 3)
         before = state_digest(handle)
         message = ""
         try:
@@ -37,14 +37,14 @@ def load_then_train(*, config: Any, folder: str) -> dict[str, Any]:
         except compressa.StateError as error:
             message = str(error)
         same = before == state_digest(handle)
-        _steps(wrapped, optimizer, 3, 2)
+        run_steps(wrapped, optimizer, 3, 2)
         return {"message": message, "untouched": same, "parameters": digest(net)}
 
 
 def save_where_one_cannot(*, config: Any, folder: str) -> None:
     """Rank 1 is given a folder that cannot be made."""
     with registered("mlp", config) as (wrapped, handle):
-        _steps(wrapped, _optimizer(wrapped), 0, 1)
+        run_steps(wrapped, _optimizer(wrapped), 0, 1)
         blocked = Path(folder) / "file"
         if dist.get_rank() == 1:
             blocked.write_text("in the way")
@@ -57,7 +57,7 @@ def distributed_checkpoint(*, config: Any, folder: str, total: int, half: int) -
     net = build("mlp", dist.get_rank())
     with registered(net, config) as (wrapped, handle):
         optimizer = _optimizer(net)
-        _steps(wrapped, optimizer, 0, half)
+        run_steps(wrapped, optimizer, 0, half)
         dcp.save({"compressa": handle}, checkpoint_id=folder)
         model_state = {k: v.clone() for k, v in net.state_dict().items()}
         momenta = optimizer.state_dict()
@@ -68,7 +68,7 @@ def distributed_checkpoint(*, config: Any, folder: str, total: int, half: int) -
         optimizer.load_state_dict(momenta)
         dcp.load({"compressa": handle}, checkpoint_id=folder)
         first = handle.next_step
-        _steps(wrapped, optimizer, first, total - first)
+        run_steps(wrapped, optimizer, first, total - first)
         return {"first": first, "parameters": digest(other), "state": state_digest(handle)}
 
 
@@ -79,7 +79,7 @@ def _killed(_: int) -> None:
 def die_while_saving(*, config: Any, folder: str) -> None:
     """Be killed when a file is written, and not yet in its place."""
     with registered("mlp", config) as (wrapped, handle):
-        _steps(wrapped, _optimizer(wrapped), 0, 3)
+        run_steps(wrapped, _optimizer(wrapped), 0, 3)
         with mock.patch("os.fsync", _killed):
             handle.save(folder)
 
@@ -88,7 +88,7 @@ def foreign_state_dict(*, config: Any) -> list[str]:
     """Offer state dicts that do not fit; return what is said of each."""
     said = []
     with registered("mlp", config) as (wrapped, handle):
-        _steps(wrapped, _optimizer(wrapped), 0, 1)
+        run_steps(wrapped, _optimizer(wrapped), 0, 1)
         own = {key: value.clone() for key, value in handle.state_dict().items()}
         rank = dist.get_rank()
         key = f"rank{rank}/residual/2.weight"
@@ -113,7 +113,7 @@ def state_dict_of_another_width(*, config: Any, widths: Sequence[Any]) -> list[b
     """Load what residuals of one width gave into those of another; tell whether they are those."""
     prefix, right = f"rank{dist.get_rank()}/residual/", []
     with registered("mlp", _with_width(config, widths[0])) as (wrapped, handle):
-        _steps(wrapped, _optimizer(wrapped), 0, 2)
+        run_steps(wrapped, _optimizer(wrapped), 0, 2)
         state = handle.state_dict()
         given = {key: value.clone() for key, value in state.items()}
     for width in widths[1:]:
@@ -122,7 +122,7 @@ def state_dict_of_another_width(*, config: Any, widths: Sequence[Any]) -> list[b
             for key, taken in handle.state_dict().items():
                 if key.startswith(prefix):
                     right.append(torch.equal(taken, narrow.converted(given[key], width)))
-            _steps(wrapped, _optimizer(wrapped), 2, 1)
+            run_steps(wrapped, _optimizer(wrapped), 2, 1)
     assert any(bool(given[key].any()) for key in given if key.startswith(prefix))
     return right
 

@@ -10,8 +10,7 @@ import pytest
 import torch.distributed as dist
 from _rank_models import build
 from _ranks import Group, Pools, same, settings
-from _saving import _steps
-from _training import _optimizer, digest, registered, state_digest, train
+from _training import _optimizer, digest, registered, run_steps, state_digest, train
 
 pytestmark = pytest.mark.ranks
 
@@ -21,12 +20,12 @@ def rewind(*, config: Any, folder: str, total: int, half: int) -> dict[str, Any]
     net = build("mlp", dist.get_rank())
     with registered(net, config) as (wrapped, handle):
         optimizer = _optimizer(net, momentum=0.0)
-        _steps(wrapped, optimizer, 0, half)
+        run_steps(wrapped, optimizer, 0, half)
         handle.save(folder)
         weights = {key: value.clone() for key, value in net.state_dict().items()}
         ends = []
         for _ in range(2):
-            _steps(wrapped, optimizer, half, total - half)
+            run_steps(wrapped, optimizer, half, total - half)
             ends.append([digest(net), state_digest(handle)])
             net.load_state_dict(weights)
             handle.load(folder)

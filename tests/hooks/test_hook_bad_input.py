@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from _failing import register
-from _rank_models import build, loss_of
+from _rank_models import build
 from _ranks import Group, same, settings
-from _training import _optimizer, digest, registered
+from _training import _optimizer, digest, registered, run_steps
 from torch.nn.parallel import DistributedDataParallel
 
 import compressa
@@ -30,11 +29,7 @@ def register_twice(*, config: Any) -> dict[str, Any]:
             compressa.register_comm_hook(wrapped, config)
         except compressa.StateError as caught:
             error = str(caught)
-        optimizer = _optimizer(net)
-        for step in range(2):
-            optimizer.zero_grad()
-            loss_of(wrapped, dist.get_rank(), step, torch.float32).backward()
-            optimizer.step()
+        run_steps(wrapped, _optimizer(net), 0, 2)
         return {"error": error, "parameters": digest(net)}
 
 
@@ -49,7 +44,7 @@ def register_after_another_hook(*, config: Any) -> None:
 
 def register_unwrapped(*, config: Any) -> None:
     """Register on a model that nobody wrapped."""
-    compressa.register_comm_hook(build("mlp", 0), config)  # type: ignore[arg-type]
+    compressa.register_comm_hook(build("mlp", 0), config)
 
 
 def register_alone(*, config: Any) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
+from _conforming import section
 from _overlapping import train_in_all_ways
 from _rank_models import EmptyBesideEach
 from _ranks import Group, same, settings
@@ -21,11 +21,10 @@ ALONE = {"bucket_cap_mb": 1e-6}
 def all_compressors() -> dict[str, Any]:
     """A configuration with a rule for each compressor: of a weight, and an empty one beside it."""
     assert len(ALL) <= EmptyBesideEach.COUNT
-    rules = []
-    for index, compressor in enumerate(ALL.values()):
-        fields = {f.name: getattr(compressor, f.name) for f in dataclasses.fields(compressor)}
-        match = {"name": [f"weights.{index}", f"empty.{index}"]}
-        rules.append({"match": match, "compressor": {"name": compressor.name, **fields}})
+    rules = [
+        {"match": {"name": [f"weights.{i}", f"empty.{i}"]}, "compressor": section(compressor)}
+        for i, compressor in enumerate(ALL.values())
+    ]
     return settings("none", rules=rules, dense_below={"elems": 0})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from _mass import Scales, gradients, residuals
+from _mass import Balance, gradients, residuals
 from _rank_models import Branches, Linear, loss_of
 from _ranks import Group, Pools, same, settings
 from _training import _optimizer, digest, registered
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.ranks
 ROUNDING = 2e-6
 
 
-def balance(
+def weigh(
     *,
     config: Any,
     steps: int = 5,
@@ -38,32 +38,32 @@ def balance(
     """
     rank, size = dist.get_rank(), dist.get_world_size()
     time.sleep(late_s)
-    net, scales = Linear(), Scales()
+    net, balance = Linear(), Balance()
     with registered(net, config, ddp=ddp, mutation=mutation) as (wrapped, handle):
         if load is not None:
             handle.load(f"{load}/compressa")
             before, got, old_size = torch.load(f"{load}/balance.pt")
             # Means over another number of ranks count alike.
-            scales.give([part / old_size for part in before])
-            scales.got = got
+            balance.give([part / old_size for part in before])
+            balance.got = got
         for step in range(first, first + steps):
             vectors = gradients(rank, step)
             net.zero_grad()
             wrapped(*vectors).backward()
-            scales.give(vectors)
-            scales.get(net)
-        errors = scales.errors(handle)
+            balance.give(vectors)
+            balance.get(net)
+        errors = balance.errors(handle)
         kept = float(sum(v.abs().sum() for v in residuals(handle).values()))
         if save is not None:
             handle.save(f"{save}/compressa")
-            for given in scales.given:
+            for given in balance.given:
                 dist.all_reduce(given)
             if rank == 0:
-                torch.save([scales.given, scales.got, size], f"{save}/balance.pt")
+                torch.save([balance.given, balance.got, size], f"{save}/balance.pt")
         return {
             "errors": errors,
             "kept": kept,
-            "got": [float(v.norm()) for v in scales.got],
+            "got": [float(v.norm()) for v in balance.got],
             "next_step": handle.next_step,
             "compressors": sorted(handle.stats().compressors),
         }
@@ -82,7 +82,7 @@ def balance_with_scaler(
     gradients as given, and nothing of its outcome as got.
     """
     rank = dist.get_rank()
-    net, scales = Linear(), Scales()
+    net, balance = Linear(), Balance()
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1 if growth else 10_000)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     history = []
@@ -98,15 +98,15 @@ def balance_with_scaler(
             scaler.scale(wrapped(*vectors)).backward()
             scaler.unscale_(optimizer)
             if not bad:
-                scales.get(net)
+                balance.get(net)
             scaler.step(optimizer)
             scaler.update()
-            scales.give([v.nan_to_num(0.0, 0.0, 0.0) for v in vectors])
+            balance.give([v.nan_to_num(0.0, 0.0, 0.0) for v in vectors])
             moved = any(
                 not torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True)
             )
             history.append({"scale": scale, "after": scaler.get_scale(), "moved": moved})
-        errors = scales.errors(handle)
+        errors = balance.errors(handle)
         return {
             "errors": errors,
             "history": history,
@@ -160,14 +160,14 @@ def feedback(compressor: str, **sections: Any) -> dict[str, Any]:
     ],
 )
 def test_every_exchange_conserves_mass(compressor: str, kind: str, four: Group) -> None:
-    results = four.run(balance, config=feedback(compressor, exchange={"kind": kind}))
+    results = four.run(weigh, config=feedback(compressor, exchange={"kind": kind}))
     assert worst(results) < ROUNDING
     assert (results[0]["kept"] > 0) == (compressor != "none")
 
 
 def test_mass_survives_the_end_of_a_warm_up(four: Group) -> None:
     config = settings("topk", warmup={"steps": 3, "compressor": {"name": "int8"}})
-    results = four.run(balance, config=config, steps=6)
+    results = four.run(weigh, config=config, steps=6)
     assert worst(results) < ROUNDING
     assert {"int8", "topk"} <= set(results[0]["compressors"])
 
@@ -178,7 +178,7 @@ def test_rules_and_small_parameters_conserve_mass(two: Group) -> None:
         {"match": {"shape": [64, 16]}, "compressor": {"name": "powersgd", "approx_rank": 1}},
     ]
     config = settings("topk", rules=rules)
-    results = two.run(balance, config=config)
+    results = two.run(weigh, config=config)
     assert worst(results) < ROUNDING
     assert set(results[0]["compressors"]) == {"topk", "onebit", "powersgd", "none"}
 
@@ -186,7 +186,7 @@ def test_rules_and_small_parameters_conserve_mass(two: Group) -> None:
 def test_mass_needs_every_residual(two: Group) -> None:
     """The check is checked: residuals that are reset at DDP's rebuild are missed."""
     for mutation in ("reset residuals at rebuild", "drop one element"):
-        results = two.run(balance, config=settings("topk"), mutation=mutation)
+        results = two.run(weigh, config=settings("topk"), mutation=mutation)
         assert worst(results) > 100 * ROUNDING, mutation
 
 
@@ -204,9 +204,9 @@ def test_mass_survives_another_number_of_ranks(
 ) -> None:
     folder, config = str(tmp_path), settings(compressor)
     group = pools.get(before)
-    saved = group.run(balance, config=config, steps=4, save=folder)
+    saved = group.run(weigh, config=config, steps=4, save=folder)
     other = pools.get(after) if after != 3 else fresh(3)
-    loaded = other.run(balance, config=config, steps=4, load=folder, first=4)
+    loaded = other.run(weigh, config=config, steps=4, load=folder, first=4)
     assert worst(saved) < ROUNDING
     assert worst(loaded) < ROUNDING
     assert same([r["next_step"] for r in loaded]) == 8

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from _rank_models import build, loss_of
 from _ranks import Group, Job, same, settings
-from _training import _optimizer, alive_threads, digest, registered
+from _training import _optimizer, alive_threads, digest, registered, run_steps
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -71,12 +71,8 @@ def register_within_join(*, config: Any) -> None:
     compressa.register_comm_hook(wrapped, config)
 
 
-def _trained(wrapped: DistributedDataParallel, steps: range) -> str:
-    optimizer = _optimizer(wrapped)
-    for step in steps:
-        optimizer.zero_grad()
-        loss_of(wrapped, dist.get_rank(), step, torch.float32).backward()
-        optimizer.step()
+def _trained(wrapped: DistributedDataParallel, first: int) -> str:
+    run_steps(wrapped, _optimizer(wrapped), first, 2)
     return digest(wrapped)
 
 
@@ -91,14 +87,14 @@ def pickle_ddp(*, config: Any) -> dict[str, Any]:
     """Save a model with a hook in mid-run; train it, its copy, and its copy with a hook."""
     ends: dict[str, Any] = {}
     with registered("mlp", config) as (wrapped, _):
-        _trained(wrapped, range(2))
+        _trained(wrapped, 0)
         plain, hooked = _read_again(wrapped), _read_again(wrapped)
-        ends["plain copy"] = _trained(plain, range(2, 4))
+        ends["plain copy"] = _trained(plain, 2)
         handle = compressa.register_comm_hook(hooked, config)
-        ends["hooked copy"] = _trained(hooked, range(2, 4))
+        ends["hooked copy"] = _trained(hooked, 2)
         ends["steps"] = handle.stats().steps
         handle.close()
-        ends["itself"] = _trained(wrapped, range(2, 4))
+        ends["itself"] = _trained(wrapped, 2)
         try:
             compressa.register_comm_hook(wrapped, config)
         except compressa.StateError as error:

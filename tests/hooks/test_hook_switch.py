@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from _mass import Scales, gradients, residuals
+from _mass import Balance, gradients, residuals
 from _rank_models import Linear
 from _ranks import Group, same, settings
 from _training import digest, registered
@@ -34,7 +34,7 @@ def switching(
     Saves at the end, and loads into a fresh registration of the last configuration.
     """
     rank = dist.get_rank()
-    net, scales = Linear(), Scales()
+    net, balance = Linear(), Balance()
     errors, kept, began = [], [], []
     with registered(net, config) as (wrapped, handle):
         for step in range(steps):
@@ -44,9 +44,9 @@ def switching(
             vectors = gradients(rank, step)
             net.zero_grad()
             wrapped(*vectors).backward()
-            scales.give(vectors)
-            scales.get(net)
-            errors.append(max(scales.errors(handle)))
+            balance.give(vectors)
+            balance.get(net)
+            errors.append(max(balance.errors(handle)))
             kept.append(float(sum(v.float().abs().sum() for v in residuals(handle).values())))
         handle.save(folder)
         keys = sorted(handle.state_dict())

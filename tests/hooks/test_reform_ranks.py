@@ -80,7 +80,8 @@ def go_on_without(
                 check_state(before, handle, len(alive) / (len(alive) + 1))
                 balance = Balance(handle, group)
                 continue
-            balance.count(vectors, net)
+            balance.give(vectors)
+            balance.get(net)
             with torch.no_grad():
                 for parameter in net.parameters():
                     parameter -= LR * parameter.grad
@@ -88,7 +89,7 @@ def go_on_without(
     result = {
         "events": events,
         "parameters": digest(net),
-        "errors": balance.errors(),
+        "errors": balance.errors(handle),
         "steps": handle.next_step,
     }
     handle.close()

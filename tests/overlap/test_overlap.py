@@ -33,7 +33,7 @@ class Muonish(torch.optim.Optimizer):
         super().__init__(params, {"lr": lr, "beta": beta})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is None:
@@ -100,7 +100,7 @@ def build(make: Callable[[], nn.Module]) -> nn.Module:
 
 def losses(steps: int) -> list[Loss]:
     """One loss per step, on inputs of its own."""
-    return [lambda model, i=i: model(INPUTS * (1 + i)).pow(2).mean() for i in range(steps)]  # type: ignore[misc]
+    return [lambda model, i=i: model(INPUTS * (1 + i)).pow(2).mean() for i in range(steps)]
 
 
 def bits(module: nn.Module) -> list[bytes]:
@@ -151,14 +151,14 @@ READS: dict[str, Callable[[OverlappedDataParallel], Any]] = {
     "no_grad": lambda m: torch.no_grad()(m)(INPUTS).tolist(),
     "state_dict": lambda m: [v.tolist() for v in m.state_dict().values()],
     "state_dict of the module": lambda m: [v.tolist() for v in m.module.state_dict().values()],
-    "state_dict of a layer": lambda m: [v.tolist() for v in m.module[2].state_dict().values()],  # type: ignore[index]
+    "state_dict of a layer": lambda m: [v.tolist() for v in m.module[2].state_dict().values()],
     "parameters": lambda m: [p.tolist() for p in m.parameters()],
     "parameters of the module": lambda m: [p.tolist() for p in m.module.parameters()],
-    "one parameter": lambda m: m.module[4].weight.tolist(),  # type: ignore[index,union-attr]
-    "data": lambda m: m.module[0].weight.data.tolist(),  # type: ignore[index,union-attr]
-    "text": lambda m: repr(m.module[0].weight),  # type: ignore[index]
+    "one parameter": lambda m: m.module[4].weight.tolist(),
+    "data": lambda m: m.module[0].weight.data.tolist(),
+    "text": lambda m: repr(m.module[0].weight),
     "norm of a list": lambda m: torch.stack(
-        torch._foreach_norm(list(m.module.parameters()))  # type: ignore[arg-type]
+        torch._foreach_norm(list(m.module.parameters()))
     ).tolist(),
     "vector": lambda m: nn.utils.parameters_to_vector(m.module.parameters()).tolist(),
     "deep copy": lambda m: [p.tolist() for p in ordinary(copy.deepcopy(m.module)).parameters()],
@@ -212,7 +212,7 @@ def test_the_forward_waits_for_a_parameter_where_it_is_used_first() -> None:
         train(model, optimizer, losses(1))
         order: list[str] = []
         names = {id(p): name for name, p in net.named_parameters()}
-        net[2].register_forward_pre_hook(  # type: ignore[index]
+        net[2].register_forward_pre_hook(
             lambda *_: order.extend(
                 names[id(p)] for p in net.parameters() if type(p) is not nn.Parameter
             )
@@ -245,7 +245,7 @@ def test_hyper_parameters_are_those_of_the_step(lr: float | torch.Tensor) -> Non
     ends = []
     for overlap in (False, True):
         net = build(plain_mlp)
-        groups = [{"params": net[0].parameters(), "lr": 0.5}, {"params": net[2:].parameters()}]  # type: ignore[index]
+        groups = [{"params": net[0].parameters(), "lr": 0.5}, {"params": net[2:].parameters()}]
         optimizer = torch.optim.SGD(groups, lr=copy.deepcopy(lr), momentum=0.9)
         with held(net, optimizer, overlap=overlap) as (model, _), warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -284,11 +284,11 @@ def test_clearing_gradients_leaves_those_that_are_due(how: str) -> None:
         net = build(plain_mlp)
         optimizer = OPTIMIZERS["sgd"](net.parameters())
         clear: dict[str, Callable[[], None]] = {
-            "optimizer": lambda o=optimizer: o.zero_grad(),  # type: ignore[misc]
+            "optimizer": lambda o=optimizer: o.zero_grad(),
             "model": lambda: model.zero_grad(),
-            "module": lambda n=net: n.zero_grad(),  # type: ignore[misc]
-            "to zeros": lambda o=optimizer: o.zero_grad(set_to_none=False),  # type: ignore[misc]
-            "module to zeros": lambda n=net: n.zero_grad(set_to_none=False),  # type: ignore[misc]
+            "module": lambda n=net: n.zero_grad(),
+            "to zeros": lambda o=optimizer: o.zero_grad(set_to_none=False),
+            "module to zeros": lambda n=net: n.zero_grad(set_to_none=False),
             "no": lambda: None,
         }
         with held(net, optimizer, overlap=overlap) as (model, gradients):
@@ -346,7 +346,6 @@ def test_gradients_that_views_share_are_told_apart() -> None:
     with held(net, optimizer) as (model, _):
         model(torch.arange(6.0)).sum().backward()
         for gradient in (net.a.grad, net.b.grad):
-            assert gradient is not None
             assert gradient.flatten().tolist() == [FACTOR * i for i in range(6)]
 
 
@@ -357,7 +356,7 @@ def test_accumulated_gradients_leave_once() -> None:
     train_plain(
         nets[0],
         optimizers[0],
-        [lambda m, i=i: some[i](m) + some[i + 1](m) for i in (0, 2, 4)],  # type: ignore[misc]
+        [lambda m, i=i: some[i](m) + some[i + 1](m) for i in (0, 2, 4)],
     )
     with held(nets[1], optimizers[1]) as (model, gradients):
         for i in (0, 2, 4):
@@ -380,7 +379,6 @@ def test_a_second_backward_adds_to_means_that_have_come() -> None:
         for loss in losses(2):
             loss(model).backward()
         for p, first, second in zip(net.parameters(), *local, strict=True):
-            assert p.grad is not None
             assert torch.equal(p.grad, (first * FACTOR + second) * FACTOR)
 
 
@@ -510,7 +508,7 @@ def test_a_step_that_is_not_per_parameter_is_refused(
     net = build(plain_mlp)
     optimizer = kind(net.parameters(), lr=0.1)
     vars(optimizer)["turns"] = 0
-    vars(optimizer)["nosy"] = net[0].weight  # type: ignore[index]
+    vars(optimizer)["nosy"] = net[0].weight
     with held(net, optimizer) as (model, gradients):
         losses(1)[0](model).backward()
         gradients.let_come(0)
@@ -545,13 +543,13 @@ def test_debugging_raises_where_a_parameter_is_read_before_its_update() -> None:
     with held(net, optimizer, debug=True) as (model, _):
         train(model, optimizer, losses(3))
         for read in (
-            lambda: net[0].weight.sum(),  # type: ignore[index,union-attr,operator]
+            lambda: net[0].weight.sum(),
             lambda: net(INPUTS),
-            lambda: functional.linear(INPUTS, net[0].weight),  # type: ignore[index]
+            lambda: functional.linear(INPUTS, net[0].weight),
         ):
             with pytest.raises(StateError, match=r"'0\.weight' is read before its update"):
                 read()
-        assert net[0].weight.shape == (8, 5)  # type: ignore[index,union-attr]
+        assert net[0].weight.shape == (8, 5)
         model.flush()
         net(INPUTS)
         train(model, optimizer, losses(1))
@@ -663,12 +661,12 @@ def test_a_parameter_of_a_class_of_its_own_is_updated_with_the_step() -> None:
     nets = [build(plain_mlp), build(plain_mlp)]
     optimizers = []
     for net in nets:
-        net[0].weight = Special(net[0].weight.detach())  # type: ignore[index,union-attr]
+        net[0].weight = Special(net[0].weight.detach())
         optimizers.append(OPTIMIZERS["adam"](net.parameters()))
     train_plain(nets[0], optimizers[0], losses(3))
     with held(nets[1], optimizers[1]) as (model, _):
         train(model, optimizers[1], losses(3))
-        assert type(nets[1][0].weight) is Special  # type: ignore[index]
+        assert type(nets[1][0].weight) is Special
     assert bits(nets[0]) == bits(nets[1])
 
 
@@ -677,7 +675,7 @@ def test_scripted_modules_are_updated_before_the_forward_pass() -> None:
     optimizers = [OPTIMIZERS["sgd"](net.parameters()) for net in nets]
     train_plain(nets[0], optimizers[0], losses(4))
     with warnings.catch_warnings(action="ignore"):  # of the end of scripts, in newer versions
-        scripted = nn.Sequential(torch.jit.script(nets[1][:2]), nets[1][2:])  # type: ignore[index]
+        scripted = nn.Sequential(torch.jit.script(nets[1][:2]), nets[1][2:])
     with held(scripted, optimizers[1]) as (model, _):
         train(model, optimizers[1], losses(4))
         assert not any(name.startswith("0.0") for name in model.need_s)
@@ -694,9 +692,9 @@ def test_what_is_compiled_later_is_updated_before_the_forward_pass_from_then_on(
 
         def compiled(x: torch.Tensor) -> torch.Tensor:
             guarded.extend(type(p) is not nn.Parameter for p in layer.parameters())
-            return layer._call_impl(x)  # type: ignore[no-any-return]
+            return layer._call_impl(x)
 
-        layer: Any = net[2]  # type: ignore[index]
+        layer: Any = net[2]
         layer._compiled_call_impl = compiled  # as nn.Module.compile does
         train(model, optimizer, losses(2))
         assert guarded == [False] * 4

@@ -16,7 +16,7 @@ from _until import until
 
 import compressa
 from compressa.errors import BackendUnavailable, StateError
-from compressa.testbed import NetnsTestbed, Testbed, list_testbeds, open_testbed, sweep_testbeds
+from compressa.testbed import Testbed, list_testbeds, open_testbed, sweep_testbeds
 from compressa.testbed._processes import ProcessId, find_processes
 from compressa.testbed._records import directory
 
@@ -58,8 +58,6 @@ def test_nothing_is_left_after_an_exception() -> None:
 
     def fail_inside(bed: Testbed) -> None:
         with bed:
-            assert isinstance(bed, NetnsTestbed)
-            assert bed._keeper is not None
             pids.append(bed._keeper.process.pid)
             pids.append(bed.spawn(0, ["sleep", "1000"]).pid)
             pids.append(bed.spawn(1, ["sh", "-c", "setsid env -i sleep 1000 & wait"]).pid)
@@ -88,7 +86,6 @@ def start_owner() -> tuple[subprocess.Popen[str], str, list[int]]:
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert owner.stdout is not None
     mark, *pids = owner.stdout.readline().split()
     assert all(ProcessId.of(int(pid)) is not None for pid in pids)
     return owner, mark, [int(pid) for pid in pids]

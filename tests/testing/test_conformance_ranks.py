@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
-from _conforming import SHAPE, digest, gradients, means
+from _conforming import SHAPE, digest, gradients, means, section
 from _ranks import Pools, same
 from compressor_cases import ALL
 
@@ -23,10 +22,8 @@ NAMES = [f"weights.{i}" for i in range(len(ALL))]
 
 def settings(**exchange: Any) -> dict[str, Any]:
     """One rule for each compressor under test: each has a parameter of its own."""
-    rules = []
-    for name, compressor in zip(NAMES, ALL.values(), strict=True):
-        fields = {f.name: getattr(compressor, f.name) for f in dataclasses.fields(compressor)}
-        rules.append({"match": {"name": name}, "compressor": {"name": compressor.name, **fields}})
+    pairs = zip(NAMES, map(section, ALL.values()), strict=True)
+    rules = [{"match": {"name": name}, "compressor": compressor} for name, compressor in pairs]
     sizes = {"unit_bytes": UNIT_BYTES, "unit_payload_bytes": 1, "unit_dense_bytes": UNIT_BYTES}
     return {"rules": rules, "dense_below": {"elems": 0}, "exchange": {**sizes, **exchange}}
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
 import pytest
+from _conforming import section
 from compressor_cases import ALL
 
 from compressa.codecs.base import codec_of
@@ -18,8 +18,7 @@ WEIGHT = ParameterInfo(0, "weight", (64, 64))
 
 @pytest.mark.parametrize("compressor", ALL.values(), ids=ALL)
 def test_a_compressor_survives_a_toml_file(compressor: Compressor, tmp_path: Path) -> None:
-    fields = {f.name: getattr(compressor, f.name) for f in dataclasses.fields(compressor)}
-    config = load_config({"compressor": {"name": compressor.name, **fields}})
+    config = load_config({"compressor": section(compressor)})
     file = tmp_path / "compressa.toml"
     file.write_text(config_toml(config))
     again = load_config(file)

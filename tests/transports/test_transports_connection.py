@@ -228,20 +228,6 @@ def test_random_bytes_write_nowhere(wire: bytes, good: bool) -> None:
     bench.close()
 
 
-def test_early_messages_are_kept_up_to_the_limit(benches: Callable[..., Bench]) -> None:
-    bench = benches(limit_bytes=1000)
-    for unit in range(2):
-        key = Key(0, unit, 0)
-        bench.far.sendall(stream(key, content(key, 500)))
-    bench.settle()
-    assert not bench.near.failures
-    buffer = torch.zeros(500, dtype=torch.uint8)
-    bench.near.expect(Key(0, 1, 0), buffer, exact=True)
-    assert torch.equal(buffer, content(Key(0, 1, 0), 500))
-    said = refused(bench, stream(Key(0, 2, 0), content(KEY, 501)))
-    assert "1001 bytes that nobody waits for, more than the 1000" in said
-
-
 def test_a_message_asked_for_halfway_moves_into_place(bench: Bench) -> None:
     key, size = Key(0, 0, 0), 3 * CHUNK_BYTES
     wire = stream(key, content(key, size))

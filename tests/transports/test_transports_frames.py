@@ -77,9 +77,3 @@ def test_sizes_that_contradict_each_other_are_refused(message: int, offset: int,
     buffer = written(Frame(Kind.DATA, EPOCH, Key(1, 2, 3), message, offset, data))
     with pytest.raises(PayloadError, match="of a message of"):
         read_frame(buffer.data, EPOCH, MOST_BYTES, WAY)
-
-
-def test_another_epoch_is_refused_and_named() -> None:
-    buffer = written(Frame(Kind.DATA, EPOCH + 1))
-    with pytest.raises(PayloadError, match="of epoch 4, this is epoch 3"):
-        read_frame(buffer.data, EPOCH, MOST_BYTES, WAY)

@@ -133,7 +133,7 @@ def test_what_does_not_fit_is_counted_and_not_written(
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
         here = socket.inet_aton("127.0.0.1")
         stranger.setsockopt(socket.IPPROTO_IP, socket.IP_MULTICAST_IF, here)
-        stranger.sendto(strange(address.secret), address[:2])  # type: ignore[operator]
+        stranger.sendto(strange(address.secret), address[:2])
         stranger.sendto(packet(address.secret, bucket=4), address[:2])
         stranger.sendto(packet(address.secret), address[:2])  # the one that fits
     assert missing(receiver, 2) == [False, True, True]

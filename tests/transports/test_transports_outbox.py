@@ -80,17 +80,6 @@ def test_a_frame_is_the_messages_own_memory() -> None:
     assert b"".join(views) == bytes(range(25))
 
 
-def test_an_urgent_message_comes_between_the_frames_of_a_long_one() -> None:
-    outbox = Outbox(EPOCH, 10)
-    outbox.push(Key(0, 0, 0), content(0, 30), (0, 5), lambda: None)
-    order = [outbox.next_frame().frame.key.unit]
-    outbox.push(Key(0, 1, 0), content(1, 15), (0, 1), lambda: None)
-    outbox.push(Key(1, 2, 0), content(2, 5), (1, 0), lambda: None)  # of the next step
-    while outbox:
-        order.append(outbox.next_frame().frame.key.unit)
-    assert order == [0, 1, 1, 0, 0, 2]
-
-
 @settings(max_examples=50)
 @given(frames=st.integers(1, 6), order=st.randoms(use_true_random=False))
 def test_a_message_is_sent_once_all_its_frames_are_whichever_is_the_last(

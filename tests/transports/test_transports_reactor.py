@@ -162,7 +162,7 @@ class _Sleeps:
     def __init__(self, reactor: Reactor) -> None:
         self.asked_s: list[float] = []
         self._selector = reactor._selector
-        reactor._selector = self  # type: ignore[assignment]
+        reactor._selector = self
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._selector, name)

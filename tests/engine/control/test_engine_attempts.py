@@ -85,7 +85,6 @@ class World:
             self._begin(number)
 
     def _complete(self, rank: Rank) -> bool:
-        assert rank.number is not None
         return len(rank.came[rank.number, rank.stage]) == len(self.ranks) - 1
 
     def _send(self, number: int, message: tuple[int, int, str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
 import os
 import random
 import signal
@@ -22,7 +21,16 @@ import torch.distributed as dist
 from _failing import _kept, misbehave, train_until_failure
 from _rank_models import build, loss_of
 from _ranks import Group, Outcome, same, settings
-from _training import _optimizer, _stores, alive_threads, digest, registered, train
+from _training import (
+    Logged,
+    _optimizer,
+    _stores,
+    alive_threads,
+    digest,
+    registered,
+    run_steps,
+    train,
+)
 from _transports import ON_HOST
 from torch.nn.parallel import DistributedDataParallel
 
@@ -106,36 +114,27 @@ def train_among_strangers(*, config: Any, wire: list[int], steps: int = 20) -> d
     They come to the transport's door before the ranks do, and to what is open afterwards, but for
     the store of torch's launcher, in every step.
     """
-    rank, data = dist.get_rank(), bytes(wire)
-    strangers: list[socket.socket] = []
-    logged: list[str] = []
+    data, strangers = bytes(wire), list[socket.socket]()
     wait = Entrance.wait
 
     def besieged(self: Entrance, *arguments: Any) -> None:
         strangers.append(_visit(self._listener.getsockname(), data))
         wait(self, *arguments)
 
-    class Listener(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            logged.append(f"{record.name}: {record.getMessage()}")
-
-    logger, listener = logging.getLogger("compressa"), Listener()
-    logger.addHandler(listener)
-    net = build("mlp", rank)
-    try:
-        with mock.patch.object(Entrance, "wait", besieged), registered(net, config) as (model, _):
-            seats = [seat for seat in listening() if seat[1] not in [s.port for s in _stores]]
-            optimizer = _optimizer(net)
-            for step in range(steps):
-                strangers += [_visit(seat, data) for seat in seats]
-                optimizer.zero_grad()
-                loss_of(model, rank, step, torch.float32).backward()
-                optimizer.step()
-    finally:
-        logger.removeHandler(listener)
-        for stranger in strangers:
-            stranger.close()
-    return {"parameters": digest(net), "logged": logged, "visits": len(strangers)}
+    net = build("mlp", dist.get_rank())
+    with (
+        Logged() as logged,
+        mock.patch.object(Entrance, "wait", besieged),
+        registered(net, config) as (model, _),
+    ):
+        seats = [seat for seat in listening() if seat[1] not in [s.port for s in _stores]]
+        optimizer = _optimizer(net)
+        for step in range(steps):
+            strangers += [_visit(seat, data) for seat in seats]
+            run_steps(model, optimizer, step, 1)
+    for stranger in strangers:
+        stranger.close()
+    return {"parameters": digest(net), "logged": logged.texts, "visits": len(strangers)}
 
 
 def _visit(seat: tuple[str, int], data: bytes) -> socket.socket:

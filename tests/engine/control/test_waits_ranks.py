@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import logging
 import os
 import signal
 import subprocess
@@ -21,9 +20,8 @@ import torch
 import torch.distributed as dist
 from _rank_models import build, loss_of
 from _ranks import Group, Pools, same, settings
-from _saving import _steps
 from _stress_arena import Arena, kinds_here
-from _training import _optimizer, digest, registered, train
+from _training import Logged, _optimizer, digest, registered, run_steps, train
 from _transports import ON_HOST
 from _until import until
 from torch.nn.parallel import DistributedDataParallel
@@ -54,7 +52,6 @@ def wait_in_a_chain(*, config: Any, chain: list[int]) -> dict[str, Any]:
     """
     rank = dist.get_rank()
     settings, world = load_config(config), dist.group.WORLD
-    assert world is not None
     control = startup.open_control(settings, world, "a test")
     control.describe(Doing("elsewhere").activity)
     follows = dict(itertools.pairwise(chain))
@@ -100,16 +97,14 @@ def be_late_for_a_step(*, config: Any, culprit: int, how: str, seconds: float) -
     """Train; one rank does not come to a step for a while. Return what all raise, if they do."""
     rank = dist.get_rank()
     net = build("mlp", rank)
-    handler = _Logged()
-    logging.getLogger("compressa").addHandler(handler)
-    with registered(net, config) as (wrapped, handle):
+    with Logged() as logged, registered(net, config) as (wrapped, handle):
         optimizer = _optimizer(net)
-        _steps(wrapped, optimizer, 0, 2)
+        run_steps(wrapped, optimizer, 0, 2)
         began_s, error = time.monotonic(), None
         if rank == culprit:
             _stay_away(how, seconds)
         try:
-            _steps(wrapped, optimizer, 2, 3)
+            run_steps(wrapped, optimizer, 2, 3)
         except compressa.CompressaError as caught:
             error = caught
         seen = _seen(error, began_s) | {"parameters": digest(net), "step": handle.next_step}
@@ -119,17 +114,7 @@ def be_late_for_a_step(*, config: Any, culprit: int, how: str, seconds: float) -
                 loss_of(wrapped, rank, 5, torch.float32).backward()
         except compressa.CompressaError as caught:
             again = str(caught)
-    logging.getLogger("compressa").removeHandler(handler)
-    return seen | {"again": again, "logged": handler.texts}
-
-
-class _Logged(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(f"{record.name}: {record.getMessage()}")
+    return seen | {"again": again, "logged": logged.texts}
 
 
 def _stay_away(how: str, seconds: float) -> None:
@@ -158,7 +143,7 @@ def call_alone(*, config: Any, folder: str, call: str, others: str) -> dict[str,
     net = build("mlp", rank)
     with registered(net, config) as (wrapped, handle):
         optimizer = _optimizer(net)
-        _steps(wrapped, optimizer, 0, 2)
+        run_steps(wrapped, optimizer, 0, 2)
         handle.save(folder)
         dist.barrier()
         began_s, error = time.monotonic(), None
@@ -172,10 +157,10 @@ def call_alone(*, config: Any, folder: str, call: str, others: str) -> dict[str,
         else:
             time.sleep(0.5)  # so that their deadline comes later
         seen = _seen(error, began_s)
-        _steps(wrapped, optimizer, 2, 1)
+        run_steps(wrapped, optimizer, 2, 1)
         for _ in range(2):
             _make(handle, call, folder)
-        _steps(wrapped, optimizer, handle.next_step, 3)
+        run_steps(wrapped, optimizer, handle.next_step, 3)
         left = len(_early(handle, call))
         return seen | {"parameters": digest(net), "left": left}
 
@@ -183,7 +168,6 @@ def call_alone(*, config: Any, folder: str, call: str, others: str) -> dict[str,
 def _early(handle: compressa.Handle, call: str) -> list[Any]:
     """Messages of a call in the control channel's inboxes that nobody has taken."""
     control = handle.engine.session.control
-    assert control is not None
     unit = zlib.crc32(f"handle.{call}".encode())
     inboxes = control._channel._transport.inboxes.values()
     return [key for inbox in inboxes for key in inbox._messages if key.unit == unit]
@@ -225,21 +209,21 @@ def reform_alone(*, config: Any) -> dict[str, Any]:
     net = build("mlp", rank)
     with registered(net, config) as (wrapped, handle):
         optimizer = _optimizer(net)
-        _steps(wrapped, optimizer, 0, 2)
+        run_steps(wrapped, optimizer, 0, 2)
         dist.barrier()
         began_s, error = time.monotonic(), None
         try:
             if rank == 0:
                 handle.reform(range(size))
             else:
-                _steps(wrapped, optimizer, 2, 1)
+                run_steps(wrapped, optimizer, 2, 1)
         except compressa.CompressaError as caught:
             error = caught
         seen = _seen(error, began_s)
         if rank:
             time.sleep(config["exchange"]["start_s"] + 1.0)  # by then rank 0 has given up
         source = handle.reform(range(size))
-        _steps(wrapped, optimizer, handle.next_step, 2)
+        run_steps(wrapped, optimizer, handle.next_step, 2)
         return seen | {"parameters": digest(net), "source": source, "step": handle.next_step}
 
 
@@ -265,7 +249,6 @@ def send_to_a_stopped_peer(*, silence_s: float, heartbeat_s: float) -> list[floa
     """Rank 1 stops while rank 0 sends it much; return when rank 0 notices, in seconds from then."""
     noticed: list[float] = []
     times, world = {"heartbeat_s": heartbeat_s, "silence_s": silence_s}, dist.group.WORLD
-    assert world is not None
     control = startup.open_control(load_config({"exchange": times}), world, "a test")
     control.listen(lambda error: noticed.append(time.monotonic()))
     dist.barrier()

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from _overlapping import train_in_all_ways
 from _rank_models import build, loss_of
 from _ranks import Group, Pools, same, settings
-from _training import _optimizer, digest, lasting_threads, registered, train
+from _training import _optimizer, digest, lasting_threads, registered, run_steps, train
 from torch import nn
 
 import compressa
@@ -130,11 +130,7 @@ def compile_and_train(*, config: Any, how: str, steps: int = 6) -> dict[str, Any
     inner: Any = torch.compile(net, backend=backend) if how == "module" else net
     with registered(inner, config) as (model, handle):
         called: Any = torch.compile(model, backend=backend) if how == "ddp" else model
-        optimizer = _optimizer(net)
-        for step in range(steps):
-            optimizer.zero_grad()
-            loss_of(called, dist.get_rank(), step, torch.float32).backward()
-            optimizer.step()
+        run_steps(called, _optimizer(net), 0, steps)
         loss_of(called, dist.get_rank(), steps, torch.float32)
         return {"compiled": len(compiled), "steps": handle.next_step, "parameters": digest(net)}
 

@@ -102,7 +102,6 @@ def test_a_store_that_nobody_serves_is_told(port: int, monkeypatch: pytest.Monke
 
 def test_what_is_no_text_in_a_store_is_replaced(port: int) -> None:
     first = StoreCell("127.0.0.1", port, "x")
-    assert first._store is not None
     first._store.set("compressa/x", "\N{SNOWMAN}")
     seen = []
 

@@ -62,7 +62,6 @@ def test_what_is_configured_counts_and_a_chunk_is_never_more_than_the_window(
 def test_schedulers_see_the_link_as_the_transport_uses_it() -> None:
     assert wire(None) is None
     seen = wire(MBIT_200, Sizes(1000, 3000))
-    assert seen is not None
     assert (seen.bytes_per_s, seen.latency_s, seen.overhead_s) == (25e6, 5e-5, 5e-5)
     assert (seen.chunk_bytes, seen.credit_bytes) == (1000, 3000)
 
