@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import IO
 
 import torch
+import torch._dynamo  # or else each child imports it, at first use
 from _pages import Fenced
 from compressor_cases import ALL, AROUND, with_feedback
 
