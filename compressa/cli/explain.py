@@ -26,33 +26,39 @@ _MOST_BYTES = 4 << 30
 _SIZES = ("64KiB", "1MiB", "16MiB", "100MiB")
 
 
+_File = Annotated[Path, typer.Argument(metavar="FILE", help="A configuration in TOML.")]
+_Model = Annotated[
+    str | None,
+    typer.Option(metavar="MODULE:CALLABLE", help="Show the exchanges of what this returns."),
+]
+_Sizes = Annotated[
+    list[str] | None,
+    typer.Option(
+        help='Show those of gradients of so many bytes of float32, such as "16MiB"; several '
+        "times. Some from 64 KiB to 100 MiB if neither is given."
+    ),
+]
+_Ranks = Annotated[
+    int | None,
+    typer.Option(min=2, max=_MOST_RANKS, help="How many ranks; as many as were measured."),
+]
+_Link = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="What `compressa link` has written, instead of exchange.link."
+    ),
+]
+
+
 @explain_app.command(
     epilog="Example: compressa explain compressa.toml --link link.json --ranks 8 --size 16MiB"
 )
 def explain(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A configuration in TOML.")],
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODULE:CALLABLE", help="Show the exchanges of what this returns."),
-    ] = None,
-    size: Annotated[
-        list[str] | None,
-        typer.Option(
-            help='Show those of gradients of so many bytes of float32, such as "16MiB"; several '
-            "times. Some from 64 KiB to 100 MiB if neither is given."
-        ),
-    ] = None,
-    ranks: Annotated[
-        int | None,
-        typer.Option(min=2, max=_MOST_RANKS, help="How many ranks; as many as were measured."),
-    ] = None,
-    link: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="What `compressa link` has written, instead of exchange.link.",
-        ),
-    ] = None,
+    file: _File,
+    model: _Model = None,
+    size: _Sizes = None,
+    ranks: _Ranks = None,
+    link: _Link = None,
 ) -> None:
     """Print how gradients cross the network, and the predicted time of each exchange.
 
