@@ -5,6 +5,7 @@
     python -m benchmarks schedule    steps whose communication overlaps, beside their ideal
     torchrun --nproc-per-node 2 -m benchmarks.integrity    what it costs to compare replicas
     torchrun --nproc-per-node 2 -m benchmarks.frames       what it costs to check frames
+    torchrun --nproc-per-node 2 -m benchmarks.walk         which calls a step consists of
 
 All stand on `harness`: its rows, targets, tables, ranks and its runner. Each of the first three has
 a `command`, a `run` that measures, its `records`, and `tables`, whose `shown` says what is shown of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
@@ -139,8 +139,3 @@ def limit_ratio(bus_bytes: float, yardstick_bytes: float, times: Interleaved) ->
     """
     bandwidth = yardstick_bytes / times.yardstick_s.median
     return bus_bytes / bandwidth / times.call_s.median
-
-
-def as_bandwidth(call_bytes: float, seconds: Sequence[float]) -> Samples:
-    """Return GB/s, for each time that a call took which moves so many bytes."""
-    return Samples(tuple(call_bytes / second / 1e9 for second in seconds))

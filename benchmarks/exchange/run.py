@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -142,15 +142,15 @@ class ExchangeBench:
             for network in here
             for cell in self._settings.cells(hosts, network.link, others.owns)
         ]
-        missing = others.missing() if cells else ""
-        if missing:
-            self._omit_all(cells, missing)
-        if missing or not cells:
+        if not cells:
+            return
+        if missing := others.missing():
+            self._omit(cells, missing)
             return
         try:
             started = Ranks(others.speakers or hosts, partial(others.start, bed), _START_S)
         except TransportError as error:
-            self._omit_all(cells, f"{others.maker} does not start: {error}")
+            self._omit(cells, f"{others.maker} does not start: {error}")
             return
         with started as ranks:
             self.found.header.versions[others.maker] = ranks.version
@@ -158,22 +158,18 @@ class ExchangeBench:
                 bed.set_link(network.link)
                 yield from self._measure(_Place(bed, ranks, network), others.owns)
 
-    def _omit_all(self, cells: Sequence[tuple[Network, Cell]], why: str) -> None:
-        for network, cell in cells:
-            self._omit(network, cell, why)
-
     def _measure(self, place: _Place, wanted: Callable[[Method], bool]) -> Iterator[str]:
         network = place.network
         for cell in self._settings.cells(network.hosts, network.link, wanted):
             why = too_much(cell.method, cell.size_bytes, network, self._settings.longest_s)
             if why:
-                self._omit(network, cell, why)
+                self._omit([(network, cell)], why)
                 continue
             yield f"{place}: {cell.method.name}, {cell.size_bytes:,} bytes"
             self.found.rows.append(self._row(place, cell))
 
-    def _omit(self, network: Network, cell: Cell, why: str) -> None:
-        self.found.omitted.append(
+    def _omit(self, cells: Iterable[tuple[Network, Cell]], why: str) -> None:
+        self.found.omitted.extend(
             Omitted(
                 part=cell.part,
                 hosts=network.hosts,
@@ -182,6 +178,7 @@ class ExchangeBench:
                 size_bytes=cell.size_bytes,
                 why=why,
             )
+            for network, cell in cells
         )
 
     def _row(self, place: _Place, cell: Cell) -> Row:

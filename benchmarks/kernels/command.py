@@ -26,29 +26,35 @@ class _Device(StrEnum):
     CUDA = "cuda"
 
 
+Elems = Annotated[
+    list[float] | None,
+    typer.Option(
+        help="Elements; may be given several times. 25e6 and 200e6 if left out, on a GPU 100e6."
+    ),
+]
+Where = Annotated[_Device, typer.Option(help="Where compressors run: the CPU, or the current GPU.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads that share a call.")]
+Pattern = Annotated[str, typer.Option(help="Only cases whose names match this pattern.")]
+Scaling = Annotated[
+    bool,
+    typer.Option(
+        "--scaling",
+        help="Also from 1e4 to 1e8 elements, with a plot beside the JSON file, and the fixed "
+        "cost of a call.",
+    ),
+]
+Repeats = Annotated[int, typer.Option(min=7, help="Samples per case, at least 7.")]
+
+
 def kernels(
-    elems: Annotated[
-        list[float] | None,
-        typer.Option(
-            help="Elements; may be given several times. 25e6 and 200e6 if left out, on a GPU 100e6."
-        ),
-    ] = None,
-    device: Annotated[
-        _Device, typer.Option(help="Where compressors run: the CPU, or the current GPU.")
-    ] = _Device.CPU,
-    threads: Annotated[int, typer.Option(min=1, help="Threads that share a call.")] = 2,
-    case: Annotated[str, typer.Option(help="Only cases whose names match this pattern.")] = "*",
+    elems: Elems = None,
+    device: Where = _Device.CPU,
+    threads: Threads = 2,
+    case: Pattern = "*",
     json_file: JsonFile = None,
     update: Update = None,
-    with_scaling: Annotated[
-        bool,
-        typer.Option(
-            "--scaling",
-            help="Also from 1e4 to 1e8 elements, with a plot beside the JSON file, and the fixed "
-            "cost of a call.",
-        ),
-    ] = False,
-    repeats: Annotated[int, typer.Option(min=7, help="Samples per case, at least 7.")] = 9,
+    with_scaling: Scaling = False,
+    repeats: Repeats = 9,
 ) -> None:
     """Time every compressor against the memory bus and against plain implementations.
 

@@ -22,7 +22,6 @@ from benchmarks.timing import (
     Samples,
     Stopwatch,
     affordable,
-    as_bandwidth,
     interleave,
     limit_ratio,
 )
@@ -160,8 +159,9 @@ class Bench:
 
     def _interleave(self, call: Call, operands: Operands, repeats: int) -> Interleaved:
         times = interleave(self._watch, call, operands.stream, repeats)
-        found = as_bandwidth(self.device.yardstick_bytes * operands.elems, times.yardstick_s.values)
-        self._yardstick_gb_per_s.setdefault(operands.elems, []).extend(found.values)
+        gigabytes = self.device.yardstick_bytes * operands.elems / 1e9
+        found = self._yardstick_gb_per_s.setdefault(operands.elems, [])
+        found.extend(gigabytes / second for second in times.yardstick_s.values)
         return times
 
     def row(self, benchmark: Benchmark, case: str, seconds: Samples, ratio: float | None) -> Row:

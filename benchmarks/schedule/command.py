@@ -12,38 +12,39 @@ from benchmarks.schedule.tables import shown
 from compressa.testbed import LinkSpec
 from harness.runner import JsonFile, Update, What, carry_out, given, parts_option
 
+Compressors = Annotated[
+    list[str] | None,
+    typer.Option(help=f"Of the steps, several times: {', '.join(LINKS)}; all if left out."),
+]
+Ratios = Annotated[
+    list[float] | None,
+    typer.Option(
+        help="Of communication to computing, several times; "
+        f"{', '.join(f'{ratio:g}' for ratio in RATIOS)} if left out."
+    ),
+]
+OneLink = Annotated[
+    str | None, typer.Option(help="Speed of each link, instead of the compressors' own.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="int8 at C = F + B alone: ten minutes.")]
+Budget = Annotated[float | None, typer.Option(min=0.0, help="Seconds for each case of the steps.")]
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds of each case of the steps at least.")]
+
 _QUICK: dict[str, Any] = {"parts": ["steps"], "compressors": ["int8"], "ratios": [1.0]}
 _BUDGET_S, _QUICK_BUDGET_S = 40.0, 15.0
-_RATIOS_TEXT = ", ".join(f"{ratio:g}" for ratio in RATIOS)
 
 
 def schedule(
     part: Annotated[list[str] | None, parts_option(PARTS)] = None,
-    compressor: Annotated[
-        list[str] | None,
-        typer.Option(help=f"Of the steps, several times: {', '.join(LINKS)}; all if left out."),
-    ] = None,
-    ratio: Annotated[
-        list[float] | None,
-        typer.Option(
-            help=f"Of communication to computing, several times; {_RATIOS_TEXT} if left out."
-        ),
-    ] = None,
-    link: Annotated[
-        str | None, typer.Option(help="Speed of each link, instead of the compressors' own.")
-    ] = None,
+    compressor: Compressors = None,
+    ratio: Ratios = None,
+    link: OneLink = None,
     what: What = "*",
     json_file: JsonFile = None,
     update: Update = None,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="int8 at C = F + B alone: ten minutes.")
-    ] = False,
-    budget: Annotated[
-        float | None, typer.Option(min=0.0, help="Seconds for each case of the steps.")
-    ] = None,
-    rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds of each case of the steps at least.")
-    ] = 3,
+    quick: Quick = False,
+    budget: Budget = None,
+    rounds: Rounds = 3,
 ) -> None:
     """Time training steps whose communication overlaps with computing, side by side in one run.
 

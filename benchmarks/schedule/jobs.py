@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 import compressa
-from benchmarks.schedule.records import Jobs
+from benchmarks.schedule.records import Jobs, Pair
 from compressa.machine import now
 from compressa.testbed import Testbed, Watch, burstiness
 from harness.ranks import Ranks
@@ -169,7 +169,7 @@ def two_jobs(bed: Testbed, link: str, port: Port) -> Jobs:
         share = {"name": "bottleneck", "at": f"file://{folder}"}
         staggered, most, _ = _run(bed, [0, 1], compute_s, share=share)
 
-    def both(of: Of) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def both(of: Of) -> Pair:
         return of_alone(of, unstaggered, alone), of_alone(of, staggered, alone)
 
     means = both(statistics.fmean)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
+from itertools import count
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from benchmarks.kernels.device import CPU
 from benchmarks.kernels.operands import Operands, gaussian
 from benchmarks.kernels.run import require_memory
 from benchmarks.kernels.table import GPU_CASES
+from benchmarks.timing import Stopwatch
 from compressa.codecs import Codec
 from compressa.errors import ConfigError
 
@@ -45,14 +48,15 @@ def test_every_case_gives_a_complete_row_per_peer(case: Case) -> None:
 
 
 def test_the_yardstick_is_measured_at_every_size_and_written_down() -> None:
-    bench = Bench(threads=1, repeats=7)
+    # Each look at the clock is a millisecond later; 12 bytes an element move in each.
+    bench = Bench(threads=1, repeats=7, watch=Stopwatch(partial(next, count(0, 1e-3)), 1e-4))
     sizes = [1000, 3000]
     assert len(list(bench.run([THERE[0]], sizes))) == 2
     measurement = bench.measurement()
     yardsticks = [row for row in measurement.rows if row.name == CPU.yardstick]
     assert [row.elems for row in yardsticks] == sizes
     for row in yardsticks:
-        assert row.median > 0
+        assert row.median == pytest.approx(12 * row.elems / 1e-3 / 1e9)
         assert (row.metric, row.unit, row.peer) == ("bandwidth", "GB/s", None)
     assert measurement.rows[2:] == bench.rows
 

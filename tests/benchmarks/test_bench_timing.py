@@ -13,7 +13,6 @@ from benchmarks.timing import (
     Samples,
     Stopwatch,
     affordable,
-    as_bandwidth,
     interleave,
     limit_ratio,
 )
@@ -60,10 +59,6 @@ def test_the_limit_ratio_is_the_time_of_the_bytes_over_the_time_taken() -> None:
     # The bus carries 12 GB in 0.25 s, so 24 GB take it 0.5 s; the call took 2 s.
     times = Interleaved(Samples((2.0, 1.0, 9.0)), Samples((0.25, 0.5, 0.2, 0.25)))
     assert limit_ratio(24e9, 12e9, times) == pytest.approx(0.25)
-
-
-def test_bandwidth_is_bytes_by_time() -> None:
-    assert as_bandwidth(12e9, (0.5, 0.25)).values == (24.0, 48.0)
 
 
 @pytest.mark.parametrize("call_s", [1e-7, 3e-6, 1e-4, 0.9e-3])
