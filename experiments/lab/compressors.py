@@ -14,7 +14,7 @@ from torch.distributed import get_world_size
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from compressa import Config, load_config, register_comm_hook
+from compressa import Config, Handle, Stats, load_config, register_comm_hook
 from compressa.testbed import Pacer
 from lab.records import BASELINES, DDP_FLOAT32, TORCH_FP16, TORCH_POWERSGD, CompressorSpec
 
@@ -22,31 +22,26 @@ ONE_BUCKET_MB = 4096.0
 TORCH_POWERSGD_APPROX_RANK = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Totals:
-    """Running totals on this rank: bytes handed to the network, seconds in the codec."""
-
-    bytes_accounted: float
-    codec_s: float
-
-
-def _nothing() -> None:
-    """Closing a baseline: nothing was built up."""
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Attachment:
     """A hook that is on a model.
 
     Attributes:
-        totals: Reads the running totals; None where the compressor keeps none.
-        bytes_per_step: What is known beforehand where no totals are kept, else None.
-        close: Takes down what attaching built up.
+        handle: Of compressa's, which keeps totals; None for a baseline.
+        bytes_per_step: What is known beforehand of a baseline, else None.
     """
 
-    totals: Callable[[], Totals] | None = None
+    handle: Handle | None = None
     bytes_per_step: float | None = None
-    close: Callable[[], None] = _nothing
+
+    def stats(self) -> Stats | None:
+        """Running totals on this rank; None where none are kept."""
+        return None if self.handle is None else self.handle.stats()
+
+    def close(self) -> None:
+        """Takes down what attaching built up."""
+        if self.handle is not None:
+            self.handle.close()
 
 
 def ring_bytes(elems: int, bytes_per_elem: int, world: int) -> float:
@@ -100,13 +95,7 @@ def attach(model: DistributedDataParallel, spec: CompressorSpec, *, steady: bool
     """
     if spec.name in _ATTACH:
         return _ATTACH[spec.name](model)
-    handle = register_comm_hook(model, paced(configuration(spec, steady=steady)))
-
-    def totals() -> Totals:
-        stats = handle.stats()
-        return Totals(bytes_accounted=stats.sent_bytes, codec_s=stats.codec_s)
-
-    return Attachment(totals=totals, close=handle.close)
+    return Attachment(register_comm_hook(model, paced(configuration(spec, steady=steady))))
 
 
 def trained_elems(model: nn.Module) -> int:

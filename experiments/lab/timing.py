@@ -36,7 +36,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lab.compressors import Attachment, Totals, attach, trained_elems
+from compressa import Stats
+from lab.compressors import Attachment, attach, trained_elems
 from lab.records import TimeAnswer, TimeCell
 from lab.tasks import Task, load_task
 from lab.training import Stepper, build_model, parameters_sha256, wrap
@@ -156,11 +157,11 @@ def measure(cell: TimeCell, edge: Edge) -> TimeAnswer:
     return _answer(model, probe.parts, times, attachment, before, after)
 
 
-def _at_edge(edge: Edge, which: Literal["start", "end"], attachment: Attachment) -> Totals | None:
+def _at_edge(edge: Edge, which: Literal["start", "end"], attachment: Attachment) -> Stats | None:
     dist.barrier()
-    totals = attachment.totals() if attachment.totals else None
+    stats = attachment.stats()
     edge(which)
-    return totals
+    return stats
 
 
 def _answer(
@@ -168,13 +169,13 @@ def _answer(
     parts: _Parts,
     times: list[float],
     attachment: Attachment,
-    before: Totals | None,
-    after: Totals | None,
+    before: Stats | None,
+    after: Stats | None,
 ) -> TimeAnswer:
     codec_s, accounted = None, attachment.bytes_per_step
     if before is not None and after is not None:
         codec_s = (after.codec_s - before.codec_s) / len(times)
-        accounted = (after.bytes_accounted - before.bytes_accounted) / len(times)
+        accounted = (after.sent_bytes - before.sent_bytes) / len(times)
     return TimeAnswer(
         parameters_sha256=parameters_sha256(model),
         step_s=statistics.median(times),
