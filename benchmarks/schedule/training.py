@@ -9,11 +9,10 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -28,6 +27,7 @@ from compressa.config import load_config
 from compressa.engine.start import link_file
 from compressa.hooks import Handle, register_comm_hook
 from compressa.link.measure import opened
+from compressa.link.operations import nothing
 from compressa.overlap import OverlappedDataParallel
 from compressa.testbed import Testbed
 from harness.rank import OWN_CORE
@@ -66,21 +66,23 @@ class Stepped(NamedTuple):
     forward_s: float
 
 
-class Trainer(ABC):
-    """Trains a model of its own.
+@dataclass(frozen=True)
+class Trainer:
+    """Trains a model of its own; its methods are called on all ranks.
 
     Attributes:
+        forward: The model, as it is called.
+        optimizer: Its.
         handle: Of our engine, where there is one.
+        settle: Waits for all that goes on after a step.
+        close: Ends what it has started.
     """
 
+    forward: Callable[[torch.Tensor], torch.Tensor]
+    optimizer: torch.optim.Optimizer
     handle: Handle | None = None
-    _forward: Callable[[torch.Tensor], torch.Tensor]
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)  # the same values on every rank
-        layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
-        self._module = nn.Sequential(*layers)
-        self._optimizer = torch.optim.SGD(self._module.parameters(), _RATE, _MOMENTUM)
+    settle: Callable[[], object] = nothing
+    close: Callable[[], object] = nothing
 
     def step(self, batch: torch.Tensor) -> Stepped:
         """Do a training step; its communication may go on afterwards.
@@ -89,85 +91,60 @@ class Trainer(ABC):
             batch: float32, of `WIDTH` columns.
         """
         begin_s = time.perf_counter()
-        self._optimizer.zero_grad()
-        loss = self._forward(batch).square().mean()
+        self.optimizer.zero_grad()
+        loss = self.forward(batch).square().mean()
         forward_s = time.perf_counter() - begin_s
         loss.backward()
-        self._optimizer.step()
+        self.optimizer.step()
         return Stepped(time.perf_counter() - begin_s, forward_s)
 
-    def settle(self) -> None:  # noqa: B027 - most have nothing that goes on
-        """Wait for all that goes on."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End what it has started."""
-
-
-@final
-class Alone(Trainer):
-    """Computes, and communicates nothing: the gradients are this rank's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._forward = self._module
-
-    def close(self) -> None:
-        """Nothing was started."""
-
-
-@final
-class Distributed(Trainer):
-    """DistributedDataParallel, by itself or with our hook."""
-
-    def __init__(self, method: Method, compressor: str, link: str | None) -> None:
-        super().__init__()
-        self._forward = model = DistributedDataParallel(
-            self._module, bucket_cap_mb=method.bucket_cap_mb, init_sync=False
-        )
-        if method.kind == "hook":
-            self.handle = register_comm_hook(model, method.config(compressor, link))
-        elif compressor == "bf16":
-            # As many bytes: torch's hook for bf16 is for GPUs only.
-            model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-
-    def close(self) -> None:
-        """End our engine."""
-        if self.handle is not None:
-            self.handle.close()
-
-
-@final
-class Overlapped(Trainer):
-    """OverlappedDataParallel, whose next step waits for what it uses."""
-
-    def __init__(self, method: Method, compressor: str, link: str | None) -> None:
-        super().__init__()
-        self._forward = self._model = OverlappedDataParallel(
-            self._module, self._optimizer, method.config(compressor, link)
-        )
-        self.handle = self._model.handle
-
-    def settle(self) -> None:
-        """Do all updates."""
-        self._model.flush()
-
     def exchange(self) -> float:
-        """Exchange all gradients, all of which are there at once; return the seconds that takes."""
+        """Exchange all gradients of our engine, all of which are there at once.
+
+        Returns:
+            The seconds that takes.
+        """
         self.settle()
-        handle = self._model.handle
-        gradients = {p.name: torch.ones(p.shape) for p in handle.engine.parameters}
+        assert self.handle is not None, "of ours only"
+        gradients = {p.name: torch.ones(p.shape) for p in self.handle.engine.parameters}
         begin_s = time.perf_counter()
-        handle.wait([handle.submit(gradients)])
+        self.handle.wait([self.handle.submit(gradients)])
         return time.perf_counter() - begin_s
 
-    def close(self) -> None:
-        """End our engine."""
-        self._model.close()
+
+def alone() -> Trainer:
+    """Return what computes, and communicates nothing: the gradients are this rank's own."""
+    return Trainer(*_model())
 
 
-Make = Callable[[Method, str, str | None], Trainer]
-"""Sets a method up, given a compressor and the file with the link's figures. Collective."""
+def trainer_of(method: Method, compressor: str, link: str | None) -> Trainer:
+    """Set a method up. Collective.
+
+    Args:
+        method: Whose.
+        compressor: By name.
+        link: The file with the link's figures, if it was measured.
+    """
+    module, optimizer = _model()
+    if method.kind == "overlap":
+        overlapped = OverlappedDataParallel(module, optimizer, method.config(compressor, link))
+        handle = overlapped.handle
+        return Trainer(overlapped, optimizer, handle, overlapped.flush, overlapped.close)
+    model = DistributedDataParallel(module, bucket_cap_mb=method.bucket_cap_mb, init_sync=False)
+    if method.kind == "hook":
+        handle = register_comm_hook(model, method.config(compressor, link))
+        return Trainer(model, optimizer, handle, close=handle.close)
+    if compressor == "bf16":
+        # As many bytes: torch's hook for bf16 is for GPUs only.
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    return Trainer(model, optimizer)
+
+
+def _model() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)  # the same values on every rank
+    layers = [layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.ReLU())]
+    module = nn.Sequential(*layers)
+    return module, torch.optim.SGD(module.parameters(), _RATE, _MOMENTUM)
 
 
 class Training:
@@ -175,7 +152,7 @@ class Training:
 
     def __init__(self, wire: Wire) -> None:
         self._trainers: dict[str, Trainer] = {}
-        self._alone = Alone()
+        self._alone = alone()
         self._batch = torch.zeros(1, WIDTH)
 
     def size(self, batch: int) -> None:
@@ -196,9 +173,7 @@ class Training:
         """Set methods up, in place of those before."""
         self.close()
         for name in methods:
-            method = METHODS[name]
-            made: Make = Overlapped if method.kind == "overlap" else Distributed
-            self._trainers[name] = made(method, compressor, link)
+            self._trainers[name] = trainer_of(METHODS[name], compressor, link)
 
     def profile(self, method: str, path: str) -> None:
         """Write what the last steps of a method were like."""
@@ -243,7 +218,6 @@ class Training:
     def communicate(self, steps: int) -> dict[str, float]:
         """Tell how long communication takes without computing."""
         trainer = self._trainers[EXCHANGED]
-        assert isinstance(trainer, Overlapped)
         dist.barrier()
         trainer.exchange()
         return {"step_s": statistics.fmean(trainer.exchange() for _ in range(steps))}
