@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from compressa.config import load_config
 from compressa.engine.control.control import Control
-from compressa.engine.start.cores import Place
+from compressa.engine.start.cores import Host
 from compressa.engine.start.pace import burst_bytes, host_pacer, paced_chunk_bytes
 from compressa.errors import CompressaError, ConfigError, TransportError
 from compressa.pacing import Pacer, SharedEmptyAt, default_burst_bytes
@@ -161,7 +161,7 @@ class FakeControl:
     """The control channels of several ranks, each on a thread of its own."""
 
     def __init__(self, networks: list[str]) -> None:
-        self.places = [Place("machine", frozenset({0}), 1, network) for network in networks]
+        self.hosts = [Host("machine", frozenset({0}), 1, network) for network in networks]
         self._meeting = threading.Barrier(len(networks))
         self._said = [b""] * len(networks)
 
@@ -169,7 +169,7 @@ class FakeControl:
         world = self
 
         class Rank:
-            places = world.places
+            hosts = world.hosts
 
             def __init__(self) -> None:
                 self.rank = rank
@@ -246,7 +246,7 @@ def test_a_rank_cannot_have_others_open_what_it_likes(
     schedule = load_config({"schedule": {"pace_bits_per_s": RATE}}).schedule
 
     class Hostile:
-        rank, places = 1, [Place("machine", frozenset({0}), 1, "a")] * 2
+        rank, hosts = 1, [Host("machine", frozenset({0}), 1, "a")] * 2
 
         def all_gather(self, data: bytes, what: str, deadline_s: float) -> list[bytes]:
             return [said, data]

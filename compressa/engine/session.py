@@ -293,8 +293,8 @@ class Session:
     @property
     def hosts(self) -> int:
         """How many machines, or network namespaces, the ranks are on; 1 in a world of one."""
-        places = [] if self.control is None else self.control.places
-        return max(1, len({place.network for place in places}))
+        hosts = [] if self.control is None else self.control.hosts
+        return max(1, len({host.network for host in hosts}))
 
     def barrier(self) -> None:
         """Wait for all ranks, for as long as `exchange.deadline_s`. Collective.

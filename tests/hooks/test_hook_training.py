@@ -17,7 +17,7 @@ from compressa.collectives.algorithms import ALGORITHMS
 from compressa.collectives.base import Exchange
 from compressa.compressors import COMPRESSORS
 from compressa.engine.start import startup
-from compressa.engine.start.cores import own_place
+from compressa.engine.start.cores import own_host
 from compressa.transports.tcp import TcpTransport
 
 pytestmark = pytest.mark.ranks
@@ -27,7 +27,7 @@ KINDS = ["none", "int8", "topk", "dgc", "powersgd", "thc"]  # one of each kind o
 
 def train_on_hosts(*, hosts: list[str], **options: Any) -> dict[str, Any]:
     """Train as if each rank were on the host that is named for it; say who heard from whom."""
-    own, rank = own_place(), dist.get_rank()
+    own, rank = own_host(), dist.get_rank()
     heard: set[int] = set()
     exchange = TcpTransport.exchange
 
@@ -37,9 +37,9 @@ def train_on_hosts(*, hosts: list[str], **options: Any) -> dict[str, Any]:
             heard.update(operation.incoming)
         exchange(self, key, operation, *rest)
 
-    place = replace(own, network=hosts[rank])
+    host = replace(own, network=hosts[rank])
     with (
-        mock.patch.object(startup, "own_place", return_value=place),
+        mock.patch.object(startup, "own_host", return_value=host),
         mock.patch.object(TcpTransport, "exchange", noted),
     ):
         return train(**options) | {"heard": sorted(heard)}

@@ -30,7 +30,7 @@ from compressa.engine.control.long_waits import LongWaits
 from compressa.engine.control.notes import Notes, as_bytes, as_tensor
 from compressa.engine.control.verdicts import Verdicts
 from compressa.engine.control.waits import Activity, Cause, Doing, Wait, names
-from compressa.engine.start.cores import Place
+from compressa.engine.start.cores import Host
 from compressa.engine.start.link_file import Shared
 from compressa.errors import CompressaError, PeerLost, Timeout
 from compressa.transports.base import Key, Received
@@ -58,7 +58,7 @@ class Control:
         keys: What further keys are made from.
         rank: This rank.
         size: Number of ranks.
-        places: Where each rank runs, once all have said it.
+        hosts: Where each rank runs, once all have said it.
         link: What is known of the network, once rank 0 has said it.
         epoch: That of the transport to come, once all have agreed on it.
     """
@@ -73,7 +73,7 @@ class Control:
         self.keys = keys
         self.rank = rank
         self.size = len(sockets) + 1
-        self.places: list[Place] = []
+        self.hosts: list[Host] = []
         self.link = Shared()
         self.epoch = 0
         self._attempts = Attempts()

@@ -25,7 +25,7 @@ _SETTING = threading.Lock()  # of torch's number of threads
 
 
 @dataclass(frozen=True)
-class Place:
+class Host:
     """Where a rank runs.
 
     Attributes:
@@ -45,57 +45,57 @@ class Place:
         return {**asdict(self), "cores": sorted(self.cores)}
 
     @staticmethod
-    def of(message: dict[str, Any]) -> Place:
+    def of(message: dict[str, Any]) -> Host:
         """Return what `message` was made of.
 
         Raises:
             KeyError: It is something else.
         """
         cores = frozenset(message["cores"])
-        return Place(message["machine"], cores, message["usable"], message["network"])
+        return Host(message["machine"], cores, message["usable"], message["network"])
 
 
-def own_place() -> Place:
+def own_host() -> Host:
     """Return where this process runs: its cores, control groups and network namespace, as now."""
     cores = _own_cores()
     usable = max(1, math.floor(min(len(cores), *_quotas())))
     machine = _text(Path("/proc/sys/kernel/random/boot_id")) or platform.node()
-    return Place(machine, cores, usable, f"{machine}/{_namespace()}")
+    return Host(machine, cores, usable, f"{machine}/{_namespace()}")
 
 
-def default_threads(rank: int, places: Sequence[Place], launched: int = 1) -> int:
+def default_threads(rank: int, hosts: Sequence[Host], launched: int = 1) -> int:
     """Return the number of threads for a rank that has been given none.
 
     Example:
-        >>> place = Place("one machine", frozenset(range(8)), 8)
-        >>> default_threads(0, [place, place])
+        >>> host = Host("one machine", frozenset(range(8)), 8)
+        >>> default_threads(0, [host, host])
         4
 
     Args:
         rank: The rank.
-        places: Where each rank of its group runs.
+        hosts: Where each rank of its group runs.
         launched: Ranks that were launched on its machine; those that are not in the group are
             taken to run on the same cores.
     """
-    return max(1, min(_share(rank, places, launched), _MOST_THREADS))
+    return max(1, min(_share(rank, hosts, launched), _MOST_THREADS))
 
 
-def has_core(rank: int, places: Sequence[Place], launched: int = 1) -> bool:
+def has_core(rank: int, hosts: Sequence[Host], launched: int = 1) -> bool:
     """Return whether a rank has a core that no other needs, to look for messages without sleep.
 
     Args:
         rank: As for `default_threads`; likewise the others.
-        places: See rank.
+        hosts: See rank.
         launched: See rank.
     """
-    return _share(rank, places, launched) >= 1
+    return _share(rank, hosts, launched) >= 1
 
 
-def _share(rank: int, places: Sequence[Place], launched: int) -> int:
+def _share(rank: int, hosts: Sequence[Host], launched: int) -> int:
     """A rank's share of its cores; nothing if there are fewer than ranks."""
-    own = places[rank]
-    local = [place for place in places if place.machine == own.machine]
-    sharing = sum(not own.cores.isdisjoint(place.cores) for place in local)
+    own = hosts[rank]
+    local = [host for host in hosts if host.machine == own.machine]
+    sharing = sum(not own.cores.isdisjoint(host.cores) for host in local)
     sharing += max(0, launched - len(local))
     return own.usable // sharing
 
@@ -145,9 +145,9 @@ def _quotas() -> Iterator[float]:
         if controllers == "" or "cpu" in controllers.split(","):
             root = _CGROUPS / ("cpu" if controllers else "")
             folder = root / path.lstrip("/")
-            for place in (folder, *folder.parents):
-                if place.is_relative_to(root):
-                    yield _quota(place)
+            for group in (folder, *folder.parents):
+                if group.is_relative_to(root):
+                    yield _quota(group)
 
 
 def _quota(folder: Path) -> float:

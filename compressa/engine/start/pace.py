@@ -58,7 +58,7 @@ def host_pacer(schedule: Schedule, control: Control, deadline_s: float) -> Pacer
     rate = schedule.pace_bits_per_s
     if rate is None:
         return Pacer(None)
-    networks = [place.network for place in control.places]
+    networks = [host.network for host in control.hosts]
     if len(set(networks)) == len(networks):
         return Pacer(rate, burst_bytes(schedule))
     with _file() as name:

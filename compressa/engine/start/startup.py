@@ -18,7 +18,7 @@ from compressa.config import Config, first_difference
 from compressa.engine.control.control import Control
 from compressa.engine.device_stream import CudaDeviceStream, DeviceStream
 from compressa.engine.start import process_groups
-from compressa.engine.start.cores import Place, default_threads, has_core, launched_here, own_place
+from compressa.engine.start.cores import Host, default_threads, has_core, launched_here, own_host
 from compressa.engine.start.descriptors import descriptors_needed, too_few_descriptors
 from compressa.engine.start.link_file import Shared
 from compressa.engine.start.pace import host_pacer
@@ -41,7 +41,7 @@ _reached_epoch = 0  # the latest of this process; others may have seen more, or 
 _CONTROL_EPOCH = 0  # nothing older can come over sockets that are new
 _CONTROL_CHUNK_BYTES = 1 << 16
 _CONTROL_CREDIT_BYTES = 4 * _CONTROL_CHUNK_BYTES
-_PLACE, _EPOCH, _LINK = "place", "epoch", "link"
+_HOST, _EPOCH, _LINK = "place", "epoch", "link"
 _POLL_S = 150e-6  # a small message, and what both ends do with it; a sleep costs some 50 us
 _EARLY_BYTES = 1 << 20  # for headers and padding, beside what follows from the parameters
 
@@ -192,11 +192,11 @@ def agree(
         ConfigError: They differ, or a rank has none; on every rank, with the first difference.
     """
     next_epoch = _reached_epoch + 1
-    about = {_PLACE: own_place().message(), _EPOCH: next_epoch, _LINK: link}
+    about = {_HOST: own_host().message(), _EPOCH: next_epoch, _LINK: link}
     message = json.dumps({**own, **about})
     texts = control.all_gather(message.encode(), "start-up digest", deadline_s)
     digests = [json.loads(text) for text in texts]
-    places = [digest.pop(_PLACE, None) for digest in digests]
+    hosts = [digest.pop(_HOST, None) for digest in digests]
     epochs = [digest.pop(_EPOCH, 0) for digest in digests]
     links = [digest.pop(_LINK, None) for digest in digests]
     for rank, other in enumerate(digests):
@@ -204,7 +204,7 @@ def agree(
             raise ConfigError(f"rank {rank} cannot start: {other['error']}")
     fix = "start all ranks with the same configuration, model and library versions"
     check_alike(digests, "", fix)
-    control.places = [Place.of(place) for place in places]
+    control.hosts = [Host.of(host) for host in hosts]
     control.link = Shared.of(links[0])
     control.epoch = _reach(max(epochs))
 
@@ -242,8 +242,8 @@ def threads_of(control: Control | None) -> int:
     Args:
         control: Knows where all ranks run; None in a world of one.
     """
-    rank, places = (0, [own_place()]) if control is None else (control.rank, control.places)
-    return default_threads(rank, places, launched_here())
+    rank, hosts = (0, [own_host()]) if control is None else (control.rank, control.hosts)
+    return default_threads(rank, hosts, launched_here())
 
 
 def sums_of(
@@ -264,7 +264,7 @@ def sums_of(
     if control is None:
         return Sums(transport, algorithm)
     # The same for ranks that reach each other without a network.
-    networks = [place.network for place in control.places]
+    networks = [host.network for host in control.hosts]
     costs = _costs(config, control)
     sizes = partition(config, parameters, costs)
     overtaking = config.schedule.overtaking
@@ -354,7 +354,7 @@ def _setup(
         kept_bytes=kept_bytes(config, costs),
         pacer=_pacer(config, control, row),
         keys=control.keys.named(f"{row.name} {control.epoch}"),
-        poll_s=_POLL_S if has_core(control.rank, control.places, launched_here()) else 0.0,
+        poll_s=_POLL_S if has_core(control.rank, control.hosts, launched_here()) else 0.0,
     )
     return Setup(
         rank=control.rank,

@@ -18,7 +18,7 @@ from _ranks import Group, settings
 from _training import registered
 
 from compressa.engine.start import cores
-from compressa.engine.start.cores import Place, default_threads, has_core, own_place, work_alone
+from compressa.engine.start.cores import Host, default_threads, has_core, own_host, work_alone
 from compressa.engine.units.unit_runtime import UnitRuntime
 
 CORES = len(os.sched_getaffinity(0))
@@ -101,52 +101,52 @@ def _in_a_new_thread() -> int:
     return answers[0]
 
 
-def place(*numbers: int, machine: str = "a", usable: int | None = None) -> Place:
-    return Place(machine, frozenset(numbers), len(numbers) if usable is None else usable)
+def host(*numbers: int, machine: str = "a", usable: int | None = None) -> Host:
+    return Host(machine, frozenset(numbers), len(numbers) if usable is None else usable)
 
 
 @pytest.mark.parametrize(
-    ("places", "launched", "threads"),
+    ("hosts", "launched", "threads"),
     [
-        ([place(*range(8))], 1, 8),
-        ([place(*range(64))], 1, 8),  # more do not make memory faster
-        ([place(*range(8))] * 3, 1, 2),
-        ([place(*range(2))] * 3, 1, 1),  # at least one, be it too many
-        ([place(*range(8)), place(*range(8), machine="b")], 1, 8),
-        ([place(0, 1, 2, 3), place(4, 5, 6, 7)], 2, 4),  # each bound to its own cores
-        ([place(0, 1, 2, 3), place(3, 4, 5, 6)], 1, 2),
-        ([place(*range(8), usable=3)], 1, 3),  # what a control group grants
-        ([place(*range(8))], 4, 2),  # the others train another model
-        ([place(*range(8))] * 2, 4, 2),
-        ([place(*range(8))] * 4, 2, 2),  # a launcher that knows less than we do
+        ([host(*range(8))], 1, 8),
+        ([host(*range(64))], 1, 8),  # more do not make memory faster
+        ([host(*range(8))] * 3, 1, 2),
+        ([host(*range(2))] * 3, 1, 1),  # at least one, be it too many
+        ([host(*range(8)), host(*range(8), machine="b")], 1, 8),
+        ([host(0, 1, 2, 3), host(4, 5, 6, 7)], 2, 4),  # each bound to its own cores
+        ([host(0, 1, 2, 3), host(3, 4, 5, 6)], 1, 2),
+        ([host(*range(8), usable=3)], 1, 3),  # what a control group grants
+        ([host(*range(8))], 4, 2),  # the others train another model
+        ([host(*range(8))] * 2, 4, 2),
+        ([host(*range(8))] * 4, 2, 2),  # a launcher that knows less than we do
     ],
 )
 def test_ranks_share_the_cores_that_they_may_both_use(
-    places: list[Place], launched: int, threads: int
+    hosts: list[Host], launched: int, threads: int
 ) -> None:
-    assert default_threads(0, places, launched) == threads
+    assert default_threads(0, hosts, launched) == threads
 
 
 @pytest.mark.parametrize(
-    ("places", "launched", "own"),
+    ("hosts", "launched", "own"),
     [
-        ([place(0, 1)], 1, True),
-        ([place(0, 1)] * 2, 1, True),
-        ([place(0, 1)] * 3, 1, False),
-        ([place(0, 1), place(0, 1, machine="b")], 1, True),
-        ([place(0), place(1)], 2, True),
-        ([place(*range(8), usable=1)] * 2, 1, False),
-        ([place(0, 1)], 3, False),
+        ([host(0, 1)], 1, True),
+        ([host(0, 1)] * 2, 1, True),
+        ([host(0, 1)] * 3, 1, False),
+        ([host(0, 1), host(0, 1, machine="b")], 1, True),
+        ([host(0), host(1)], 2, True),
+        ([host(*range(8), usable=1)] * 2, 1, False),
+        ([host(0, 1)], 3, False),
     ],
 )
 def test_a_rank_has_a_core_where_there_are_as_many_as_ranks(
-    places: list[Place], launched: int, own: bool
+    hosts: list[Host], launched: int, own: bool
 ) -> None:
-    assert has_core(0, places, launched) is own
+    assert has_core(0, hosts, launched) is own
 
 
 def test_a_place_survives_its_message() -> None:
-    assert Place.of(own_place().message()) == own_place()
+    assert Host.of(own_host().message()) == own_host()
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_quotas_of_control_groups_count(
     monkeypatch.setattr(
         cores, "_text", lambda file: groups if str(file) == "/proc/self/cgroup" else read(file)
     )
-    assert own_place().usable == usable
+    assert own_host().usable == usable
 
 
 @pytest.mark.ranks
