@@ -28,8 +28,7 @@ from typing import ClassVar
 import torch
 
 from compressa.aggregators.base import Aggregator, Round, Rounds, StepContext, Verb, World
-from compressa.aggregators.factors import F32, LowRank, Matrix, Side
-from compressa.kernels.feedback import all_finite
+from compressa.aggregators.factors import F32, LowRank, LowRankAggregator, Side
 from compressa.kernels.lowrank import Factors
 from compressa.parameters import Layout
 
@@ -57,14 +56,12 @@ class ACPSGD(LowRank):
         return ACPSGDAggregator(self, layout, world)
 
 
-class ACPSGDAggregator(Aggregator):
+class ACPSGDAggregator(LowRankAggregator):
     """All matrices of one unit, in one all-reduce."""
 
     def __init__(self, hyper: ACPSGD, layout: Layout, world: World) -> None:
-        matrices, self._vectors = hyper.split(layout)
-        self._matrices = [Matrix(i, layout.segments[i], hyper.approx_rank, world) for i in matrices]
-        lengths = [layout.segments[i].elems for i in self._vectors]
-        given, count = (lengths, world), len(matrices)
+        super().__init__(hyper, layout, world)
+        given, count = (self._lengths, world), len(self._matrices)
         self._left = Side("acpsgd", _P_STREAM, self._matrices, [False] * count, *given)
         self._right = Side("acpsgd", _Q_STREAM, self._matrices, [True] * count, *given)
 
@@ -77,40 +74,23 @@ class ACPSGDAggregator(Aggregator):
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Half a power iteration."""
         fixed, moving = self._sides(context)
-        for i, vector in zip(self._vectors, moving.sums.vectors, strict=True):
-            vector.copy_(gradients[i])
-        views = [matrix.begin(gradients, context) for matrix in self._matrices]
+        views = self._begin(gradients, moving.sums, context)
         for i, g in enumerate(views):
             matrix = self._matrices[i]
             multiply = matrix.left if fixed is self._right else matrix.right
             multiply(g, fixed.begin(i), moving.own[i], context)
         yield moving.mean()
-        for i, vector in zip(self._vectors, moving.sums.vectors, strict=True):
-            gradients[i].copy_(vector)
-        for i, m in enumerate(views):
-            self._finish(i, m, context)
-
-    def _finish(self, i: int, m: F32, context: StepContext) -> None:
-        """Keep what the own factor missed, and write the mean's product to the gradient."""
-        _, moving = self._sides(context)
-        mean, verdicts = moving.sums.factors[i], moving.sums.judge(i)
-        own = self._factors(i, moving.own[i], context)
-        self._matrices[i].keep_rest(m, own, self._factors(i, mean, context), verdicts, context)
-        moving.directions[i].keep(mean, verdicts, context)
-
-    def rollback(self, context: StepContext) -> None:
-        """Add the own product back to the residual: then it is M again. Waits for a GPU."""
-        _, moving = self._sides(context)
-        for i, matrix in enumerate(self._matrices):
-            if all_finite(moving.sums.factors[i]):
-                matrix.give_back(*self._factors(i, moving.own[i], context), context)
+        self._copy_back(gradients, moving.sums)
+        self._finish(views, context)
 
     def _sides(self, context: StepContext) -> tuple[Side, Side]:
         """Return the factors that a step takes as they are, and those that it sends."""
         even = context.step % 2 == 0
         return (self._right, self._left) if even else (self._left, self._right)
 
-    def _factors(self, i: int, moving: F32, context: StepContext) -> Factors:
-        """Return (P, Q) of a matrix, one of them given."""
+    def _averaged(self, context: StepContext) -> Side:
+        return self._sides(context)[1]
+
+    def _factors(self, i: int, averaged: F32, context: StepContext) -> Factors:
         fixed = self._sides(context)[0].own[i]
-        return (moving, fixed) if context.step % 2 == 0 else (fixed, moving)
+        return (averaged, fixed) if context.step % 2 == 0 else (fixed, averaged)

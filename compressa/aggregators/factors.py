@@ -7,6 +7,7 @@ M run along memory then (`compressa.kernels.lowrank`).
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
@@ -18,6 +19,7 @@ from annotated_types import Ge, Le
 
 from compressa.aggregators.base import (
     AggregatingCompressor,
+    Aggregator,
     AllReduce,
     Merge,
     Round,
@@ -32,6 +34,7 @@ from compressa.collectives.scratch import Scratch
 from compressa.compressor import Compressor, Granularity
 from compressa.errors import ConfigError
 from compressa.kernels import lowrank
+from compressa.kernels.feedback import all_finite
 from compressa.kernels.lowrank import Factors
 from compressa.kernels.philox import Noise
 from compressa.parameters import Layout, ParameterInfo, Segment
@@ -327,3 +330,55 @@ class Side:
         for mean, own in zip(self.sums.values, self._sent, strict=True):
             mean.copy_(own)
         return self.sums.mean()
+
+
+class LowRankAggregator(Aggregator):
+    """All matrices of one unit as factors, and its vectors beside them; rounds are the subclass's.
+
+    Args:
+        hyper: Says which segments have factors, and of which rank.
+        layout: The unit.
+        world: Ranks, seed and state.
+    """
+
+    def __init__(self, hyper: LowRank, layout: Layout, world: World) -> None:
+        matrices, self._vectors = hyper.split(layout)
+        self._matrices = [Matrix(i, layout.segments[i], hyper.approx_rank, world) for i in matrices]
+        self._lengths = [layout.segments[i].elems for i in self._vectors]
+
+    @abstractmethod
+    def _averaged(self, context: StepContext) -> Side:
+        """Return the factors whose means are what arrives, and are kept for the next step."""
+
+    @abstractmethod
+    def _factors(self, i: int, averaged: F32, context: StepContext) -> Factors:
+        """Return (P, Q) of a matrix, that of `_averaged` given."""
+
+    def _begin(
+        self, gradients: Sequence[torch.Tensor], sums: FactorSum, context: StepContext
+    ) -> list[F32]:
+        """Copy the vectors to where they are averaged; return the matrices' gradients."""
+        for i, vector in zip(self._vectors, sums.vectors, strict=True):
+            vector.copy_(gradients[i])
+        return [matrix.begin(gradients, context) for matrix in self._matrices]
+
+    def _copy_back(self, gradients: Sequence[torch.Tensor], sums: FactorSum) -> None:
+        """Write the vectors' means to their gradients."""
+        for i, vector in zip(self._vectors, sums.vectors, strict=True):
+            gradients[i].copy_(vector)
+
+    def _finish(self, views: Sequence[F32], context: StepContext) -> None:
+        """Keep what the own factors missed, and write the means' products to the gradients."""
+        side = self._averaged(context)
+        for i, m in enumerate(views):
+            mean, verdicts = side.sums.factors[i], side.sums.judge(i)
+            own, shared = (self._factors(i, each, context) for each in (side.own[i], mean))
+            self._matrices[i].keep_rest(m, own, shared, verdicts, context)
+            side.directions[i].keep(mean, verdicts, context)
+
+    def rollback(self, context: StepContext) -> None:
+        """Add the own product back to the residual: then it is M again. Waits for a GPU."""
+        side = self._averaged(context)
+        for i, matrix in enumerate(self._matrices):
+            if all_finite(side.sums.factors[i]):
+                matrix.give_back(*self._factors(i, side.own[i], context), context)

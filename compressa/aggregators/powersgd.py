@@ -33,9 +33,8 @@ from typing import ClassVar
 import torch
 
 from compressa.aggregators.base import Aggregator, Round, Rounds, StepContext, World
-from compressa.aggregators.factors import F32, FactorSum, LowRank, Matrix, Side
+from compressa.aggregators.factors import F32, FactorSum, LowRank, LowRankAggregator, Side
 from compressa.kernels import lowrank
-from compressa.kernels.feedback import all_finite
 from compressa.kernels.lowrank import Factors
 from compressa.parameters import Layout
 
@@ -62,16 +61,14 @@ class PowerSGD(LowRank):
         return PowerSGDAggregator(self, layout, world)
 
 
-class PowerSGDAggregator(Aggregator):
+class PowerSGDAggregator(LowRankAggregator):
     """All matrices of one unit, in two all-reduces."""
 
     def __init__(self, hyper: PowerSGD, layout: Layout, world: World) -> None:
-        matrices, self._vectors = hyper.split(layout)
-        self._matrices = [Matrix(i, layout.segments[i], hyper.approx_rank, world) for i in matrices]
+        super().__init__(hyper, layout, world)
         self._tall = [matrix.rows > matrix.columns for matrix in self._matrices]
-        lengths = [layout.segments[i].elems for i in self._vectors]
         shapes = [m.factor_shape(tall) for m, tall in zip(self._matrices, self._tall, strict=True)]
-        self._basis = FactorSum(shapes, lengths, world)
+        self._basis = FactorSum(shapes, self._lengths, world)
         right = [not tall for tall in self._tall]
         self._other = Side("powersgd", _STREAM, self._matrices, right, (), world)
 
@@ -83,38 +80,26 @@ class PowerSGDAggregator(Aggregator):
 
     def run(self, gradients: Sequence[torch.Tensor], context: StepContext) -> Rounds:
         """Two power-iteration half steps, a mean after each."""
-        for i, vector in zip(self._vectors, self._basis.vectors, strict=True):
-            vector.copy_(gradients[i])
-        views = [matrix.begin(gradients, context) for matrix in self._matrices]
+        views = self._begin(gradients, self._basis, context)
         for i, g in enumerate(views):
             multiply = self._matrices[i].right if self._tall[i] else self._matrices[i].left
             multiply(g, self._other.begin(i), self._basis.factors[i], context)
         yield self._basis.mean()
-        for i, vector in zip(self._vectors, self._basis.vectors, strict=True):
-            gradients[i].copy_(vector)
+        self._copy_back(gradients, self._basis)
         if self._matrices:
             yield from self._second_half(views, context)
 
     def _second_half(self, views: Sequence[F32], context: StepContext) -> Rounds:
-        other = self._other
         for i, m in enumerate(views):
             multiply = lowrank.left_factor if self._tall[i] else lowrank.right_factor
             lowrank.orthonormalize(self._basis.factors[i])
-            multiply(m, self._basis.factors[i], other.own[i])
-        yield other.mean()
-        for i, m in enumerate(views):
-            mean, verdicts = other.sums.factors[i], other.sums.judge(i)
-            own, shared = self._factors(i, other.own[i]), self._factors(i, mean)
-            self._matrices[i].keep_rest(m, own, shared, verdicts, context)
-            other.directions[i].keep(mean, verdicts, context)
+            multiply(m, self._basis.factors[i], self._other.own[i])
+        yield self._other.mean()
+        self._finish(views, context)
 
-    def rollback(self, context: StepContext) -> None:
-        """Add the own product back to the residual: then it is M again. Waits for a GPU."""
-        for i, matrix in enumerate(self._matrices):
-            if all_finite(self._other.sums.factors[i]):
-                matrix.give_back(*self._factors(i, self._other.own[i]), context)
+    def _averaged(self, context: StepContext) -> Side:
+        return self._other
 
-    def _factors(self, i: int, other: F32) -> Factors:
-        """Return (P, Q) of a matrix, one of them given."""
+    def _factors(self, i: int, averaged: F32, context: StepContext) -> Factors:
         basis = self._basis.factors[i]
-        return (other, basis) if self._tall[i] else (basis, other)
+        return (averaged, basis) if self._tall[i] else (basis, averaged)
