@@ -144,7 +144,7 @@ class Residual:
         return self._aged(values, context)
 
     def reopen(self, context: StepContext, *, raw: bool) -> torch.Tensor:
-        """Return what `open` returned in this step, or what is kept as it is if `raw`."""
+        """Return what `open` returned in this step, float32, or what is kept as it is if `raw`."""
         values = self._values()
         in_place = self.rule.dtype == "float32"
         return values if raw or in_place else self._aged(values, context)
@@ -209,7 +209,13 @@ class OwnedResidual:
         self._held = False
 
     def lent(self, context: StepContext, ranks: int, *, held: bool) -> Kept | None:
-        """Return what one pass may do `absorb` and `encode` in; None if the rule asks for more."""
+        """Return what one pass may do `absorb` and `encode` in; None if the rule asks for more.
+
+        Args:
+            context: The step.
+            ranks: How many they are.
+            held: Whether the residual must wait.
+        """
         if held or not self._residual.rule.conserves_mass:
             return None
         self._held = False

@@ -83,7 +83,13 @@ class Velocity:
             torch.where(self._accumulated, x * (1.0 / context.loss_scale), self._u, out=self._u)
 
     def mask(self, codec: Codec, payload: torch.Tensor, draw: Draw) -> None:
-        """Start anew where the payload sends something."""
+        """Start anew where the payload sends something.
+
+        Args:
+            codec: What encoded it.
+            payload: uint8, of this scope alone.
+            draw: Counter of its random bits.
+        """
         self._cleared = self._u[:0]
         if not self._rule.masking:
             return

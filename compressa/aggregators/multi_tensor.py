@@ -69,7 +69,13 @@ class MultiTensor:
     def encoder(
         self, gradients: Sequence[torch.Tensor], context: StepContext, payload: torch.Tensor
     ) -> Encoder | None:
-        """Return what encodes these gradients; None if each scope has to go by itself."""
+        """Return what encodes these gradients; None if each scope has to go by itself.
+
+        Args:
+            gradients: The unit's.
+            context: The step; where a residual may have to wait, scopes go by themselves.
+            payload: uint8, that of all scopes.
+        """
         make, rule = self._fused.encoder, self._feedback
         if make is None:
             return None

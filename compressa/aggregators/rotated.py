@@ -58,7 +58,13 @@ class RotatedScope:
         rotate_quantize(*arrays, book=self._book, noise=noise)
 
     def look_up(self, payload: torch.Tensor, sums: Sums, *, add: bool) -> None:
-        """Write the integers of a payload's codes to the shard's sums, or add them."""
+        """Look up the integers of a payload's codes.
+
+        Args:
+            payload: uint8, the shard's, with its header.
+            sums: uint8 or uint16, the shard's; overwritten, or added to.
+            add: Which of both.
+        """
         own = sums[self.low : self.high]
         elems = self.scope.segment.elems
         sum_codes(self._codes(payload), elems, own, book=self._book, add=add)
@@ -66,7 +72,15 @@ class RotatedScope:
     def decode(
         self, sums: Sums, out: torch.Tensor, count: int, weight: float, *, add: bool = False
     ) -> None:
-        """Add `weight` times the mean of `count` ranks' summed integers to `out`, or write it."""
+        """Rotate the mean of integers back.
+
+        Args:
+            sums: uint8 or uint16, the shard's, of `count` ranks.
+            out: float32, as long as the scope; receives `weight` times the mean.
+            count: Number of ranks.
+            weight: Factor on it.
+            add: Whether to add it to `out` instead.
+        """
         arrays = sums[self.low : self.high], self._norms, self._signs, as_array(out)
         rotate_back(*arrays, book=self._book, count=count, weight=weight, add=add)
 
@@ -113,7 +127,7 @@ class RotatedPayloads:
         self._most = size * levels
 
     def seal(self, shard: int, payload: torch.Tensor, context: StepContext) -> None:
-        """Write the header."""
+        """Write the header of a shard's payload, whose body is written."""
         write_header(payload, self._header(shard, payload.numel(), context))
 
     def check_codes(

@@ -61,7 +61,17 @@ def encode(
 
 
 def decode(codec: Codec, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-    """Decode one scope; what is not float32 is rounded once."""
+    """Decode one scope; what is not float32 is rounded once.
+
+    Args:
+        codec: What decodes.
+        payload: uint8, of this scope alone.
+        out: 1-D, contiguous; float32, float16 or bfloat16.
+        draw: Counter of the random bits.
+
+    Raises:
+        PayloadError: It can not be decoded.
+    """
     if out.dtype is torch.float32:
         codec.decode(payload, out, draw)
     else:
@@ -222,7 +232,13 @@ class ScopePayload:
         return payload[start : start + self.codec.wire_bytes(scope.segment.elems)]
 
     def advance(self, payload: torch.Tensor, offset: int, length: int) -> int:
-        """Note a written scope's length where it varies; return the next scope's offset."""
+        """Note a written scope's length where it varies; return the next scope's offset.
+
+        Args:
+            payload: uint8, the whole.
+            offset: Where the scope's bytes begin, its length included.
+            length: Bytes that were written to its `room`.
+        """
         if self._bounded:
             payload[offset : offset + 4].view(torch.int32).fill_(length - (length >> 31 << 32))
             offset += _LENGTH_BYTES

@@ -144,7 +144,14 @@ class Signs(Codec):
     def count(
         self, payload: torch.Tensor, out: torch.Tensor, *, weight: float = 1.0, add: bool = True
     ) -> None:
-        """Add `weight` with the sign, or write it; the payload has been checked."""
+        """Add `weight` with the sign, or write it.
+
+        Args:
+            payload: uint8, checked.
+            out: float32.
+            weight: Magnitude of what is added.
+            add: Whether to add, or to write.
+        """
         flags, bits = self._parts(payload, out.numel())
         ones = scratch_tensor("sign.ones", flags.numel(), torch.float32, out.device)
         ones.fill_(1.0).masked_fill_(flags.view(torch.bool), torch.nan)

@@ -122,7 +122,12 @@ class KernelCodec(Codec):
         )
 
     def split(self, payload: torch.Tensor, elems: int) -> Parts:
-        """Return a payload's arrays, each where it is."""
+        """Return a payload's arrays, each where it is.
+
+        Args:
+            payload: uint8, of `wire_bytes(elems)` bytes; nothing is checked.
+            elems: Elements that it decodes to.
+        """
         raw, parts, start = as_array(payload), [], 0
         for size in self.arrays(elems)[:-1]:
             stop = start + size

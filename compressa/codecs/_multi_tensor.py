@@ -87,7 +87,15 @@ def encoder_of(
     form: BlockForm,
     noise: Callable[[Draw], Noise | None],
 ) -> BlockwiseEncoder:
-    """Return what encodes scopes whose payloads are scales, offsets if there are any, and codes."""
+    """Return what encodes scopes whose payloads are scales, offsets if there are any, and codes.
+
+    Args:
+        codec: Says where a payload's arrays begin.
+        items: The scopes; for which `fits_one_call`.
+        payload: uint8, that of all scopes.
+        form: What the codes look like.
+        noise: Makes the random numbers of a step.
+    """
     vectors = []
     for item in items:
         ends = list(accumulate(codec.sections(item.values.numel()), initial=0))
@@ -110,7 +118,7 @@ def encoder_of(
 def decoder_of(
     codec: Codec, items: Sequence[Item], payload_bytes: int, form: BlockForm
 ) -> BlockwiseDecoder:
-    """Return what decodes to such scopes."""
+    """Return what decodes payloads of `payload_bytes` bytes to such scopes; see `encoder_of`."""
     parts = []
     for item in items:
         heads = codec.sections(item.values.numel())[:-1]

@@ -75,7 +75,7 @@ def _index_format(wanted: str, k: int, n: int) -> str:
 
 @lru_cache(maxsize=1 << 12)
 def share(density: float, elems: int) -> int:
-    """Return the k that a density means: one element at least, if there is any."""
+    """Return how many of `elems` elements a density means: one at least, if there is any."""
     return min(elems, max(1, round(density * elems)))
 
 
@@ -124,7 +124,7 @@ class SparseForm:
         return _index_format(self.indices, k, n)
 
     def bytes(self, k: int, n: int) -> int:
-        """Return what k values and their indices below n take."""
+        """Return how many bytes k values and their indices below n take."""
         return self._value_bytes(k) + _INDEX_BYTES[self.index_format(k, n)](k, n)
 
     def values(self, payload: U8, k: int) -> F32:

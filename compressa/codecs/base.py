@@ -186,7 +186,11 @@ class Codec(Compressor):
 
     @final
     def decode(self, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -> None:
-        """Write the decoded vector to `out`; errors as for `decode_add`."""
+        """Write the decoded vector to `out`, whatever it held.
+
+        Raises:
+            PayloadError: As `check` does. `out` is untouched then.
+        """
         if self.fused.decode is not None:
             self.fused.decode(payload, out, draw)
             return

@@ -94,7 +94,10 @@ def clipped(elems: int, clip: float, ranks: int = 1) -> float:
 
 
 def clipped_range(elems: int, clip: float, ranks: int = 1) -> Range:
-    """Of `clipped`: s / ranks is normal, even if it is clip / sqrt(elems) of the only element."""
+    """Return the magnitudes for which `clipped` holds; the arguments are its own.
+
+    There s / ranks is normal, even if it is clip / sqrt(elems) of the only element.
+    """
     smallest = SMALLEST_NORMAL * ranks * max(1.0, math.sqrt(elems) / clip)
     return Range(smallest, LARGEST_BLOCK)
 

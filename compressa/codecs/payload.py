@@ -66,7 +66,12 @@ def check_countable(what: str, elems: int, size_bytes: int) -> None:
 
 
 def write_header(payload: torch.Tensor, header: Header) -> None:
-    """Write `header` to the first `HEADER_BYTES` bytes of a uint8 tensor; no GPU is waited for."""
+    """Write a header to the front of a payload; no GPU is waited for.
+
+    Args:
+        payload: uint8, at least `HEADER_BYTES` long.
+        header: What it says; the step is taken modulo 2^32.
+    """
     if payload.is_cuda:
         write_prefix(as_array(payload), _text(header, header.body_bytes))
     else:

@@ -23,5 +23,5 @@ def all_reduce(
 
 
 def stages(size_bytes: int, ranks: int) -> list[Stage]:
-    """What a ring of the backend's would send, in one go."""
+    """Return what a ring of the backend's would send, in one go, for a sum of `size_bytes`."""
     return [Stage(2 * (ranks - 1), 2 * (size_bytes * (ranks - 1) // ranks))]

@@ -83,7 +83,7 @@ def _shares(group: RankGroup, sources: Sequence[int]) -> list[list[int]]:
 
 
 def segmented(algorithm: BroadcastAlgorithm, segments: int) -> Broadcast:
-    """Cut the bytes into several: while one is awaited, another is on the wire."""
+    """Cut the bytes into so many parts: while one is awaited, another is on the wire."""
 
     def broadcast(data: torch.Tensor, group: RankGroup, sources: Sequence[int]) -> Program[None]:
         check_sources(group, sources)

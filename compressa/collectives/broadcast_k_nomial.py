@@ -17,7 +17,16 @@ from compressa.collectives.rank_group import RankGroup
 
 
 def broadcast(data: torch.Tensor, group: RankGroup, k: int) -> Program[None]:
-    """Bring the first member's bytes to all of the group."""
+    """Bring the first member's bytes to all of the group.
+
+    Args:
+        data: 1-D uint8, as long on every rank; overwritten but at the first member.
+        group: Who takes part.
+        k: How many times as many ranks hold the bytes after each hop.
+
+    Raises:
+        ValueError: k is less than 2.
+    """
     for width in _widths(group.size, k):
         children = range(group.index + width, min(group.index + k * width, group.size), width)
         above = group.index % (k * width)

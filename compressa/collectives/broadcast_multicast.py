@@ -64,7 +64,12 @@ class Sender(ABC):
 
     @abstractmethod
     def lost(self, share: float, packets: int) -> None:
-        """Learn what share of a burst of so many did not reach the receiver that lacks most."""
+        """Learn how much of a burst did not reach the receiver that lacks most.
+
+        Args:
+            share: From 0 to 1.
+            packets: Of the burst.
+        """
 
     @property
     @abstractmethod

@@ -18,7 +18,13 @@ from compressa.collectives.rank_group import RankGroup
 
 
 def broadcast(data: torch.Tensor, group: RankGroup, chunks: int) -> Program[None]:
-    """Bring the first member's bytes to all of the group."""
+    """Bring the first member's bytes to all of the group.
+
+    Args:
+        data: 1-D uint8, as long on every rank; overwritten but at the first member.
+        group: Who takes part.
+        chunks: K.
+    """
     parts, index = cut(data, chunks), group.index
 
     def heard(index: int, hop: int) -> bool:

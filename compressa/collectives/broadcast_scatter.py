@@ -17,7 +17,12 @@ from compressa.collectives.tree import hops
 
 
 def broadcast(data: torch.Tensor, group: RankGroup) -> Program[None]:
-    """Bring the first member's bytes to all of the group."""
+    """Bring the first member's bytes to all of the group.
+
+    Args:
+        data: 1-D uint8, as long on every rank; overwritten but at the first member.
+        group: Who takes part.
+    """
     yield from _scatter(data, group)
     yield from _all_gather(data, group)
 

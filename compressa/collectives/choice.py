@@ -130,7 +130,17 @@ class Costs:
 
 
 def formula_s(link: Link, name: str, size_bytes: int, ranks: int) -> float:
-    """Return what a candidate's formula says of a sum, in the segments in which it is done."""
+    """Return what a candidate's formula says of a sum, in the segments in which it is done.
+
+    Args:
+        link: Between the ranks.
+        name: Of `CANDIDATES`.
+        size_bytes: Of the sum.
+        ranks: How many they are.
+
+    Returns:
+        Seconds.
+    """
     if ranks == 1:
         return 0.0
     if name == BACKEND:

@@ -47,7 +47,7 @@ class Hop(NamedTuple):
     def of(
         self, spans: Sequence[Span], group: RankGroup
     ) -> tuple[list[int], Spans, dict[int, Spans]]:
-        """Return the same with ranks and spans in place of members."""
+        """Return `to`, `sent` and `heard` with ranks for members, and spans for their parts."""
         part = spans.__getitem__
         heard = {group.at(index): tuple(map(part, whose)) for index, whose in self.heard.items()}
         return list(map(group.at, self.to)), tuple(map(part, self.sent)), heard

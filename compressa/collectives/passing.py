@@ -16,13 +16,18 @@ _ALIGN_BYTES = 64
 def pass_hop(
     outgoing: Mapping[int, torch.Tensor], incoming: Mapping[int, torch.Tensor]
 ) -> Program[None]:
-    """Send to some ranks while others send to this one; what comes lands in place."""
+    """Send to some ranks while others send to this one; what comes lands in place.
+
+    Args:
+        outgoing: uint8, by rank that is sent to.
+        incoming: uint8, by rank that is heard from; as long as what it sends.
+    """
     capacity = {peer: part.numel() for peer, part in outgoing.items()}
     yield Exchange(outgoing, incoming, capacity_bytes=capacity)
 
 
 def cuts(size_bytes: int, parts: int) -> tuple[Span, ...]:
-    """Cut so many bytes into nearly equal parts."""
+    """Cut so many bytes into nearly equal parts, on multiples of 64."""
     return Span(0, size_bytes).cut(parts, _ALIGN_BYTES)
 
 
