@@ -157,14 +157,7 @@ def test_a_part_of_the_ranks_has_a_group_of_nccl_though_torch_would_split_one_of
     assert choose_transport(wanted, group, gpu) == "nccl"
 
 
-@pytest.mark.parametrize(
-    ("exchange", "who"),
-    [
-        ({"transport": "nccl"}, '"nccl" can not'),
-        ({"transport": "gloo-group"}, '"gloo-group" can not'),
-        ({"algorithm": "backend"}, "no backend can"),
-    ],
-)
-def test_what_is_not_ours_can_not_be_paced(exchange: dict[str, Any], who: str) -> None:
-    with pytest.raises(ConfigError, match=f"{who} be paced"):
-        load_config({"exchange": exchange, "schedule": {"pace_bits_per_s": 1e8}})
+def test_what_is_not_ours_can_not_be_paced() -> None:
+    paced = {"exchange": {"algorithm": "backend"}, "schedule": {"pace_bits_per_s": 1e8}}
+    with pytest.raises(ConfigError, match="no backend can be paced"):
+        load_config(paced)

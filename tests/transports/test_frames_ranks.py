@@ -161,7 +161,6 @@ def train_with_a_secret(
     folder: str,
     how: str = "",
     own: bool = False,
-    mode: int = 0o600,
     steps: int = 6,
 ) -> dict[str, Any]:
     """As `train_over_a_bad_link`, with authenticated frames; `own`: rank 1's secret is another."""
@@ -170,7 +169,7 @@ def train_with_a_secret(
     home.mkdir(exist_ok=True)
     path = home / "secret"
     path.write_bytes(b"another secret of some length" if other else 32 * b"s")
-    path.chmod(mode)
+    path.chmod(0o600)
     known = {**config["exchange"], "authenticate": True, "secret_file": "secret"}
     change = _once(CHANGES[how], 2) if how else _intact
     with contextlib.chdir(home), _proxied(change):
@@ -288,12 +287,3 @@ def test_ranks_with_different_secrets_do_not_begin(
         assert seen["type"] == "PayloadError", seen
         assert "different secrets" in seen["message"], seen
         assert seen["step"] == -1
-
-
-def test_a_secret_that_others_may_read_is_refused(
-    fresh: Callable[[int], Group], tmp_path: Path
-) -> None:
-    config = settings("int8", exchange={"deadline_s": 10.0})
-    for seen in fresh(2).run(train_with_a_secret, config=config, folder=str(tmp_path), mode=0o640):
-        assert seen["type"] == "ConfigError", seen
-        assert "may be used by others (mode 640): chmod 600" in seen["message"]

@@ -28,7 +28,7 @@ from compressa.collectives.rank_group import RankGroup
 from compressa.engine import opening, session
 from compressa.engine.replicas import broadcast_buckets, broadcasting
 from compressa.engine.start import startup
-from compressa.errors import ConfigError, StateError
+from compressa.errors import StateError
 from compressa.transports.multicast import MulticastReceiver
 from compressa.transports.staged import Staged
 
@@ -376,8 +376,3 @@ def test_without_a_process_group_there_is_an_error() -> None:
     assert not dist.is_initialized()
     with pytest.raises(StateError, match="init_process_group"):
         compressa.broadcast([torch.zeros(3)])
-
-
-def test_multicast_is_refused_where_messages_have_an_order() -> None:
-    with pytest.raises(ConfigError, match=r"exchange\.broadcast"):
-        compressa.load_config({"exchange": {"broadcast": "multicast", "transport": "nccl"}})
