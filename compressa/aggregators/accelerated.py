@@ -10,9 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import Aggregator, Round, Rounds, StepContext, World
+from compressa.aggregators.base import Aggregator, Round, Rounds, StepContext, World, held_back
 from compressa.aggregators.momentum import Momentum, Velocity
-from compressa.aggregators.scopes import held_back
 from compressa.arrays import scratch_tensor
 from compressa.parameters import Layout
 

@@ -132,6 +132,14 @@ class StepContext:
     hold_zeros: bool = False
 
 
+def held_back(x: torch.Tensor, context: StepContext) -> bool:
+    """Whether a scope's residual must wait: its parameter may be unused on every rank.
+
+    Where zeros are to be held, a GPU is waited for.
+    """
+    return context.hold_zeros and not bool(x.any())
+
+
 class Merge(Enum):
     """How one rank's state becomes another world's, when the number of ranks changes."""
 

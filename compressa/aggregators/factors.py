@@ -26,8 +26,8 @@ from compressa.aggregators.base import (
     StepContext,
     Verb,
     World,
+    held_back,
 )
-from compressa.aggregators.scopes import held_back
 from compressa.arrays import as_array
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch

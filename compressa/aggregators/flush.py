@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from compressa.aggregators.base import Aggregator, Round, Rounds, State, StepContext
-from compressa.aggregators.scopes import held_back
+from compressa.aggregators.base import Aggregator, Round, Rounds, State, StepContext, held_back
 from compressa.parameters import Layout
 
 

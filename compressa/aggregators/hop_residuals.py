@@ -13,9 +13,8 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import Scope, StepContext, World
+from compressa.aggregators.base import Scope, StepContext, World, held_back
 from compressa.aggregators.feedback import FeedbackRule, OwnedResidual, Residual
-from compressa.aggregators.scopes import held_back
 from compressa.arrays import surely_finite
 from compressa.parameters import Layout, Segment
 

@@ -17,7 +17,7 @@ from compressa.aggregators.base import (
     whole_scopes,
 )
 from compressa.aggregators.feedback import FeedbackRule
-from compressa.aggregators.scopes import decode, encode, residuals_of
+from compressa.aggregators.scope_coding import decode, encode, residuals_of
 from compressa.codecs.base import Codec, Draw
 from compressa.collectives.dense import DenseValues
 from compressa.collectives.scratch import Scratch

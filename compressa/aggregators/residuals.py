@@ -15,8 +15,7 @@ from collections.abc import Sequence
 
 import torch
 
-from compressa.aggregators.base import Scope, StepContext
-from compressa.aggregators.scopes import held_back
+from compressa.aggregators.base import Scope, StepContext, held_back
 from compressa.arrays import as_array
 from compressa.kernels import block_count
 from compressa.kernels.chunks import FLOAT32_MAX, absorb_chunks

@@ -26,9 +26,11 @@ from compressa.aggregators.base import (
     StepContext,
     Verb,
     World,
+    held_back,
 )
 from compressa.aggregators.feedback import FeedbackRule, OwnedResidual
-from compressa.aggregators.scopes import ScopePayload, decode, held_back
+from compressa.aggregators.scope_coding import decode
+from compressa.aggregators.scopes import ScopePayload
 from compressa.aggregators.shards import ShardSpans, ShardSum, cut_shards
 from compressa.arrays import widened
 from compressa.codecs.base import Codec

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from compressa.aggregators.base import Scope, StepContext, World, whole_scopes
-from compressa.aggregators.scopes import ScopePayload, held_back
+from compressa.aggregators.base import Scope, StepContext, World, held_back, whole_scopes
+from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import as_array, scratch_tensor
 from compressa.codecs import TopK
 from compressa.codecs.payload import HEADER_BYTES

@@ -20,7 +20,8 @@ import torch
 
 from compressa.aggregators.base import Scope, StepContext, World
 from compressa.aggregators.feedback import FeedbackRule, Residual
-from compressa.aggregators.scopes import ScopePayload, encode
+from compressa.aggregators.scope_coding import encode
+from compressa.aggregators.scopes import ScopePayload
 from compressa.arrays import scratch_tensor
 from compressa.codecs.base import Codec
 from compressa.codecs.none import NoCompression

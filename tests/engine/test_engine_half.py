@@ -8,7 +8,7 @@ import pytest
 import torch
 from compressor_cases import ALL, with_feedback
 
-from compressa.aggregators import scopes
+from compressa.aggregators import scope_coding
 from compressa.aggregators.base import State, World
 from compressa.aggregators.powersgd import PowerSGD
 from compressa.codecs import Codec, Int8, Natural, NoCompression, TopK
@@ -74,7 +74,7 @@ def cases() -> list[Any]:
 def test_the_bits_are_those_of_float32(
     codec: Codec, exchange: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scopes, "_PIECE_ELEMS", 900)  # so that small vectors come in pieces
+    monkeypatch.setattr(scope_coding, "_PIECE_ELEMS", 900)  # so that small vectors come in pieces
     for compressor in {codec, with_feedback(codec)}:
         for dtype, size in zip((*HALVES, HALVES[0]), (3, 3, 1), strict=True):
             assert_same_run(compressor, dtype, size, exchange)
@@ -118,17 +118,17 @@ def test_the_memory_between_is_as_long_as_a_piece(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
-    scratch = scopes.scratch_tensor
+    scratch = scope_coding.scratch_tensor
 
     def noted(name: str, elems: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         lengths.append(elems)
         return scratch(name, elems, dtype, device)
 
-    monkeypatch.setattr(scopes, "scratch_tensor", noted)
-    elems = 3 * scopes._PIECE_ELEMS + 1000
+    monkeypatch.setattr(scope_coding, "scratch_tensor", noted)
+    elems = 3 * scope_coding._PIECE_ELEMS + 1000
     ranks = Lockstep(2, [ParameterInfo(0, "w", (elems,), torch.bfloat16)], codec)
     ranks.step([{"w": torch.ones(elems, dtype=torch.bfloat16)} for _ in range(2)])
-    assert max(lengths) == scopes._PIECE_ELEMS
+    assert max(lengths) == scope_coding._PIECE_ELEMS
     assert sum(lengths) == 2 * elems
 
 
