@@ -205,7 +205,7 @@ class State:
             parameter: Whose it is.
             width: What it is kept as; see `compressa.aggregators.narrow`.
         """
-        key = f"residual/{parameter.name}"
+        key = residual_key(parameter)
         self.claimed.add(key)
         vector = self.vectors.get(key)
         if vector is None:
@@ -223,6 +223,11 @@ class State:
         for key in self.vectors.keys() - self.claimed:
             if not key.startswith("residual/"):
                 del self.vectors[key], self.merges[key]
+
+
+def residual_key(parameter: ParameterInfo) -> str:
+    """Return what a parameter's residual is called among the vectors of a `State`."""
+    return f"residual/{parameter.name}"
 
 
 @dataclass(frozen=True)
@@ -284,10 +289,10 @@ class World:
         """Where gradients, state and payloads are."""
         return self.state.device
 
-    @property
-    def peers(self) -> list[int]:
+    @cached_property
+    def peers(self) -> tuple[int, ...]:
         """The other ranks, the next one first."""
-        return [(self.rank + shift) % self.size for shift in range(1, self.size)]
+        return tuple((self.rank + shift) % self.size for shift in range(1, self.size))
 
     def divide(self, values: torch.Tensor, out: torch.Tensor | None = None) -> None:
         """Divide values by the number of ranks, each quotient rounded once on every device.
@@ -317,6 +322,15 @@ class Aggregator(ABC):
     @property
     def takes_half(self) -> bool:
         """Whether `run` also takes float16 and bfloat16, and rounds the mean to it once."""
+        return False
+
+    @property
+    def quick(self) -> bool:
+        """Whether all that is computed takes less time than handing it to another thread.
+
+        For kernels on a few values. What may take long for few, as a codec of somebody else's may,
+        would keep the network from being served.
+        """
         return False
 
     @property

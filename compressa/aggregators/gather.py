@@ -43,6 +43,11 @@ class Gathered(Aggregator):
         self._scratch = Scratch(world.device)
 
     @property
+    def quick(self) -> bool:
+        """Where one kernel encodes a few values, and one decodes those of all ranks."""
+        return self._scopes.quick
+
+    @property
     def takes_half(self) -> bool:
         """Unless a velocity must be added to gradients."""
         return self._feedback is None or self._feedback.momentum is None
@@ -59,7 +64,7 @@ class Gathered(Aggregator):
         everyone = yield AllGather(self._sent, self._incoming, self._scratch)
         for sender in self._world.peers:
             self._scopes.check(everyone[sender], context, sender)
-        payloads = [everyone[rank] for rank in range(self._world.size)]
+        payloads = list(map(everyone.__getitem__, range(self._world.size)))
         self._scopes.average(payloads, gradients, context)
 
     def rollback(self, context: StepContext) -> None:

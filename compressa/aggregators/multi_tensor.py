@@ -7,11 +7,12 @@ is another one than before, as after DDP has rebuilt its buckets, it is worked o
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from operator import attrgetter
 from typing import Generic, TypeVar
 
-import torch
+from torch import Tensor
 
-from compressa.aggregators.base import Scope, State, StepContext
+from compressa.aggregators.base import Scope, State, StepContext, residual_key
 from compressa.aggregators.feedback import FeedbackRule
 from compressa.codecs.base import Codec
 from compressa.codecs.fused import Decoder, Encoder, Item
@@ -19,6 +20,7 @@ from compressa.codecs.fused import Decoder, Encoder, Item
 T = TypeVar("T")
 
 _MOST_ADDRESSES = 4  # where one unit's values may lie in turn
+_dtype = attrgetter("dtype")
 
 
 class _Remembered(Generic[T]):
@@ -63,11 +65,14 @@ class MultiTensor:
         self._payload_bytes = payload_bytes
         self._state = state
         self._feedback = feedback
+        self._adds_all = feedback is None or _adds_all(feedback)
+        names = [] if feedback is None else [scope.segment.parameter for scope in scopes]
+        self._residuals = list(map(residual_key, names))
         self._encoders: _Remembered[Encoder | None] = _Remembered()
         self._decoders: _Remembered[Decoder | None] = _Remembered()
 
     def encoder(
-        self, gradients: Sequence[torch.Tensor], context: StepContext, payload: torch.Tensor
+        self, gradients: Sequence[Tensor], context: StepContext, payload: Tensor
     ) -> Encoder | None:
         """Return what encodes these gradients; None if each scope has to go by itself.
 
@@ -77,30 +82,27 @@ class MultiTensor:
             payload: uint8, that of all scopes.
         """
         make, rule = self._fused.encoder, self._feedback
-        if make is None:
+        if make is None or not self._adds_all:
             return None
-        if rule is not None and (context.hold_zeros or not _adds_all(rule, context)):
+        if rule is not None and (context.hold_zeros or (rule.reset_steps and rule.resets(context))):
             return None
-        residuals = [] if rule is None else self._residuals()
+        residuals = map(self._state.vectors.__getitem__, self._residuals)
         return self._encoders.at(
-            (payload.data_ptr(), *_addresses(gradients), *[x.data_ptr() for x in residuals]),
+            (payload.data_ptr(), *_addresses(gradients), *_addresses(list(residuals))),
             lambda: make(self._items(gradients, rule is not None), payload),
         )
 
-    def decoder(self, gradients: Sequence[torch.Tensor]) -> Decoder | None:
+    def decoder(self, gradients: Sequence[Tensor]) -> Decoder | None:
         """Return what decodes to these gradients; None if each scope has to go by itself."""
         make = self._fused.decoder
         if make is None:
             return None
         return self._decoders.at(
-            tuple(_addresses(gradients)),
+            _addresses(gradients),
             lambda: make(self._items(gradients, False), self._payload_bytes),
         )
 
-    def _residuals(self) -> list[torch.Tensor]:
-        return [self._state.residual(scope.segment.parameter) for scope, _ in self._scopes]
-
-    def _items(self, gradients: Sequence[torch.Tensor], feedback: bool) -> list[Item]:
+    def _items(self, gradients: Sequence[Tensor], feedback: bool) -> list[Item]:
         return [
             Item(
                 values=scope.of(gradients),
@@ -113,13 +115,12 @@ class MultiTensor:
         ]
 
 
-def _adds_all(rule: FeedbackRule, context: StepContext) -> bool:
+def _adds_all(rule: FeedbackRule) -> bool:
     """Whether residuals are added and kept in the codec's own pass, where they are."""
-    whole = rule.decay == rule.beta == 1.0 and rule.dtype == "float32" and rule.momentum is None
-    return whole and not rule.resets(context)
+    return rule.decay == rule.beta == 1.0 and rule.dtype == "float32" and rule.momentum is None
 
 
-def _addresses(gradients: Sequence[torch.Tensor]) -> list[Hashable]:
+def _addresses(tensors: Sequence[Tensor]) -> tuple[Hashable, ...]:
     """What is not the same again unless all lie where they lay, and are what they were."""
-    where, sizes = [x.data_ptr() for x in gradients], [x.numel() for x in gradients]
-    return [*where, *sizes, *[x.dtype for x in gradients]]
+    where, sizes = map(Tensor.data_ptr, tensors), map(Tensor.numel, tensors)
+    return (*where, *sizes, *map(_dtype, tensors))

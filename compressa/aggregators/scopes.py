@@ -27,6 +27,8 @@ from compressa.codecs.payload import (
 from compressa.errors import PayloadError
 
 _LENGTH_BYTES = 8
+_QUICK_ELEMS = 1 << 15  # a hand-over to a thread and back takes more than this of all ranks
+_QUICK_SCOPES = 4
 
 
 class ScopePayload:
@@ -47,7 +49,10 @@ class ScopePayload:
         elems: Elements of all scopes.
         body_bytes: Bytes that follow the header, at most.
         wire_bytes: Bytes of the whole payload, at most.
+        exact: Whether a payload always has as many.
         residuals: By scope; None for each without feedback.
+        quick: Whether to encode a payload, and to decode those of all ranks, takes less time than
+            handing that to another thread.
 
     Raises:
         ConfigError: They are more elements or bytes than a header can count.
@@ -67,6 +72,7 @@ class ScopePayload:
         self._unit = unit
         self._world = world
         self._bounded = isinstance(codec.size, Bounded)
+        self.exact = not self._bounded
         self._sizes = [codec.wire_bytes(scope.segment.elems) for scope in scopes]
         lead = _LENGTH_BYTES if self._bounded else 0
         self.body_bytes = sum(lead + _aligned(size) for size in self._sizes)
@@ -80,11 +86,9 @@ class ScopePayload:
         if self.exact and self.scopes and codec.fused.encoder is not None:
             *starts, end = accumulate(map(_aligned, self._sizes), initial=HEADER_BYTES)
             self._multi_tensor = MultiTensor(codec, self.scopes, starts, end, world.state, feedback)
-
-    @property
-    def exact(self) -> bool:
-        """Whether the payload always has `wire_bytes` bytes."""
-        return not self._bounded
+        few = len(self.scopes) <= _QUICK_SCOPES and self.elems * world.size <= _QUICK_ELEMS
+        self.quick = few and self._multi_tensor is not None and world.device.type == "cpu"
+        self._made: tuple[StepContext, Header] | None = None
 
     def buffer(self) -> torch.Tensor:
         """Allocate a buffer for one payload, zeroed so that padding is."""
@@ -265,12 +269,19 @@ class ScopePayload:
         decoder = self._multi_tensor.decoder(gradients) if self._multi_tensor else None
         if decoder:
             for payload in payloads:
-                self._check_end(payload, self.wire_bytes)
+                if payload.numel() != self.wire_bytes:
+                    raise _wrong_end(payload, self.wire_bytes)
         return decoder
 
     def _header(self, context: StepContext, body_bytes: int) -> Header:
-        wire_id = self.codec.wire_id
-        return Header(wire_id, context.epoch, context.step, self._unit, self.elems, body_bytes)
+        """What begins a payload of a step: this rank's and, of such a length, everybody's."""
+        made = self._made
+        if made is not None and made[0] is context and made[1].body_bytes == body_bytes:
+            return made[1]
+        head = (self.codec.wire_id, context.epoch, context.step, self._unit, self.elems)
+        header = Header(*head, body_bytes)
+        self._made = context, header
+        return header
 
     def parts(self, payload: torch.Tensor) -> list[tuple[Scope, torch.Tensor]]:
         """Return each scope with its bytes.
@@ -287,13 +298,9 @@ class ScopePayload:
                 offset += _LENGTH_BYTES
             parts.append((scope, payload[offset : offset + length]))
             offset += _aligned(length)
-        self._check_end(payload, offset)
+        if payload.numel() != offset:
+            raise _wrong_end(payload, offset)
         return parts
-
-    @staticmethod
-    def _check_end(payload: torch.Tensor, end: int) -> None:
-        if payload.numel() != end:
-            raise PayloadError(f"a payload's scopes end at byte {end} of {payload.numel()}")
 
     def _scope_length(self, payload: torch.Tensor, offset: int, most: int) -> int:
         """Return the length that a payload says a scope has; waits for a GPU."""
@@ -303,6 +310,10 @@ class ScopePayload:
         if length > min(most, payload.numel() - offset - _LENGTH_BYTES):
             raise PayloadError(f"a scope says it has {length} bytes, more than there are")
         return length
+
+
+def _wrong_end(payload: torch.Tensor, end: int) -> PayloadError:
+    return PayloadError(f"a payload's scopes end at byte {end} of {payload.numel()}")
 
 
 def _aligned(size: int) -> int:

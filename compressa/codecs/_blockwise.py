@@ -48,11 +48,6 @@ class Blockwise(KernelCodec):
         """Build the form from the hyper-parameters; raises ValueError if there is none."""
 
     @property
-    def stochastic(self) -> bool:
-        """Whether codes are rounded at random, and so unbiased."""
-        return False
-
-    @property
     def block_elems(self) -> int:
         """Elements that share a scale."""
         return self.block

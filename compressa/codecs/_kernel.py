@@ -85,6 +85,11 @@ class KernelCodec(Codec):
         """The kernel widens."""
         return True
 
+    @property
+    def stochastic(self) -> bool:
+        """Whether codes are rounded at random, and so unbiased."""
+        return False
+
     def noise(self, draw: Draw) -> Noise | None:
         """Return the random numbers of an encode; None for a codec that draws none."""
         return None
@@ -167,7 +172,7 @@ class KernelCodec(Codec):
         form = self.block_form
         if form is None or not fits_one_call(items):
             return None
-        return encoder_of(self, items, payload, form, self.noise)
+        return encoder_of(self, items, payload, form, self.noise if self.stochastic else None)
 
     def _decoder(self, items: Sequence[Item], payload_bytes: int) -> Decoder | None:
         form = self.block_form

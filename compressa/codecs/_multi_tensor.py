@@ -34,16 +34,19 @@ class BlockwiseEncoder(Encoder):
 
     Args:
         batch: The vectors, with their parts of the payload.
-        noise: Makes the random numbers of a step.
+        noise: Makes the random numbers of a step; None where none are drawn.
     """
 
-    def __init__(self, batch: BlockwiseVectors, noise: Callable[[Draw], Noise | None]) -> None:
+    def __init__(
+        self, batch: BlockwiseVectors, noise: Callable[[Draw], Noise | None] | None
+    ) -> None:
         self._batch = batch
         self._noise = noise
 
     def encode(self, draw: Draw, loss_scale: float) -> None:
         """Quantise."""
-        multi_tensor_quantize(self._batch, noise=self._noise(draw), loss_scale=loss_scale)
+        noise = None if self._noise is None else self._noise(draw)
+        multi_tensor_quantize(self._batch, noise=noise, loss_scale=loss_scale)
 
 
 class BlockwiseDecoder(Decoder):
@@ -66,7 +69,7 @@ class BlockwiseDecoder(Decoder):
 
     def decode_sum(self, payloads: Sequence[torch.Tensor], weight: float) -> None:
         """Unpack and add up all payloads in one pass."""
-        multi_tensor_sum(self._batch, [as_array(p) for p in payloads], weight=weight)
+        multi_tensor_sum(self._batch, list(map(as_array, payloads)), weight=weight)
 
 
 def fits_one_call(items: Sequence[Item]) -> bool:
@@ -85,7 +88,7 @@ def encoder_of(
     items: Sequence[Item],
     payload: torch.Tensor,
     form: BlockForm,
-    noise: Callable[[Draw], Noise | None],
+    noise: Callable[[Draw], Noise | None] | None,
 ) -> BlockwiseEncoder:
     """Return what encodes scopes whose payloads are scales, offsets if there are any, and codes.
 

@@ -119,6 +119,11 @@ class Natural(KernelCodec):
         own = super().fused
         return own if self._form is None else replace(own, decode_sum=None)
 
+    @property
+    def stochastic(self) -> bool:
+        """Always."""
+        return True
+
     def noise(self, draw: Draw) -> Noise:
         """Return the random numbers of an encode."""
         return draw.private_noise(self.wire_id)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 
@@ -44,6 +45,12 @@ class Header:
     unit: int
     elems: int
     body_bytes: int
+
+    @cached_property
+    def text(self) -> bytes:
+        """What it is on the wire."""
+        fields = (self.codec, self.epoch, self.step & 0xFFFFFFFF, self.unit)
+        return _FORMAT.pack(MAGIC, VERSION, *fields, self.elems, self.body_bytes)
 
 
 def check_countable(what: str, elems: int, size_bytes: int) -> None:
@@ -73,14 +80,9 @@ def write_header(payload: torch.Tensor, header: Header) -> None:
         header: What it says; the step is taken modulo 2^32.
     """
     if payload.is_cuda:
-        write_prefix(as_array(payload), _text(header, header.body_bytes))
+        write_prefix(as_array(payload), header.text)
     else:
-        payload.numpy()[:HEADER_BYTES].data[:] = _text(header, header.body_bytes)
-
-
-def _text(header: Header, body_bytes: int) -> bytes:
-    fields = (header.codec, header.epoch, header.step & 0xFFFFFFFF, header.unit)
-    return _FORMAT.pack(MAGIC, VERSION, *fields, header.elems, body_bytes)
+        payload.numpy()[:HEADER_BYTES].data[:] = header.text
 
 
 def read_header(payload: torch.Tensor) -> Header:
@@ -123,11 +125,15 @@ def check_header(payload: torch.Tensor, expected: Header, sender: int, exact: bo
     Raises:
         PayloadError: A field differs.
     """
+    arrived = payload.numel() - HEADER_BYTES
     if payload.is_cuda:
         if exact and cuda.answers_come_later():
             return _check_later(payload, expected, sender)
-    elif _is_due(payload, expected, exact):
-        return payload.numel() - HEADER_BYTES
+    else:  # as a whole: whoever finds a difference looks at the fields
+        shorter = not exact and 0 <= arrived < expected.body_bytes
+        whole = replace(expected, body_bytes=arrived) if shorter else expected
+        if arrived == whole.body_bytes and payload.numpy().data[:HEADER_BYTES] == whole.text:
+            return arrived
     header = read_header(payload)
     due = replace(expected, step=expected.step & 0xFFFFFFFF, body_bytes=header.body_bytes)
     if header != due:
@@ -139,7 +145,6 @@ def check_header(payload: torch.Tensor, expected: Header, sender: int, exact: bo
         )
     length = header.body_bytes
     most = expected.body_bytes
-    arrived = payload.numel() - HEADER_BYTES
     if length > most or (exact and length != most) or arrived != length:
         raise PayloadError(
             f"the payload from rank {sender} says it has a body of {length} bytes; {arrived} "
@@ -148,18 +153,11 @@ def check_header(payload: torch.Tensor, expected: Header, sender: int, exact: bo
     return length
 
 
-def _is_due(payload: torch.Tensor, expected: Header, exact: bool) -> bool:
-    """Compare the header as a whole: whoever finds a difference looks at the fields."""
-    arrived = payload.numel() - HEADER_BYTES
-    fits = arrived == expected.body_bytes if exact else 0 <= arrived <= expected.body_bytes
-    return fits and payload.numpy()[:HEADER_BYTES].tobytes() == _text(expected, arrived)
-
-
 def _check_later(payload: torch.Tensor, expected: Header, sender: int) -> int:
     """Check the length now, and have the GPU look at the header."""
     arrived, due = payload.numel(), HEADER_BYTES + expected.body_bytes
     # With a length that is right, it is the answer that tells of a header that is not.
-    if arrived != due or not starts_with(as_array(payload), _text(expected, due - HEADER_BYTES)):
+    if arrived != due or not starts_with(as_array(payload), expected.text):
         raise PayloadError(
             f"the payload from rank {sender} has {arrived} bytes where exactly {due} are due"
         )

@@ -20,13 +20,15 @@ class Arrivals:
         shapes: Of the gradients, by parameter name.
 
     Attributes:
-        missing: How many gradients of the step have not come.
+        missing: Names of the gradients of the step that have not come.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._shapes = shapes
         self._phase: Phase | None = None
-        self.missing = 0
+        self.missing: set[str] = set()
+        self._names_of: dict[int, int] = {}  # of the phase: of each unit, how many
+        self._units_of: dict[str, int] = {}
         self._gradients: Gradients = {}
         self._marks: dict[str, Mark] = {}
         self._waiting: dict[int, int] = {}
@@ -40,10 +42,12 @@ class Arrivals:
 
     def begin(self, phase: Phase) -> None:
         """Begin a step, of which all of a phase's units will be done."""
-        self._phase = phase
-        self.missing = len(phase.units_of)
-        self._waiting = {i: len(unit.names) for i, unit in enumerate(phase.units)}
-        self._untaken = {name: len(units) for name, units in phase.units_of.items()}
+        if phase is not self._phase:
+            self._phase = phase
+            self._names_of = {i: len(unit.names) for i, unit in enumerate(phase.units)}
+            self._units_of = {name: len(units) for name, units in phase.units_of.items()}
+        self.missing = set(phase.units_of)
+        self._waiting, self._untaken = self._names_of.copy(), self._units_of.copy()
 
     def arrive(
         self, gradients: Mapping[str, torch.Tensor], mark: Mark, ticket: Ticket
@@ -61,8 +65,7 @@ class Arrivals:
         assert self._phase is not None, "no step has begun"
         ready, owed = [], set()
         for name, gradient in gradients.items():
-            units = self._phase.units_of.get(name, [])
-            if name in self._gradients or not any(self._waiting[i] for i in units):
+            if name not in self.missing:
                 raise StateError(f"{name!r} is unknown, or was submitted twice in one step")
             if gradient.shape != self._shapes[name]:
                 raise StateError(
@@ -70,8 +73,8 @@ class Arrivals:
                     f"{self._shapes[name]} is due"
                 )
             self._gradients[name], self._marks[name] = gradient, mark
-            self.missing -= 1
-            for unit in units:
+            self.missing.remove(name)
+            for unit in self._phase.units_of[name]:
                 owed.add(unit)
                 self._waiting[unit] -= 1
                 if self._waiting[unit] == 0:
@@ -87,12 +90,12 @@ class Arrivals:
     def take(self, index: int) -> tuple[Gradients, set[Mark]]:
         """Return a complete unit's gradients, by name, and the marks of who brought them; once."""
         assert self._phase is not None, "no step has begun"
-        names = self._phase.units[index].names
-        gradients = {name: self._gradients[name] for name in names}
-        marks = {self._marks[name] for name in names}
-        for name in names:  # nobody else's from the last unit on: DDP may free its bucket
+        gradients, marks = Gradients(), set[Mark]()
+        for name in self._phase.units[index].names:
+            gradients[name] = self._gradients[name]
+            marks.add(self._marks[name])
             self._untaken[name] -= 1
-            if not self._untaken[name]:
+            if not self._untaken[name]:  # nobody else's from now on: DDP may free its bucket
                 del self._gradients[name], self._marks[name]
         return gradients, marks
 

@@ -43,10 +43,14 @@ class DeviceStream:
     Attributes:
         device: Where gradients are.
         threads: How many threads keep the device busy; None where that depends on the cores.
+        asynchronous: Whether there are answers for `check_received` to look at.
+        devices: The devices of a future whose value is made on this device stream.
     """
 
     device = torch.device("cpu")
     threads: int | None = None
+    asynchronous = False
+    devices: list[torch.device] | None = None
 
     def check(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Check where gradients are.
@@ -113,11 +117,6 @@ class DeviceStream:
             PayloadError: A check has found a fault.
         """
 
-    @property
-    def devices(self) -> list[torch.device] | None:
-        """The devices of a future whose value is made on this device stream."""
-        return None
-
 
 class _Answer:
     """Whether checks have found a fault: a number on the GPU, and what is known of it.
@@ -160,9 +159,10 @@ class CudaDeviceStream(DeviceStream):
     """
 
     threads = _GPU_THREADS
+    asynchronous = True
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.devices = device, [device]
         with torch.cuda.device(device), resources_for(f"kernels on {device}"):
             cuda.check_available()
         self.stream = torch.cuda.Stream(device, priority=-1)
@@ -260,11 +260,6 @@ class CudaDeviceStream(DeviceStream):
     def _next_due(self) -> _Answer | None:
         with self._lock:
             return self._due.popleft() if self._due else None
-
-    @property
-    def devices(self) -> list[torch.device]:
-        """The GPU."""
-        return [self.device]
 
 
 def reached(mark: Mark) -> bool:

@@ -34,7 +34,6 @@ from compressa.engine.undo import Undo
 from compressa.engine.units.phase import Phase
 from compressa.engine.units.phases import Phases
 from compressa.engine.units.planning import Planning
-from compressa.engine.units.programs import unit_program
 from compressa.engine.units.unit_runtime import all_delivered_finite
 from compressa.engine.units.units import UnitSizes
 from compressa.errors import CompressaError, StateError
@@ -94,6 +93,7 @@ class Engine:
         self.planning = Planning(session.control, config.schedule, config.exchange.deadline_s)
         self.tracer = Tracer(session.rank, session.size)
         self._timeline = Timeline(self.tracer, lambda: self.planning.profiler.needs_s)
+        self._traced = False  # whether the transport tells what has left
         self._expected = 0
         self._listen()
         self._phases, self._phase = self._first_phase(compressors)
@@ -106,7 +106,6 @@ class Engine:
         communication.observe(self._carried, self._timed)
         communication.pass_through(gate_for(self._config, self.session.control, communication))
         communication.when_failed(self._broke)
-        self.transport.observe(self._timeline.on_sent)
 
     def submit(
         self,
@@ -133,7 +132,8 @@ class Engine:
             StateError: The last step is not complete, a name is unknown, or a gradient has another
                 shape or is on another device.
         """
-        self.check()
+        if self._error is not None or self.device_stream.asynchronous:
+            self.check()
         self.device_stream.check(gradients)
         ticket: Ticket = Future()
         mark = self.device_stream.mark(gradients.values())
@@ -144,7 +144,7 @@ class Engine:
             if self.tracer.on:
                 self._timeline.arrived(step, gradients.keys(), complete)
             self.planning.profiler.arrived(gradients)
-            ready = [self._task(unit) for unit in complete]
+            ready = list(map(self._task, complete))
         if not ready and not self._arrivals.owes(ticket):
             ticket.set_result(None)
         for task in ready:
@@ -163,7 +163,8 @@ class Engine:
         """
         if self._error is not None:
             raise self._error
-        self._communication.check_received()
+        if self.device_stream.asynchronous:
+            self._communication.check_received()
 
     def wait(self, tickets: Sequence[Ticket], name: str = "all gradients") -> None:
         """Block until all are done; on one thread at a time.
@@ -287,6 +288,9 @@ class Engine:
             )
         if self.tracer.recording is not None:
             self.tracer.begin_step(step)
+        if self.tracer.on is not self._traced:
+            self._traced = self.tracer.on
+            self.transport.observe(self._timeline.on_sent if self._traced else None)
         if self._rollback is not None:
             self._give_back()
         if step != self._expected or not self._phase.covers(step):
@@ -341,21 +345,15 @@ class Engine:
         unit, context = self._phase.units[index], self._context
         self.planning.profiler.ready(index)
         gradients, marks = self._arrivals.take(index)
-        check = self._rollback is not None
-
-        def collect() -> list[torch.Tensor]:
-            self.device_stream.after(marks)
-            return unit.collect(gradients)
-
-        program = unit_program(
-            unit.aggregator,
-            collect,
-            lambda: unit.deliver(gradients, check),
+        program = unit.program(
+            gradients,
             context,
             self._sums,
+            check_finite=self._rollback is not None,
+            before=partial(self.device_stream.after, marks),
         )
         self._ledger.add_unit(unit.label, unit.dense_bytes, unit.payload_bytes)
-        return Task(index, unit.layout.name, context.step, program, partial(self._finished, index))
+        return Task(index, unit.name, context.step, program, partial(self._finished, index))
 
     def _finished(self, index: int, error: BaseException | None) -> None:
         """On the communication thread: one unit is done, or failed."""

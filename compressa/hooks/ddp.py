@@ -101,7 +101,9 @@ class DDPHook:
         self._handle.check()
         if self._engine is not self._handle.engine:  # what was under way is over
             self._engine, self._pending = self._handle.engine, []
-        self._engine.tracer.begin_step(self._handle.next_step)
+        tracer = self._engine.tracer
+        if tracer.recording is not None:
+            tracer.begin_step(self._handle.next_step)
         model = self._model()
         if model is None:
             return

@@ -45,6 +45,7 @@ class Handle:
         config: The settings in force.
         group: Who takes part now; another one after `reform`.
         next_step: Number of the step whose tensors are submitted next.
+        engine: What combines them; another one after `reform`.
         integrity: Compares the replicas of a model; see `attach`.
     """
 
@@ -119,11 +120,10 @@ class Handle:
         """
         if self._link.missing is not None:
             self._link.check()
-        engine = self.engine
-        ticket = engine.submit(
+        ticket = self.engine.submit(
             tensors, step=self.next_step, loss_scale=loss_scale, hold_zeros=hold_zeros
         )
-        if engine.complete:
+        if self.engine.complete:
             self.next_step += 1
         return ticket
 
@@ -349,7 +349,8 @@ class Handle:
                 loaded that has its figures.
             CompressaError: The engine has failed.
         """
-        self._link.check()
+        if self._link.missing is not None:
+            self._link.check()
         self.engine.check()
 
     def _go_on_with(self, link: Shared) -> None:

@@ -97,7 +97,7 @@ class Integrity:
 
     def tell(self) -> None:
         """Wait until all is read, and send checksums to the others, before the optimizer's step."""
-        if self._check is not None:
+        if self._check is not None and self._begun != _NEVER:
             self._check.tell()
 
     def settle(self, step: int, quiesce: Callable[[], None] | None = None) -> None:

@@ -78,7 +78,7 @@ class _NoScratch(Scratch):
 
 
 def phantom_program(rounds: Sequence[Round], world: World, sums: Sums) -> Program[None]:
-    """Run one unit for one step; see `compressa.engine.units.programs.unit_program`.
+    """Run one unit for one step; see `compressa.engine.units.unit_runtime.UnitRuntime.program`.
 
     Args:
         rounds: Its aggregator's.

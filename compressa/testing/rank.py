@@ -7,6 +7,7 @@ everything that comes later is an event on the virtual clock.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -17,7 +18,6 @@ from compressa.compressor import Compressor
 from compressa.config import Exchange
 from compressa.engine.driver import ComputeDone, Driver, Task
 from compressa.engine.units.phase import Phase, StepPlan
-from compressa.engine.units.programs import unit_program
 from compressa.engine.units.sums import Sums
 from compressa.engine.units.units import UnitSizes
 from compressa.errors import CompressaError
@@ -132,16 +132,10 @@ class LoopbackRank:
         return Phase(rules.parameters, rules.compressors, step, rules.sizes, world, self._sums)
 
     def _task(self, index: int, context: StepContext) -> Task:
-        unit, gradients = self.phase.units[index], self.gradients
-        program = unit_program(
-            unit.aggregator,
-            lambda: unit.collect(gradients),
-            lambda: unit.deliver(gradients, check_finite=True),
-            context,
-            self._sums,
-        )
-        name = unit.layout.name
-        return Task(index, name, context.step, program, lambda error: self._finished(index, error))
+        unit, sums = self.phase.units[index], self._sums
+        program = unit.program(self.gradients, context, sums, check_finite=True)
+        finished = partial(self._finished, index)
+        return Task(index, unit.name, context.step, program, finished)
 
     def _finished(self, index: int, error: BaseException | None) -> None:
         self._unfinished.discard(index)

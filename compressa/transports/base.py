@@ -80,12 +80,12 @@ class Transport(ABC):
             reactor: It must run for as long as exchanges are to be done; `close` may poll it.
         """
 
-    def observe(self, on_sent: OnSent) -> None:  # noqa: B027 - only some know it
+    def observe(self, on_sent: OnSent | None) -> None:  # noqa: B027 - only some know it
         """Have a function called with each message that has left, where that is known.
 
         Args:
             on_sent: Gets the name, and when the first byte and the last were handed to the network,
-                on `time.perf_counter`; from any thread.
+                on `time.perf_counter`; from any thread. None for nobody, from the next message on.
         """
 
     @abstractmethod

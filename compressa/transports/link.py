@@ -92,7 +92,7 @@ class Link:
         for connection in self.connections:
             connection.attach(reactor)
 
-    def observe(self, on_sent: OnSent) -> None:
+    def observe(self, on_sent: OnSent | None) -> None:
         """Have a function called with each message that has left; see `Transport.observe`."""
         self._outbox.observe(on_sent)
 

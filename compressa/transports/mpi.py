@@ -135,7 +135,7 @@ class MpiTransport(MeshTransport):
         super().exchange(key, exchange, priority, done)
         self._expect()
 
-    def observe(self, on_sent: OnSent) -> None:
+    def observe(self, on_sent: OnSent | None) -> None:
         """Have the outboxes report: when frames are handed to MPI, not when they leave the host."""
         for link in self._links.values():
             link.outbox.observe(on_sent)

@@ -133,7 +133,7 @@ class Outbox:
     def __bool__(self) -> bool:
         return bool(self._heap)
 
-    def observe(self, on_sent: OnSent) -> None:
+    def observe(self, on_sent: OnSent | None) -> None:
         """Have a function called with each message that has left; see `Transport.observe`."""
         self._on_sent = on_sent
 

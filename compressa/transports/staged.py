@@ -71,7 +71,7 @@ class Staged(Transport):
             self._when = self._watcher.when
         self._inner.attach(reactor)
 
-    def observe(self, on_sent: OnSent) -> None:
+    def observe(self, on_sent: OnSent | None) -> None:
         """Have the inner transport's pieces reported: their names differ in the part only."""
         self._inner.observe(on_sent)
 

@@ -69,7 +69,7 @@ class TcpTransport(MeshTransport):
         for link in self._links.values():
             link.attach(reactor)
 
-    def observe(self, on_sent: OnSent) -> None:
+    def observe(self, on_sent: OnSent | None) -> None:
         """Have the outboxes report when the kernel has a message's first byte and its last."""
         for link in self._links.values():
             link.observe(on_sent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -117,7 +118,7 @@ def test_each_field_of_a_header_counts(device_stream: CudaDeviceStream, field: s
     with device_stream.checking("a unit"):
         assert check_header(arrived(), DUE, 1, exact=True) == DUE.body_bytes
     device_stream.check_received(wait=True)
-    wrong = Header(**{**vars(DUE), field: getattr(DUE, field) + 1})
+    wrong = replace(DUE, **{field: getattr(DUE, field) + 1})
     with device_stream.checking("a unit"):
         check_header(arrived(wrong), DUE, 1, exact=True)
     with pytest.raises(PayloadError, match="its header or its indices"):

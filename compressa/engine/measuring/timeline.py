@@ -1,4 +1,4 @@
-"""Timeline: what the engine tells the tracer of each unit's way; nothing while that is off."""
+"""Timeline: what the engine tells the tracer of each unit's way."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Timeline:
             self.tracer.add(
                 Span(
                     "ready",
-                    self._phase.units[unit].layout.name,
+                    self._phase.units[unit].name,
                     step,
                     first_s,
                     now_s - first_s,
@@ -90,9 +90,8 @@ class Timeline:
 
     def on_sent(self, key: Key, first_s: float, last_s: float) -> None:
         """Note when the first and the last byte of a message have left; from any thread."""
-        if self.tracer.on:
-            seconds = last_s - first_s
-            self.tracer.add(Span(LEFT, "", key.step, first_s, seconds, key.unit, key.stage))
+        seconds = last_s - first_s
+        self.tracer.add(Span(LEFT, "", key.step, first_s, seconds, key.unit, key.stage))
 
     def waited(self, name: str, step: int, started_s: float, seconds: float) -> None:
         """Note that the training thread has waited.

@@ -8,14 +8,12 @@ all go on: the arithmetic alone, fast, with nothing allocated besides.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 import torch
 
 from compressa.aggregators.base import State, StepContext, World
 from compressa.collectives.base import Compute, Exchange, Operation, Program, Together
 from compressa.compressor import Compressor
-from compressa.engine.units.programs import unit_program
 from compressa.engine.units.sums import Sums
 from compressa.engine.units.unit_runtime import UnitRuntime
 from compressa.engine.units.units import UnitSizes, build_units
@@ -90,14 +88,8 @@ class Lockstep:
     def _program(
         self, rank: int, index: int, gradients: Mapping[str, torch.Tensor], context: StepContext
     ) -> Program[None]:
-        runtime = self._units[rank][index]
-        return unit_program(
-            runtime.aggregator,
-            partial(runtime.collect, gradients),
-            partial(runtime.deliver, gradients, check_finite=False),
-            context,
-            self._sums[rank],
-        )
+        unit, sums = self._units[rank][index], self._sums[rank]
+        return unit.program(gradients, context, sums, check_finite=False)
 
 
 def _run(programs: Sequence[Program[None]], touch: Touch) -> None:

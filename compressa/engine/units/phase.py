@@ -93,7 +93,7 @@ class Phase:
         """
         result: list[Transfer] = []
         for index, unit in enumerate(self.units):
-            stages = self.sums.transfers(index, unit.aggregator.rounds)
+            stages = self.sums.transfers(index, unit.rounds)
             if profile is not None and stages:
                 stages = _timed(stages, profile, profile.units[index])
             result += stages
@@ -122,7 +122,7 @@ class Phase:
         return {
             (index, stage)
             for index, unit in enumerate(self.units)
-            for stage in self.sums.ordered(unit.aggregator.rounds)
+            for stage in self.sums.ordered(unit.rounds)
         }
 
 

@@ -52,6 +52,7 @@ class Planning:
         self.profile: Profile | None = None
         self._control = control
         self._schedule = schedule
+        self._replans = schedule.overtaking
         self._deadline_s = deadline_s
         self._round = 0
         self._profiles: Awaited | None = None
@@ -75,7 +76,7 @@ class Planning:
     @property
     def unit_names(self) -> list[str]:
         """The units of the phase in force, for people."""
-        return [unit.layout.name for unit in self._phase.units]
+        return [unit.name for unit in self._phase.units]
 
     def enter(self, phase: Phase, step: int) -> StepPlan:
         """Begin a phase, or a stretch of steps that follows on none; return its first plan.
@@ -104,7 +105,7 @@ class Planning:
             TransportError: A rank's profile, or the plan, has not come in time, or is none.
         """
         step_plan = None
-        if self._control is not None and self._schedule.overtaking and self._names:
+        if self._control is not None and self._replans and self._names:
             if step == self._round:
                 self._profiles = self._tell(self._control)
             elif step == self._round + 1:

@@ -1,23 +1,28 @@
-"""UnitRuntime: one unit's aggregator and the memory between it and the gradients."""
+"""UnitRuntime: one unit's steps: its aggregator, and the memory between that and the gradients."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 
-from compressa.aggregators.base import World
+from compressa.aggregators.base import Request, Rounds, StepContext, World
 from compressa.aggregators.single import build_aggregator
 from compressa.arrays import HALVES, as_array
+from compressa.collectives.base import Compute, Program
 from compressa.compressor import Compressor
+from compressa.engine.units.sums import Sums
 from compressa.engine.units.units import Unit
+from compressa.errors import StateError
 from compressa.kernels.feedback import all_finite
 from compressa.parameters import Segment
 
 
 class UnitRuntime:
-    """Collects a unit's gradients, and delivers their mean in place.
+    """Collects a unit's gradients, combines them, and delivers their mean in place.
 
     A gradient that is contiguous and of a dtype that the aggregator takes is worked on where it
     is. Another dtype passes through staging memory, allocated at the first step that needs it; and
@@ -26,17 +31,77 @@ class UnitRuntime:
     Args:
         unit: The unit.
         world: What its aggregator needs.
+
+    Attributes:
+        layout: The unit's segments.
+        name: For people.
+        label: The compressor's name, for statistics.
+        names: Of the parameters that it has a part of.
+        aggregator: Combines it.
+        rounds: The aggregator's.
+        dense_bytes: Bytes of its gradients.
+        payload_bytes: Most bytes of what it contributes to a step.
     """
 
     def __init__(self, unit: Unit, world: World) -> None:
-        self.layout = unit.layout
+        self.layout, self.name = unit.layout, unit.layout.name
         self.label = _label(unit.compressor)
         self.aggregator = build_aggregator(unit.compressor, unit.layout, world)
+        self.rounds = self.aggregator.rounds
         self.names = frozenset(s.parameter.name for s in unit.layout.segments)
+        self.dense_bytes = unit.layout.elems * unit.layout.dtype.itemsize
+        self.payload_bytes = sum(round_.capacity_bytes for round_ in self.rounds)
+        self._dtypes = {self.aggregator.values_dtype}
+        if self.aggregator.takes_half:
+            self._dtypes.update(HALVES)
         self._largest: torch.Tensor | float = 0.0
         self._staging: dict[Segment, torch.Tensor] = {}
         self._values: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
+
+    def program(
+        self,
+        gradients: Mapping[str, torch.Tensor],
+        context: StepContext,
+        sums: Sums,
+        *,
+        check_finite: bool,
+        before: Callable[[], object] | None = None,
+    ) -> Program[None]:
+        """Combine one step's gradients, in place.
+
+        Args:
+            gradients: By parameter name.
+            context: The step.
+            sums: Does what the aggregator asks for.
+            check_finite: Whether `finite` is to be known of this step.
+            before: Called on the thread that encodes, before it does.
+        """
+        run: Rounds
+
+        def begin() -> Request | None:
+            nonlocal run
+            if before is not None:
+                before()
+            run = self.aggregator.run(self.collect(gradients), context)
+            return next(run, None)
+
+        def resume(answer: Any) -> Request | None:
+            try:
+                return run.send(answer)
+            except StopIteration:
+                self.deliver(gradients, check_finite)
+                return None
+
+        quick = self.aggregator.quick
+        request: Request | None = yield Compute(begin, "encode", quick)
+        for round_ in self.rounds:
+            if request is None:
+                raise StateError("an aggregator asked for fewer rounds than it declares")
+            answer = yield from sums.run(request, round_)
+            request = yield Compute(partial(resume, answer), "decode", quick)
+        if request is not None:
+            raise StateError("an aggregator asked for more rounds than it declares")
 
     def collect(self, gradients: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
         """Return each segment's values as the aggregator wants them.
@@ -53,7 +118,8 @@ class UnitRuntime:
             gradient = gradients[segment.parameter.name]
             source = _in_order(gradient, segment)
             self._sources.append(source)
-            self._values.append(self._staged(segment, source))
+            right = source.dtype in self._dtypes
+            self._values.append(source if right else self._staged(segment, source))
         return self._values
 
     def deliver(self, gradients: Mapping[str, torch.Tensor], check_finite: bool) -> None:
@@ -68,19 +134,11 @@ class UnitRuntime:
         ):
             if value is not source:
                 source.copy_(value)
-            _put_back(source, gradients[segment.parameter.name], segment)
+            gradient = gradients[segment.parameter.name]
+            if not gradient.is_contiguous():
+                _put_back(source, gradient, segment)
         self._largest = _largest(self._sources) if check_finite else 0.0
         self._values, self._sources = [], []
-
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of its gradients."""
-        return self.layout.elems * self.layout.dtype.itemsize
-
-    @property
-    def payload_bytes(self) -> int:
-        """Most bytes of what it contributes to a step."""
-        return sum(round_.capacity_bytes for round_ in self.aggregator.rounds)
 
     @property
     def finite(self) -> bool:
@@ -91,10 +149,9 @@ class UnitRuntime:
         return all_delivered_finite([self])
 
     def _staged(self, segment: Segment, source: torch.Tensor) -> torch.Tensor:
-        dtype = self.aggregator.values_dtype
-        if source.dtype is dtype or (self.aggregator.takes_half and source.dtype in HALVES):
-            return source
+        """Return memory of a dtype that the aggregator wants, with the values of a segment."""
         if segment not in self._staging:
+            dtype = self.aggregator.values_dtype
             self._staging[segment] = source.new_empty(segment.elems, dtype=dtype)
         return self._staging[segment].copy_(source)
 
@@ -129,9 +186,8 @@ def _in_order(gradient: torch.Tensor, segment: Segment) -> torch.Tensor:
 
 def _put_back(values: torch.Tensor, gradient: torch.Tensor, segment: Segment) -> None:
     """Write what `_in_order` has copied to where it came from."""
-    if not gradient.is_contiguous():
-        for place, low, high in _boxes(gradient, segment.start, segment.stop):
-            place.copy_(values[low:high].view(place.shape))
+    for place, low, high in _boxes(gradient, segment.start, segment.stop):
+        place.copy_(values[low:high].view(place.shape))
 
 
 def _boxes(x: torch.Tensor, start: int, stop: int) -> Iterator[tuple[torch.Tensor, int, int]]:
