@@ -322,8 +322,8 @@ def _check_payloads(batch: BlockwiseParts, payloads: Sequence[U8]) -> None:
     for payload in payloads:
         check_array("payload", payload, np.uint8, (size,))
         check_array("payload", payload[: size - size % 4].view(np.float32), np.float32)
-    if batch.parts:
-        backend("multi_tensor", batch.parts[0].out, *payloads)
+        if batch.parts and type(payload) is not type(batch.parts[0].out):
+            backend("multi_tensor", batch.parts[0].out, payload)  # which refuses it
 
 
 def _check(vector: BlockwiseVector, form: BlockForm) -> None:

@@ -25,7 +25,8 @@ from compressa.engine.communication import wrapped
 from compressa.engine.control.waits import OUTSIDE, Doing
 from compressa.engine.device_stream import Ticket
 from compressa.engine.driver import Task
-from compressa.engine.measuring.stats import Ledger, Stats
+from compressa.engine.measuring.profiler import Ledger
+from compressa.engine.measuring.stats import Stats
 from compressa.engine.measuring.timeline import Timeline
 from compressa.engine.session import CLOSE_S, Session
 from compressa.engine.sharing.link_sharing import gate_for
@@ -293,15 +294,11 @@ class Engine:
             self.transport.observe(self._timeline.on_sent if self._traced else None)
         if self._rollback is not None:
             self._give_back()
-        if step != self._expected or not self._phase.covers(step):
+        if step != self._expected or step >= self._phase.end_step:
             self._phase = self._enter(self._phases, step)
-        try:
-            step_plan = self.planning.begin(step)
-        except CompressaError as error:
-            self._communication.fail(error)
-            raise
-        if step_plan is not None:
-            self._communication.follow(*step_plan)
+        if self.planning.replans:
+            self._replan(step)
+        self.planning.profiler.begin()
         self._expected = step + 1
         self._context = StepContext(step, self.transport.epoch, loss_scale or 1.0, hold_zeros)
         self._rollback = self._phase if loss_scale is not None else None
@@ -312,6 +309,16 @@ class Engine:
         if self.undo is not None:
             with self.device_stream.current():
                 self.undo.keep(step)
+
+    def _replan(self, step: int) -> None:
+        """Follow another plan, if there is one from this step on."""
+        try:
+            step_plan = self.planning.begin(step)
+        except CompressaError as error:
+            self._communication.fail(error)
+            raise
+        if step_plan is not None:
+            self._communication.follow(*step_plan)
 
     def _give_back(self) -> None:
         """If the last step overflowed under loss scaling, its optimizer step was skipped."""
@@ -348,7 +355,7 @@ class Engine:
         program = unit.program(
             gradients,
             context,
-            self._sums,
+            self._phase.carriers[index],
             check_finite=self._rollback is not None,
             before=partial(self.device_stream.after, marks),
         )

@@ -198,7 +198,8 @@ class BeforeForward:
     def __call__(self, model: DistributedDataParallel, inputs: Any) -> None:
         """Raise what keeps the next backward pass from being combined."""
         if self._hook is not None and torch.is_grad_enabled():
-            check_inputs(model)
+            if model._join_config.enable:
+                check_inputs(model)
             self._hook.begin_forward()
 
     def __reduce__(self) -> tuple[Any, ...]:

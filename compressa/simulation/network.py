@@ -135,7 +135,7 @@ class PhantomTransport(TaggedTransport):
         """It is the network that counts."""
         return Traffic(0, 0)
 
-    def observe(self, on_sent: OnSent) -> None:
+    def observe(self, on_sent: OnSent | None) -> None:
         """Have a function called with each message that has left, on the network's clock."""
         self._on_sent = on_sent
 

@@ -93,7 +93,7 @@ class LoopbackRank:
 
     def enter(self, step: int) -> None:
         """Make the phase of a step, unless it is in force already."""
-        if hasattr(self, "phase") and self.phase.covers(step):
+        if hasattr(self, "phase") and self.phase.first_step <= step < self.phase.end_step:
             return
         self.state.claimed.clear()  # what is claimed then, is kept in this phase
         self.phase = self._build(step)
@@ -132,8 +132,8 @@ class LoopbackRank:
         return Phase(rules.parameters, rules.compressors, step, rules.sizes, world, self._sums)
 
     def _task(self, index: int, context: StepContext) -> Task:
-        unit, sums = self.phase.units[index], self._sums
-        program = unit.program(self.gradients, context, sums, check_finite=True)
+        unit, carriers = self.phase.units[index], self.phase.carriers[index]
+        program = unit.program(self.gradients, context, carriers, check_finite=True)
         finished = partial(self._finished, index)
         return Task(index, unit.name, context.step, program, finished)
 

@@ -95,7 +95,9 @@ class Frame(NamedTuple):
         header = bytearray(FRAME_HEADER_BYTES)
         memory = memoryview(header)
         header[: _FORMAT.size] = self._front()
-        _CHECK.pack_into(header, _FORMAT.size, check.of(memory[: _FORMAT.size], data))
+        front = memory[: _FORMAT.size]
+        own = checksum_of_memory(data) if check is CHECKSUM else check.of(front, data)
+        _CHECK.pack_into(header, _FORMAT.size, own)
         whole = checksum_of_memory(memory[:_CHECKED_BYTES])
         _CHECK.pack_into(header, _CHECKED_BYTES, whole)
         return header
@@ -126,8 +128,11 @@ class Frame(NamedTuple):
         Raises:
             PayloadError: It is not.
         """
-        front = NO_DATA if check is CHECKSUM else memoryview(self._front())
-        if check.of(front, data) != self.check:
+        if check is CHECKSUM:
+            own = checksum_of_memory(data)
+        else:
+            own = check.of(memoryview(self._front()), data)
+        if own != self.check:
             step, unit, stage, _ = self.key
             raise _refused(way, f"for unit {unit}, stage {stage} of step {step} {check.wrong}")
 

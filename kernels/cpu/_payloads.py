@@ -22,7 +22,7 @@ from ._view import view
 
 def addresses(arrays: Sequence[npt.NDArray[Any]]) -> I64:
     """Where the arrays begin."""
-    return np.array([array.ctypes.data for array in arrays], np.int64)
+    return np.array([array.__array_interface__["data"][0] for array in arrays], np.int64)
 
 
 def room_for_sums(out: Values, most: int) -> tuple[F32, Values | None]:

@@ -13,10 +13,11 @@ import numpy as np
 
 from .._arrays import F32, I8, I64, U8, U32, Gradient
 from ..blockwise import Form
-from ..philox import FRACTION_BITS, Noise
+from ..philox import Noise
 from ..threads import over_slices
 from ._absent import only_with
-from ._codes import ROUNDER, STEPS, encode, grid_numbers
+from ._careful_codes import SMALL, Offset, decoded, encode_carefully
+from ._codes import encode, grid_numbers
 from ._feedback import (
     Values,
     factors_of,
@@ -26,7 +27,7 @@ from ._feedback import (
     place,
 )
 from ._grid import CLIPPED, L2, Shape, clipped_grid, grid_of, norm_grid, shape_of
-from ._jit import inlined, lean, lean_nested
+from ._jit import inlined, lean
 from ._nibbles import bytes_of, pack_planes, unpack_planes
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
@@ -34,58 +35,6 @@ from ._prefetch import AHEAD, NEAR, fetch
 from ._stream import room_to_stream, settle, stream
 from ._values import bits_of
 from ._view import view
-
-_SMALL = np.float32(2.0**-100)
-_LIFT = np.float32(2.0**64)
-_ONE = np.float32(1)
-Offset = np.float32 | None
-
-
-@lean_nested
-def _decoded(q: np.float32, scale: np.float32, offset: np.float32 | None) -> np.float32:
-    if offset is None:
-        return np.float32(q * scale)
-    return np.float32(q * scale + offset)
-
-
-@lean_nested
-def _lifted(p: np.float32, offset: np.float32 | None, lift: np.float32) -> np.float32:
-    if offset is None:
-        return np.float32(p * lift)
-    return np.float32(p * lift - offset * lift)
-
-
-@lean_nested
-def _encode_carefully(
-    p: F32,
-    grid: tuple[np.float32, Offset],
-    shape: Shape,
-    noise: U32 | None,
-    q: U8,
-    residual: F32 | None,
-    back: np.float32,
-) -> None:
-    """Codes, a byte each, where `encode` can not make them.
-
-    Of scales so small that 1 / scale might overflow, of values above L times it, and where there
-    are fewer values than codes. Where the scale is 0 or NaN all codes are 0.
-    """
-    scale, offset = grid
-    lift = _LIFT if scale < _SMALL else _ONE
-    factor = np.float32(_ONE / np.float32(scale * lift))
-    for i in range(p.size):
-        whole = np.int64(0)
-        if scale > np.float32(0):
-            t = np.float32(_lifted(p[i], offset, lift) * factor)
-            t = min(max(t, np.float32(shape.bottom)), np.float32(shape.top))
-            if noise is None:
-                whole = np.int64(np.float32(np.float32(t + ROUNDER) - ROUNDER))
-            else:
-                fixed = np.int64(np.float32(t * STEPS))
-                whole = (fixed + np.int64(noise[i])) >> np.int64(FRACTION_BITS)
-        q[i] = np.uint8(whole + shape.zero)
-        if residual is not None and scale >= np.float32(0):
-            residual[i] = (p[i] - _decoded(np.float32(whole), scale, offset)) * back
 
 
 @inlined
@@ -105,11 +54,11 @@ def encode_block(
     """Codes of a block, with hints to memory for what lies behind ``position`` of x."""
     scale, offset = grid
     above = shape.statistic == CLIPPED and noise is None
-    if above or not scale >= _SMALL or p.size * shape.bits < 8 * packed.size:
+    if above or not scale >= SMALL or p.size * shape.bits < 8 * packed.size:
         q = view(bytes_, 0, 8 * packed.size // shape.bits)
         for i in range(p.size, q.size):
             q[i] = np.uint8(shape.zero)
-        _encode_carefully(p, grid, shape, noise, q, residual, back)
+        encode_carefully(p, grid, shape, noise, q, residual, back)
         pack_planes(q, shape.bits, packed)
         return
     numbers = grid_numbers(scale, offset, back, shape, noise)
@@ -194,10 +143,10 @@ def _decode(
     scale, offset = grid
     if add:
         for i in range(out.size):
-            out[i] += weight * _decoded(np.float32(np.float32(q[i]) - zero), scale, offset)
+            out[i] += weight * decoded(np.float32(np.float32(q[i]) - zero), scale, offset)
     else:
         for i in range(out.size):
-            out[i] = weight * _decoded(np.float32(np.float32(q[i]) - zero), scale, offset)
+            out[i] = weight * decoded(np.float32(np.float32(q[i]) - zero), scale, offset)
 
 
 @inlined
@@ -318,6 +267,43 @@ def _sum(
         finish(part, rounded, low)
 
 
+class Quantizer:
+    """Quantises the same arrays, as often as it is called; see `quantize_blockwise`."""
+
+    __slots__ = ("_arrays", "_block", "_shape", "_values")
+
+    def __init__(
+        self, x: Gradient, codes: U8, scales: F32, form: Form, offsets: F32 | None, left: F32 | None
+    ) -> None:
+        self._values, self._arrays = bits_of(x), (codes, scales, offsets, left)
+        self._shape, self._block = shape_of(form), form.block
+
+    def __call__(self, noise: Noise | None, loss_scale: float) -> None:
+        """Quantise."""
+        values, shape, block = self._values, self._shape, self._block
+        codes, scales, offsets, left = self._arrays
+        scale, back = np.float32(loss_scale), factors_of(loss_scale)[1]
+
+        def work(low: int, high: int) -> None:
+            blocks = slice(low // block, -(-high // block))
+            _quantize(
+                values[low:high],
+                None if left is None else left[low:high],
+                scale,
+                back,
+                codes[low * shape.bits // 8 : -(-high * shape.bits // 8)],
+                scales[blocks],
+                None if offsets is None else offsets[blocks],
+                None if noise is None else noise_key(noise, low),
+                None if noise is None else noise_buffer(noise, block),
+                np.empty(block, np.float32),
+                np.empty(block + 8, np.uint8),
+                shape,
+            )
+
+        over_slices(values.size, block, work)
+
+
 def quantize_blockwise(
     x: Gradient,
     codes: U8,
@@ -329,26 +315,7 @@ def quantize_blockwise(
     residual: F32 | None = None,
     loss_scale: float = 1.0,
 ) -> None:
-    values, shape, back = bits_of(x), shape_of(form), factors_of(loss_scale)[1]
-
-    def work(low: int, high: int) -> None:
-        blocks = slice(low // form.block, -(-high // form.block))
-        _quantize(
-            values[low:high],
-            None if residual is None else residual[low:high],
-            np.float32(loss_scale),
-            back,
-            codes[low * form.bits // 8 : -(-high * form.bits // 8)],
-            scales[blocks],
-            None if offsets is None else offsets[blocks],
-            noise_key(noise, low),
-            noise_buffer(noise, form.block),
-            np.empty(form.block, np.float32),
-            np.empty(form.block + 8, np.uint8),
-            shape,
-        )
-
-    over_slices(x.size, form.block, work)
+    Quantizer(x, codes, scales, form, offsets, residual)(noise, loss_scale)
 
 
 def dequantize_blockwise(
@@ -383,13 +350,25 @@ def sum_blockwise(
     offsets: Sequence[F32] | None = None,
     weight: float = 1.0,
 ) -> None:
-    factor, shape = np.float32(weight), shape_of(form)
-    packed, own = addresses(codes), addresses(scales)
     least = None if offsets is None else addresses(offsets)
+    Summation(out, form)(addresses(codes), addresses(scales), least, weight)
 
-    def work(low: int, high: int) -> None:
-        sums, rounded = room_for_sums(out, form.block)
-        bytes_ = np.empty(form.block + 8, np.uint8)
-        _sum(packed, own, least, (low, high), sums, rounded, factor, bytes_, shape)
 
-    over_slices(out.size, form.block, work)
+class Summation:
+    """Sums payloads to the same array; their arrays are given by the addresses where they begin."""
+
+    __slots__ = ("_out", "_shape")
+
+    def __init__(self, out: Gradient, form: Form) -> None:
+        self._out, self._shape = out, shape_of(form)
+
+    def __call__(self, codes: I64, scales: I64, offsets: I64 | None, weight: float) -> None:
+        """Write the weighted sum."""
+        out, shape, factor = self._out, self._shape, np.float32(weight)
+
+        def work(low: int, high: int) -> None:
+            sums, rounded = room_for_sums(out, shape.block)
+            bytes_ = np.empty(shape.block + 8, np.uint8)
+            _sum(codes, scales, offsets, (low, high), sums, rounded, factor, bytes_, shape)
+
+        over_slices(out.size, shape.block, work)

@@ -188,11 +188,24 @@ def sum_signs(
     block: int,
     weight: float = 1.0,
 ) -> None:
-    factor, like = np.float32(weight), np.empty(0, np.uint8)
-    packed, own = addresses(bits), addresses(scales)
+    SignSummation(out, block)(addresses(bits), addresses(scales), None, weight)
 
-    def work(low: int, high: int) -> None:
-        sums, rounded = room_for_sums(out, _PIECE)
-        _sum(packed, own, (low, high), sums, rounded, block, factor, like)
 
-    over_slices(out.size, block, work)
+class SignSummation:
+    """As `blockwise.Summation`, of signs, which have no offsets."""
+
+    __slots__ = ("_block", "_out")
+
+    def __init__(self, out: Gradient, block: int) -> None:
+        self._out, self._block = out, block
+
+    def __call__(self, bits: I64, scales: I64, offsets: None, weight: float) -> None:
+        """Write the weighted sum."""
+        out, block = self._out, self._block
+        factor, like = np.float32(weight), np.empty(0, np.uint8)
+
+        def work(low: int, high: int) -> None:
+            sums, rounded = room_for_sums(out, _PIECE)
+            _sum(bits, scales, (low, high), sums, rounded, block, factor, like)
+
+        over_slices(out.size, block, work)

@@ -1,13 +1,16 @@
-"""Profiler: when each unit of a step is ready, and how long its codec computes."""
+"""What steps are measured to be: Profiler, of the last few; Ledger, of all of them together."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from compressa.engine.measuring.stats import CompressorStats, Stats
 from compressa.schedulers import Profile, UnitTimes
 
 _ENCODE, _DECODE = 0, 1
@@ -135,6 +138,49 @@ class Profiler:
     def _need_s(self, unit: int) -> float:
         """When the first of its parameters is used; at once if nobody has said it."""
         return min((self._needs.get(name, 0.0) for name in self._names[unit]), default=0.0)
+
+
+class Ledger:
+    """Adds up measurements; `add_unit`, `add_time` and `snapshot` are for any thread.
+
+    Attributes:
+        steps: How many have begun; for one thread.
+        exposed_s: For how many seconds training has waited; for one thread.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rows: defaultdict[str, CompressorStats] = defaultdict(CompressorStats)
+        self.steps = 0
+        self.exposed_s = 0.0
+
+    def add_unit(self, compressor: str, dense_bytes: int, payload_bytes: int) -> None:
+        """Count one unit of one step, by the name of its compressor."""
+        with self._lock:
+            row = self._rows[compressor]
+            row.dense_bytes += dense_bytes
+            row.payload_bytes += payload_bytes
+
+    def add_time(self, compressor: str, stage: str, seconds: float) -> None:
+        """Count seconds of a compressor's units in a stage: "encode", "decode" or "wire"."""
+        with self._lock:
+            row = self._rows[compressor]
+            setattr(row, f"{stage}_s", getattr(row, f"{stage}_s") + seconds)
+
+    def snapshot(self, sent_bytes: int, messages: int) -> Stats:
+        """Return the sums so far, with what the transport says that it has sent."""
+        with self._lock:
+            rows = {name: CompressorStats(**vars(row)) for name, row in self._rows.items()}
+        return Stats(
+            steps=self.steps,
+            dense_bytes=sum(row.dense_bytes for row in rows.values()),
+            payload_bytes=sum(row.payload_bytes for row in rows.values()),
+            sent_bytes=sent_bytes,
+            messages=messages,
+            codec_s=sum(row.encode_s + row.decode_s for row in rows.values()),
+            exposed_s=self.exposed_s,
+            compressors=rows,
+        )
 
 
 def _median(values: npt.NDArray[np.float64]) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import defaultdict
 from dataclasses import dataclass, field
 
 
@@ -61,46 +59,3 @@ class Stats:
     def ratio(self) -> float:
         """Dense bytes over compressed bytes; larger is better. 1 if nothing was compressed yet."""
         return self.dense_bytes / self.payload_bytes if self.payload_bytes else 1.0
-
-
-class Ledger:
-    """Adds up measurements; `add_unit`, `add_time` and `snapshot` are for any thread.
-
-    Attributes:
-        steps: How many have begun; for one thread.
-        exposed_s: For how many seconds training has waited; for one thread.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._rows: defaultdict[str, CompressorStats] = defaultdict(CompressorStats)
-        self.steps = 0
-        self.exposed_s = 0.0
-
-    def add_unit(self, compressor: str, dense_bytes: int, payload_bytes: int) -> None:
-        """Count one unit of one step, by the name of its compressor."""
-        with self._lock:
-            row = self._rows[compressor]
-            row.dense_bytes += dense_bytes
-            row.payload_bytes += payload_bytes
-
-    def add_time(self, compressor: str, stage: str, seconds: float) -> None:
-        """Count seconds of a compressor's units in a stage: "encode", "decode" or "wire"."""
-        with self._lock:
-            row = self._rows[compressor]
-            setattr(row, f"{stage}_s", getattr(row, f"{stage}_s") + seconds)
-
-    def snapshot(self, sent_bytes: int, messages: int) -> Stats:
-        """Return the sums so far, with what the transport says that it has sent."""
-        with self._lock:
-            rows = {name: CompressorStats(**vars(row)) for name, row in self._rows.items()}
-        return Stats(
-            steps=self.steps,
-            dense_bytes=sum(row.dense_bytes for row in rows.values()),
-            payload_bytes=sum(row.payload_bytes for row in rows.values()),
-            sent_bytes=sent_bytes,
-            messages=messages,
-            codec_s=sum(row.encode_s + row.decode_s for row in rows.values()),
-            exposed_s=self.exposed_s,
-            compressors=rows,
-        )

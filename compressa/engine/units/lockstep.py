@@ -88,8 +88,9 @@ class Lockstep:
     def _program(
         self, rank: int, index: int, gradients: Mapping[str, torch.Tensor], context: StepContext
     ) -> Program[None]:
-        unit, sums = self._units[rank][index], self._sums[rank]
-        return unit.program(gradients, context, sums, check_finite=False)
+        unit = self._units[rank][index]
+        carriers = list(map(self._sums[rank].carrier, unit.rounds))
+        return unit.program(gradients, context, carriers, check_finite=False)
 
 
 def _run(programs: Sequence[Program[None]], touch: Touch) -> None:

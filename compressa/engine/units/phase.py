@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -49,8 +50,11 @@ class Phase:
         sums: What will carry the exchanges.
 
     Attributes:
+        first_step: Its first step.
+        end_step: The first step after it; infinite where none is known.
         sums: As given.
         units: In the order in which backward readies them, by number.
+        carriers: By unit, what carries each of its rounds; see `Sums.carrier`.
         units_of: By parameter name, the numbers of the units that it has a part in.
     """
 
@@ -64,23 +68,20 @@ class Phase:
         sums: Sums,
     ) -> None:
         now = {p.name: compressors[p.name].at(step).for_parameter(p) for p in parameters}
-        self._first_step = step
-        self._end_step = min((b for b in breakpoints(compressors) if b > step), default=None)
+        self.first_step = step
+        later = (b for b in breakpoints(compressors) if b > step)
+        self.end_step: float = min(later, default=math.inf)
         self.sums = sums
         self.units = [UnitRuntime(unit, world) for unit in build_units(parameters, now, sizes)]
+        self.carriers = [list(map(sums.carrier, unit.rounds)) for unit in self.units]
         self.units_of: defaultdict[str, list[int]] = defaultdict(list)
         for index, unit in enumerate(self.units):
             for name in unit.names:
                 self.units_of[name].append(index)
 
-    def covers(self, step: int) -> bool:
-        """Return whether a step belongs to this phase: no compressor changes before it."""
-        before_end = self._end_step is None or step < self._end_step
-        return self._first_step <= step and before_end
-
     def end(self, step: int) -> None:
         """End before a step, from which on something else is in force; or earlier, if it does."""
-        self._end_step = step if self._end_step is None else min(step, self._end_step)
+        self.end_step = min(step, self.end_step)
 
     def transfers(self, profile: Profile | None = None) -> list[Transfer]:
         """List the exchanges of a step, with their times as far as they are known.

@@ -39,6 +39,7 @@ class Planning:
         deadline_s: Longest wait for a profile or a plan.
 
     Attributes:
+        replans: Whether plans follow what is measured.
         profiler: What measures the steps of the phase in force; `enter` makes it.
         step_plan: What all ranks follow now.
         profile: On rank 0, what the last step plan was made for; None if for nothing that was
@@ -52,7 +53,7 @@ class Planning:
         self.profile: Profile | None = None
         self._control = control
         self._schedule = schedule
-        self._replans = schedule.overtaking
+        self.replans = control is not None and schedule.overtaking
         self._deadline_s = deadline_s
         self._round = 0
         self._profiles: Awaited | None = None
@@ -101,20 +102,22 @@ class Planning:
     def begin(self, step: int) -> StepPlan | None:
         """Begin a step, after those before it have ended; return its plan if that is a new one.
 
+        To be called if it `replans`.
+
         Raises:
             TransportError: A rank's profile, or the plan, has not come in time, or is none.
         """
+        if self._control is None or not self._names:
+            return None
         step_plan = None
-        if self._control is not None and self._replans and self._names:
-            if step == self._round:
-                self._profiles = self._tell(self._control)
-            elif step == self._round + 1:
-                self._plan = self._publish(self._control, step + _AHEAD)
-            elif step == self._round + 1 + _AHEAD:
-                step_plan = self._take(step)
-                self.step_plan = step_plan or self.step_plan
-                self._round = step + self._schedule.replan_steps
-        self.profiler.begin()
+        if step == self._round:
+            self._profiles = self._tell(self._control)
+        elif step == self._round + 1:
+            self._plan = self._publish(self._control, step + _AHEAD)
+        elif step == self._round + 1 + _AHEAD:
+            step_plan = self._take(step)
+            self.step_plan = step_plan or self.step_plan
+            self._round = step + self._schedule.replan_steps
         return step_plan
 
     def _tell(self, control: Control) -> Awaited:

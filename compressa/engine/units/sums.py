@@ -13,10 +13,13 @@ measured, an all-gather goes direct.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
-from compressa.aggregators.base import AllGather, Broadcast, Request, Round, Verb
+import torch
+
+from compressa.aggregators.base import Request, Round, Verb
 from compressa.collectives import backend, broadcast
 from compressa.collectives.accumulator import Accumulator
 from compressa.collectives.algorithms import (
@@ -33,6 +36,7 @@ from compressa.collectives.cost import Stage, always
 from compressa.collectives.hierarchical import Topology, hierarchical, in_order
 from compressa.collectives.hierarchical import stages as by_host_stages
 from compressa.collectives.rank_group import RankGroup
+from compressa.collectives.scratch import Scratch
 from compressa.engine.units.partition import Sizes, wire
 from compressa.errors import ConfigError
 from compressa.schedulers import Link, Transfer
@@ -41,6 +45,9 @@ from compressa.transports.base import Transport
 BACKEND_SUM_FROM_BYTES = 1 << 20
 """Dense sums from this size on are left to the backend: it moves bytes without Python, and
 below it two hops of ours beat the 2 (P - 1) of a ring."""
+
+Carrier = Callable[..., Program[Any]]
+"""From the fields of a request to the program that carries it out, and ends with the answer."""
 
 _HIERARCHICAL = "hierarchical"
 _ACROSS = ALGORITHMS[ROUND_ROBIN]
@@ -142,22 +149,45 @@ class Sums:
             For a gather, one that ends with the bytes by rank; else with None, when the request's
             own memory holds the result.
         """
-        if isinstance(request, Broadcast):
-            row = self._broadcast(request.payload.numel())
-            return row.broadcast(request.payload, self._group, [request.root])
-        if isinstance(request, AllGather):
-            algorithm, rank = ALL_GATHERS[self.algorithm(round_)], self._transport.rank
-            payloads = request.payload, request.incoming
-            return all_gather(algorithm, *payloads, rank, request.scratch, exact=round_.exact)
-        all_reduce = self._all_reduce(round_, request.inside)
-        return all_reduce(request.values, request.values.span, self._group, request.scratch)
+        return self.carrier(round_)(**vars(request))
 
-    def _all_reduce(self, round_: Round, inside: Accumulator | None) -> AllReduce:
-        """What a round names; else what is chosen, in segments."""
-        if round_.algorithm is not None:
-            return ALGORITHMS[round_.algorithm].all_reduce
-        row = self._row(self.algorithm(round_), inside)
-        return segmented(row, self._segments(round_))
+    def carrier(self, round_: Round) -> Carrier:
+        """Return what makes programs of a round's requests, for as long as costs are the same.
+
+        Raises:
+            ConfigError: No backend adds up what a codec makes.
+        """
+        if round_.verb is Verb.BROADCAST:
+            return self._bring
+        name = self.algorithm(round_)
+        if round_.verb is Verb.ALL_GATHER:
+            rank, exact = self._transport.rank, round_.exact
+            return partial(all_gather, ALL_GATHERS[name], rank=rank, exact=exact)
+        if round_.algorithm is not None:  # whole
+            return partial(self._reduce, ALGORITHMS[name].all_reduce)
+        segments = self._segments(round_)
+        if name == _HIERARCHICAL:
+            return partial(self._reduce_by_host, segments)
+        return partial(self._reduce, segmented(self._row(name), segments))
+
+    def _bring(self, payload: torch.Tensor, root: int) -> Program[None]:
+        row = self._broadcast(payload.numel())
+        return row.broadcast(payload, self._group, [root])
+
+    def _reduce(
+        self,
+        all_reduce: AllReduce,
+        values: Accumulator,
+        scratch: Scratch,
+        inside: Accumulator | None,
+    ) -> Program[None]:
+        return all_reduce(values, values.span, self._group, scratch)
+
+    def _reduce_by_host(
+        self, segments: int, values: Accumulator, scratch: Scratch, inside: Accumulator | None
+    ) -> Program[None]:
+        all_reduce = segmented(self._row(_HIERARCHICAL, inside), segments)
+        return all_reduce(values, values.span, self._group, scratch)
 
     def algorithm(self, round_: Round) -> str:
         """Return the name of what carries a round.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from compressa.aggregators.single import build_aggregator
 from compressa.arrays import HALVES, as_array
 from compressa.collectives.base import Compute, Program
 from compressa.compressor import Compressor
-from compressa.engine.units.sums import Sums
+from compressa.engine.units.sums import Carrier
 from compressa.engine.units.units import Unit
 from compressa.errors import StateError
 from compressa.kernels.feedback import all_finite
@@ -63,7 +63,7 @@ class UnitRuntime:
         self,
         gradients: Mapping[str, torch.Tensor],
         context: StepContext,
-        sums: Sums,
+        carriers: Sequence[Carrier],
         *,
         check_finite: bool,
         before: Callable[[], object] | None = None,
@@ -73,7 +73,7 @@ class UnitRuntime:
         Args:
             gradients: By parameter name.
             context: The step.
-            sums: Does what the aggregator asks for.
+            carriers: Of each of the rounds; see `Sums.carrier`.
             check_finite: Whether `finite` is to be known of this step.
             before: Called on the thread that encodes, before it does.
         """
@@ -95,10 +95,10 @@ class UnitRuntime:
 
         quick = self.aggregator.quick
         request: Request | None = yield Compute(begin, "encode", quick)
-        for round_ in self.rounds:
+        for carrier in carriers:
             if request is None:
                 raise StateError("an aggregator asked for fewer rounds than it declares")
-            answer = yield from sums.run(request, round_)
+            answer = yield from carrier(**vars(request))
             request = yield Compute(partial(resume, answer), "decode", quick)
         if request is not None:
             raise StateError("an aggregator asked for more rounds than it declares")
