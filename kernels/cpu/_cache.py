@@ -27,7 +27,7 @@ from numba.core.caching import (
     _Cache,
 )
 
-_IMPORT = re.compile(r"^from (\.+)(\w*) import (\w+)", re.MULTILINE)
+_IMPORT = re.compile(r"^from (\.+)(\w*) import \(?\s*(\w+)", re.MULTILINE)
 
 
 @cache

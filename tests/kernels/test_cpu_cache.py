@@ -46,11 +46,8 @@ def environment(cache: Path | None, **others: str) -> dict[str, str]:
     return {**os.environ, **(chosen if cache else {}), **others}
 
 
-def trained(caches: list[Path | None], store: Path) -> list[dict[str, list[str]]]:
-    """Train a rank for each folder of compiled code, as if each were a host; return what each says.
-
-    None is this installation's own, where all is compiled.
-    """
+def trained(caches: list[Path], store: Path) -> list[dict[str, list[str]]]:
+    """Train a rank for each tree, as if each were a host; return what each says it compiled."""
     script, size = str(TESTS / "_cold_rank.py"), str(len(caches))
     ranks = [
         subprocess.Popen(
@@ -88,13 +85,20 @@ def compiling(cache: Path, seconds: float) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, list[str]]]]:
+    """A tree that was not compiled before two ranks trained there; and what each compiled."""
+    folder = tmp_path_factory.mktemp("host")
+    tree = uncompiled_tree(folder / "tree")
+    return tree, trained([tree] * 2, folder / "store")
+
+
 @pytest.mark.ranks
 def test_one_rank_of_a_host_compiles_a_kernel_at_registration_and_the_others_load(
-    tmp_path: Path,
+    host: tuple[Path, list[dict[str, list[str]]]],
 ) -> None:
-    cold = uncompiled_tree(tmp_path / "cold")
-    ranks = trained([cold] * 3, tmp_path / "store")
-    assert [rank["training"] for rank in ranks] == [[], [], []]
+    _, ranks = host
+    assert [rank["training"] for rank in ranks] == [[], []]
     compiled = [name for rank in ranks for name in set(rank["registration"])]
     assert compiled
     assert len(set(compiled)) == len(compiled)
@@ -102,12 +106,11 @@ def test_one_rank_of_a_host_compiles_a_kernel_at_registration_and_the_others_loa
 
 @pytest.mark.ranks
 def test_a_host_that_compiles_does_not_eat_the_deadline_of_one_that_has_compiled(
-    tmp_path: Path,
+    host: tuple[Path, list[dict[str, list[str]]]], tmp_path: Path
 ) -> None:
     cold = uncompiled_tree(tmp_path / "cold")
-    trained([None, None], tmp_path / "first")
     with compiling(cold, DEADLINE_S + 2.0):
-        ranks = trained([None, cold], tmp_path / "store")
+        ranks = trained([host[0], cold], tmp_path / "store")
     assert ranks[0] == {"registration": [], "training": []}
     assert ranks[1]["registration"]
     assert ranks[1]["training"] == []
@@ -189,7 +192,7 @@ def test_where_nothing_can_be_kept_it_is_said_once_and_all_works(
 def test_a_change_of_what_a_kernel_imports_makes_its_code_stale(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     files = {
-        "kernel": "from ._helper import f\nfrom .. import constant\n",
+        "kernel": "from ._helper import (\n    f,\n)\nfrom .. import constant\n",
         "_helper": "from ._deeper import g\n",
         "_deeper": "x = 1\n",
         "stranger": "y = 1\n",
