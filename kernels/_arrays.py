@@ -6,6 +6,7 @@ so they cost no look at the data and run the same way for every device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -95,5 +96,30 @@ def check_loss_scale(loss_scale: float) -> None:
 
 
 def block_count(n: int, block: int) -> int:
-    """Number of blocks of ``block`` elements that cover ``n`` elements; the last may be short."""
+    """Return how many blocks cover a vector; the last may be short.
+
+    Args:
+        n: Elements of the vector, not negative.
+        block: Elements of a block, positive.
+    """
     return -(-n // block)
+
+
+def check_sum(out: Gradient, *arrays: Sequence[object] | None) -> None:
+    """Refuse a sum's ``out``, or payloads of which some lack an array.
+
+    Args:
+        out: float32, float16, or uint16 for bfloat16.
+        arrays: One array of each payload, for each array that a payload has; None for one that
+            none of them has.
+
+    Raises:
+        TypeError: The dtype is another one.
+        ValueError: The layout is wrong, or one array comes more often than another.
+    """
+    if out.dtype not in (np.float32, np.float16, np.uint16):
+        raise TypeError(f"out must be float32, float16, or bfloat16 as uint16, not {out.dtype}")
+    check_array("out", out, out.dtype, writable=True)
+    counts = [len(column) for column in arrays if column is not None]
+    if len(set(counts)) > 1:
+        raise ValueError(f"each payload has one of each array, but there are {counts} of them")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ._arrays import F32, F64, U32, Gradient
-from ._feedback import effective, widened
-from ._tree import tree_sum
+from ._numpy import effective, tree_sum, widened
 
 _BLOCK = 2048
 

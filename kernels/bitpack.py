@@ -16,12 +16,21 @@ from ._backends import backend, device_of
 
 
 def index_width(n: int) -> int:
-    """Fewest bits, but at least one, that hold every index of ``range(n)``."""
+    """Return the fewest bits, but at least one, that hold every index below ``n``.
+
+    Args:
+        n: Elements of the vector that is indexed, not negative.
+    """
     return max(1, (n - 1).bit_length()) if n > 0 else 1
 
 
 def packed_bytes(count: int, width: int) -> int:
-    """Bytes that ``count`` values of ``width`` bits take."""
+    """Return the bytes that a bit stream takes.
+
+    Args:
+        count: How many values it has.
+        width: Bits of each.
+    """
     return (count * width + 7) // 8
 
 
@@ -138,9 +147,16 @@ def unpack_bitmap(bitmap: U8, n: int, indices: U32) -> None:
 
 
 def check_indices(indices: U32, n: int) -> None:
-    """Raise ValueError unless every index is below ``n``.
+    """Refuse indices of which one is not below ``n``.
 
     A GPU is waited for, unless answers come later (`kernels.cuda.answers_later`).
+
+    Args:
+        indices: uint32[k], in any order.
+        n: Elements of the vector that is indexed.
+
+    Raises:
+        ValueError: One of them is ``n`` or larger.
     """
     if indices.size and not are_below(indices, n):
         raise ValueError(f"not all of the {indices.size} indices are below {n}")
@@ -154,9 +170,16 @@ def are_below(indices: U32, n: int) -> bool:
 
 
 def check_increasing(indices: U32, n: int) -> None:
-    """Raise ValueError unless each index is larger than the one before, and the last below n.
+    """Refuse indices that do not increase, or of which one is not below ``n``.
 
     A GPU is waited for, unless answers come later (`kernels.cuda.answers_later`).
+
+    Args:
+        indices: uint32[k].
+        n: Elements of the vector that is indexed.
+
+    Raises:
+        ValueError: One is not larger than the one before, or the last is ``n`` or larger.
     """
     if indices.size and not is_increasing(indices, n):
         raise ValueError(f"the indices are not strictly increasing numbers below {n}")

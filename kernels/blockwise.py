@@ -54,11 +54,10 @@ from ._arrays import (
     check_array,
     check_feedback,
     check_gradient,
+    check_sum,
 )
 from ._backends import backend
-from ._feedback import combine, effective, put, remainder, widened
-from ._sums import check_sum
-from ._tree import tree_sum
+from ._numpy import combine, effective, put, remainder, tree_sum, widened
 from .philox import FRACTION_BITS, Noise, check_noise, random_fractions
 
 _SMALL = np.float32(2.0**-100)

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import F32, Gradient, check_array, check_feedback
+from ._arrays import F32, Gradient, check_array, check_feedback, check_sum
 from ._backends import backend
-from ._feedback import combine, effective, put, remainder, widened
-from ._sums import check_sum
+from ._numpy import combine, effective, put, remainder, widened
 
 Half = npt.NDArray[Any]
 """float16, or uint16 that holds the bits of bfloat16."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from ._arrays import F32, F64, U32, block_count, check_array, check_feedback
 from ._backends import backend
-from ._tree import tree_sum
+from ._numpy import tree_sum
 from .bitpack import check_indices
 
 NO_CHUNK = 2**32 - 1

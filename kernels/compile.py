@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
+from typing import Any
 
 import numpy as np
 from compressa.kernels import (
@@ -44,12 +45,11 @@ from compressa.kernels import (
     strata,
     topk,
 )
-from compressa.kernels._arrays import F32, Gradient
+from compressa.kernels._arrays import F32, Gradient, block_count
 
 _ELEMS = 1000
 _KEPT = 10
 _PIECES_ELEMS = 140_000  # selected from in several pieces, more than one thread sorts out
-
 
 Kinds = Callable[[F32], tuple[Gradient, ...]]
 
@@ -64,34 +64,42 @@ def _all_kinds(x: F32) -> tuple[Gradient, ...]:
     return x, x.astype(np.float16), (x.view(np.uint32) >> 16).astype(np.uint16)
 
 
+_ZEROS = np.zeros(_ELEMS, np.float32)
+_NOISE = philox.Noise(0, 0, 0, 0)
+_FORMS = [blockwise.Form(bits=8, block=256, statistic=s) for s in blockwise.STATISTICS[:2]]
+
+
+def _payload(form: blockwise.Form) -> blockwise_mean.Packed:
+    """Room for what a vector is quantised to."""
+    blocks = block_count(_ELEMS, form.block)
+    offsets = np.zeros(blocks, np.float32) if form.statistic == "range" else None
+    codes = np.zeros(form.code_bytes(_ELEMS), np.uint8)
+    return blockwise_mean.Packed(codes, np.zeros(blocks, np.float32), offsets)
+
+
 def compile_blockwise(kinds: Kinds) -> None:
     """Linear quantisers: to nearest with and without residual, stochastic, max-min; and sums."""
-    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
-    noise = philox.Noise(0, 0, 0, 0)
-    for form in (blockwise.Form(bits=8, block=256, statistic=s) for s in blockwise.STATISTICS[:2]):
-        codes, blocks = np.zeros(form.code_bytes(_ELEMS), np.uint8), -(-_ELEMS // form.block)
-        scales, least = np.zeros(blocks, np.float32), np.zeros(blocks, np.float32)
-        offsets = least if form.statistic == "range" else None
-        for x in kinds(zeros):
-            for kept, drawn in ((None, None), (residual, None), (None, noise)):
-                blockwise.quantize_blockwise(
-                    x, codes, scales, form=form, offsets=offsets, noise=drawn, residual=kept
-                )
-        blockwise.dequantize_blockwise(codes, scales, out, form=form, offsets=offsets)
+    residual, out = np.zeros((2, _ELEMS), np.float32)
+    for form in _FORMS:
+        codes, scales, offsets = _payload(form)
+        given: dict[str, Any] = {"form": form, "offsets": offsets}
+        for x in kinds(_ZEROS):
+            for kept, drawn in ((None, None), (residual, None), (None, _NOISE)):
+                how: dict[str, Any] = {"noise": drawn, "residual": kept}
+                blockwise.quantize_blockwise(x, codes, scales, **given, **how)
+        blockwise.dequantize_blockwise(codes, scales, out, **given)
+        given["offsets"] = None if offsets is None else [offsets]
         for total in kinds(out):
-            least_of_each = None if offsets is None else [offsets]
-            blockwise.sum_blockwise([codes], [scales], total, form=form, offsets=least_of_each)
+            blockwise.sum_blockwise([codes], [scales], total, **given)
 
 
-def compile_blockwise_mean() -> None:
+def compile_blockwise_mean(_: Kinds) -> None:
     """The mean of an owner: with and without what it keeps, to nearest and stochastic."""
-    x, residual, kept = (np.zeros(_ELEMS, np.float32) for _ in range(3))
-    owned, noise = blockwise_mean.Owned(residual, kept, 1.0, 1.0), philox.Noise(0, 0, 0, 0)
-    for form in (blockwise.Form(bits=8, block=256, statistic=s) for s in blockwise.STATISTICS[:2]):
-        codes, blocks = np.zeros(form.code_bytes(_ELEMS), np.uint8), -(-_ELEMS // form.block)
-        scales, least = np.zeros(blocks, np.float32), np.zeros(blocks, np.float32)
-        packed = blockwise_mean.Packed(codes, scales, least if form.statistic == "range" else None)
-        for memory, drawn in ((None, None), (owned, None), (None, noise)):
+    x, residual, kept = np.zeros((3, _ELEMS), np.float32)
+    owned = blockwise_mean.Owned(residual, kept, 1.0, 1.0)
+    for form in _FORMS:
+        packed = _payload(form)
+        for memory, drawn in ((None, None), (owned, None), (None, _NOISE)):
             blockwise_mean.average_blockwise(
                 x, [packed], packed, form=form, weight=1.0, noise=drawn, owned=memory
             )
@@ -99,7 +107,7 @@ def compile_blockwise_mean() -> None:
 
 def compile_casts(kinds: Kinds) -> None:
     """Half precision and bfloat16, with and without residual, and sums of them."""
-    x, residual = np.zeros(_ELEMS, np.float32), np.zeros(_ELEMS, np.float32)
+    x, residual = np.zeros((2, _ELEMS), np.float32)
     for dtype in (np.float16, np.uint16):
         narrow = np.zeros(_ELEMS, dtype)
         for kept in (None, residual):
@@ -111,14 +119,13 @@ def compile_casts(kinds: Kinds) -> None:
 
 def compile_floats(kinds: Kinds) -> None:
     """Eight-bit floats and natural compression, with and without residual, and sums of them."""
-    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    residual, out = np.zeros((2, _ELEMS), np.float32)
     codes, scales = np.zeros(_ELEMS, np.uint8), np.zeros(-(-_ELEMS // 64), np.float32)
     signs, form = np.zeros((_ELEMS + 7) // 8, np.uint8), fp8.FORMATS["e4m3"]
-    for x in kinds(zeros):
+    for x in kinds(_ZEROS):
         for kept in (None, residual):
-            noise = philox.Noise(0, 0, 0, 0)
             fp8.quantize_fp8(x, codes, scales, form=form, block=64, residual=kept)
-            natural.natural_quantize(x, codes, signs, noise=noise, residual=kept)
+            natural.natural_quantize(x, codes, signs, noise=_NOISE, residual=kept)
     fp8.dequantize_fp8(codes, scales, out, form=form, block=64)
     natural.natural_dequantize(codes, signs, out)
     for total in kinds(out):
@@ -128,22 +135,21 @@ def compile_floats(kinds: Kinds) -> None:
 
 def compile_dithering(kinds: Kinds) -> None:
     """Natural dithering, with and without residual."""
-    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    residual, out = np.zeros((2, _ELEMS), np.float32)
     form = natural_dithering.Dithering(levels=7, block=512)
     codes, norms = np.zeros(form.code_bytes(_ELEMS), np.uint8), np.zeros(2, np.float32)
-    for x in kinds(zeros):
+    for x in kinds(_ZEROS):
         for kept in (None, residual):
-            noise = philox.Noise(0, 0, 0, 0)
-            natural_dithering.dither(x, codes, norms, form=form, noise=noise, residual=kept)
+            natural_dithering.dither(x, codes, norms, form=form, noise=_NOISE, residual=kept)
     natural_dithering.undither(codes, norms, out, form=form)
 
 
 def compile_onebit(kinds: Kinds) -> None:
     """Scaled sign, with and without residual, and sums of them."""
-    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    residual, out = np.zeros((2, _ELEMS), np.float32)
     bits = np.zeros(onebit.sign_bytes(_ELEMS, 64), np.uint8)
     scales = np.zeros(-(-_ELEMS // 64), np.float32)
-    for x in kinds(zeros):
+    for x in kinds(_ZEROS):
         for kept in (None, residual):
             onebit.sign_quantize(x, bits, scales, block=64, residual=kept)
     for add in (False, True):
@@ -154,10 +160,10 @@ def compile_onebit(kinds: Kinds) -> None:
 
 def compile_onebit_sgd(kinds: Kinds) -> None:
     """Signs with two means, with and without residual."""
-    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    residual, out = np.zeros((2, _ELEMS), np.float32)
     bits = np.zeros(onebit_sgd.group_sign_bytes(_ELEMS, 64), np.uint8)
     means = np.zeros(2 * -(-_ELEMS // 64), np.float32)
-    for x in kinds(zeros):
+    for x in kinds(_ZEROS):
         for kept in (None, residual):
             onebit_sgd.two_means_quantize(x, bits, means, group=64, residual=kept)
     onebit_sgd.two_means_dequantize(bits, means, out, group=64)
@@ -165,11 +171,11 @@ def compile_onebit_sgd(kinds: Kinds) -> None:
 
 def compile_dct(kinds: Kinds) -> None:
     """Cosine coefficients, with and without residual."""
-    zeros, residual, out = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    residual, out = np.zeros((2, _ELEMS), np.float32)
     form = dct.ChunkForm(chunk=64, kept=_KEPT)
     value_elems, place_bytes = form.sizes(_ELEMS)
     values, places = np.zeros(value_elems, np.float32), np.zeros(place_bytes, np.uint8)
-    for x in kinds(zeros):
+    for x in kinds(_ZEROS):
         for kept in (None, residual):
             dct.keep_coefficients(x, values, places, form=form, residual=kept)
     dct.add_coefficients(values, places, out, form=form)
@@ -194,7 +200,7 @@ def compile_selections(kinds: Kinds) -> None:
                 select.select_at(x, *room, residual=kept)
 
 
-def compile_sparse() -> None:
+def compile_sparse(_: Kinds) -> None:
     """Scatter, index packing and random indices."""
     residual, values = np.zeros(_ELEMS, np.float32), np.ones(_KEPT, np.float32)
     indices, words = np.zeros(_KEPT, np.uint32), np.zeros(_KEPT, np.uint32)
@@ -216,7 +222,7 @@ def compile_sparse() -> None:
     elias_fano.unpack_increasing(packed, _ELEMS, words)
 
 
-def compile_low_rank() -> None:
+def compile_low_rank(_: Kinds) -> None:
     """PowerSGD's arithmetic."""
     p, q = np.ones((2, 8), np.float32), np.ones((2, 4), np.float32)
     m, residual = np.zeros((8, 4), np.float32), np.zeros((8, 4), np.float32)
@@ -228,27 +234,27 @@ def compile_low_rank() -> None:
     lowrank.split_low_rank(m, p, q, residual)
     verdicts = np.zeros(2, np.uint32)
     lowrank.judge_rows(q, verdicts)
-    lowrank.keep_directions(q, q.copy(), verdicts, philox.Noise(0, 0, 0, 0))
+    lowrank.keep_directions(q, q.copy(), verdicts, _NOISE)
 
 
-def compile_feedback() -> None:
+def compile_feedback(_: Kinds) -> None:
     """What is done to values that are not encoded."""
-    x, residual, kept = (np.zeros(_ELEMS, np.float32) for _ in range(3))
+    x, residual, kept = np.zeros((3, _ELEMS), np.float32)
     feedback.absorb_residual(x, residual, kept)
     for dtype in (np.float16, np.uint16, np.float32, np.float64):
         feedback.all_finite(np.zeros(_ELEMS, dtype))
 
 
-def compile_integers() -> None:
+def compile_integers(_: Kinds) -> None:
     """Integers of a shared unit."""
-    x, noise = np.zeros(_ELEMS, np.float32), philox.Noise(0, 0, 0, 0)
+    x = _ZEROS.copy()
     for dtype in integers.DTYPES:
         q = np.zeros(_ELEMS, dtype)
-        integers.round_to_integers(x, 1.0, 1, q, noise)
+        integers.round_to_integers(x, 1.0, 1, q, _NOISE)
         integers.scale_integers(q, 1.0, x)
 
 
-def compile_checksum() -> None:
+def compile_checksum(_: Kinds) -> None:
     """What tells whether bytes have changed; in memory that may be written and in other."""
     data = np.zeros(_ELEMS, np.uint8)
     checksums.checksum(data)
@@ -256,9 +262,9 @@ def compile_checksum() -> None:
     checksums.checksum(data)
 
 
-def compile_chunks() -> None:
+def compile_chunks(_: Kinds) -> None:
     """Chunks of a residual."""
-    x, residual = np.zeros(_ELEMS, np.float32), np.zeros(_ELEMS, np.float32)
+    x, residual = np.zeros((2, _ELEMS), np.float32)
     norms, chosen = np.zeros(-(-_ELEMS // 256)), np.zeros(1, np.uint32)
     values = np.zeros(256, np.float32)
     chunks.absorb_chunks(x, residual, norms, chunk=256)
@@ -266,20 +272,20 @@ def compile_chunks() -> None:
     chunks.add_chunks(values, chosen, residual, chunk=256)
 
 
-def compile_rotations() -> None:
+def compile_rotations(_: Kinds) -> None:
     """Hadamard rotations, and codes with sums of 8 and 16 bits."""
     book = hadamard.Codebook(table=tuple(range(16)), clip=2.5, chunk=256)
     size = book.rotated_elems(_ELEMS)
     p, norms, signs = np.zeros(_ELEMS, np.float32), np.zeros(4, np.float32), np.zeros(size // 32)
     bits, codes = signs.astype(np.uint32), np.zeros(size // 2, np.uint8)
-    hadamard.rotate_quantize(p, norms, bits, codes, book=book, noise=philox.Noise(0, 0, 0, 0))
+    hadamard.rotate_quantize(p, norms, bits, codes, book=book, noise=_NOISE)
     for dtype in (np.uint8, np.uint16):
         sums = np.zeros(size, dtype)
         hadamard.sum_codes(codes, _ELEMS, sums, book=book)
         hadamard.rotate_back(sums, norms, bits, p, book=book, count=1)
 
 
-_FOR_KINDS = (
+WORKS = (
     compile_selections,  # takes longest
     compile_blockwise,
     compile_casts,
@@ -288,8 +294,6 @@ _FOR_KINDS = (
     compile_onebit,
     compile_onebit_sgd,
     compile_dct,
-)
-_OTHERS = (
     compile_blockwise_mean,
     compile_sparse,
     compile_low_rank,
@@ -299,7 +303,6 @@ _OTHERS = (
     compile_chunks,
     compile_rotations,
 )
-WORKS = (*_FOR_KINDS, *_OTHERS)
 """All there is to compile; `compile_one` takes their names."""
 
 
@@ -309,13 +312,12 @@ def compile_one(name: str, half: bool = False) -> None:
     Args:
         name: Its name.
         half: Also for gradients in float16 and bfloat16.
+
+    Raises:
+        KeyError: There is none of this name.
     """
-    for work in _FOR_KINDS:
-        if work.__name__ == name:
-            work(_all_kinds if half else _single)
-    for rest in _OTHERS:
-        if rest.__name__ == name:
-            rest()
+    works = {work.__name__: work for work in WORKS}
+    works[name](_all_kinds if half else _single)
 
 
 def load_all() -> None:

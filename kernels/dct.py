@@ -55,7 +55,7 @@ from ._arrays import (
     check_gradient,
 )
 from ._backends import backend
-from ._feedback import combine, effective, remainder, widened
+from ._numpy import combine, effective, remainder, widened
 
 Places = npt.NDArray[np.intp]
 

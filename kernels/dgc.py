@@ -28,7 +28,11 @@ SMALLEST = float(np.finfo(np.float32).smallest_subnormal)
 
 
 def most_selected(k: int) -> int:
-    """How many elements are selected at most."""
+    """Return how many elements `select_dgc` selects at most.
+
+    Args:
+        k: How many it aims at.
+    """
     return int(MOST * k)
 
 

@@ -52,7 +52,12 @@ def _layout(k: int, n: int) -> _Layout:
 
 
 def elias_fano_bytes(k: int, n: int) -> int:
-    """Bytes that ``k`` increasing indices below ``n`` take."""
+    """Return the bytes that increasing indices take; none at all take none.
+
+    Args:
+        k: How many there are.
+        n: Elements of the vector that is indexed; the indices are below it.
+    """
     return _layout(k, n).size_bytes
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ._arrays import F32, Gradient, check_array, check_feedback
 from ._backends import backend
-from ._feedback import effective, widened
+from ._numpy import effective, widened
 
 
 def absorb_residual(x: F32, residual: F32, kept: F32, loss_scale: float = 1.0) -> None:

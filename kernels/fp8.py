@@ -23,10 +23,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
+from ._arrays import (
+    F32,
+    U8,
+    Gradient,
+    block_count,
+    check_array,
+    check_feedback,
+    check_gradient,
+    check_sum,
+)
 from ._backends import backend
-from ._feedback import combine, effective, put, remainder, widened
-from ._sums import check_sum
+from ._numpy import combine, effective, put, remainder, widened
 
 _SMALLEST = np.float32(2.0**-126)
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from ._arrays import F32, F64, U32, check_array, check_loss_scale
 from ._backends import backend
-from ._feedback import effective, remainder
-from ._tree import LANES, tree_sum
+from ._numpy import LANES, effective, remainder, tree_sum
 from .philox import Noise, check_noise, random_words
 
 DEPENDENT = 2.0**-18

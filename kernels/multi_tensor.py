@@ -24,10 +24,10 @@ from ._arrays import (
     check_feedback,
     check_gradient,
     check_loss_scale,
+    check_sum,
 )
 from ._backends import backend
-from ._feedback import put
-from ._sums import check_sum
+from ._numpy import put
 from .blockwise import Form, dequantize_blockwise, quantize_blockwise, sum_blockwise
 from .onebit import SignForm, sign_dequantize, sign_quantize, sum_signs
 from .philox import Noise, check_noise

@@ -23,11 +23,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ._arrays import F32, U8, Gradient, check_array, check_feedback, check_gradient
+from ._arrays import F32, U8, Gradient, check_array, check_feedback, check_gradient, check_sum
 from ._backends import backend
-from ._feedback import combine, effective, put, remainder, widened
-from ._signs import pack_planes, unpack_planes
-from ._sums import check_sum
+from ._numpy import combine, effective, pack_planes, put, remainder, unpack_planes, widened
 from .philox import FRACTION_BITS, Noise, check_noise, random_fractions
 
 _NORMAL = np.uint32(1 << 23)

@@ -45,9 +45,16 @@ from ._arrays import (
     check_gradient,
 )
 from ._backends import backend
-from ._feedback import combine, effective, remainder, widened
-from ._signs import Bits, pack_planes, unpack_planes
-from ._tree import tree_sum
+from ._numpy import (
+    Bits,
+    combine,
+    effective,
+    pack_planes,
+    remainder,
+    tree_sum,
+    unpack_planes,
+    widened,
+)
 from .philox import FRACTION_BITS, Noise, check_noise, random_fractions
 
 _LARGEST = float(np.finfo(np.float32).max)

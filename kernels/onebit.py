@@ -26,12 +26,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
+from ._arrays import (
+    F32,
+    U8,
+    Gradient,
+    block_count,
+    check_array,
+    check_feedback,
+    check_gradient,
+    check_sum,
+)
 from ._backends import backend
-from ._feedback import combine, effective, put, remainder, widened
-from ._signs import pack_planes, unpack_planes
-from ._sums import check_sum
-from ._tree import tree_sum
+from ._numpy import (
+    combine,
+    effective,
+    pack_planes,
+    put,
+    remainder,
+    tree_sum,
+    unpack_planes,
+    widened,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

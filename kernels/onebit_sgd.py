@@ -28,9 +28,16 @@ import numpy as np
 
 from ._arrays import F32, U8, Gradient, block_count, check_array, check_feedback, check_gradient
 from ._backends import backend
-from ._feedback import combine, effective, remainder, widened
-from ._signs import Bits, pack_planes, unpack_planes
-from ._tree import tree_sum
+from ._numpy import (
+    Bits,
+    combine,
+    effective,
+    pack_planes,
+    remainder,
+    tree_sum,
+    unpack_planes,
+    widened,
+)
 
 
 def group_sign_bytes(n: int, group: int) -> int:

@@ -24,7 +24,7 @@ import numpy as np
 
 from ._arrays import F32, U32, Gradient, check_array, check_feedback, check_gradient
 from ._backends import backend, device_of
-from ._feedback import remainder
+from ._numpy import remainder
 from ._selection import take_largest, unscaled
 from .bitpack import check_indices
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from compressa.kernels._feedback import put
+from compressa.kernels._numpy import put
 from hypothesis import strategies as st
 from kernel_cases import FINITE, poisoned
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from compressa.kernels.cpu._intrinsic import intrinsic
-from compressa.kernels.cpu._jit import lean
+from compressa.kernels.cpu._jit import intrinsic, lean
 from compressa.kernels.cpu._prefetch import FAR, LINE_BYTES, NEAR
 from compressa.kernels.cpu._vector import Hints, Memory, for_rows
 from compressa.kernels.cpu._view import view

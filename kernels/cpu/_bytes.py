@@ -7,7 +7,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import types
 
-from ._intrinsic import intrinsic
+from ._jit import intrinsic
 
 _BYTE = ir.IntType(8)
 _WORD = ir.IntType(64)

@@ -8,16 +8,13 @@ from __future__ import annotations
 import numpy as np
 
 from .._arrays import F32, I64, U32
-from ._absent import first_of, only_with
-from ._append import LARGEST, append
+from ._append import LARGEST, WORD, append, list_flagged
 from ._feedback import Factors, Values, magnitude_bits
-from ._flags import WORD, list_flagged
 from ._jit import jit, lean, lean_nested, nested
 from ._prefetch import prefetch
-from ._sums import Sums, add_up
-from ._tree import LANES
+from ._sums import LANES, Sums, add_up
 from ._unscaled import look, unscaled
-from ._view import view
+from ._view import first_of, only_with, view
 
 BLOCK = 2048  # elements that go through the first-level cache together
 _ENTRIES_AHEAD = 32  # the lines of entries are far apart, and stores wait for them one by one

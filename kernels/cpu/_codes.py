@@ -7,6 +7,7 @@ nor a random number passes through memory once more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,8 +16,7 @@ from numba.core import types
 from .._arrays import F32, U8, U32
 from ..philox import FRACTION_BITS
 from ._grid import Shape
-from ._intrinsic import intrinsic
-from ._jit import inlined
+from ._jit import inlined, intrinsic
 from ._prefetch import FAR
 from ._values import Values
 from ._vector import Hints, Vector, for_rows, memory, spread
@@ -90,42 +90,44 @@ def _joined(planes: list[Any], bits: int) -> Any:
     return joined
 
 
+def _grid_of(builder: Any, kind: Any, grid: Any, lanes: int) -> Grid:
+    """The numbers of a grid, in every lane."""
+    return Grid(
+        *(
+            None
+            if isinstance(field, types.NoneType)
+            else spread(builder, builder.extract_value(grid, i), lanes)
+            for i, field in enumerate(kind.types)
+        )
+    )
+
+
+def _generate(bits: int, context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+    """Write the loop, for the arguments of `encode` behind the bits."""
+    given = zip(signature.args[:6], arguments[:6], strict=True)
+    streams: list[Any] = [memory(context, builder, *stream) for stream in given]
+    p, codes, noise, residual, x, left = streams
+
+    def encode(at: Any, numbers: Grid, lanes: int) -> Vector:
+        values = p.read(at, lanes)
+        drawn = None if noise is None else noise.read(at, lanes)
+        code, integer = _rounded(values, drawn, numbers)
+        if residual is not None:
+            residual.write(at, _left(values, integer, numbers))
+        return code
+
+    def row(at: Any, lanes: int) -> None:
+        numbers, size = _grid_of(builder, signature.args[7], arguments[7], lanes), codes.size
+        planes = [builder.mul(size, size.type(plane)) for plane in range(8 // bits)]
+        words = [encode(builder.add(at, plane), numbers, lanes) for plane in planes]
+        codes.write(at, _joined(words, bits))
+
+    turn = {"rows": 2} if bits == 8 else {"lines": 4 // bits}
+    for_rows(builder, codes.size, row, Hints(builder, (x, left), arguments[6], **turn, far=FAR))
+    return context.get_dummy_value()
+
+
 def _encoder(bits: int) -> Callable[..., Any]:
-    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        given = zip(signature.args[:6], arguments[:6], strict=True)
-        streams: list[Any] = [memory(context, builder, *stream) for stream in given]
-        p, codes, noise, residual, x, left = streams
-        position = arguments[6]
-        kinds = signature.args[7].types
-
-        def grid(lanes: int) -> Grid:
-            values = [
-                None
-                if isinstance(kind, types.NoneType)
-                else spread(builder, builder.extract_value(arguments[7], i), lanes)
-                for i, kind in enumerate(kinds)
-            ]
-            return Grid(*values)
-
-        def encode(at: Any, numbers: Grid, lanes: int) -> Vector:
-            values = p.read(at, lanes)
-            drawn = None if noise is None else noise.read(at, lanes)
-            code, integer = _rounded(values, drawn, numbers)
-            if residual is not None:
-                residual.write(at, _left(values, integer, numbers))
-            return code
-
-        def row(at: Any, lanes: int) -> None:
-            numbers, size = grid(lanes), codes.size
-            planes = [builder.mul(size, size.type(plane)) for plane in range(8 // bits)]
-            words = [encode(builder.add(at, plane), numbers, lanes) for plane in planes]
-            codes.write(at, _joined(words, bits))
-
-        turn = {"rows": 2} if bits == 8 else {"lines": 4 // bits}
-        hints = Hints(builder, (x, left), position, **turn, far=FAR)
-        for_rows(builder, codes.size, row, hints)
-        return context.get_dummy_value()
-
     def declare(
         typing: Any,
         p: Any,
@@ -137,7 +139,8 @@ def _encoder(bits: int) -> Callable[..., Any]:
         position: Any,
         grid: Any,
     ) -> Any:
-        return types.void(p, codes, noise, residual, x, left, position, grid), generate
+        signature = types.void(p, codes, noise, residual, x, left, position, grid)
+        return signature, partial(_generate, bits)
 
     return intrinsic(declare)
 

@@ -15,8 +15,7 @@ import numpy.typing as npt
 from numba.core import types
 
 from .._arrays import F32
-from ._intrinsic import intrinsic
-from ._jit import inlined, lean_nested
+from ._jit import inlined, intrinsic, lean_nested
 from ._lanes import Largest, LargestAndSquares, Nothing, Sum, magnitudes, squares
 from ._prefetch import FAR
 from ._values import load

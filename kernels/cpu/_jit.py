@@ -1,4 +1,4 @@
-"""The one numba setting that all CPU kernels are compiled with.
+"""The one numba setting that all CPU kernels are compiled with, and numba's `intrinsic`, typed.
 
 ``nogil``: the engine's own threads run kernels side by side. Compiled code is kept on disk
 (`_cache.py`), so that only the first process on a machine compiles. ``error_model="numpy"``: a
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+from numba import extending
 
 from ._cache import KernelCache
 
@@ -61,3 +62,8 @@ def _compiled(function: Callable[_P, _R], options: dict[str, Any]) -> Callable[_
     compiled = numba.njit(**options)(function)
     compiled._cache = KernelCache(function)  # as `cache=True` would, which knows one folder only
     return cast(Callable[_P, _R], compiled)
+
+
+def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function that compiled code can call of one that writes LLVM's instructions."""
+    return cast(Callable[..., Any], extending.intrinsic(function))

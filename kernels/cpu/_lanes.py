@@ -1,6 +1,6 @@
 """Sums of float32 in the one written order, with the 16 lanes kept in vector registers.
 
-The order is that of :mod:`compressa.kernels._tree`: 16 strided lanes in float64, then halving.
+The order is that of :mod:`compressa.kernels._numpy`: 16 strided lanes in float64, then halving.
 Written as vector instructions, since a loop over an array of lanes goes through memory: this is
 four times as fast, and gives the same bits.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from ._intrinsic import intrinsic
+from ._jit import intrinsic
 from ._vector import LANES, Memory, Vector, for_rows, lanes_of, spread
 
 _DOUBLE, _WORD = ir.DoubleType(), ir.IntType(32)

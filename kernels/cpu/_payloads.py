@@ -14,8 +14,7 @@ from numba.core import cgutils, types
 from numba.np.arrayobj import make_array, populate_array
 
 from .._arrays import F32, I64
-from ._intrinsic import intrinsic
-from ._jit import inlined, lean_nested
+from ._jit import inlined, intrinsic, lean_nested
 from ._values import Values, bits_of, store
 from ._view import view
 

@@ -12,8 +12,7 @@ from typing import Any
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from ._intrinsic import intrinsic
-from ._jit import lean_nested
+from ._jit import intrinsic, lean_nested
 
 AHEAD = 1024  # elements; 512 and 2048 were slower, on a Sapphire Rapids core
 NEAR = 512  # where two loops of a block share the hints

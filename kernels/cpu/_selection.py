@@ -11,7 +11,6 @@ import numpy as np
 from .._arrays import F32, U32, Gradient
 from ..scratch import scratch
 from . import _candidates as candidates
-from ._absent import only_without
 from ._candidates import FOUND, NOTES, TOP, Entries, Lists
 from ._feedback import Factors, Values
 from ._jit import jit, nested
@@ -28,6 +27,7 @@ from ._listing import (
 from ._rank import guess, nth_largest, sample_size
 from ._sums import Sums
 from ._unscaled import INFINITY
+from ._view import only_without
 
 
 def select_largest(

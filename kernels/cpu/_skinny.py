@@ -27,7 +27,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from ..lowrank import BLOCK
-from ._intrinsic import intrinsic
+from ._jit import intrinsic
 from ._vector import LANES, Memory, Vector, for_rows, lanes_of, spread
 
 ROWS = 4
@@ -46,6 +46,18 @@ def _elements(builder: Any, rows: Rows, first: Any, columns: int) -> list[list[A
     """So many elements of each row."""
     places = [builder.add(first, _INDEX(i)) for i in range(columns)]
     return [[row.read(place, 1).value for place in places] for row in rows]
+
+
+def _products(
+    builder: Any, factors: list[list[Any]], q: Rows, column: Any, lanes: int
+) -> list[Vector]:
+    """A column, or sixteen, of the rows that vectors make, each times an element of its own."""
+    lines, found = [line.read(column, lanes) for line in q], []
+    for own in zip(*factors, strict=True):
+        spreads = [spread(builder, factor, lanes) for factor in own]
+        terms = [factor * line for factor, line in zip(spreads, lines, strict=True)]
+        found.append(reduce(add, terms))
+    return found
 
 
 def _padded(builder: Any, row: Memory, column: Any, count: Any) -> Vector:
@@ -288,22 +300,14 @@ def split_rows(
             for number in (5, 7)
         )
 
-        def products(p: list[list[Any]], q: Rows, column: Any, lanes: int) -> list[Vector]:
-            lines, found = [line.read(column, lanes) for line in q], []
-            for own in zip(*p, strict=True):
-                factors = [spread(builder, factor, lanes) for factor in own]
-                terms = [f * line for f, line in zip(factors, lines, strict=True)]
-                found.append(reduce(add, terms))
-            return found
-
         def row(column: Any, lanes: int) -> None:
             if lanes > 1:
                 _ask(builder, x, column)
                 _ask(builder, residual, column)
-            given = zip(x, products(p, q, column, lanes), strict=True)
+            given = zip(x, _products(builder, p, q, column, lanes), strict=True)
             factor = spread(builder, arguments[4], lanes)
             missed = [(line.read(column, lanes) - value) * factor for line, value in given]
-            values = [*missed, *products(out_p, out_q, column, lanes)]
+            values = [*missed, *_products(builder, out_p, out_q, column, lanes)]
             for line, value in zip([*residual, *x], values, strict=True):
                 line.write(column, value)
 

@@ -13,8 +13,7 @@ from llvmlite import ir
 from numba.core import types
 
 from .._arrays import F32
-from ._intrinsic import intrinsic
-from ._jit import inlined
+from ._jit import inlined, intrinsic
 from ._prefetch import LINE_BYTES
 from ._vector import LANES, lanes_of
 

@@ -1,4 +1,8 @@
-"""What is added up by blocks while candidates are listed, in the one written order (`_tree`)."""
+"""Sums in the one written order; see :func:`compressa.kernels._numpy.tree_sum`.
+
+A caller writes its terms to a small float64 scratch, and adds them to the lanes piece by piece; or
+has blocks added up while candidates are listed.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,39 @@ import numpy as np
 
 from .._arrays import F32, F64, I64, U32
 from ._feedback import magnitude_bits
-from ._jit import jit, lean_nested
+from ._jit import jit, lean_nested, nested
 from ._lanes import sum_all_and_reaching, sum_reaching, sum_squares
-from ._tree import LANES, halve
+
+LANES = 16
 
 Sums = tuple[F64, U32, I64]
 """Sums and numbers of what reaches some magnitude bits, by these and by block; without any, the
 sums of squares."""
+
+
+@nested
+def _add_row(row: F64, lanes: F64) -> None:
+    # The length is not a constant here, which is what makes LLVM use vectors and not unroll.
+    for lane in range(row.size):
+        lanes[lane] += row[lane]
+
+
+@nested
+def add_terms(terms: F64, lanes: F64) -> None:
+    """Add term i to lane i % 16, in order; the terms before it were a multiple of 16."""
+    for first in range(0, terms.size, LANES):
+        _add_row(terms[first : min(first + LANES, terms.size)], lanes)
+
+
+@nested
+def halve(lanes: F64) -> float:
+    """Lane j takes in lane j + half, for half = 8, 4, 2, 1."""
+    half = LANES // 2
+    while half:
+        for lane in range(half):
+            lanes[lane] += lanes[lane + half]
+        half //= 2
+    return float(lanes[0])
 
 
 @lean_nested

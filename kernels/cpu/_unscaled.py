@@ -13,13 +13,11 @@ import numpy as np
 from numba.core import types
 
 from .._arrays import F32, U64
-from ._absent import only_without
 from ._feedback import Factors, Values, effective
-from ._intrinsic import intrinsic
-from ._jit import lean_nested
+from ._jit import intrinsic, lean_nested
 from ._lanes import Largest
 from ._vector import for_rows, hints_of, memory, spread
-from ._view import view
+from ._view import only_without, view
 
 INFINITY = 0x7F800000
 _AHEAD = 512  # elements; 128 to 2048 were slower, on a Sapphire Rapids core

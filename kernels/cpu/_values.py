@@ -13,7 +13,7 @@ import numpy.typing as npt
 from llvmlite import ir
 from numba.core import types
 
-from ._intrinsic import intrinsic
+from ._jit import intrinsic
 
 _WORD = ir.IntType(32)
 _QUIET = 0x7FC0  # bfloat16's NaN

@@ -10,7 +10,6 @@ import numpy as np
 from .._arrays import F32, U32, Gradient
 from ..scratch import scratch
 from ..threads import over_slices
-from ._absent import first_of
 from ._candidates import send
 from ._feedback import Factors, Values, magnitude_bits
 from ._jit import jit
@@ -18,7 +17,7 @@ from ._listing import mark, source_of
 from ._selection import select_largest
 from ._unscaled import INFINITY, look
 from ._values import load
-from ._view import view
+from ._view import first_of, view
 
 _SMALLEST = 1  # in magnitude bits
 

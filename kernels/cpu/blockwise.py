@@ -15,7 +15,6 @@ from .._arrays import F32, I8, I64, U8, U32, Gradient
 from ..blockwise import Form
 from ..philox import Noise
 from ..threads import over_slices
-from ._absent import only_with
 from ._careful_codes import SMALL, Offset, decoded, encode_carefully
 from ._codes import encode, grid_numbers
 from ._feedback import (
@@ -28,13 +27,13 @@ from ._feedback import (
 )
 from ._grid import CLIPPED, L2, Shape, clipped_grid, grid_of, norm_grid, shape_of
 from ._jit import inlined, lean
-from ._nibbles import bytes_of, pack_planes, unpack_planes
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
+from ._planes import bytes_of, pack_planes, unpack_planes
 from ._prefetch import AHEAD, NEAR, fetch
 from ._stream import room_to_stream, settle, stream
 from ._values import bits_of
-from ._view import view
+from ._view import only_with, view
 
 
 @inlined

@@ -14,15 +14,14 @@ from ..blockwise import Form
 from ..blockwise_mean import Owned, Packed
 from ..philox import Noise
 from ..threads import over_slices
-from ._absent import only_with
 from ._feedback import effective, factors_of, magnitude_bits
 from ._grid import Shape, shape_of
 from ._jit import inlined, lean
-from ._nibbles import bytes_of
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._payloads import addresses
+from ._planes import bytes_of
 from ._prefetch import AHEAD, NEAR, fetch
-from ._view import view
+from ._view import only_with, view
 from .blockwise import add_blocks, decode_block, encode_block, fill_grid
 
 _INFINITY = np.uint32(0x7F800000)

@@ -8,7 +8,6 @@ from .._arrays import F32, U32, Gradient
 from ..dgc import ADJUSTMENTS, FEWEST, MOST, SMALLEST, adjusted_threshold, lowered, most_selected
 from ..scratch import scratch
 from ..threads import over_slices
-from ._absent import only_without
 from ._candidates import Entries
 from ._feedback import Factors, Values, magnitude_bits
 from ._jit import jit, nested
@@ -24,6 +23,7 @@ from ._listing import (
 from ._rank import nth_largest, sample_stretches
 from ._selection import begin, finish
 from ._unscaled import INFINITY
+from ._view import only_without
 
 _lowered = nested(lowered)
 _OCTAVE = 1 << 23  # in magnitude bits, a factor of two

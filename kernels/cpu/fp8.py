@@ -17,8 +17,7 @@ from .._arrays import F32, I64, U8, Gradient
 from ..fp8 import Format
 from ..threads import over_slices
 from ._feedback import Values, factors_of, fill_largest, place
-from ._intrinsic import intrinsic
-from ._jit import inlined, lean, lean_nested
+from ._jit import inlined, intrinsic, lean, lean_nested
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
 from ._prefetch import AHEAD, fetch
 from ._values import bits_of

@@ -14,8 +14,8 @@ from ._feedback import Values, factors_of, fill, place
 from ._jit import inlined, lean
 from ._noise import Key, drawn_at, noise_buffer, noise_key
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
+from ._planes import SIGN, pack_short, pack_whole, sign_of
 from ._prefetch import AHEAD, fetch
-from ._signs import SIGN, pack_short, pack_whole, sign_of
 from ._values import bits_of
 from ._view import view
 

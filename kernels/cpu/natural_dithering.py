@@ -16,7 +16,7 @@ from ._feedback import Values, factors_of, fill_largest, place
 from ._jit import inlined, lean, lean_nested
 from ._lanes import sum_squares
 from ._noise import Key, drawn_at, noise_buffer, noise_key
-from ._signs import sign_of
+from ._planes import sign_of
 from ._values import bits_of
 from ._view import view
 

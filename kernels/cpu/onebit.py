@@ -15,11 +15,10 @@ from numba.core import types
 from .._arrays import F32, I64, U8, Gradient
 from ..threads import over_slices
 from ._feedback import Values, factors_of, fill_magnitudes, place
-from ._intrinsic import intrinsic
-from ._jit import inlined, lean
+from ._jit import inlined, intrinsic, lean
 from ._payloads import addresses, at, finish, first_of_sums, room_for_sums
+from ._planes import SIGN, pack_short, pack_whole
 from ._prefetch import AHEAD, fetch
-from ._signs import SIGN, pack_short, pack_whole
 from ._values import bits_of
 from ._vector import Memory, for_rows, hints_of, spread
 from ._view import view

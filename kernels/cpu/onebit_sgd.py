@@ -12,7 +12,7 @@ from .._arrays import F32, F64, U8, Gradient
 from ..threads import over_slices
 from ._feedback import Factors, Values, effective, factors_of
 from ._jit import jit, lean, lean_nested, nested
-from ._tree import LANES, add_terms, halve
+from ._sums import LANES, add_terms, halve
 from ._values import bits_of
 from ._view import view
 

@@ -7,8 +7,7 @@ import numpy as np
 from .._arrays import U32, U64
 from ..philox import Noise
 from ._jit import jit
-from ._noise import drawn_at, noise_buffer, noise_key
-from ._philox import four_words
+from ._noise import drawn_at, four_words, noise_buffer, noise_key
 
 
 @jit

@@ -9,7 +9,6 @@ import numpy as np
 from .._arrays import F32, U32, Gradient
 from ..select import Unit, in_units
 from ..threads import over_slices
-from ._absent import first_of
 from ._candidates import BLOCK
 from ._feedback import Factors, Values, factors_of, magnitude_bits
 from ._jit import jit, lean, lean_nested
@@ -17,7 +16,7 @@ from ._listing import guessed, mark, threshold_bits
 from ._selection import listing_of, select_largest
 from ._unscaled import INFINITY, look
 from ._values import bits_of
-from ._view import view
+from ._view import first_of, view
 
 
 @lean_nested

@@ -16,7 +16,6 @@ from ..sidco import (
     sampled,
     stage_threshold,
 )
-from ._absent import only_without
 from ._candidates import BLOCK, Entries
 from ._feedback import Factors, Values, magnitude_bits
 from ._jit import jit, nested
@@ -33,6 +32,7 @@ from ._rank import guess_from, largest_of, nth_largest, sample_stretches
 from ._selection import begin, finish, reaching
 from ._sums import add_in_order
 from ._unscaled import INFINITY
+from ._view import only_without
 
 _stage_threshold = nested(stage_threshold)
 

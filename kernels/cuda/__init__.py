@@ -11,8 +11,7 @@ import numpy as np
 from .._backends import KernelUnavailable
 from ._device import CTA, Device, device
 from ._gpu import Host, serve
-from ._later import answers_come_later, answers_later
-from ._work import ask
+from ._later import answers_come_later, answers_later, ask
 
 __all__ = ["Host", "answers_come_later", "answers_later", "check_available", "serve"]
 

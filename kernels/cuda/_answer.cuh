@@ -1,4 +1,4 @@
-// A number that a kernel finds out for the host; see `_work.py`, which has it cleared before.
+// A number that a kernel finds out for the host; see `_later.py`, which has it cleared before.
 #pragma once
 
 #include "_team.cuh"

@@ -1,4 +1,4 @@
-"""Checks on a GPU whose answers come later, so that who starts them need not wait.
+"""Numbers that kernels find out for Python, and checks whose answers come later.
 
 Outside of `answers_later` a check waits for the GPU and tells what it has found. Within, it is
 started, and all is taken to be well: whether any of them has found a fault is one number, which
@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ._device import Argument, launch
-from ._work import ask
+import numpy as np
+
+from ._device import CTA, Argument, device, launch
 
 MakeAnswer = Callable[[], Any]
 """Makes a number on the GPU, a cleared u64[1], which checks set to 1 where there is a fault."""
@@ -59,6 +60,28 @@ def answers_later(make: MakeAnswer) -> Iterator[None]:
 def answers_come_later() -> bool:
     """Whether checks of this thread wait for nothing now."""
     return _current.answer is not None
+
+
+def new_answer(source: str) -> Any:
+    """Return memory for a number that a source's kernels find out, cleared; see `Device.read`."""
+    answer = device().empty(1, np.uint64)
+    launch(source, "clear_answer", 1, CTA, answer)
+    return answer
+
+
+def ask(source: str, name: str, teams: int, threads: int, *arguments: Argument) -> int:
+    """Start a kernel whose last parameter is ``u64* answer``, and return what it finds.
+
+    Args:
+        source: See `launch`.
+        name: See `launch`.
+        teams: See `launch`.
+        threads: See `launch`.
+        arguments: All but the answer.
+    """
+    answer = new_answer(source)
+    launch(source, name, teams, threads, *arguments, answer)
+    return device().read(answer)
 
 
 def find_fault(source: str, name: str, teams: int, threads: int, *arguments: Argument) -> bool:

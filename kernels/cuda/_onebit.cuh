@@ -69,7 +69,7 @@ DEVICE void quantize_signs(
 }
 
 // The sums of block b of n elements. `payloads` says where what payload r has begins: its bits
-// (null where there is no such payload) and scales; `alone` is as in _blockwise_sums.cuh.
+// (null where there is no such payload) and scales; `alone` is as in _blockwise.cuh.
 template <int THREADS, class Payloads>
 DEVICE void sum_signs(
     const Payloads& payloads, Sums sums, bool alone, i64 b, i64 n, int block, float weight) {

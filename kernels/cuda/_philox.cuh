@@ -2,6 +2,7 @@
 #pragma once
 
 #include "_kernel.cuh"
+#include "_team.cuh"
 
 constexpr int ROUNDS = 7;
 constexpr int ROW = 1024;             // elements whose numbers are drawn together
@@ -39,4 +40,72 @@ DEVICE u32 random_fraction(const Noise& noise, i64 i) {
     u32 which = part / 2;
     u32 word = which == 0 ? words[0] : which == 1 ? words[1] : which == 2 ? words[2] : words[3];
     return fraction_of(word, part % 2);
+}
+
+// Random numbers for a span of elements, drawn by all of a CTA together.
+//
+// The eight numbers of a call of Philox belong to elements that lie 128 apart in a row of 1024. So
+// a CTA draws whole rows into shared memory, word by word, and a span of eight rows costs nine at
+// most, wherever in a row it begins.
+
+constexpr int SPAN = 8 * ROW;  // elements that numbers are drawn for at once
+constexpr int ROW_WORDS = ROW / 2;
+constexpr int SPAN_WORDS = (SPAN / ROW + 1) * ROW_WORDS;
+
+struct Drawn {
+    const u32* words;  // two numbers each
+    int first;         // where the span's own begin, in numbers
+};
+
+// The numbers of `size` elements from low on, at most a span. All threads of a CTA come here.
+DEVICE Drawn drawn_for_span(const Noise& noise, i64 low, int size) {
+    __shared__ u32 words[SPAN_WORDS];
+    u64 element = u64(noise.start + low);
+    int first = int(element % ROW), rows = (first + size + ROW - 1) / ROW;
+    __syncthreads();  // until those of the last span are read by all
+    for (int i = int(threadIdx.x); i < rows * ROW_BLOCKS; i += CTA) {
+        u32 four[4];
+        philox(noise, element / ROW * ROW_BLOCKS + u64(i), four);
+        u32* row = words + i / ROW_BLOCKS * ROW_WORDS + i % ROW_BLOCKS;
+        for (int w = 0; w < 4; ++w) row[w * ROW_BLOCKS] = four[w];
+    }
+    __syncthreads();
+    return {words, first};
+}
+
+// The 23 bits of element i of the span; see `random_fractions`.
+DEVICE u32 drawn_fraction(Drawn drawn, int i) {
+    int place = drawn.first + i, part = place / ROW_BLOCKS;
+    return fraction_of(drawn.words[part / 2 * ROW_BLOCKS + place % ROW_BLOCKS], part % 2);
+}
+
+// The random bits of all elements of an array, for whoever uses every one; see `random_fractions`.
+
+// Give use(i, count, fractions) the numbers of the elements i to i + count - 1, count being 4 or 1.
+//
+// A call of Philox has the numbers of elements in each eighth of a row. A thread makes four calls,
+// for four neighbours in each.
+template <class Use>
+DEVICE void for_random_fractions(const Noise& noise, i64 n, Use use) {
+    constexpr int EIGHTHS = 8, PARTS = ROW / EIGHTHS / 4;
+    i64 first = noise.start / ROW, rows = (noise.start + n - 1) / ROW - first + 1;
+    for (i64 part = team_number<1>(); part < rows * PARTS; part += team_count<1>()) {
+        i64 row = first + part / PARTS, column = 4 * (part % PARTS);
+        u32 words[4][4];
+        for (int u = 0; u < 4; ++u) philox(noise, u64(row * ROW_BLOCKS + column + u), words[u]);
+        for (int eighth = 0; eighth < EIGHTHS; ++eighth) {
+            u32 fractions[4];
+            for (int u = 0; u < 4; ++u)
+                fractions[u] = fraction_of(words[u][eighth / 2], eighth % 2);
+            i64 i = row * ROW + eighth * (ROW / EIGHTHS) + column - noise.start;
+            if (i >= 0 && i + 4 <= n) {
+                use(i, 4, fractions);
+                continue;
+            }
+            for (int u = 0; u < 4; ++u) {
+                u32 one[4] = {fractions[u], 0, 0, 0};
+                if (i + u >= 0 && i + u < n) use(i + u, 1, one);
+            }
+        }
+    }
 }

@@ -5,7 +5,6 @@
 // knows where each pointer is, and every payload's bytes are asked for before the first are used.
 #pragma once
 
-#include "_narrow.cuh"
 #include "_values.cuh"
 
 constexpr int MOST = 8;  // payloads of a launch; as in _sums.py

@@ -4,7 +4,7 @@
 #include "_kernel.cuh"
 
 constexpr int CTA = 256;
-constexpr int LANES = 16;  // of the written order of sums; see kernels/_tree.py
+constexpr int LANES = 16;  // of the written order of sums; see kernels/_numpy.py
 
 template <int THREADS>
 DEVICE int team_thread() {

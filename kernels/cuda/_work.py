@@ -1,12 +1,15 @@
-"""How work is cut into threads and tiles, and numbers that Python waits for."""
+"""How work is cut: into teams of threads, and sums of payloads into launches of eight."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from .._arrays import Gradient
 from ..philox import ROW
+from ._arguments import values
 from ._device import CTA, WARP, Argument, device, launch
 
 _WARPS_BLOCK = 1024  # elements that a warp goes through sooner than a whole block of threads
@@ -23,28 +26,50 @@ def threads_for(elems: int, each: int) -> tuple[int, int]:
 
 
 def threads_for_rows(elems: int) -> tuple[int, int]:
-    """The same for kernels that go by rows of random numbers; see ``_rows.cuh``."""
+    """The same for kernels that go by rows of random numbers; see ``_philox.cuh``."""
     rows = elems // ROW + 2  # the first and the last may have a few elements only
     return threads_for(rows * ROW if elems else 0, 32)
 
 
-def new_answer(source: str) -> Any:
-    """Return memory for a number that a source's kernels find out, cleared; see `Device.read`."""
-    answer = device().empty(1, np.uint64)
-    launch(source, "clear_answer", 1, CTA, answer)
-    return answer
+_MOST = 8  # payloads of a launch; as in _sums.cuh
 
 
-def ask(source: str, name: str, teams: int, threads: int, *arguments: Argument) -> int:
-    """Start a kernel whose last parameter is ``u64* answer``, and return what it finds.
+def launch_sums(
+    source: str,
+    name: str,
+    teams: int,
+    threads: int,
+    arrays: Sequence[Sequence[Argument] | None],
+    out: Gradient,
+    *rest: Argument,
+) -> None:
+    """Start a kernel that sums payloads, as often as it takes; what is rounded is so in the last.
 
     Args:
         source: See `launch`.
         name: See `launch`.
         teams: See `launch`.
         threads: See `launch`.
-        arguments: All but the answer.
+        arrays: For each array that a payload consists of, that of every payload; or None.
+        out: float32, float16, or bfloat16 as uint16.
+        rest: What follows after the arrays, the sums so far and ``out``.
     """
-    answer = new_answer(source)
-    launch(source, name, teams, threads, *arguments, answer)
-    return device().read(answer)
+    count = max((len(column) for column in arrays if column is not None), default=0)
+    before, total = None, _total(count, out)
+    for first in range(0, max(count, 1), _MOST):
+        some = [array for column in arrays for array in _padded(column, first)]
+        into = out if first + _MOST >= count else total
+        launch(source, name, teams, threads, *some, before, *values(into), *rest)
+        before = total
+
+
+def _total(count: int, out: Gradient) -> Any:
+    """Where sums lie from one launch to the next."""
+    if count <= _MOST or out.dtype == np.float32:
+        return out
+    return device().empty(out.size, np.float32)
+
+
+def _padded(column: Sequence[Argument] | None, first: int) -> list[Argument]:
+    some = [] if column is None else list(column[first : first + _MOST])
+    return some + [None] * (_MOST - len(some))

@@ -5,7 +5,7 @@
 // time by a kernel of its own. What matters is marked and counted as candidates are elsewhere, and
 // the largest of them are chosen as from there on.
 
-#include "_survey.cuh"
+#include "_select.cuh"
 
 constexpr int STRETCH = 2048;  // elements that a CTA takes at a time; as in adacomp.py
 constexpr int TIMES = STRETCH / (4 * CTA);

@@ -1,7 +1,7 @@
 // Block-wise quantisation; see compressa.kernels.blockwise for the arithmetic and the layout, and
-// _blockwise.cuh and _blockwise_sums.cuh for how a team takes a block.
+// _blockwise.cuh for how a team takes a block.
 
-#include "_blockwise_sums.cuh"
+#include "_blockwise.cuh"
 
 template <int THREADS, int EACH, bool RANDOM>
 DEVICE void quantize(

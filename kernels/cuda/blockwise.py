@@ -13,8 +13,7 @@ from ..blockwise import STATISTICS, Form
 from ..philox import Noise
 from ._arguments import Arguments, feedback, i64, random, values
 from ._device import launch
-from ._sums import launch_sums
-from ._work import team_for
+from ._work import launch_sums, team_for
 
 
 def quantize_blockwise(

@@ -2,10 +2,9 @@
 //
 // Each thread takes four neighbouring elements.
 
-#include "_narrow.cuh"
+#include "_values.cuh"
 #include "_sums.cuh"
 #include "_team.cuh"
-#include "_values.cuh"
 
 // What stays behind of p, of which `sent` arrives; `before` where no step could ever send it.
 DEVICE float kept(float p, float sent, float before, float back, int kind) {

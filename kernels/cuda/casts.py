@@ -10,7 +10,7 @@ from .._arrays import F32, Gradient, block_count
 from ..casts import Half
 from ._arguments import feedback, i64, values
 from ._device import CTA, launch
-from ._sums import launch_sums
+from ._work import launch_sums
 
 _TURN = 4 * CTA  # elements that a block of threads takes at a time
 

@@ -6,7 +6,8 @@ import numpy as np
 
 from .._arrays import U8
 from ..checksums import WORD_BYTES
-from ._work import ask, threads_for
+from ._later import ask
+from ._work import threads_for
 
 
 def checksum(data: U8) -> int:

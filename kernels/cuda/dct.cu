@@ -1,7 +1,6 @@
 // Cosine transforms of a vector's chunks, and the largest coefficients; see compressa.kernels.dct.
 
 #include "_answer.cuh"
-#include "_coefficients.cuh"
 #include "_cosines.cuh"
 #include "_team.cuh"
 

@@ -14,7 +14,7 @@ from .._arrays import F32, U8, Gradient, block_count
 from ..dct import ChunkForm
 from . import _arguments
 from ._device import CTA, launch
-from ._work import ask
+from ._later import ask
 
 _VECTOR_ELEMS = 1024  # that a block of threads takes at once; of a matrix, a tile
 

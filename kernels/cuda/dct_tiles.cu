@@ -2,7 +2,6 @@
 //
 // A CTA takes a tile of N x N elements. Sums run in the written order, in float64, one thread each.
 
-#include "_coefficients.cuh"
 #include "_cosines.cuh"
 #include "_scan.cuh"
 

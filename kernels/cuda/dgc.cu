@@ -5,8 +5,7 @@
 // second survey marks what reaches the right one.
 
 #include "_ranks.cuh"
-#include "_reaching.cuh"
-#include "_survey.cuh"
+#include "_select.cuh"
 
 constexpr int ADJUSTMENTS = 10;  // as in compressa.kernels.dgc
 static_assert(ADJUSTMENTS <= THRESHOLDS, "they are counted together");

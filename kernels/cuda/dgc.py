@@ -7,8 +7,7 @@ import numpy as np
 from .._arrays import F32, U32, Gradient
 from ..dgc import ADJUSTMENTS, FEWEST, MOST
 from ._device import device
-from ._ranks import draw_ranks
-from ._select import Selection
+from ._select import Selection, draw_ranks
 
 _SOURCE = "dgc"
 

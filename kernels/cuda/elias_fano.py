@@ -6,7 +6,8 @@ import numpy as np
 
 from .._arrays import U8, U32
 from ._device import device, launch
-from ._work import new_answer, threads_for
+from ._later import new_answer
+from ._work import threads_for
 
 
 def write_parts(indices: U32, n: int, low_bits: int, low: U8, high: U8, check: bool) -> bool:

@@ -9,7 +9,8 @@ import numpy as np
 from .._arrays import F32, Gradient
 from ._arguments import feedback
 from ._device import launch
-from ._work import ask, threads_for
+from ._later import ask
+from ._work import threads_for
 
 _EXPONENTS: dict[np.dtype[Any], int] = {
     np.dtype(np.float16): 0x7C00,

@@ -10,8 +10,7 @@ from .._arrays import F32, U8, Gradient, block_count
 from ..fp8 import Format
 from ._arguments import Arguments, feedback, values
 from ._device import launch
-from ._sums import launch_sums
-from ._work import team_for
+from ._work import launch_sums, team_for
 
 
 def _numbers(size: int, block: int, form: Format) -> Arguments:

@@ -1,7 +1,7 @@
 // Random Hadamard rotations and codes of 4 bits; see compressa.kernels.hadamard for the arithmetic.
 
 #include "_butterflies.cuh"
-#include "_noise.cuh"
+#include "_philox.cuh"
 #include "_team.cuh"
 #include "_values.cuh"
 

@@ -1,6 +1,6 @@
 // Integers of a scale that all ranks share; see compressa.kernels.integers.
 
-#include "_rows.cuh"
+#include "_philox.cuh"
 #include "_values.cuh"
 
 typedef signed char i8;

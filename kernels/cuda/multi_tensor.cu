@@ -5,7 +5,7 @@
 // blockwise.cu or onebit.cu do. The table that says where the vectors lie is a parameter of the
 // kernel: it needs no copy to the GPU, and all threads of a CTA read the same entry of it.
 
-#include "_blockwise_sums.cuh"
+#include "_blockwise.cuh"
 #include "_onebit.cuh"
 
 constexpr int VECTORS = 64;  // of a launch

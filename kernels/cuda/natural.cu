@@ -2,7 +2,7 @@
 //
 // A warp takes a group of 1024 elements, 32 to a thread: four neighbours of each plane of signs.
 
-#include "_noise.cuh"
+#include "_philox.cuh"
 #include "_signs.cuh"
 #include "_sums.cuh"
 #include "_values.cuh"

@@ -11,7 +11,7 @@ from ..natural import GROUP
 from ..philox import Noise
 from ._arguments import feedback, random, values
 from ._device import CTA, WARP, launch
-from ._sums import launch_sums
+from ._work import launch_sums
 
 _SPAN = GROUP * CTA // WARP  # elements whose random numbers a block of threads draws at a time
 

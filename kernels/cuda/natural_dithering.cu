@@ -4,7 +4,7 @@
 // not fit goes through in pieces, and is read once more. Codes go to shared memory as well, a byte
 // each, and then into planes: all of a block's, or those of as many of its bytes as there is room.
 
-#include "_noise.cuh"
+#include "_philox.cuh"
 #include "_signs.cuh"
 #include "_team.cuh"
 #include "_values.cuh"

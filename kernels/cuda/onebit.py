@@ -9,8 +9,7 @@ import numpy as np
 from .._arrays import F32, U8, Gradient, block_count
 from ._arguments import feedback, i32, i64, values
 from ._device import launch
-from ._sums import launch_sums
-from ._work import team_for
+from ._work import launch_sums, team_for
 
 
 def sign_quantize(

@@ -1,6 +1,6 @@
 // Random words and fractions for all elements of an array; see compressa.kernels.philox.
 
-#include "_rows.cuh"
+#include "_philox.cuh"
 #include "_values.cuh"
 
 // A thread makes the four words of a call.

@@ -7,8 +7,7 @@
 // left. Then the chosen are counted in every tile, and written to their places.
 
 #include "_in_order.cuh"
-#include "_sample.cuh"
-#include "_survey.cuh"
+#include "_select.cuh"
 
 constexpr int SAMPLE = 8192;  // as in _select.py
 constexpr double SURELY = 0.9;  // of a sample's root mean square: seldom more than the vector's

@@ -7,8 +7,7 @@
 
 #include "_in_order.cuh"
 #include "_ranks.cuh"
-#include "_reaching.cuh"
-#include "_survey.cuh"
+#include "_select.cuh"
 
 constexpr int STAGE_WORDS = 4;  // as in sidco.py
 constexpr u32 SMALLEST = 1;     // the bits of the least magnitude above 0

@@ -11,8 +11,7 @@ import numpy as np
 from .._arrays import F32, U32, Gradient
 from ..sidco import base_ranks, most_counted, sampled
 from ._device import CTA, device, launch
-from ._ranks import draw_ranks
-from ._select import Selection, low_rank
+from ._select import Selection, draw_ranks, low_rank
 
 _SOURCE = "sidco"
 _STAGE_WORDS = 4  # of 8 bytes; as in sidco.cu

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from compressa.kernels import KernelUnavailable, reference
 from compressa.kernels.cuda._device import device, running_on
+from compressa.kernels.threads import Team
 from emulated_cuda import Emulated
 from kernel_cases import poisoned, same_bits
 from mirrored_cuda import Mirrored
@@ -61,6 +63,18 @@ def alike(
             assert _same(one, other), f"{name}: result {place} is {one}, not {other}"
         assert all(map(same_bits, reads, before)), f"{name} wrote to what it only reads"
     return due
+
+
+def alike_in_threads(run: Callable[[], Sequence[Any]]) -> None:
+    """Assert that a CPU's threads together give the bits that one of them gives.
+
+    Args:
+        run: Calls kernels on large arrays; returns all arrays that they were given to write to.
+    """
+    alone = run()
+    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
+        together = run()
+    assert [_same(*pair) for pair in zip(together, alone, strict=True)] == [True] * len(alone)
 
 
 def backends(

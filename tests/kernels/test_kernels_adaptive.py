@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from alike import Array, alike, copied, odd, on_every_backend
+from alike import Array, alike, alike_in_threads, copied, odd, on_every_backend
 from compressa.kernels import (
     most_selected,
     scatter_add,
@@ -19,12 +18,10 @@ from compressa.kernels import (
     select_sidco,
 )
 from compressa.kernels._selection import sample_places, unscaled
-from compressa.kernels.cuda import _ranks, adacomp, sidco
+from compressa.kernels.cuda import _select, adacomp, sidco
 from compressa.kernels.cuda._device import HOME, device
-from compressa.kernels.cuda._select import Selection
 from compressa.kernels.dgc import ADJUSTMENTS
 from compressa.kernels.sidco import TOLERANCE, sampled
-from compressa.kernels.threads import Team
 from emulated_cuda import on_emulated_cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +32,7 @@ from kernel_cases import (
     SCALES,
     as_kind,
     gradients,
+    kinds,
     poisoned,
     residual_for,
     same_bits,
@@ -96,40 +94,34 @@ def dgc_room(x: Array, k: int) -> int:
 
 
 @on_every_backend
-@given(gradients(), feedback, st.integers(1, 4), st.data())
-def test_sidco_equals_reference(x: F32, keep: Keep, stages: int, data: st.DataObject) -> None:
+@settings(max_examples=120)
+@given(gradients(), kinds, feedback, st.integers(1, 4), st.data())
+def test_sidco_equals_reference(
+    x: F32, kind: str, keep: Keep, stages: int, data: st.DataObject
+) -> None:
     if x.size:
         k, room = data.draw(st.integers(1, x.size)), data.draw(st.integers(0, x.size))
-        check("sidco", x, (k, stages), room, keep)
+        check("sidco", as_kind(x, kind), (k, stages), room, keep, on_cpu=kind == "float32")
 
 
 @on_every_backend
-@given(gradients(), feedback, st.data())
-def test_dgc_equals_reference(x: F32, keep: Keep, data: st.DataObject) -> None:
+@settings(max_examples=120)
+@given(gradients(), kinds, feedback, st.data())
+def test_dgc_equals_reference(x: F32, kind: str, keep: Keep, data: st.DataObject) -> None:
     if x.size:
         k, sample = (data.draw(st.integers(1, x.size)) for _ in range(2))
-        check("dgc", x, (k, sample), dgc_room(x, k), keep)
+        on_cpu = kind == "float32"
+        check("dgc", as_kind(x, kind), (k, sample), dgc_room(x, k), keep, on_cpu=on_cpu)
 
 
 @on_every_backend
-@given(gradients(), feedback, st.sampled_from((1, 2, 7, 50, 500)), st.data())
-def test_adacomp_equals_reference(x: F32, keep: Keep, bin_elems: int, data: st.DataObject) -> None:
-    check("adacomp", x, (bin_elems,), data.draw(st.integers(0, x.size)), keep)
-
-
-@on_every_backend
-@pytest.mark.parametrize("name", ["sidco", "dgc", "adacomp"])
-@settings(max_examples=66)
-@given(gradients(), st.sampled_from(KINDS[1:]), feedback, st.integers(1, 4), st.data())
-def test_selections_of_16_bits_equal_reference(
-    name: str, x: F32, kind: str, keep: Keep, stages: int, data: st.DataObject
+@settings(max_examples=120)
+@given(gradients(), kinds, feedback, st.sampled_from((1, 2, 7, 50, 500)), st.data())
+def test_adacomp_equals_reference(
+    x: F32, kind: str, keep: Keep, bin_elems: int, data: st.DataObject
 ) -> None:
-    if not x.size:
-        return
-    k, number = (data.draw(st.integers(1, x.size)) for _ in range(2))
-    arguments = {"sidco": (k, stages), "dgc": (k, number), "adacomp": (7 ** (stages - 1),)}[name]
-    room = dgc_room(x, k) if name == "dgc" else number
-    check(name, as_kind(x, kind), arguments, room, keep, on_cpu=False)
+    room, on_cpu = data.draw(st.integers(0, x.size)), kind == "float32"
+    check("adacomp", as_kind(x, kind), (bin_elems,), room, keep, on_cpu=on_cpu)
 
 
 @on_every_backend
@@ -385,15 +377,13 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_bits_do_not_depend_on_threads(name: str) -> None:
-    x, function = drawn("heavy", 700_001), FUNCTIONS[name]
-    residuals = [residual_for(x, 5) for _ in range(2)]
-    alone = run(function, x, ARGUMENTS[name], 910, residuals[0])
-    with ThreadPoolExecutor(3) as pool, Team(pool, 3).enlisted():
-        shared = run(function, x, ARGUMENTS[name], 910, residuals[1])
-    assert all(same_bits(a, b) for a, b in zip(alone, shared, strict=True))
-    assert residuals[0] is not None
-    assert residuals[1] is not None
-    assert same_bits(residuals[0], residuals[1])
+    x = drawn("heavy", 700_001)
+
+    def selected() -> list[Array | None]:
+        left = residual_for(x, 5)
+        return [*run(FUNCTIONS[name], x, ARGUMENTS[name], 910, left), left]
+
+    alike_in_threads(selected)
 
 
 @given(
@@ -485,8 +475,8 @@ def test_ranks_in_a_sample_are_exact(x: F32, keep: Keep, data: st.DataObject) ->
         q = np.abs(unscaled(x, residual, keep[1]))[sample_places(x.size, sample)]
     if np.isnan(q).any():
         return
-    selection = Selection(x, residual, keep[1])
-    ranked = _ranks.draw_ranks("sidco", selection, sample, ranks)
+    selection = _select.Selection(x, residual, keep[1])
+    ranked = _select.draw_ranks("sidco", selection, sample, ranks)
     fits = device().empty(len(ranks) * sidco._STAGE_WORDS, np.uint64)
     ranked.finish("begin_sidco", residual, selection.state, fits)
     bases = np.frombuffer(fits.owner, np.float32).reshape(len(ranks), -1)[:, -2]
@@ -501,5 +491,5 @@ def test_the_launchers_and_the_kernels_have_the_same_sizes() -> None:
     assert f"constexpr int STRETCH = {adacomp._STRETCH};" in text
     assert f"constexpr int ADJUSTMENTS = {ADJUSTMENTS};" in text
     assert f"constexpr int STAGE_WORDS = {sidco._STAGE_WORDS};" in text
-    assert f"constexpr int RANKS = {_ranks.RANKS};" in text
+    assert f"constexpr int RANKS = {_select.RANKS};" in text
     assert f"constexpr double TOLERANCE = {TOLERANCE};" in text

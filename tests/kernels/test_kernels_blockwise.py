@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from alike import alike, copied, odd, on_every_backend
+from alike import alike, alike_in_threads, copied, odd, on_every_backend
 from compressa.kernels import Form, Noise, block_count, blockwise, reference
 from compressa.kernels.blockwise import STATISTICS, Statistic, dequantize_blockwise, sum_blockwise
 from compressa.kernels.cpu._stream import LEAST_ELEMS
-from compressa.kernels.threads import Team
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
@@ -20,11 +18,11 @@ from kernel_cases import (
     as_kind,
     block_max,
     gradients,
+    kinds,
     poisoned,
     residual_for,
     same_bits,
 )
-from sum_cases import COUNTS, any_bytes, any_units, counts, dtypes, one_by_one, weights
 
 BLOCKS = {8: (8, 10, 64, 256, 2048), 4: (8, 10, 64, 128, 256, 1026), 2: (8, 12, 64, 256, 1028)}
 forms = st.sampled_from(
@@ -71,25 +69,17 @@ def same_payload(ours: Payload, other: Payload) -> bool:
 
 
 @on_every_backend
-@given(gradients(), forms, feedback, noises)
+@settings(max_examples=166)
+@given(gradients(), kinds, forms, feedback, noises)
 def test_quantize_equals_reference(
-    x: F32, form: Form, keep: tuple[int | None, float], noise: Noise | None
-) -> None:
-    residual = residual_for(x, keep[0])
-    alike("blockwise", lambda k: quantized(k, x, form, residual, keep[1], noise), reads=[x])
-
-
-@on_every_backend
-@settings(max_examples=66)
-@given(gradients(), st.sampled_from(KINDS[1:]), forms, feedback, noises)
-def test_quantize_of_16_bits_equals_reference(
     x: F32, kind: str, form: Form, keep: tuple[int | None, float], noise: Noise | None
 ) -> None:
     given_x, residual = as_kind(x, kind), residual_for(x, keep[0])
     alike(
         "blockwise",
         lambda k: quantized(k, given_x, form, residual, keep[1], noise),
-        on_cpu=False,
+        reads=[given_x],
+        on_cpu=kind == "float32",
     )
 
 
@@ -299,12 +289,12 @@ def test_golden_bytes() -> None:
 @pytest.mark.parametrize("form", [Form(bits=b, block=64, statistic="range") for b in (2, 4, 8)])
 def test_slices_in_threads_give_the_bits_of_the_whole(form: Form, noise: Noise | None) -> None:
     x = np.random.default_rng(0).standard_normal((1 << 20) + 13).astype(np.float32)
-    zeros = np.zeros_like(x)
-    payload = quantized(blockwise, x, form, zeros, 1.0, noise)
-    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
-        assert same_payload(payload, quantized(blockwise, x, form, zeros, 1.0, noise))
-        threaded = decoded(payload, x.size, form)
-    assert same_bits(threaded, decoded(payload, x.size, form))
+
+    def there_and_back() -> list[Any]:
+        payload = quantized(blockwise, x, form, np.zeros_like(x), 1.0, noise)
+        return [*payload, decoded(payload, x.size, form)]
+
+    alike_in_threads(there_and_back)
 
 
 @pytest.mark.parametrize(
@@ -344,64 +334,6 @@ def test_codes_take_their_bits() -> None:
     assert [Form(bits=2, block=8).code_bytes(n) for n in sizes] == [0, 1, 2, 3, 4]
 
 
-def payloads(n: int, form: Form, count: int, seed: int) -> tuple[Any, Any, Any]:
-    random, blocks, shift = np.random.default_rng(seed), block_count(n, form.block), seed % 4
-    codes = [any_bytes(random, form.code_bytes(n), shift) for _ in range(count)]
-    scales, offsets = ([any_units(random, blocks, shift) for _ in range(count)] for _ in range(2))
-    return codes, scales, offsets if form.statistic == "range" else None
-
-
-@on_every_backend
-@given(
-    st.sampled_from((0, 1, 9, 64, 257, 2500)), counts, forms, weights, dtypes, st.integers(0, 99)
-)
-def test_sum_is_that_of_one_payload_after_the_other(
-    n: int, count: int, form: Form, weight: float, dtype: Any, seed: int
-) -> None:
-    codes, scales, offsets = payloads(n, form, count, seed)
-
-    def add(i: int, total: F32) -> None:
-        some = None if offsets is None else offsets[i]
-        dequantize_blockwise(
-            codes[i], scales[i], total, form=form, offsets=some, weight=weight, add=True
-        )
-
-    def summed(kernels: Any) -> list[np.ndarray]:
-        whole, out = odd(poisoned(n, dtype), seed % 4)
-        kernels.sum_blockwise(codes, scales, out, form=form, offsets=offsets, weight=weight)
-        return [whole]
-
-    (whole,) = alike("blockwise", summed)
-    due = one_by_one(add, count, n, dtype)
-    assert same_bits(whole, odd(due, seed % 4)[0])
-
-
-@on_every_backend
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
-@pytest.mark.parametrize("count", COUNTS)
-@pytest.mark.parametrize("form", [Form(bits=4, block=64), Form(bits=8, block=2048)], ids=repr)
-def test_sums_of_more_blocks_than_teams_in_any_order(form: Form, count: int, dtype: Any) -> None:
-    codes, scales, _ = payloads(40_001, form, count, 1)
-
-    def summed(kernels: Any) -> list[np.ndarray]:
-        whole, out = odd(poisoned(40_001, dtype), 1)
-        kernels.sum_blockwise(codes, scales, out, form=form, weight=0.3)
-        return [whole]
-
-    alike("blockwise", summed, orders=[form.bits])
-
-
-@pytest.mark.parametrize("form", [Form(bits=b, block=64, statistic="range") for b in (2, 4, 8)])
-def test_sums_in_threads_are_those_of_the_whole(form: Form) -> None:
-    n = (1 << 20) + 13
-    codes, scales, offsets = payloads(n, form, 3, 0)
-    whole, threaded = poisoned(n, np.float32), poisoned(n, np.float32)
-    sum_blockwise(codes, scales, whole, form=form, offsets=offsets)
-    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
-        sum_blockwise(codes, scales, threaded, form=form, offsets=offsets)
-    assert same_bits(whole, threaded)
-
-
 @on_every_backend
 def test_the_sum_of_no_payload_is_zero_and_minus_zeros_add_up_to_zero() -> None:
     form = Form(bits=8, block=8)
@@ -416,15 +348,7 @@ def test_the_sum_of_no_payload_is_zero_and_minus_zeros_add_up_to_zero() -> None:
     assert all(same_bits(out, np.zeros_like(out)) for out in alike("blockwise", sums))
 
 
-def test_sums_of_unfit_payloads_are_refused() -> None:
-    form, out = Form(bits=8, block=8), poisoned(8, np.float32)
-    (first, second), scales, _ = payloads(8, form, 2, 0)
-    with pytest.raises(ValueError, match=r"codes must have shape \(8,\)"):
-        sum_blockwise([first, second[:7]], scales, out, form=form)
-    with pytest.raises(ValueError, match="one of each array"):
-        sum_blockwise([first, second], scales[:1], out, form=form)
+def test_offsets_are_not_summed_with_other_statistics() -> None:
+    out, codes, scales = poisoned(8, np.float32), [np.zeros(8, np.uint8)], [np.ones(1, np.float32)]
     with pytest.raises(ValueError, match="offsets"):
-        sum_blockwise([first, second], scales, out, form=form, offsets=scales)
-    with pytest.raises(TypeError, match="out must be float32, float16, or bfloat16"):
-        sum_blockwise([first, second], scales, out.astype(np.float64), form=form)
-    assert same_bits(out, poisoned(8, np.float32))
+        sum_blockwise(codes, scales, out, form=Form(bits=8, block=8), offsets=scales)

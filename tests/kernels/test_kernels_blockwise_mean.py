@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
+from alike import alike_in_threads
 from compressa.kernels import Form, Noise, Owned, Packed, average_blockwise, block_count, reference
-from compressa.kernels.threads import Team
 from hypothesis import given
 from hypothesis import strategies as st
 from kernel_cases import F32, SCALES, gradients, poisoned, residual_for, same_bits
@@ -93,10 +92,7 @@ def test_threads_give_the_bits_of_the_whole(form: Form) -> None:
     random, n = np.random.default_rng(0), (1 << 20) + 13
     x, residual = (random.standard_normal(n).astype(np.float32) for _ in range(2))
     sent, noise = any_payloads(n, form, 2, 0), Noise(1, 2, 3, 4, 192)
-    whole = averaged(x, sent, form, residual, 1.0, noise)
-    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
-        threaded = averaged(x, sent, form, residual, 1.0, noise)
-    assert all(same_bits(a, b) for a, b in zip(whole, threaded, strict=True))
+    alike_in_threads(lambda: averaged(x, sent, form, residual, 1.0, noise))
 
 
 def test_where_the_mean_overflows_what_undoes_the_step_is_kept() -> None:

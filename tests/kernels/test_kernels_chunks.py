@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
-from alike import Array, alike, odd, on_every_backend
+from alike import Array, alike, alike_in_threads, odd, on_every_backend
 from compressa.kernels import reference
 from compressa.kernels.chunks import (
     FLOAT32_MAX,
@@ -18,7 +17,6 @@ from compressa.kernels.chunks import (
     take_largest_chunks,
 )
 from compressa.kernels.cuda import answers_later
-from compressa.kernels.threads import Team
 from emulated_cuda import Emulated, on_device, on_emulated_cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -209,14 +207,13 @@ def test_overflow_marks_its_chunk_and_stays_out_of_the_residual(bad: float) -> N
 
 def test_bits_do_not_depend_on_slices() -> None:
     x, residual = np.random.default_rng(0).standard_normal((2, 1_000_003)).astype(np.float32)
-    results = []
-    for threads in (1, 3):
+
+    def absorbed() -> list[Array]:
         left, norms = residual.copy(), np.empty(-(-x.size // 192))
-        with ThreadPoolExecutor(2) as pool, Team(pool, threads).enlisted():
-            absorb_chunks(x, left, norms, chunk=192)
-        results.append((left, norms))
-    assert same_bits(results[0][0], results[1][0])
-    assert same_bits(results[0][1], results[1][1])
+        absorb_chunks(x, left, norms, chunk=192)
+        return [left, norms]
+
+    alike_in_threads(absorbed)
 
 
 @on_every_backend

@@ -22,6 +22,7 @@ from kernel_cases import (
     SIZES,
     as_kind,
     gradients,
+    kinds,
     poisoned,
     residual_for,
 )
@@ -77,18 +78,13 @@ def check_keep(
 
 
 @on_every_backend
-@given(gradients(sizes=(*SIZES[:-1],)), forms, feedback)
-def test_keep_equals_reference(x: F32, form: ChunkForm, keep: tuple[int | None, float]) -> None:
-    check_keep(x, form, residual_for(x, keep[0]), keep[1])
-
-
-@on_every_backend
-@settings(max_examples=66)
-@given(gradients(sizes=MOST), st.sampled_from(KINDS[1:]), forms, feedback)
-def test_keep_of_16_bits_equals_reference(
+@settings(max_examples=166)
+@given(gradients(sizes=(*SIZES[:-1],)), kinds, forms, feedback)
+def test_keep_equals_reference(
     x: F32, kind: str, form: ChunkForm, keep: tuple[int | None, float]
 ) -> None:
-    check_keep(as_kind(x, kind), form, residual_for(x, keep[0]), keep[1], on_cpu=False)
+    residual, on_cpu = residual_for(x, keep[0]), kind == "float32"
+    check_keep(as_kind(x, kind), form, residual, keep[1], on_cpu=on_cpu)
 
 
 @on_every_backend

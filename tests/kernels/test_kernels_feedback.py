@@ -11,7 +11,7 @@ from alike import Array, alike, odd, on_every_backend
 from compressa.kernels import absorb_residual, all_finite
 from compressa.kernels.cuda import check_available
 from compressa.kernels.cuda._device import CTA
-from compressa.kernels.cuda._work import ask
+from compressa.kernels.cuda._later import ask
 from emulated_cuda import on_emulated_cuda
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from alike import Array, alike, odd, on_every_backend
+from alike import Array, alike, alike_in_threads, odd, on_every_backend
 from compressa.kernels import Noise
 from compressa.kernels.integers import DTYPES, round_to_integers
-from compressa.kernels.threads import Team
 from hypothesis import given
 from hypothesis import strategies as st
-from kernel_cases import F32, gradients, poisoned, same_bits
+from kernel_cases import F32, gradients, poisoned
 
 NOISE = Noise(seed=3, stream=5, step=7, parameter=1, start=0)
 
@@ -87,12 +85,13 @@ def test_addresses_may_be_odd_and_nothing_beside_the_arrays_is_written(
 
 def test_bits_do_not_depend_on_slices() -> None:
     x = np.random.default_rng(0).standard_normal(1_000_003).astype(np.float32)
-    noise = NOISE._replace(start=77)
-    alone, shared = np.empty(x.size, np.int8), np.empty(x.size, np.int8)
-    round_to_integers(x, 20.0, 42, alone, noise)
-    with ThreadPoolExecutor(2) as pool, Team(pool, 3).enlisted():
-        round_to_integers(x, 20.0, 42, shared, noise)
-    assert same_bits(alone, shared)
+
+    def rounded() -> list[Array]:
+        q = np.empty(x.size, np.int8)
+        round_to_integers(x, 20.0, 42, q, NOISE._replace(start=77))
+        return [q]
+
+    alike_in_threads(rounded)
 
 
 def test_rounding_is_unbiased_and_its_variance_is_that_of_the_fraction() -> None:

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from alike import Array, alike, odd, on_every_backend
+from alike import Array, alike, alike_in_threads, odd, on_every_backend
 from compressa.kernels import lowrank as public
 from compressa.kernels.lowrank import (
     ALIVE,
@@ -20,7 +19,6 @@ from compressa.kernels.lowrank import (
     split_low_rank,
 )
 from compressa.kernels.philox import Noise, random_words
-from compressa.kernels.threads import Team
 from emulated_cuda import on_device, on_emulated_cuda
 from hypothesis import given
 from hypothesis import strategies as st
@@ -293,16 +291,15 @@ def test_bits_do_not_depend_on_the_number_of_threads(shape: tuple[int, int]) -> 
     random, r = np.random.default_rng(3), 5
     x, residual = (random.standard_normal(shape).astype(np.float32) for _ in range(2))
     p, q = (random.standard_normal((r, n)).astype(np.float32) for n in shape)
-    results = []
-    with ThreadPoolExecutor(3) as pool:
-        for threads in (1, 3):
-            found = [np.empty_like(p), np.empty_like(q), x.copy(), residual.copy()]
-            with Team(pool, threads).enlisted():
-                left_factor(found[2], q, found[0], residual=residual, loss_scale=2.0)
-                right_factor(found[2], p, found[1], residual=residual, loss_scale=2.0)
-                split_low_rank(found[2], p, q, found[3], 2.0)
-            results.append(found)
-    assert all(same_bits(one, other) for one, other in zip(*results, strict=True))
+
+    def all_of_it() -> list[F32]:
+        left, right, m, kept = np.empty_like(p), np.empty_like(q), x.copy(), residual.copy()
+        left_factor(m, q, left, residual=kept, loss_scale=2.0)
+        right_factor(m, p, right, residual=kept, loss_scale=2.0)
+        split_low_rank(m, p, q, kept, 2.0)
+        return [left, right, m, kept]
+
+    alike_in_threads(all_of_it)
 
 
 @pytest.mark.parametrize("shape", [(70, 5000), (5000, 70)])

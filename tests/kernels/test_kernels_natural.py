@@ -1,28 +1,24 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from alike import Array, alike, copied, odd, on_every_backend
+from alike import Array, alike, alike_in_threads, copied, odd, on_every_backend
 from compressa.kernels import Noise
-from compressa.kernels.natural import natural_dequantize, natural_quantize, sum_natural
-from compressa.kernels.threads import Team
+from compressa.kernels.natural import natural_dequantize, natural_quantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
     F32,
-    KINDS,
     SCALES,
     SIZES,
     as_kind,
     gradients,
+    kinds,
     poisoned,
     residual_for,
-    same_bits,
 )
-from sum_cases import COUNTS, any_bytes, counts, dtypes, one_by_one, weights
 
 SPAN = 8192  # elements of a block of threads
 NOISE = Noise(1, 2, 3, 4)
@@ -67,18 +63,11 @@ def check_quantize(
 
 
 @on_every_backend
-@given(gradients(sizes=(*SIZES, 1024, 2500, SPAN + 9)), noises, feedback)
-def test_quantize_equals_reference(x: F32, noise: Noise, keep: Keep) -> None:
-    check_quantize(x, noise, residual_for(x, keep[0]), keep[1])
-
-
-@on_every_backend
-@settings(max_examples=40)
-@given(
-    gradients(sizes=(*SIZES, 1024, 2500, SPAN + 9)), st.sampled_from(KINDS[1:]), noises, feedback
-)
-def test_quantize_of_16_bits_equals_reference(x: F32, kind: str, noise: Noise, keep: Keep) -> None:
-    check_quantize(as_kind(x, kind), noise, residual_for(x, keep[0]), keep[1], on_cpu=False)
+@settings(max_examples=140)
+@given(gradients(sizes=(*SIZES, 1024, 2500, SPAN + 9)), kinds, noises, feedback)
+def test_quantize_equals_reference(x: F32, kind: str, noise: Noise, keep: Keep) -> None:
+    residual, on_cpu = residual_for(x, keep[0]), kind == "float32"
+    check_quantize(as_kind(x, kind), noise, residual, keep[1], on_cpu=on_cpu)
 
 
 @on_every_backend
@@ -167,76 +156,10 @@ def test_what_is_not_finite_stays_so_and_poisons_nothing() -> None:
 
 def test_slices_in_threads_give_the_bits_of_the_whole() -> None:
     x = np.random.default_rng(0).standard_normal((1 << 20) + 13).astype(np.float32)
-    payload, out = quantized(natural_quantize, x, NOISE), poisoned(x.size, np.float32)
-    natural_dequantize(*payload, out)
-    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
-        again, threaded = quantized(natural_quantize, x, NOISE), poisoned(x.size, np.float32)
-        natural_dequantize(*payload, threaded)
-    assert same_bits(payload[0], again[0])
-    assert same_bits(payload[1], again[1])
-    assert same_bits(out, threaded)
 
+    def there_and_back() -> list[Array]:
+        payload, out = quantized(natural_quantize, x, NOISE), poisoned(x.size, np.float32)
+        natural_dequantize(*payload, out)
+        return [*payload, out]
 
-def payloads(n: int, count: int, seed: int) -> tuple[list[Any], list[Any]]:
-    random, shift = np.random.default_rng(seed), seed % 4
-    exponents = [any_bytes(random, n, shift) for _ in range(count)]
-    return exponents, [any_bytes(random, (n + 7) // 8, shift) for _ in range(count)]
-
-
-def check_sum(n: int, count: int, dtype: Any, weight: float, seed: int, **how: Any) -> None:
-    exponents, signs = payloads(n, count, seed)
-
-    def add(i: int, total: F32) -> None:
-        natural_dequantize(exponents[i], signs[i], total, weight=weight, add=True)
-
-    def summed(kernels: Any) -> list[Array]:
-        whole, out = odd(poisoned(n, dtype), seed % 4)
-        kernels.sum_natural(exponents, signs, out, weight=weight)
-        return [whole]
-
-    (whole,) = alike("natural", summed, **how)
-    assert same_bits(whole, odd(one_by_one(add, count, n, dtype), seed % 4)[0])
-
-
-@on_every_backend
-@given(
-    st.sampled_from((0, 1, 9, 257, 1024, 1033, 2500, 3000)),
-    counts,
-    weights,
-    dtypes,
-    st.integers(0, 99),
-)
-def test_sum_is_that_of_one_payload_after_the_other(
-    n: int, count: int, weight: float, dtype: Any, seed: int
-) -> None:
-    check_sum(n, count, dtype, weight, seed)
-
-
-@on_every_backend
-@pytest.mark.parametrize("dtype", [np.float32, np.uint16])
-@pytest.mark.parametrize("count", COUNTS)
-def test_sums_of_more_groups_than_warps_in_any_order(count: int, dtype: Any) -> None:
-    check_sum(140_003, count, dtype, 0.3, count, orders=[count])
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float16])
-def test_sums_in_threads_are_those_of_the_whole(dtype: Any) -> None:
-    n = (1 << 20) + 13
-    exponents, signs = payloads(n, 3, 0)
-    whole, threaded = poisoned(n, dtype), poisoned(n, dtype)
-    sum_natural(exponents, signs, whole)
-    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
-        sum_natural(exponents, signs, threaded)
-    assert same_bits(whole, threaded)
-
-
-def test_sums_of_unfit_payloads_are_refused() -> None:
-    exponents, signs = payloads(16, 2, 0)
-    out = poisoned(16, np.float32)
-    with pytest.raises(ValueError, match=r"exponents must have shape \(16,\)"):
-        sum_natural([exponents[0], exponents[1][:15]], signs, out)
-    with pytest.raises(ValueError, match=r"signs must have shape \(2,\)"):
-        sum_natural(exponents, [signs[0], signs[1][:1]], out)
-    with pytest.raises(ValueError, match="one of each array"):
-        sum_natural(exponents, signs[:1], out)
-    assert same_bits(out, poisoned(16, np.float32))
+    alike_in_threads(there_and_back)

@@ -1,23 +1,21 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from alike import Array, alike, copied, odd, on_every_backend
+from alike import Array, alike, alike_in_threads, copied, odd, on_every_backend
 from compressa.kernels import Noise, block_count
 from compressa.kernels.natural_dithering import Dithering, dither, undither
-from compressa.kernels.threads import Team
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import (
     F32,
-    KINDS,
     SCALES,
     SIZES,
     as_kind,
     gradients,
+    kinds,
     poisoned,
     residual_for,
     same_bits,
@@ -80,18 +78,13 @@ def check_dither(
 
 
 @on_every_backend
-@given(gradients(sizes=(*SIZES, 2500, 10_007)), forms, noises, feedback)
-def test_dither_equals_reference(x: F32, form: Dithering, noise: Noise, keep: Keep) -> None:
-    check_dither(x, form, noise, residual_for(x, keep[0]), keep[1])
-
-
-@on_every_backend
-@settings(max_examples=54)
-@given(gradients(sizes=(*SIZES, 2500, 10_007)), st.sampled_from(KINDS[1:]), forms, noises, feedback)
-def test_dither_of_16_bits_equals_reference(
+@settings(max_examples=154)
+@given(gradients(sizes=(*SIZES, 2500, 10_007)), kinds, forms, noises, feedback)
+def test_dither_equals_reference(
     x: F32, kind: str, form: Dithering, noise: Noise, keep: Keep
 ) -> None:
-    check_dither(as_kind(x, kind), form, noise, residual_for(x, keep[0]), keep[1], on_cpu=False)
+    residual, on_cpu = residual_for(x, keep[0]), kind == "float32"
+    check_dither(as_kind(x, kind), form, noise, residual, keep[1], on_cpu=on_cpu)
 
 
 @given(
@@ -251,14 +244,13 @@ def test_what_is_not_finite_spoils_its_block_and_poisons_nothing() -> None:
 def test_slices_in_threads_give_the_bits_of_the_whole() -> None:
     form = Dithering(levels=7, block=512)
     x = np.random.default_rng(0).standard_normal((1 << 20) + 13).astype(np.float32)
-    payload, out = dithered(dither, x, form, NOISE), poisoned(x.size, np.float32)
-    undither(*payload, out, form=form)
-    with ThreadPoolExecutor(3) as pool, Team(pool, 4).enlisted():
-        again, threaded = dithered(dither, x, form, NOISE), poisoned(x.size, np.float32)
-        undither(*payload, threaded, form=form)
-    assert same_bits(payload[0], again[0])
-    assert same_bits(payload[1], again[1])
-    assert same_bits(out, threaded)
+
+    def there_and_back() -> list[Array]:
+        payload, out = dithered(dither, x, form, NOISE), poisoned(x.size, np.float32)
+        undither(*payload, out, form=form)
+        return [*payload, out]
+
+    alike_in_threads(there_and_back)
 
 
 @pytest.mark.parametrize("wrong", [{"levels": 0}, {"levels": 128}, {"block": 12}, {"block": 0}])

@@ -24,6 +24,7 @@ from kernel_cases import (
     SCALES,
     as_kind,
     gradients,
+    kinds,
     poisoned,
     residual_for,
 )
@@ -71,19 +72,11 @@ def check_quantize(
 
 
 @on_every_backend
-@given(gradients(), groups, feedback, st.integers(0, 5))
-def test_quantize_equals_reference(x: F32, group: int, keep: Keep, shift: int) -> None:
-    check_quantize(x, group, residual_for(x, keep[0]), keep[1], shift)
-
-
-@on_every_backend
-@settings(max_examples=66)
-@given(gradients(), st.sampled_from(KINDS[1:]), groups, feedback, st.integers(0, 5))
-def test_quantize_of_16_bits_equals_reference(
-    x: F32, kind: str, group: int, keep: Keep, shift: int
-) -> None:
-    residual = residual_for(x, keep[0])
-    check_quantize(as_kind(x, kind), group, residual, keep[1], shift, on_cpu=False)
+@settings(max_examples=166)
+@given(gradients(), kinds, groups, feedback, st.integers(0, 5))
+def test_quantize_equals_reference(x: F32, kind: str, group: int, keep: Keep, shift: int) -> None:
+    residual, on_cpu = residual_for(x, keep[0]), kind == "float32"
+    check_quantize(as_kind(x, kind), group, residual, keep[1], shift, on_cpu=on_cpu)
 
 
 @on_every_backend

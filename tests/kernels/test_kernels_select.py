@@ -24,6 +24,7 @@ from kernel_cases import (
     SCALES,
     as_kind,
     gradients,
+    kinds,
     poisoned,
     residual_for,
     same_bits,
@@ -67,21 +68,13 @@ def check_above(
 
 
 @on_every_backend
-@given(gradients(), thresholds, units, feedback, st.data())
+@settings(max_examples=166)
+@given(gradients(), kinds, thresholds, units, feedback, st.data())
 def test_select_above_equals_reference(
-    x: F32, threshold: float, unit: Unit, keep: Keep, data: st.DataObject
-) -> None:
-    check_above(x, threshold, data.draw(st.integers(0, x.size)), keep, unit)
-
-
-@on_every_backend
-@settings(max_examples=66)
-@given(gradients(), st.sampled_from(KINDS[1:]), thresholds, units, feedback, st.data())
-def test_select_above_of_16_bits_equals_reference(
     x: F32, kind: str, threshold: float, unit: Unit, keep: Keep, data: st.DataObject
 ) -> None:
-    room = data.draw(st.integers(0, x.size))
-    check_above(as_kind(x, kind), threshold, room, keep, unit, on_cpu=False)
+    room, on_cpu = data.draw(st.integers(0, x.size)), kind == "float32"
+    check_above(as_kind(x, kind), threshold, room, keep, unit, on_cpu=on_cpu)
 
 
 @on_every_backend

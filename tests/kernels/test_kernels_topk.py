@@ -1,17 +1,15 @@
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-from alike import Array, alike, copied, odd, on_every_backend
+from alike import Array, alike, alike_in_threads, copied, odd, on_every_backend
 from compressa.kernels import reference, return_unsent, scatter_add, select_top_k
 from compressa.kernels._selection import sample_places
 from compressa.kernels.cpu._listing import Listing
 from compressa.kernels.cuda._device import device
 from compressa.kernels.cuda._select import LEAST_SAMPLED, SAMPLE, select_largest
-from compressa.kernels.threads import Team
 from emulated_cuda import on_emulated_cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +22,7 @@ from kernel_cases import (
     SIZES,
     as_kind,
     gradients,
+    kinds,
     poisoned,
     residual_for,
     same_bits,
@@ -54,17 +53,9 @@ def check_selection(x: Array, k: int, keep: Keep = (3, 1.0), **how: Any) -> None
 
 
 @on_every_backend
-@given(gradients(), fractions, feedback)
-def test_equals_reference(x: F32, fraction: float, keep: Keep) -> None:
-    check_selection(x, int(np.ceil(fraction * x.size)), keep)
-
-
-@on_every_backend
-@settings(max_examples=66)
-@given(gradients(), st.sampled_from(KINDS[1:]), fractions, feedback)
-def test_selection_of_16_bits_equals_reference(
-    x: F32, kind: str, fraction: float, keep: Keep
-) -> None:
+@settings(max_examples=166)
+@given(gradients(), kinds, fractions, feedback)
+def test_equals_reference(x: F32, kind: str, fraction: float, keep: Keep) -> None:
     check_selection(as_kind(x, kind), int(np.ceil(fraction * x.size)), keep)
 
 
@@ -185,12 +176,12 @@ def test_a_sample_that_misleads_is_followed_by_a_second_survey() -> None:
 @pytest.mark.parametrize("kind", ["normal", "few values", "equal", "large ones close together"])
 def test_the_bits_do_not_depend_on_threads(kind: str) -> None:
     x = awkward(kind, 700_001)
-    alone, shared = (residual_for(x, 5) for _ in range(2))
-    expected = selected(select_top_k, x, 7000, alone)
-    with ThreadPoolExecutor(3) as pool, Team(pool, 3).enlisted():
-        result = selected(select_top_k, x, 7000, shared)
-    assert all(same_bits(a, b) for a, b in zip(result, expected, strict=True))
-    assert same_bits(alone, shared)
+
+    def taken() -> list[Array | None]:
+        left = residual_for(x, 5)
+        return [*selected(select_top_k, x, 7000, left), left]
+
+    alike_in_threads(taken)
 
 
 @on_every_backend

@@ -1,10 +1,13 @@
-"""What goes in, what comes out and what stays behind, as NumPy specifies it: all in float32."""
+"""What several specifications share, in NumPy: feedback, signs in planes, and the order of sums.
+
+Feedback is what goes in, what comes out and what stays behind, all in float32.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from ._arrays import F32, Gradient
+from ._arrays import F32, F64, U8, Gradient
 
 _QUIET = np.uint32(0x7FC0)  # a NaN of bfloat16
 
@@ -41,3 +44,41 @@ def put(x: F32, out: Gradient) -> None:
     odd = (bits >> np.uint32(16)) & np.uint32(1)
     rounded = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
     out[:] = np.where(np.isnan(x), _QUIET, rounded)
+
+
+Bits = np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+
+def pack_planes(negative: Bits) -> U8:
+    """Bit j of byte i is element j * m + i, for m bytes."""
+    width = -(-negative.size // 8)
+    planes = np.zeros(8 * width, np.bool_)
+    planes[: negative.size] = negative
+    return np.packbits(planes.reshape(8, width).T, axis=1, bitorder="little")[:, 0]
+
+
+def unpack_planes(bits: U8, size: int) -> Bits:
+    """The reverse of `pack_planes`."""
+    planes = np.unpackbits(bits[:, None], axis=1, bitorder="little").T
+    return planes.ravel()[:size].astype(np.bool_)
+
+
+LANES = 16
+
+
+def tree_sum(terms: F64) -> float:
+    """Sum by 16 strided lanes, each in order, then by halving; all in float64.
+
+    Padding the last row with zeros changes no bits: a lane starts at +0, and +0 + 0 = +0.
+    """
+    rows = -(-terms.size // LANES)
+    padded = np.zeros(rows * LANES)
+    padded[: terms.size] = terms
+    lanes = np.zeros(LANES)
+    for row in padded.reshape(rows, LANES):
+        lanes += row
+    half = LANES // 2
+    while half:
+        lanes = lanes[:half] + lanes[half:]
+        half //= 2
+    return float(lanes[0])
