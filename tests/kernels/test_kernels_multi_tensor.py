@@ -86,6 +86,13 @@ def vector_for(x: Any, residual: F32 | None, form: BlockForm, parameter: int) ->
     )
 
 
+def check_launches(kernels: Any, batch: BlockwiseVectors | BlockwiseParts) -> None:
+    """Assert that CUDA takes 64 vectors to a launch."""
+    count = len(batch.vectors if isinstance(batch, BlockwiseVectors) else batch.parts)
+    if kernels.__package__ == "compressa.kernels.cuda" and count:
+        assert len(batch.prepared.launches) == -(-count // 64)
+
+
 def quantized(
     kernels: Any,
     xs: list[tuple[Any, F32 | None]],
@@ -99,7 +106,7 @@ def quantized(
     batch = BlockwiseVectors(vectors, form=form)
     for _ in range(times):
         kernels.multi_tensor_quantize(batch, noise=noise, loss_scale=scale)
-    assert batch.prepared is None or len(batch.prepared.launches) == -(-len(xs) // 64)
+    check_launches(kernels, batch)
     return [array for vector in vectors for array in vector[1:5]]
 
 
@@ -269,8 +276,7 @@ class Decoding:
         batch = self.batch()
         for _ in range(2):
             kernels.multi_tensor_sum(batch, self.payloads, weight=weight)
-        launches = -(-len(self.sizes) // 64)
-        assert batch.prepared is None or len(batch.prepared.launches) == launches
+        check_launches(kernels, batch)
         return [part.out for part in batch.parts]
 
     def decoded(self, kernels: Any, weight: float, add: bool) -> list[Array]:
