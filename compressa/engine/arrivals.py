@@ -41,7 +41,7 @@ class Arrivals:
         return bool(self.missing or self._tickets)
 
     def begin(self, phase: Phase) -> None:
-        """Begin a step, of which all of a phase's units will be done."""
+        """Begin a step, of which all of a phase's units will be done; the last one must be over."""
         if phase is not self._phase:
             self._phase = phase
             self._names_of = {i: len(unit.names) for i, unit in enumerate(phase.units)}

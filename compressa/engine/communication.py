@@ -116,11 +116,18 @@ class Communication:
             self._gate.over()
 
     def call_at(self, time_s: float, event: Callable[[], None]) -> None:
-        """Have a function called on the communication thread at a time of `time.monotonic`."""
+        """Have a function called on the communication thread at a time of `time.monotonic`.
+
+        From any thread. What it raises ends everything under way.
+        """
         self.post(partial(self._reactor.call_at, time_s, event))
 
     def serve(self, attach: Callable[[Reactor], None]) -> None:
-        """Have the reactor serve further sockets; `attach` is called on its thread."""
+        """Have the reactor serve further sockets; from any thread.
+
+        Args:
+            attach: Called with the reactor, on its thread.
+        """
         self.post(partial(attach, self._reactor))
 
     def wait(self, tickets: Sequence[Ticket]) -> list[Mark]:
@@ -139,7 +146,12 @@ class Communication:
             self._reactor.core_free = False
 
     def follow(self, plan: Plan, ordered: Sequence[tuple[int, int]]) -> None:
-        """Follow a plan from its first step on."""
+        """Follow a plan from its first step on; from any thread.
+
+        Args:
+            plan: The total order of (unit, stage).
+            ordered: Those that all ranks launch in one order.
+        """
         self.post(partial(self._driver.follow, plan, ordered))
 
     def start(self, task: Task) -> None:

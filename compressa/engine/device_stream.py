@@ -73,7 +73,7 @@ class DeviceStream:
         work_alone()
 
     def current(self) -> AbstractContextManager[Any]:
-        """Have what the caller does meanwhile done on this device stream."""
+        """Return a context in which what the caller's thread does is done on this device stream."""
         return _NOTHING
 
     def mark(self, tensors: Iterable[torch.Tensor]) -> Mark:

@@ -239,7 +239,7 @@ class Engine:
             self._phase.end(step)
 
     def succeed(self, old: Engine) -> None:
-        """Go on with the trace of an engine with the same compressors, and a switch to come."""
+        """Go on with the trace, and a switch to come, of an engine that was retired."""
         self.tracer = self._timeline.tracer = old.tracer
         self._phases.succeed(old._phases)
 

@@ -39,7 +39,13 @@ class Timeline:
         self._names = [tuple(s.parameter.name for s in layout.segments) for layout in layouts]
 
     def arrived(self, step: int, names: Collection[str], complete: Collection[int]) -> None:
-        """Note that gradients have come, and that with them units are complete."""
+        """Note that gradients have come now, and that with them units are complete.
+
+        Args:
+            step: Of the gradients.
+            names: Of their parameters.
+            complete: Numbers of the units; each comes once in a step.
+        """
         assert self._phase is not None, "a phase is entered before its steps"
         now_s = time.perf_counter()
         if step != self._step:
@@ -63,7 +69,14 @@ class Timeline:
             )
 
     def computed(self, task: Task, stage: str, started_s: float, seconds: float) -> None:
-        """Note that a task has computed, after it had waited for a thread."""
+        """Note that a task has computed, after it had waited for a thread; from any thread.
+
+        Args:
+            task: `idle_since_s` says since when it had waited.
+            stage: "encode" or "decode".
+            started_s: When it began, on `time.perf_counter`.
+            seconds: For how long.
+        """
         track = _STAGES[stage]
         self._queued(task, started_s, track)
         self.tracer.add(
@@ -71,7 +84,14 @@ class Timeline:
         )
 
     def carried(self, task: Task, operation: Operation, launched_s: float, seconds: float) -> None:
-        """Note that a task's exchange is done, after it had waited to be launched."""
+        """Note that a task's exchange is done, after it had waited to be launched; from any thread.
+
+        Args:
+            task: `idle_since_s` says since when it had waited.
+            operation: What was carried out: an `Exchange` or a `BackendAllReduce`.
+            launched_s: When it was launched, on `time.perf_counter`.
+            seconds: From then until it was done.
+        """
         self._queued(task, launched_s, "turn")
         size_bytes, peers = self._load(operation)
         self.tracer.add(
@@ -89,7 +109,7 @@ class Timeline:
         )
 
     def on_sent(self, key: Key, first_s: float, last_s: float) -> None:
-        """Note when the first and the last byte of a message have left; from any thread."""
+        """Note when the first and the last byte of a message have left; see `Transport.observe`."""
         seconds = last_s - first_s
         self.tracer.add(Span(LEFT, "", key.step, first_s, seconds, key.unit, key.stage))
 
