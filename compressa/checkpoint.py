@@ -220,7 +220,12 @@ def restore(path: Path, manifest: Manifest, state: State, rank: int, size: int) 
 
 
 def fill(state: State, values: Mapping[str, torch.Tensor]) -> None:
-    """Copy what `read_state` returned into the live state, by name and in place."""
+    """Copy what `read_state` returned into the live state, by name and in place.
+
+    Args:
+        state: Has a vector of the same length for each.
+        values: By key; converted to the state's dtypes.
+    """
     for key, vector in values.items():
         state.vectors[key].copy_(vector)
 

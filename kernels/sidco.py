@@ -120,20 +120,26 @@ def select_sidco(
 
 
 def sampled(size: int) -> int:
-    """How many elements the sample has."""
+    """Return how many elements a sample of `size` has."""
     return size if size < _WHOLE else min(max(size // 64, _WHOLE // 4), _MOST_SAMPLED)
 
 
 @lru_cache(maxsize=1 << 12)  # a few layers' sizes
 def base_ranks(k: int, size: int, stages: int) -> tuple[int, ...]:
-    """Which of a sample's magnitudes (1: the largest) each stage but the first begins at."""
+    """Return which of a sample's magnitudes (1: the largest) each stage but the first begins at.
+
+    Args:
+        k: How many elements are to be sent.
+        size: How many there are.
+        stages: Of the fit; at least 1.
+    """
     sample, share = sampled(size), min(1.25 * k / size, 1.0)
     shares = (share ** (stage / (stages - 1)) for stage in range(1, stages))
     return tuple(max(1, min(sample, math.ceil(sample * share))) for share in shares)
 
 
 def most_counted(k: int) -> int:
-    """A number of elements that is too large, and so is any above."""
+    """Return the least number of elements that is too large where k were asked for."""
     return math.ceil((1 + TOLERANCE) * k)
 
 
@@ -170,7 +176,18 @@ def fitted_threshold(
 
 
 def stage_threshold(k: int, base: float, above: int, total: float, largest: float) -> float:
-    """A float32 number larger than 0, and no larger than ``largest`` if that is possible."""
+    """Return the threshold that an exponential tail's fit gives.
+
+    Args:
+        k: How many magnitudes are to reach it.
+        base: Where the tail begins.
+        above: How many magnitudes reach the base; more than 0.
+        total: Their sum.
+        largest: The largest magnitude.
+
+    Returns:
+        A float32 number larger than 0, and no larger than ``largest`` if that is possible.
+    """
     fitted = base + (total / above - base) * math.log(above / k)
     return float(np.float32(max(min(fitted, largest), SMALLEST)))
 

@@ -22,7 +22,7 @@ Cut = Callable[[torch.Tensor], torch.Tensor]
 def residuals_of(
     scopes: Sequence[Scope], rule: FeedbackRule | None, world: World
 ) -> list[Residual | None]:
-    """Return each scope's residual; None for each without a rule."""
+    """Return each scope's residual, zeros in `world.state` at first; None for each without a rule."""
     if rule is None:
         return [None] * len(scopes)
     return [Residual(scope.segment, rule, world.state, world.size) for scope in scopes]
@@ -36,7 +36,19 @@ def encode(
     draw: Draw,
     context: StepContext,
 ) -> int:
-    """Encode one scope, with its residual unless that must wait; return the payload's length."""
+    """Encode one scope, with its residual unless that must wait.
+
+    Args:
+        codec: What encodes.
+        x: 1-D, contiguous; float32, float16 or bfloat16.
+        residual: What earlier steps did not send; updated. None without feedback.
+        room: uint8, at least `codec.wire_bytes` of the scope; receives the payload.
+        draw: Counter of the random bits.
+        context: The step.
+
+    Returns:
+        The payload's length in bytes.
+    """
     if not codec.takes_half:
         x = widened(x, "scope")
     if residual is None or held_back(x, context):
@@ -65,7 +77,14 @@ def decode(codec: Codec, payload: torch.Tensor, out: torch.Tensor, draw: Draw) -
 def decode_sum(
     codec: Codec, sent: Sequence[tuple[torch.Tensor, Draw]], out: torch.Tensor, weight: float
 ) -> None:
-    """Write `weight` times the sum of one scope's payloads, in order, in float32, rounded once."""
+    """Write `weight` times the sum of one scope's payloads, in order, in float32, rounded once.
+
+    Args:
+        codec: What decodes.
+        sent: Each rank's payload, uint8, checked before, and the counter of its random bits.
+        out: 1-D, contiguous; float32, float16 or bfloat16.
+        weight: Such as 1 / P.
+    """
 
     def add_up(cut: Cut, values: torch.Tensor) -> None:
         values.zero_()

@@ -50,7 +50,12 @@ def largest_magnitude(x: torch.Tensor) -> torch.Tensor:
 
 
 def most_levels(dtype: torch.dtype, size: int) -> int:
-    """Return the largest integer of which `size` add up without overflow; 0 if there is none."""
+    """Return the largest integer of which `size` add up without overflow; 0 if there is none.
+
+    Args:
+        dtype: Of the sum, an integer's.
+        size: Number of ranks.
+    """
     return torch.iinfo(dtype).max // size
 
 

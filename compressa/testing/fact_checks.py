@@ -24,7 +24,11 @@ _STEPS_AFTER = 3
 
 
 def check_dataclass(compressor: Compressor) -> None:
-    """Hyper-parameters are keyword-only; a copy with the same is equal, and may be a key."""
+    """Check that hyper-parameters are keyword-only, and that a copy is equal and may be a key.
+
+    Raises:
+        AssertionError: With what is not so.
+    """
     name = type(compressor).__name__
     keywords = all(field.kw_only for field in dataclasses.fields(compressor) if field.init)
     require(keywords, f"{name}: hyper-parameters must be keyword-only")
