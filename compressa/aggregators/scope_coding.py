@@ -22,7 +22,7 @@ Cut = Callable[[torch.Tensor], torch.Tensor]
 def residuals_of(
     scopes: Sequence[Scope], rule: FeedbackRule | None, world: World
 ) -> list[Residual | None]:
-    """Return each scope's residual, zeros in `world.state` at first; None for each without a rule."""
+    """Return each scope's residual, zeros in `world.state` at first; None without a rule."""
     if rule is None:
         return [None] * len(scopes)
     return [Residual(scope.segment, rule, world.state, world.size) for scope in scopes]
