@@ -26,6 +26,8 @@ FRAME_BYTES = CHUNK_BYTES + FRAME_HEADER_BYTES
 class Kernel:
     """A socket that takes what it is told to, and is full where that is less than it is offered."""
 
+    family = socket.AF_INET
+
     def __init__(self) -> None:
         self.room_bytes = 0
         self.wire = b""
