@@ -376,9 +376,14 @@ def test_different_calls_do_not_meet_and_both_sides_are_named(two: Group, tmp_pa
         call="load",
         others="save",
     )
-    check_verdict(seen, "Timeout", [0, 1])
+    # Who gives up second may find the other beyond its call, and then names that one alone.
+    assert all(s["type"] == "Timeout" and 1 - rank in s["ranks"] for rank, s in enumerate(seen)), (
+        seen
+    )
+    both = [s["message"] for s in seen if s["ranks"] == [0, 1]]
+    assert both, seen
     for part in ("rank 0 is in handle.load", "rank 1 is in handle.save"):
-        assert all(part in s["message"] for s in seen), seen
+        assert all(part in message for message in both), seen
 
 
 def test_a_lone_broadcast_fails_alone_and_the_next_one_works(fresh: Callable[[int], Group]) -> None:
