@@ -262,6 +262,8 @@ class Control:
         while not self._verdicts.answered(asked_s) and time.monotonic() < end_s:
             time.sleep(LOOK_S / 5)
         answers = self._verdicts.answers(min(since_s, asked_s))
+        if awaited.stuck is not None:  # another rank of the cycle was first, and may have gone on
+            return awaited.stuck
         cause = cause_of_timeout(Timeout(ranks, text), answers, self.rank)
         self._explained = Timeout(ranks, text)
         if cause is not None:
