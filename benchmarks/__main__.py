@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measure compressors, exchanges between hosts, and schedules."""
+"""`python -m benchmarks`: measure compressors, exchanges between hosts, schedules and steps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import typer
 from benchmarks.exchange.command import exchange
 from benchmarks.kernels.command import kernels
 from benchmarks.schedule.command import schedule
+from benchmarks.steps.command import steps
 from compressa.cli import errors_told
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
-    help="Measure what compressors, exchanges and schedules cost.",
+    help="Measure what compressors, exchanges, schedules and whole steps cost.",
 )
 app.command(epilog="Example: python -m benchmarks kernels --case 'int8*' --json int8.json")(kernels)
 app.command(
@@ -22,6 +23,9 @@ app.command(
 app.command(
     epilog="Example: python -m benchmarks schedule --part steps --compressor bf16 --ratio 1"
 )(schedule)
+app.command(epilog="Example: python -m benchmarks steps --place 2x1gbit --model mlp --json s.json")(
+    steps
+)
 
 if __name__ == "__main__":
     with errors_told():

@@ -45,7 +45,7 @@ KEPT_BYTES = 1 << 25
 
 # Memory that is given back and asked for again in each step takes the kernel a sixth of it, and
 # whether that happens depends on what else is allocated meanwhile: none is given back here.
-_KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES)}
+KEPT = {"MALLOC_TRIM_THRESHOLD_": str(1 << 34), "MALLOC_MMAP_THRESHOLD_": str(KEPT_BYTES)}
 _RATE, _MOMENTUM = 0.01, 0.9
 _FIT_S = 0.01
 
@@ -56,7 +56,7 @@ def started_trainers(bed: Testbed) -> Ranks:
     Raises:
         RankError: They do not start.
     """
-    return started_ranks(bed, f"{__name__}:Training", OWN_CORE, env=_KEPT)
+    return started_ranks(bed, f"{__name__}:Training", OWN_CORE, env=KEPT)
 
 
 class Stepped(NamedTuple):
