@@ -2,7 +2,7 @@
 
 Everything between `<!-- kernels:begin -->` and `<!-- kernels:end -->` comes from the file that
 `python -m benchmarks kernels --json docs/measurements/kernels.json` leaves; targets are those of
-`benchmarks.kernels.CASES`. Likewise for `exchange` and `schedule`.
+`benchmarks.kernels.CASES`. Likewise for `exchange`, `schedule` and `steps`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from benchmarks.kernels import Measurement
 from benchmarks.kernels.tables import shown as kernels_shown
 from benchmarks.schedule.records import ScheduleMeasurement
 from benchmarks.schedule.tables import shown as schedule_shown
+from benchmarks.steps.records import StepsMeasurement
+from benchmarks.steps.tables import shown as steps_shown
 from harness import records
 from harness.runner import Shown, as_page
 from harness.tables import with_block
@@ -30,6 +32,7 @@ BLOCKS: dict[str, tuple[type[records.Measurement], Callable[[Any], Shown]]] = {
     "kernels": (Measurement, kernels_shown),
     "exchange": (ExchangeMeasurement, exchange_shown),
     "schedule": (ScheduleMeasurement, schedule_shown),
+    "steps": (StepsMeasurement, steps_shown),
 }
 """By the name of its comments and of the file: what is read, and what is shown of it."""
 

@@ -2,15 +2,17 @@
 
 That thread runs Python and never blocks, as eager forward passes and data loaders do. What needs
 the interpreter then waits for it, up to a switch interval (`sys.getswitchinterval()`, 5 ms) each
-time. A call has to take it back at its end in any case, ours and Gloo's alike. Of a step of many
-units only the hand-over needs it, so that a unit shows what messages cost themselves.
+time. A blocking call has to take it back at its end in any case, ours and Gloo's alike: such calls
+are shown, and not judged. Judged is an answer. The other rank has handed its part of a sum over
+already, and a thread there is busy; no thread is on the rank that measures. It sends its part, the
+other adds it up and answers: two messages, for which nobody there has to hold the interpreter.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -24,15 +26,23 @@ from compressa.link.operations import summed
 from harness.wire import Wire
 
 SIZE_BYTES = 64
-UNITS = 64
 
 CALL = "all-reduce, a blocking call"
 GLOO_CALL = "Gloo's all_reduce, a blocking call"
-UNIT = f"all-reduce, one of {UNITS} units of a step"
-OPERATIONS = (CALL, GLOO_CALL, UNIT)
+ANSWER = "all-reduce, the other rank's answer"
+OPERATIONS = (CALL, GLOO_CALL, ANSWER)
 
-_CALLS, _STEPS = 40, 4
+_ELEMS = SIZE_BYTES // 4
+_CALLS, _ANSWERS = 40, 20
+_SETTLED_S = 0.03  # some switch intervals: what was handed over has been sent
 _TCP = {"exchange": {"transport": "tcp"}}
+# Of two messages one after the other, whatever is chosen elsewhere.
+_TWO_HOPS = {
+    "compressor": "none",
+    "exchange": {"transport": "tcp", "algorithm": "round_robin"},
+}
+
+_ASKS = 0
 
 
 class Messages:
@@ -41,14 +51,13 @@ class Messages:
     def __init__(self, wire: Wire) -> None:
         group = dist.group.WORLD
         assert group is not None
-        session = open_session(load_config(_TCP), group, SIZE_BYTES)
-        elems = SIZE_BYTES // 4
-        self._units = Units(elems)
-        self._close = session.close
-        self._operations: dict[str, tuple[Callable[[], object], int, int]] = {
-            CALL: (summed("auto", SIZE_BYTES, session).call, _CALLS, 1),
-            GLOO_CALL: (partial(dist.all_reduce, torch.zeros(elems)), _CALLS, 1),
-            UNIT: (self._units.step, _STEPS, UNITS),
+        self._session = open_session(load_config(_TCP), group, _ELEMS)
+        self._values = {"p": torch.zeros(_ELEMS)}
+        self._engine = compressa.open_engine(_TWO_HOPS, self._values)
+        self._timed: Mapping[str, Callable[[bool], float]] = {
+            CALL: partial(_calls_s, summed("auto", SIZE_BYTES, self._session).call),
+            GLOO_CALL: partial(_calls_s, partial(dist.all_reduce, torch.zeros(_ELEMS))),
+            ANSWER: self._answers_s,
         }
 
     def timed(self, what: str, beside: bool) -> dict[str, float]:
@@ -58,47 +67,40 @@ class Messages:
             what: One of `OPERATIONS`.
             beside: Whether a thread keeps the interpreter meanwhile.
         """
-        call, calls, each = self._operations[what]
-        call()
-        dist.barrier()
-        with busy_thread() if beside else nullcontext():
-            begin_s = time.perf_counter()
-            for _ in range(calls):
-                call()
-            return {"seconds": (time.perf_counter() - begin_s) / calls / each}
-
-    def close(self) -> None:
-        """End all threads."""
-        self._units.close()
-        self._close()
-
-
-class Units:
-    """Steps of an engine whose every tensor is a unit of its own, all handed over together.
-
-    Args:
-        elems: Of a unit.
-    """
-
-    def __init__(self, elems: int) -> None:
-        size_bytes = 4 * elems
-        exchange = {
-            "transport": "tcp",
-            "unit_bytes": size_bytes,
-            "unit_payload_bytes": 1,
-            "unit_dense_bytes": size_bytes,
-        }
-        self._gradients = {f"p{unit}": torch.zeros(elems) for unit in range(UNITS)}
-        config = {"compressor": "none", "exchange": exchange}
-        self._engine = compressa.open_engine(config, self._gradients)
-
-    def step(self) -> None:
-        """Average all of them."""
-        self._engine.wait([self._engine.submit(self._gradients)])
+        return {"seconds": self._timed[what](beside)}
 
     def close(self) -> None:
         """End all threads."""
         self._engine.close()
+        self._session.close()
+
+    def _answers_s(self, beside: bool) -> float:
+        """Return what an answer takes on the rank that asks; nothing on the other."""
+        if dist.get_rank() != _ASKS:
+            with busy_thread() if beside else nullcontext():
+                for _ in range(_ANSWERS):
+                    ticket = self._engine.submit(self._values)
+                    time.sleep(_SETTLED_S)
+                    dist.barrier()
+                    self._engine.wait([ticket])
+            return 0.0
+        return sum(self._answer_s() for _ in range(_ANSWERS)) / _ANSWERS
+
+    def _answer_s(self) -> float:
+        dist.barrier()
+        begin_s = time.perf_counter()
+        self._engine.wait([self._engine.submit(self._values)])
+        return time.perf_counter() - begin_s
+
+
+def _calls_s(call: Callable[[], object], beside: bool) -> float:
+    call()
+    dist.barrier()
+    with busy_thread() if beside else nullcontext():
+        begin_s = time.perf_counter()
+        for _ in range(_CALLS):
+            call()
+        return (time.perf_counter() - begin_s) / _CALLS
 
 
 @contextmanager

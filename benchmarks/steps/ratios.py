@@ -74,6 +74,14 @@ class Ratios:
         other = self.by_method.get(method)
         return None if other is None else ratio(step.rounds_s, other.rounds_s)
 
+    def cpu_s(self, step: Step) -> float:
+        """Return the processor time of all but the training thread.
+
+        What engines that idle take in the meantime does not count: computing alone tells.
+        """
+        idle = self.alone.cpu.beside_main_s / self.alone.median_s
+        return max(0.0, step.cpu.beside_main_s - idle * step.median_s)
+
     def wire_over_compute(self, step: Step) -> float:
         """Return W over F."""
         return self.wire_s(step) / self.alone.median_s

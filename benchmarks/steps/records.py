@@ -93,7 +93,7 @@ class Step(Spread):
 class Message(Row):
     """What an operation on a few bytes takes, by round, and the same beside a busy thread.
 
-    On every rank, that thread runs Python and never blocks.
+    That thread runs Python and never blocks; `messages` says on which ranks.
     """
 
     hosts: Annotated[int, Field(ge=2)]

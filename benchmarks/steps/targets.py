@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from benchmarks.steps.messages import UNIT
+from benchmarks.steps.messages import ANSWER
 from benchmarks.steps.plan import (
     DDP,
     EPFML_POWERSGD,
@@ -117,7 +117,7 @@ def _of_cpu(ratios: Ratios) -> Iterator[Verdict]:
     for compressor, most_ms in CPU_MS.items():
         step = ratios.by_method.get(Method.ours(compressor, "hook").name)
         if step is not None and _is(ratios, FAST, "mlp"):
-            spent_ms = 1e3 * step.cpu.beside_main_s
+            spent_ms = 1e3 * ratios.cpu_s(step)
             yield CPU.judged(where_of(ratios.case), spent_ms, step.method, most_ms)
 
 
@@ -154,6 +154,6 @@ def _judged(
 
 def _of_messages(measured: StepsMeasurement) -> Iterator[Verdict]:
     for row in measured.messages:
-        if row.what == UNIT:
+        if row.what == ANSWER:
             where = str(row.hosts), row.link, "-"
             yield MESSAGE.judged(where, ratio(row.beside_s, row.idle_s), row.what)

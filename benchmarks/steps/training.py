@@ -33,11 +33,8 @@ from compressa import Handle, OverlappedDataParallel, load_config, register_comm
 from compressa.link.operations import nothing
 from harness.wire import Wire
 
-WARM_STEPS = 6
-"""Until a method is as it will be; what needs longer to find its way has to be told so here."""
-
-STREAM_ELEMS = 25_000_000
-"""Of the yardstick's vectors: 100 MB each."""
+STREAM_ELEMS, STREAMS = 25_000_000, 4
+"""Of the yardstick's vectors, 100 MB each; and how often it goes over them in a row."""
 
 _RATE, _MOMENTUM = 1e-3, 0.9
 _ONE_BUCKET_MB = 4096.0
@@ -167,26 +164,24 @@ class Training:
 
     def __init__(self, wire: Wire) -> None:
         self._trainers: dict[str, Trainer] = {}
-        self._stream = torch.ones(STREAM_ELEMS), torch.ones(STREAM_ELEMS)
+        self._stream: Sequence[Tensor] = ()
 
     def begin(self, model: str) -> dict[str, int]:
         """Train this model from now on; tell how many parameters it has."""
         self._trained = MODELS[model]
         self._batches = cycle(self._trained.batches(dist.get_rank()))
-        CPU.stream(*self._stream)  # compiles it
         return {"parameters": sum(p.numel() for p in self._module().parameters())}
 
-    def open(self, method: Method) -> dict[str, float]:
-        """Set a method up and train until it is as it will be; tell what a step takes then."""
+    def open(self, method: Method) -> None:
+        """Set a method up."""
         before = set(threading.enumerate())
         module = self._module()
         optimizer = torch.optim.SGD(module.parameters(), _RATE, _MOMENTUM)
         trainer = _MAKE[method.client](module, optimizer, method)
         self._trainers[method.name] = trainer
-        step_s = [self._timed(trainer, 1) for _ in range(WARM_STEPS)][-1]
+        trainer.step(next(self._batches))
         trainer.settle()
         trainer.threads = [thread for thread in threading.enumerate() if thread not in before]
-        return {"step_s": step_s}
 
     def kernel_bytes(self, method: Method) -> dict[str, float]:
         """Tell what our kernels must move in a step; nothing where that is not stated."""
@@ -197,10 +192,20 @@ class Training:
 
     def stream(self) -> dict[str, float]:
         """Tell how long the yardstick of memory takes while all ranks do the same."""
+        if not self._stream:
+            self._stream = torch.ones(STREAM_ELEMS), torch.ones(STREAM_ELEMS)
+            CPU.stream(*self._stream)  # compiles it, and touches memory
         dist.barrier()
+        CPU.stream(*self._stream)  # ranks leave a barrier one after another
         begin_s = time.perf_counter()
-        CPU.stream(*self._stream)
-        return {"stream_s": time.perf_counter() - begin_s}
+        for _ in range(STREAMS):
+            CPU.stream(*self._stream)
+        stream_s = (time.perf_counter() - begin_s) / STREAMS
+        others = dist.barrier(async_op=True)
+        while not others.is_completed():
+            CPU.stream(*self._stream)
+        others.wait()
+        return {"stream_s": stream_s}
 
     def train(self, method: Method, steps: int) -> dict[str, float]:
         """Train, and tell what a step takes in the midst of it; one more goes before.
@@ -217,7 +222,10 @@ class Training:
         sent = trainer.traffic()
         trainer.step(next(self._batches))
         cpu_s = trainer.cpu_s()
-        step_s = self._timed(trainer, steps)
+        begin_s = time.perf_counter()
+        for _ in range(steps):
+            trainer.step(next(self._batches))
+        step_s = (time.perf_counter() - begin_s) / steps
         spent_s = _per_step(trainer.cpu_s(), cpu_s, steps)
         trainer.settle()
         return {"step_s": step_s, **spent_s, **_per_step(trainer.traffic(), sent, steps + 1)}
@@ -244,12 +252,6 @@ class Training:
     def _module(self) -> nn.Module:
         torch.manual_seed(0)  # the same values on every rank
         return self._trained.make()
-
-    def _timed(self, trainer: Trainer, steps: int) -> float:
-        begin_s = time.perf_counter()
-        for _ in range(steps):
-            trainer.step(next(self._batches))
-        return (time.perf_counter() - begin_s) / steps
 
 
 def check_replicas(name: str, module: nn.Module) -> None:
