@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -50,9 +50,13 @@ class _Turns:
         for name, figure in told.items():
             self.told.setdefault(name, []).append(figure)
 
-    def middle(self, name: str) -> float | None:
-        """Return the median of a figure; None if there is none."""
-        return median(self.told[name]) if name in self.told else None
+    def middle(self, name: str) -> float:
+        """Return the median of a figure."""
+        return median(self.told[name])
+
+    def middle_if_told(self, name: str) -> float | None:
+        """Return the median of a figure; None if it was not told."""
+        return self.middle(name) if name in self.told else None
 
 
 class StepsBench:
@@ -99,9 +103,15 @@ class StepsBench:
                         seconds.append(told["seconds"])
             ranks.ask("close")
         for what, (idle_s, beside_s) in found.items():
-            rounds = {"idle_s": tuple(idle_s), "beside_s": tuple(beside_s)}
-            where = {"hosts": place.hosts, "link": place.link}
-            row = Message(what=what, size_bytes=SIZE_BYTES, **where, **rounds, timestamp=now())
+            row = Message(
+                hosts=place.hosts,
+                link=place.link,
+                what=what,
+                size_bytes=SIZE_BYTES,
+                idle_s=tuple(idle_s),
+                beside_s=tuple(beside_s),
+                timestamp=now(),
+            )
             self.found.messages.append(row)
 
     def _measure_steps(self, bed: NetnsTestbed, model: str) -> Iterator[str]:
@@ -111,18 +121,8 @@ class StepsBench:
         own = [OWN_CORE] if len(bed.hosts) <= len(_cores()) else []
         with self._started(bed, "training:Training", *own) as ranks:
             told = ranks.ask("begin", model=model)
-            turns: dict[Method, _Turns] = {}
-            for method in self._settings.methods:
-                yield f"{name}: setting {method.name} up"
-                ranks.ask("open", method=method)
-                step_s = _warm_step_s(ranks, method)
-                turns[method] = _Turns(turn_steps(self._settings.budget_s, step_s))
-            streams_s: list[float] = []
-            for number in range(self._settings.rounds):
-                streams_s.append(ranks.ask("stream")["stream_s"])
-                for method, taken in turns.items():
-                    yield f"{name}: round {number + 1} of {self._settings.rounds}, {method.name}"
-                    taken.add(_turn(bed, ranks, method, taken.steps))
+            turns = yield from self._set_up(name, ranks)
+            streams_s = yield from self._take_turns(name, bed, ranks, turns)
             steps = [_step(bed, ranks, model, method, taken) for method, taken in turns.items()]
             ranks.ask("close")
         case = Case(
@@ -139,6 +139,28 @@ class StepsBench:
         self.found.cases.append(case)
         self.found.steps.extend(steps)
 
+    def _set_up(self, name: str, ranks: Ranks) -> Generator[str, None, dict[Method, _Turns]]:
+        """Set all methods up; return how long their turns are."""
+        turns: dict[Method, _Turns] = {}
+        for method in self._settings.methods:
+            yield f"{name}: setting {method.name} up"
+            ranks.ask("open", method=method)
+            steps = turn_steps(self._settings.budget_s, _warm_step_s(ranks, method))
+            turns[method] = _Turns(steps)
+        return turns
+
+    def _take_turns(
+        self, name: str, bed: NetnsTestbed, ranks: Ranks, turns: Mapping[Method, _Turns]
+    ) -> Generator[str, None, list[float]]:
+        """Measure all methods, several times round; return what the yardstick of memory took."""
+        streams_s: list[float] = []
+        for number in range(self._settings.rounds):
+            streams_s.append(ranks.ask("stream")["stream_s"])
+            for method, taken in turns.items():
+                yield f"{name}: round {number + 1} of {self._settings.rounds}, {method.name}"
+                taken.add(_turn(bed, ranks, method, taken.steps))
+        return streams_s
+
     def _started(self, bed: NetnsTestbed, served: str, *options: str) -> Ranks:
         """Start ranks on their cores."""
         with _on_cores():
@@ -149,12 +171,11 @@ class StepsBench:
 
 def _warm_step_s(ranks: Ranks, method: Method) -> float:
     """Train until a method is as it will be; return what a step takes then."""
+    steps_s: list[float] = []
     end_s = time.monotonic() + _WARM_S
-    for _ in range(_LEAST_WARM):
-        step_s = ranks.ask("train", method=method, steps=1)["step_s"]
-    while time.monotonic() < end_s:
-        step_s = ranks.ask("train", method=method, steps=1)["step_s"]
-    return step_s
+    while len(steps_s) < _LEAST_WARM or time.monotonic() < end_s:
+        steps_s.append(ranks.ask("train", method=method, steps=1)["step_s"])
+    return steps_s[-1]
 
 
 def turn_steps(budget_s: float, step_s: float) -> int:
@@ -193,8 +214,8 @@ def _step(bed: NetnsTestbed, ranks: Ranks, model: str, method: Method, turns: _T
         compressor=method.compressor,
         **Samples(rounds_s).spread(),
         rounds_s=rounds_s,
-        sent_bytes=turns.middle("sent_bytes"),
-        messages=turns.middle("messages"),
+        sent_bytes=turns.middle_if_told("sent_bytes"),
+        messages=turns.middle_if_told("messages"),
         counted_bytes=turns.middle("counted_bytes"),
         kernel_bytes=known.get("kernel_bytes"),
         cpu=Cpu(**{name: turns.middle(name) for name in Cpu.model_fields}),
