@@ -29,7 +29,7 @@ NONE_OF_DDP = Target("none over DDP", 1.03, asked="<= {:.2f}")
 ALL_OF_DDP = Target("compressed over DDP, unshaped", 1.05, asked="<= {:.2f}")
 OVERLAPPED = Target("overlapped over hook", 1.02, asked="<= {:.2f}")
 OVERLAPPED_NEAR = Target("overlapped over hook, W near F", 0.85, asked="<= {:.2f}")
-CPU = Target("CPU beside the training thread, hook", shown="{:.1f} ms", asked="<= {:.1f} ms")
+CPU = Target("CPU beside the training thread, hook", shown="{:.2f} ms", asked="<= {:.2f} ms")
 MESSAGE = Target("message beside a busy thread, over idle", 10.0, shown="{:.1f}", asked="<= {:.1f}")
 
 NEAR = (0.75, 1.33)

@@ -33,7 +33,7 @@ from compressa import Handle, OverlappedDataParallel, load_config, register_comm
 from compressa.link.operations import nothing
 from harness.wire import Wire
 
-STREAM_ELEMS, STREAMS = 25_000_000, 4
+STREAM_ELEMS, STREAMS = 25_000_000, 12
 """Of the yardstick's vectors, 100 MB each; and how often it goes over them in a row."""
 
 _RATE, _MOMENTUM = 1e-3, 0.9

@@ -142,8 +142,8 @@ def test_on_fast_links_steps_are_judged_by_computing_and_int8_by_the_wire_too() 
         "step over F + K: onebit, hook": ("1.20", True),
         "step over F + K: topk, hook": ("1.40", False),
         "step over max(F + K, W): int8, hook": ("1.00", True),
-        "CPU beside the training thread, hook: int8, hook": ("0.0 ms", True),
-        "CPU beside the training thread, hook: onebit, hook": ("0.0 ms", True),
+        "CPU beside the training thread, hook: int8, hook": ("0.00 ms", True),
+        "CPU beside the training thread, hook: onebit, hook": ("0.00 ms", True),
     }
 
 
@@ -223,7 +223,7 @@ def test_of_processor_time_what_idle_engines_take_does_not_count() -> None:
     found = judged(
         at, step(ALONE, 20.0, beside_ms=1.0), step(hook("powersgd"), 40.0, beside_ms=9.0)
     )
-    assert found == {"CPU beside the training thread, hook: powersgd, hook": ("7.0 ms", False)}
+    assert found == {"CPU beside the training thread, hook: powersgd, hook": ("7.00 ms", False)}
 
 
 def test_an_answer_is_judged_and_a_call_is_not() -> None:
