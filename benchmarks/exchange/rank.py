@@ -44,6 +44,7 @@ class Exchanges:
             given: All else of an `Ask`.
         """
         gc.collect()  # what the last row used is gone before this one begins
+        gc.freeze()  # what is left stays, and need not be looked at before the next one
         ask = Ask(what, **given)
         session = self._session(BY_NAME[what].exchange if what in BY_NAME else ())
         return prepare(ask, session, figures).timed(ask, session)._asdict()
