@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from functools import cache
 
 from compressa import plugins
 from compressa.aggregators import build_aggregator, choose_exchange
@@ -126,8 +127,9 @@ class Facts:
         return f"in {', '.join(self.summable)}" if self.summable else "no"
 
 
+@cache
 def facts(entry: Entry, source: str = LIBRARY) -> Facts:
-    """Work out what is true of a compressor at its defaults.
+    """Work out what is true of a compressor at its defaults; once in a process.
 
     Args:
         entry: Its row; it need not be in the table.
