@@ -158,13 +158,31 @@ def test_a_bare_machine_needs_nothing_but_the_folder_of_wheels(
     wheels.mkdir()
     for package in WHEELS:
         packed(package, wheels)
+    for package in ("pydantic_core", "rich"):
+        without = subprocess.run(
+            [sys.executable, "-c", f"import {package}"],
+            env=machine,
+            capture_output=True,
+            check=False,
+        )
+        assert f"No module named '{package}'" in without.stderr.decode()
     done = run_there(machine, "--wheels", str(wheels), "--out", str(tmp_path))
     assert "There is no GPU here" in done.stderr, done.stdout + done.stderr
     assert done.returncode == 1
-    next(wheels.glob("pydantic_core-*")).unlink()
-    done = run_there(machine, "--wheels", str(wheels), "--out", str(tmp_path))
-    assert "No module named 'pydantic_core'" in done.stdout
-    assert "can not be imported" in done.stderr
+
+
+def test_what_can_not_be_imported_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "training.py"
+    script.write_text("")
+    monkeypatch.setattr(gpu, "IMPORT_ALL", "import nothing_of_this_name")
+    monkeypatch.setattr(gpu, "PYTEST", (sys.executable, "-c", ""))
+    monkeypatch.setattr(gpu, "TRAINING", script)
+    assert gpu.main(["--out", str(tmp_path)]) == 1
+    said = capsys.readouterr()
+    assert "No module named 'nothing_of_this_name'" in said.out
+    assert "can not be imported" in said.err
 
 
 def test_a_wheel_for_another_python_is_refused(
