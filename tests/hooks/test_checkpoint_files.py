@@ -12,7 +12,6 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from _rank_models import build
 from _ranks import Group, same, settings
 from _saving import load, save
@@ -54,6 +53,8 @@ def save_where_one_cannot(*, config: Any, folder: str) -> None:
 
 def distributed_checkpoint(*, config: Any, folder: str, total: int, half: int) -> dict[str, Any]:
     """Train `half` steps, save with torch's distributed checkpoint, load elsewhere, go on."""
+    import torch.distributed.checkpoint as dcp  # takes a second, which all who collect would wait
+
     net = build("mlp", dist.get_rank())
     with registered(net, config) as (wrapped, handle):
         optimizer = _optimizer(net)
