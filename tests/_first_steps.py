@@ -3,8 +3,8 @@
     python tests/_first_steps.py [--compile | --register] [--half] NAME...
 
 With --compile, what `compressa.kernels.compile` compiles is compiled or loaded before, and what is
-compiled or loaded after that is listed. With --register, what a registration compiles is. With
---half gradients are float16 and bfloat16 as well.
+compiled or loaded after that is listed. With --register, what a registration compiles is, and what
+that was is listed by itself. With --half gradients are float16 and bfloat16 as well.
 """
 
 from __future__ import annotations
@@ -91,16 +91,18 @@ def main() -> None:
             kernels_compile.compile_one(work.__name__, half)
     before, listener = overloads(), Compilations()
     event.register("numba:compile", listener)
-    missing = {}
+    missing, registered = {}, {}
     dtypes = (torch.float32, *HALF) if half else (torch.float32,)
     for name in names:
         if "--register" in sys.argv:
             register(name, dtypes)
+            registered[name] = sorted(overloads() - before)
             before = overloads()
         first_steps(name, dtypes)
         missing[name] = sorted(overloads() - before)
         before = overloads()
-    print(json.dumps({"compiled": listener.names, "missing": missing}))
+    found = {"compiled": listener.names, "missing": missing, "registered": registered}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":
